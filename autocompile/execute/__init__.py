@@ -1,0 +1,1 @@
+"""Run one trial somewhere and say how it ended. No torch here."""

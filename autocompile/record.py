@@ -1,0 +1,252 @@
+"""What is kept of one trial, and the folder that keeps it.
+
+``result.json`` holds raw block times; every statistic is computed on reading.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from autocompile.config import CompileConfig
+from autocompile.errors import RunError
+from autocompile.stats import Interval, median, speedup
+
+__all__ = ["SCHEMA", "Measurement", "Outcome", "Record", "RunFolder", "Step", "write_json"]
+
+SCHEMA = 1
+"""Version of every JSON file of a run. 1: the first."""
+
+
+class Outcome(str, Enum):
+    """How a trial ended: a closed list, so that a failure is data."""
+
+    OK = "ok"
+    WRONG_OUTPUT = "wrong_output"
+    STALE_WEIGHTS = "stale_weights"
+    NOT_COMPILED = "not_compiled"
+    GRAPH_BREAK = "graph_break"
+    UNSUPPORTED = "unsupported"
+    COMPILE_ERROR = "compile_error"
+    RUNTIME_ERROR = "runtime_error"
+    OUT_OF_MEMORY = "out_of_memory"
+    TIMEOUT = "timeout"
+    CRASHED = "crashed"
+    IMPORT_ERROR = "import_error"
+    INTERRUPTED = "interrupted"
+    INFRASTRUCTURE = "infrastructure"
+
+
+class Step(str, Enum):
+    """How far a trial came."""
+
+    IMPORT = "import"
+    BUILD = "build"
+    EAGER = "eager"
+    COMPILE = "compile"
+    VERIFY = "verify"
+    MEASURE = "measure"
+    EXIT = "exit"
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Raw block times of one process: one entry for each round, in seconds per call.
+
+    Attributes:
+        eager_s: the eager block's seconds per call.
+        compiled_s: the compiled block's, of the same round.
+        calls: how many calls an eager and a compiled block held.
+        flags: what makes these numbers doubtful (``noisy``, ``not_steady``).
+    """
+
+    eager_s: tuple[float, ...]
+    compiled_s: tuple[float, ...]
+    calls: tuple[int, int] = (1, 1)
+    flags: tuple[str, ...] = ()
+
+    @property
+    def speedup(self) -> Interval:
+        """Eager time over compiled time, with its 95 % interval."""
+        return speedup(self.eager_s, self.compiled_s)
+
+    @property
+    def eager_call_s(self) -> float:
+        """Median seconds of one eager call."""
+        return median(self.eager_s)
+
+    @property
+    def compiled_call_s(self) -> float:
+        """Median seconds of one compiled call."""
+        return median(self.compiled_s)
+
+
+@dataclass(frozen=True)
+class Record:
+    """Everything that is kept of one trial.
+
+    Attributes:
+        number: counts the trials of a run, all phases together.
+        role: ``search`` for a trial of the study, ``confirm`` for a repeat in a fresh process.
+        repeats: for ``confirm``, the number of the trial that is repeated.
+        duplicate_of: the trial whose result answered this one without a process of its own.
+        compile_s: first call minus a steady call, empty cache (``confirm``: warm cache).
+        peak_memory_bytes: highest memory in use while the compiled side ran.
+        notes: plain sentences about this trial that a user should read.
+    """
+
+    number: int
+    phase: str
+    config: CompileConfig
+    batch_size: int | None
+    outcome: Outcome
+    step: Step
+    message: str = ""
+    role: str = "search"
+    repeats: int | None = None
+    duplicate_of: int | None = None
+    measurement: Measurement | None = None
+    compile_s: float | None = None
+    peak_memory_bytes: int | None = None
+    eager_peak_memory_bytes: int | None = None
+    graphs: int | None = None
+    graph_breaks: int | None = None
+    recompiles: int | None = None
+    wall_s: float = 0.0
+    step_s: Mapping[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        """Whether this trial produced a number that may be compared."""
+        return self.outcome is Outcome.OK and self.measurement is not None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As ``result.json`` holds it."""
+        data = {f.name: getattr(self, f.name) for f in fields(self)}
+        data["schema"] = SCHEMA
+        data["config"] = self.config.to_dict()
+        data["outcome"], data["step"] = self.outcome.value, self.step.value
+        if self.measurement is not None:
+            data["measurement"] = {
+                f.name: list(getattr(self.measurement, f.name)) for f in fields(Measurement)
+            }
+        data["notes"] = list(self.notes)
+        data["step_s"], data["detail"] = dict(self.step_s), dict(self.detail)
+        return data
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Record:
+        """Read what :meth:`to_dict` wrote.
+
+        Raises:
+            RunError: another schema.
+            KeyError, TypeError, ValueError: not a record at all.
+        """
+        if data.get("schema") != SCHEMA:
+            raise RunError(f"a result of schema {data.get('schema')!r} cannot be read")
+        kept: dict[str, Any] = {
+            f.name: data[f.name] for f in fields(cls) if f.name in data and f.name != "measurement"
+        }
+        kept["config"] = CompileConfig.from_dict(data["config"])
+        kept["outcome"], kept["step"] = Outcome(data["outcome"]), Step(data["step"])
+        kept["notes"] = tuple(data.get("notes", ()))
+        if raw := data.get("measurement"):
+            kept["measurement"] = Measurement(**{k: tuple(v) for k, v in raw.items()})
+        return cls(**kept)
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write JSON so that a reader sees the old file or the whole new one, never a part.
+
+    Raises:
+        RunError: the disk is full or the folder cannot be written.
+    """
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            json.dump(data, file, indent=1, allow_nan=False)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise RunError(
+            f"cannot write {path}: {error.strerror or error}",
+            "finished trials are safe; free some space or make the folder writable",
+            hint="the same command with --resume",
+        ) from error
+
+
+class RunFolder:
+    """The paths of one run: ``run.json``, ``study.db``, ``trials/0007/``, ``report.*``."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.run_json = self.path / "run.json"
+        self.study_db = self.path / "study.db"
+        self.trials = self.path / "trials"
+        self.cache = self.path / "cache"
+
+    def create(self) -> None:
+        """Make the folder, readable and writable by its owner only in its group's absence.
+
+        Raises:
+            RunError: it cannot be made.
+        """
+        try:
+            self.trials.mkdir(parents=True, exist_ok=True, mode=0o755)
+        except OSError as error:
+            raise RunError(
+                f"cannot make the run folder {self.path}: {error.strerror or error}",
+                hint="--run-dir with a folder that you can write to",
+            ) from error
+
+    def trial(self, number: int) -> Path:
+        """The folder of one trial."""
+        return self.trials / f"{number:04d}"
+
+    def save(self, record: Record) -> None:
+        """Write one trial's ``result.json`` before anybody else is told of it."""
+        self.trial(record.number).mkdir(parents=True, exist_ok=True)
+        write_json(self.trial(record.number) / "result.json", record.to_dict())
+
+    def numbers(self) -> list[int]:
+        """Numbers of all trials that were ever begun, in order."""
+        if not self.trials.is_dir():
+            return []
+        return sorted(int(p.name) for p in self.trials.iterdir() if p.name.isdigit())
+
+    def records(self) -> Iterator[Record]:
+        """All finished trials in the order of their numbers; a torn file is passed over."""
+        for number in self.numbers():
+            try:
+                data = json.loads((self.trial(number) / "result.json").read_text("utf-8"))
+                yield Record.from_dict(data)
+            except (OSError, KeyError, TypeError, ValueError):
+                continue
+
+    def read_run(self) -> dict[str, Any]:
+        """What ``run.json`` holds.
+
+        Raises:
+            RunError: there is no such run, or the file is not ours.
+        """
+        try:
+            data = json.loads(self.run_json.read_text("utf-8"))
+        except FileNotFoundError:
+            raise RunError(
+                f"{self.path} is not a run folder: it has no run.json",
+                hint="autocompile show last",
+            ) from None
+        except (OSError, ValueError) as error:
+            raise RunError(f"cannot read {self.run_json}: {error}") from error
+        if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+            raise RunError(f"{self.run_json} is not of schema {SCHEMA}")
+        return data
