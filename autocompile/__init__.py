@@ -1,0 +1,77 @@
+"""autocompile finds the fastest ``torch.compile`` settings that keep a model right, where it runs.
+
+How a trial travels:
+
+1. ``search`` asks an Optuna study for the next setting; one that is known is answered from its record.
+2. ``execute`` writes the request and starts a process for it, with deadlines and a memory limit.
+3. ``trial``, in that process, loads the target, runs eager twice and compiles.
+4. It proves that graphs were captured, compares outputs, gradients or updates with eager's,
+5. times eager and compiled blocks in pairs, compares again, and sends JSON lines as it goes.
+6. ``execute`` turns whatever happened into an outcome and leaves nothing alive.
+7. The record is on disk before Optuna is told; ``report`` ranks, the best run again in fresh processes,
+8. and ``export`` writes what the user's training stack reads.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from autocompile.api import load, tune
+    from autocompile.config import CompileConfig
+    from autocompile.errors import (
+        AutocompileError,
+        ExitCode,
+        ExportError,
+        NothingWorked,
+        RunError,
+        TargetError,
+        UsageError,
+    )
+    from autocompile.record import Outcome, Record
+    from autocompile.result import Result
+    from autocompile.search.space import SearchSpace
+    from autocompile.stats import Interval
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AutocompileError",
+    "CompileConfig",
+    "ExitCode",
+    "ExportError",
+    "Interval",
+    "NothingWorked",
+    "Outcome",
+    "Record",
+    "Result",
+    "RunError",
+    "SearchSpace",
+    "TargetError",
+    "UsageError",
+    "load",
+    "tune",
+]
+
+_HOME = {
+    "CompileConfig": "config",
+    "Interval": "stats",
+    "Outcome": "record",
+    "Record": "record",
+    "Result": "result",
+    "SearchSpace": "search.space",
+    "load": "api",
+    "tune": "api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: a trial's interpreter needs no Optuna, and ``--help`` no torch."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME.get(name, 'errors')}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,5 @@
+"""``python -m autocompile``."""
+
+from autocompile.cli import main
+
+main()

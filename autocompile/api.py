@@ -1,0 +1,282 @@
+"""tune() and load(): the one place that wires objects together."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from autocompile import runs
+from autocompile.errors import AutocompileError, NothingWorked, RunError
+from autocompile.execute.executor import Executor
+from autocompile.execute.job import Workshop, locked
+from autocompile.execute.process import LocalExecutor
+from autocompile.execute.tree import available_memory_bytes
+from autocompile.export import FORMATS, export
+from autocompile.ranking import Limits
+from autocompile.record import SCHEMA, Record, RunFolder, write_json
+from autocompile.report.build import build_report
+from autocompile.report.live import Progress, SilentProgress
+from autocompile.report.markdown import to_markdown
+from autocompile.result import Result
+from autocompile.search.effort import Effort, effort as effort_of
+from autocompile.search.finalists import confirm
+from autocompile.search.plan import Plan, target_spec
+from autocompile.search.probe import catalogue, probe
+from autocompile.search.space import DEFAULT_BATCH_SIZES, SearchSpace, Space, build_space
+from autocompile.search.study import Budget, Interrupted, PhaseStudy
+
+__all__ = ["load", "tune"]
+
+_MAX_ROUNDS = 64
+
+
+def tune(
+    target: str | Path | Callable[..., Any],
+    *,
+    phases: tuple[str, ...] | None = None,
+    space: SearchSpace | None = None,
+    effort: str = "normal",
+    trials: int | None = None,
+    budget_s: float | None = None,
+    timeout_s: float = 300.0,
+    memory_limit_bytes: int | None = None,
+    objective: str = "throughput",
+    limits: Limits | None = None,
+    device: str | None = None,
+    executor: Executor | None = None,
+    storage: str | None = None,
+    run_dir: str | Path | None = None,
+    resume: bool = False,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Result:
+    """Find the fastest settings that keep the target right, on this machine.
+
+    Args:
+        target: a path, ``PATH:NAME``, ``package.module:NAME``, or a function or class that can be
+            imported; it is loaded in the trials' processes only.
+        phases: what to time; the exploration (or plain) forward and the optimizer step if None.
+        space: narrows the dimensions.
+        effort: ``quick``, ``normal`` or ``full``.
+        trials: the most trials with a process of their own in the search of one phase.
+        budget_s: the most seconds that the run may search; the best are confirmed even when late.
+        timeout_s: the longest that a trial may stay in one step.
+        memory_limit_bytes: the most memory of one trial; 80 % of what is free if None.
+        objective: ``throughput`` or ``latency``.
+        limits: what a setting must keep to be chosen.
+        device: ``cuda`` where there is one if None.
+        executor: runs the trials; processes on this machine if None.
+        storage: an Optuna storage URL; ``study.db`` in the run's folder if None.
+        run_dir: the run's folder; a new one under ``./runs`` if None.
+        resume: go on with ``run_dir``, or with the last run of this target.
+        seed: of weights, inputs and orders.
+        progress: is told what happens; silent if None.
+
+    Returns:
+        The result; ``interrupted`` is set if Ctrl-C ended the run early.
+
+    Raises:
+        UsageError, TargetError: the request or the target is wrong.
+        RunError: the run's folder cannot be used.
+        NothingWorked: no setting and no eager run worked.
+    """
+    began = time.monotonic()
+    show = progress or SilentProgress()
+    plan = Plan(
+        target=target_spec(target),
+        phases=phases,
+        space=space or SearchSpace(),
+        effort=effort,
+        objective=objective,
+        limits=limits or Limits(),
+        device=device,
+        seed=seed,
+    )
+    folder, plan = _open(plan, run_dir, resume)
+    chosen = effort_of(plan.effort)
+    runner = executor or LocalExecutor()
+    base = {"target": plan.target, "device": plan.device, "seed": plan.seed}
+    workshop = Workshop(folder, base, timeout_s, memory_limit_bytes or _most_memory())
+    interrupted = False
+    with locked(folder), contextlib.ExitStack() as stack:
+        stack.callback(show.close)
+        stack.callback(runner.close)
+        found = probe(plan, workshop, runner, show)
+        run = _begin(folder, plan, found)
+        show.header({"spec": plan.target, **run["target"]}, run["environment"], str(folder.path))
+        spaces = {
+            name: build_space(name, plan.space, catalogue(found), chosen, _sizes(name, plan, run))
+            for name in run["phases"]
+        }
+        records = list(folder.records())
+        try:
+            for index, (name, one) in enumerate(spaces.items()):
+                show.phase(name, one.summary(), len(one.settings) + len(one.unusable))
+                until = None
+                if budget_s is not None:  # what is left is shared by the phases that are left
+                    spent = time.monotonic() - began
+                    left = max(0.0, budget_s - spent) / (len(spaces) - index)
+                    until = time.monotonic() + left
+                study = _study(one, workshop, runner, show, chosen, plan, storage, records)
+                budget = Budget(until, trials)
+                study.run(budget)
+                confirm(study, chosen, plan.limits, budget, plan.seed)
+        except (Interrupted, KeyboardInterrupt):
+            interrupted = True
+        if not interrupted:  # otherwise the best are still to be confirmed on their warm caches
+            workshop.drop_cache()
+    records = list(folder.records())
+    run["spaces"] = {name: _account(one, records) for name, one in spaces.items()}
+    run["wall_s"] = run.get("wall_s", 0.0) + time.monotonic() - began
+    run["interrupted"] = interrupted
+    write_json(folder.run_json, run)
+    return _finish(folder, run, records)
+
+
+def load(run: str | Path = "last") -> Result:
+    """A run that was made before: a folder, its short name, or ``last``.
+
+    Raises:
+        RunError: there is no such run.
+    """
+    folder = runs.find(run)
+    data = folder.read_run()
+    records = list(folder.records())
+    return Result(_report(folder, data, records), records)
+
+
+def _open(plan: Plan, run_dir: str | Path | None, resume: bool) -> tuple[RunFolder, Plan]:
+    """The run's folder, and the plan that it was made with if it is an older one."""
+    if resume:
+        folder = RunFolder(run_dir) if run_dir else runs.latest_of(plan.target)
+        return folder, plan.resumes(Plan.from_dict(folder.read_run()["plan"]))
+    folder = RunFolder(run_dir) if run_dir else runs.new_folder(plan.target)
+    if folder.run_json.exists():
+        raise RunError(f"{folder.path} holds a run already", hint="the same command with --resume")
+    folder.create()
+    return folder, plan
+
+
+def _begin(folder: RunFolder, plan: Plan, found: Mapping[str, Any]) -> dict[str, Any]:
+    """``run.json`` of a new run; of a resumed one, as it stands, if it is the same machine."""
+    from autocompile import __version__
+
+    environment = {"autocompile": __version__, **found["environment"]}
+    if folder.run_json.exists():
+        run = folder.read_run()
+        for name in ("torch", "device_name", "python"):
+            if run["environment"][name] != environment[name]:
+                raise RunError(
+                    f"{folder.path} was made with another {name}",
+                    f"{run['environment'][name]} then, {environment[name]} now",
+                    hint="the same command without --resume",
+                )
+        return run
+    run = {
+        "schema": SCHEMA,
+        "plan": plan.to_dict(),
+        "environment": environment,
+        "target": found["target"],
+        "phases": found["target"]["phases"],
+        "toolchain_s": found.get("toolchain_s"),
+        "interrupted": True,  # until it is through
+    }
+    write_json(folder.run_json, run)
+    return run
+
+
+def _study(
+    space: Space,
+    workshop: Workshop,
+    executor: Executor,
+    show: Progress,
+    chosen: Effort,
+    plan: Plan,
+    storage: str | None,
+    records: list[Record],
+) -> PhaseStudy:
+    name = space.phase
+    url = storage or f"sqlite:///{workshop.folder.study_db.resolve()}"
+    return PhaseStudy(
+        space=space,
+        workshop=workshop,
+        executor=executor,
+        observer=show,
+        limits={
+            "half_width": chosen.half_width,
+            "max_rounds": _MAX_ROUNDS,
+            "max_s": chosen.max_s,
+        },
+        objective=plan.objective,
+        storage=url,
+        # A database of the user's own may hold many runs; ours holds one.
+        study_name=name if storage is None else f"{workshop.folder.path.name}/{name}",
+        records=[r for r in records if r.phase == name],
+    )
+
+
+def _sizes(phase: str, plan: Plan, run: Mapping[str, Any]) -> list[int | None]:
+    """The batch sizes of a phase: asked for, or the defaults and the target's own."""
+    if phase == "optimizer_step":
+        return [None]
+    if fixed := run["target"].get("fixed_batch_size"):
+        return [fixed]
+    asked = plan.space.batch_sizes
+    own = run["target"].get("own_batch_size", {}).get(phase)
+    return sorted({*(asked or DEFAULT_BATCH_SIZES), *([own] if own and not asked else [])})
+
+
+def _most_memory() -> int | None:
+    free = available_memory_bytes()
+    return None if free is None else int(free * 0.8)
+
+
+def _account(space: Space, records: list[Record]) -> dict[str, Any]:
+    tried = {
+        (r.config, r.batch_size)
+        for r in records
+        if r.phase == space.phase and r.outcome.value != "interrupted"
+    }
+    every = [*space.settings, *space.unusable]
+    return {
+        "summary": space.summary(),
+        "merged": dict(space.merged),
+        "settings": len(every),
+        "left": sum((s.config, s.batch_size) not in tried for s in every),
+    }
+
+
+def _report(folder: RunFolder, run: Mapping[str, Any], records: list[Record]) -> dict[str, Any]:
+    report = build_report(
+        run,
+        records,
+        run_dir=str(folder.path),
+        limits=Plan.from_dict(run["plan"]).limits,
+        interrupted=run.get("interrupted", True),
+        wall_s=run.get("wall_s", 0.0),
+    )
+    for to in FORMATS:
+        with contextlib.suppress(AutocompileError):
+            report["exports"][to] = export(report, to)
+    return report
+
+
+def _finish(folder: RunFolder, run: Mapping[str, Any], records: list[Record]) -> Result:
+    """Write the report's files.
+
+    Raises:
+        NothingWorked: there is nothing to report.
+    """
+    report = _report(folder, run, records)
+    write_json(folder.path / "report.json", report)
+    (folder.path / "report.md").write_text(to_markdown(report), "utf-8")
+    verdicts = {p["verdict"] for p in report["phases"].values()}
+    if verdicts == {"failed"} and not run["interrupted"]:
+        first = next(iter(report["phases"].values()))
+        rows = first["failures"][:1]
+        words = [f"most often: {r['message']} ({r['count']} ×) · log: {r['log']}" for r in rows]
+        raise NothingWorked(f"no setting and no eager run worked: {first['reason']}", *words)
+    return Result(report, records)

@@ -1,0 +1,361 @@
+"""The command line: parse, call the API, render, exit code. No logic here, and no torch."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from autocompile.errors import AutocompileError, ExitCode, UsageError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="autocompile",
+    help="Find the fastest torch.compile settings that keep your model right, on this machine.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Effort = Enum("Effort", {n: n for n in ("quick", "normal", "full")}, type=str)
+Objective = Enum("Objective", {n: n for n in ("throughput", "latency")}, type=str)
+Format = Enum(
+    "Format", {n: n for n in ("python", "json", "rllib", "accelerate", "transformers")}, type=str
+)
+ProgressKind = Enum("ProgressKind", {n: n for n in ("auto", "plain", "none")}, type=str)
+
+
+def _complete_run(incomplete: str) -> list[str]:
+    from autocompile import runs
+
+    names = [p.parent.name for p in runs.under.glob("*/run.json")]
+    return [n for n in ("last", *sorted(names)) if n.startswith(incomplete)]
+
+
+Target = Annotated[
+    str, typer.Argument(metavar="TARGET", help="model.py, PATH:NAME or package.module:NAME")
+]
+Run = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN", help="a folder, its short name, or last", autocompletion=_complete_run
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="one JSON document on stdout, nothing else")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="say more")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; a GPU where there is one")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from autocompile import __version__
+
+        typer.echo(f"autocompile {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="show the version", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Find the fastest torch.compile settings that keep your model right, on this machine."""
+
+
+class _Stopped(Exception):
+    """Ctrl-C, carried past Typer, which has an exit code of its own for it."""
+
+
+def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(command)
+    def run(*args: Any, **kwargs: Any) -> None:
+        try:
+            command(*args, **kwargs)
+        except KeyboardInterrupt:
+            raise _Stopped from None
+
+    return run
+
+
+# Values ------------------------------------------------------------------------------------------
+
+
+def _list(text: str | None) -> tuple[str, ...] | None:
+    if text is None:
+        return None
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _words(option: str, text: str | None, known: dict[str, Any]) -> tuple[Any, ...] | None:
+    parts = _list(text)
+    for part in parts or ():
+        if part.lower() not in known:
+            raise UsageError(f"{option} {part!r} is none of {', '.join(known)}")
+    return None if parts is None else tuple(known[part.lower()] for part in parts)
+
+
+def _integers(option: str, text: str | None) -> tuple[int, ...] | None:
+    parts = _list(text)
+    try:
+        return None if parts is None else tuple(int(part) for part in parts)
+    except ValueError:
+        raise UsageError(f"{option} {text!r} is no list of whole numbers like 1,4,16") from None
+
+
+def _amount(option: str, text: str | None, units: dict[str, float], example: str) -> float | None:
+    """A number with a unit: ``10m`` is 600 seconds, ``2GiB`` are 2**31 bytes."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]*)\s*", text)
+    if match is None or match[2].lower() not in units or float(match[1]) <= 0:
+        raise UsageError(f"{option} {text!r} is no amount like {example}")
+    return float(match[1]) * units[match[2].lower()]
+
+
+_TIME = {"": 1.0, "s": 1.0, "ms": 1e-3, "m": 60.0, "min": 60.0, "h": 3600.0}
+_SIZE = {"": 1.0, "b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "g": 1e9, "m": 1e6}
+_SIZE.update({"kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30})
+
+
+# Commands ----------------------------------------------------------------------------------------
+
+
+@app.command()
+@_interruptible
+def tune(
+    target: Target,
+    phase: Annotated[
+        list[str] | None, typer.Option(help="what to time (repeatable); two phases if left out")
+    ] = None,
+    backend: Annotated[str | None, typer.Option(help="comma list, e.g. inductor,cudagraphs")] = None,
+    mode: Annotated[str | None, typer.Option(help="comma list of Inductor modes")] = None,
+    batch_size: Annotated[str | None, typer.Option(help="comma list, e.g. 1,4,16")] = None,
+    fullgraph: Annotated[str | None, typer.Option(help="comma list of true, false")] = None,
+    dynamic: Annotated[str | None, typer.Option(help="comma list of none, true, false")] = None,
+    effort: Annotated[Effort, typer.Option(help="how much it may cost")] = Effort("normal"),
+    trials: Annotated[
+        int | None, typer.Option(min=1, help="most trials in the search of one phase")
+    ] = None,
+    budget: Annotated[str | None, typer.Option(help="most time to search, e.g. 10m")] = None,
+    timeout: Annotated[str, typer.Option(help="longest stay in one step of a trial")] = "300s",
+    objective: Annotated[Objective, typer.Option(help="what best means")] = Objective("throughput"),
+    max_latency: Annotated[str | None, typer.Option(help="only settings below, e.g. 5ms")] = None,
+    max_memory: Annotated[str | None, typer.Option(help="only settings below, e.g. 2GiB")] = None,
+    max_compile_time: Annotated[str | None, typer.Option(help="only settings below")] = None,
+    memory_limit: Annotated[
+        str | None, typer.Option(help="kill a trial above, e.g. 8GiB; 80 % of what is free")
+    ] = None,
+    device: Device = None,
+    storage: Annotated[str | None, typer.Option(help="Optuna storage URL")] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="the run's folder")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="go on with the last run")] = False,
+    seed: Annotated[int, typer.Option(help="of weights, inputs and orders")] = 0,
+    require_speedup: Annotated[
+        float | None, typer.Option(help="exit code 1 unless every phase is faster by this factor")
+    ] = None,
+    as_json: Json = False,
+    progress: Annotated[
+        ProgressKind, typer.Option(help="what stderr shows meanwhile")
+    ] = ProgressKind("auto"),
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="no progress")] = False,
+    verbose: Verbose = False,
+) -> None:
+    """Search the settings of torch.compile for TARGET and report the best."""
+    flags = {"true": True, "false": False}
+    from autocompile import api
+    from autocompile.ranking import Limits
+    from autocompile.report.live import make_progress
+    from autocompile.search.space import SearchSpace
+
+    result = api.tune(
+        target,
+        phases=tuple(phase) if phase else None,
+        space=SearchSpace(
+            backends=_list(backend),
+            modes=_list(mode),
+            batch_sizes=_integers("--batch-size", batch_size),
+            fullgraph=_words("--fullgraph", fullgraph, flags),
+            dynamic=_words("--dynamic", dynamic, {"none": None, **flags}),
+        ),
+        effort=effort.value,
+        trials=trials,
+        budget_s=_amount("--budget", budget, _TIME, "10m"),
+        timeout_s=_amount("--timeout", timeout, _TIME, "300s") or 300.0,
+        memory_limit_bytes=_bytes("--memory-limit", memory_limit),
+        objective=objective.value,
+        limits=Limits(
+            _amount("--max-latency", max_latency, _TIME, "5ms"),
+            _bytes("--max-memory", max_memory),
+            _amount("--max-compile-time", max_compile_time, _TIME, "60s"),
+        ),
+        device=device,
+        storage=storage,
+        run_dir=run_dir,
+        resume=resume,
+        seed=seed,
+        progress=make_progress("none" if quiet else progress.value, sys.stderr),
+    )
+    _show(result, as_json, verbose)
+    if result.interrupted:
+        raise typer.Exit(ExitCode.INTERRUPTED)
+    if require_speedup is not None:
+        slow = [n for n in result.verdict if n not in result.speedup or result.speedup[n].low < require_speedup]
+        if slow:
+            _say(f"gate: {', '.join(slow)} is not faster by {require_speedup:g}x")
+            raise typer.Exit(ExitCode.GATE)
+
+
+def _bytes(option: str, text: str | None) -> int | None:
+    amount = _amount(option, text, _SIZE, "2GiB")
+    return None if amount is None else int(amount)
+
+
+@app.command()
+@_interruptible
+def show(run: Run = "last", as_json: Json = False, verbose: Verbose = False) -> None:
+    """Show the report of a run that was made before."""
+    from autocompile import api
+
+    _show(api.load(run), as_json, verbose)
+
+
+@app.command()
+@_interruptible
+def export(
+    run: Run = "last",
+    to: Annotated[Format, typer.Option(help="the stack that reads it")] = Format("python"),
+) -> None:
+    """Print the best settings of RUN in the form of a training stack."""
+    from autocompile import api
+
+    typer.echo(api.load(run).export(to.value), nl=False)
+
+
+@app.command()
+@_interruptible
+def check(
+    target: Target,
+    phase: Annotated[list[str] | None, typer.Option(help="what to try (repeatable)")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="of the inputs")] = 4,
+    device: Device = None,
+    timeout: Annotated[str, typer.Option(help="longest stay in one step")] = "300s",
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Load TARGET, run it in eager mode and under torch.compile() as it comes, and compare."""
+    from autocompile import diagnose
+    from autocompile.report import checks
+
+    seconds = _amount("--timeout", timeout, _TIME, "300s") or 300.0
+    found = diagnose.check(target, tuple(phase) if phase else None, batch_size, device, seconds)
+    _print(found, as_json, lambda console: checks.render_check(found, console, verbose))
+    if not all(row["outcome"] == "ok" for row in found["phases"].values()):
+        raise typer.Exit(ExitCode.GATE)
+
+
+@app.command()
+@_interruptible
+def doctor(
+    backend: Annotated[str | None, typer.Argument(help="only this backend")] = None,
+    device: Device = None,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Say which backends and modes work here, and for each that does not: why, and what to do."""
+    from autocompile import diagnose
+    from autocompile.report import checks
+
+    found = diagnose.doctor(backend, device)
+    _print(found, as_json, lambda console: checks.render_doctor(found, console, verbose))
+
+
+@app.command()
+@_interruptible
+def init(
+    path: Annotated[Path, typer.Argument(help="the file to write")] = Path("model.py"),
+) -> None:
+    """Write a file to start from: get_model() and get_inputs(batch_size)."""
+    from autocompile.template import TEMPLATE
+
+    if path.exists():
+        raise UsageError(f"{path} exists already", hint=f"autocompile check {path}")
+    try:
+        path.write_text(TEMPLATE, "utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from error
+    typer.echo(f"wrote {path}\nNext    autocompile tune {path}")
+
+
+# Output ------------------------------------------------------------------------------------------
+
+
+def _say(text: str) -> None:
+    typer.echo(text, err=True)
+
+
+def _print(data: Any, as_json: bool, render: Callable[[Any], None]) -> None:
+    if as_json:
+        typer.echo(json.dumps(data, indent=1))
+        return
+    from rich.console import Console
+
+    render(Console(highlight=False, soft_wrap=not sys.stdout.isatty()))
+
+
+def _show(result: Any, as_json: bool, verbose: bool) -> None:
+    from autocompile.export import use_line
+    from autocompile.report.terminal import render, render_trials
+
+    report = result.to_dict()
+
+    def draw(console: Any) -> None:
+        if verbose:
+            render_trials(report, console)
+        name = "rllib" if report["exports"].get("rllib") else "python"
+        others = ", ".join(n for n in report["exports"] if n != name)
+        following = f"autocompile export last --to {name}        (also: {others})"
+        render(report, console, use=use_line(report), next_line=following, verbose=verbose)
+
+    _print(report, as_json, draw)
+
+
+def _terminated(signum: int, frame: Any) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def main() -> None:
+    """The ``autocompile`` command: every failure is a paragraph and an exit code."""
+    signal.signal(signal.SIGTERM, _terminated)
+    verbose = "-v" in sys.argv or "--verbose" in sys.argv
+    try:
+        app()
+    except AutocompileError as error:
+        _say(f"error: {error.text()}")
+        sys.exit(error.exit_code)
+    except (_Stopped, KeyboardInterrupt):
+        _say("interrupted")
+        sys.exit(ExitCode.INTERRUPTED)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(ExitCode.DONE)
+    except Exception as error:
+        if verbose:
+            raise
+        _say(
+            f"error: a defect in autocompile: {type(error).__name__}: {error}\n"
+            "  finished trials are safe in the run's folder\n"
+            "  try: the same command with -v, and report what it prints"
+        )
+        sys.exit(ExitCode.INTERNAL)

@@ -1,0 +1,158 @@
+"""check and doctor: what works here, tried for real in processes of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from autocompile.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
+from autocompile.execute.job import Workshop
+from autocompile.execute.process import LocalExecutor
+from autocompile.record import Record, RunFolder
+from autocompile.report.live import SilentProgress
+from autocompile.search.plan import Plan, target_spec
+from autocompile.search.probe import catalogue, probe
+from autocompile.search.space import Catalogue, SearchSpace, Setting
+from autocompile.search.study import run_job, to_record
+
+__all__ = ["check", "doctor"]
+
+_SAMPLE = "autocompile.trial.sample"
+_LIMITS = {"half_width": 0.05, "max_rounds": 16, "max_s": 1.0}
+
+_WHAT_TO_DO = {
+    "cudagraphs": "run where there is an NVIDIA GPU",
+    "inductor": "install a C++ compiler (g++ or clang++), on a GPU also triton",
+    "ipex": "make an environment of its own: pip install 'torch-autocompile[ipex]'",
+    "onnxrt": "use another backend; torch 2.8 was the last one with it",
+    "openvino": "pip install 'torch-autocompile[openvino]'",
+    "tensorrt": "pip install torch-tensorrt",
+}
+
+
+@contextlib.contextmanager
+def _bench(plan: Plan, timeout_s: float) -> Iterator[tuple[Workshop, LocalExecutor]]:
+    """A workshop in a temporary folder and an executor, both gone afterwards."""
+    executor = LocalExecutor()
+    with tempfile.TemporaryDirectory(prefix="autocompile-") as scratch:
+        folder = RunFolder(Path(scratch))
+        folder.create()
+        base = {"target": plan.target, "device": plan.device, "seed": plan.seed}
+        try:
+            yield Workshop(folder, base, timeout_s, None), executor
+        finally:
+            executor.close()
+
+
+def _try(
+    workshop: Workshop, executor: LocalExecutor, phase: str, setting: Setting
+) -> tuple[Record, str]:
+    """One trial; its record and the end of its log."""
+    number = workshop.next_number()
+    request = {
+        "kind": "trial",
+        "phase": phase,
+        "config": setting.config.to_dict(),
+        "batch_size": setting.batch_size,
+        "limits": _LIMITS,
+    }
+    job = workshop.job(number, request)
+    ending, interrupted = run_job(executor, job, SilentProgress())
+    if interrupted:
+        raise KeyboardInterrupt
+    record = to_record(number, phase, setting, ending)
+    workshop.folder.save(record)
+    log = (job.folder / "log.txt").read_text("utf-8", "replace")
+    return record, log[-4000:]
+
+
+def _row(record: Record, log: str) -> dict[str, Any]:
+    speedup = record.measurement.speedup.to_dict() if record.ok and record.measurement else None
+    return {
+        "outcome": record.outcome.value,
+        "step": record.step.value,
+        "message": record.message,
+        "speedup": speedup,
+        "compile_s": record.compile_s,
+        "graphs": record.graphs,
+        "graph_breaks": record.graph_breaks,
+        "recompiles": record.recompiles,
+        "break_reasons": record.detail.get("break_reasons", []),
+        "where": record.detail.get("where"),
+        "notes": list(record.notes),
+        "log_tail": "" if record.ok else log,
+    }
+
+
+def check(
+    target: str, phases: tuple[str, ...] | None, batch_size: int, device: str | None, timeout_s: float
+) -> dict[str, Any]:
+    """Load a target, run it in eager mode, compile it once as torch.compile() comes, and compare.
+
+    Returns:
+        ``target``, ``environment``, and under ``phases`` one row for each phase.
+
+    Raises:
+        TargetError: it cannot be loaded, built or run in eager mode.
+    """
+    space = SearchSpace(batch_sizes=(batch_size,))
+    plan = Plan(target_spec(target), phases=phases, space=space, device=device)
+    with _bench(plan, timeout_s) as (workshop, executor):
+        found = probe(plan, workshop, executor, SilentProgress())
+        rows = {}
+        for phase in found["target"]["phases"]:
+            size = None if phase == "optimizer_step" else batch_size
+            setting = Setting(DEFAULT_INDUCTOR, found["target"].get("fixed_batch_size", size))
+            rows[phase] = _row(*_try(workshop, executor, phase, setting))
+    target_found = {"spec": plan.target, **found["target"]}
+    return {"target": target_found, "environment": found["environment"], "phases": rows}
+
+
+def doctor(backend: str | None, device: str | None) -> dict[str, Any]:
+    """Compile a small model with each backend and mode and say what happened.
+
+    Args:
+        backend: only this one; the default backends if None.
+        device: where to try; a GPU where there is one if None.
+
+    Returns:
+        ``environment``, and under ``backends`` one row for each backend.
+    """
+    names = None if backend is None else (backend,)
+    plan = Plan(f"{_SAMPLE}:get_model", space=SearchSpace(backends=names), device=device)
+    with _bench(plan, 120.0) as (workshop, executor):
+        found = probe(plan, workshop, executor, SilentProgress())
+        offered = catalogue(found)
+        rows = {
+            name: _examine(name, reason, offered, workshop, executor)
+            for name, reason in found["backends"].items()
+        }
+    environment = {**found["environment"], "toolchain_s": found.get("toolchain_s")}
+    return {"environment": environment, "backends": rows, "known": found["all_backends"]}
+
+
+def _examine(
+    name: str, reason: str, offered: Catalogue, workshop: Workshop, executor: LocalExecutor
+) -> dict[str, Any]:
+    todo = _WHAT_TO_DO.get(name, "autocompile doctor   (lists what torch knows)")
+    if reason:
+        return {"works": False, "reason": reason, "todo": todo, "modes": {}}
+    modes: dict[str, dict[str, Any]] = {}
+    for mode, equal in offered.modes.items() if name == "inductor" else [("default", "default")]:
+        if mode != equal:
+            modes[mode] = {"outcome": "same", "message": equal}
+            continue
+        setting = Setting(EAGER if name == "eager" else CompileConfig(name, mode), 4)
+        modes[mode] = _row(*_try(workshop, executor, "forward", setting))
+    worked = [m for m, row in modes.items() if row["outcome"] in ("ok", "same")]
+    first_failure = next((r["message"] for r in modes.values() if r["outcome"] not in ("ok", "same")), "")
+    return {
+        "works": bool(worked),
+        "reason": first_failure,
+        "todo": "" if worked else todo,
+        "modes": modes,
+        "compile_s": modes["default"].get("compile_s"),
+    }

@@ -1,0 +1,148 @@
+"""From records to an order of preference: which settings lead, and how sure that is.
+
+Only ratios that were measured inside one process are compared. A setting's throughput is the
+eager throughput of its batch size, pooled over all trials, times its speed-up: so the drift of the
+machine between two processes cannot decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from autocompile.record import Record
+from autocompile.stats import Interval, across_processes, median, ratio
+
+__all__ = ["Candidate", "Limits", "candidates", "noise_floor", "rank", "tie_set"]
+
+SAME = 0.01
+"""Two settings whose speed differs by less are as good as one another."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a setting must keep to be chosen; None: no limit.
+
+    Attributes:
+        latency_s: seconds of one call.
+        memory_bytes: peak memory.
+        compile_s: cold compile time in seconds.
+    """
+
+    latency_s: float | None = None
+    memory_bytes: int | None = None
+    compile_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One setting with all that its trials said about it.
+
+    Attributes:
+        record: the trial of the study.
+        speedup: against eager at the same batch size.
+        eager_call_s: seconds of an eager call at this batch size, pooled over the phase.
+        confirmed: in how many fresh processes it was measured again.
+        warm_compile_s: compile time on a warm cache; None if it was never repeated.
+    """
+
+    record: Record
+    speedup: Interval
+    eager_call_s: float
+    confirmed: int
+    warm_compile_s: float | None
+
+    @property
+    def call_s(self) -> float:
+        """Seconds of one call."""
+        return self.eager_call_s / self.speedup.value
+
+    @property
+    def throughput(self) -> Interval:
+        """Samples per second, or steps per second where there is no batch."""
+        return self.speedup.scaled((self.record.batch_size or 1) / self.eager_call_s)
+
+    def keeps(self, limits: Limits) -> bool:
+        """Whether it is within the limits."""
+        pairs = (
+            (self.call_s, limits.latency_s),
+            (self.record.peak_memory_bytes, limits.memory_bytes),
+            (self.record.compile_s, limits.compile_s),
+        )
+        return all(most is None or seen is None or seen <= most for seen, most in pairs)
+
+
+def candidates(records: Iterable[Record]) -> list[Candidate]:
+    """Every setting of one phase that worked, repeats folded in, duplicates left out.
+
+    A setting that failed even once in a repeat is no candidate: it cannot be relied on.
+    """
+    all_records = list(records)
+    repeats: dict[int, list[Record]] = {}
+    for record in all_records:
+        if record.repeats is not None and record.outcome.value != "interrupted":
+            repeats.setdefault(record.repeats, []).append(record)
+    working = [r for r in all_records if r.measurement is not None and r.ok]
+    eager: dict[int | None, list[float]] = {}
+    for record in working:
+        assert record.measurement is not None
+        eager.setdefault(record.batch_size, []).append(record.measurement.eager_call_s)
+    found = []
+    for record in working:
+        if record.role != "search" or record.duplicate_of is not None:
+            continue
+        assert record.measurement is not None
+        again = repeats.get(record.number, [])
+        if not all(r.ok for r in again):
+            continue
+        speedups = [r.measurement.speedup for r in again if r.measurement is not None]
+        warm = [r.compile_s for r in again if r.compile_s is not None]
+        found.append(
+            Candidate(
+                record=record,
+                speedup=across_processes(speedups or [record.measurement.speedup]),
+                eager_call_s=median(eager[record.batch_size]),
+                confirmed=len(again),
+                warm_compile_s=median(warm) if warm else None,
+            )
+        )
+    return found
+
+
+def noise_floor(records: Iterable[Record], batch_size: int | None) -> float:
+    """The largest speed-up that eager showed over itself, as a fraction: 0.006 is 0.6 %.
+
+    No smaller speed-up can be claimed at this batch size. 0.0 if eager was never measured.
+    """
+    floors = [0.0]
+    for record in records:
+        if record.config.is_eager and record.batch_size == batch_size and record.measurement:
+            interval = record.measurement.speedup
+            floors.append(max(interval.high - 1, 1 - interval.low))
+    return max(floors)
+
+
+def rank(found: Sequence[Candidate], objective: str) -> list[Candidate]:
+    """Best first: highest throughput, or lowest latency. Confirmed ones go before the others."""
+
+    def merit(c: Candidate) -> tuple[bool, float]:
+        value = c.throughput.value if objective == "throughput" else 1 / c.call_s
+        return (c.confirmed > 0 or c.record.config.is_eager, value)
+
+    return sorted(found, key=merit, reverse=True)
+
+
+def tie_set(best: Candidate, found: Iterable[Candidate]) -> list[Candidate]:
+    """Those of the same batch size that are not clearly slower than ``best``, it included.
+
+    Clearly slower means that the interval of the ratio lies wholly beyond 1 %. The order is the
+    order of preference: cheapest to compile, then the fewest settings that differ from torch's.
+    """
+    ties = []
+    for c in found:
+        if c.record.batch_size != best.record.batch_size:
+            continue
+        behind = ratio(best.speedup, c.speedup)
+        if c is best or behind.low <= 1 + SAME:
+            ties.append(c)
+    return sorted(ties, key=lambda c: (round(c.record.compile_s or 0.0, 1), c.record.config.changes()))

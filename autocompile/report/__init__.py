@@ -1,0 +1,1 @@
+"""Screens and documents: what a run looks like while it goes on and when it is over."""

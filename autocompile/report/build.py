@@ -1,0 +1,311 @@
+"""From records to the report, as ``report.json`` holds it (schema 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from autocompile.config import DEFAULT_INDUCTOR
+from autocompile.ranking import Candidate, Limits, candidates, noise_floor, rank, tie_set
+from autocompile.record import SCHEMA, Outcome, Record
+from autocompile.stats import Interval, ratio
+
+__all__ = ["build_report"]
+
+_ROLES = {
+    "forward_exploration": "worker",
+    "forward_inference": "worker",
+    "forward_train": "learner",
+    "optimizer_step": "learner",
+    "train_step": "learner",
+}
+
+
+def build_report(
+    run: Mapping[str, Any],
+    records: Sequence[Record],
+    *,
+    run_dir: str,
+    limits: Limits | None = None,
+    interrupted: bool = False,
+    wall_s: float = 0.0,
+) -> dict[str, Any]:
+    """The report without its exports.
+
+    Args:
+        run: what ``run.json`` holds.
+        records: of all phases.
+        run_dir: as it is shown to the user.
+        limits: what a setting must keep to be best.
+        interrupted: the run was stopped before it was through.
+        wall_s: how long the run took, in seconds.
+    """
+    plan = run["plan"]
+    target = {k: run["target"].get(k) for k in _TARGET_KEYS}
+    return {
+        "schema": SCHEMA,
+        "target": {"spec": plan["target"], **target},
+        "environment": run["environment"],
+        "run_dir": run_dir,
+        "interrupted": interrupted,
+        "effort": plan["effort"],
+        "objective": plan["objective"],
+        "seed": plan["seed"],
+        "wall_s": wall_s,
+        "phases": {
+            name: _phase(
+                name,
+                [r for r in records if r.phase == name],
+                plan["objective"],
+                limits or Limits(),
+                run.get("spaces", {}).get(name, {}),
+                run_dir,
+            )
+            for name in run["phases"]
+        },
+        "exports": {},
+    }
+
+
+_TARGET_KEYS = (
+    "kind",
+    "description",
+    "parameters",
+    "algorithm",
+    "build",
+    "own_batch_size",
+    "choices",
+)
+
+
+def _phase(
+    name: str,
+    records: list[Record],
+    objective: str,
+    limits: Limits,
+    space: Mapping[str, Any],
+    run_dir: str,
+) -> dict[str, Any]:
+    every = candidates(records)
+    allowed = [c for c in every if c.keeps(limits)]
+    best, ties, verdict, reason = _decide(allowed, records, objective)
+    floor = noise_floor(records, best.record.batch_size) if best else 0.0
+    return {
+        "verdict": verdict,
+        "role": _ROLES.get(name, ""),
+        "reason": reason,
+        "noise_floor": floor,
+        "best": _best(best, every) if best else None,
+        "ties": [c.record.number for c in ties],
+        "by_batch_size": _by_batch_size(allowed, objective),
+        "failures": _failures(records, run_dir),
+        "notes": _notes(every, allowed, space),
+        "trials": [_trial(r, name, run_dir) for r in records],
+    }
+
+
+def _decide(
+    allowed: list[Candidate], records: list[Record], objective: str
+) -> tuple[Candidate | None, list[Candidate], str, str]:
+    """The best setting, those that tie with it, the verdict and its reason."""
+    order = rank(allowed, objective)
+    if not order:
+        return None, [], "failed", _why_nothing(records)
+    # Eager's batch sizes compete too: the leader decides the batch size, eager is its baseline.
+    leader = order[0]
+    size = leader.record.batch_size
+    floor = noise_floor(records, size)
+    eager = next(
+        (c for c in order if c.record.config.is_eager and c.record.batch_size == size), None
+    )
+    rivals = [c for c in order if c.record.batch_size == size and not c.record.config.is_eager]
+    faster = [c for c in rivals if c.speedup.low > 1 and c.speedup.value > 1 + floor]
+    confirmed = [c for c in faster if c.confirmed] or faster
+    if confirmed:
+        top = confirmed[0]
+        ties = tie_set(top, confirmed)
+        return ties[0], ties, "faster", "faster than eager by more than the noise"
+    if eager is None:
+        return (
+            leader,
+            [leader],
+            "failed",
+            "eager was not measured, so nothing can be compared with it",
+        )
+    ties = [eager, *(c for c in rivals if c.speedup.high >= 1)]
+    if not rivals:
+        why = _why_nothing(records) or "no compiled setting was measured"
+        return eager, [eager], "keep_eager", why
+    near = max(rivals, key=lambda c: c.speedup.value).speedup
+    where = "" if size is None else f" at batch size {size}"
+    reason = (
+        f"nothing beats it by more than the noise{where} (best {near.value:.3f}x "
+        f"[{near.low:.3f}, {near.high:.3f}], floor ±{floor:.1%})"
+    )
+    return eager, ties, "keep_eager", reason
+
+
+def _why_nothing(records: list[Record]) -> str:
+    failed = [r for r in records if not r.ok and not r.config.is_eager]
+    if not failed:
+        return "nothing was measured"
+    kinds: dict[str, int] = {}
+    for r in failed:
+        kinds[r.outcome.value] = kinds.get(r.outcome.value, 0) + 1
+    counted = ", ".join(f"{n} × {k}" for k, n in sorted(kinds.items(), key=lambda kv: -kv[1]))
+    return f"all {len(failed)} compiled settings failed: {counted}"
+
+
+def _number(value: Interval, unit: str) -> dict[str, Any]:
+    return {**value.to_dict(), "unit": unit}
+
+
+def _unit(record: Record) -> str:
+    return "steps/s" if record.phase == "optimizer_step" else "samples/s"
+
+
+def _exact(value: float) -> Interval:
+    return Interval(value, value, value)
+
+
+def _eager_throughput(c: Candidate) -> float:
+    return (c.record.batch_size or 1) / c.eager_call_s
+
+
+def _best(best: Candidate, every: list[Candidate]) -> dict[str, Any]:
+    record = best.record
+    plain = next(
+        (
+            c
+            for c in every
+            if c.record.config == DEFAULT_INDUCTOR and c.record.batch_size == record.batch_size
+        ),
+        None,
+    )
+    is_eager = record.config.is_eager
+    saved = best.eager_call_s - best.call_s
+    against = None
+    if plain is not None and not is_eager and record.config != DEFAULT_INDUCTOR:
+        against = ratio(best.speedup, plain.speedup).to_dict()
+    return {
+        "number": record.number,
+        "config": record.config.to_dict(),
+        "batch_size": record.batch_size,
+        "throughput": _number(best.throughput, _unit(record)),
+        "eager_throughput": _number(_exact(_eager_throughput(best)), _unit(record)),
+        "speedup": best.speedup.to_dict(),
+        "speedup_against_default": against,
+        "compile_s": 0.0 if is_eager else record.compile_s,
+        "warm_compile_s": 0.0 if is_eager else best.warm_compile_s,
+        "peak_memory_bytes": record.peak_memory_bytes,
+        "eager_peak_memory_bytes": record.eager_peak_memory_bytes,
+        "break_even_calls": (
+            round((record.compile_s or 0.0) / saved) if saved > 0 and not is_eager else None
+        ),
+        "confirmed_processes": best.confirmed,
+        "call_s": best.call_s,
+        "weights_live": record.detail.get("weights_live"),
+        "notes": list(record.notes),
+    }
+
+
+def _by_batch_size(allowed: list[Candidate], objective: str) -> list[dict[str, Any]]:
+    """The RLlib benchmark's table: the best compiled setting of each batch size."""
+    rows = []
+    sizes = sorted({c.record.batch_size for c in allowed}, key=lambda s: s or 0)
+    for size in sizes:
+        here = [c for c in allowed if c.record.batch_size == size]
+        compiled = [c for c in here if not c.record.config.is_eager]
+        if not compiled:
+            continue
+        top = rank(compiled, objective)[0]
+        rows.append(
+            {
+                "batch_size": size,
+                "eager_throughput": _eager_throughput(top),
+                "best_throughput": top.throughput.value,
+                "speedup": top.speedup.to_dict(),
+                "number": top.record.number,
+                "confirmed_processes": top.confirmed,
+            }
+        )
+    return rows
+
+
+def _failures(records: list[Record], run_dir: str) -> list[dict[str, Any]]:
+    """Failures grouped by cause; those answered by another trial count with it."""
+    groups: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for r in records:
+        if r.outcome in (Outcome.OK, Outcome.INTERRUPTED):
+            continue
+        key = (r.config.backend, r.outcome.value, r.message)
+        row = groups.setdefault(
+            key,
+            {
+                "count": 0,
+                "backend": r.config.backend,
+                "outcome": r.outcome.value,
+                "step": r.step.value,
+                "message": r.message,
+                "numbers": [],
+                "log": _log(r, run_dir),
+            },
+        )
+        row["count"] += 1
+        row["numbers"].append(r.number)
+    return sorted(groups.values(), key=lambda row: (-row["count"], row["backend"]))
+
+
+def _log(record: Record, run_dir: str) -> str | None:
+    if record.wall_s == 0 or record.duplicate_of is not None:
+        return None
+    return f"{run_dir}/trials/{record.number:04d}/log.txt"
+
+
+def _notes(every: list[Candidate], allowed: list[Candidate], space: Mapping[str, Any]) -> list[str]:
+    notes = [f"{left} is the same as {kept}" for left, kept in space.get("merged", {}).items()]
+    if space.get("left"):
+        notes.append(f"{space['left']} settings were not tried: the budget was spent")
+    if len(every) > len(allowed):
+        notes.append(
+            f"{len(every) - len(allowed)} settings are outside the limits that were asked for"
+        )
+    if any("nan" in note.lower() for c in every for note in c.record.notes):
+        notes.append("the model's own output holds NaN")
+    return notes
+
+
+def _trial(record: Record, phase: str, run_dir: str) -> dict[str, Any]:
+    """One row of ``trials``."""
+    row: dict[str, Any] = {
+        "number": record.number,
+        "config": record.config.to_dict(),
+        "batch_size": record.batch_size,
+        "outcome": record.outcome.value,
+        "step": record.step.value,
+        "message": record.message,
+        "role": record.role,
+        "repeats": record.repeats,
+        "duplicate_of": record.duplicate_of,
+        "speedup": None,
+        "throughput": None,
+        "call_s": None,
+        "eager_call_s": None,
+        "compile_s": record.compile_s,
+        "peak_memory_bytes": record.peak_memory_bytes,
+        "graph_breaks": record.graph_breaks,
+        "graphs": record.graphs,
+        "recompiles": record.recompiles,
+        "wall_s": record.wall_s,
+        "notes": list(record.notes),
+        "flags": [],
+        "log": _log(record, run_dir),
+    }
+    if record.ok and record.measurement is not None:
+        m = record.measurement
+        scale = (record.batch_size or 1) / m.eager_call_s
+        row["speedup"] = m.speedup.to_dict()
+        row["throughput"] = _number(m.speedup.scaled(scale), _unit(record))
+        row["call_s"], row["eager_call_s"] = m.compiled_call_s, m.eager_call_s
+        row["flags"] = list(m.flags)
+    return row

@@ -1,0 +1,85 @@
+"""What ``check`` and ``doctor`` show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from autocompile.report import text
+
+__all__ = ["render_check", "render_doctor"]
+
+
+def render_check(found: Mapping[str, Any], console: Console, verbose: bool = False) -> None:
+    """One line for each phase: eager runs, compiled is right, and how fast it is."""
+    console.print(Text(f"target  {text.target_name(found['target'])}"))
+    console.print(Text(f"torch   {text.machine(found['environment'])}"))
+    for name, why in found["target"].get("choices", {}).items():
+        if verbose:
+            console.print(Text(f"        {name}: {text.plain(why)}"))
+    for phase, row in found["phases"].items():
+        console.print()
+        console.print(Text(phase, "bold"))
+        console.print(Text("  eager      runs"))
+        if row["outcome"] != "ok":
+            seen = f"{row['outcome']} in {row['step']}: {text.plain(row['message'])}"
+            console.print(Text(f"  compiled   {seen}", "red"))
+            if row["where"]:
+                console.print(Text(f"             {text.plain(row['where'])}"))
+            if verbose and row["log_tail"]:
+                for line in row["log_tail"].splitlines():
+                    console.print(Text(f"  | {text.plain(line)}"))
+            continue
+        graphs = f"{row['graphs']} graphs, {row['graph_breaks']} graph breaks"
+        speed = f"{text.speedup(row['speedup'])} {text.interval(row['speedup'])} of eager's speed"
+        console.print(Text(f"  compiled   same results as eager · {graphs}"))
+        console.print(Text(f"             {speed} · compiles in {text.seconds(row['compile_s'])}"))
+        for reason in row["break_reasons"]:
+            console.print(Text(f"             graph break: {text.plain(reason)}"))
+        for note in row["notes"]:
+            console.print(Text(f"             {text.plain(note)}"))
+    if all(row["outcome"] == "ok" for row in found["phases"].values()):
+        console.print()
+        console.print(Text(f"Next    autocompile tune {text.plain(found['target']['spec'])}"))
+
+
+def render_doctor(found: Mapping[str, Any], console: Console, verbose: bool = False) -> None:
+    """A table of backends: whether each works here; if not, why, and what to do."""
+    console.print(Text(text.machine(found["environment"])))
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    for column in ("backend", "modes", "works here", "why / what to do"):
+        table.add_column(column, overflow="fold")
+    for name, row in found["backends"].items():
+        table.add_row(Text(name), _modes(row["modes"]), _works(row), _why(row))
+    console.print(table)
+    if verbose:
+        console.print(Text(f"torch also knows: {', '.join(map(text.plain, found['known']))}"))
+
+
+def _modes(modes: Mapping[str, Any]) -> Text:
+    shown = Text()
+    for index, (name, row) in enumerate(modes.items()):
+        words = {"ok": name, "same": f"{name} (= {row['message']})"}
+        shown.append(", " if index else "")
+        shown.append(words.get(row["outcome"], name), "" if row["outcome"] in words else "red")
+    return shown if modes else Text("–")
+
+
+def _works(row: Mapping[str, Any]) -> Text:
+    failed = [m for m in row["modes"].values() if m["outcome"] not in ("ok", "same")]
+    if row["works"]:
+        return Text("partly", "yellow") if failed else Text("yes", "green")
+    return Text("no", "red")
+
+
+def _why(row: Mapping[str, Any]) -> Text:
+    parts = [text.plain(row["reason"])] if row["reason"] else []
+    if row["works"] and row.get("compile_s") is not None:
+        parts.append(f"{text.seconds(row['compile_s'])} for a first compile")
+    if row["todo"]:
+        parts.append(f"→ {row['todo']}")
+    return Text(" ".join(parts))

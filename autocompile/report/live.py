@@ -1,0 +1,317 @@
+"""Progress while a run goes on: a live board on a terminal, stable lines elsewhere.
+
+The study tells what happens; none of these classes asks, sleeps or starts a thread.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TextIO
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from autocompile.config import CompileConfig
+from autocompile.errors import UsageError
+from autocompile.record import Outcome, Record, Step
+from autocompile.report import text as show
+from autocompile.report.terminal import Leader, leaderboard
+
+__all__ = ["LiveProgress", "PlainProgress", "Progress", "SilentProgress", "progress"]
+
+_Json = Mapping[str, Any]
+_LINES = 16
+_MESSAGE = 200
+_DOING = {
+    Step.IMPORT: "starting",
+    Step.BUILD: "building",
+    Step.EAGER: "running eager",
+    Step.COMPILE: "compiling",
+    # Nothing is drawn while a trial measures, so this line has to hold until it is over.
+    Step.VERIFY: "verifying, then measuring",
+    Step.MEASURE: "measuring",
+    Step.EXIT: "finishing",
+}
+
+
+def _floor(value: float) -> str:
+    return f"noise floor {show.percent(value).replace('± ', '±')}"
+
+
+class Progress:
+    """What a study tells while it runs; this one lets it all pass."""
+
+    def header(self, target: _Json, environment: _Json, run_dir: str) -> None:
+        """The run begins; the mappings are those of ``report.json``."""
+
+    def phase(self, name: str, space: str, settings: int) -> None:
+        """A phase begins, with its space in one line and how many settings will be tried."""
+
+    def noise_floor(self, value: float) -> None:
+        """Eager against eager differs by this fraction: 0.006 is 0.6 %."""
+
+    def started(
+        self, number: int, config: CompileConfig, batch_size: int | None, role: str
+    ) -> None:
+        """A trial's process starts; ``role`` is ``search`` or ``confirm``."""
+
+    def step(self, number: int, step: Step) -> None:
+        """A running trial enters a step."""
+
+    def ended(self, record: Record, left: int) -> None:
+        """A trial is over, with or without a process; ``left`` settings are still to try."""
+
+    def confirming(self, processes: int) -> None:
+        """The search of this phase is over; so many fresh processes will repeat the best."""
+
+    def warning(self, text: str) -> None:
+        """Something that a user should know at once."""
+
+    def tick(self) -> None:
+        """About a second has passed."""
+
+    def close(self) -> None:
+        """The run is over or interrupted; may be called twice."""
+
+
+class SilentProgress(Progress):
+    """Says nothing."""
+
+
+class PlainProgress(Progress):
+    """One stable line for each finished trial, for files, pipes and logs of CI.
+
+    Args:
+        file: where to, usually stderr.
+        clock: seconds from any origin.
+    """
+
+    def __init__(self, file: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        self._file, self._clock, self._began, self._run_dir = file, clock, clock(), ""
+
+    def header(self, target: _Json, environment: _Json, run_dir: str) -> None:
+        self._run_dir = show.plain(run_dir)
+        self._line(show.machine(environment))
+        self._line(f"target  {show.target_name(target)}")
+        for name, why in (target.get("choices") or {}).items():
+            self._line(f"        {show.plain(name)}: {show.plain(why)}")
+        self._line(f"run     {self._run_dir}")
+
+    def phase(self, name: str, space: str, settings: int) -> None:
+        self._line(f"space   {show.plain(name)} · {show.plain(space)}")
+
+    def noise_floor(self, value: float) -> None:
+        self._event(_floor(value))
+
+    def ended(self, record: Record, left: int) -> None:
+        batch = "" if record.batch_size is None else f"batch {record.batch_size}"
+        self._event(
+            f"#{record.number} {record.outcome.value:<8} {batch:<9} "
+            f"{show.label(record.config):<32} {self._result(record)}"
+        )
+
+    def confirming(self, processes: int) -> None:
+        self._event(f"confirming in {processes} fresh process{'es' * (processes != 1)}")
+
+    def warning(self, text: str) -> None:
+        self._line(f"warning: {show.plain(text)}")
+
+    def _result(self, record: Record) -> str:
+        if record.duplicate_of is not None:
+            return f"same as trial {record.duplicate_of}"
+        if not record.ok or record.measurement is None:
+            message = show.shorten(show.plain(record.message), _MESSAGE)
+            # A setting that is known not to work here had no process, and so has no log.
+            log = f"{self._run_dir}/trials/{record.number:04d}/log.txt" if record.wall_s else ""
+            return " · ".join(filter(None, (message or f"in step {record.step.value}", log)))
+        if record.config.is_eager:
+            return "1.00x"
+        result = show.ratio(record.measurement.speedup, "x")
+        if record.compile_s is not None:
+            result += f"  compile {show.seconds(record.compile_s).replace(' ', '')}"
+        return result + (f"  repeats #{record.repeats}" if record.repeats is not None else "")
+
+    def _event(self, line: str) -> None:
+        self._line(f"[{self._clock() - self._began:4.0f}s] {line}")
+
+    def _line(self, line: str) -> None:
+        try:
+            encoding = getattr(self._file, "encoding", None) or "utf-8"
+            self._file.write(show.encodable(line.rstrip(), encoding) + "\n")
+            self._file.flush()
+        except OSError:  # nobody reads any more; that is no reason to lose a run
+            pass
+
+
+@dataclass(frozen=True)
+class _Running:
+    config: CompileConfig
+    batch_size: int | None
+    step: Step = Step.IMPORT
+    since: float = 0.0
+
+
+class LiveProgress(Progress):
+    """A board of at most 16 lines that is redrawn in place.
+
+    It is drawn on events and ticks only, and never while a trial measures: drawing takes a core
+    for some milliseconds, which on a CPU would fall into somebody's timing window.
+
+    Args:
+        console: a terminal, usually stderr.
+        clock: seconds from any origin.
+    """
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console, self._clock = console, clock
+        self._live = Live(console=console, auto_refresh=False, redirect_stdout=False)
+        self._machine = self._target = self._run = self._space = self._floor = ""
+        self._running: dict[int, _Running] = {}
+        self._warnings: list[str] = []
+        self._summaries: list[Text] = []
+        self._closed = False
+        self._reset("", 0)
+
+    def _reset(self, name: str, left: int) -> None:
+        self._name, self._left, self._began = name, left, self._clock()
+        self._done = self._confirmed = self._to_confirm = 0
+        self._counts: Counter[str] = Counter()
+        self._leaders: list[Leader] = []
+
+    def header(self, target: _Json, environment: _Json, run_dir: str) -> None:
+        self._machine = show.machine(environment)
+        self._target, self._run = show.target_name(target), show.plain(run_dir)
+        self.tick()
+
+    def phase(self, name: str, space: str, settings: int) -> None:
+        self._summarise()
+        self._reset(show.plain(name), settings)
+        self._space = show.plain(space)
+        self.tick()
+
+    def noise_floor(self, value: float) -> None:
+        self._floor = f" · {_floor(value)}"
+        self.tick()
+
+    def started(
+        self, number: int, config: CompileConfig, batch_size: int | None, role: str
+    ) -> None:
+        self._running[number] = _Running(config, batch_size, since=self._clock())
+        self.tick()
+
+    def step(self, number: int, step: Step) -> None:
+        if (running := self._running.get(number)) is not None:
+            if running.step is Step.MEASURE and step is Step.VERIFY:
+                step = Step.EXIT  # verified once more after the timing: no measurement follows
+            self._running[number] = replace(running, step=step, since=self._clock())
+        self.tick()
+
+    def ended(self, record: Record, left: int) -> None:
+        self._running.pop(record.number, None)
+        if record.role == "confirm":
+            self._confirmed += 1
+        else:
+            self._done, self._left = self._done + 1, left
+            same = record.duplicate_of is not None
+            self._counts["same" if same else record.outcome.value] += 1
+            self._leaders += [Leader.of(record)] if record.ok and not same else []
+        self.tick()
+
+    def confirming(self, processes: int) -> None:
+        self._to_confirm += processes
+        self.tick()
+
+    def warning(self, text: str) -> None:
+        self._warnings.append(show.plain(text))
+        self.tick()
+
+    def tick(self) -> None:
+        if not any(running.step is Step.MEASURE for running in self._running.values()):
+            self._draw(self._board)
+
+    def close(self) -> None:
+        self._summarise()
+        self._draw(lambda _: [*self._head(), *self._summaries])
+        self._closed = True
+        self._live.stop()
+
+    def _draw(self, lines_in: Callable[[int], list[Text]]) -> None:
+        if self._closed:
+            return
+        self._live.start()
+        while self._warnings:
+            self._console.print(Text(f"warning: {self._warnings.pop(0)}", "red"), soft_wrap=True)
+        height = min(_LINES, max(self._console.height - 1, 1))
+        lines = lines_in(height)[:height]
+        for line in lines:
+            line.no_wrap, line.overflow = True, "ellipsis"
+        self._live.update(Group(*lines), refresh=True)
+
+    def _summarise(self) -> None:
+        if self._name:
+            passed = show.clock(self._clock() - self._began)
+            line = f"{self._name}  {self._done} settings in {passed} · {self._kinds()}"
+            self._summaries.append(Text(line.rstrip(" ·")))
+
+    def _kinds(self) -> str:
+        kinds = sorted(self._counts.items(), key=lambda k: (k[0] != Outcome.OK.value, -k[1]))
+        return " · ".join(f"{count} {kind}" for kind, count in kinds)
+
+    def _head(self) -> list[Text]:
+        machine = self._machine + self._floor
+        rest = (("target  ", self._target), ("run     ", self._run))
+        return [Text(machine, "bold"), *(Text.assemble((k, "dim"), v) for k, v in rest)]
+
+    def _board(self, height: int) -> list[Text]:
+        lines = self._head()
+        lines[-1].append("          Ctrl-C stops and reports · --resume continues", "dim")
+        if self._name:
+            space = Text.assemble(("space   ", "dim"), f"{self._name} · {self._space}")
+            lines[-1:] = [space, lines[-1], Text(), self._bar()]
+        lines.append(self._now())
+        return lines + leaderboard(self._leaders, height - len(lines))
+
+    def _bar(self) -> Text:
+        passed, done, total = self._clock() - self._began, self._done, self._done + self._left
+        time_, word = show.clock(passed), ""
+        if self._to_confirm:
+            done, total, word = self._confirmed, self._to_confirm, "confirming "
+        elif done > 1 and self._left:  # to five seconds: it is a guess and should not flicker
+            time_ += f" · about {show.clock(5 * math.ceil(passed / done * self._left / 5))} left"
+        start, end = f" {word}{done}/{total} ", f"  {time_}      {self._kinds()}"
+        width = max(min(self._console.width - len(start) - len(end), 28), 8)
+        full = min(round(width * done / total), width) if total else width
+        return Text.assemble(start, ("━" * full, "green"), ("─" * (width - full), "dim"), end)
+
+    def _now(self) -> Text:
+        told = []
+        for number, r in self._running.items():
+            batch = "" if r.batch_size is None else f", batch {r.batch_size}"
+            doing, lasts = _DOING[r.step], self._clock() - r.since
+            if r.step is not Step.VERIFY and lasts >= 1:
+                doing += f" {lasts:.0f} s"
+            told.append(f"#{number} {show.label(r.config)}{batch} · {doing}")
+        return Text.assemble((" now   ", "dim"), "      ".join(told) or show.NONE)
+
+
+def progress(kind: str, file: TextIO) -> Progress:
+    """What ``--progress`` asks for: ``auto`` is live on a terminal and plain elsewhere.
+
+    Raises:
+        UsageError: another kind.
+    """
+    if kind == "none":
+        return SilentProgress()
+    if kind not in ("auto", "plain"):
+        raise UsageError(f"there is no progress {kind!r}", hint="--progress auto (or plain, none)")
+    # A dumb terminal cannot move the cursor, and one without Unicode cannot draw the board.
+    able = os.environ.get("TERM") != "dumb" and "utf" in (file.encoding or "").lower()
+    if kind == "auto" and file.isatty() and able:
+        return LiveProgress(Console(file=file))
+    return PlainProgress(file)

@@ -1,0 +1,120 @@
+"""Result: what a run found, for Python."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from autocompile.config import CompileConfig
+from autocompile.errors import UsageError
+from autocompile.record import Record
+from autocompile.stats import Interval
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Result"]
+
+Model = TypeVar("Model")
+
+
+class Result:
+    """What a run found. Mappings are keyed by phase; a phase in which nothing worked is absent.
+
+    Attributes:
+        best: the trial that won; eager's when the verdict is ``keep_eager``.
+        config: its settings.
+        speedup: its speed-up over eager, with the 95 % interval.
+        verdict: ``faster``, ``keep_eager`` or ``failed``, for every phase.
+        trials: every trial of the run.
+        environment: versions and machine.
+        interrupted: the run was stopped before it was through.
+        run_dir: the run's folder.
+    """
+
+    def __init__(self, report: Mapping[str, Any], trials: list[Record]) -> None:
+        self._report = dict(report)
+        self.trials = trials
+        self.environment: dict[str, Any] = report["environment"]
+        self.interrupted: bool = report["interrupted"]
+        self.run_dir: str = report["run_dir"]
+        phases: dict[str, Any] = report["phases"]
+        self.verdict: dict[str, str] = {name: p["verdict"] for name, p in phases.items()}
+        found = {name: p["best"] for name, p in phases.items() if p["best"]}
+        by_number = {r.number: r for r in trials}
+        self.best: dict[str, Record] = {n: by_number[b["number"]] for n, b in found.items()}
+        self.config = {n: CompileConfig.from_dict(b["config"]) for n, b in found.items()}
+        self.speedup = {n: Interval(**b["speedup"]) for n, b in found.items()}
+
+    def compile(self, model: Model, phase: str | None = None) -> Model:
+        """Compile a model with the best settings of a phase, in this process.
+
+        Args:
+            model: an ``nn.Module`` or RLModule for a forward phase; for ``optimizer_step`` or
+                ``train_step`` the function that does the step.
+            phase: the only forward phase of the run if left out.
+
+        Returns:
+            The model or function to use from now on; unchanged if the answer is eager.
+
+        Raises:
+            UsageError: the phase was not tuned.
+        """
+        from autocompile.runtime.compiling import compile_function, compile_model
+
+        name = phase or self._forward_phase()
+        if name not in self.config:
+            known = ", ".join(self.config) or "none"
+            raise UsageError(f"phase {name!r} has no result in this run; those that have: {known}")
+        config = self.config[name]
+        if name in ("optimizer_step", "train_step"):
+            function: Callable[..., Any] = model  # type: ignore[assignment]
+            return compile_function(function, config)  # type: ignore[return-value]
+        return compile_model(model, config, name)  # type: ignore[arg-type, return-value]
+
+    def _forward_phase(self) -> str:
+        forward = [name for name in self.config if name.startswith("forward")]
+        if len(forward) != 1:
+            raise UsageError(
+                f"this run has {len(forward)} forward phases with a result; name one",
+                f"phases: {', '.join(self.verdict)}",
+            )
+        return forward[0]
+
+    def apply_to(self, algorithm_config: Any) -> Any:
+        """Set the ``torch_compile_*`` fields of an RLlib ``AlgorithmConfig`` and give it back.
+
+        Warns:
+            UserWarning: for each setting that this ray ignores or cannot carry.
+
+        Raises:
+            ExportError: the run is not about an RLModule.
+        """
+        from autocompile.export.rllib import framework_kwargs
+
+        kwargs, ignored = framework_kwargs(self._report)
+        for text in ignored:
+            warnings.warn(text, stacklevel=2)
+        return algorithm_config.framework("torch", **kwargs)
+
+    def export(self, to: str) -> str:
+        """The result as the text that a training stack reads.
+
+        Args:
+            to: ``python``, ``json``, ``rllib``, ``accelerate`` or ``transformers``.
+
+        Raises:
+            UsageError: another format. ExportError: the result has no such form.
+        """
+        from autocompile.export import export
+
+        return export(self._report, to)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report, as ``report.json`` holds it."""
+        return self._report
+
+    def __repr__(self) -> str:
+        phases = ", ".join(f"{n}: {v}" for n, v in self.verdict.items())
+        return f"<autocompile.Result of {self.run_dir}: {phases}>"

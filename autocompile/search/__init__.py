@@ -1,0 +1,1 @@
+"""Which setting next. No torch here."""

@@ -1,0 +1,55 @@
+"""The one dial: how much a run may cost. Everything that depends on it stands in this table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autocompile.errors import UsageError
+
+__all__ = ["EFFORTS", "Effort", "effort"]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """One position of the dial.
+
+    Attributes:
+        name: as it is typed.
+        dynamic: values of ``dynamic`` that are tried.
+        fullgraph: values of ``fullgraph`` that are tried.
+        half_width: the search stops measuring a setting at this relative half-width.
+        max_s: or after so many seconds.
+        finalists: how many of the best are measured again in fresh processes.
+        processes: in how many.
+        confirm_half_width: the half-width that those aim at.
+    """
+
+    name: str
+    dynamic: tuple[bool | None, ...]
+    fullgraph: tuple[bool, ...]
+    half_width: float
+    max_s: float
+    finalists: int
+    processes: int
+    confirm_half_width: float
+
+
+EFFORTS = {
+    e.name: e
+    for e in (
+        Effort("quick", (None,), (False,), 0.03, 1.0, 1, 2, 0.02),
+        Effort("normal", (None, True, False), (False, True), 0.02, 2.0, 2, 3, 0.01),
+        Effort("full", (None, True, False), (False, True), 0.01, 4.0, 3, 5, 0.01),
+    )
+}
+
+
+def effort(name: str) -> Effort:
+    """The effort of that name.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if name not in EFFORTS:
+        raise UsageError(f"effort {name!r} is none of {', '.join(EFFORTS)}")
+    return EFFORTS[name]

@@ -1,0 +1,125 @@
+"""What was asked for: kept in ``run.json``, so that a resumed run asks for the same."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from autocompile.errors import TargetError, UsageError
+from autocompile.ranking import Limits
+from autocompile.search.effort import effort
+from autocompile.search.space import SearchSpace
+
+__all__ = ["OBJECTIVES", "Plan", "target_spec"]
+
+OBJECTIVES = ("throughput", "latency")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One request to tune.
+
+    Attributes:
+        target: as a spec: ``PATH``, ``PATH:NAME`` or ``package.module:NAME``.
+        phases: None for the target's two default phases.
+
+    Raises:
+        UsageError: an effort or an objective that does not exist, or a repeated phase.
+    """
+
+    target: str
+    phases: tuple[str, ...] | None = None
+    space: SearchSpace = SearchSpace()
+    effort: str = "normal"
+    objective: str = "throughput"
+    limits: Limits = Limits()
+    device: str | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        effort(self.effort)
+        if self.objective not in OBJECTIVES:
+            raise UsageError(f"objective {self.objective!r} is none of {', '.join(OBJECTIVES)}")
+        if self.phases is not None and len(set(self.phases)) != len(self.phases):
+            raise UsageError("a phase is named twice")
+
+    def to_dict(self) -> dict[str, Any]:
+        """As ``run.json`` holds it."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Plan:
+        """Read what :meth:`to_dict` wrote."""
+        kept = {f.name: data[f.name] for f in fields(cls) if f.name in data}
+        lists = {k: v if v is None else tuple(v) for k, v in data["space"].items()}
+        kept["space"], kept["limits"] = SearchSpace(**lists), Limits(**data["limits"])
+        kept["phases"] = None if data["phases"] is None else tuple(data["phases"])
+        return cls(**kept)
+
+    def resumes(self, earlier: Plan) -> Plan:
+        """The earlier plan, if this one does not contradict it.
+
+        Raises:
+            UsageError: something was asked for that the run was not made with.
+        """
+        plain = Plan(self.target)
+        for f in fields(self):
+            mine, theirs = getattr(self, f.name), getattr(earlier, f.name)
+            if mine not in (theirs, getattr(plain, f.name)) or (f.name == "target" and mine != theirs):
+                raise UsageError(
+                    f"the run was made with another {f.name}",
+                    f"it has {theirs!r}, now {mine!r} was asked for",
+                    hint="leave the option out, or start a new run without --resume",
+                )
+        return earlier
+
+
+def target_spec(target: str | Path | Callable[..., Any]) -> str:
+    """A target as text. A path must exist; an object must be importable by its name.
+
+    Raises:
+        TargetError: there is no such file, or the object has no importable name.
+    """
+    if isinstance(target, (str, Path)):
+        return _checked(str(target))
+    name = getattr(target, "__qualname__", None)
+    module = getattr(target, "__module__", None)
+    if not (inspect.isfunction(target) or inspect.isclass(target)) or not name or "." in name:
+        raise TargetError(
+            f"a {type(target).__name__} cannot be handed to another process",
+            "give a function that builds it, a path, or 'package.module:NAME'",
+        )
+    if module != "__main__":
+        return f"{module}:{name}"
+    file = getattr(sys.modules["__main__"], "__file__", None)
+    if file is None:
+        raise TargetError(f"{name} was typed in; a trial's process needs it in a file")
+    return f"{file}:{name}"
+
+
+def _checked(spec: str) -> str:
+    place, colon, name = spec.rpartition(":")
+    if not colon or not name.isidentifier():
+        place = spec
+    looks_like_path = place.endswith(".py") or "/" in place or "\\" in place
+    if looks_like_path or not colon:
+        path = Path(place)
+        if not path.exists():
+            raise TargetError(
+                f"there is no file {place}",
+                *_neighbours(path),
+                hint="autocompile init model.py   (writes a file to start from)",
+            )
+        if path.is_dir() or path.suffix != ".py":
+            raise TargetError(f"{place} is not a Python file", "a target is a file ending in .py")
+    return spec
+
+
+def _neighbours(path: Path) -> list[str]:
+    folder = path.parent if path.parent.is_dir() else Path(".")
+    names = sorted(p.name for p in folder.glob("*.py"))[:8]
+    return [f"Python files in {folder}: {', '.join(names)}"] if names else []

@@ -1,0 +1,76 @@
+"""Look at machine, torch and target once, in a trial's process, before anything is tried."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autocompile.errors import TargetError, UsageError
+from autocompile.execute.executor import Ending, Executor
+from autocompile.execute.job import Workshop
+from autocompile.record import Outcome, Step
+from autocompile.search.plan import Plan
+from autocompile.search.space import DEFAULT_BATCH_SIZES, Catalogue
+from autocompile.search.study import Observer, run_job
+
+__all__ = ["catalogue", "probe"]
+
+
+def probe(plan: Plan, workshop: Workshop, executor: Executor, observer: Observer) -> dict[str, Any]:
+    """What the probe sends: ``environment``, ``backends``, ``modes`` and ``target``.
+
+    Raises:
+        TargetError: the target cannot be loaded, built or run in eager mode.
+        KeyboardInterrupt: the user pressed Ctrl-C.
+    """
+    backends = plan.space.backends
+    request = {
+        "phases": list(plan.phases) if plan.phases else None,
+        "batch_size": max(plan.space.batch_sizes or DEFAULT_BATCH_SIZES),
+        "backends": list(backends) if backends else None,
+    }
+    ending, interrupted = run_job(executor, workshop.probe_job(request), observer)
+    if interrupted:
+        raise KeyboardInterrupt
+    if ending.outcome is not Outcome.OK:
+        raise _target_error(plan, ending, str(workshop.folder.path / "probe" / "log.txt"))
+    return dict(ending.payload)
+
+
+def catalogue(found: dict[str, Any]) -> Catalogue:
+    """What the probe found, for :func:`autocompile.search.space.build_space`."""
+    return Catalogue(
+        backends=found["backends"],
+        all_backends=found["all_backends"],
+        modes=found["modes"],
+        device=found["environment"]["device"].split(":")[0],
+    )
+
+
+def _target_error(plan: Plan, ending: Ending, log: str) -> UsageError:
+    """Why there is nothing to tune, in one paragraph."""
+    said = ending.payload
+    if explained := said.get("explained"):
+        return TargetError(explained["what"], *explained["details"], hint=explained["hint"])
+    where = [said["where"]] if said.get("where") else []
+    place = plan.target
+    if ending.outcome is Outcome.IMPORT_ERROR:
+        return TargetError(f"{place} cannot be imported: {ending.message}", *where)
+    if ending.outcome is not Outcome.RUNTIME_ERROR:
+        return TargetError(
+            f"{place} ended with {ending.outcome.value} before anything was compiled",
+            ending.message,
+            *where,
+            f"log: {log}",
+            hint="--timeout or --memory-limit if it only needs more",
+        )
+    if during := said.get("during"):
+        return TargetError(f"{during} of {place} raised {ending.message}", *where)
+    if ending.step is Step.BUILD:
+        return TargetError(f"the model of {place} cannot be built: {ending.message}", *where)
+    return TargetError(
+        "the eager model fails before anything is compiled, so there is nothing to tune",
+        ending.message,
+        *where,
+        f"log: {log}",
+        hint=f"autocompile check {place} -v",
+    )

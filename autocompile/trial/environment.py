@@ -1,0 +1,168 @@
+"""What this interpreter and this machine offer, read from the installed torch."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from autocompile.errors import UsageError
+from autocompile.runtime.compiling import register_backend_of
+
+__all__ = ["DEFAULT_BACKENDS", "backends", "describe", "modes", "pick_device", "prepare_toolchain"]
+
+DEFAULT_BACKENDS = ("inductor", "cudagraphs", "onnxrt", "ipex", "openvino")
+"""The backends that are tried when nobody names others, usable or not."""
+
+# Inductor options that have no effect on a device: modes that differ only in them are equal there.
+_WITHOUT_EFFECT = {"cpu": ("triton.", "coordinate_descent_tuning")}
+
+
+def pick_device(name: str | None) -> torch.device:
+    """The device to tune on: CUDA where there is one.
+
+    Raises:
+        UsageError: the device that was asked for is not here.
+    """
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        first = str(error).splitlines()[0][:200]
+        raise UsageError(f"device {name!r} cannot be used here: {first}") from None
+    return device
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def cores() -> int:
+    """How many cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def describe(device: torch.device) -> dict[str, Any]:
+    """Versions and machine, as ``report.json`` holds them under ``environment``."""
+    on_cuda = device.type == "cuda"
+    return {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "device": str(device),
+        "device_name": torch.cuda.get_device_name(device) if on_cuda else _cpu_name(),
+        "cpu": _cpu_name(),
+        "cores": cores(),
+        "threads": torch.get_num_threads(),
+        "cuda": torch.version.cuda if on_cuda else None,
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def modes(device: torch.device) -> dict[str, str]:
+    """Inductor's modes, each with the first mode that has the same effect on this device.
+
+    On a CPU ``reduce-overhead`` only asks for CUDA graphs, so it maps to ``default``.
+    """
+    from torch._inductor import list_mode_options
+
+    ignored = _WITHOUT_EFFECT.get(device.type, ())
+    seen: dict[Any, str] = {}
+    equal: dict[str, str] = {}
+    # The plainest mode gives its name to those that equal it.
+    by_size = sorted(list_mode_options().items(), key=lambda item: (len(item[1]), item[0]))
+    for name, options in by_size:
+        effective = tuple(
+            sorted((k, str(v)) for k, v in options.items() if not k.startswith(ignored))
+        )
+        equal[name] = seen.setdefault(effective, name)
+    return dict(sorted(equal.items(), key=lambda item: (item[0] != "default", item[0])))
+
+
+def _why_not(name: str, device: torch.device, registered: list[str]) -> str:
+    """The reason why a backend cannot be used here; empty when it can be tried."""
+    version = torch.__version__
+    if name == "cudagraphs" and device.type != "cuda":
+        return "no CUDA device: torch would run it as eager"
+    if name == "ipex":
+        if importlib.util.find_spec("intel_extension_for_pytorch") is None:
+            return f"needs torch 2.8.* with intel-extension-for-pytorch 2.8.*; this is {version}"
+        try:
+            register_backend_of(name)
+        except ImportError as error:
+            return f"needs torch 2.8.*; this is {version} ({str(error)[:160]})"
+        return ""
+    if name == "tensorrt" and importlib.util.find_spec("torch_tensorrt") is not None:
+        return ""
+    if name in registered:
+        return ""
+    if name == "onnxrt":
+        return f"torch has had no onnxrt backend since 2.9; this is {version}"
+    if name == "openvino":
+        return "openvino is not installed"
+    return f"torch {version} knows no backend of this name"
+
+
+def backends(device: torch.device, names: list[str] | None = None) -> dict[str, str]:
+    """Backends and why each cannot be used here; an empty reason means that it can be tried.
+
+    Args:
+        device: where it would run.
+        names: the backends to look at; the default ones when None.
+    """
+    import torch._dynamo
+
+    registered = list(torch._dynamo.list_backends(None))
+    return {n: _why_not(n, device, registered) for n in names or DEFAULT_BACKENDS if n != "eager"}
+
+
+def all_backends() -> list[str]:
+    """Every name that Dynamo knows in this process."""
+    import torch._dynamo
+
+    return sorted(torch._dynamo.list_backends(None))
+
+
+def prepare_toolchain(device: torch.device, folder: Path) -> float:
+    """Pay once what Inductor's first C++ compile on a machine costs besides the compiling.
+
+    The probe of the vector instruction set goes to ``folder``, from where each trial's empty cache
+    is seeded; the precompiled header goes to where torch keeps it for the user.
+
+    Returns:
+        Seconds spent; 0.0 where there is nothing to prepare.
+    """
+    if device.type != "cpu" or sys.platform == "win32":
+        return 0.0
+    import tempfile
+    import time
+
+    began = time.monotonic()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        from torch._inductor.cpu_vec_isa import pick_vec_isa
+
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
+        pick_vec_isa()
+        with tempfile.TemporaryDirectory() as scratch:
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = scratch
+            torch.compile(lambda x: x + 1)(torch.zeros(8))
+    except Exception as error:
+        # No compiler, say: every trial that needs one will report it in torch's own words.
+        print(f"autocompile: the toolchain could not be prepared: {error}", file=sys.stderr)
+    return time.monotonic() - began

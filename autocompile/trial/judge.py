@@ -1,0 +1,192 @@
+"""Judge: holds eager's answers and compares the compiled side with them.
+
+Both sides start from the same weights and make the same calls with the same random seeds, so that
+no state has to be put back before the comparison is over: call 1 on one draw of inputs, call 2 on
+another, call 3 on the first again, and one more after the timing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from autocompile.record import Outcome
+from autocompile.runtime.compiling import RL_PHASES
+from autocompile.trial.phases import Side, make_side
+from autocompile.trial.target import Target, seed_everything
+from autocompile.trial.verify import View, compare, copy_view, mismatch_scale
+
+__all__ = ["Failed", "Judge"]
+
+_CALLS = 3
+_PERTURBATION = 0.1  # of each parameter's own root mean square
+_VISIBLE = 1e-2  # relative change of the output that an update must cause to be a test
+
+
+class Failed(Exception):
+    """The trial ends here, with an outcome that is nobody else's exception."""
+
+    def __init__(self, outcome: Outcome, message: str) -> None:
+        self.outcome = outcome
+        super().__init__(message)
+
+
+class Judge:
+    """Runs eager twice when made, then judges a compiled side.
+
+    Args:
+        target: the model and how to feed it.
+        phase: the unit of work.
+        draws: two batches of inputs with different values.
+        seed: of the random numbers of each call.
+        notes: gets a sentence for each thing that a user should know.
+
+    Attributes:
+        eager: the eager side, ready to be timed.
+        noise: the largest relative difference between two equal eager runs.
+    """
+
+    def __init__(
+        self, target: Target, phase: str, draws: tuple[Any, Any], seed: int, notes: list[str]
+    ) -> None:
+        self._target, self._phase, self._draws, self._seed = target, phase, draws, seed
+        self.eager = make_side(target, phase, draws[0])
+        self._expected = self._observe(self.eager)
+        again = self._observe(make_side(target, phase, draws[0]))
+        pairs = zip(self._expected, again, strict=True)
+        self.noise = max(mismatch_scale(first, second) for first, second in pairs)
+        if self.noise > 0:
+            notes.append(f"eager differs from itself by {self.noise:.1g}; tolerances allow for it")
+        self.eager.keep()
+        self._is_random = self._depends_on_seed()
+        if self._is_random:
+            notes.append(
+                "this phase draws random numbers: compiled with Inductor's fallback_random, so "
+                "that its numbers can be compared with eager's, at some cost in speed"
+            )
+
+    def comparable_random_numbers(self) -> contextlib.AbstractContextManager[Any]:
+        """While it is entered, Inductor draws the random numbers that eager draws."""
+        if not self._is_random:
+            return contextlib.nullcontext()
+        import torch._inductor.config
+
+        patched: contextlib.AbstractContextManager[Any] = torch._inductor.config.patch(
+            fallback_random=True
+        )
+        return patched
+
+    def seeded_call(self, side: Side, index: int) -> Any:
+        """Call number ``index``: its own seed, its own draw of inputs."""
+        side.inputs = self._draws[index % 2]
+        seed_everything(self._seed + index)
+        return side.run()
+
+    def first_calls(self, compiled: Side, first_output: Any) -> None:
+        """Compare the first three calls with eager's; the first has been made already.
+
+        Raises:
+            Failed: ``wrong_output``.
+        """
+        for index in range(_CALLS):
+            output = self.seeded_call(compiled, index) if index else first_output
+            self._demand(compiled.view(output), self._expected[index], index, f"call {index + 1}")
+
+    def last_call(self, compiled: Side) -> None:
+        """Compare once more, after the timing.
+
+        Raises:
+            Failed: ``wrong_output``.
+        """
+        views = []
+        for side in (self.eager, compiled):
+            side.restore()
+            views.append(copy_view(side.view(self.seeded_call(side, 0))))
+        # Training states have drifted apart by rounding for a few steps, within the tolerance.
+        self._demand(views[1], views[0], None, "after the timing")
+
+    def weights(self, compiled: Side) -> bool | None:
+        """Whether new weights take effect: changed in place, then through ``load_state_dict``.
+
+        Returns:
+            True; None where this cannot be told, because the phase is not a forward pass or the
+            output hardly depends on the weights.
+
+        Raises:
+            Failed: ``stale_weights``, or ``wrong_output`` if the answer is neither old nor new.
+        """
+        if self._phase != "forward" and self._phase not in RL_PHASES:
+            return None
+        before = self._expected[0]
+        originals = {id(s): copy.deepcopy(s.model.state_dict()) for s in (self.eager, compiled)}
+        for side in (self.eager, compiled):
+            _perturb(side.model, self._seed)
+        want = copy_view(self.eager.view(self.seeded_call(self.eager, 0)))
+        got = compiled.view(self.seeded_call(compiled, 0))
+        visible = mismatch_scale(before, want) > max(_VISIBLE, 10 * self.noise)
+        if visible:
+            self._demand_live(got, want, before, "an in-place update of the weights")
+        for side in (self.eager, compiled):
+            side.model.load_state_dict(originals[id(side)])
+        got = compiled.view(self.seeded_call(compiled, 0))
+        if visible:
+            self._demand_live(got, before, want, "load_state_dict")
+        return True if visible else None
+
+    def _observe(self, side: Side) -> list[View]:
+        calls = range(_CALLS)
+        return [copy_view(side.view(self.seeded_call(side, index))) for index in calls]
+
+    def _depends_on_seed(self) -> bool:
+        views = []
+        for index in (0, 2):  # the same inputs, another seed
+            self.eager.restore()
+            views.append(copy_view(self.eager.view(self.seeded_call(self.eager, index))))
+        self.eager.restore()
+        return mismatch_scale(*views) > max(1e-6, 10 * self.noise)
+
+    def _demand(self, got: View, want: View, index: int | None, when: str) -> None:
+        reference = None if index is None else lambda: self._in_float64(index)
+        if problem := compare(want, got, noise=self.noise, reference=reference):
+            raise Failed(Outcome.WRONG_OUTPUT, f"{problem} ({when})")
+
+    def _demand_live(self, got: View, want: View, old: View, what: str) -> None:
+        problem = compare(want, got, noise=self.noise)
+        if problem is None:
+            return
+        if mismatch_scale(old, got) < mismatch_scale(want, got):
+            raise Failed(Outcome.STALE_WEIGHTS, f"the output did not follow {what}")
+        raise Failed(Outcome.WRONG_OUTPUT, f"{problem} (after {what})")
+
+    def _in_float64(self, index: int) -> View:
+        """Eager's view of one call, computed in double precision."""
+        wide = dataclasses.replace(self._target, model=copy.deepcopy(self._target.model).double())
+        side = make_side(wide, self._phase, None)
+        view: View = {}
+        for call in range(index + 1):
+            side.inputs = _double(self._draws[call % 2])
+            seed_everything(self._seed + call)
+            view = side.view(side.run())
+        return copy_view(view)
+
+
+def _double(tree: Any) -> Any:
+    return pytree.tree_map(
+        lambda x: x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x, tree
+    )
+
+
+def _perturb(model: torch.nn.Module, seed: int) -> None:
+    """Change every floating parameter in place, the same way on both sides."""
+    generator = torch.Generator().manual_seed(seed + 1)
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.is_floating_point():
+                size = float(p.double().square().mean().sqrt()) if p.numel() else 0.0
+                noise = torch.randn(p.shape, generator=generator)
+                p.add_((noise * max(size, 1e-3) * _PERTURBATION).to(p))

@@ -1,0 +1,189 @@
+"""The units of work that are timed, each as two sides with the same weights and inputs."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from autocompile.config import EAGER, CompileConfig
+from autocompile.errors import TargetError
+from autocompile.runtime.compiling import RL_PHASES, compile_function, compile_model
+from autocompile.trial.target import Target
+from autocompile.trial.verify import View
+
+__all__ = ["PHASES", "Side", "call_model", "make_side", "phases_of"]
+
+PHASES = ("forward", *RL_PHASES, "optimizer_step", "train_step")
+_TRAINING = ("forward_train", "optimizer_step", "train_step")
+
+Compiler = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+@dataclass
+class Side:
+    """Eager or compiled: one copy of the model, and what a phase does with it.
+
+    Attributes:
+        model: this side's own copy.
+        call: the timed unit; takes no argument.
+        view: turns what ``call`` gave into what is compared with the other side.
+        restore: puts parameters and optimizer state back to where ``keep`` saw them.
+        grad: whether gradients are recorded while it runs.
+        inputs: this side's current inputs; ``call`` reads them anew each time.
+    """
+
+    model: torch.nn.Module
+    grad: bool
+    inputs: Any = None
+    call: Callable[[], Any] = lambda: None
+    view: Callable[[Any], View] = lambda output: {"outputs": output}
+    changing: list[torch.Tensor] = field(default_factory=list)
+    saved: list[torch.Tensor] = field(default_factory=list)
+    held: Callable[[], Any] = lambda: None
+
+    def context(self) -> contextlib.AbstractContextManager[Any]:
+        """The grad mode that the phase runs in."""
+        return torch.enable_grad() if self.grad else torch.no_grad()
+
+    def run(self) -> Any:
+        """One call in its context."""
+        with self.context():
+            return self.call()
+
+    def keep(self) -> None:
+        """Remember the tensors that calls change, as they are now."""
+        self.changing = [t for t in pytree.tree_leaves(self.held()) if isinstance(t, torch.Tensor)]
+        self.saved = [t.detach().clone() for t in self.changing]
+
+    def restore(self) -> None:
+        """Put them back, in place: nothing that was compiled needs to look again."""
+        with torch.no_grad():
+            for tensor, value in zip(self.changing, self.saved, strict=True):
+                tensor.copy_(value)
+
+
+def phases_of(target: Target) -> tuple[str, ...]:
+    """The phases that this target has."""
+    if target.is_rl:
+        return (*RL_PHASES, "optimizer_step", "train_step")
+    return ("forward", "optimizer_step", "train_step")
+
+
+def call_model(model: torch.nn.Module, inputs: Any) -> Any:
+    """Call a plain module with what ``get_inputs`` gave."""
+    if isinstance(inputs, dict):
+        return model(**inputs)
+    if isinstance(inputs, (tuple, list)):
+        return model(*inputs)
+    return model(inputs)
+
+
+def make_side(target: Target, phase: str, inputs: Any, config: CompileConfig = EAGER) -> Side:
+    """One side of a phase, on the device where the target's model is.
+
+    Args:
+        target: built already; its model is copied.
+        phase: one of :data:`PHASES`.
+        inputs: on the right device; not used by ``optimizer_step``.
+        config: how to compile; eager by default. Nothing is compiled before the first call.
+
+    Raises:
+        TargetError: the target does not have this phase.
+    """
+    if phase not in phases_of(target):
+        raise TargetError(
+            f"a {target.kind} has no phase {phase}", f"it has: {', '.join(phases_of(target))}"
+        )
+    model = copy.deepcopy(target.model)
+    side = Side(model, grad=phase in _TRAINING, inputs=inputs)
+    if phase == "forward":
+        model.eval()
+        compiled = compile_model(model, config, phase)
+        side.call = lambda: call_model(compiled, side.inputs)
+    elif phase in RL_PHASES:
+        compile_model(model, config, phase)
+        method = getattr(model, phase)
+        side.call = lambda: method(side.inputs)
+    if phase == "forward_train":
+        side.view = lambda output: _gradients_view(target, side, output)
+    elif phase == "optimizer_step":
+        _make_optimizer_step(target, side, config)
+    elif phase == "train_step":
+        _make_train_step(target, side, config)
+    return side
+
+
+def _parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def _gradients_view(target: Target, side: Side, output: Any) -> View:
+    """Outputs and the gradients of the loss."""
+    side.model.zero_grad(set_to_none=True)
+    target.loss(output, side.inputs).backward()
+    named = _parameters(side.model).items()
+    gradients = {name: p.grad for name, p in named if p.grad is not None}
+    return {"outputs": output, "gradients": gradients}
+
+
+def _updates(side: Side, before: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """How far each parameter has moved: a step that does nothing differs by all of it."""
+    return {n: p.detach() - before[n] for n, p in _parameters(side.model).items()}
+
+
+def _make_optimizer_step(target: Target, side: Side, config: CompileConfig) -> None:
+    """``optimizer.step()`` with the same made-up gradients on both sides.
+
+    The step is wrapped in a function of its own, since ``Optimizer.step`` breaks the graph by
+    design; the eager side has an optimizer of its own, because Dynamo may change the flags of the
+    one it has seen.
+    """
+    parameters = _parameters(side.model)
+    if not parameters:
+        raise TargetError("the model has no parameters, so there is no optimizer step")
+    generator = torch.Generator().manual_seed(0)
+    for p in parameters.values():
+        noise = torch.randn(p.shape, generator=generator, dtype=torch.float32)
+        p.grad = (noise * 1e-2).to(device=p.device, dtype=p.dtype)
+    before = {name: p.detach().clone() for name, p in parameters.items()}
+    optimizer = target.make_optimizer(side.model)
+
+    def step() -> None:
+        optimizer.step()
+
+    side.call = compile_function(step, config)
+    side.view = lambda _: {"updates": _updates(side, before)}
+    side.held = lambda: (parameters, [dict(s) for s in optimizer.state.values()])
+
+
+def _make_train_step(target: Target, side: Side, config: CompileConfig) -> None:
+    """Forward, loss, backward and optimizer step, compiled as one function."""
+    model = side.model.train()
+    before = {name: p.detach().clone() for name, p in _parameters(model).items()}
+    optimizer = target.make_optimizer(model)
+    forward = model.forward_train if target.is_rl else None
+
+    def step() -> torch.Tensor:
+        optimizer.zero_grad(set_to_none=True)
+        output = forward(side.inputs) if forward else call_model(model, side.inputs)
+        loss = target.loss(output, side.inputs)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    def view(loss: torch.Tensor) -> View:
+        named = _parameters(model).items()
+        gradients = {n: p.grad for n, p in named if p.grad is not None}
+        return {"loss": loss, "gradients": gradients, "updates": _updates(side, before)}
+
+    side.call = compile_function(step, config)
+    side.view = view
+    buffers = dict(model.named_buffers())
+    state = optimizer.state
+    side.held = lambda: (_parameters(model), buffers, [dict(s) for s in state.values()])

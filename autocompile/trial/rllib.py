@@ -1,0 +1,119 @@
+"""Targets of RLlib: an AlgorithmConfig, an RLModuleSpec, an RLModule. Written against ray 2.60."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from autocompile.errors import TargetError
+from autocompile.trial.target import Target, adam, sum_of_floats
+
+__all__ = ["from_object"]
+
+
+def from_object(value: Any, expression: str) -> Target:
+    """A target from an AlgorithmConfig, an RLModuleSpec or an RLModule.
+
+    Args:
+        value: one of the three.
+        expression: Python that gives ``value``, for exports.
+
+    Raises:
+        TargetError: it is none of them, or it names no observation space.
+    """
+    from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+    from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+
+    if isinstance(value, torch.nn.Module):
+        return _target("RLModule", value, expression)
+    if isinstance(value, RLModuleSpec):
+        return _target("RLModuleSpec", value.build(), f"{expression}.build()")
+    if not isinstance(value, AlgorithmConfig):
+        raise TargetError(f"a {type(value).__name__} of RLlib is no target")
+    if value.observation_space is None or value.action_space is None:
+        _take_spaces_from_env(value)
+    module = value.get_rl_module_spec().build()
+    target = _target("AlgorithmConfig", module, f"{expression}.get_rl_module_spec().build()")
+    target.algorithm = f"{type(value).__module__}:{type(value).__qualname__}"
+    lr = value.lr
+    if isinstance(lr, (int, float)):
+        target.make_optimizer = lambda m: torch.optim.Adam(m.parameters(), lr=lr)
+        target.choices["optimizer"] = f"Adam with the config's lr {lr}"
+    runner = int(value.num_envs_per_env_runner or 1)
+    minibatch = int(value.minibatch_size or value.train_batch_size_per_learner or 1)
+    inference = dict.fromkeys(("forward_exploration", "forward_inference"), runner)
+    training = dict.fromkeys(("forward_train", "train_step"), minibatch)
+    target.own_batch_size = {**inference, **training}
+    return target
+
+
+def _take_spaces_from_env(config: Any) -> None:
+    if config.env is None:
+        raise TargetError(
+            "the AlgorithmConfig names neither an environment nor its spaces",
+            hint=".environment(observation_space=..., action_space=...) on the config",
+        )
+    import gymnasium
+
+    env = (
+        gymnasium.make(config.env, **(config.env_config or {}))
+        if isinstance(config.env, str)
+        else config.env(config.env_config or {})
+    )
+    config.environment(
+        observation_space=config.observation_space or env.observation_space,
+        action_space=config.action_space or env.action_space,
+    )
+    env.close()
+
+
+def _target(kind: str, module: Any, expression: str) -> Target:
+    """A target from a built RLModule, with observations drawn from its observation space."""
+    space = module.observation_space
+
+    def make_inputs(batch_size: int | None) -> dict[str, Any]:
+        count = batch_size or 1
+        generator = np.random.default_rng(np.random.randint(2**31))
+        if not module.is_stateful():
+            return {"obs": _observations(space, (count,), generator)}
+        state = _repeat(module.get_initial_state(), count)
+        return {"obs": _observations(space, (count, 1), generator), "state_in": state}
+
+    build = [f"model = {expression}"]
+    target = Target(kind, module, build, make_inputs, adam, sum_of_floats, is_rl=True)
+    target.choices["inputs"] = f"drawn from {str(space)[:80]}"
+    return target
+
+
+def _observations(space: Any, lead: tuple[int, ...], generator: np.random.Generator) -> Any:
+    """Random observations with leading dimensions, in the space's own dtype."""
+    import gymnasium.spaces as spaces
+
+    if isinstance(space, spaces.Dict):
+        return {k: _observations(s, lead, generator) for k, s in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_observations(s, lead, generator) for s in space.spaces)
+    if isinstance(space, spaces.Box):
+        low, high = np.maximum(space.low, -1.0), np.minimum(space.high, 1.0)
+        if np.issubdtype(space.dtype, np.integer):
+            low, high = space.low, space.high
+        values = generator.uniform(low, high, size=(*lead, *space.shape))
+        return torch.as_tensor(values.astype(space.dtype))
+    if isinstance(space, spaces.Discrete):
+        # RLlib's connectors hand a discrete observation to the module one-hot encoded.
+        index = generator.integers(0, int(space.n), size=lead)
+        return torch.nn.functional.one_hot(torch.as_tensor(index), int(space.n)).float()
+    if isinstance(space, spaces.MultiBinary):
+        return torch.as_tensor(generator.integers(0, 2, size=(*lead, *space.shape))).float()
+    raise TargetError(
+        f"observations of a {type(space).__name__} space cannot be made up",
+        hint="define get_inputs(batch_size) in the target file: it gives the batch dict",
+    )
+
+
+def _repeat(state: Any, batch_size: int) -> Any:
+    if isinstance(state, dict):
+        return {name: _repeat(value, batch_size) for name, value in state.items()}
+    return torch.as_tensor(state).expand(batch_size, *torch.as_tensor(state).shape).clone()

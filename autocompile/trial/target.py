@@ -1,0 +1,208 @@
+"""Load what the user brought and learn how to build it, feed it and run it.
+
+Only a trial's process does this: the user's code never runs in the tuner.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import random
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+from autocompile.errors import TargetError
+
+__all__ = ["Target", "adam", "build", "import_target", "seed_everything", "split_spec", "sum_of_floats"]
+
+DEFAULT_BATCH_SIZES = (1, 4, 16)
+
+
+@dataclass
+class Target:
+    """How to build, feed and run the user's model.
+
+    Attributes:
+        kind: what it is: ``functions``, ``KernelBench``, ``nn.Module``, ``AlgorithmConfig``, ...
+        model: the module, on the CPU or wherever the user puts it.
+        build: lines of Python that define ``model``, for exports.
+        make_inputs: builds the inputs of one batch; the argument is None for a fixed batch.
+        make_optimizer: builds the optimizer of a module's parameters.
+        loss: reduces an output to one number.
+        is_rl: the module is an RLModule.
+        own_batch_size: the batch size that the user's own configuration gives to a phase.
+        algorithm: ``module:Class`` of an AlgorithmConfig.
+        choices: where each choice came from, in words.
+    """
+
+    kind: str
+    model: torch.nn.Module
+    build: list[str]
+    make_inputs: Callable[[int | None], Any]
+    make_optimizer: Callable[[torch.nn.Module], Any]
+    loss: Callable[[Any, Any], torch.Tensor]
+    is_rl: bool = False
+    fixed_batch: bool = False
+    own_batch_size: dict[str, int] = field(default_factory=dict)
+    algorithm: str | None = None
+    choices: dict[str, str] = field(default_factory=dict)
+
+    def default_phases(self) -> tuple[str, ...]:
+        """The two phases that are tuned when nobody asks for others."""
+        return ("forward_exploration" if self.is_rl else "forward", "optimizer_step")
+
+
+def seed_everything(seed: int) -> None:
+    """Make weights and inputs the same in every process."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def split_spec(spec: str) -> tuple[str, str | None]:
+    """``PATH``, ``PATH:NAME`` or ``package.module:NAME`` as its place and its name."""
+    if match := re.fullmatch(r"(.+):([A-Za-z_]\w*)", spec):
+        return match[1], match[2]
+    return spec, None
+
+
+def import_target(spec: str) -> ModuleType:
+    """Import a target's file by its path, or its module by its name; runs the user's code.
+
+    Raises:
+        Exception: whatever the user's file raises.
+    """
+    place, _ = split_spec(spec)
+    if not (place.endswith(".py") or Path(place).exists()):
+        return importlib.import_module(place)
+    path = Path(place).resolve()
+    sys.path.insert(0, str(path.parent))  # so that it finds its neighbours, as a script does
+    found = importlib.util.spec_from_file_location(path.stem, path)
+    if found is None or found.loader is None:
+        raise TargetError(f"{place} is not a Python file")
+    module = importlib.util.module_from_spec(found)
+    sys.modules[path.stem] = module
+    found.loader.exec_module(module)
+    return module
+
+
+def build(spec: str, module: ModuleType) -> Target:
+    """Build the target's model; :func:`seed_everything` first makes its weights repeatable.
+
+    Raises:
+        TargetError: the module does not define what is needed.
+        Exception: whatever the user's functions raise.
+    """
+    place, name = split_spec(spec)
+    is_file = place.endswith(".py")
+    source = f"runpy.run_path({place!r})" if is_file else f"vars(importlib.import_module({place!r}))"
+    if name is None:
+        target = _from_module(module, place, source)
+    else:
+        if not hasattr(module, name):
+            raise TargetError(f"{place} does not define {name}", f"it defines: {_names(module)}")
+        target = _from_object(getattr(module, name), module, f"{source}[{name!r}]", spec)
+    target.build = ["import runpy" if is_file else "import importlib", *target.build]
+    return target
+
+
+def _names(module: ModuleType) -> str:
+    own = [
+        f"{name}()" if inspect.isfunction(value) else name
+        for name, value in vars(module).items()
+        if not name.startswith("_") and getattr(value, "__module__", None) == module.__name__
+    ]
+    return ", ".join(own[:12]) or "nothing of its own"
+
+
+def _from_module(module: ModuleType, place: str, source: str) -> Target:
+    if hasattr(module, "get_model"):
+        return _from_object(module.get_model, module, f"{source}['get_model']", place)
+    if hasattr(module, "Model") and hasattr(module, "get_init_inputs"):
+        model = module.Model(*module.get_init_inputs())
+        lines = [f"target = {source}", "model = target['Model'](*target['get_init_inputs']())"]
+        return _plain("KernelBench", model, lines, module, place)
+    candidates = [n for n, v in vars(module).items() if inspect.isfunction(v) and n[0] != "_"]
+    guess = next((n for n in candidates if n not in ("get_inputs", "get_loss")), None)
+    raise TargetError(
+        f"{place} does not define get_model()",
+        f"it defines: {_names(module)}",
+        hint=f"autocompile tune {place}:{guess}" if guess else "autocompile init model.py",
+    )
+
+
+def _from_object(value: Any, module: ModuleType, expression: str, spec: str) -> Target:
+    """A target from an AlgorithmConfig, an RLModuleSpec, a module, or a function giving one."""
+    if inspect.isfunction(value):
+        value, expression = value(), f"{expression}()"
+    if any(cls.__module__.startswith("ray.rllib") for cls in type(value).__mro__):
+        from autocompile.trial import rllib
+
+        return _with_user_functions(rllib.from_object(value, expression), module)
+    if isinstance(value, torch.nn.Module):
+        kind = "functions" if hasattr(module, "get_model") else "nn.Module"
+        return _plain(kind, value, [f"model = {expression}"], module, spec)
+    raise TargetError(
+        f"{spec} is a {type(value).__name__}",
+        "a target is an nn.Module, an AlgorithmConfig, an RLModuleSpec, or a function giving one",
+    )
+
+
+def _plain(
+    kind: str, model: torch.nn.Module, lines: list[str], module: ModuleType, spec: str
+) -> Target:
+    if not hasattr(module, "get_inputs"):
+        raise TargetError(
+            f"{spec} has no get_inputs(batch_size) beside it",
+            "it gives a tuple or list for model(*x), a dict for model(**x), or one tensor",
+            hint="autocompile init model.py   (writes a file to start from)",
+        )
+    target = Target(kind, model, lines, lambda batch_size: None, adam, sum_of_floats)
+    return _with_user_functions(target, module)
+
+
+def _with_user_functions(target: Target, module: ModuleType) -> Target:
+    if hasattr(module, "get_inputs"):
+        function = module.get_inputs
+        fixed = target.fixed_batch = not inspect.signature(function).parameters
+        target.make_inputs = lambda batch_size: function() if fixed else function(batch_size)
+        target.choices["inputs"] = "get_inputs() of the target"
+    if hasattr(module, "get_optimizer"):
+        target.make_optimizer = module.get_optimizer
+        target.choices["optimizer"] = "get_optimizer() of the target"
+    if hasattr(module, "get_loss"):
+        target.loss = module.get_loss
+        target.choices["loss"] = "get_loss() of the target"
+    return target
+
+
+def adam(model: torch.nn.Module) -> torch.optim.Optimizer:
+    """The default optimizer: Adam as torch sets it up, over every parameter."""
+    return torch.optim.Adam(model.parameters())
+
+
+def sum_of_floats(output: Any, inputs: Any) -> torch.Tensor:
+    """The loss of PyTorch's dynamo benchmarks: the sum of every floating output.
+
+    Raises:
+        TargetError: no output can be differentiated.
+    """
+    floats = [
+        leaf.sum()
+        for leaf in pytree.tree_leaves(output)
+        if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and leaf.requires_grad
+    ]
+    if not floats:
+        raise TargetError("no output of the model depends on its parameters, so there is no loss")
+    total: torch.Tensor = torch.stack([x.float() for x in floats]).sum()
+    return total

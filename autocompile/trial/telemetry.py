@@ -1,0 +1,122 @@
+"""What the process can tell about itself: memory, and what Dynamo did."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+__all__ = ["DynamoFacts", "dynamo_facts", "peak_growth_bytes", "reset_dynamo", "tensor_bytes"]
+
+
+def synchronizer(device: torch.device) -> Callable[[], None]:
+    """A function that waits until the device has done its work."""
+    if device.type == "cuda":
+        return lambda: torch.cuda.synchronize(device)
+    return lambda: None
+
+
+def tensor_bytes(tree: Any) -> int:
+    """Bytes held by the tensors of a nested structure, each storage counted once."""
+    storages = {
+        t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
+        for t in pytree.tree_leaves(tree)
+        if isinstance(t, torch.Tensor)
+    }
+    return sum(storages.values())
+
+
+def _status_bytes(name: str) -> int | None:
+    try:
+        with open("/proc/self/status") as file:
+            for line in file:
+                if line.startswith(name):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return None
+
+
+def peak_growth_bytes(call: Callable[[], Any], device: torch.device) -> int | None:
+    """How far memory in use rises above its level before the call.
+
+    On CUDA this is the allocator's own count. On a CPU it is the process' resident peak, reset
+    through ``/proc/self/clear_refs`` (proc(5)); None where that cannot be written.
+    """
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        call()
+        torch.cuda.synchronize(device)
+        return int(torch.cuda.max_memory_allocated(device) - before)
+    try:
+        with open("/proc/self/clear_refs", "w") as file:
+            file.write("5")
+    except OSError:
+        return None
+    resident = _status_bytes("VmRSS:")
+    call()
+    peak = _status_bytes("VmHWM:")
+    return None if resident is None or peak is None else max(0, peak - resident)
+
+
+@dataclass(frozen=True)
+class DynamoFacts:
+    """What Dynamo has counted since the last reset.
+
+    Attributes:
+        graphs: graphs handed to the backend.
+        graph_breaks: places where a graph had to end.
+        recompiles: compilations of code that had been compiled before.
+        break_reasons: torch's own words, most frequent first, at most five.
+        recompile_reasons: likewise.
+        cudagraph_skips: how often Inductor gave up CUDA graphs.
+    """
+
+    graphs: int
+    graph_breaks: int
+    recompiles: int
+    break_reasons: tuple[str, ...]
+    recompile_reasons: tuple[str, ...]
+    cudagraph_skips: int
+
+
+def reset_dynamo() -> None:
+    """Start counting from nothing; a graph that falls back to eager becomes an error."""
+    import torch._dynamo
+
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    torch._dynamo.utils.clear_compilation_metrics()
+    # Past the recompile limit torch would go on in eager without a word that a program can see.
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
+
+
+def _first_line(text: object) -> str:
+    lines = [line.strip() for line in str(text).splitlines() if line.strip()]
+    return lines[0][:300] if lines else ""
+
+
+def dynamo_facts() -> DynamoFacts:
+    """Read Dynamo's counters and compilation metrics."""
+    import torch._dynamo
+
+    counters = torch._dynamo.utils.counters
+    breaks = sorted(counters["graph_break"].items(), key=lambda item: -item[1])
+    reasons = [
+        _first_line(m.recompile_reason)
+        for m in torch._dynamo.utils.get_compilation_metrics()
+        if getattr(m, "recompile_reason", None)
+    ]
+    return DynamoFacts(
+        graphs=int(counters["stats"]["unique_graphs"]),
+        graph_breaks=sum(count for _, count in breaks),
+        recompiles=len(reasons),
+        break_reasons=tuple(_first_line(reason) for reason, _ in breaks[:5]),
+        recompile_reasons=tuple(reasons[:5]),
+        cudagraph_skips=int(counters["inductor"]["cudagraph_skips"]),
+    )

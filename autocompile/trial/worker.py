@@ -1,0 +1,227 @@
+"""What a trial's process does, from the request to the result."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from autocompile.config import CompileConfig
+from autocompile.errors import AutocompileError
+from autocompile.record import Outcome, Step
+from autocompile.trial import environment, failures, telemetry
+from autocompile.trial.channel import Channel
+from autocompile.trial.judge import Failed, Judge
+from autocompile.trial.measure import Limits, Timed, paired_blocks
+from autocompile.trial.phases import Side, make_side, phases_of
+from autocompile.trial.target import Target, build, import_target, seed_everything, split_spec
+
+__all__ = ["run"]
+
+
+def run(folder: str, descriptor: int | None, nonce: str) -> None:
+    """Do what ``folder/request.json`` asks and send how it ended."""
+    channel = Channel(descriptor, nonce)
+    request = json.loads((Path(folder) / "request.json").read_text("utf-8"))
+    result: dict[str, Any] = {}
+    task = _probe if request["kind"] == "probe" else _trial
+    try:
+        task(request, channel, result)
+        result["outcome"] = Outcome.OK.value
+        channel.current = Step.EXIT
+    except BaseException as error:  # SystemExit and KeyboardInterrupt of the user's code as well
+        traceback.print_exc()
+        _explain(error, request, channel, result)
+    channel.result(result)
+
+
+def _explain(
+    error: BaseException, request: dict[str, Any], channel: Channel, result: dict[str, Any]
+) -> None:
+    if isinstance(error, Failed):
+        result["outcome"], result["message"] = error.outcome.value, str(error)
+        return
+    result["outcome"] = failures.outcome_of(error, channel.current).value
+    result["message"] = failures.first_words(error)
+    if isinstance(error, AutocompileError):
+        result["message"] = error.what
+        result["explained"] = {
+            "what": error.what, "details": list(error.details), "hint": error.hint,
+        }  # fmt: skip
+    place, _ = split_spec(request.get("target") or "")
+    result["where"] = failures.where_in(error, Path(place).resolve().parent)
+
+
+def _load(request: dict[str, Any], channel: Channel) -> tuple[Target, torch.device]:
+    """Steps ``import`` and ``build``: the same weights in every process."""
+    channel.step(Step.IMPORT)
+    device = environment.pick_device(request.get("device"))
+    seed_everything(request["seed"])
+    module = import_target(request["target"])
+    channel.step(Step.BUILD)
+    target = build(request["target"], module)
+    target.model.to(device)
+    return target, device
+
+
+def _inputs(target: Target, request: dict[str, Any], device: torch.device, draw: int) -> Any:
+    """The inputs of one batch; another ``draw`` gives other values. An optimizer step has none."""
+    if request["phase"] == "optimizer_step":
+        return None
+    seed_everything(request["seed"] + 1000 * (draw + 1))
+    inputs = target.make_inputs(request.get("batch_size"))
+    return pytree.tree_map(lambda x: x.to(device) if isinstance(x, torch.Tensor) else x, inputs)
+
+
+def _probe(request: dict[str, Any], channel: Channel, result: dict[str, Any]) -> None:
+    """Describe machine, torch and target; run each phase once in eager mode."""
+    if request.get("target"):
+        target, device = _load(request, channel)
+        phases = request.get("phases") or list(target.default_phases())
+        result["target"] = _describe(target, phases)
+        channel.step(Step.EAGER)
+        for phase in phases:
+            result["during"] = f"get_inputs({request['batch_size']})"
+            inputs = _inputs(target, {**request, "phase": phase}, device, 0)
+            del result["during"]
+            side = make_side(target, phase, inputs)
+            side.view(side.run())
+            if target.fixed_batch and inputs is not None:
+                tensors = (x for x in pytree.tree_leaves(inputs) if isinstance(x, torch.Tensor))
+                shape = next((x.shape for x in tensors if x.dim()), (1,))
+                result["target"]["fixed_batch_size"] = int(shape[0])
+    else:
+        device = environment.pick_device(request.get("device"))
+    result["environment"] = environment.describe(device)
+    result["backends"] = environment.backends(device, request.get("backends"))
+    result["all_backends"] = environment.all_backends()
+    result["modes"] = environment.modes(device)
+    if folder := request.get("toolchain"):
+        channel.step(Step.COMPILE)
+        result["toolchain_s"] = environment.prepare_toolchain(device, Path(folder))
+
+
+def _describe(target: Target, phases: list[str]) -> dict[str, Any]:
+    unknown = [phase for phase in phases if phase not in phases_of(target)]
+    if unknown:
+        raise AutocompileError(
+            f"this target has no phase {unknown[0]}",
+            f"a {target.kind} has: {', '.join(phases_of(target))}",
+        )
+    return {
+        "kind": target.kind,
+        "description": type(target.model).__name__,
+        "parameters": sum(p.numel() for p in target.model.parameters()),
+        "phases": phases,
+        "algorithm": target.algorithm,
+        "build": target.build,
+        "own_batch_size": target.own_batch_size,
+        "is_rl": target.is_rl,
+        "choices": target.choices,
+    }
+
+
+def _trial(request: dict[str, Any], channel: Channel, result: dict[str, Any]) -> None:
+    """Eager twice, compile, verify, measure, verify again."""
+    config = CompileConfig.from_dict(request["config"])
+    phase = request["phase"]
+    target, device = _load(request, channel)
+    synchronize = telemetry.synchronizer(device)
+    inputs, other = (_inputs(target, request, device, draw) for draw in (0, 1))
+    notes: list[str] = []
+    result["notes"] = notes
+
+    channel.step(Step.EAGER)
+    judge = Judge(target, phase, (inputs, other), request["seed"], notes)
+    eager = judge.eager
+    result["eager_peak_memory_bytes"] = _peak_memory(eager, device)
+
+    channel.step(Step.COMPILE)
+    telemetry.reset_dynamo()
+    compiled = make_side(target, phase, inputs, config)
+    with judge.comparable_random_numbers():
+        synchronize()
+        began = time.perf_counter()
+        output = judge.seeded_call(compiled, 0)
+        synchronize()
+        first_s = time.perf_counter() - began
+
+        channel.step(Step.VERIFY)
+        judge.first_calls(compiled, output)
+        if not config.is_eager:
+            _prove_compiled(result, notes)
+        result["weights_live"] = judge.weights(compiled)
+
+        channel.step(Step.MEASURE)
+        compiled.keep()
+        result["peak_memory_bytes"] = _peak_memory(compiled, device)
+        measurement = paired_blocks(
+            Timed(eager.call, eager.restore, eager.context),
+            Timed(compiled.call, compiled.restore, _timing_context(compiled, config)),
+            synchronize,
+            Limits(**request["limits"]),
+            request["seed"] + request["number"],
+        )
+        result["measurement"] = asdict(measurement)
+
+        channel.step(Step.VERIFY)
+        judge.last_call(compiled)
+    if not config.is_eager:
+        result["compile_s"] = max(0.0, first_s - measurement.compiled_call_s)
+        _prove_compiled(result, notes)
+
+
+def _timing_context(
+    side: Side, config: CompileConfig
+) -> Callable[[], contextlib.AbstractContextManager[Any]]:
+    """The side's grad mode; a recompile inside a timed block is an error, not a slow sample."""
+    if config.is_eager:
+        return side.context
+
+    @contextlib.contextmanager
+    def context() -> Iterator[None]:
+        with side.context(), torch.compiler.set_stance("fail_on_recompile"):
+            yield
+
+    return context
+
+
+def _peak_memory(side: Side, device: torch.device) -> int | None:
+    """What this side's tensors hold plus what a call needs on top, in bytes."""
+    side.run()  # allocator pools and optimizer state are there from now on
+    growth = telemetry.peak_growth_bytes(side.run, device)
+    if growth is None:
+        return None
+    own = (dict(side.model.named_parameters()), dict(side.model.named_buffers()), side.inputs)
+    return growth + telemetry.tensor_bytes((own, side.held()))
+
+
+def _prove_compiled(result: dict[str, Any], notes: list[str]) -> None:
+    """At least one graph reached the backend, and what the setting asked for happened.
+
+    Raises:
+        Failed: nothing was captured.
+    """
+    facts = telemetry.dynamo_facts()
+    result.update(
+        graphs=facts.graphs, graph_breaks=facts.graph_breaks, recompiles=facts.recompiles
+    )
+    result["detail"] = {
+        "break_reasons": list(facts.break_reasons),
+        "recompile_reasons": list(facts.recompile_reasons),
+        "cudagraph_skips": facts.cudagraph_skips,
+    }
+    if facts.graphs == 0:
+        raise Failed(Outcome.NOT_COMPILED, "Dynamo captured no graph: everything ran in eager mode")
+    skipped = "no effect: Inductor gave up CUDA graphs here"
+    if facts.cudagraph_skips and skipped not in notes:
+        notes.append(skipped)
+

@@ -1,0 +1,404 @@
+"""What the exporters write, as text; tests/test_export_runs.py runs it."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import io
+import json
+import subprocess
+import sys
+import tokenize
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autocompile.errors import ExportError, UsageError
+from autocompile.export import FORMATS, export, use_line
+from autocompile.export.rllib import framework_kwargs
+
+SAMPLE = json.loads((Path(__file__).parent / "data" / "report.json").read_text("utf-8"))
+SCRIPTS = [name for name in FORMATS if name != "json"]
+EAGER = SAMPLE["phases"]["optimizer_step"]["best"]["config"]
+
+
+@pytest.fixture
+def rl_report() -> dict[str, Any]:
+    """The invented report: RLlib, exploration faster, optimizer step not."""
+    report: dict[str, Any] = copy.deepcopy(SAMPLE)
+    return report
+
+
+@pytest.fixture
+def plain_report() -> dict[str, Any]:
+    """The same numbers for the forward pass of a plain module."""
+    report: dict[str, Any] = copy.deepcopy(SAMPLE)
+    report["target"].update(
+        spec="model.py",
+        kind="functions",
+        algorithm=None,
+        own_batch_size={},
+        build=["import runpy", 'model = runpy.run_path("model.py")["get_model"]()'],
+    )
+    report["phases"] = {"forward": report["phases"]["forward_exploration"]}
+    return report
+
+
+@pytest.fixture
+def report_for(
+    rl_report: dict[str, Any], plain_report: dict[str, Any]
+) -> Callable[[str], dict[str, Any]]:
+    """The report that has a form in a format."""
+    return lambda to: rl_report if to == "rllib" else plain_report
+
+
+def set_verdicts(report: dict[str, Any], verdict: str) -> None:
+    for phase in report["phases"].values():
+        phase["verdict"] = verdict
+        if verdict == "keep_eager":
+            phase["best"]["config"] = EAGER
+        if verdict == "failed":
+            phase["best"] = None
+
+
+def change_config(report: dict[str, Any], phase: str, **changes: Any) -> None:
+    report["phases"][phase]["best"]["config"].update(changes)
+
+
+@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize("verdict", ["faster", "keep_eager"])
+def test_every_format_yields_text_for_a_result(
+    to: str, verdict: str, report_for: Callable[[str], dict[str, Any]]
+) -> None:
+    report = report_for(to)
+    set_verdicts(report, verdict)
+    text = export(report, to)
+    assert text.endswith("\n") and not text.endswith("\n\n")
+    if to == "json":
+        json.loads(text)
+    else:
+        compile(text, to, "exec")
+        assert "import autocompile" not in text
+    assert ("max-autotune" in text) == (verdict == "faster")
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_every_format_refuses_a_report_in_which_everything_failed(
+    to: str, report_for: Callable[[str], dict[str, Any]]
+) -> None:
+    report = report_for(to)
+    set_verdicts(report, "failed")
+    with pytest.raises(ExportError, match="nothing to export"):
+        export(report, to)
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_a_report_without_phases_is_refused(
+    to: str, report_for: Callable[[str], dict[str, Any]]
+) -> None:
+    report = report_for(to)
+    report["phases"] = {}
+    with pytest.raises(ExportError, match="nothing to export"):
+        export(report, to)
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_exporting_leaves_the_report_as_it_was(
+    to: str, report_for: Callable[[str], dict[str, Any]]
+) -> None:
+    report = report_for(to)
+    before = copy.deepcopy(report)
+    export(report, to)
+    assert report == before
+
+
+def test_an_unknown_format_is_a_usage_error_that_names_the_nearest(
+    rl_report: dict[str, Any],
+) -> None:
+    with pytest.raises(UsageError, match="no export format 'rlib'") as caught:
+        export(rl_report, "rlib")
+    assert caught.value.hint == "autocompile export last --to rllib"
+
+
+@pytest.mark.parametrize("to", SCRIPTS)
+@pytest.mark.parametrize("change", [{}, {"dynamic": True, "fullgraph": True}])
+def test_scripts_are_formatted_as_a_formatter_would(
+    to: str, change: dict[str, Any], report_for: Callable[[str], dict[str, Any]]
+) -> None:
+    report = report_for(to)
+    report["target"]["build"] = ["import runpy", 'model = runpy.run_path("m.py")["model"]']
+    for phase in report["phases"].values():
+        if phase["verdict"] == "faster":
+            phase["best"]["config"].update(change)
+    command = [sys.executable, "-m", "ruff", "format", "--isolated", "--diff", "-"]
+    done = subprocess.run(command, input=export(report, to), capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+NASTY = "x\"\"\"\n'''\rimport os; os.abort()\x0c\x85\u2028import os #\\ \ud800 {0} %s \N{SNOWMAN}"
+
+
+@pytest.mark.parametrize("to", SCRIPTS)
+def test_text_from_a_report_never_becomes_code(
+    to: str, report_for: Callable[[str], dict[str, Any]]
+) -> None:
+    clean, dirty = report_for(to), copy.deepcopy(report_for(to))
+    dirty["target"]["spec"] = dirty["run_dir"] = NASTY
+    dirty["environment"].update(device_name=NASTY, torch=NASTY, autocompile=NASTY)
+    dirty["target"]["choices"]["optimizer"] = NASTY
+    for phase in dirty["phases"].values():
+        phase["reason"] = NASTY
+        phase["best"]["config"]["environment"] = NASTY
+    text = export(dirty, to)
+    assert ast.dump(ast.parse(text)) == ast.dump(ast.parse(export(clean, to)))
+    assert text.isascii()
+
+
+def test_an_algorithm_that_is_no_dotted_name_is_not_imported(rl_report: dict[str, Any]) -> None:
+    for name in ("os;import x:A", "a.b:C.D", "a:import", "__main__:Mine", "nothing", ":", None):
+        rl_report["target"]["algorithm"] = name
+        text = export(rl_report, "rllib")
+        assert "algorithm_config import AlgorithmConfig\n" in text
+        assert "names no algorithm" in text
+
+
+@pytest.mark.parametrize("value", [NASTY.replace("\ud800", ""), 'a"b', "a'b", 1.5, -3, None, True])
+@pytest.mark.parametrize("to", ["python", "accelerate"])
+def test_option_values_survive_as_they_are(
+    to: str, value: Any, plain_report: dict[str, Any]
+) -> None:
+    change_config(plain_report, "forward", mode="default", options={"key": value})
+    tree = ast.parse(export(plain_report, to))
+    options = [
+        ast.literal_eval(v)
+        for node in ast.walk(tree)
+        for v in (
+            [node.value]
+            if isinstance(node, ast.keyword) and node.arg == "options"
+            else [v for k, v in zip(node.keys, node.values, strict=True) if _is(k, "options")]
+            if isinstance(node, ast.Dict)
+            else []
+        )
+    ]
+    assert options == [{"key": value}]
+
+
+def _is(node: ast.expr | None, text: str) -> bool:
+    return isinstance(node, ast.Constant) and node.value == text
+
+
+def test_build_lines_that_are_not_python_are_refused(plain_report: dict[str, Any]) -> None:
+    plain_report["target"]["build"] = ["model = ("]
+    for to in ("python", "accelerate"):
+        with pytest.raises(ExportError, match="not Python"):
+            export(plain_report, to)
+
+
+def test_the_json_says_what_its_numbers_are(rl_report: dict[str, Any]) -> None:
+    document = json.loads(export(rl_report, "json"))
+    phases = document["phases"]
+    assert phases["forward_exploration"]["torch_compile"] == {
+        "backend": "inductor",
+        "mode": "max-autotune",
+    }
+    assert phases["forward_exploration"]["speedup"]["value"] == 1.41
+    assert phases["optimizer_step"]["torch_compile"] is None
+    assert phases["optimizer_step"]["verdict"] == "keep_eager"
+    assert document["environment"]["torch"] == "2.13.0+cpu"
+    assert {"torch_compile", "speedup", "throughput"} <= document["about"].keys()
+
+
+def test_python_names_the_evidence_of_each_phase(rl_report: dict[str, Any]) -> None:
+    text = " ".join(_comments(export(rl_report, "python")))
+    for words in ("1.41x [1.39, 1.43]", "batch size 16", "torch 2.13.0+cpu", "AMD EPYC (cpu)"):
+        assert words in text
+    assert "optimizer_step: keep eager" in text
+
+
+def _comments(text: str) -> list[str]:
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return [t.string.lstrip("# ") for t in tokens if t.type == tokenize.COMMENT]
+
+
+def test_python_for_an_object_defines_functions_only(plain_report: dict[str, Any]) -> None:
+    plain_report["target"]["build"] = None
+    text = export(plain_report, "python")
+    assert "def compile_forward(model):" in text
+    assert "__main__" not in text and "build_model" not in text
+    assert "object in Python" in text
+
+
+def test_python_moves_the_model_to_the_device_it_was_measured_on(
+    plain_report: dict[str, Any],
+) -> None:
+    plain_report["environment"]["device"] = "cuda:0"
+    assert 'return model.to("cuda:0")\n' in export(plain_report, "python")
+
+
+def test_python_imports_the_package_that_registers_a_backend(
+    plain_report: dict[str, Any],
+) -> None:
+    change_config(plain_report, "forward", backend="ipex", mode="default")
+    assert "\nimport intel_extension_for_pytorch" in export(plain_report, "python")
+
+
+def test_python_refuses_a_setting_that_is_more_than_arguments(
+    plain_report: dict[str, Any],
+) -> None:
+    change_config(plain_report, "forward", scope="regional")
+    with pytest.raises(ExportError, match="more than arguments") as caught:
+        export(plain_report, "python")
+    assert "scope='regional'" in str(caught.value)
+
+
+def test_rllib_refuses_a_target_that_is_no_rlmodule(plain_report: dict[str, Any]) -> None:
+    with pytest.raises(ExportError, match="no RLModule") as caught:
+        export(plain_report, "rllib")
+    assert caught.value.hint == "autocompile export last --to python"
+
+
+@pytest.mark.parametrize("to", ["accelerate", "transformers"])
+def test_model_stacks_refuse_an_rlmodule_and_point_to_rllib(
+    to: str, rl_report: dict[str, Any]
+) -> None:
+    with pytest.raises(ExportError, match="no form for an RLModule") as caught:
+        export(rl_report, to)
+    assert caught.value.hint == "autocompile export last --to rllib"
+
+
+@pytest.mark.parametrize("to", ["accelerate", "transformers"])
+def test_model_stacks_refuse_what_accelerate_does_not_know(
+    to: str, plain_report: dict[str, Any]
+) -> None:
+    change_config(plain_report, "forward", backend="my_backend", mode="default")
+    with pytest.raises(ExportError, match="'my_backend'") as caught:
+        export(plain_report, to)
+    assert "inductor" in str(caught.value)
+
+
+@pytest.mark.parametrize("to", ["accelerate", "transformers"])
+def test_model_stacks_have_no_form_for_an_optimizer_step_alone(
+    to: str, plain_report: dict[str, Any]
+) -> None:
+    plain_report["phases"] = {"optimizer_step": SAMPLE["phases"]["optimizer_step"]}
+    with pytest.raises(ExportError, match="forward pass"):
+        export(plain_report, to)
+
+
+@pytest.mark.parametrize("to", ["accelerate", "transformers"])
+def test_model_stacks_fall_back_to_the_training_step(to: str, plain_report: dict[str, Any]) -> None:
+    plain_report["phases"]["train_step"] = copy.deepcopy(plain_report["phases"]["forward"])
+    plain_report["phases"]["forward"].update(verdict="failed", best=None)
+    text = export(plain_report, to)
+    assert "# train_step: 1.41x" in text and "max-autotune" in text
+
+
+def test_rllib_warns_of_what_matters_for_this_setting_only(rl_report: dict[str, Any]) -> None:
+    plain = export(rl_report, "rllib")
+    assert "never compiles env runners" in plain and "dynamic" not in plain
+    change_config(rl_report, "forward_exploration", dynamic=True)
+    assert "no field for dynamic=True: dropped" in export(rl_report, "rllib")
+    set_verdicts(rl_report, "keep_eager")
+    assert "WARNING" not in export(rl_report, "rllib")
+
+
+def test_rllib_says_which_phase_the_learner_setting_was_measured_on(
+    rl_report: dict[str, Any],
+) -> None:
+    step = copy.deepcopy(rl_report["phases"]["forward_exploration"])
+    rl_report["phases"] = {"optimizer_step": step}
+    text = " ".join(_comments(export(rl_report, "rllib")))
+    assert "measured on optimizer_step" in text
+    assert "torch_compile_worker" not in export(rl_report, "rllib")
+    rl_report["phases"]["train_step"] = step
+    assert "measured on" not in " ".join(_comments(export(rl_report, "rllib"))[3:])
+
+
+def test_framework_kwargs_come_with_a_sentence_for_all_that_is_ignored(
+    rl_report: dict[str, Any],
+) -> None:
+    change_config(rl_report, "forward_exploration", fullgraph=True)
+    kwargs, ignored = framework_kwargs(rl_report)
+    assert kwargs["torch_compile_worker"] is True and kwargs["torch_compile_learner"] is False
+    assert [text.split(":")[0] for text in ignored] == ["worker", "worker"]
+    assert "fullgraph=True" in ignored[1]
+
+
+def test_rllib_takes_the_setting_of_the_users_own_batch_size(rl_report: dict[str, Any]) -> None:
+    rl_report["target"]["own_batch_size"] = {"forward_exploration": 1}
+    line = use_line(rl_report)
+    assert 'worker_dynamo_backend="inductor"' in line and "worker_dynamo_mode=None" in line
+    text = " ".join(_comments(export(rl_report, "rllib")))
+    assert "1.20x" in text and "batch size 1, which is this configuration's own (trial 2)" in text
+
+
+def test_rllib_keeps_eager_where_the_users_own_batch_size_gains_nothing(
+    rl_report: dict[str, Any],
+) -> None:
+    rl_report["target"]["own_batch_size"] = {"forward_exploration": 1}
+    row = rl_report["phases"]["forward_exploration"]["by_batch_size"][0]
+    row["speedup"] = {"value": 1.004, "low": 0.99, "high": 1.02}
+    assert "torch_compile_worker=False" in export(rl_report, "rllib")
+    assert use_line(rl_report).startswith("leave it uncompiled")
+
+
+def test_rllib_says_when_the_users_own_batch_size_was_not_measured(
+    rl_report: dict[str, Any],
+) -> None:
+    rl_report["target"]["own_batch_size"] = {"forward_exploration": 64}
+    text = " ".join(_comments(export(rl_report, "rllib")))
+    assert "own batch size 64 was not measured" in text
+    assert "max-autotune" in export(rl_report, "rllib")
+
+
+def test_use_line_for_rllib_is_a_framework_call(rl_report: dict[str, Any]) -> None:
+    assert use_line(rl_report) == (
+        'config.framework("torch", torch_compile_worker=True, '
+        'torch_compile_worker_dynamo_backend="inductor", '
+        'torch_compile_worker_dynamo_mode="max-autotune", torch_compile_learner=False)'
+    )
+
+
+def test_use_line_for_a_module_is_a_torch_compile_call(plain_report: dict[str, Any]) -> None:
+    assert use_line(plain_report) == (
+        'model = torch.compile(model, backend="inductor", mode="max-autotune")'
+    )
+    change_config(plain_report, "forward", mode="default", options={"a": False}, dynamic=True)
+    assert use_line(plain_report) == (
+        'model = torch.compile(model, backend="inductor", options={"a": False}, dynamic=True)'
+    )
+
+
+@pytest.mark.parametrize(
+    ("phase", "start"),
+    [
+        ("optimizer_step", "step = torch.compile(optimizer.step, "),
+        ("train_step", "step = torch.compile(train_step, "),
+    ],
+)
+def test_use_line_for_a_step_compiles_the_step(
+    phase: str, start: str, plain_report: dict[str, Any]
+) -> None:
+    plain_report["phases"] = {phase: plain_report["phases"]["forward"]}
+    assert use_line(plain_report).startswith(start)
+
+
+@pytest.mark.parametrize("to", ["rllib", "python"])
+def test_use_line_says_when_there_is_nothing_to_compile(
+    to: str, report_for: Callable[[str], dict[str, Any]]
+) -> None:
+    report = report_for(to)
+    set_verdicts(report, "keep_eager")
+    assert use_line(report).startswith("leave it uncompiled")
+    set_verdicts(report, "failed")
+    assert use_line(report) == "nothing to use: no setting worked"
+
+
+def test_the_exporters_import_no_stack() -> None:
+    stacks = ("torch", "ray", "accelerate", "transformers")
+    code = f"import sys, autocompile.export; print([m for m in {stacks} if m in sys.modules])"
+    root = Path(__file__).parent.parent
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr

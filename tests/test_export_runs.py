@@ -1,0 +1,245 @@
+"""Each exported script, run in a process of its own against the real stacks."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autocompile.export import export
+from autocompile.export.accelerate import ACCELERATE_READ, BACKENDS
+
+SAMPLE = json.loads((Path(__file__).parent / "data" / "report.json").read_text("utf-8"))
+SETTING = {**SAMPLE["phases"]["optimizer_step"]["best"]["config"], "backend": "aot_eager"}
+KEEP_EAGER = SAMPLE["phases"]["optimizer_step"]
+FIELDS = "torch_compile_worker", "torch_compile_learner"
+
+MODEL = """
+import torch
+
+def get_model():
+    return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+"""
+CUSTOM_BACKEND = """
+from torch._dynamo import register_backend
+
+@register_backend
+def counting(graph, inputs):
+    print("counting backend called")
+    return graph.forward
+"""
+RL_CONFIG = """
+from gymnasium.spaces import Box, Discrete
+from ray.rllib.algorithms.ppo import PPOConfig
+
+config = PPOConfig().environment(observation_space=Box(-1, 1, (4,)), action_space=Discrete(2))
+"""
+COUNT = """
+from torch._dynamo.utils import counters
+print("graphs", counters["stats"]["unique_graphs"])
+"""
+
+
+def run(text: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Pipe a script to python, as a user does; autocompile cannot be imported there."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("ACCELERATE_")}
+    clean.pop("PYTHONPATH", None)
+    done = subprocess.run(
+        [sys.executable, "-"],
+        input=text,
+        cwd=folder,
+        env={**clean, "CUDA_VISIBLE_DEVICES": "", **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def faster(**config: Any) -> dict[str, Any]:
+    """A phase in which one cheap setting won."""
+    phase: dict[str, Any] = copy.deepcopy(SAMPLE["phases"]["forward_exploration"])
+    phase["best"]["config"] = {**SETTING, **config}
+    return phase
+
+
+def plain(folder: Path, phases: dict[str, Any], source: str = MODEL) -> dict[str, Any]:
+    """The report of a file with ``get_model``, which is written too."""
+    (folder / "model.py").write_text(source)
+    report: dict[str, Any] = copy.deepcopy(SAMPLE)
+    build = ["import runpy", "model = runpy.run_path('model.py')['get_model']()"]
+    report["target"] = {"spec": "model.py", "kind": "functions", "build": build, "choices": {}}
+    report["phases"] = phases
+    return report
+
+
+def rl(folder: Path, phases: dict[str, Any]) -> dict[str, Any]:
+    """The report of a file with a PPOConfig over four numbers, which is written too."""
+    (folder / "ppo.py").write_text(RL_CONFIG)
+    report: dict[str, Any] = copy.deepcopy(SAMPLE)
+    expression = "runpy.run_path('ppo.py')['config'].get_rl_module_spec().build()"
+    report["target"].update(spec="ppo.py:config", own_batch_size={})
+    report["target"]["build"] = ["import runpy", f"model = {expression}"]
+    report["phases"] = phases
+    return report
+
+
+@pytest.mark.parametrize(
+    ("phase", "call"),
+    [
+        ("forward", "compiled_model(torch.zeros(2, 4))"),
+        ("train_step", "train_step((torch.zeros(2, 4),))"),
+        (
+            "optimizer_step",
+            "model[0].weight.grad = torch.ones(4, 4); before = model[0].weight.clone(); "
+            "optimizer_step(); assert not torch.equal(before, model[0].weight)",
+        ),
+    ],
+)
+def test_the_python_script_compiles_each_phase_of_a_module(
+    phase: str, call: str, tmp_path: Path
+) -> None:
+    text = export(plain(tmp_path, {phase: faster()}), "python")
+    lines = run(f"{text}\n{call}\n{COUNT}", tmp_path).stdout.splitlines()
+    assert lines[0] == f"{phase}: torch.compile with {{'backend': 'aot_eager'}}"
+    assert int(lines[-1].split()[1]) >= 1
+
+
+@pytest.mark.parametrize("phase", ["forward_exploration", "forward_inference", "forward_train"])
+def test_the_python_script_compiles_each_phase_of_an_rlmodule(phase: str, tmp_path: Path) -> None:
+    text = export(rl(tmp_path, {phase: faster(dynamic=False)}), "python")
+    call = f'model.{phase}({{"obs": torch.zeros(2, 4)}})'
+    lines = run(f"{text}\n{call}\n{COUNT}", tmp_path).stdout.splitlines()
+    assert lines[0].startswith(f"{phase}: torch.compile with ")
+    assert lines[-1] == "graphs 1"
+
+
+def test_the_python_script_trains_an_rlmodule(tmp_path: Path) -> None:
+    text = export(rl(tmp_path, {"train_step": faster()}), "python")
+    call = 'train_step({"obs": torch.ones(2, 4)})'
+    assert int(run(f"{text}\n{call}\n{COUNT}", tmp_path).stdout.split()[-1]) >= 1
+
+
+def test_the_python_script_leaves_a_phase_alone_that_is_faster_uncompiled(tmp_path: Path) -> None:
+    text = export(plain(tmp_path, {"forward": KEEP_EAGER}), "python")
+    lines = run(f"{text}\nmodel(torch.zeros(2, 4))\n{COUNT}", tmp_path).stdout.splitlines()
+    assert lines == ["forward: left uncompiled, nothing is faster", "graphs 0"]
+
+
+def test_the_python_script_finds_a_backend_that_the_target_registers(tmp_path: Path) -> None:
+    report = plain(tmp_path, {"forward": faster(backend="counting")}, CUSTOM_BACKEND + MODEL)
+    text = export(report, "python") + "\ncompiled_model(torch.zeros(2, 4))\n"
+    assert "counting backend called" in run(text, tmp_path).stdout
+
+
+def test_accelerate_compiles_with_the_tuned_setting(tmp_path: Path) -> None:
+    report = plain(tmp_path, {"forward": faster(fullgraph=True)})
+    text = export(report, "accelerate") + f"import torch\nmodel(torch.zeros(2, 4))\n{COUNT}"
+    lines = run(text, tmp_path).stdout.splitlines()
+    assert lines == [
+        "forward: torch.compile with {'backend': 'aot_eager', 'fullgraph': True}",
+        "graphs 1",
+    ]
+
+
+def test_accelerate_keeps_the_setting_against_the_launchers_environment(tmp_path: Path) -> None:
+    report = plain(tmp_path, {"forward": faster(backend="inductor", mode="max-autotune")})
+    launcher = {
+        "ACCELERATE_DYNAMO_BACKEND": "EAGER",
+        "ACCELERATE_DYNAMO_MODE": "reduce-overhead",
+        "ACCELERATE_DYNAMO_USE_FULLGRAPH": "True",
+        "ACCELERATE_DYNAMO_USE_DYNAMIC": "False",
+        "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION": "True",
+    }
+    out = run(export(report, "accelerate"), tmp_path, **launcher).stdout
+    assert out == "forward: torch.compile with {'backend': 'inductor', 'mode': 'max-autotune'}\n"
+
+
+def test_accelerate_leaves_a_model_alone_that_is_faster_uncompiled(tmp_path: Path) -> None:
+    text = export(plain(tmp_path, {"forward": KEEP_EAGER}), "accelerate")
+    lines = run(f"{text}import torch\nmodel(torch.zeros(2, 4))\n{COUNT}", tmp_path).stdout
+    assert lines.splitlines() == ["forward: left uncompiled {}", "graphs 0"]
+
+
+def test_the_list_of_accelerates_backends_is_the_installed_one() -> None:
+    installed = importlib.import_module("accelerate.utils").DynamoBackend.__members__
+    version = importlib.metadata.version("accelerate")
+    assert tuple(installed) == BACKENDS, f"read from {ACCELERATE_READ}, installed {version}"
+
+
+def test_the_trainer_arguments_hold_the_tuned_setting(tmp_path: Path) -> None:
+    setting = faster(backend="inductor", mode="reduce-overhead", dynamic=True)
+    done = run(export(plain(tmp_path, {"forward": setting}), "transformers"), tmp_path)
+    assert json.loads(done.stdout) == {
+        "torch_compile": True,
+        "torch_compile_backend": "inductor",
+        "torch_compile_mode": "reduce-overhead",
+    }
+    assert "cannot carry dynamic=True" in done.stderr
+
+
+def test_the_trainer_arguments_compile_nothing_when_eager_is_faster(tmp_path: Path) -> None:
+    done = run(export(plain(tmp_path, {"forward": KEEP_EAGER}), "transformers"), tmp_path)
+    assert json.loads(done.stdout)["torch_compile"] is False
+
+
+def test_the_rllib_script_fills_the_fields_of_the_config(tmp_path: Path) -> None:
+    worker = faster(backend="inductor", mode="max-autotune", dynamic=True)
+    report = rl(tmp_path, {"forward_exploration": worker, "train_step": faster()})
+    text = export(report, "rllib") + "\nassert type(config).__name__ == 'PPOConfig'\n"
+    done = run(text + "config._validate_framework_settings()\n", tmp_path)
+    assert json.loads(done.stdout) == {
+        "torch_compile_worker": True,
+        "torch_compile_worker_dynamo_backend": "inductor",
+        "torch_compile_worker_dynamo_mode": "max-autotune",
+        "torch_compile_learner": True,
+        "torch_compile_learner_what_to_compile": "complete_update",
+        "torch_compile_learner_dynamo_backend": "aot_eager",
+        "torch_compile_learner_dynamo_mode": None,
+    }
+    for words in ("WARNING", "never compiles env runners", "dynamic=True"):
+        assert words in done.stderr
+
+
+def test_the_rllib_script_works_without_an_algorithm_of_its_own(tmp_path: Path) -> None:
+    report = rl(tmp_path, {"forward_exploration": KEEP_EAGER, "optimizer_step": KEEP_EAGER})
+    report["target"]["algorithm"] = None
+    fields = json.loads(run(export(report, "rllib"), tmp_path).stdout)
+    assert [fields[name] for name in FIELDS] == [False, False]
+
+
+CLAIMS = """
+import pathlib
+import ray.rllib
+
+sources = pathlib.Path(ray.rllib.__file__).parent.rglob("*.py")
+name = "get_torch_compile_worker_config"
+print("uses", sum(p.read_text("utf-8").count(name) for p in sources))
+from gymnasium.spaces import Box, Discrete
+from ray.rllib.algorithms.ppo import PPOConfig
+
+for what in ("forward_train", "complete_update"):
+    config = PPOConfig().environment(observation_space=Box(-1, 1, (4,)), action_space=Discrete(2))
+    config.framework("torch", torch_compile_learner=True,
+                     torch_compile_learner_what_to_compile=what,
+                     torch_compile_learner_dynamo_backend="aot_eager")
+    spaces = {"default_policy": (config.observation_space, config.action_space)}
+    learner = config.build_learner(spaces=spaces)
+    module = learner.module["default_policy"]
+    update = hasattr(learner._possibly_compiled_update, "_torchdynamo_orig_callable")
+    print(what, "_forward_train" in vars(module), update)
+"""
+
+
+def test_what_the_rllib_warning_says_of_ray_is_still_true(tmp_path: Path) -> None:
+    lines = run(CLAIMS, tmp_path).stdout.splitlines()
+    assert lines == ["uses 1", "forward_train False False", "complete_update False True"]
