@@ -21,7 +21,8 @@ from autocompile.report.build import build_report
 from autocompile.report.live import Progress, SilentProgress
 from autocompile.report.markdown import to_markdown
 from autocompile.result import Result
-from autocompile.search.effort import Effort, effort as effort_of
+from autocompile.search.effort import Effort
+from autocompile.search.effort import effort as effort_of
 from autocompile.search.finalists import confirm
 from autocompile.search.plan import Plan, target_spec
 from autocompile.search.probe import catalogue, probe

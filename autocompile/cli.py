@@ -9,9 +9,8 @@ import re
 import signal
 import sys
 from collections.abc import Callable
-from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 
@@ -28,12 +27,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Effort = Enum("Effort", {n: n for n in ("quick", "normal", "full")}, type=str)
-Objective = Enum("Objective", {n: n for n in ("throughput", "latency")}, type=str)
-Format = Enum(
-    "Format", {n: n for n in ("python", "json", "rllib", "accelerate", "transformers")}, type=str
-)
-ProgressKind = Enum("ProgressKind", {n: n for n in ("auto", "plain", "none")}, type=str)
+Effort = Literal["quick", "normal", "full"]
+Objective = Literal["throughput", "latency"]
+Format = Literal["python", "json", "rllib", "accelerate", "transformers"]
+ProgressKind = Literal["auto", "plain", "none"]
 
 
 def _complete_run(incomplete: str) -> list[str]:
@@ -139,18 +136,20 @@ def tune(
     phase: Annotated[
         list[str] | None, typer.Option(help="what to time (repeatable); two phases if left out")
     ] = None,
-    backend: Annotated[str | None, typer.Option(help="comma list, e.g. inductor,cudagraphs")] = None,
+    backend: Annotated[
+        str | None, typer.Option(help="comma list, e.g. inductor,cudagraphs")
+    ] = None,
     mode: Annotated[str | None, typer.Option(help="comma list of Inductor modes")] = None,
     batch_size: Annotated[str | None, typer.Option(help="comma list, e.g. 1,4,16")] = None,
     fullgraph: Annotated[str | None, typer.Option(help="comma list of true, false")] = None,
     dynamic: Annotated[str | None, typer.Option(help="comma list of none, true, false")] = None,
-    effort: Annotated[Effort, typer.Option(help="how much it may cost")] = Effort("normal"),
+    effort: Annotated[Effort, typer.Option(help="how much it may cost")] = "normal",
     trials: Annotated[
         int | None, typer.Option(min=1, help="most trials in the search of one phase")
     ] = None,
     budget: Annotated[str | None, typer.Option(help="most time to search, e.g. 10m")] = None,
     timeout: Annotated[str, typer.Option(help="longest stay in one step of a trial")] = "300s",
-    objective: Annotated[Objective, typer.Option(help="what best means")] = Objective("throughput"),
+    objective: Annotated[Objective, typer.Option(help="what best means")] = "throughput",
     max_latency: Annotated[str | None, typer.Option(help="only settings below, e.g. 5ms")] = None,
     max_memory: Annotated[str | None, typer.Option(help="only settings below, e.g. 2GiB")] = None,
     max_compile_time: Annotated[str | None, typer.Option(help="only settings below")] = None,
@@ -166,9 +165,7 @@ def tune(
         float | None, typer.Option(help="exit code 1 unless every phase is faster by this factor")
     ] = None,
     as_json: Json = False,
-    progress: Annotated[
-        ProgressKind, typer.Option(help="what stderr shows meanwhile")
-    ] = ProgressKind("auto"),
+    progress: Annotated[ProgressKind, typer.Option(help="what stderr shows meanwhile")] = "auto",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="no progress")] = False,
     verbose: Verbose = False,
 ) -> None:
@@ -176,7 +173,7 @@ def tune(
     flags = {"true": True, "false": False}
     from autocompile import api
     from autocompile.ranking import Limits
-    from autocompile.report.live import make_progress
+    from autocompile.report.live import progress as progress_of
     from autocompile.search.space import SearchSpace
 
     result = api.tune(
@@ -189,12 +186,12 @@ def tune(
             fullgraph=_words("--fullgraph", fullgraph, flags),
             dynamic=_words("--dynamic", dynamic, {"none": None, **flags}),
         ),
-        effort=effort.value,
+        effort=effort,
         trials=trials,
         budget_s=_amount("--budget", budget, _TIME, "10m"),
         timeout_s=_amount("--timeout", timeout, _TIME, "300s") or 300.0,
         memory_limit_bytes=_bytes("--memory-limit", memory_limit),
-        objective=objective.value,
+        objective=objective,
         limits=Limits(
             _amount("--max-latency", max_latency, _TIME, "5ms"),
             _bytes("--max-memory", max_memory),
@@ -205,13 +202,17 @@ def tune(
         run_dir=run_dir,
         resume=resume,
         seed=seed,
-        progress=make_progress("none" if quiet else progress.value, sys.stderr),
+        progress=progress_of("none" if quiet else progress, sys.stderr),
     )
     _show(result, as_json, verbose)
     if result.interrupted:
         raise typer.Exit(ExitCode.INTERRUPTED)
     if require_speedup is not None:
-        slow = [n for n in result.verdict if n not in result.speedup or result.speedup[n].low < require_speedup]
+        slow = [
+            n
+            for n in result.verdict
+            if n not in result.speedup or result.speedup[n].low < require_speedup
+        ]
         if slow:
             _say(f"gate: {', '.join(slow)} is not faster by {require_speedup:g}x")
             raise typer.Exit(ExitCode.GATE)
@@ -235,12 +236,12 @@ def show(run: Run = "last", as_json: Json = False, verbose: Verbose = False) -> 
 @_interruptible
 def export(
     run: Run = "last",
-    to: Annotated[Format, typer.Option(help="the stack that reads it")] = Format("python"),
+    to: Annotated[Format, typer.Option(help="the stack that reads it")] = "python",
 ) -> None:
     """Print the best settings of RUN in the form of a training stack."""
     from autocompile import api
 
-    typer.echo(api.load(run).export(to.value), nl=False)
+    typer.echo(api.load(run).export(to), nl=False)
 
 
 @app.command()

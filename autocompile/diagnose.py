@@ -88,7 +88,11 @@ def _row(record: Record, log: str) -> dict[str, Any]:
 
 
 def check(
-    target: str, phases: tuple[str, ...] | None, batch_size: int, device: str | None, timeout_s: float
+    target: str,
+    phases: tuple[str, ...] | None,
+    batch_size: int,
+    device: str | None,
+    timeout_s: float,
 ) -> dict[str, Any]:
     """Load a target, run it in eager mode, compile it once as torch.compile() comes, and compare.
 
@@ -148,7 +152,9 @@ def _examine(
         setting = Setting(EAGER if name == "eager" else CompileConfig(name, mode), 4)
         modes[mode] = _row(*_try(workshop, executor, "forward", setting))
     worked = [m for m, row in modes.items() if row["outcome"] in ("ok", "same")]
-    first_failure = next((r["message"] for r in modes.values() if r["outcome"] not in ("ok", "same")), "")
+    first_failure = next(
+        (r["message"] for r in modes.values() if r["outcome"] not in ("ok", "same")), ""
+    )
     return {
         "works": bool(worked),
         "reason": first_failure,

@@ -145,4 +145,6 @@ def tie_set(best: Candidate, found: Iterable[Candidate]) -> list[Candidate]:
         behind = ratio(best.speedup, c.speedup)
         if c is best or behind.low <= 1 + SAME:
             ties.append(c)
-    return sorted(ties, key=lambda c: (round(c.record.compile_s or 0.0, 1), c.record.config.changes()))
+    return sorted(
+        ties, key=lambda c: (round(c.record.compile_s or 0.0, 1), c.record.config.changes())
+    )

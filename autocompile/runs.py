@@ -32,7 +32,9 @@ def _all() -> list[Path]:
 def new_folder(spec: str) -> RunFolder:
     """A folder that does not exist yet: ``runs/<target>-0001`` and so on."""
     name = short_name(spec)
-    numbers = [int(m[1]) for p in under.glob(f"{name}-*") if (m := re.search(r"-(\d{4,})$", p.name))]
+    numbers = [
+        int(m[1]) for p in under.glob(f"{name}-*") if (m := re.search(r"-(\d{4,})$", p.name))
+    ]
     return RunFolder(under / f"{name}-{max(numbers, default=0) + 1:04d}")
 
 

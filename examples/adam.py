@@ -1,6 +1,6 @@
 """The model of PyTorch's recipe "Compiling the optimizer": ten linear layers and Adam.
 
-    autocompile tune examples/adam.py --phase optimizer_step
+autocompile tune examples/adam.py --phase optimizer_step
 """
 
 import torch

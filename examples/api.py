@@ -1,6 +1,6 @@
 """The Python API: tune a model of this file, then compile it with what was found.
 
-    python examples/api.py
+python examples/api.py
 """
 
 import torch

@@ -1,6 +1,6 @@
 """A plain convolutional network with BatchNorm.
 
-    autocompile tune examples/cnn.py
+autocompile tune examples/cnn.py
 """
 
 import torch

@@ -1,6 +1,6 @@
 """A transformer encoder: six equal blocks over a short sequence.
 
-    autocompile tune examples/transformer.py
+autocompile tune examples/transformer.py
 """
 
 import torch

@@ -64,7 +64,13 @@ def test_nothing_of_a_faulty_trial_is_alive(faulty: autocompile.Result) -> None:
 
 
 def test_a_wrong_setting_is_never_best(faulty: autocompile.Result) -> None:
-    assert faulty.config["forward"].backend in ("eager", "honest", "aot_eager", "shouts", "inductor")
+    assert faulty.config["forward"].backend in (
+        "eager",
+        "honest",
+        "aot_eager",
+        "shouts",
+        "inductor",
+    )
     ranked = faulty.to_dict()["phases"]["forward"]["by_batch_size"][0]["number"]
     assert next(r for r in faulty.trials if r.number == ranked).outcome.value == "ok"
 

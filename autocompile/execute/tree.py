@@ -5,6 +5,7 @@ Linux is read through /proc. Elsewhere only the process group is known, and memo
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -41,18 +42,14 @@ def kill_tree(group: int, marker: str, patience_s: float = 10.0) -> bool:
     """
     deadline = time.monotonic() + patience_s
     quiet = 0
-    try:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass
     while quiet < 2 and time.monotonic() < deadline:
         alive = _marked(marker)
         quiet = 0 if alive else quiet + 1
         for pid in alive:
-            try:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):
-                pass
         if alive:
             time.sleep(0.02)
     return quiet >= 2

@@ -10,6 +10,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, TextIO
 
@@ -27,7 +28,6 @@ __all__ = ["LiveProgress", "PlainProgress", "Progress", "SilentProgress", "progr
 
 _Json = Mapping[str, Any]
 _LINES = 16
-_MESSAGE = 200
 _DOING = {
     Step.IMPORT: "starting",
     Step.BUILD: "building",
@@ -38,10 +38,6 @@ _DOING = {
     Step.MEASURE: "measuring",
     Step.EXIT: "finishing",
 }
-
-
-def _floor(value: float) -> str:
-    return f"noise floor {show.percent(value).replace('± ', '±')}"
 
 
 class Progress:
@@ -85,12 +81,7 @@ class SilentProgress(Progress):
 
 
 class PlainProgress(Progress):
-    """One stable line for each finished trial, for files, pipes and logs of CI.
-
-    Args:
-        file: where to, usually stderr.
-        clock: seconds from any origin.
-    """
+    """One stable line for each finished trial, for files, pipes and logs of CI."""
 
     def __init__(self, file: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._file, self._clock, self._began, self._run_dir = file, clock, clock(), ""
@@ -107,14 +98,12 @@ class PlainProgress(Progress):
         self._line(f"space   {show.plain(name)} · {show.plain(space)}")
 
     def noise_floor(self, value: float) -> None:
-        self._event(_floor(value))
+        self._event(show.noise_floor(value))
 
     def ended(self, record: Record, left: int) -> None:
         batch = "" if record.batch_size is None else f"batch {record.batch_size}"
-        self._event(
-            f"#{record.number} {record.outcome.value:<8} {batch:<9} "
-            f"{show.label(record.config):<32} {self._result(record)}"
-        )
+        line = f"#{record.number:<2} {record.outcome.value:<8} {batch:<9} "
+        self._event(f"{line}{show.label(record.config):<32} {self._result(record)}")
 
     def confirming(self, processes: int) -> None:
         self._event(f"confirming in {processes} fresh process{'es' * (processes != 1)}")
@@ -126,27 +115,23 @@ class PlainProgress(Progress):
         if record.duplicate_of is not None:
             return f"same as trial {record.duplicate_of}"
         if not record.ok or record.measurement is None:
-            message = show.shorten(show.plain(record.message), _MESSAGE)
+            message = show.shorten(show.plain(record.message), 200)
             # A setting that is known not to work here had no process, and so has no log.
             log = f"{self._run_dir}/trials/{record.number:04d}/log.txt" if record.wall_s else ""
             return " · ".join(filter(None, (message or f"in step {record.step.value}", log)))
-        if record.config.is_eager:
-            return "1.00x"
-        result = show.ratio(record.measurement.speedup, "x")
-        if record.compile_s is not None:
-            result += f"  compile {show.seconds(record.compile_s).replace(' ', '')}"
-        return result + (f"  repeats #{record.repeats}" if record.repeats is not None else "")
+        eager, compile_s = record.config.is_eager, record.compile_s
+        result = "1.00x" if eager else show.ratio(record.measurement.speedup, "x")
+        result += "" if compile_s is None else f"  compile {show.seconds(compile_s, '')}"
+        return result + ("" if record.repeats is None else f"  repeats #{record.repeats}")
 
     def _event(self, line: str) -> None:
         self._line(f"[{self._clock() - self._began:4.0f}s] {line}")
 
     def _line(self, line: str) -> None:
-        try:
-            encoding = getattr(self._file, "encoding", None) or "utf-8"
+        encoding = getattr(self._file, "encoding", None) or "utf-8"
+        with suppress(OSError):  # where nobody reads any more, the run goes on all the same
             self._file.write(show.encodable(line.rstrip(), encoding) + "\n")
             self._file.flush()
-        except OSError:  # nobody reads any more; that is no reason to lose a run
-            pass
 
 
 @dataclass(frozen=True)
@@ -162,10 +147,6 @@ class LiveProgress(Progress):
 
     It is drawn on events and ticks only, and never while a trial measures: drawing takes a core
     for some milliseconds, which on a CPU would fall into somebody's timing window.
-
-    Args:
-        console: a terminal, usually stderr.
-        clock: seconds from any origin.
     """
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
@@ -196,7 +177,7 @@ class LiveProgress(Progress):
         self.tick()
 
     def noise_floor(self, value: float) -> None:
-        self._floor = f" · {_floor(value)}"
+        self._floor = f" · {show.noise_floor(value)}"
         self.tick()
 
     def started(
@@ -214,9 +195,8 @@ class LiveProgress(Progress):
 
     def ended(self, record: Record, left: int) -> None:
         self._running.pop(record.number, None)
-        if record.role == "confirm":
-            self._confirmed += 1
-        else:
+        self._confirmed += record.role == "confirm"
+        if record.role != "confirm":
             self._done, self._left = self._done + 1, left
             same = record.duplicate_of is not None
             self._counts["same" if same else record.outcome.value] += 1
@@ -256,7 +236,7 @@ class LiveProgress(Progress):
     def _summarise(self) -> None:
         if self._name:
             passed = show.clock(self._clock() - self._began)
-            line = f"{self._name}  {self._done} settings in {passed} · {self._kinds()}"
+            line = f"{self._name}  {self._done} tried in {passed} · {self._kinds()}"
             self._summaries.append(Text(line.rstrip(" ·")))
 
     def _kinds(self) -> str:
@@ -264,9 +244,11 @@ class LiveProgress(Progress):
         return " · ".join(f"{count} {kind}" for kind, count in kinds)
 
     def _head(self) -> list[Text]:
-        machine = self._machine + self._floor
         rest = (("target  ", self._target), ("run     ", self._run))
-        return [Text(machine, "bold"), *(Text.assemble((k, "dim"), v) for k, v in rest)]
+        return [
+            Text(self._machine + self._floor, "bold"),
+            *(Text.assemble((k, "dim"), v) for k, v in rest),
+        ]
 
     def _board(self, height: int) -> list[Text]:
         lines = self._head()
@@ -284,7 +266,7 @@ class LiveProgress(Progress):
             done, total, word = self._confirmed, self._to_confirm, "confirming "
         elif done > 1 and self._left:  # to five seconds: it is a guess and should not flicker
             time_ += f" · about {show.clock(5 * math.ceil(passed / done * self._left / 5))} left"
-        start, end = f" {word}{done}/{total} ", f"  {time_}      {self._kinds()}"
+        start, end = f" {word}{done}/{total} ", f"  {time_}   {self._kinds()}"
         width = max(min(self._console.width - len(start) - len(end), 28), 8)
         full = min(round(width * done / total), width) if total else width
         return Text.assemble(start, ("━" * full, "green"), ("─" * (width - full), "dim"), end)
@@ -293,9 +275,8 @@ class LiveProgress(Progress):
         told = []
         for number, r in self._running.items():
             batch = "" if r.batch_size is None else f", batch {r.batch_size}"
-            doing, lasts = _DOING[r.step], self._clock() - r.since
-            if r.step is not Step.VERIFY and lasts >= 1:
-                doing += f" {lasts:.0f} s"
+            lasts = round(self._clock() - r.since) if r.step is not Step.VERIFY else 0
+            doing = _DOING[r.step] + (f" {lasts} s" if lasts else "")
             told.append(f"#{number} {show.label(r.config)}{batch} · {doing}")
         return Text.assemble((" now   ", "dim"), "      ".join(told) or show.NONE)
 
@@ -310,7 +291,7 @@ def progress(kind: str, file: TextIO) -> Progress:
         return SilentProgress()
     if kind not in ("auto", "plain"):
         raise UsageError(f"there is no progress {kind!r}", hint="--progress auto (or plain, none)")
-    # A dumb terminal cannot move the cursor, and one without Unicode cannot draw the board.
+    # A dumb terminal cannot move the cursor, and without Unicode there is no board to draw.
     able = os.environ.get("TERM") != "dumb" and "utf" in (file.encoding or "").lower()
     if kind == "auto" and file.isatty() and able:
         return LiveProgress(Console(file=file))

@@ -168,7 +168,7 @@ def _circumstances(report: Mapping[str, Any]) -> Iterator[str]:
     yield "## How it was measured"
     yield ""
     floors = [p["noise_floor"] for p in report["phases"].values() if p.get("noise_floor")]
-    floor = f" ({show.percent(max(floors)).replace('± ', '±')})" if floors else ""
+    floor = f", a {show.noise_floor(max(floors))}" if floors else ""
     best = [p["best"] for p in report["phases"].values() if p.get("best")]
     again = any(b.get("confirmed_processes") for b in best)
     yield (
@@ -178,8 +178,8 @@ def _circumstances(report: Mapping[str, Any]) -> Iterator[str]:
     )
     start = "The best settings were measured again in fresh processes, and a" if again else "A"
     yield (
-        f"{start} setting counts as faster only if it beats eager by more than the noise floor of"
-        f" eager against eager{floor}."
+        f"{start} setting counts as faster only if it beats eager by more than eager differs from"
+        f" itself{floor}."
     )
     yield ""
     facts = [("target", show.target_name(target)), ("run", report.get("run_dir", ""))]

@@ -152,8 +152,8 @@ def _verdict(page: _Page, phase: Mapping[str, Any], verbose: bool) -> None:
     for note in best.get("notes", ()):
         page.hanging(_head("Note"), show.plain(note))
     if verbose and reason and phase["verdict"] == "faster":
-        floor = show.percent(phase.get("noise_floor")).replace("± ", "±")
-        page.facts("Why", [reason, *([f"noise floor {floor}"] if floor else [])])
+        floor = phase.get("noise_floor")
+        page.facts("Why", [reason, *([show.noise_floor(floor)] if floor is not None else [])])
 
 
 def _best_line(page: _Page, best: Mapping[str, Any]) -> None:

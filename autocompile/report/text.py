@@ -29,6 +29,7 @@ __all__ = [
     "machine",
     "measured",
     "memory_facts",
+    "noise_floor",
     "percent",
     "plain",
     "printable",
@@ -122,17 +123,17 @@ def clock(value: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def seconds(value: float | None) -> str:
+def seconds(value: float | None, gap: str = " ") -> str:
     """A duration: ``0.3 ms``, ``12 ms``, ``2.7 s``, ``1:12``."""
     if value is None or not math.isfinite(value):
         return NONE
     if value <= 0:  # a first call minus a steady one can come out below nothing
-        return "0 s"
+        return f"0{gap}s"
     if value < 0.0000995:
-        return f"{value * 1e6:.0f} µs"
+        return f"{value * 1e6:.0f}{gap}µs"
     if value < 0.0995:
-        return f"{value * 1e3:.{1 if value < 0.00995 else 0}f} ms"
-    return f"{value:.1f} s" if value < 59.95 else clock(value)
+        return f"{value * 1e3:.{1 if value < 0.00995 else 0}f}{gap}ms"
+    return f"{value:.1f}{gap}s" if value < 59.95 else clock(value)
 
 
 def size(value: float | None) -> str:
@@ -174,6 +175,11 @@ def percent(half_width: float | None) -> str:
     if half_width is None or not math.isfinite(half_width):
         return ""
     return f"± {half_width * 100:.1f} %"
+
+
+def noise_floor(value: float) -> str:
+    """Eager against eager, 0.006 being ``noise floor ±0.6 %``."""
+    return f"noise floor ±{value * 100:.1f} %"
 
 
 def measured(value: Interval | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -55,9 +55,7 @@ def compile_model(model: torch.nn.Module, config: CompileConfig, phase: str) -> 
     if config.is_eager:
         return model
     if phase == "forward":
-        register_backend_of(config.backend)
-        wrapped: torch.nn.Module = torch.compile(model, **config.compile_kwargs())
-        return wrapped
+        return cast(torch.nn.Module, compile_function(model, config))
     if phase in RL_PHASES:
         name = f"_{phase}"
         setattr(model, name, compile_function(getattr(model, name), config))

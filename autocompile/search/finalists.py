@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 
 from autocompile.config import DEFAULT_INDUCTOR
-from autocompile.ranking import Candidate, Limits, candidates, rank
+from autocompile.ranking import Candidate, Limits, candidates, rank, tie_set
 from autocompile.record import Record
 from autocompile.search.effort import Effort
 from autocompile.search.space import Setting
@@ -22,7 +22,9 @@ from autocompile.search.study import Budget, Interrupted, PhaseStudy, run_job, t
 __all__ = ["choose", "confirm"]
 
 
-def choose(records: Sequence[Record], effort: Effort, objective: str, limits: Limits) -> list[Record]:
+def choose(
+    records: Sequence[Record], effort: Effort, objective: str, limits: Limits
+) -> list[Record]:
     """The trials to repeat: the leaders, the best of each batch size, and default inductor.
 
     A setting whose whole interval lies below eager has lost already and is not repeated.
@@ -33,8 +35,12 @@ def choose(records: Sequence[Record], effort: Effort, objective: str, limits: Li
     if promising:
         size = promising[0].record.batch_size
         same = [c for c in promising if c.record.batch_size == size]
-        chosen = same[: effort.finalists]
-        chosen += [c for c in found if c.record.config == DEFAULT_INDUCTOR and c.record.batch_size == size]
+        # The leader, and of those that may equal it the one that costs least to compile.
+        order = {c.record.number: c for c in (same[0], tie_set(same[0], same)[0], *same)}
+        chosen = list(order.values())[: effort.finalists]
+        chosen += [
+            c for c in found if c.record.config == DEFAULT_INDUCTOR and c.record.batch_size == size
+        ]
         for other in dict.fromkeys(c.record.batch_size for c in promising):
             chosen += [c for c in promising if c.record.batch_size == other][:1]
     return list({c.record.number: c.record for c in chosen}.values())
@@ -51,7 +57,9 @@ def confirm(study: PhaseStudy, effort: Effort, limits: Limits, budget: Budget, s
     """
     finalists = choose(study.records, effort, study.objective, limits)
     done = {
-        f.number: sum(r.repeats == f.number and r.outcome.value != "interrupted" for r in study.records)
+        f.number: sum(
+            r.repeats == f.number and r.outcome.value != "interrupted" for r in study.records
+        )
         for f in finalists
     }
     missing = sum(effort.processes - min(effort.processes, n) for n in done.values())

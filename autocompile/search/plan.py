@@ -69,7 +69,9 @@ class Plan:
         plain = Plan(self.target)
         for f in fields(self):
             mine, theirs = getattr(self, f.name), getattr(earlier, f.name)
-            if mine not in (theirs, getattr(plain, f.name)) or (f.name == "target" and mine != theirs):
+            if mine not in (theirs, getattr(plain, f.name)) or (
+                f.name == "target" and mine != theirs
+            ):
                 raise UsageError(
                     f"the run was made with another {f.name}",
                     f"it has {theirs!r}, now {mine!r} was asked for",

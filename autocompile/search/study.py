@@ -40,7 +40,9 @@ class Observer(Protocol):
     def noise_floor(self, value: float) -> None:
         """Eager has been measured against itself."""
 
-    def started(self, number: int, config: CompileConfig, batch_size: int | None, role: str) -> None:
+    def started(
+        self, number: int, config: CompileConfig, batch_size: int | None, role: str
+    ) -> None:
         """A trial begins."""
 
     def step(self, number: int, step: Step) -> None:
@@ -105,8 +107,6 @@ def to_record(number: int, phase: str, setting: Setting, ending: Ending) -> Reco
         measurement = Measurement(**{k: tuple(v) for k, v in raw.items()}) if raw else None
         if measurement is not None:
             _ = measurement.speedup  # raises if the times are none
-        known = ("compile_s", "peak_memory_bytes", "eager_peak_memory_bytes", "graphs")
-        more = ("graph_breaks", "recompiles")
         detail = {**data.get("detail", {}), "weights_live": data.get("weights_live")}
         if where := data.get("where"):
             detail["where"] = where
@@ -123,12 +123,15 @@ def to_record(number: int, phase: str, setting: Setting, ending: Ending) -> Reco
             step_s=ending.step_s,
             notes=tuple(map(str, data.get("notes", ()))),
             detail=detail,
-            **{name: data.get(name) for name in (*known, *more)},
+            compile_s=data.get("compile_s"),
+            peak_memory_bytes=data.get("peak_memory_bytes"),
+            eager_peak_memory_bytes=data.get("eager_peak_memory_bytes"),
+            graphs=data.get("graphs"),
+            graph_breaks=data.get("graph_breaks"),
+            recompiles=data.get("recompiles"),
         )
     except (TypeError, ValueError, AttributeError) as error:
-        broken = Ending(
-            Outcome.INFRASTRUCTURE, ending.step, f"its result makes no sense: {error}"
-        )
+        broken = Ending(Outcome.INFRASTRUCTURE, ending.step, f"its result makes no sense: {error}")
         return to_record(number, phase, setting, broken)
 
 

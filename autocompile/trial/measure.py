@@ -143,8 +143,8 @@ def paired_blocks(
         times: tuple[list[float], list[float]] = ([], [])
         begin = time.monotonic()
         while True:
-            for side in order.sample((0, 1), 2):
-                times[side].append(_block(sides[side], calls[side], synchronize))
+            for index in order.sample((0, 1), 2):
+                times[index].append(_block(sides[index], calls[index], synchronize))
             rounds = len(times[0])
             if rounds < _FIRST_LOOK or (rounds - _FIRST_LOOK) % _LOOK_EVERY:
                 continue
@@ -153,7 +153,6 @@ def paired_blocks(
             narrow = (interval.high - interval.low) / 2 <= limits.half_width
             if narrow or rounds >= limits.max_rounds or time.monotonic() - begin > limits.max_s:
                 break
-    flags = () if narrow else ("noisy",)
-    if not steady:
-        flags += ("not_steady",)
+    doubts = {"noisy": not narrow, "not_steady": not steady}
+    flags = tuple(name for name, doubtful in doubts.items() if doubtful)
     return Measurement(tuple(times[0]), tuple(times[1]), (calls[0], calls[1]), flags)

@@ -126,7 +126,7 @@ def _parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 def _gradients_view(target: Target, side: Side, output: Any) -> View:
     """Outputs and the gradients of the loss."""
     side.model.zero_grad(set_to_none=True)
-    target.loss(output, side.inputs).backward()
+    torch.autograd.backward(target.loss(output, side.inputs))
     named = _parameters(side.model).items()
     gradients = {name: p.grad for name, p in named if p.grad is not None}
     return {"outputs": output, "gradients": gradients}
@@ -167,13 +167,13 @@ def _make_train_step(target: Target, side: Side, config: CompileConfig) -> None:
     model = side.model.train()
     before = {name: p.detach().clone() for name, p in _parameters(model).items()}
     optimizer = target.make_optimizer(model)
-    forward = model.forward_train if target.is_rl else None
+    forward: Any = model.forward_train if target.is_rl else None
 
     def step() -> torch.Tensor:
         optimizer.zero_grad(set_to_none=True)
         output = forward(side.inputs) if forward else call_model(model, side.inputs)
         loss = target.loss(output, side.inputs)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         return loss.detach()
 

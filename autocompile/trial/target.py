@@ -23,7 +23,15 @@ from torch.utils import _pytree as pytree
 
 from autocompile.errors import TargetError
 
-__all__ = ["Target", "adam", "build", "import_target", "seed_everything", "split_spec", "sum_of_floats"]
+__all__ = [
+    "Target",
+    "adam",
+    "build",
+    "import_target",
+    "seed_everything",
+    "split_spec",
+    "sum_of_floats",
+]
 
 DEFAULT_BATCH_SIZES = (1, 4, 16)
 
@@ -105,14 +113,22 @@ def build(spec: str, module: ModuleType) -> Target:
     """
     place, name = split_spec(spec)
     is_file = place.endswith(".py")
-    source = f"runpy.run_path({place!r})" if is_file else f"vars(importlib.import_module({place!r}))"
+    source = (
+        f"runpy.run_path({place!r})" if is_file else f"vars(importlib.import_module({place!r}))"
+    )
     if name is None:
         target = _from_module(module, place, source)
     else:
         if not hasattr(module, name):
             raise TargetError(f"{place} does not define {name}", f"it defines: {_names(module)}")
         target = _from_object(getattr(module, name), module, f"{source}[{name!r}]", spec)
-    target.build = ["import runpy" if is_file else "import importlib", *target.build]
+    if is_file:
+        imports = ["import runpy"]
+        if (folder := str(Path(place).parent)) != ".":  # so that it finds its neighbours
+            imports = ["import runpy", "import sys", f"sys.path.insert(0, {folder!r})"]
+    else:
+        imports = ["import importlib"]
+    target.build = [*imports, *target.build]
     return target
 
 

@@ -211,9 +211,7 @@ def _prove_compiled(result: dict[str, Any], notes: list[str]) -> None:
         Failed: nothing was captured.
     """
     facts = telemetry.dynamo_facts()
-    result.update(
-        graphs=facts.graphs, graph_breaks=facts.graph_breaks, recompiles=facts.recompiles
-    )
+    result.update(graphs=facts.graphs, graph_breaks=facts.graph_breaks, recompiles=facts.recompiles)
     result["detail"] = {
         "break_reasons": list(facts.break_reasons),
         "recompile_reasons": list(facts.recompile_reasons),
@@ -224,4 +222,3 @@ def _prove_compiled(result: dict[str, Any], notes: list[str]) -> None:
     skipped = "no effect: Inductor gave up CUDA graphs here"
     if facts.cudagraph_skips and skipped not in notes:
         notes.append(skipped)
-

@@ -1,0 +1,111 @@
+"""For tests of what stands above an executor: trials that end as a script says, without torch.
+
+    executor = FakeExecutor(lambda request: measured(speedup=1.3, compile_s=2.0))
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from autocompile.execute.executor import Ended, Ending, Event, Job, Stepped
+from autocompile.record import Outcome, Step
+
+__all__ = ["FakeExecutor", "failed", "measured", "probed"]
+
+Script = Callable[[Mapping[str, Any]], Ending]
+
+
+def measured(
+    speedup: float,
+    *,
+    eager_s: float = 1e-3,
+    noise: float = 0.002,
+    rounds: int = 8,
+    compile_s: float = 1.0,
+    **more: Any,
+) -> Ending:
+    """A trial that worked: ``rounds`` pairs of blocks around a speed-up.
+
+    Args:
+        speedup: eager time over compiled time.
+        eager_s: seconds of one eager call.
+        noise: relative half-range of the compiled blocks, spread evenly.
+        rounds: how many pairs.
+        compile_s: cold compile time in seconds.
+        more: further keys of the payload, such as ``graph_breaks``.
+    """
+    spread = [noise * (2 * i / max(1, rounds - 1) - 1) for i in range(rounds)]
+    measurement = {
+        "eager_s": [eager_s] * rounds,
+        "compiled_s": [eager_s / speedup * (1 + s) for s in spread],
+        "calls": [1, 1],
+        "flags": [],
+    }
+    payload = {"measurement": measurement, "compile_s": compile_s, "graphs": 1, "graph_breaks": 0}
+    return Ending(
+        Outcome.OK, Step.EXIT, payload={**payload, "recompiles": 0, **more}, wall_s=compile_s + 1
+    )
+
+
+def failed(outcome: str, step: str = "compile", message: str = "") -> Ending:
+    """A trial that ended otherwise."""
+    return Ending(Outcome(outcome), Step(step), message or outcome, wall_s=1.0)
+
+
+def probed(**more: Any) -> Ending:
+    """A probe of a machine with inductor, two modes that differ, and a plain module."""
+    payload = {
+        "environment": {"torch": "2.13.0", "python": "3.11.7", "device": "cpu", "cores": 2}
+        | {"device_name": "a CPU", "platform": "Linux", "threads": 2, "cuda": None},
+        "backends": {"inductor": "", "cudagraphs": "no CUDA device"},
+        "all_backends": ["aot_eager", "cudagraphs", "inductor"],
+        "modes": {"default": "default", "reduce-overhead": "default", "max-autotune": "max-autotune"},
+        "target": {"kind": "functions", "description": "Linear", "parameters": 10, "algorithm": None}
+        | {"build": ["model = None"], "own_batch_size": {}, "is_rl": False, "choices": {}},
+    }
+    payload["target"] |= {"phases": ["forward"]}
+    return Ending(Outcome.OK, Step.EXIT, payload={**payload, **more}, wall_s=0.1)
+
+
+class FakeExecutor:
+    """An :class:`autocompile.execute.executor.Executor` whose trials end as a script says.
+
+    Args:
+        script: gives the ending of a trial from its request.
+        probe: the ending of the probe.
+
+    Attributes:
+        requests: every request that was started, in order, the probe left out.
+    """
+
+    def __init__(self, script: Script, probe: Ending | None = None) -> None:
+        self._script, self._probe = script, probe or probed()
+        self._events: deque[Event] = deque()
+        self.requests: list[dict[str, Any]] = []
+
+    def start(self, job: Job) -> None:
+        """Decide at once how it ends; :meth:`wait` tells."""
+        request = json.loads((job.folder / "request.json").read_text("utf-8"))
+        if request["kind"] == "probe":
+            ending = self._probe
+        else:
+            self.requests.append(request)
+            ending = self._script(request)
+        self._events.append(Stepped(job.number, Step.COMPILE))
+        self._events.append(Ended(job.number, ending))
+
+    def wait(self, timeout_s: float) -> list[Event]:
+        """The next event."""
+        return [self._events.popleft()] if self._events else []
+
+    def cancel(self, number: int) -> None:
+        """The job ends as interrupted."""
+        kept = [e for e in self._events if e.number != number]
+        self._events = deque(kept)
+        self._events.append(Ended(number, Ending(Outcome.INTERRUPTED, Step.COMPILE, "stopped")))
+
+    def close(self) -> None:
+        """Nothing runs."""

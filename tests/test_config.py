@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import pytest
+
+from autocompile.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
+from autocompile.errors import UsageError
+
+
+def test_equal_settings_compare_hash_and_key_equal() -> None:
+    one = CompileConfig(options={"b": 1, "a": True})  # type: ignore[arg-type]
+    two = CompileConfig(options=(("a", True), ("b", 1)))
+    assert one == two
+    assert hash(one) == hash(two)
+    assert one.key == two.key
+
+
+def test_eager_has_one_form_whatever_else_is_said() -> None:
+    assert CompileConfig("eager", "max-autotune", fullgraph=True, dynamic=True) == EAGER
+
+
+def test_mode_and_options_together_are_refused() -> None:
+    with pytest.raises(UsageError, match="cannot go together"):
+        CompileConfig(mode="max-autotune", options=(("freezing", True),))
+
+
+@pytest.mark.parametrize(
+    ("config", "kwargs"),
+    [
+        (DEFAULT_INDUCTOR, {"backend": "inductor"}),
+        (CompileConfig(mode="lite"), {"backend": "inductor", "mode": "lite"}),
+        (
+            CompileConfig("cudagraphs", fullgraph=True, dynamic=False),
+            {"backend": "cudagraphs", "fullgraph": True, "dynamic": False},
+        ),
+        (
+            CompileConfig(options=(("epilogue_fusion", False),)),
+            {"backend": "inductor", "options": {"epilogue_fusion": False}},
+        ),
+    ],
+)
+def test_arguments_of_torch_compile_leave_defaults_out(
+    config: CompileConfig, kwargs: dict[str, object]
+) -> None:
+    assert config.compile_kwargs() == kwargs
+
+
+def test_eager_has_no_arguments() -> None:
+    with pytest.raises(UsageError, match="not compiled"):
+        EAGER.compile_kwargs()
+
+
+@pytest.mark.parametrize("config", [EAGER, DEFAULT_INDUCTOR, CompileConfig(mode="x", dynamic=True)])
+def test_json_gives_the_same_setting_back(config: CompileConfig) -> None:
+    assert CompileConfig.from_dict(config.to_dict()) == config
+
+
+def test_an_unknown_key_is_refused() -> None:
+    with pytest.raises(UsageError, match="no key 'speed'"):
+        CompileConfig.from_dict({"speed": 1})
+
+
+def test_labels_name_what_differs() -> None:
+    assert DEFAULT_INDUCTOR.label() == "torch.compile() as it comes"
+    assert EAGER.label() == "eager"
+    config = CompileConfig(mode="max-autotune", fullgraph=True, dynamic=False)
+    assert config.label() == "inductor max-autotune · fullgraph · static"
+    assert config.changes() == 3

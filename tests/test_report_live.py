@@ -1,0 +1,300 @@
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from autocompile.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
+from autocompile.errors import UsageError
+from autocompile.record import Measurement, Outcome, Record, Step
+from autocompile.report.live import (
+    LiveProgress,
+    PlainProgress,
+    Progress,
+    SilentProgress,
+    progress,
+)
+
+TARGET = {"spec": "net.py", "kind": "Module", "description": "Net", "choices": {"device": "cpu"}}
+MACHINE = {"autocompile": "0.1", "torch": "2.13.0", "device_name": "EPYC", "cores": 2}
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def worked(number: int, config: CompileConfig, faster: float = 1.0, **other: Any) -> Record:
+    pairs = [(0.02 * (1 + 0.002 * (i % 3)), 0.02 / faster) for i in range(8)]
+    measured = Measurement(tuple(e for e, _ in pairs), tuple(c for _, c in pairs))
+    if config.is_eager:
+        measured = Measurement(measured.eager_s, measured.eager_s[::-1])
+    other = {"batch_size": 4, "compile_s": None if config.is_eager else 6.8, **other}
+    return Record(
+        number=number,
+        phase="forward",
+        config=config,
+        outcome=Outcome.OK,
+        step=Step.EXIT,
+        measurement=measured,
+        wall_s=9.0,
+        **other,
+    )
+
+
+def failed(number: int, backend: str, outcome: Outcome, message: str, wall_s: float) -> Record:
+    config = CompileConfig(backend)
+    return Record(number, "forward", config, 4, outcome, Step.COMPILE, message, wall_s=wall_s)
+
+
+def begin(shown: Progress) -> None:
+    shown.header(TARGET, MACHINE, "runs/net-0003")
+    shown.phase("forward", "5 backends → 27 settings", 27)
+
+
+class Board:
+    """A live progress on a terminal that is kept in memory."""
+
+    def __init__(self, width: int = 100, height: int = 50) -> None:
+        self.file, self.clock = io.StringIO(), Clock()
+        self.console = Console(
+            file=self.file, width=width, height=height, force_terminal=True, legacy_windows=False
+        )
+        self.shown = LiveProgress(self.console, self.clock)
+
+    def lines(self) -> list[str]:
+        """The frame that stands on the terminal now."""
+        found = self.console.render_lines(self.shown._live.renderable)
+        return ["".join(segment.text for segment in line).rstrip() for line in found]
+
+
+@pytest.fixture
+def plain() -> tuple[PlainProgress, io.StringIO, Clock]:
+    file, clock = io.StringIO(), Clock()
+    return PlainProgress(file, clock), file, clock
+
+
+Plain = tuple[PlainProgress, io.StringIO, Clock]
+
+
+def test_a_finished_trial_is_one_stable_line(plain: Plain) -> None:
+    shown, file, clock = plain
+    begin(shown)
+    clock.now += 72
+    shown.ended(worked(14, CompileConfig(mode="max-autotune"), 1.09), 12)
+    clock.now += 3
+    shown.ended(failed(15, "openvino", Outcome.CRASHED, "SIGSEGV in compile", 5.0), 11)
+    assert file.getvalue().splitlines()[-2:] == [
+        "[  72s] #14 ok       batch 4   inductor max-autotune            1.09x ±0.00  compile 6.8s",
+        "[  75s] #15 crashed  batch 4   openvino                         "
+        "SIGSEGV in compile · runs/net-0003/trials/0015/log.txt",
+    ]
+
+
+def test_plain_progress_tells_what_a_log_needs(plain: Plain) -> None:
+    shown, file, _ = plain
+    begin(shown)
+    shown.noise_floor(0.006)
+    shown.started(0, EAGER, 4, "search")
+    shown.step(0, Step.MEASURE)
+    shown.tick()
+    shown.ended(worked(0, EAGER), 26)
+    shown.ended(worked(1, DEFAULT_INDUCTOR, duplicate_of=0, batch_size=None), 25)
+    shown.ended(failed(2, "ipex", Outcome.UNSUPPORTED, "needs torch 2.8", 0.0), 24)
+    shown.confirming(5)
+    shown.ended(worked(3, DEFAULT_INDUCTOR, 1.2, role="confirm", repeats=1), 24)
+    shown.warning("the machine is busy")
+    shown.close()
+    shown.close()
+    out = file.getvalue()
+    assert out.startswith("autocompile 0.1 · torch 2.13.0 · EPYC, 2 cores\ntarget  net.py (Module)")
+    assert "        device: cpu\n" in out
+    assert "space   forward · 5 backends → 27 settings\n" in out
+    assert "noise floor ±0.6 %\n" in out
+    assert "#0  ok       batch 4   eager                            1.00x\n" in out
+    assert "same as trial 0\n" in out
+    assert "needs torch 2.8\n" in out  # no process, no log
+    assert "confirming in 5 fresh processes\n" in out
+    assert "repeats #1\n" in out
+    assert out.endswith("warning: the machine is busy\n")
+    assert "\x1b" not in out
+
+
+def test_plain_progress_shows_text_of_a_trial_literally(plain: Plain) -> None:
+    shown, file, _ = plain
+    message = "\x1b[31m[red]x[/red]\x1b[0m [/]\r\nnext"
+    shown.ended(failed(1, "bad", Outcome.COMPILE_ERROR, message, 1.0), 3)
+    shown.warning(message)
+    assert file.getvalue().count("[red]x[/red] [/] next") == 2
+    assert "\x1b" not in file.getvalue()
+    assert file.getvalue().count("\n") == 2
+
+
+def test_plain_progress_survives_a_reader_that_left_and_ascii() -> None:
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    PlainProgress(Closed()).warning("nobody reads")
+    raw = io.BytesIO()
+    file = io.TextIOWrapper(raw, encoding="ascii")
+    PlainProgress(file).noise_floor(0.01)
+    assert b"noise floor ~1.0 %" in raw.getvalue()
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 50), (120, 50), (80, 12), (30, 10)])
+def test_the_board_never_exceeds_16_lines_or_the_terminal(width: int, height: int) -> None:
+    board = Board(width, height)
+    begin(board.shown)
+    modes = ["default", "lite", "max-autotune", "reduce-overhead"]
+    configs = [CompileConfig(mode=m, fullgraph=f) for m in modes for f in (False, True)]
+    heights = set()
+    for number, config in enumerate([EAGER, *configs, *configs, *configs]):
+        batch = 1 + number // 8
+        board.shown.started(number, config, batch, "search")
+        board.shown.step(number, Step.COMPILE)
+        heights.add(len(board.lines()))
+        board.shown.ended(worked(number, config, 1 + number / 10, batch_size=batch), 30 - number)
+        heights.add(len(board.lines()))
+    assert max(heights) <= min(16, height - 1)
+    assert max(heights) == min(16, height - 1)
+    assert all(len(line) <= width for line in board.lines())
+    board.shown.close()
+
+
+def test_nothing_is_drawn_while_a_trial_measures() -> None:
+    board = Board()
+    begin(board.shown)
+    board.shown.started(0, EAGER, 4, "search")
+    board.shown.step(0, Step.VERIFY)
+    assert board.shown._live.auto_refresh is False  # no thread draws behind our back
+    before = board.file.getvalue()
+    assert "verifying, then measuring" in before
+    board.shown.step(0, Step.MEASURE)
+    for _ in range(5):
+        board.clock.now += 1
+        board.shown.tick()
+    board.shown.warning("[b]busy[/b]")
+    board.shown.noise_floor(0.006)
+    board.shown.started(1, DEFAULT_INDUCTOR, 4, "search")
+    board.shown.step(1, Step.COMPILE)
+    board.shown.ended(failed(2, "ipex", Outcome.UNSUPPORTED, "", 0.0), 25)
+    assert board.file.getvalue() == before
+    board.shown.step(0, Step.VERIFY)
+    after = board.file.getvalue()[len(before) :]
+    assert "warning: [b]busy[/b]" in after
+    assert "noise floor ±0.6 %" in after
+    assert "finishing" in after
+    board.shown.close()
+
+
+def test_a_tick_moves_the_clock_of_a_trial_that_compiles() -> None:
+    board = Board()
+    begin(board.shown)
+    board.shown.started(16, CompileConfig(mode="max-autotune"), 4, "search")
+    board.shown.step(16, Step.COMPILE)
+    board.clock.now += 7
+    board.shown.tick()
+    assert " now   #16 inductor max-autotune, batch 4 · compiling 7 s" in board.lines()
+    board.shown.close()
+
+
+def test_eager_and_the_default_always_stand_on_the_board() -> None:
+    board = Board()
+    begin(board.shown)
+    board.shown.ended(worked(0, EAGER), 20)
+    board.shown.ended(worked(1, DEFAULT_INDUCTOR, 1.02), 19)
+    for number in range(2, 16):
+        config = CompileConfig(mode="lite", options={}, dynamic=bool(number % 2))
+        board.shown.ended(worked(number, config, 1 + number / 10), 20 - number)
+    lines = board.lines()
+    assert lines[-1].split() == ["0", "4", "200", "±", "0.1", "%", "1.00×", "–", "eager"]
+    assert lines[-2].endswith("torch.compile() as it comes")
+    first = lines[lines.index(next(x for x in lines if "against eager" in x)) + 1]
+    assert first.startswith("  15      4     500 ± 0.0 %   2.50× ±0.00")
+    board.shown.close()
+
+
+def test_failures_are_counted_by_kind_and_the_time_left_is_estimated() -> None:
+    board = Board(width=120)
+    begin(board.shown)
+    for number in range(3):
+        board.clock.now += 10
+        board.shown.ended(worked(number, CompileConfig(mode="lite"), 1.1), 9 - number)
+    board.shown.ended(failed(3, "ipex", Outcome.UNSUPPORTED, "", 0.0), 7)
+    board.shown.ended(failed(4, "tvm", Outcome.UNSUPPORTED, "", 0.0), 6)
+    board.shown.ended(worked(5, DEFAULT_INDUCTOR, 1.1, duplicate_of=0), 6)
+    bar = next(line for line in board.lines() if "━" in line)
+    assert bar.startswith(" 6/12 ━")
+    assert "0:30 · about 0:30 left" in bar
+    assert bar.endswith("3 ok · 2 unsupported · 1 same")
+    board.shown.confirming(5)
+    board.shown.ended(worked(6, DEFAULT_INDUCTOR, 1.1, role="confirm", repeats=5), 0)
+    assert any(line.startswith(" confirming 1/5 ━") for line in board.lines())
+    board.shown.close()
+
+
+def test_the_last_frame_keeps_a_line_for_each_phase() -> None:
+    board = Board()
+    begin(board.shown)
+    board.shown.ended(worked(0, EAGER), 0)
+    board.clock.now += 61
+    board.shown.phase("optimizer_step", "2 backends", 2)
+    board.shown.started(1, EAGER, None, "search")
+    board.shown.step(1, Step.MEASURE)  # interrupted here
+    board.shown.warning("interrupted")
+    board.shown.close()
+    board.shown.close()
+    board.shown.tick()
+    assert "forward  1 tried in 1:01 · 1 ok" in board.lines()
+    assert "optimizer_step  0 tried in 0:00" in board.lines()
+    assert "warning: interrupted" in board.file.getvalue()
+    assert board.file.getvalue().endswith("\x1b[?25h")  # the cursor is back
+
+
+def test_the_board_shows_text_of_a_trial_literally() -> None:
+    board = Board()
+    hostile = "x\x1b[2J[red]y[/red][/]"
+    board.shown.header({"spec": hostile}, {"device_name": hostile}, hostile)
+    board.shown.phase(hostile, hostile, 2)
+    board.shown.started(1, CompileConfig(hostile), 4, "search")
+    board.shown.ended(worked(1, CompileConfig(hostile), 1.2), 1)
+    assert "\x1b[2J" not in board.file.getvalue()
+    assert sum("x[red]y[/red][/]" in line for line in board.lines()) == 5
+    board.shown.close()
+
+
+def test_the_kind_decides_and_auto_looks_at_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.TextIOWrapper):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("TERM", "xterm")
+    terminal = Terminal(io.BytesIO(), encoding="utf-8")
+    assert isinstance(progress("auto", terminal), LiveProgress)
+    assert isinstance(progress("plain", terminal), PlainProgress)
+    assert isinstance(progress("none", terminal), SilentProgress)
+    assert isinstance(progress("auto", io.StringIO()), PlainProgress)
+    assert isinstance(progress("auto", Terminal(io.BytesIO(), encoding="ascii")), PlainProgress)
+    monkeypatch.setenv("TERM", "dumb")
+    assert isinstance(progress("auto", terminal), PlainProgress)
+    with pytest.raises(UsageError, match="no progress 'loud'"):
+        progress("loud", terminal)
+
+
+def test_silent_progress_takes_everything() -> None:
+    shown = SilentProgress()
+    begin(shown)
+    shown.noise_floor(0.1)
+    shown.started(0, EAGER, None, "search")
+    shown.step(0, Step.BUILD)
+    shown.ended(worked(0, EAGER), 0)
+    shown.confirming(1)
+    shown.warning("x")
+    shown.tick()
+    shown.close()

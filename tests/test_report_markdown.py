@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+from autocompile.report.markdown import to_markdown
+
+SAMPLE = json.loads((Path(__file__).parent / "data" / "report.json").read_text("utf-8"))
+HOSTILE = "a | b `code` ``two`` <script>alert(1)</script> \x1b[31mred\x1b[0m\n# heading\\"
+SHOWN = "a | b `code` ``two`` <script>alert(1)</script> red # heading\\"
+
+
+@pytest.fixture
+def report() -> dict[str, Any]:
+    return copy.deepcopy(SAMPLE)
+
+
+def tokens(document: str) -> list[Token]:
+    return MarkdownIt("commonmark").enable("table").parse(document)
+
+
+def tables(document: str) -> list[list[list[str]]]:
+    """Every table as rows of cells, code spans and escapes resolved."""
+    found: list[list[list[str]]] = []
+    for token in tokens(document):
+        if token.type == "table_open":
+            found.append([])
+        elif token.type == "tr_open":
+            found[-1].append([])
+        elif token.type == "inline" and found and token.level >= 4:
+            parts = [c.content for c in token.children or ()]
+            found[-1][-1].append("".join(parts))
+    return found
+
+
+def test_the_document_has_the_result_of_every_phase(report: dict[str, Any]) -> None:
+    text = to_markdown(report)
+    assert text.startswith("# autocompile: `examples/ppo_breakout.py:config`\n")
+    assert tables(text)[0][1:] == [
+        ["forward_exploration", "faster", "1.41× [1.39, 1.43]", "inductor max-autotune"],
+        ["optimizer_step", "keep eager", "1.00×", "eager"],
+    ]
+    assert "**Best:** `inductor max-autotune` (trial 5, confirmed in 3 fresh processes)" in text
+    assert "- 1.33× [1.30, 1.36] against `torch.compile()` as it comes" in text
+    assert "**Keep eager:** nothing beats eager by more than the noise" in text
+    assert "- compiles in 6.8 s (0.9 s warm), repaid after 1 235 calls" in text
+
+
+def test_the_tables_of_a_phase_are_complete(report: dict[str, Any]) -> None:
+    _, batches, failures, trials, *_ = tables(to_markdown(report))
+    assert batches[2] == ["16", "852.0", "1204.4", "+41.0 %", "5"]
+    assert failures[1][:3] == ["2", "inductor", "compile_error"]
+    assert [row[0] for row in trials[1:]] == "5 3 4 1 6 2 0 7 8 9 10 11".split()
+    assert trials[3][-1] == "same as trial 3"
+    assert trials[10][-2:] == ["openvino", "crashed: SIGSEGV in compile"]
+
+
+def test_the_circumstances_are_told(report: dict[str, Any]) -> None:
+    text = to_markdown(report)
+    method = text.split("## How it was measured")[1]
+    assert "Hodges-Lehmann" in method
+    assert "a noise floor ±0.6 %" in method
+    facts = [tuple(row) for row in tables(text)[-1]]
+    assert ("torch", "2.13.0+cpu") in facts
+    assert ("device", "cpu, since there is no CUDA device") in facts
+    assert ("duration", "3:01") in facts
+
+
+def test_text_of_a_trial_cannot_leave_its_cell(report: dict[str, Any]) -> None:
+    phase = report["phases"]["forward_exploration"]
+    phase["failures"][0]["message"] = HOSTILE
+    phase["trials"][-2]["message"] = HOSTILE
+    phase["notes"], phase["reason"] = [HOSTILE], HOSTILE
+    report["phases"]["optimizer_step"]["reason"] = HOSTILE
+    text = to_markdown(report)
+    assert "\x1b" not in text
+    parsed = tokens(text)
+    assert not [t for t in parsed if t.type == "html_block"]
+    inline = [c for t in parsed for c in t.children or ()]
+    assert not [c for c in inline if c.type == "html_inline"]
+    _, _, failures, trials, *_ = tables(text)
+    assert {len(row) for row in failures} == {5}
+    assert {len(row) for row in trials} == {8}
+    assert failures[1][3] == SHOWN
+    assert trials[-1][-1] == f"compile_error: {SHOWN}"
+    headings = [b for a, b in itertools.pairwise(parsed) if a.type == "heading_open"]
+    assert not [h for h in headings if h.content.startswith("heading")]
+
+
+def test_exports_are_fenced_code_that_cannot_break_out(report: dict[str, Any]) -> None:
+    code = 'text = """\n```\n"""\n\tx = 1\n'
+    report["exports"] = {"python": code, "json": "{}"}
+    fences = [t for t in tokens(to_markdown(report)) if t.type == "fence"]
+    assert [(f.info, f.content) for f in fences] == [
+        ("python", code.replace("\t", " ")),
+        ("json", "{}\n"),
+    ]
+
+
+def test_a_failed_and_an_interrupted_run_are_told(report: dict[str, Any]) -> None:
+    phase = report["phases"]["optimizer_step"]
+    phase |= {"verdict": "failed", "best": None, "reason": "all 3 failed", "by_batch_size": []}
+    report["interrupted"] = True
+    report["phases"]["forward_exploration"]["best"]["confirmed_processes"] = 0
+    text = to_markdown(report)
+    assert "**Failed:** all 3 failed." in text
+    assert "**Interrupted:" in text
+    assert "(trial 5, not confirmed)" in text
+    assert "measured again in fresh processes" not in text
+    assert tables(text)[0][2] == ["optimizer_step", "failed", "–", "–"]
+
+
+def test_the_same_report_gives_the_same_document(report: dict[str, Any]) -> None:
+    assert to_markdown(report) == to_markdown(copy.deepcopy(report))
+    assert "\n\n\n" not in to_markdown(report)

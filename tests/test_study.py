@@ -1,0 +1,337 @@
+"""The search with scripted trials: order, duplicates, failures, budgets, resuming, confirming."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+
+import autocompile
+from autocompile.api import load, tune
+from autocompile.errors import NothingWorked, RunError, UsageError
+from autocompile.execute.executor import Ending, Event
+from autocompile.record import RunFolder
+from autocompile.search.space import SearchSpace
+from autocompile.testing import FakeExecutor, failed, measured, probed
+
+TRUTH = {"eager": 1.0, "default": 1.2, "max-autotune": 1.5}
+
+
+def script(request: Mapping[str, Any]) -> Ending:
+    config = request["config"]
+    if config["backend"] == "eager":
+        return measured(1.0, noise=0.005)
+    return measured(TRUTH[config["mode"]], compile_s=2.0 if config["dynamic"] else 1.0)
+
+
+@pytest.fixture
+def target(work: Path) -> Path:
+    path = work / "net.py"
+    path.write_text("never run: the executor is a fake")
+    return path
+
+
+def studies(run: str | Path) -> optuna.Study:
+    storage = f"sqlite:///{Path(run).resolve()}/study.db"
+    return optuna.load_study(study_name="forward", storage=storage)
+
+
+def test_baselines_come_first_and_every_setting_is_tried_once(target: Path) -> None:
+    executor = FakeExecutor(script)
+    result = tune(target, executor=executor, effort="full")
+    search = [r for r in executor.requests if "repeats" not in r]
+    first = [(r["config"]["backend"], r["config"]["mode"], r["batch_size"]) for r in search[:6]]
+    assert first == [("eager", "default", b) for b in (1, 4, 16)] + [
+        ("inductor", "default", b) for b in (1, 4, 16)
+    ]
+    seen = [(json.dumps(r["config"], sort_keys=True), r["batch_size"]) for r in search]
+    assert len(seen) == len(set(seen))
+    assert result.config["forward"].mode == "max-autotune"
+
+
+def test_what_cannot_differ_is_answered_from_the_record(target: Path) -> None:
+    executor = FakeExecutor(script)
+    result = tune(target, executor=executor, space=SearchSpace(batch_sizes=(4,)))
+    by_number = {r.number: r for r in result.trials}
+    twins = [r for r in result.trials if r.duplicate_of is not None]
+    assert twins
+    for twin in twins:
+        source = by_number[twin.duplicate_of or 0]
+        assert source.duplicate_of is None
+        assert source.measurement == twin.measurement
+        assert source.config.mode == twin.config.mode
+        assert twin.config.fullgraph or twin.config.dynamic is False
+    # eager, two modes, dynamic or not; fullgraph and static are answered.
+    assert len([r for r in executor.requests if "repeats" not in r]) == 5
+
+
+def test_a_graph_that_breaks_is_not_compiled_fullgraph_again_and_again(target: Path) -> None:
+    def breaking(request: Mapping[str, Any]) -> Ending:
+        config = request["config"]
+        if config["fullgraph"]:
+            return failed("graph_break", message="Unsupported: print")
+        if config["backend"] == "eager":
+            return measured(1.0)
+        return measured(TRUTH[config["mode"]], graph_breaks=2)
+
+    executor = FakeExecutor(breaking)
+    result = tune(target, executor=executor, space=SearchSpace(batch_sizes=(4,)))
+    assert sum(r["config"]["fullgraph"] for r in executor.requests) == 1
+    broken = [r for r in result.trials if r.outcome.value == "graph_break"]
+    assert len(broken) > 1
+    assert all(r.config.fullgraph and "print" in r.message for r in broken)
+
+
+def test_failures_are_told_to_optuna_as_pruned_with_their_outcome(target: Path) -> None:
+    def half(request: Mapping[str, Any]) -> Ending:
+        if request["config"]["mode"] == "max-autotune":
+            return failed("crashed", message="SIGSEGV in compile")
+        return script(request)
+
+    result = tune(target, executor=FakeExecutor(half), space=SearchSpace(batch_sizes=(4,)))
+    rows = studies(result.run_dir).get_trials()
+    outcomes = {
+        r.user_attrs["outcome"]: r.state for r in rows if r.user_attrs["outcome"] != "ok"
+    }
+    pruned = optuna.trial.TrialState.PRUNED
+    assert outcomes == {"crashed": pruned, "unsupported": pruned}
+    assert all(r.state.is_finished() for r in rows)
+    best = studies(result.run_dir).best_trial
+    assert best.params["mode"] == "default"
+    assert best.value == pytest.approx(4 / (1e-3 / 1.2), rel=0.01)
+
+
+def test_only_fresh_processes_are_reported(target: Path) -> None:
+    def flattering(request: Mapping[str, Any]) -> Ending:
+        if "repeats" in request and request["config"]["mode"] == "max-autotune":
+            return measured(1.3)
+        return script(request)
+
+    executor = FakeExecutor(flattering)
+    result = tune(target, executor=executor, space=SearchSpace(batch_sizes=(4,)))
+    best = result.to_dict()["phases"]["forward"]["best"]
+    assert best["speedup"]["value"] == pytest.approx(1.3, rel=0.01)
+    assert best["confirmed_processes"] == 3
+    assert best["speedup_against_default"]["value"] == pytest.approx(1.3 / 1.2, rel=0.01)
+
+
+def test_a_winner_that_fails_once_when_repeated_is_not_best(target: Path) -> None:
+    def fragile(request: Mapping[str, Any]) -> Ending:
+        if "repeats" in request and request["config"]["mode"] == "max-autotune":
+            return failed("wrong_output", "verify")
+        return script(request)
+
+    result = tune(target, executor=FakeExecutor(fragile), space=SearchSpace(batch_sizes=(4,)))
+    assert result.config["forward"].mode == "default"
+
+
+def test_a_gain_within_the_noise_is_no_gain(target: Path) -> None:
+    def level(request: Mapping[str, Any]) -> Ending:
+        if request["config"]["backend"] == "eager":
+            return measured(1.0, noise=0.03)
+        return measured(1.01, noise=0.001)
+
+    result = tune(target, executor=FakeExecutor(level), space=SearchSpace(batch_sizes=(4,)))
+    assert result.verdict == {"forward": "keep_eager"}
+    assert result.config["forward"].is_eager
+    assert "noise" in result.to_dict()["phases"]["forward"]["reason"]
+
+
+def test_of_equal_settings_the_cheapest_to_compile_wins(target: Path) -> None:
+    def equal(request: Mapping[str, Any]) -> Ending:
+        config = request["config"]
+        if config["backend"] == "eager":
+            return measured(1.0)
+        return measured(1.3, compile_s=9.0 if config["mode"] == "default" else 3.0)
+
+    result = tune(target, executor=FakeExecutor(equal), space=SearchSpace(batch_sizes=(4,)))
+    assert result.config["forward"].mode == "max-autotune"
+    assert len(result.to_dict()["phases"]["forward"]["ties"]) > 1
+
+
+def test_trials_and_time_are_budgets(target: Path) -> None:
+    executor = FakeExecutor(script)
+    result = tune(target, executor=executor, trials=4, run_dir="few")
+    assert len([r for r in executor.requests if "repeats" not in r]) == 4
+    assert any("not tried" in n for n in result.to_dict()["phases"]["forward"]["notes"])
+    executor = FakeExecutor(script)
+    with pytest.raises(NothingWorked, match="nothing was measured"):
+        tune(target, executor=executor, budget_s=1e-9, run_dir="none", trials=None)
+    assert executor.requests == []
+
+
+class PressesCtrlC(FakeExecutor):
+    """Ctrl-C while the trial of this number runs."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__(script)
+        self.at = at
+
+    def wait(self, timeout_s: float) -> list[Event]:
+        if self._events and self._events[0].number == self.at:
+            self.at = -99
+            raise KeyboardInterrupt
+        return super().wait(timeout_s)
+
+
+@pytest.mark.parametrize("at", [0, 3, 8])
+def test_after_ctrl_c_there_is_a_report_and_resume_repeats_nothing(target: Path, at: int) -> None:
+    space = SearchSpace(batch_sizes=(4,))
+    first = PressesCtrlC(at)
+    stopped = tune(target, executor=first, space=space)
+    assert stopped.interrupted
+    assert (Path(stopped.run_dir) / "report.json").exists()
+    second = FakeExecutor(script)
+    result = tune(target, executor=second, resume=True)
+    assert not result.interrupted
+    assert result.run_dir == stopped.run_dir
+    undisturbed = tune(target, executor=FakeExecutor(script), space=space)
+
+    def finished(r: autocompile.Result) -> list[tuple[str, str, int | None]]:
+        kept = [t for t in r.trials if t.outcome.value != "interrupted"]
+        return sorted((t.role, t.config.key, t.duplicate_of and -1) for t in kept)
+
+    assert finished(result) == finished(undisturbed)
+    assert result.config == undisturbed.config
+
+
+def test_a_tuner_that_was_killed_is_repaired_on_resume(target: Path) -> None:
+    result = tune(target, executor=FakeExecutor(script), trials=4)
+    folder = RunFolder(result.run_dir)
+    study = studies(folder.path)
+    study.ask()  # a row left open, as by SIGKILL
+    lost = max(r.number for r in result.trials if r.role == "search")
+    with sqlite3.connect(folder.study_db) as database:  # a record that Optuna never heard of
+        ids = "SELECT trial_id FROM trial_user_attributes WHERE key='number' AND value_json=?"
+        (row,) = database.execute(ids, (str(lost),)).fetchone()
+        for table in ("trial_user_attributes", "trial_params", "trial_values", "trials"):
+            database.execute(f"DELETE FROM {table} WHERE trial_id=?", (row,))
+    tune(target, executor=FakeExecutor(script), resume=True, run_dir=result.run_dir)
+    rows = studies(folder.path).get_trials()
+    assert all(r.state.is_finished() for r in rows)
+    numbers = [r.user_attrs["number"] for r in rows if "number" in r.user_attrs]
+    assert lost in numbers
+    assert len(numbers) == len(set(numbers))
+
+
+def test_resume_with_other_settings_is_refused(target: Path) -> None:
+    tune(target, executor=FakeExecutor(script), trials=1)
+    with pytest.raises(UsageError, match="another effort"):
+        tune(target, executor=FakeExecutor(script), resume=True, effort="full")
+
+
+def test_a_used_folder_is_not_overwritten(target: Path) -> None:
+    tune(target, executor=FakeExecutor(script), trials=1, run_dir="mine")
+    with pytest.raises(RunError, match="holds a run already"):
+        tune(target, executor=FakeExecutor(script), run_dir="mine")
+
+
+def test_two_tuners_on_one_run_are_refused(target: Path) -> None:
+    inner: list[BaseException] = []
+
+    def greedy(request: Mapping[str, Any]) -> Ending:
+        try:
+            tune(target, executor=FakeExecutor(script), run_dir="mine", resume=True)
+        except RunError as error:
+            inner.append(error)
+        return script(request)
+
+    tune(target, executor=FakeExecutor(greedy), run_dir="mine", trials=1)
+    assert "another autocompile is at work" in str(inner[0])
+
+
+def test_a_torn_database_is_a_clear_error_that_loses_nothing(target: Path) -> None:
+    result = tune(target, executor=FakeExecutor(script), trials=2, run_dir="mine")
+    Path("mine/study.db").write_bytes(b"this is no database" * 100)
+    with pytest.raises(RunError, match="cannot be used"):
+        tune(target, executor=FakeExecutor(script), run_dir="mine", resume=True)
+    Path("mine/study.db").unlink()
+    again = tune(target, executor=FakeExecutor(script), run_dir="mine", resume=True)
+    assert {r.number for r in result.trials} <= {r.number for r in again.trials}
+    numbers = {r.user_attrs.get("number") for r in studies("mine").get_trials()}
+    assert {r.number for r in again.trials if r.role == "search"} == numbers
+
+
+def test_nothing_that_works_is_an_error_that_says_why(target: Path) -> None:
+    executor = FakeExecutor(lambda request: failed("crashed", message="SIGSEGV in compile"))
+    with pytest.raises(NothingWorked, match="SIGSEGV in compile"):
+        tune(target, executor=executor, space=SearchSpace(batch_sizes=(4,)))
+
+
+def test_limits_keep_settings_out(target: Path) -> None:
+    from autocompile.ranking import Limits
+
+    def heavy(request: Mapping[str, Any]) -> Ending:
+        config = request["config"]
+        if config["backend"] == "eager":
+            return measured(1.0)
+        big = config["mode"] == "max-autotune"
+        return measured(TRUTH[config["mode"]], peak_memory_bytes=10**9 if big else 10**6)
+
+    result = tune(
+        target,
+        executor=FakeExecutor(heavy),
+        space=SearchSpace(batch_sizes=(4,)),
+        limits=Limits(memory_bytes=10**8),
+    )
+    assert result.config["forward"].mode == "default"
+
+
+def test_latency_prefers_small_batches_and_throughput_large_ones(target: Path) -> None:
+    def sized(request: Mapping[str, Any]) -> Ending:
+        speed = 1.0 if request["config"]["backend"] == "eager" else 1.3
+        return measured(speed, eager_s=1e-3 * (1 + 0.1 * (request["batch_size"] or 1)))
+
+    fast = tune(target, executor=FakeExecutor(sized), objective="latency")
+    wide = tune(target, executor=FakeExecutor(sized))
+    assert fast.best["forward"].batch_size == 1
+    assert wide.best["forward"].batch_size == 16
+
+
+def test_a_run_is_loaded_as_it_was(target: Path) -> None:
+    result = tune(target, executor=FakeExecutor(script))
+    assert load("last").to_dict() == result.to_dict()
+    assert load(Path(result.run_dir).name).config == result.config
+    assert json.loads((Path(result.run_dir) / "report.json").read_text()) == result.to_dict()
+
+
+def test_a_result_that_makes_no_sense_is_infrastructure(target: Path) -> None:
+    def nonsense(request: Mapping[str, Any]) -> Ending:
+        if request["config"]["mode"] == "max-autotune":
+            return measured(1.0, measurement={"eager_s": "soon", "compiled_s": [None]})
+        return script(request)
+
+    result = tune(target, executor=FakeExecutor(nonsense), space=SearchSpace(batch_sizes=(4,)))
+    outcomes = {r.outcome.value for r in result.trials if r.config.mode == "max-autotune"}
+    assert outcomes == {"infrastructure"}
+
+
+@pytest.mark.parametrize(
+    ("space", "words"),
+    [
+        ({"backends": ("inducter",)}, "inducter"),
+        ({"modes": ("fastest",)}, "fastest"),
+        ({"batch_sizes": (0,)}, "batch size 0"),
+        ({"fullgraph": ()}, "empty"),
+    ],
+)
+def test_a_space_that_cannot_be_is_refused(target: Path, space: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        tune(target, executor=FakeExecutor(script), space=SearchSpace(**space))
+
+
+def test_a_fixed_batch_and_the_targets_own_batch_size_are_used(target: Path) -> None:
+    probe = probed()
+    fixed = {**probe.payload["target"], "fixed_batch_size": 7}
+    executor = FakeExecutor(script, probed(target=fixed))
+    tune(target, executor=executor)
+    assert {r["batch_size"] for r in executor.requests} == {7}
+    own = {**probe.payload["target"], "own_batch_size": {"forward": 32}}
+    executor = FakeExecutor(script, probed(target=own))
+    tune(target, executor=executor)
+    assert {r["batch_size"] for r in executor.requests} == {1, 4, 16, 32}
