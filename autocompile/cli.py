@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import re
 import signal
 import sys
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 
+from autocompile import options
 from autocompile.errors import AutocompileError, ExitCode, UsageError
 
 __all__ = ["app", "main"]
@@ -86,46 +86,6 @@ def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-# Values ------------------------------------------------------------------------------------------
-
-
-def _list(text: str | None) -> tuple[str, ...] | None:
-    if text is None:
-        return None
-    return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
-def _words(option: str, text: str | None, known: dict[str, Any]) -> tuple[Any, ...] | None:
-    parts = _list(text)
-    for part in parts or ():
-        if part.lower() not in known:
-            raise UsageError(f"{option} {part!r} is none of {', '.join(known)}")
-    return None if parts is None else tuple(known[part.lower()] for part in parts)
-
-
-def _integers(option: str, text: str | None) -> tuple[int, ...] | None:
-    parts = _list(text)
-    try:
-        return None if parts is None else tuple(int(part) for part in parts)
-    except ValueError:
-        raise UsageError(f"{option} {text!r} is no list of whole numbers like 1,4,16") from None
-
-
-def _amount(option: str, text: str | None, units: dict[str, float], example: str) -> float | None:
-    """A number with a unit: ``10m`` is 600 seconds, ``2GiB`` are 2**31 bytes."""
-    if text is None:
-        return None
-    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]*)\s*", text)
-    if match is None or match[2].lower() not in units or float(match[1]) <= 0:
-        raise UsageError(f"{option} {text!r} is no amount like {example}")
-    return float(match[1]) * units[match[2].lower()]
-
-
-_TIME = {"": 1.0, "s": 1.0, "ms": 1e-3, "m": 60.0, "min": 60.0, "h": 3600.0}
-_SIZE = {"": 1.0, "b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "g": 1e9, "m": 1e6}
-_SIZE.update({"kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30})
-
-
 # Commands ----------------------------------------------------------------------------------------
 
 
@@ -180,22 +140,22 @@ def tune(
         target,
         phases=tuple(phase) if phase else None,
         space=SearchSpace(
-            backends=_list(backend),
-            modes=_list(mode),
-            batch_sizes=_integers("--batch-size", batch_size),
-            fullgraph=_words("--fullgraph", fullgraph, flags),
-            dynamic=_words("--dynamic", dynamic, {"none": None, **flags}),
+            backends=options.words(backend),
+            modes=options.words(mode),
+            batch_sizes=options.integers("--batch-size", batch_size),
+            fullgraph=options.choices("--fullgraph", fullgraph, flags),
+            dynamic=options.choices("--dynamic", dynamic, {"none": None, **flags}),
         ),
         effort=effort,
         trials=trials,
-        budget_s=_amount("--budget", budget, _TIME, "10m"),
-        timeout_s=_amount("--timeout", timeout, _TIME, "300s") or 300.0,
-        memory_limit_bytes=_bytes("--memory-limit", memory_limit),
+        budget_s=options.seconds("--budget", budget, "10m"),
+        timeout_s=options.seconds("--timeout", timeout, "300s") or 300.0,
+        memory_limit_bytes=options.size("--memory-limit", memory_limit),
         objective=objective,
         limits=Limits(
-            _amount("--max-latency", max_latency, _TIME, "5ms"),
-            _bytes("--max-memory", max_memory),
-            _amount("--max-compile-time", max_compile_time, _TIME, "60s"),
+            options.seconds("--max-latency", max_latency, "5ms"),
+            options.size("--max-memory", max_memory),
+            options.seconds("--max-compile-time", max_compile_time, "60s"),
         ),
         device=device,
         storage=storage,
@@ -216,11 +176,6 @@ def tune(
         if slow:
             _say(f"gate: {', '.join(slow)} is not faster by {require_speedup:g}x")
             raise typer.Exit(ExitCode.GATE)
-
-
-def _bytes(option: str, text: str | None) -> int | None:
-    amount = _amount(option, text, _SIZE, "2GiB")
-    return None if amount is None else int(amount)
 
 
 @app.command()
@@ -259,7 +214,7 @@ def check(
     from autocompile import diagnose
     from autocompile.report import checks
 
-    seconds = _amount("--timeout", timeout, _TIME, "300s") or 300.0
+    seconds = options.seconds("--timeout", timeout, "300s") or 300.0
     found = diagnose.check(target, tuple(phase) if phase else None, batch_size, device, seconds)
     _print(found, as_json, lambda console: checks.render_check(found, console, verbose))
     if not all(row["outcome"] == "ok" for row in found["phases"].values()):

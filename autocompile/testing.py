@@ -1,6 +1,6 @@
 """For tests of what stands above an executor: trials that end as a script says, without torch.
 
-    executor = FakeExecutor(lambda request: measured(speedup=1.3, compile_s=2.0))
+executor = FakeExecutor(lambda request: measured(speedup=1.3, compile_s=2.0))
 """
 
 from __future__ import annotations
@@ -57,16 +57,38 @@ def failed(outcome: str, step: str = "compile", message: str = "") -> Ending:
 
 def probed(**more: Any) -> Ending:
     """A probe of a machine with inductor, two modes that differ, and a plain module."""
+    environment = {
+        "torch": "2.13.0",
+        "python": "3.11.7",
+        "platform": "Linux",
+        "device": "cpu",
+        "device_name": "a CPU",
+        "cores": 2,
+        "threads": 2,
+        "cuda": None,
+    }
+    target = {
+        "kind": "functions",
+        "description": "Linear",
+        "parameters": 10,
+        "phases": ["forward"],
+        "algorithm": None,
+        "build": ["model = None"],
+        "own_batch_size": {},
+        "is_rl": False,
+        "choices": {},
+    }
     payload = {
-        "environment": {"torch": "2.13.0", "python": "3.11.7", "device": "cpu", "cores": 2}
-        | {"device_name": "a CPU", "platform": "Linux", "threads": 2, "cuda": None},
+        "environment": environment,
         "backends": {"inductor": "", "cudagraphs": "no CUDA device"},
         "all_backends": ["aot_eager", "cudagraphs", "inductor"],
-        "modes": {"default": "default", "reduce-overhead": "default", "max-autotune": "max-autotune"},
-        "target": {"kind": "functions", "description": "Linear", "parameters": 10, "algorithm": None}
-        | {"build": ["model = None"], "own_batch_size": {}, "is_rl": False, "choices": {}},
+        "modes": {
+            "default": "default",
+            "reduce-overhead": "default",
+            "max-autotune": "max-autotune",
+        },
+        "target": target,
     }
-    payload["target"] |= {"phases": ["forward"]}
     return Ending(Outcome.OK, Step.EXIT, payload={**payload, **more}, wall_s=0.1)
 
 

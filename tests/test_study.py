@@ -95,9 +95,7 @@ def test_failures_are_told_to_optuna_as_pruned_with_their_outcome(target: Path) 
 
     result = tune(target, executor=FakeExecutor(half), space=SearchSpace(batch_sizes=(4,)))
     rows = studies(result.run_dir).get_trials()
-    outcomes = {
-        r.user_attrs["outcome"]: r.state for r in rows if r.user_attrs["outcome"] != "ok"
-    }
+    outcomes = {r.user_attrs["outcome"]: r.state for r in rows if r.user_attrs["outcome"] != "ok"}
     pruned = optuna.trial.TrialState.PRUNED
     assert outcomes == {"crashed": pruned, "unsupported": pruned}
     assert all(r.state.is_finished() for r in rows)

@@ -77,12 +77,18 @@ class Workshop:
         gone = self.folder.cache if number is None else self.folder.cache / f"{number:04d}"
         shutil.rmtree(gone, ignore_errors=True)
 
-    def probe_job(self, request: Mapping[str, Any]) -> Job:
-        """The job that looks at machine, torch and target before the first trial."""
+    def probe_job(self, request: Mapping[str, Any], toolchain: bool) -> Job:
+        """The job that looks at machine, torch and target before the first trial.
+
+        Args:
+            request: what to look at.
+            toolchain: also prepare what all of Inductor's caches start with.
+        """
         path = self.folder.path / "probe"
         path.mkdir(parents=True, exist_ok=True)
-        body = {**self.base, **request, "kind": "probe", "schema": SCHEMA}
-        write_json(path / "request.json", {**body, "toolchain": str(self.toolchain)})
+        folder = str(self.toolchain) if toolchain else None
+        body = {"kind": "probe", "schema": SCHEMA, "toolchain": folder}
+        write_json(path / "request.json", {**self.base, **request, **body})
         environment = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
         return Job(-1, path, self.timeout_s, self.memory_limit_bytes, environment)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +33,10 @@ class Plan:
 
     target: str
     phases: tuple[str, ...] | None = None
-    space: SearchSpace = SearchSpace()
+    space: SearchSpace = field(default_factory=SearchSpace)
     effort: str = "normal"
     objective: str = "throughput"
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
     device: str | None = None
     seed: int = 0
 

@@ -28,7 +28,8 @@ def probe(plan: Plan, workshop: Workshop, executor: Executor, observer: Observer
         "batch_size": max(plan.space.batch_sizes or DEFAULT_BATCH_SIZES),
         "backends": list(backends) if backends else None,
     }
-    ending, interrupted = run_job(executor, workshop.probe_job(request), observer)
+    job = workshop.probe_job(request, toolchain=backends is None or "inductor" in backends)
+    ending, interrupted = run_job(executor, job, observer)
     if interrupted:
         raise KeyboardInterrupt
     if ending.outcome is not Outcome.OK:

@@ -65,7 +65,7 @@ def first_words(error: BaseException) -> str:
 
 
 def where_in(error: BaseException, folder: Path) -> str | None:
-    """The last line of the user's own code that an exception passed through: ``model.py:14  ...``."""
+    """The last line of the user's own code that an exception passed through."""
     if isinstance(error, SyntaxError) and error.filename:
         text = (error.text or "").strip()
         return f"{Path(error.filename).name}:{error.lineno}   {text}"

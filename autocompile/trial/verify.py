@@ -21,7 +21,8 @@ View = Mapping[str, Any]
 _TOLERANCE = {torch.float16: 1e-3, torch.bfloat16: 1e-2, torch.float64: 1e-8}
 _FLOAT32 = 1e-4
 _UPDATE_TOLERANCE = 1e-2
-# Against float64, compiled may be off by this multiple of eager's own error (torch._dynamo.utils.same).
+# Against float64, compiled may be off by this multiple of eager's own error, a rule taken from
+# torch._dynamo.utils.same.
 _FP64_MULTIPLE = {torch.float32: 2.0}
 _FP64_SMALL = 1000
 

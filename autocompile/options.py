@@ -1,0 +1,59 @@
+"""Read the values of options: lists, amounts with units. Every mistake is a UsageError."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TypeVar
+
+from autocompile.errors import UsageError
+
+__all__ = ["choices", "integers", "seconds", "size", "words"]
+
+Value = TypeVar("Value")
+
+_TIME = {"": 1.0, "s": 1.0, "ms": 1e-3, "m": 60.0, "min": 60.0, "h": 3600.0}
+_SIZE = {"": 1.0, "b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9}
+_SIZE |= {"kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30}
+
+
+def words(text: str | None) -> tuple[str, ...] | None:
+    """A comma list: ``a, b`` is ``("a", "b")``; None stays None."""
+    if text is None:
+        return None
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def choices(option: str, text: str | None, known: Mapping[str, Value]) -> tuple[Value, ...] | None:
+    """A comma list of known words, as their values."""
+    parts = words(text)
+    for part in parts or ():
+        if part.lower() not in known:
+            raise UsageError(f"{option} {part!r} is none of {', '.join(known)}")
+    return None if parts is None else tuple(known[part.lower()] for part in parts)
+
+
+def integers(option: str, text: str | None) -> tuple[int, ...] | None:
+    """A comma list of whole numbers."""
+    parts = words(text)
+    try:
+        return None if parts is None else tuple(int(part) for part in parts)
+    except ValueError:
+        raise UsageError(f"{option} {text!r} is no list of whole numbers like 1,4,16") from None
+
+
+def _amount(option: str, text: str, units: Mapping[str, float], example: str) -> float:
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]*)\s*", text)
+    if match is None or match[2].lower() not in units or float(match[1]) <= 0:
+        raise UsageError(f"{option} {text!r} is no amount like {example}")
+    return float(match[1]) * units[match[2].lower()]
+
+
+def seconds(option: str, text: str | None, example: str) -> float | None:
+    """A time: ``10m`` is 600 seconds, a bare number is seconds."""
+    return None if text is None else _amount(option, text, _TIME, example)
+
+
+def size(option: str, text: str | None) -> int | None:
+    """A size: ``2GiB`` is 2**31 bytes, a bare number is bytes."""
+    return None if text is None else int(_amount(option, text, _SIZE, "2GiB"))

@@ -1,0 +1,149 @@
+"""The layout's rules, held against the code: arrows downward, no torch above, small files."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import autocompile
+
+PACKAGE = Path(autocompile.__file__).parent
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+# A column may import itself and the columns named here.
+GROUND = {
+    "config",
+    "errors",
+    "options",
+    "ranking",
+    "record",
+    "runs",
+    "stats",
+    "template",
+    "__init__",
+}
+ALLOWED = {
+    "ground": {"ground"},
+    "runtime": {"ground"},
+    "trial": {"ground", "runtime"},
+    "execute": {"ground"},
+    "search": {"ground", "execute"},
+    "report": {"ground"},
+    "export": {"ground"},
+    "testing": {"ground", "execute"},
+    "result": {"ground", "report", "export", "runtime"},
+    "diagnose": {"ground", "execute", "search", "report"},
+    "api": {"ground", "execute", "search", "report", "export", "result"},
+    "cli": {"ground", "api", "search", "report", "export", "diagnose"},
+    "__main__": {"cli"},
+}
+HEAVY = {"torch", "ray", "accelerate", "transformers"}
+
+
+def column(module: str) -> str:
+    head = module.split(".")[1] if "." in module else "__init__"
+    return "ground" if head in GROUND else head
+
+
+def imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+            if node.module == "autocompile":
+                found |= {f"autocompile.{name.name}" for name in node.names}
+    return found
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(("autocompile", *parts))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: module_of(p))
+def test_arrows_point_downward(path: Path) -> None:
+    if path == PACKAGE / "__init__.py":
+        return  # the shop window imports on first use
+    own = column(module_of(path))
+    for name in imports(path):
+        if name.startswith("autocompile."):
+            below = column(name)
+            if name == "autocompile.__version__":
+                continue
+            assert below == own or below in ALLOWED[own], f"{own} imports {name}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: module_of(p))
+def test_torch_is_imported_by_the_child_and_the_runtime_only(path: Path) -> None:
+    if column(module_of(path)) in ("trial", "runtime"):
+        return
+    assert not {name.split(".")[0] for name in imports(path)} & HEAVY
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: module_of(p))
+def test_a_file_has_one_job(path: Path) -> None:
+    assert len(path.read_text("utf-8").splitlines()) <= 330
+
+
+def test_the_worker_needs_only_numpy_and_torch() -> None:
+    allowed = {"numpy", "torch", "ray", "gymnasium"} | set(sys.stdlib_module_names)
+    worker = [p for p in FILES if column(module_of(p)) in ("trial", "runtime")]
+    ground = [PACKAGE / f"{name}.py" for name in ("config", "errors", "record", "stats")]
+    for path in (*worker, *ground):
+        outside = {name.split(".")[0] for name in imports(path)} - {"autocompile"}
+        assert outside <= allowed, path
+    for path in FILES:  # and RLlib only by the file that is about it
+        if {name.split(".")[0] for name in imports(path)} & {"ray", "gymnasium"}:
+            assert path.name == "rllib.py"
+
+
+def test_the_parent_does_not_import_torch() -> None:
+    code = "import autocompile.cli, autocompile.api, sys; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_help_answers_in_under_a_second() -> None:
+    began = time.monotonic()
+    command = [sys.executable, "-m", "autocompile", "--help"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert "tune" in done.stdout
+    assert time.monotonic() - began < 1.0
+
+
+def test_every_public_name_is_there() -> None:
+    for name in autocompile.__all__:
+        assert getattr(autocompile, name).__doc__
+    for path in FILES:
+        tree = ast.parse(path.read_text("utf-8"))
+        names = [
+            ast.literal_eval(node.value)
+            for node in tree.body
+            if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__"
+        ]
+        defined = {getattr(n, "name", "") for n in tree.body} | {
+            t.id
+            for n in tree.body
+            if isinstance(n, (ast.Assign, ast.AnnAssign))
+            for t in ([n.target] if isinstance(n, ast.AnnAssign) else n.targets)
+            if isinstance(t, ast.Name)
+        }
+        imported = {
+            a.asname or a.name
+            for n in ast.walk(tree)
+            if isinstance(n, ast.ImportFrom)
+            for a in n.names
+        }
+        for listed in names:
+            assert set(listed) <= defined | imported, path
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'fastest'"):
+        _ = autocompile.fastest

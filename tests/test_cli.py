@@ -1,0 +1,199 @@
+"""The command as a user types it: exit codes, streams, and one clear paragraph for each mistake."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, TARGETS, assert_nothing_left
+
+COMMAND = [sys.executable, "-m", "autocompile"]
+MODEL = """
+import torch
+
+def get_model():
+    return torch.nn.Linear(8, 4)
+
+def get_inputs(batch_size):
+    return (torch.randn(batch_size, 8),)
+"""
+
+
+def autocompile(*args: str, timeout: float = 200) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *args], capture_output=True, text=True, timeout=timeout)
+
+
+def one_paragraph(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith(("error: ", "Usage: ")), done.stderr
+    assert len(done.stderr.splitlines()) <= 8
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["tune", "nowhere.py"], ["there is no file nowhere.py", "autocompile init"]),
+        (["tune", "."], ["is not a Python file"]),
+        (["tune", "model.py", "--batch-size", "0"], ["batch size 0 is below 1"]),
+        (["tune", "model.py", "--batch-size", "four"], ["no list of whole numbers"]),
+        (["tune", "model.py", "--fullgraph", "maybe"], ["none of true, false"]),
+        (["tune", "model.py", "--budget", "soon"], ["no amount like 10m"]),
+        (["tune", "model.py", "--effort", "heroic"], ["heroic"]),
+        (["tune", "model.py", "--resume"], ["no run of model.py", "without --resume"]),
+        (["show", "nothing"], ["there is no run nothing"]),
+        (["show"], ["there are no runs"]),
+        (["export", "--to", "tensorflow"], ["tensorflow"]),
+        (["init", "model.py"], ["exists already"]),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_one_paragraph(
+    work: Path, args: list[str], words: list[str]
+) -> None:
+    (work / "model.py").write_text(MODEL)
+    text = one_paragraph(autocompile(*args))
+    assert all(word in text for word in words), text
+    assert not (work / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "args", "words"),
+    [
+        ("def build_net(): pass", [], ["does not define get_model()", "model.py:build_net"]),
+        ("def get_model(:", [], ["cannot be imported: SyntaxError", "model.py:1"]),
+        ("raise ValueError('broken')", [], ["cannot be imported: ValueError: broken"]),
+        (
+            MODEL.replace("torch.randn(batch_size, 8)", "torch.randn(-1, 8)"),
+            [],
+            ["get_inputs(16) of model.py raised", "model.py:8"],
+        ),
+        (
+            MODEL.replace("randn(batch_size, 8)", "randn(batch_size, 9)"),
+            [],
+            ["eager model fails before anything is compiled", "mat1 and mat2"],
+        ),
+        (MODEL, ["--backend", "inducter"], ["'inducter' is unknown", "--backend inductor"]),
+        (MODEL, ["--mode", "fastest"], ["'fastest' is unknown", "max-autotune"]),
+        (MODEL, ["--phase", "forward_exploration"], ["no phase forward_exploration", "forward"]),
+        (MODEL, ["--device", "cuda:7"], ["'cuda:7' cannot be used here"]),
+        ("import os; os._exit(3)", [], ["crashed", "exited with code 3 in import"]),
+        ("import time; time.sleep(600)", ["--timeout", "8s"], ["timeout", "after 8 s"]),
+    ],
+)
+def test_a_mistake_in_the_target_is_one_paragraph(
+    work: Path, source: str, args: list[str], words: list[str]
+) -> None:
+    (work / "model.py").write_text(source)
+    text = one_paragraph(autocompile("tune", "model.py", "--progress", "none", *args))
+    assert all(word in text for word in words), text
+
+
+def test_init_writes_a_file_that_check_accepts(work: Path) -> None:
+    assert autocompile("init", "net.py").returncode == 0
+    done = autocompile("check", "net.py", "--phase", "forward", "--json")
+    assert done.returncode == 0, done.stderr
+    row = json.loads(done.stdout)["phases"]["forward"]
+    assert row["outcome"] == "ok"
+    assert row["graphs"] == 1
+    assert row["compile_s"] > 0
+
+
+def test_doctor_explains_what_does_not_work(work: Path) -> None:
+    done = autocompile("doctor", "ipex")
+    assert done.returncode == 0, done.stderr
+    assert "needs torch 2.8.*" in done.stdout
+    assert "torch-autocompile[ipex]" in done.stdout
+
+
+def test_doctor_tries_a_backend_for_real(work: Path) -> None:
+    done = autocompile("doctor", "aot_eager", "--json")
+    row = json.loads(done.stdout)["backends"]["aot_eager"]
+    assert row["works"]
+    assert row["modes"]["default"]["outcome"] == "ok"
+
+
+def test_ctrl_c_reports_and_resume_goes_on(work: Path) -> None:
+    (work / "model.py").write_text(MODEL)
+    options = ["--phase", "forward", "--backend", "aot_eager", "--batch-size", "4"]
+    command = [*COMMAND, "tune", "model.py", "--effort", "quick", *options, "--json"]
+    with subprocess.Popen(
+        [*command, "--progress", "plain"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "#0 " in line and " ok " in line:
+                break
+        time.sleep(2)  # in the middle of the next trial
+        os.killpg(process.pid, signal.SIGINT)
+        stdout, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    report = json.loads(stdout)
+    assert report["interrupted"]
+    done = [t["number"] for t in report["phases"]["forward"]["trials"] if t["outcome"] == "ok"]
+    assert done == [0]
+    assert_nothing_left("AUTOCOMPILE_TRIAL=")
+
+    again = autocompile("tune", "model.py", "--resume", "--json", "--progress", "none")
+    assert again.returncode == 0, again.stderr
+    report = json.loads(again.stdout)
+    trials = report["phases"]["forward"]["trials"]
+    assert not report["interrupted"]
+    assert [t["number"] for t in trials if t["config"]["backend"] == "eager"] == [0]
+    assert [t["outcome"] for t in trials if t["config"]["backend"] == "aot_eager"][-1] == "ok"
+
+
+def test_a_gate_that_is_not_met_is_exit_code_1(work: Path) -> None:
+    options = ["--phase", "forward", "--backend", "zeros", "--batch-size", "4", "-q"]
+    target = str(TARGETS / "faulty_backends.py")
+    done = autocompile(
+        "tune", target, *options, "--effort", "quick", "--require-speedup", "1.05", "--json"
+    )
+    assert done.returncode == 1, done.stderr
+    phase = json.loads(done.stdout)["phases"]["forward"]
+    assert phase["verdict"] == "keep_eager"
+    assert [t["outcome"] for t in phase["trials"] if t["config"]["backend"] == "zeros"] == [
+        "wrong_output"
+    ]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shell_completion_works(work: Path, shell: str) -> None:
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("autocompile")), "--show-completion", shell],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0
+    assert "_AUTOCOMPILE_COMPLETE" in done.stdout
+
+
+def test_completion_offers_runs(work: Path) -> None:
+    (work / "runs" / "net-0001").mkdir(parents=True)
+    (work / "runs" / "net-0001" / "run.json").write_text("{}")
+    environment = {
+        **os.environ,
+        "_AUTOCOMPILE_COMPLETE": "complete_bash",
+        "COMP_WORDS": "autocompile show n",
+        "COMP_CWORD": "2",
+    }
+    program = str(Path(sys.executable).with_name("autocompile"))
+    done = subprocess.run([program], env=environment, capture_output=True, text=True)
+    assert done.stdout.split() == ["net-0001"]
+
+
+def test_the_version_is_shown() -> None:
+    done = autocompile("--version")
+    assert done.stdout.startswith("autocompile 0.")
+    assert ROOT.joinpath("CHANGELOG.md").read_text("utf-8").count(done.stdout.split()[1]) >= 1
