@@ -60,6 +60,7 @@ def build_report(
                 limits or Limits(),
                 run.get("spaces", {}).get(name, {}),
                 run_dir,
+                interrupted,
             )
             for name in run["phases"]
         },
@@ -85,11 +86,13 @@ def _phase(
     limits: Limits,
     space: Mapping[str, Any],
     run_dir: str,
+    interrupted: bool,
 ) -> dict[str, Any]:
     every = candidates(records)
     allowed = [c for c in every if c.keeps(limits)]
     best, ties, verdict, reason = _decide(allowed, records, objective)
     floor = noise_floor(records, best.record.batch_size) if best else 0.0
+    rows = _by_batch_size(allowed, objective)
     return {
         "verdict": verdict,
         "role": _ROLES.get(name, ""),
@@ -97,9 +100,9 @@ def _phase(
         "noise_floor": floor,
         "best": _best(best, every) if best else None,
         "ties": [c.record.number for c in ties],
-        "by_batch_size": _by_batch_size(allowed, objective),
+        "by_batch_size": rows,
         "failures": _failures(records, run_dir),
-        "notes": _notes(every, allowed, space),
+        "notes": _notes(every, allowed, space, interrupted) + _elsewhere(verdict, rows, records),
         "trials": [_trial(r, name, run_dir) for r in records],
     }
 
@@ -232,6 +235,19 @@ def _by_batch_size(allowed: list[Candidate], objective: str) -> list[dict[str, A
     return rows
 
 
+def _elsewhere(verdict: str, rows: list[dict[str, Any]], records: list[Record]) -> list[str]:
+    """Where compiling pays although it does not at the batch size that does most."""
+    if verdict != "keep_eager":
+        return []
+    return [
+        f"at batch size {row['batch_size']} trial {row['number']} is faster than eager: "
+        f"{row['speedup']['value']:.2f}x; --batch-size {row['batch_size']} decides for that"
+        for row in rows
+        if row["speedup"]["low"] > 1
+        and row["speedup"]["value"] > 1 + noise_floor(records, row["batch_size"])
+    ]
+
+
 def _failures(records: list[Record], run_dir: str) -> list[dict[str, Any]]:
     """Failures grouped by cause; those answered by another trial count with it."""
     groups: dict[tuple[str, str, str], dict[str, Any]] = {}
@@ -262,16 +278,20 @@ def _log(record: Record, run_dir: str) -> str | None:
     return f"{run_dir}/trials/{record.number:04d}/log.txt"
 
 
-def _notes(every: list[Candidate], allowed: list[Candidate], space: Mapping[str, Any]) -> list[str]:
+def _notes(
+    every: list[Candidate], allowed: list[Candidate], space: Mapping[str, Any], interrupted: bool
+) -> list[str]:
     notes = [f"{left} is the same as {kept}" for left, kept in space.get("merged", {}).items()]
     if space.get("left"):
-        notes.append(f"{space['left']} settings were not tried: the budget was spent")
+        why = "the run was interrupted" if interrupted else "the budget was spent"
+        notes.append(f"{space['left']} settings were not tried: {why}")
     if len(every) > len(allowed):
         notes.append(
             f"{len(every) - len(allowed)} settings are outside the limits that were asked for"
         )
-    if any("nan" in note.lower() for c in every for note in c.record.notes):
-        notes.append("the model's own output holds NaN")
+    # What every trial says is said once.
+    said = [set(c.record.notes) for c in every if not c.record.config.is_eager]
+    notes += sorted(set.intersection(*said)) if said else []
     return notes
 
 

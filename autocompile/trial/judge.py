@@ -62,6 +62,8 @@ class Judge:
         self.noise = max(mismatch_scale(first, second) for first, second in pairs)
         if self.noise > 0:
             notes.append(f"eager differs from itself by {self.noise:.1g}; tolerances allow for it")
+        if any(_has_nan(view) for view in self._expected):
+            notes.append("eager's own output holds NaN; compiled may hold it in the same places")
         self.eager.keep()
         self._is_random = self._depends_on_seed()
         if self._is_random:
@@ -165,7 +167,8 @@ class Judge:
 
     def _in_float64(self, index: int) -> View:
         """Eager's view of one call, computed in double precision."""
-        wide = dataclasses.replace(self._target, model=copy.deepcopy(self._target.model).double())
+        model = copy.deepcopy(self._target.model_of(self._phase)).double()
+        wide = dataclasses.replace(self._target, model=model, inference_model=None)
         side = make_side(wide, self._phase, None)
         view: View = {}
         for call in range(index + 1):
@@ -173,6 +176,11 @@ class Judge:
             seed_everything(self._seed + call)
             view = side.view(side.run())
         return copy_view(view)
+
+
+def _has_nan(view: View) -> bool:
+    leaves = (x for x in pytree.tree_leaves(view) if isinstance(x, torch.Tensor))
+    return any(bool(x.isnan().any()) for x in leaves if x.is_floating_point())
 
 
 def _double(tree: Any) -> Any:

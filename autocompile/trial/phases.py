@@ -100,7 +100,7 @@ def make_side(target: Target, phase: str, inputs: Any, config: CompileConfig = E
         raise TargetError(
             f"a {target.kind} has no phase {phase}", f"it has: {', '.join(phases_of(target))}"
         )
-    model = copy.deepcopy(target.model)
+    model = copy.deepcopy(target.model_of(phase))
     side = Side(model, grad=phase in _TRAINING, inputs=inputs)
     if phase == "forward":
         model.eval()
@@ -159,7 +159,8 @@ def _make_optimizer_step(target: Target, side: Side, config: CompileConfig) -> N
 
     side.call = compile_function(step, config)
     side.view = lambda _: {"updates": _updates(side, before)}
-    side.held = lambda: (parameters, [dict(s) for s in optimizer.state.values()])
+    gradients = [p.grad for p in parameters.values()]
+    side.held = lambda: (parameters, gradients, [dict(s) for s in optimizer.state.values()])
 
 
 def _make_train_step(target: Target, side: Side, config: CompileConfig) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,13 +30,19 @@ def from_object(value: Any, expression: str) -> Target:
     if isinstance(value, torch.nn.Module):
         return _target("RLModule", value, expression)
     if isinstance(value, RLModuleSpec):
-        return _target("RLModuleSpec", value.build(), f"{expression}.build()")
+        target = _target("RLModuleSpec", value.build(), f"{expression}.build()")
+        target.inference_model = replace(value, inference_only=True).build()
+        return target
     if not isinstance(value, AlgorithmConfig):
         raise TargetError(f"a {type(value).__name__} of RLlib is no target")
     if value.observation_space is None or value.action_space is None:
         _take_spaces_from_env(value)
     module = value.get_rl_module_spec().build()
     target = _target("AlgorithmConfig", module, f"{expression}.get_rl_module_spec().build()")
+    # Env runners build without what only the learner needs (PPO's value head and its encoder): an
+    # eager exploration with it would do work that compiling removes, and flatter every setting.
+    target.inference_model = value.get_rl_module_spec(inference_only=True).build()
+    target.choices["exploration"] = "the inference-only module that env runners build"
     target.algorithm = f"{type(value).__module__}:{type(value).__qualname__}"
     lr = value.lr
     if isinstance(lr, (int, float)):

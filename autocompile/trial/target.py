@@ -48,6 +48,7 @@ class Target:
         make_optimizer: builds the optimizer of a module's parameters.
         loss: reduces an output to one number.
         is_rl: the module is an RLModule.
+        inference_model: what an env runner builds, where that is less than ``model``.
         own_batch_size: the batch size that the user's own configuration gives to a phase.
         algorithm: ``module:Class`` of an AlgorithmConfig.
         choices: where each choice came from, in words.
@@ -60,10 +61,23 @@ class Target:
     make_optimizer: Callable[[torch.nn.Module], Any]
     loss: Callable[[Any, Any], torch.Tensor]
     is_rl: bool = False
+    inference_model: torch.nn.Module | None = None
     fixed_batch: bool = False
     own_batch_size: dict[str, int] = field(default_factory=dict)
     algorithm: str | None = None
     choices: dict[str, str] = field(default_factory=dict)
+
+    def model_of(self, phase: str) -> torch.nn.Module:
+        """The module that runs a phase."""
+        if phase in ("forward_exploration", "forward_inference") and self.inference_model:
+            return self.inference_model
+        return self.model
+
+    def to(self, device: torch.device) -> None:
+        """Move the model to a device, in place."""
+        for model in (self.model, self.inference_model):
+            if model is not None:
+                model.to(device)
 
     def default_phases(self) -> tuple[str, ...]:
         """The two phases that are tuned when nobody asks for others."""

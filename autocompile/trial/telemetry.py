@@ -9,7 +9,14 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-__all__ = ["DynamoFacts", "dynamo_facts", "peak_growth_bytes", "reset_dynamo", "tensor_bytes"]
+__all__ = [
+    "DynamoFacts",
+    "dynamo_facts",
+    "peak_growth_bytes",
+    "reset_dynamo",
+    "synchronizer",
+    "tensor_bytes",
+]
 
 
 def synchronizer(device: torch.device) -> Callable[[], None]:
@@ -85,9 +92,16 @@ class DynamoFacts:
     cudagraph_skips: int
 
 
-def reset_dynamo() -> None:
-    """Start counting from nothing; a graph that falls back to eager becomes an error."""
+def reset_dynamo(backend: str) -> None:
+    """Start counting from nothing; a graph that falls back to eager becomes an error.
+
+    Imports what the backend needs of torch, so that compile time is compile time: an import is
+    paid once in a process, whatever is compiled.
+    """
     import torch._dynamo
+
+    if backend == "inductor":
+        import torch._inductor.compile_fx
 
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
