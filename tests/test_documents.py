@@ -1,0 +1,82 @@
+"""README, CI and examples say what is true."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+README = (ROOT / "README.md").read_text("utf-8")
+# What each example is tuned with here, small enough for every run of the tests.
+SMALL = ["--effort", "quick", "--backend", "aot_eager", "--batch-size", "2", "--trials", "2"]
+
+
+def run(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=280)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.name)
+def test_each_example_is_short_and_says_how_to_run_it(path: Path) -> None:
+    text = path.read_text("utf-8")
+    assert len(text.splitlines()) <= 60
+    assert f"examples/{path.name}" in (ast.get_docstring(ast.parse(text)) or "")
+
+
+@pytest.mark.parametrize("path", [p for p in EXAMPLES if p.name != "api.py"], ids=lambda p: p.name)
+def test_each_example_tunes(path: Path, work: Path) -> None:
+    command = [sys.executable, "-m", "autocompile", "tune", str(path), *SMALL, "--json", "-q"]
+    done = run(*command, cwd=work)
+    assert done.returncode == 0, done.stderr
+    phases = json.loads(done.stdout)["phases"]
+    forward = "forward_exploration" if path.name == "ppo_breakout.py" else "forward"
+    assert list(phases) == [forward, "optimizer_step"]
+    for phase in phases.values():
+        outcomes = [t["outcome"] for t in phase["trials"]]
+        assert set(outcomes) == {"ok"}, [t["message"] for t in phase["trials"]]
+        assert {t["config"]["backend"] for t in phase["trials"]} == {"eager", "aot_eager"}
+
+
+def test_the_api_example_runs(work: Path) -> None:
+    done = run(sys.executable, str(ROOT / "examples" / "api.py"), cwd=work)
+    assert done.returncode == 0, done.stderr
+    assert "against eager" in done.stdout
+    assert done.stdout.rstrip().endswith("(16, 256)")
+
+
+def test_ci_runs_the_readme_s_second_command_to_the_letter() -> None:
+    blocks = re.findall(r"```bash\n(.*?)\n```", README, re.S)
+    assert len(blocks) == 2
+    assert blocks[1] in (ROOT / ".ci" / "run").read_text("utf-8").splitlines()
+    assert "examples/ppo_breakout.py" in blocks[0]
+
+
+def test_the_readme_names_every_command_and_only_options_that_exist() -> None:
+    shown = run(sys.executable, "-m", "autocompile", "--help", cwd=ROOT).stdout
+    commands = re.findall(r"^  (\w+) ", shown.split("Commands:")[1], re.M)
+    assert commands == ["tune", "show", "export", "check", "doctor", "init"]
+    known = "".join(
+        run(sys.executable, "-m", "autocompile", *c, "--help", cwd=ROOT).stdout
+        for c in ([], *([name] for name in commands))
+    )
+    for command in commands:
+        assert f"autocompile {command}" in README
+    for option in set(re.findall(r"`(--[a-z][a-z-]+)", README)):
+        assert option in known, option
+
+
+def test_the_readme_s_python_is_python() -> None:
+    for block in re.findall(r"```python\n(.*?)\n```", README, re.S):
+        ast.parse(block)
+
+
+def test_the_changelog_and_the_architecture_are_there() -> None:
+    assert len((ROOT / "ARCHITECTURE.md").read_text("utf-8").splitlines()) <= 80
+    for column in ("search", "execute", "trial", "runtime", "report", "export"):
+        assert f"`{column}/`" in (ROOT / "ARCHITECTURE.md").read_text("utf-8")
