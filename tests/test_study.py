@@ -164,20 +164,20 @@ def test_trials_and_time_are_budgets(target: Path) -> None:
 
 
 class PressesCtrlC(FakeExecutor):
-    """Ctrl-C while the trial of this number runs."""
+    """Ctrl-C while the trial runs that is started after so many others."""
 
-    def __init__(self, at: int) -> None:
+    def __init__(self, after: int) -> None:
         super().__init__(script)
-        self.at = at
+        self.after: int | None = after
 
     def wait(self, timeout_s: float) -> list[Event]:
-        if self._events and self._events[0].number == self.at:
-            self.at = -99
+        if len(self.requests) - 1 == self.after:
+            self.after = None
             raise KeyboardInterrupt
         return super().wait(timeout_s)
 
 
-@pytest.mark.parametrize("at", [0, 2, 11])  # baseline, search, confirmation
+@pytest.mark.parametrize("at", [0, 2, 4])  # a baseline, the search, a confirmation
 def test_after_ctrl_c_there_is_a_report_and_resume_repeats_nothing(target: Path, at: int) -> None:
     space = SearchSpace(batch_sizes=(4,))
     first = PressesCtrlC(at)

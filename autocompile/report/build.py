@@ -7,7 +7,8 @@ from typing import Any
 
 from autocompile.config import DEFAULT_INDUCTOR
 from autocompile.ranking import Candidate, Limits, candidates, noise_floor, rank, tie_set
-from autocompile.record import SCHEMA, Outcome, Record
+from autocompile.record import SCHEMA, Record
+from autocompile.report.rows import failures, number, trial_row, unit
 from autocompile.stats import Interval, ratio
 
 __all__ = ["build_report"]
@@ -101,9 +102,9 @@ def _phase(
         "best": _best(best, every) if best else None,
         "ties": [c.record.number for c in ties],
         "by_batch_size": rows,
-        "failures": _failures(records, run_dir),
+        "failures": failures(records, run_dir),
         "notes": _notes(every, allowed, space, interrupted) + _elsewhere(verdict, rows, records),
-        "trials": [_trial(r, name, run_dir) for r in records],
+        "trials": [trial_row(r, run_dir) for r in records],
     }
 
 
@@ -159,14 +160,6 @@ def _why_nothing(records: list[Record]) -> str:
     return f"all {len(failed)} compiled settings failed: {counted}"
 
 
-def _number(value: Interval, unit: str) -> dict[str, Any]:
-    return {**value.to_dict(), "unit": unit}
-
-
-def _unit(record: Record) -> str:
-    return "steps/s" if record.phase == "optimizer_step" else "samples/s"
-
-
 def _exact(value: float) -> Interval:
     return Interval(value, value, value)
 
@@ -194,8 +187,8 @@ def _best(best: Candidate, every: list[Candidate]) -> dict[str, Any]:
         "number": record.number,
         "config": record.config.to_dict(),
         "batch_size": record.batch_size,
-        "throughput": _number(best.throughput, _unit(record)),
-        "eager_throughput": _number(_exact(_eager_throughput(best)), _unit(record)),
+        "throughput": number(best.throughput, unit(record)),
+        "eager_throughput": number(_exact(_eager_throughput(best)), unit(record)),
         "speedup": best.speedup.to_dict(),
         "speedup_against_default": against,
         "compile_s": 0.0 if is_eager else record.compile_s,
@@ -248,36 +241,6 @@ def _elsewhere(verdict: str, rows: list[dict[str, Any]], records: list[Record]) 
     ]
 
 
-def _failures(records: list[Record], run_dir: str) -> list[dict[str, Any]]:
-    """Failures grouped by cause; those answered by another trial count with it."""
-    groups: dict[tuple[str, str, str], dict[str, Any]] = {}
-    for r in records:
-        if r.outcome in (Outcome.OK, Outcome.INTERRUPTED):
-            continue
-        key = (r.config.backend, r.outcome.value, r.message)
-        row = groups.setdefault(
-            key,
-            {
-                "count": 0,
-                "backend": r.config.backend,
-                "outcome": r.outcome.value,
-                "step": r.step.value,
-                "message": r.message,
-                "numbers": [],
-                "log": _log(r, run_dir),
-            },
-        )
-        row["count"] += 1
-        row["numbers"].append(r.number)
-    return sorted(groups.values(), key=lambda row: (-row["count"], row["backend"]))
-
-
-def _log(record: Record, run_dir: str) -> str | None:
-    if record.wall_s == 0 or record.duplicate_of is not None:
-        return None
-    return f"{run_dir}/trials/{record.number:04d}/log.txt"
-
-
 def _notes(
     every: list[Candidate], allowed: list[Candidate], space: Mapping[str, Any], interrupted: bool
 ) -> list[str]:
@@ -293,39 +256,3 @@ def _notes(
     said = [set(c.record.notes) for c in every if not c.record.config.is_eager]
     notes += sorted(set.intersection(*said)) if said else []
     return notes
-
-
-def _trial(record: Record, phase: str, run_dir: str) -> dict[str, Any]:
-    """One row of ``trials``."""
-    row: dict[str, Any] = {
-        "number": record.number,
-        "config": record.config.to_dict(),
-        "batch_size": record.batch_size,
-        "outcome": record.outcome.value,
-        "step": record.step.value,
-        "message": record.message,
-        "role": record.role,
-        "repeats": record.repeats,
-        "duplicate_of": record.duplicate_of,
-        "speedup": None,
-        "throughput": None,
-        "call_s": None,
-        "eager_call_s": None,
-        "compile_s": record.compile_s,
-        "peak_memory_bytes": record.peak_memory_bytes,
-        "graph_breaks": record.graph_breaks,
-        "graphs": record.graphs,
-        "recompiles": record.recompiles,
-        "wall_s": record.wall_s,
-        "notes": list(record.notes),
-        "flags": [],
-        "log": _log(record, run_dir),
-    }
-    if record.ok and record.measurement is not None:
-        m = record.measurement
-        scale = (record.batch_size or 1) / m.eager_call_s
-        row["speedup"] = m.speedup.to_dict()
-        row["throughput"] = _number(m.speedup.scaled(scale), _unit(record))
-        row["call_s"], row["eager_call_s"] = m.compiled_call_s, m.eager_call_s
-        row["flags"] = list(m.flags)
-    return row

@@ -1,0 +1,276 @@
+"""paired_blocks(): two callables with known times give the ratio that they have."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import random
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from autocompile.trial.measure import Limits, Timed, paired_blocks
+
+QUICK = Limits(half_width=0.02, max_rounds=12, max_s=1.0)
+
+
+def nothing() -> None:
+    """No synchronization, no state."""
+
+
+def timed(
+    call: Callable[[], object],
+    restore: Callable[[], None] = nothing,
+    context: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
+) -> Timed:
+    return Timed(call, restore, context)
+
+
+class Clock:
+    """Stands in for ``time``: it moves only when somebody works, so that ratios are exact."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+
+    def perf_counter_ns(self) -> int:
+        return self.now_ns
+
+    def monotonic(self) -> float:
+        return self.now_ns / 1e9
+
+    def work(self, seconds: float) -> None:
+        self.now_ns += round(seconds * 1e9)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr("autocompile.trial.measure.time", made)
+    return made
+
+
+def busy(seconds: float) -> Callable[[], None]:
+    """Works on this core for a while, by the real clock."""
+
+    def call() -> None:
+        until = time.perf_counter() + seconds
+        while time.perf_counter() < until:
+            pass
+
+    return call
+
+
+def test_a_ratio_of_two_is_found_by_the_real_clock() -> None:
+    found = paired_blocks(timed(busy(4e-3)), timed(busy(2e-3)), nothing, QUICK, 0)
+    assert found.speedup.low < 2.0 * 1.02 and found.speedup.high > 2.0 / 1.02
+    assert found.speedup.value == pytest.approx(2.0, rel=0.1)
+    assert found.eager_call_s == pytest.approx(4e-3, rel=0.2)
+    assert len(found.eager_s) == len(found.compiled_s) >= 8
+
+
+def test_a_comparison_of_eager_with_itself_includes_one(clock: Clock) -> None:
+    noise = random.Random(3)
+
+    def call() -> None:
+        clock.work(2e-3 * noise.lognormvariate(0, 0.02))
+
+    found = paired_blocks(timed(call), timed(call), nothing, QUICK, 0)
+    assert found.speedup.low <= 1.0 <= found.speedup.high
+    assert found.speedup.half_width < 0.05
+
+
+def test_drift_that_touches_both_sides_cancels(clock: Clock) -> None:
+    """The machine gets half as fast on the way; the ratio stays what it is."""
+
+    def slow_down(seconds: float) -> Callable[[], None]:
+        return lambda: clock.work(seconds * (1 + clock.now_ns / 1e9 / 4))
+
+    eager, compiled = timed(slow_down(3e-3)), timed(slow_down(2e-3))
+    found = paired_blocks(eager, compiled, nothing, QUICK, 0)
+    assert found.eager_s[-1] > 1.1 * found.eager_s[0]
+    assert found.speedup.value == pytest.approx(1.5, rel=0.02)
+
+
+def test_it_stops_at_the_first_look_where_the_interval_is_narrow(clock: Clock) -> None:
+    sides = timed(lambda: clock.work(2e-3)), timed(lambda: clock.work(1e-3))
+    found = paired_blocks(*sides, nothing, Limits(0.02, 64, 100.0), 0)
+    assert len(found.eager_s) == 8
+    assert found.speedup.value == pytest.approx(2.0)
+    assert "noisy" not in found.flags
+
+
+def test_noise_takes_more_rounds_until_the_interval_is_narrow(clock: Clock) -> None:
+    noise = random.Random(1)
+
+    def call() -> None:
+        clock.work(0.06 * noise.lognormvariate(0, 0.03))
+
+    found = paired_blocks(timed(call), timed(call), nothing, Limits(0.012, 200, 1e9), 0)
+    rounds = len(found.eager_s)
+    assert 8 < rounds < 200 and rounds % 4 == 0
+    assert found.speedup.half_width <= 0.0121
+    assert "noisy" not in found.flags
+
+
+def test_what_stays_wide_ends_at_the_cap_and_is_flagged_noisy(clock: Clock) -> None:
+    noise = random.Random(2)
+
+    def call() -> None:
+        clock.work(0.06 * noise.lognormvariate(0, 0.5))
+
+    found = paired_blocks(timed(call), timed(call), nothing, Limits(0.01, 16, 1e9), 0)
+    assert len(found.eager_s) == 16
+    assert "noisy" in found.flags
+
+
+def test_the_time_limit_counts_once_eight_rounds_are_there(clock: Clock) -> None:
+    noise = random.Random(4)
+
+    def call() -> None:
+        clock.work(10 * noise.lognormvariate(0, 0.5))
+
+    found = paired_blocks(timed(call), timed(call), nothing, Limits(0.01, 64, 1.0), 0)
+    assert len(found.eager_s) == 8
+    assert "noisy" in found.flags
+
+
+def test_a_side_that_never_settles_is_flagged(clock: Clock) -> None:
+    """Each block takes longer than the one before: a trend without an end."""
+    elapsed = [0]
+
+    def slower_and_slower() -> None:
+        elapsed[0] += 1
+        clock.work(0.06 + 0.001 * elapsed[0])
+
+    steady = timed(lambda: clock.work(0.06))
+    found = paired_blocks(steady, timed(slower_and_slower), nothing, Limits(0.5, 8, 100.0), 0)
+    assert "not_steady" in found.flags
+
+
+def test_restore_is_called_before_every_block_and_outside_the_clock(clock: Clock) -> None:
+    log: list[str] = []
+
+    def restore() -> None:
+        log.append("restore")
+        clock.work(1.0)
+
+    @contextlib.contextmanager
+    def context() -> Iterator[None]:
+        log.append("enter")
+        clock.work(1.0)
+        yield
+        clock.work(1.0)
+
+    def call() -> None:
+        log.append("call")
+        clock.work(0.06)
+
+    side = timed(call, restore, context)
+    found = paired_blocks(side, side, nothing, Limits(0.02, 8, 1e9), 0)
+    assert set(found.eager_s) == {0.06} and set(found.compiled_s) == {0.06}
+    assert log == ["restore", "enter", "call"] * (len(log) // 3)
+
+
+def test_the_device_is_waited_for_inside_the_clock(clock: Clock) -> None:
+    """A call that only queues its work takes as long as the work does."""
+    queued = [0.0]
+
+    def launch() -> None:
+        queued[0] += 0.06
+
+    def synchronize() -> None:
+        clock.work(queued[0])
+        queued[0] = 0.0
+
+    found = paired_blocks(timed(launch), timed(launch), synchronize, QUICK, 0)
+    assert found.eager_call_s == pytest.approx(0.06)
+
+
+def test_each_round_has_one_block_of_each_side_in_random_order(clock: Clock) -> None:
+    def order(seed: int) -> str:
+        log: list[str] = []
+
+        def side(name: str) -> Timed:
+            def call() -> None:
+                log.append(name)
+                clock.work(0.06)
+
+            return timed(call)
+
+        found = paired_blocks(side("e"), side("c"), nothing, Limits(0.0, 24, 1e9), seed)
+        return "".join(log[-2 * len(found.eager_s) :])
+
+    seen = order(0)
+    pairs = [seen[i : i + 2] for i in range(0, len(seen), 2)]
+    assert set(pairs) == {"ec", "ce"}
+    assert order(0) == seen != order(1)
+
+
+@pytest.mark.parametrize(
+    ("call_s", "calls"), [(1.0, 1), (0.2, 1), (0.06, 1), (0.01, 5), (0.001, 50), (1e-5, 5000)]
+)
+def test_a_block_lasts_about_fifty_milliseconds_or_one_call(
+    clock: Clock, call_s: float, calls: int
+) -> None:
+    side = timed(lambda: clock.work(call_s))
+    found = paired_blocks(side, side, nothing, Limits(0.02, 8, 1e9), 0)
+    assert found.calls == (calls, calls)
+    assert found.eager_call_s == pytest.approx(call_s)
+
+
+def test_each_side_has_a_block_of_its_own_length(clock: Clock) -> None:
+    sides = timed(lambda: clock.work(0.1)), timed(lambda: clock.work(0.005))
+    found = paired_blocks(*sides, nothing, QUICK, 0)
+    assert found.calls == (1, 10)
+    assert found.speedup.value == pytest.approx(20.0)
+
+
+def test_a_block_that_the_clock_cannot_see_is_no_division_by_zero(clock: Clock) -> None:
+    """The clock stands still at first, as a coarse one does for a call that does nothing."""
+    calls = [0]
+
+    def call() -> None:
+        calls[0] += 1
+        clock.work(0.06 if calls[0] > 8 else 0.0)
+
+    found = paired_blocks(timed(call), timed(call), nothing, QUICK, 0)
+    assert found.eager_call_s == found.compiled_call_s == pytest.approx(0.06)
+
+
+def test_no_garbage_is_collected_inside_a_round(clock: Clock) -> None:
+    enabled = []
+
+    def call() -> None:
+        enabled.append(gc.isenabled())
+        clock.work(0.06)
+
+    paired_blocks(timed(call), timed(call), nothing, QUICK, 0)
+    assert gc.isenabled()
+    warm_calls = 6  # three of each side, before the collector is stopped
+    assert not any(enabled[warm_calls:]) and len(enabled) > warm_calls + 16
+
+
+def test_the_garbage_collector_is_restored_after_an_exception(clock: Clock) -> None:
+    calls = [0]
+
+    def call() -> None:
+        calls[0] += 1
+        clock.work(0.06)
+        if calls[0] > 20:
+            raise ValueError("in the middle")
+
+    with pytest.raises(ValueError, match="in the middle"):
+        paired_blocks(timed(call), timed(call), nothing, QUICK, 0)
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0
+
+
+def test_a_collector_that_the_user_turned_off_stays_off(clock: Clock) -> None:
+    gc.disable()
+    try:
+        side = timed(lambda: clock.work(0.06))
+        paired_blocks(side, side, nothing, QUICK, 0)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

@@ -1,0 +1,389 @@
+"""Targets: each form in which a user can bring a model, and what is said about each wrong one."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import TARGETS
+from torch import nn
+
+from autocompile.errors import TargetError
+from autocompile.trial.phases import call_model, make_side, phases_of
+from autocompile.trial.target import (
+    Target,
+    build,
+    import_target,
+    seed_everything,
+    split_spec,
+    sum_of_floats,
+)
+
+PLAIN, KERNELBENCH = str(TARGETS / "plain.py"), str(TARGETS / "kernelbench.py")
+OWN_TRAINING = str(TARGETS / "own_training.py")
+
+
+@pytest.fixture(autouse=True)
+def _modules_as_they_were() -> Iterator[None]:
+    modules, path = set(sys.modules), list(sys.path)
+    yield
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        if not name.startswith("torch"):
+            del sys.modules[name]
+
+
+def load(spec: str, seed: int = 0) -> Target:
+    seed_everything(seed)
+    return build(spec, import_target(spec))
+
+
+def write(folder: Path, text: str, name: str = "model.py") -> str:
+    (folder / name).write_text(text)
+    return name
+
+
+def error_of(spec: str) -> TargetError:
+    with pytest.raises(TargetError) as caught:
+        load(spec)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("spec", "place", "name"),
+    [
+        ("model.py", "model.py", None),
+        ("model.py:net", "model.py", "net"),
+        ("/a/b c/model.py:_net2", "/a/b c/model.py", "_net2"),
+        ("package.module:net", "package.module", "net"),
+        ("package.module", "package.module", None),
+        ("C:\\here\\model.py", "C:\\here\\model.py", None),
+        ("C:\\here\\model.py:net", "C:\\here\\model.py", "net"),
+        ("model.py:3", "model.py:3", None),
+    ],
+)
+def test_a_target_is_a_place_and_perhaps_a_name(spec: str, place: str, name: str | None) -> None:
+    assert split_spec(spec) == (place, name)
+
+
+# --- forms --------------------------------------------------------------------------------------
+
+
+FORMS = {
+    PLAIN: "functions",
+    f"{PLAIN}:get_model": "functions",
+    f"{PLAIN}:make_wide": "functions",
+    f"{PLAIN}:instance": "functions",
+    KERNELBENCH: "KernelBench",
+    OWN_TRAINING: "functions",
+    "autocompile.trial.sample": "functions",
+    "autocompile.trial.sample:get_model": "functions",
+}
+
+
+@pytest.mark.parametrize("spec", FORMS, ids=lambda s: Path(s).name)
+def test_each_form_builds_feeds_and_runs(spec: str) -> None:
+    target = load(spec)
+    assert target.kind == FORMS[spec]
+    assert not target.is_rl and phases_of(target)[0] == "forward"
+    assert target.default_phases() == ("forward", "optimizer_step")
+    inputs = target.make_inputs(None if target.fixed_batch else 4)
+    output = call_model(target.model, inputs)
+    assert target.loss(output, inputs).requires_grad
+    assert isinstance(target.make_optimizer(target.model), torch.optim.Optimizer)
+
+
+@pytest.mark.parametrize("spec", FORMS, ids=lambda s: Path(s).name)
+def test_the_build_lines_define_the_same_model(spec: str) -> None:
+    target = load(spec)
+    seed_everything(0)
+    space: dict[str, Any] = {}
+    exec("\n".join(target.build), space)
+    assert type(space["model"]).__qualname__ == type(target.model).__qualname__
+    ours, theirs = target.model.state_dict(), space["model"].state_dict()
+    assert list(ours) == list(theirs)
+    if not spec.startswith(PLAIN):  # whose import draws random numbers of its own
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_the_build_lines_work_in_a_script_of_the_users(work: Path) -> None:
+    """From the folder where the command ran; the target's neighbours are found."""
+    (work / "my model's").mkdir()
+    write(work / "my model's", "width = 7\n", "beside.py")
+    write(
+        work / "my model's",
+        "import torch\nfrom beside import width\n"
+        "def get_model(): return torch.nn.Linear(width, 2)\n"
+        "def get_inputs(batch_size): return torch.randn(batch_size, width)\n",
+    )
+    target = load("my model's/model.py")
+    (work / "script.py").write_text("\n".join([*target.build, "print(model)"]))
+    command = [sys.executable, "script.py"]
+    done = subprocess.run(command, cwd=work, capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("Linear(in_features=7, out_features=2"), done.stderr
+
+
+def test_a_package_in_the_current_folder_is_a_target(work: Path) -> None:
+    (work / "mine").mkdir()
+    text = "import torch\nnet = torch.nn.Linear(3, 2)\ndef get_inputs(b): return torch.ones(b, 3)\n"
+    write(work / "mine", text, "__init__.py")
+    write(work / "mine", text, "deep.py")
+    sys.path.insert(0, "")  # as ``python -m`` does
+    assert load("mine.deep:net").model.in_features == 3
+    assert load("mine:net").model.in_features == 3
+
+
+def test_a_module_without_functions_beside_it_is_called_what_it_is(work: Path) -> None:
+    text = "import torch\nnet = torch.nn.Linear(3, 2)\ndef get_inputs(b): return torch.ones(b, 3)\n"
+    assert load(write(work, text) + ":net").kind == "nn.Module"
+
+
+def test_the_file_finds_its_neighbours(work: Path) -> None:
+    (work / "deep").mkdir()
+    write(work / "deep", "import torch\nnet = torch.nn.Linear(3, 2)\n", "neighbour_of_it.py")
+    write(
+        work / "deep",
+        "import torch, neighbour_of_it\ndef get_model(): return neighbour_of_it.net\n"
+        "def get_inputs(b): return torch.ones(b, 3)\n",
+    )
+    assert load("deep/model.py").model.out_features == 2
+
+
+def test_classes_of_the_users_file_can_be_dataclasses_and_pickled(work: Path) -> None:
+    """Both look the class' module up in sys.modules."""
+    write(
+        work,
+        "from __future__ import annotations\nimport torch, pickle, dataclasses\n"
+        "@dataclasses.dataclass\nclass Sizes:\n    width: int = 3\n"
+        "def get_model():\n"
+        "    sizes = pickle.loads(pickle.dumps(Sizes()))\n"
+        "    return torch.nn.Linear(sizes.width, 2)\n"
+        "def get_inputs(b): return torch.ones(b, 3)\n",
+        "with_classes.py",
+    )
+    assert load("with_classes.py").model.in_features == 3
+
+
+# --- inputs, optimizer, loss --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        "(torch.ones(b, 3), torch.ones(b, 3))",
+        "[torch.ones(b, 3), torch.ones(b, 3)]",
+        "{'y': torch.ones(b, 3), 'x': torch.zeros(b, 3)}",
+        "torch.ones(b, 3)",
+    ],
+)
+def test_inputs_come_as_a_tuple_a_list_a_dictionary_or_one_tensor(work: Path, made: str) -> None:
+    write(
+        work,
+        "import torch\nclass Net(torch.nn.Module):\n"
+        "    def forward(self, x, y=None): return x - (0 if y is None else 2 * y)\n"
+        "def get_model(): return Net()\n"
+        f"def get_inputs(b): return {made}\n",
+    )
+    target = load("model.py")
+    assert target.choices["inputs"] == "get_inputs() of the target"
+    output = call_model(target.model, target.make_inputs(5))
+    right = {"(": -1.0, "[": -1.0, "{": -2.0, "t": 1.0}[made[0]]
+    assert torch.equal(output, torch.full((5, 3), right))
+
+
+def test_get_inputs_without_a_parameter_means_a_fixed_batch() -> None:
+    target = load(KERNELBENCH)
+    assert target.fixed_batch
+    assert [x.shape[0] for x in target.make_inputs(None)] == [5, 5]
+    assert not load(PLAIN).fixed_batch
+    assert load(PLAIN).make_inputs(3)[0].shape == (3, 6)
+
+
+def test_the_users_optimizer_and_loss_are_used() -> None:
+    target = load(OWN_TRAINING)
+    optimizer = target.make_optimizer(target.model)
+    assert type(optimizer) is torch.optim.SGD and optimizer.defaults["lr"] == 0.5
+    assert target.choices["optimizer"] == "get_optimizer() of the target"
+    assert target.choices["loss"] == "get_loss() of the target"
+    seed_everything(1)
+    inputs = target.make_inputs(4)
+    side = make_side(target, "train_step", inputs)
+    prediction = call_model(target.model, inputs)["prediction"]
+    right = (prediction * inputs["weight"]).square().mean()
+    assert torch.allclose(side.run(), right)
+    moved = target.model.linear.weight - side.model.linear.weight
+    assert torch.allclose(moved, 0.5 * side.model.linear.weight.grad)
+
+
+def test_the_default_optimizer_is_adam_over_every_parameter() -> None:
+    target = load(PLAIN)
+    optimizer = target.make_optimizer(target.model)
+    assert type(optimizer) is torch.optim.Adam
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    assert {id(p) for p in held} == {id(p) for p in target.model.parameters()}
+
+
+def test_the_default_loss_adds_every_output_that_can_be_differentiated() -> None:
+    a = torch.tensor([1.0, 2.0], requires_grad=True)
+    b = torch.tensor(3.0, dtype=torch.bfloat16, requires_grad=True)
+    output = {"a": a, "b": [b], "index": torch.tensor([7]), "fixed": torch.tensor(100.0), "n": 5}
+    assert sum_of_floats(output, None).item() == 6.0
+    with pytest.raises(TargetError, match="no output of the model depends on its parameters"):
+        sum_of_floats({"fixed": torch.tensor(100.0)}, None)
+
+
+def test_the_default_loss_finds_the_tensors_of_a_dataclass() -> None:
+    @dataclasses.dataclass
+    class Output:
+        logits: torch.Tensor
+
+    assert sum_of_floats(Output(torch.ones(2, requires_grad=True)), None).item() == 2.0
+
+
+# --- repeatable ---------------------------------------------------------------------------------
+
+
+def test_two_builds_with_one_seed_have_the_same_weights_and_inputs() -> None:
+    def made(seed: int) -> tuple[Any, Any, float]:
+        target = load(PLAIN, seed)
+        seed_everything(seed)
+        return target.model.state_dict(), target.make_inputs(4)[0], target.model.scale
+
+    (weights, inputs, scale), (again, inputs_again, scale_again) = made(5), made(5)
+    assert all(torch.equal(weights[name], again[name]) for name in weights)
+    assert torch.equal(inputs, inputs_again) and scale == scale_again
+    others, other_inputs, other_scale = made(6)
+    assert not any(torch.equal(weights[name], others[name]) for name in weights)
+    assert not torch.equal(inputs, other_inputs) and scale != other_scale
+
+
+@pytest.mark.parametrize("seed", [0, 2**32 - 1, 2**32 + 5])
+def test_a_seed_of_any_size_is_taken(seed: int) -> None:
+    seed_everything(seed)
+    first = torch.rand(1)
+    seed_everything(seed)
+    assert torch.equal(torch.rand(1), first)
+
+
+# --- what is said about a wrong one -------------------------------------------------------------
+
+
+def test_a_name_that_is_not_there_is_said_with_those_that_are() -> None:
+    error = error_of(f"{PLAIN}:get_net")
+    assert error.what == f"{PLAIN} does not define get_net"
+    assert "get_model()" in error.details[0] and "make_wide()" in error.details[0]
+    assert "partial" not in error.details[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("number", "int"), ("Net", "type"), ("half_made", "partial")]
+)
+def test_an_object_that_is_no_target_is_said_with_what_would_be_one(name: str, kind: str) -> None:
+    error = error_of(f"{PLAIN}:{name}")
+    assert error.what == f"{PLAIN}:{name} is a {kind}"
+    assert "an nn.Module" in error.details[0]
+
+
+def test_a_function_that_gives_something_else_is_no_target(work: Path) -> None:
+    assert error_of(write(work, "def get_model(): return 'net'\n")).what == "model.py is a str"
+
+
+def test_a_file_without_get_model_is_told_which_of_its_functions_to_try(work: Path) -> None:
+    write(work, "def make_net(): pass\ndef get_inputs(batch_size): pass\n")
+    error = error_of("model.py")
+    assert error.what == "model.py does not define get_model()"
+    assert error.details == ("it defines: make_net(), get_inputs()",)
+    assert error.hint == "autocompile tune model.py:make_net"
+
+
+def test_the_function_to_try_is_one_of_the_files_own(work: Path) -> None:
+    write(
+        work,
+        "from dataclasses import dataclass\nfrom torch.nn.functional import softmax\n"
+        "def get_optimizer(model): pass\ndef make_net(): pass\n",
+    )
+    assert error_of("model.py").hint == "autocompile tune model.py:make_net"
+
+
+def test_a_file_with_nothing_to_try_is_told_how_to_begin(work: Path) -> None:
+    error = error_of(write(work, "x = 1\n"))
+    assert error.details == ("it defines: nothing of its own",)
+    assert error.hint == "autocompile init model.py"
+
+
+def test_a_model_without_inputs_beside_it_is_said(work: Path) -> None:
+    write(work, "import torch\ndef get_model(): return torch.nn.Linear(2, 2)\n")
+    error = error_of("model.py")
+    assert error.what == "model.py has no get_inputs(batch_size) beside it"
+    assert "a dict for model(**x)" in error.details[0]
+    assert error.hint is not None and error.hint.startswith("autocompile init")
+
+
+def test_a_file_that_is_not_python_is_said(work: Path) -> None:
+    with pytest.raises(TargetError, match="weights.pt is not a Python file"):
+        import_target(write(work, "x", "weights.pt"))
+
+
+@pytest.mark.parametrize("spec", ["missing.py", "a_package_that_is_not_there.module:net"])
+def test_a_place_that_is_not_there_keeps_pythons_own_words(work: Path, spec: str) -> None:
+    with pytest.raises((FileNotFoundError, ModuleNotFoundError), match="missing|not_there"):
+        import_target(spec)
+
+
+def test_what_the_users_code_raises_is_passed_on(work: Path) -> None:
+    with pytest.raises(SyntaxError):
+        import_target(write(work, "def get_model(:\n"))
+    with pytest.raises(ZeroDivisionError):
+        load(write(work, "def get_model(): return 1 / 0\n"))
+
+
+# --- sides --------------------------------------------------------------------------------------
+
+
+def test_an_unknown_phase_is_said_with_those_that_there_are() -> None:
+    with pytest.raises(TargetError) as caught:
+        make_side(load(PLAIN), "forward_exploration", None)
+    assert caught.value.what == "a functions has no phase forward_exploration"
+    assert caught.value.details == ("it has: forward, optimizer_step, train_step",)
+
+
+def test_a_model_without_parameters_has_no_optimizer_step(work: Path) -> None:
+    write(
+        work,
+        "import torch\ndef get_model(): return torch.nn.ReLU()\n"
+        "def get_inputs(b): return torch.ones(b, 3)\n",
+    )
+    with pytest.raises(TargetError, match="no parameters"):
+        make_side(load("model.py"), "optimizer_step", None)
+
+
+def test_a_side_runs_in_eval_mode_without_gradients_unless_it_trains() -> None:
+    target = load(PLAIN)
+    target.model.train()
+    forward = make_side(target, "forward", target.make_inputs(2))
+    assert not forward.model.training and not forward.run().requires_grad
+    training = make_side(target, "train_step", target.make_inputs(2))
+    assert training.model.training and training.grad
+
+
+def test_restore_puts_weights_and_optimizer_state_back() -> None:
+    target = load(PLAIN)
+    side = make_side(target, "train_step", target.make_inputs(4))
+    side.run()
+    side.keep()
+
+    def state() -> list[torch.Tensor]:
+        return [t.detach().clone() for t in side.changing]
+
+    kept = state()
+    side.run()
+    assert any(not torch.equal(a, b) for a, b in zip(kept, state(), strict=True))
+    side.restore()
+    assert all(torch.equal(a, b) for a, b in zip(kept, state(), strict=True))
+    assert len(kept) > len(list(nn.Module.parameters(side.model)))

@@ -1,0 +1,310 @@
+"""compare(): what passes for the same computation, and what never does."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections import namedtuple
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from autocompile.trial.verify import compare, copy_view, mismatch_scale
+
+Pair = namedtuple("Pair", "logits value")
+INF, NAN = float("inf"), float("nan")
+
+
+def out(*leaves: Any) -> dict[str, Any]:
+    return {"outputs": leaves}
+
+
+def values(*shape: int, dtype: torch.dtype = torch.float32, scale: float = 1.0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(7)
+    return (torch.randn(*shape, generator=generator, dtype=torch.float64) * scale).to(dtype)
+
+
+def test_equal_nested_outputs_pass() -> None:
+    view = out({"a": [values(3), 2], "b": Pair(values(2, 2), None)}, "text", True)
+    assert compare(view, copy.deepcopy(view)) is None
+
+
+@pytest.mark.parametrize(
+    ("expected", "actual"),
+    [
+        ((values(3), values(3)), (values(3),)),
+        ((values(3),), [values(3)]),
+        ({"a": values(3)}, {"b": values(3)}),
+        (Pair(values(3), values(3)), (values(3), values(3))),
+    ],
+)
+def test_another_structure_is_refused(expected: Any, actual: Any) -> None:
+    problem = compare({"outputs": expected}, {"outputs": actual})
+    assert problem is not None
+    assert "another structure" in problem and "\n" not in problem
+
+
+def test_two_entries_of_a_dictionary_are_not_mistaken_for_each_other() -> None:
+    expected = {"outputs": {"a": values(3), "b": values(3) * 2}}
+    actual = {"outputs": {"b": values(3), "a": values(3) * 2}}
+    assert compare(expected, actual) is not None
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64])
+def test_another_dtype_is_refused_whatever_the_values(dtype: torch.dtype) -> None:
+    expected = torch.ones(4)
+    assert "dtype" in str(compare(out(expected), out(expected.to(dtype))))
+
+
+def test_another_shape_is_refused_although_it_would_broadcast() -> None:
+    problem = compare(out(torch.ones(4, 1)), out(torch.ones(4)))
+    assert problem == "['outputs'][0] has shape ([4]) instead of ([4, 1])"
+
+
+def test_another_device_is_refused() -> None:
+    problem = compare(out(torch.ones(4)), out(torch.ones(4, device="meta")))
+    assert "device meta instead of cpu" in str(problem)
+
+
+def test_a_number_instead_of_a_tensor_is_refused() -> None:
+    expected, actual = out(torch.tensor(2.0)), out(2.0)
+    assert "is a float instead of a tensor" in str(compare(expected, actual))
+    assert "is a Tensor instead of a float" in str(compare(actual, expected))
+
+
+def test_a_number_instead_of_a_tensor_is_refused_beside_a_float64_run_too() -> None:
+    golden = out(torch.tensor(2.0, dtype=torch.float64))
+    problem = compare(out(torch.tensor(2.0)), out(2.0), reference=lambda: golden)
+    assert "is a float instead of a tensor" in str(problem)
+
+
+@pytest.mark.parametrize(
+    ("expected", "actual"), [(3, 4), ("a", "b"), (True, False), (1, True), (None, 0)]
+)
+def test_plain_values_must_be_equal(expected: Any, actual: Any) -> None:
+    assert compare(out(expected), out(actual)) is not None
+
+
+def test_arrays_in_the_output_are_compared() -> None:
+    array = np.arange(4.0)
+    assert compare(out(array), out(array.copy())) is None
+    assert compare(out(array), out(array + 1)) is not None
+
+
+def test_nan_passes_only_where_eager_has_it() -> None:
+    clean, holed = torch.tensor([1.0, 2.0]), torch.tensor([1.0, NAN])
+    assert compare(out(holed), out(holed.clone())) is None
+    for expected, actual in ((clean, holed), (holed, clean)):
+        assert "NaN where eager has none, or the reverse, in 1 elements" in str(
+            compare(out(expected), out(actual), noise=1e9)
+        )
+
+
+def test_nan_is_not_excused_by_the_float64_run() -> None:
+    clean, holed = torch.tensor([1.0, 2.0]), torch.tensor([1.0, NAN])
+    assert compare(out(clean), out(holed), reference=lambda: out(holed.double())) is not None
+
+
+def test_an_error_beside_a_shared_nan_is_refused() -> None:
+    expected, actual = torch.tensor([NAN, 1.0, 2.0]), torch.tensor([NAN, 1.0, 2.1])
+    assert "off by" in str(compare(out(expected), out(actual)))
+
+
+def test_infinities_must_be_in_the_same_places_with_the_same_sign() -> None:
+    expected = torch.tensor([1.0, -INF, INF])
+    assert compare(out(expected), out(expected.clone())) is None
+    assert compare(out(expected), out(-expected)) is not None
+    assert compare(out(expected), out(torch.tensor([1.0, -1e30, INF]))) is not None
+
+
+@pytest.mark.parametrize("part", ["gradients", "updates"])
+def test_equal_infinities_pass_in_gradients_and_updates(part: str) -> None:
+    tensor = torch.tensor([1.0, INF, -INF])
+    assert compare({part: {"w": tensor}}, {part: {"w": tensor.clone()}}) is None
+
+
+def test_infinities_do_not_hide_that_two_runs_differ() -> None:
+    first, second = torch.tensor([1.0, -INF]), torch.tensor([2.0, -INF])
+    assert mismatch_scale(out(first), out(second)) > 0.1
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool])
+def test_integers_must_be_equal(dtype: torch.dtype) -> None:
+    expected = torch.tensor([0, 1, 1, 0]).to(dtype)
+    actual = torch.tensor([0, 1, 0, 0]).to(dtype)
+    assert compare(out(expected), out(expected.clone())) is None
+    assert compare(out(expected), out(actual), noise=10.0) == (
+        "['outputs'][0] differs in 1 elements"
+    )
+
+
+def test_one_wrong_index_among_many_is_refused_beside_a_float64_run_too() -> None:
+    expected = torch.arange(100_000)
+    actual = expected.clone()
+    actual[50] += 1
+    assert "differs in 1 elements" in str(
+        compare(out(expected), out(actual), reference=lambda: out(expected))
+    )
+
+
+@pytest.mark.parametrize("part", ["real", "imag"])
+def test_complex_numbers_are_compared_in_both_parts(part: str) -> None:
+    expected = torch.complex(values(8), values(8).flip(0))
+    actual = expected.clone()
+    getattr(actual, part).mul_(1.01)
+    assert compare(out(expected), out(expected.clone())) is None
+    assert "off by" in str(compare(out(expected), out(actual)))
+
+
+def test_a_wrong_imaginary_part_is_refused_beside_a_float64_run_too() -> None:
+    expected = torch.complex(values(8), values(8).flip(0))
+    golden = expected.to(torch.complex128)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        problem = compare(
+            out(expected), out(expected.conj().resolve_conj()), reference=lambda: out(golden)
+        )
+    assert "off by" in str(problem)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-12, 1e-6, 1.0, 1e12])
+def test_zeros_never_pass_for_values_of_any_size(scale: float) -> None:
+    expected = values(64, scale=scale)
+    assert compare(out(expected), out(expected * (1 + 1e-6))) is None
+    assert "off by 1 " in str(compare(out(expected), out(torch.zeros(64))))
+
+
+def test_a_masked_logit_does_not_hide_an_error_in_the_others() -> None:
+    expected = torch.tensor([[0.3, -0.2, -1e9, 0.8], [0.1, 0.7, -1e9, -0.4]])
+    actual = torch.where(expected < -1e8, expected, torch.zeros(()))
+    assert compare(out(expected), out(actual)) is not None
+
+
+def test_small_elements_may_be_off_by_the_rounding_of_the_large_ones() -> None:
+    expected = torch.tensor([1.0, 1.0, 1e-9])
+    assert compare(out(expected), out(torch.tensor([1.0, 1.0, -1e-9]))) is None
+
+
+@pytest.mark.parametrize(
+    ("dtype", "passes", "fails"),
+    [
+        (torch.float64, 1e-9, 1e-6),
+        (torch.float32, 3e-5, 1e-3),
+        (torch.float16, 5e-4, 1e-2),
+        (torch.bfloat16, 5e-3, 5e-2),
+    ],
+)
+def test_each_dtype_has_its_own_tolerance(dtype: torch.dtype, passes: float, fails: float) -> None:
+    expected = values(64).abs().add(0.5).to(dtype)
+    near = (expected.double() * (1 + passes)).to(dtype)
+    far = (expected.double() * (1 + fails)).to(dtype)
+    assert compare(out(expected), out(near)) is None
+    assert compare(out(expected), out(far)) is not None
+
+
+def test_one_wrong_element_among_many_is_refused() -> None:
+    expected = values(10_000)
+    actual = expected.clone()
+    actual[1234] += 0.1
+    assert compare(out(expected), out(actual)) is not None
+
+
+def test_self_noise_widens_the_tolerance_to_three_times_itself() -> None:
+    expected = values(64)
+    assert compare(out(expected), out(expected * 1.02)) is not None
+    assert compare(out(expected), out(expected * 1.02), noise=0.01) is None
+    assert compare(out(expected), out(expected * 1.05), noise=0.01) is not None
+
+
+def test_self_noise_is_relative_and_ignores_integers() -> None:
+    first = out(torch.full((4,), 1e-6), torch.tensor([1, 2]))
+    second = out(torch.full((4,), 1.1e-6), torch.tensor([8, 9]))
+    assert mismatch_scale(first, second) == pytest.approx(0.1, rel=1e-3)
+    assert mismatch_scale(first, copy_view(first)) == 0.0
+
+
+def test_empty_tensors_are_equal() -> None:
+    assert compare(out(torch.empty(0, 3)), out(torch.empty(0, 3))) is None
+    assert compare(out(torch.empty(0, 3)), out(torch.empty(3, 0))) is not None
+
+
+def test_rounding_that_is_as_good_as_eagers_passes_beside_a_float64_run() -> None:
+    """Sums that cancel: any float32 order of adding is off by more than the plain tolerance."""
+    rows = values(32, 1000, dtype=torch.float64)
+    rows[:, -1] = 1e-3 - rows[:, :-1].sum(1)
+    columns = list(rows.float().unbind(1))
+    golden = out(rows.float().double().sum(1))
+    eager, compiled = out(sum(columns)), out(sum(reversed(columns)))
+    assert compare(eager, compiled) is not None
+    assert compare(eager, compiled, reference=lambda: golden) is None
+    assert compare(eager, out(torch.zeros(32)), reference=lambda: golden) is not None
+
+
+def test_a_real_error_is_refused_beside_a_float64_run() -> None:
+    exact = values(2000, dtype=torch.float64)
+    eager = out(exact.float())
+    for wrong in (exact * 1.01, exact.roll(1), torch.zeros_like(exact)):
+        problem = compare(eager, out(wrong.float()), reference=lambda: out(exact))
+        assert problem is not None
+
+
+def test_an_overflow_of_eager_does_not_excuse_everything() -> None:
+    exact = torch.tensor([1.0, 2.0, 3.0, 70_000.0], dtype=torch.float64)
+    eager, wrong = exact.half(), torch.tensor([9.0, -9.0, 9.0, INF]).half()
+    assert bool(eager[3].isinf())
+    assert compare(out(eager), out(wrong), reference=lambda: out(exact)) is not None
+
+
+def test_the_float64_run_is_asked_once_and_only_where_it_is_needed() -> None:
+    asked = []
+
+    def reference() -> dict[str, Any]:
+        asked.append(True)
+        return out(values(8).double(), values(8).double())
+
+    view = out(values(8), values(8))
+    assert compare(view, copy_view(view), reference=reference) is None
+    assert not asked
+    far = out(values(8) * 1.01, values(8) * 1.01)
+    assert compare(view, far, reference=reference) is not None
+    assert len(asked) == 1
+    # Eager was the one that was off: both leaves need the float64 run, which is made once.
+    assert compare(far, view, reference=reference) is None
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize("part", ["gradients", "updates"])
+def test_gradients_and_updates_are_held_to_their_root_mean_square(part: str) -> None:
+    """The sign of an Adam step flips where a gradient is noise; a wrong tensor does not pass."""
+    expected = values(1000)
+    flipped = expected.clone()
+    flipped[expected.abs().argmin()] *= -1
+    assert compare({part: {"w": expected}}, {part: {"w": flipped}}) is None
+    for wrong in (torch.zeros(1000), expected * 2, expected * 1.05, expected.roll(1)):
+        problem = compare({part: {"w": expected}}, {part: {"w": wrong}})
+        assert f"['{part}']['w'] is off by" in str(problem)
+
+
+def test_a_wrong_gradient_of_one_parameter_is_not_diluted_by_the_others() -> None:
+    expected = {"gradients": {"weight": values(10_000), "bias": values(4, scale=1e-3)}}
+    actual = {"gradients": {"weight": values(10_000), "bias": torch.zeros(4)}}
+    assert "['gradients']['bias'] is off by 1 " in str(compare(expected, actual))
+
+
+def test_a_missing_gradient_is_another_structure() -> None:
+    expected = {"gradients": {"weight": values(4), "bias": values(4)}}
+    assert "another structure" in str(compare(expected, {"gradients": {"weight": values(4)}}))
+
+
+def test_a_copied_view_does_not_change_with_the_original() -> None:
+    tensor = torch.ones(3, requires_grad=True)
+    view = out({"a": tensor * 1, "b": [tensor]}, 5)
+    copied = copy_view(view)
+    with torch.no_grad():
+        view["outputs"][0]["a"].zero_()
+        tensor.zero_()
+    assert torch.equal(copied["outputs"][0]["a"], torch.ones(3))
+    assert torch.equal(copied["outputs"][0]["b"][0], torch.ones(3))
+    assert not copied["outputs"][0]["a"].requires_grad
