@@ -326,13 +326,13 @@ def test_a_model_without_inputs_beside_it_is_said(work: Path) -> None:
 
 
 def test_a_file_that_is_not_python_is_said(work: Path) -> None:
-    with pytest.raises(TargetError, match="weights.pt is not a Python file"):
+    with pytest.raises(TargetError, match=r"weights\.pt is not a Python file"):
         import_target(write(work, "x", "weights.pt"))
 
 
 @pytest.mark.parametrize("spec", ["missing.py", "a_package_that_is_not_there.module:net"])
 def test_a_place_that_is_not_there_keeps_pythons_own_words(work: Path, spec: str) -> None:
-    with pytest.raises((FileNotFoundError, ModuleNotFoundError), match="missing|not_there"):
+    with pytest.raises((FileNotFoundError, ModuleNotFoundError), match=r"missing|not_there"):
         import_target(spec)
 
 

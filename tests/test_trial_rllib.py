@@ -1,0 +1,330 @@
+"""RLlib's targets: what is taken from a config, a spec or a module, and what is compiled."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import TARGETS
+
+pytest.importorskip("ray.rllib")
+
+import torch._dynamo
+from gymnasium import spaces
+from ray.rllib.algorithms.ppo import PPOConfig
+
+from autocompile.config import CompileConfig
+from autocompile.errors import TargetError
+from autocompile.trial import telemetry
+from autocompile.trial.judge import Judge
+from autocompile.trial.phases import make_side, phases_of
+from autocompile.trial.rllib import _observations, from_object
+from autocompile.trial.target import Target, build, import_target, seed_everything
+
+RL = str(TARGETS / "rl.py")
+AOT = CompileConfig(backend="aot_eager")
+RL_PHASES = ("forward_exploration", "forward_inference", "forward_train")
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was() -> Iterator[None]:
+    path = list(sys.path)
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=False):
+        yield
+    sys.path[:] = path
+    torch._dynamo.reset()
+
+
+@pytest.fixture(scope="module")
+def module() -> Any:
+    path = list(sys.path)
+    yield import_target(RL)
+    sys.path[:] = path
+    del sys.modules["rl"]
+
+
+def load(module: Any, name: str | None) -> Target:
+    seed_everything(0)
+    return build(f"{RL}:{name}" if name else RL, module)
+
+
+def modules_of(side_or_target: Any) -> set[str]:
+    return {name.split(".")[0] for name, _ in side_or_target.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("config", "AlgorithmConfig"), ("ppo", "AlgorithmConfig"), ("spec", "RLModuleSpec"),
+     ("get_model", "RLModule"), (None, "RLModule")],
+)  # fmt: skip
+def test_each_form_has_the_phases_of_an_rl_module(module: Any, name: str | None, kind: str) -> None:
+    target = load(module, name)
+    assert target.kind == kind and target.is_rl
+    assert phases_of(target) == (*RL_PHASES, "optimizer_step", "train_step")
+    assert target.default_phases() == ("forward_exploration", "optimizer_step")
+
+
+@pytest.mark.parametrize("name", ["config", "get_model", "with_lstm"])
+def test_every_phase_runs_and_is_judged_right_when_compiled(module: Any, name: str) -> None:
+    target = load(module, name)
+    for phase in RL_PHASES if name == "with_lstm" else phases_of(target):
+        draws: list[Any] = [None, None]
+        if phase != "optimizer_step":
+            for draw in (0, 1):
+                seed_everything(draw)
+                draws[draw] = target.make_inputs(5)
+        judge = Judge(target, phase, (draws[0], draws[1]), 0, [])
+        telemetry.reset_dynamo("aot_eager")
+        compiled = make_side(target, phase, draws[0], AOT)
+        judge.first_calls(compiled, judge.seeded_call(compiled, 0))
+        assert telemetry.dynamo_facts().graphs >= 1, phase
+        assert judge.weights(compiled) is (True if phase in RL_PHASES else None), phase
+        compiled.keep()
+        judge.last_call(compiled)
+
+
+@pytest.mark.parametrize("phase", RL_PHASES)
+def test_the_function_beneath_is_compiled_and_the_users_module_is_left_alone(
+    module: Any, phase: str
+) -> None:
+    target = load(module, "config")
+    seen: list[str] = []
+
+    def spy(graph: Any, inputs: Any) -> Any:
+        seen.append(graph.print_readable(print_output=False))
+        return graph.forward
+
+    torch._dynamo.register_backend(spy, name=f"spy_{phase}")
+    seed_everything(0)
+    side = make_side(target, phase, target.make_inputs(4), CompileConfig(f"spy_{phase}"))
+    assert not seen  # nothing is compiled before the first call
+    telemetry.reset_dynamo("spy")
+    output = side.run()
+    assert telemetry.dynamo_facts().graphs == 1
+    assert "linear" in seen[0]
+    assert output["action_dist_inputs"].shape == (4, 3)
+
+    name = f"_{phase}"
+    assert name in vars(side.model)
+    for users in (target.model, target.inference_model):
+        assert name not in vars(users)
+        assert not any("Optimized" in type(m).__name__ for m in users.modules())
+    for other in set(RL_PHASES) - {phase}:
+        assert f"_{other}" not in vars(side.model)
+    for other in RL_PHASES:
+        assert other not in vars(side.model)
+
+
+def test_exploration_runs_the_module_of_env_runners_and_training_the_full_one(module: Any) -> None:
+    target = load(module, "config")
+    assert "vf" in modules_of(target.model)
+    assert "vf" not in modules_of(target.inference_model)
+    inputs = target.make_inputs(4)
+    for phase in ("forward_exploration", "forward_inference"):
+        side = make_side(target, phase, inputs)
+        assert "vf" not in modules_of(side.model) and not side.grad
+    for phase in ("forward_train", "train_step", "optimizer_step"):
+        side = make_side(target, phase, inputs)
+        assert "vf" in modules_of(side.model) and side.grad
+    assert "inference-only" in target.choices["exploration"]
+
+
+def test_a_spec_has_an_inference_only_module_and_a_module_is_used_for_all(module: Any) -> None:
+    spec = load(module, "spec")
+    assert "vf" in modules_of(spec.model) and "vf" not in modules_of(spec.inference_model)
+    own = load(module, "get_model")
+    assert own.inference_model is None
+    assert own.model_of("forward_exploration") is own.model
+
+
+def test_batch_sizes_are_those_of_the_config(module: Any) -> None:
+    target = load(module, "config")
+    assert target.own_batch_size == {
+        "forward_exploration": 6,
+        "forward_inference": 6,
+        "forward_train": 24,
+        "train_step": 24,
+    }
+    assert load(module, "spec").own_batch_size == {}
+
+
+def test_a_config_without_a_minibatch_trains_on_its_whole_batch() -> None:
+    config = PPOConfig().environment(
+        observation_space=spaces.Box(-1, 1, (4,)), action_space=spaces.Discrete(2)
+    )
+    config.training(minibatch_size=None, train_batch_size_per_learner=640)
+    assert from_object(config, "config").own_batch_size["train_step"] == 640
+
+
+def test_the_optimizer_has_the_learning_rate_of_the_config(module: Any) -> None:
+    target = load(module, "config")
+    assert target.make_optimizer(target.model).defaults["lr"] == 3e-3
+    assert "0.003" in target.choices["optimizer"]
+
+
+def test_the_algorithm_is_named_for_the_export(module: Any) -> None:
+    target = load(module, "config")
+    assert target.algorithm == "ray.rllib.algorithms.ppo.ppo:PPOConfig"
+    assert load(module, "spec").algorithm is None
+
+
+@pytest.mark.parametrize("name", ["config", "ppo", "spec", "get_model", None])
+def test_the_build_lines_define_the_full_module(module: Any, name: str | None) -> None:
+    target = load(module, name)
+    space: dict[str, Any] = {}
+    exec("\n".join(target.build), space)
+    ours, theirs = target.model.state_dict(), space["model"].state_dict()
+    assert {n: v.shape for n, v in ours.items()} == {n: v.shape for n, v in theirs.items()}
+
+
+def test_the_spaces_come_from_the_environment_where_the_config_names_none(module: Any) -> None:
+    target = load(module, "with_gymnasium")
+    assert target.model.observation_space.shape == (4,)
+    assert make_side(target, "forward_exploration", target.make_inputs(3)).run()[
+        "action_dist_inputs"
+    ].shape == (3, 2)
+
+
+def test_a_config_without_environment_and_spaces_is_told_what_to_add(module: Any) -> None:
+    with pytest.raises(TargetError) as caught:
+        load(module, "without_spaces")
+    assert "neither an environment nor its spaces" in caught.value.what
+    assert caught.value.hint == (
+        ".environment(observation_space=..., action_space=...) on the config"
+    )
+
+
+def test_images_get_a_convolution_and_a_batch_of_their_shape() -> None:
+    config = PPOConfig().environment(
+        observation_space=spaces.Box(-1.0, 1.0, (84, 84, 4), np.float32),
+        action_space=spaces.Discrete(4),
+    )
+    target = from_object(config, "config")
+    obs = target.make_inputs(2)["obs"]
+    assert obs.shape == (2, 84, 84, 4) and obs.dtype is torch.float32
+    assert any(isinstance(m, torch.nn.Conv2d) for m in target.model.modules())
+    output = make_side(target, "forward_exploration", {"obs": obs}, AOT).run()
+    assert output["action_dist_inputs"].shape == (2, 4)
+
+
+def test_a_recurrent_module_gets_a_time_dimension_and_its_state(module: Any) -> None:
+    target = load(module, "with_lstm")
+    assert target.model.is_stateful()
+    inputs = target.make_inputs(5)
+    assert inputs["obs"].shape == (5, 1, 8)
+    assert {name: x.shape for name, x in inputs["state_in"].items()} == {
+        "h": (5, 1, 8),  # rows, layers, units
+        "c": (5, 1, 8),
+    }
+    inputs["state_in"]["h"][0] += 1  # rows are rows, not views of one
+    assert inputs["state_in"]["h"][1].abs().sum() == 0
+    output = make_side(target, "forward_exploration", inputs).run()
+    assert output["action_dist_inputs"].shape == (5, 1, 3)
+    assert output["state_out"]["h"].shape == (5, 1, 8)
+
+
+def test_the_state_is_part_of_what_is_compared(module: Any) -> None:
+    target = load(module, "with_lstm")
+    inputs = target.make_inputs(5)
+    side = make_side(target, "forward_exploration", inputs)
+    assert "state_out" in side.view(side.run())["outputs"]
+
+
+# --- observations -------------------------------------------------------------------------------
+
+
+def drawn(space: spaces.Space[Any], *lead: int, seed: int = 0) -> Any:
+    return _observations(space, lead, np.random.default_rng(seed))
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Box(-1.0, 1.0, (8,), np.float32),
+        spaces.Box(-np.inf, np.inf, (3, 2), np.float32),
+        spaces.Box(0, 255, (4, 4), np.uint8),
+        spaces.Box(-5, 5, (3,), np.int64),
+        spaces.Box(0.25, 0.5, (2,), np.float64),
+        spaces.Box(5.0, 10.0, (2,), np.float32),
+        spaces.Box(-10.0, -5.0, (2,), np.float32),
+        spaces.Box(np.array([-1, 3], np.float32), np.array([1, np.inf], np.float32)),
+    ],
+    ids=str,
+)
+def test_drawn_observations_lie_in_their_box(space: spaces.Box) -> None:
+    batch = drawn(space, 50)
+    assert batch.shape == (50, *space.shape)
+    assert all(space.contains(row.numpy()) for row in batch)
+    assert batch.unique().numel() > 2
+
+
+def test_a_discrete_observation_is_one_hot() -> None:
+    batch = drawn(spaces.Discrete(5, start=3), 40)
+    assert batch.shape == (40, 5) and batch.dtype is torch.float32
+    assert torch.equal(batch.sum(1), torch.ones(40))
+    assert len(set(batch.argmax(1).tolist())) == 5
+
+
+def test_a_multi_binary_observation_is_ones_and_zeros() -> None:
+    batch = drawn(spaces.MultiBinary(6), 40)
+    assert batch.shape == (40, 6) and batch.dtype is torch.float32
+    assert set(batch.unique().tolist()) == {0.0, 1.0}
+
+
+def test_nested_observations_keep_their_structure(module: Any) -> None:
+    batch = drawn(module.NESTED, 7, 1)
+    assert set(batch) == {"image", "pair", "double", "anywhere"}
+    assert batch["image"].shape == (7, 1, 4, 4) and batch["image"].dtype is torch.uint8
+    assert isinstance(batch["pair"], tuple)
+    assert [x.shape for x in batch["pair"]] == [(7, 1, 5), (7, 1, 3)]
+
+
+def test_a_space_that_cannot_be_made_up_is_told_the_way_out() -> None:
+    with pytest.raises(TargetError) as caught:
+        drawn(spaces.Dict({"text": spaces.Text(5)}), 3)
+    assert caught.value.what == "observations of a Text space cannot be made up"
+    assert caught.value.hint is not None and "get_inputs(batch_size)" in caught.value.hint
+
+
+def test_observations_repeat_with_the_seed_and_differ_between_draws(module: Any) -> None:
+    target = load(module, "config")
+
+    def obs(seed: int) -> torch.Tensor:
+        seed_everything(seed)
+        return target.make_inputs(4)["obs"]
+
+    assert torch.equal(obs(1), obs(1))
+    assert not torch.equal(obs(1), obs(2))
+
+
+def test_the_users_own_inputs_come_before_made_up_ones(module: Any) -> None:
+    seed_everything(0)
+    users = copy.copy(module.__dict__)
+    users["get_inputs"] = lambda batch_size: {"obs": torch.full((batch_size, 8), 0.5)}
+    file = type(module)("users")
+    vars(file).update(users)
+    target = build(f"{RL}:config", file)
+    assert torch.equal(target.make_inputs(2)["obs"], torch.full((2, 8), 0.5))
+    assert target.choices["inputs"] == "get_inputs() of the target"
+
+
+def test_something_else_of_rllib_is_no_target(module: Any) -> None:
+    from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
+
+    several = MultiRLModuleSpec(rl_module_specs={"a": module.spec})
+    with pytest.raises(TargetError, match="a MultiRLModuleSpec of RLlib is no target"):
+        from_object(several, "several")
+
+
+def test_the_module_moves_to_a_device_with_its_inference_half(module: Any) -> None:
+    target = dataclasses.replace(load(module, "config"))
+    target.to(torch.device("meta"))
+    for model in (target.model, target.inference_model):
+        assert {p.device.type for p in model.parameters()} == {"meta"}
