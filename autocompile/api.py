@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autocompile import runs
-from autocompile.errors import AutocompileError, NothingWorked, RunError
+from autocompile.errors import AutocompileError, NothingWorked, RunError, UsageError
 from autocompile.execute.executor import Executor
 from autocompile.execute.job import Workshop, locked
 from autocompile.execute.process import LocalExecutor
@@ -105,13 +105,14 @@ def tune(
     with locked(folder), contextlib.ExitStack() as stack:
         stack.callback(show.close)
         stack.callback(runner.close)
-        found = probe(plan, workshop, runner, show)
-        run = _begin(folder, plan, found)
+        found = _probed(plan, workshop, runner, show)
+        run = _described(folder, plan, found)
         show.header({"spec": plan.target, **run["target"]}, run["environment"], str(folder.path))
         spaces = {
             name: build_space(name, plan.space, catalogue(found), chosen, _sizes(name, plan, run))
             for name in run["phases"]
         }
+        write_json(folder.run_json, run)  # from here on there is a run to resume and to show
         records = list(folder.records())
         try:
             for index, (name, one) in enumerate(spaces.items()):
@@ -157,12 +158,32 @@ def _open(plan: Plan, run_dir: str | Path | None, resume: bool) -> tuple[RunFold
     folder = RunFolder(run_dir) if run_dir else runs.new_folder(plan.target)
     if folder.run_json.exists():
         raise RunError(f"{folder.path} holds a run already", hint="the same command with --resume")
+    if folder.holds_something_else():
+        raise RunError(
+            f"the folder {folder.path} is not empty and holds no run",
+            "a run writes and removes files in its folder, so it must be its own",
+            hint="--run-dir with a new folder",
+        )
     folder.create()
     return folder, plan
 
 
-def _begin(folder: RunFolder, plan: Plan, found: Mapping[str, Any]) -> dict[str, Any]:
-    """``run.json`` of a new run; of a resumed one, as it stands, if it is the same machine."""
+def _probed(plan: Plan, workshop: Workshop, executor: Executor, show: Progress) -> dict[str, Any]:
+    """What the probe found; the folder of a run that never began is removed, if it is new."""
+    try:
+        return probe(plan, workshop, executor, show)
+    except UsageError as error:
+        if not workshop.folder.run_json.exists() and "log:" not in error.text():
+            workshop.folder.remove()
+        raise
+
+
+def _described(folder: RunFolder, plan: Plan, found: Mapping[str, Any]) -> dict[str, Any]:
+    """``run.json`` of a new run; of a resumed one, as it stands, if nothing has changed.
+
+    Raises:
+        RunError: another machine, torch or python, or the target's file has been edited.
+    """
     from autocompile import __version__
 
     environment = {"autocompile": __version__, **found["environment"]}
@@ -175,8 +196,14 @@ def _begin(folder: RunFolder, plan: Plan, found: Mapping[str, Any]) -> dict[str,
                     f"{run['environment'][name]} then, {environment[name]} now",
                     hint="the same command without --resume",
                 )
+        if run["target"].get("sha256") != found["target"].get("sha256"):
+            raise RunError(
+                f"{plan.target} has changed since {folder.path} was made",
+                "its finished trials are about another model",
+                hint="the same command without --resume",
+            )
         return run
-    run = {
+    return {
         "schema": SCHEMA,
         "plan": plan.to_dict(),
         "environment": environment,
@@ -185,8 +212,6 @@ def _begin(folder: RunFolder, plan: Plan, found: Mapping[str, Any]) -> dict[str,
         "toolchain_s": found.get("toolchain_s"),
         "interrupted": True,  # until it is through
     }
-    write_json(folder.run_json, run)
-    return run
 
 
 def _study(

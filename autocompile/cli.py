@@ -168,13 +168,9 @@ def tune(
     if result.interrupted:
         raise typer.Exit(ExitCode.INTERRUPTED)
     if require_speedup is not None:
-        slow = [
-            n
-            for n in result.verdict
-            if n not in result.speedup or result.speedup[n].low < require_speedup
-        ]
-        if slow:
-            _say(f"gate: {', '.join(slow)} is not faster by {require_speedup:g}x")
+        failed = [n for n in result.verdict if not result.is_faster_by(require_speedup, n)]
+        if failed:
+            _say(f"gate: {', '.join(failed)} is not surely faster by {require_speedup:g}x")
             raise typer.Exit(ExitCode.GATE)
 
 
@@ -258,7 +254,11 @@ def init(
 
 
 def _say(text: str) -> None:
-    typer.echo(text, err=True)
+    from autocompile.report.text import plain
+
+    for line in text.splitlines():  # it may quote what a trial said
+        indent = line[: len(line) - len(line.lstrip())]
+        typer.echo(indent + plain(line), err=True)
 
 
 def _print(data: Any, as_json: bool, render: Callable[[Any], None]) -> None:
@@ -271,6 +271,7 @@ def _print(data: Any, as_json: bool, render: Callable[[Any], None]) -> None:
 
 
 def _show(result: Any, as_json: bool, verbose: bool) -> None:
+    from autocompile import runs
     from autocompile.export import use_line
     from autocompile.report.terminal import render, render_trials
 
@@ -281,8 +282,15 @@ def _show(result: Any, as_json: bool, verbose: bool) -> None:
             render_trials(report, console)
         name = "rllib" if report["exports"].get("rllib") else "python"
         others = ", ".join(n for n in report["exports"] if n != name)
-        following = f"autocompile export last --to {name}        (also: {others})"
-        render(report, console, use=use_line(report), next_line=following, verbose=verbose)
+        run = runs.shown(report["run_dir"])
+        following = f"autocompile export {run} --to {name}        (also: {others})"
+        render(
+            report,
+            console,
+            use=use_line(report),
+            next_line=following if others else "",
+            verbose=verbose,
+        )
 
     _print(report, as_json, draw)
 

@@ -44,6 +44,7 @@ class Candidate:
         eager_call_s: seconds of an eager call at this batch size, pooled over the phase.
         confirmed: in how many fresh processes it was measured again.
         warm_compile_s: compile time on a warm cache; None if it was never repeated.
+        flags: what makes the repeats doubtful.
     """
 
     record: Record
@@ -51,6 +52,7 @@ class Candidate:
     eager_call_s: float
     confirmed: int
     warm_compile_s: float | None
+    flags: tuple[str, ...] = ()
 
     @property
     def call_s(self) -> float:
@@ -100,26 +102,31 @@ def candidates(records: Iterable[Record]) -> list[Candidate]:
         found.append(
             Candidate(
                 record=record,
-                speedup=across_processes(speedups or [record.measurement.speedup]),
+                # Eager is its own baseline: an A/A run says how noisy it is, not how fast.
+                speedup=Interval(1.0, 1.0, 1.0)
+                if record.config.is_eager
+                else across_processes(speedups or [record.measurement.speedup]),
                 eager_call_s=median(eager[record.batch_size]),
                 confirmed=len(again),
                 warm_compile_s=median(warm) if warm else None,
+                flags=tuple({f for r in again if r.measurement for f in r.measurement.flags}),
             )
         )
     return found
 
 
 def noise_floor(records: Iterable[Record], batch_size: int | None) -> float:
-    """The largest speed-up that eager showed over itself, as a fraction: 0.006 is 0.6 %.
+    """How far eager seemed faster or slower than itself, as a fraction: 0.006 is 0.6 %.
 
-    No smaller speed-up can be claimed at this batch size. 0.0 if eager was never measured.
+    The median over its processes. No smaller speed-up can be claimed at this batch size. 0.0 if
+    eager was never measured.
     """
-    floors = [0.0]
-    for record in records:
-        if record.config.is_eager and record.batch_size == batch_size and record.measurement:
-            interval = record.measurement.speedup
-            floors.append(max(interval.high - 1, 1 - interval.low))
-    return max(floors)
+    intervals = [
+        r.measurement.speedup
+        for r in records
+        if r.config.is_eager and r.batch_size == batch_size and r.measurement
+    ]
+    return median([max(i.high - 1, 1 - i.low) for i in intervals]) if intervals else 0.0
 
 
 def rank(found: Sequence[Candidate], objective: str) -> list[Candidate]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
@@ -208,6 +209,15 @@ class RunFolder:
                 hint="--run-dir with a folder that you can write to",
             ) from error
 
+    def holds_something_else(self) -> bool:
+        """Whether there is anything here that no run has put here."""
+        begun = {"lock", "probe", "trials"}
+        return self.path.is_dir() and not {p.name for p in self.path.iterdir()} <= begun
+
+    def remove(self) -> None:
+        """Remove the folder of a run that never began."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
     def trial(self, number: int) -> Path:
         """The folder of one trial."""
         return self.trials / f"{number:04d}"
@@ -229,7 +239,7 @@ class RunFolder:
             try:
                 data = json.loads((self.trial(number) / "result.json").read_text("utf-8"))
                 yield Record.from_dict(data)
-            except (OSError, KeyError, TypeError, ValueError):
+            except (OSError, KeyError, TypeError, ValueError, AttributeError):
                 continue
 
     def read_run(self) -> dict[str, Any]:

@@ -47,6 +47,15 @@ class Result:
         self.config = {n: CompileConfig.from_dict(b["config"]) for n, b in found.items()}
         self.speedup = {n: Interval(**b["speedup"]) for n, b in found.items()}
 
+    def is_faster_by(self, factor: float, phase: str) -> bool:
+        """Whether a phase is surely faster than eager by a factor: what a gate asks.
+
+        A figure that was taken while other processes were busy proves nothing.
+        """
+        best = self._report["phases"][phase]["best"]
+        sure = self.verdict[phase] == "faster" and "contended" not in best["flags"]
+        return sure and self.speedup[phase].low >= factor
+
     def compile(self, model: Model, phase: str | None = None) -> Model:
         """Compile a model with the best settings of a phase, in this process.
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from autocompile.errors import RunError
 from autocompile.record import RunFolder
 
-__all__ = ["find", "latest_of", "new_folder", "short_name", "under"]
+__all__ = ["find", "latest_of", "new_folder", "short_name", "shown", "under"]
 
 under = Path("runs")
 """Where runs are made, below the current folder."""
@@ -52,6 +52,15 @@ def latest_of(spec: str) -> RunFolder:
             hint="the same command without --resume",
         )
     return RunFolder(ours[-1])
+
+
+def shown(path: str) -> str:
+    """A run as a user would type it: ``last`` where it is that, or its short name or folder."""
+    everything = _all()
+    if everything and everything[-1].resolve() == Path(path).resolve():
+        return "last"
+    inside = Path(path).parent.resolve() == under.resolve()
+    return Path(path).name if inside else path
 
 
 def find(run: str | Path) -> RunFolder:

@@ -333,3 +333,77 @@ def test_a_fixed_batch_and_the_targets_own_batch_size_are_used(target: Path) -> 
     executor = FakeExecutor(script, probed(target=own))
     tune(target, executor=executor)
     assert {r["batch_size"] for r in executor.requests} == {1, 4, 16, 32}
+
+
+def test_a_lucky_setting_that_nobody_confirmed_is_not_reported(target: Path) -> None:
+    """The confirmed leader turns out to differ between processes; the runner-up was never run."""
+    again = iter([1.25, 1.35, 0.7] * 5)
+
+    def shaky(request: Mapping[str, Any]) -> Ending:
+        if request["config"]["backend"] == "eager":
+            return measured(1.0)
+        if "repeats" in request:
+            return measured(next(again))
+        return measured({"default": 1.10, "max-autotune": 1.30}[request["config"]["mode"]])
+
+    result = tune(
+        target, executor=FakeExecutor(shaky), space=SearchSpace(batch_sizes=(4,)), effort="quick"
+    )
+    assert result.verdict["forward"] == "keep_eager"
+
+
+def test_eager_is_its_own_baseline_and_its_noise_no_speed_up(target: Path) -> None:
+    def lopsided(request: Mapping[str, Any]) -> Ending:
+        if request["config"]["backend"] == "eager":
+            return measured(1.5)
+        return measured(1.01)
+
+    result = tune(target, executor=FakeExecutor(lopsided), space=SearchSpace(batch_sizes=(4,)))
+    assert result.speedup["forward"].value == 1.0
+    best = result.to_dict()["phases"]["forward"]["best"]
+    assert best["throughput"]["value"] == best["eager_throughput"]["value"]
+    assert not result.is_faster_by(1.05, "forward")
+
+
+def test_a_folder_that_holds_something_else_is_left_alone(target: Path) -> None:
+    precious = Path("project/cache/precious.txt")
+    precious.parent.mkdir(parents=True)
+    precious.write_text("keep me")
+    with pytest.raises(RunError, match="not empty and holds no run"):
+        tune(target, executor=FakeExecutor(script), run_dir="project")
+    assert precious.read_text() == "keep me"
+
+
+def test_a_target_that_was_edited_is_not_resumed(target: Path) -> None:
+    probe = probed()
+
+    def of(sha256: str) -> Ending:
+        return probed(target={**probe.payload["target"], "sha256": sha256})
+
+    tune(target, executor=FakeExecutor(script, of("one")), trials=1)
+    with pytest.raises(RunError, match="has changed since"):
+        tune(target, executor=FakeExecutor(script, of("two")), resume=True)
+
+
+def test_a_setting_that_does_not_exist_leaves_no_run_behind(target: Path) -> None:
+    tune(target, executor=FakeExecutor(script), trials=1)
+    with pytest.raises(UsageError):
+        tune(target, executor=FakeExecutor(script), space=SearchSpace(modes=("fastest",)))
+    assert load("last").run_dir.endswith("net-0001")
+
+
+def test_a_break_under_dynamic_says_nothing_of_static_shapes(target: Path) -> None:
+    def breaking(request: Mapping[str, Any]) -> Ending:
+        config = request["config"]
+        if config["backend"] == "eager":
+            return measured(1.0)
+        if config["fullgraph"] and config["dynamic"]:
+            return failed("graph_break", message="Unsupported: data dependent")
+        return measured(1.2, graph_breaks=1 if config["dynamic"] else 0)
+
+    result = tune(
+        target, executor=FakeExecutor(breaking), space=SearchSpace(batch_sizes=(4,)), effort="full"
+    )
+    for r in result.trials:
+        broken = r.outcome.value == "graph_break"
+        assert broken == (r.config.fullgraph and r.config.dynamic is True)

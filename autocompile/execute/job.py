@@ -72,6 +72,10 @@ class Workshop:
         """Where the probe leaves what all caches start with."""
         return self.folder.cache / "toolchain"
 
+    def has_cache(self, number: int) -> bool:
+        """Whether the compiler cache of a trial is still there."""
+        return (self.folder.cache / f"{number:04d}").is_dir()
+
     def drop_cache(self, number: int | None = None) -> None:
         """Remove one trial's compiler cache, or all of them; nothing may be compiling there."""
         gone = self.folder.cache if number is None else self.folder.cache / f"{number:04d}"

@@ -91,7 +91,7 @@ def _phase(
 ) -> dict[str, Any]:
     every = candidates(records)
     allowed = [c for c in every if c.keeps(limits)]
-    best, ties, verdict, reason = _decide(allowed, records, objective)
+    best, ties, verdict, reason = _decide(allowed, every, records, objective)
     floor = noise_floor(records, best.record.batch_size) if best else 0.0
     rows = _by_batch_size(allowed, objective)
     return {
@@ -109,7 +109,7 @@ def _phase(
 
 
 def _decide(
-    allowed: list[Candidate], records: list[Record], objective: str
+    allowed: list[Candidate], every: list[Candidate], records: list[Record], objective: str
 ) -> tuple[Candidate | None, list[Candidate], str, str]:
     """The best setting, those that tie with it, the verdict and its reason."""
     order = rank(allowed, objective)
@@ -120,11 +120,13 @@ def _decide(
     size = leader.record.batch_size
     floor = noise_floor(records, size)
     eager = next(
-        (c for c in order if c.record.config.is_eager and c.record.batch_size == size), None
+        (c for c in every if c.record.config.is_eager and c.record.batch_size == size), None
     )
     rivals = [c for c in order if c.record.batch_size == size and not c.record.config.is_eager]
     faster = [c for c in rivals if c.speedup.low > 1 and c.speedup.value > 1 + floor]
-    confirmed = [c for c in faster if c.confirmed] or faster
+    # What no fresh process has confirmed is reported only where nothing was: an interrupted run.
+    tested = any(c.confirmed for c in rivals) or any(r.role == "confirm" for r in records)
+    confirmed = [c for c in faster if c.confirmed] if tested else faster
     if confirmed:
         top = confirmed[0]
         ties = tie_set(top, confirmed)
@@ -138,9 +140,8 @@ def _decide(
         )
     ties = [eager, *(c for c in rivals if c.speedup.high >= 1)]
     if not rivals:
-        why = _why_nothing(records) or "no compiled setting was measured"
-        return eager, [eager], "keep_eager", why
-    near = max(rivals, key=lambda c: c.speedup.value).speedup
+        return eager, [eager], "keep_eager", _why_nothing(records)
+    near = max(rivals, key=lambda c: (c.confirmed > 0, c.speedup.value)).speedup
     where = "" if size is None else f" at batch size {size}"
     reason = (
         f"nothing beats it by more than the noise{where} (best {near.value:.3f}x "
@@ -151,8 +152,12 @@ def _decide(
 
 def _why_nothing(records: list[Record]) -> str:
     failed = [r for r in records if not r.ok and not r.config.is_eager]
-    if not failed:
+    if any(r.ok and not r.config.is_eager for r in records):
+        return "every setting that works is outside the limits that were asked for"
+    if not records:
         return "nothing was measured"
+    if not failed:
+        return "no compiled setting was measured"
     kinds: dict[str, int] = {}
     for r in failed:
         kinds[r.outcome.value] = kinds.get(r.outcome.value, 0) + 1
@@ -199,6 +204,7 @@ def _best(best: Candidate, every: list[Candidate]) -> dict[str, Any]:
             round((record.compile_s or 0.0) / saved) if saved > 0 and not is_eager else None
         ),
         "confirmed_processes": best.confirmed,
+        "flags": sorted({*(record.measurement.flags if record.measurement else ()), *best.flags}),
         "call_s": best.call_s,
         "weights_live": record.detail.get("weights_live"),
         "notes": list(record.notes),

@@ -246,6 +246,13 @@ def against_default(best: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return None if label(best["config"]) == DEFAULT_INDUCTOR.label() else ratio_
 
 
+_DOUBTS = {
+    "contended": "other processes were busy while it was timed",
+    "noisy": "the interval stayed wider than was aimed at",
+    "not_steady": "its times had not settled",
+}
+
+
 def best_facts(best: Mapping[str, Any]) -> Iterator[str]:
     """What is told of the best setting beside its speed-up, a fact at a time."""
     batch = f" at batch size {best['batch_size']}" if best.get("batch_size") is not None else ""
@@ -262,6 +269,8 @@ def best_facts(best: Mapping[str, Any]) -> Iterator[str]:
     follow = "" if live is None else " and follow" if live else " but do not follow"
     yield "outputs match eager" + (f"{follow} weight updates" if follow else "")
     yield from memory_facts(best)
+    for flag in best.get("flags", ()):
+        yield f"doubtful: {_DOUBTS.get(flag, plain(flag))}"
 
 
 def memory_facts(best: Mapping[str, Any]) -> Iterator[str]:

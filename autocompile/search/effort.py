@@ -37,7 +37,7 @@ class Effort:
 EFFORTS = {
     e.name: e
     for e in (
-        Effort("quick", (None,), (False,), 0.03, 1.0, 1, 2, 0.02),
+        Effort("quick", (None,), (False,), 0.03, 1.0, 1, 3, 0.02),
         # dynamic=True is for shapes that change; at one batch size it costs twice the compile and
         # seldom wins, so only the full effort and --dynamic try it.
         Effort("normal", (None, False), (False, True), 0.02, 2.0, 2, 3, 0.01),

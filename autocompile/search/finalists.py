@@ -10,16 +10,18 @@ from __future__ import annotations
 import dataclasses
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from autocompile.config import DEFAULT_INDUCTOR
 from autocompile.ranking import Candidate, Limits, candidates, rank, tie_set
-from autocompile.record import Record
+from autocompile.record import Outcome, Record
 from autocompile.search.effort import Effort
 from autocompile.search.space import Setting
 from autocompile.search.study import Budget, Interrupted, PhaseStudy, run_job, to_record
 
 __all__ = ["choose", "confirm"]
+
+_CHOICES = 5  # how often finalists are chosen anew when one fails or loses its lead
 
 
 def choose(
@@ -29,7 +31,8 @@ def choose(
 
     A setting whose whole interval lies below eager has lost already and is not repeated.
     """
-    found = [c for c in candidates(records) if not c.record.config.is_eager and c.keeps(limits)]
+    every = candidates(records)
+    found = [c for c in every if not c.record.config.is_eager and c.keeps(limits)]
     promising = [c for c in rank(found, objective) if c.speedup.high > 1]
     chosen: list[Candidate] = []
     if promising:
@@ -41,6 +44,8 @@ def choose(
         chosen += [
             c for c in found if c.record.config == DEFAULT_INDUCTOR and c.record.batch_size == size
         ]
+        # Eager as well: the noise floor must not hang on one run of one process.
+        chosen += [c for c in every if c.record.config.is_eager and c.record.batch_size == size]
         for other in dict.fromkeys(c.record.batch_size for c in promising):
             chosen += [c for c in promising if c.record.batch_size == other][:1]
     return list({c.record.number: c.record for c in chosen}.values())
@@ -55,29 +60,40 @@ def confirm(study: PhaseStudy, effort: Effort, limits: Limits, budget: Budget, s
     Raises:
         Interrupted: after Ctrl-C.
     """
-    finalists = choose(study.records, effort, study.objective, limits)
-    done = {
-        f.number: sum(
-            r.repeats == f.number and r.outcome.value != "interrupted" for r in study.records
-        )
-        for f in finalists
-    }
-    missing = sum(effort.processes - min(effort.processes, n) for n in done.values())
-    if not missing:
-        return
-    study.observer.confirming(missing)
     order = random.Random(seed)
-    for process in range(effort.processes):
-        if process and budget.until is not None and time.monotonic() > budget.until:
+    for _ in range(_CHOICES):
+        finalists = choose(study.records, effort, study.objective, limits)
+        jobs = _missing(finalists, study.records, effort.processes)
+        if not jobs:
             break
-        for finalist in order.sample(finalists, len(finalists)):
-            if done[finalist.number] > process:
-                continue
-            missing -= 1
-            _repeat(study, finalist, effort, missing)
+        study.observer.confirming(len(jobs))
+        for left, (process, finalist) in _shuffled(jobs, order):
+            if process and budget.until is not None and time.monotonic() > budget.until:
+                return
+            if _repeat(study, finalist, effort, left) is not Outcome.OK:
+                break  # it is no candidate any more: choose again
 
 
-def _repeat(study: PhaseStudy, finalist: Record, effort: Effort, left: int) -> None:
+def _missing(
+    finalists: Sequence[Record], records: Sequence[Record], processes: int
+) -> list[tuple[int, Record]]:
+    """The repeats that are still to be run, each with the round that it belongs to."""
+    jobs = []
+    for f in finalists:
+        had = sum(r.repeats == f.number and r.outcome is not Outcome.INTERRUPTED for r in records)
+        jobs += [(process, f) for process in range(had, processes)]
+    return jobs
+
+
+def _shuffled(
+    jobs: Sequence[tuple[int, Record]], order: random.Random
+) -> Iterator[tuple[int, tuple[int, Record]]]:
+    """Round by round, each in another order; with how many are left after each."""
+    mixed = sorted(order.sample(jobs, len(jobs)), key=lambda job: job[0])
+    return zip(range(len(jobs) - 1, -1, -1), mixed, strict=True)
+
+
+def _repeat(study: PhaseStudy, finalist: Record, effort: Effort, left: int) -> Outcome:
     number = study.workshop.next_number()
     request = {
         "kind": "trial",
@@ -87,14 +103,18 @@ def _repeat(study: PhaseStudy, finalist: Record, effort: Effort, left: int) -> N
         "limits": {**study.limits, "half_width": effort.confirm_half_width},
         "repeats": finalist.number,
     }
+    warm = study.workshop.has_cache(finalist.number)
     job = study.workshop.job(number, request, cache_of=finalist.number)
     study.observer.started(number, finalist.config, finalist.batch_size, "confirm")
     ending, interrupted = run_job(study.executor, job, study.observer)
     setting = Setting(finalist.config, finalist.batch_size)
     record = to_record(number, finalist.phase, setting, ending)
     record = dataclasses.replace(record, role="confirm", repeats=finalist.number)
+    if not warm:  # a resumed run may have lost it: then this is no warm compile time
+        record = dataclasses.replace(record, compile_s=None)
     study.workshop.folder.save(record)
     study.records.append(record)
     study.observer.ended(record, left)
     if interrupted:
         raise Interrupted
+    return record.outcome

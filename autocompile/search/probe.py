@@ -47,6 +47,12 @@ def catalogue(found: dict[str, Any]) -> Catalogue:
     )
 
 
+_MORE = {
+    Outcome.TIMEOUT: "a longer --timeout, if it only needs more time",
+    Outcome.OUT_OF_MEMORY: "a larger --memory-limit, if it only needs more memory",
+}
+
+
 def _target_error(plan: Plan, ending: Ending, log: str) -> UsageError:
     """Why there is nothing to tune, in one paragraph."""
     said = ending.payload
@@ -62,7 +68,7 @@ def _target_error(plan: Plan, ending: Ending, log: str) -> UsageError:
             ending.message,
             *where,
             f"log: {log}",
-            hint="--timeout or --memory-limit if it only needs more",
+            hint=_MORE.get(ending.outcome),
         )
     if during := said.get("during"):
         return TargetError(f"{during} of {place} raised {ending.message}", *where)

@@ -212,7 +212,9 @@ class PhaseStudy:
                 )
         if setting.config.fullgraph:
             for record in self.records:  # Dynamo breaks the graph, whatever compiles its parts
-                if record.outcome is Outcome.GRAPH_BREAK and record.duplicate_of is None:
+                same = (record.config.dynamic is True) == (setting.config.dynamic is True)
+                broke = record.outcome is Outcome.GRAPH_BREAK and record.duplicate_of is None
+                if broke and same and record.batch_size == setting.batch_size:
                     return dataclasses.replace(
                         record,
                         number=number,

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
+if sys.path[0] in ("", os.getcwd()):
+    del sys.path[0]  # a types.py where the user stands must not pass for Python's own
+
 import argparse
 import ctypes
 import faulthandler
-import os
 import signal
-import sys
 
 _PR_SET_PDEATHSIG = 1
 

@@ -5,9 +5,12 @@ Only a trial's process does this: the user's code never runs in the tuner.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import importlib
 import importlib.util
 import inspect
+import os
 import random
 import re
 import sys
@@ -33,8 +36,6 @@ __all__ = [
     "sum_of_floats",
 ]
 
-DEFAULT_BATCH_SIZES = (1, 4, 16)
-
 
 @dataclass
 class Target:
@@ -52,6 +53,7 @@ class Target:
         own_batch_size: the batch size that the user's own configuration gives to a phase.
         algorithm: ``module:Class`` of an AlgorithmConfig.
         choices: where each choice came from, in words.
+        sha256: of the target's own file.
     """
 
     kind: str
@@ -66,6 +68,7 @@ class Target:
     own_batch_size: dict[str, int] = field(default_factory=dict)
     algorithm: str | None = None
     choices: dict[str, str] = field(default_factory=dict)
+    sha256: str | None = None
 
     def model_of(self, phase: str) -> torch.nn.Module:
         """The module that runs a phase."""
@@ -81,7 +84,10 @@ class Target:
 
     def default_phases(self) -> tuple[str, ...]:
         """The two phases that are tuned when nobody asks for others."""
-        return ("forward_exploration" if self.is_rl else "forward", "optimizer_step")
+        forward = "forward_exploration" if self.is_rl else "forward"
+        if not any(p.requires_grad for p in self.model.parameters()):
+            return (forward,)
+        return (forward, "optimizer_step")
 
 
 def seed_everything(seed: int) -> None:
@@ -105,7 +111,8 @@ def import_target(spec: str) -> ModuleType:
         Exception: whatever the user's file raises.
     """
     place, _ = split_spec(spec)
-    if not (place.endswith(".py") or Path(place).exists()):
+    if not (place.endswith(".py") or Path(place).is_file()):
+        sys.path.append(os.getcwd())
         return importlib.import_module(place)
     path = Path(place).resolve()
     sys.path.insert(0, str(path.parent))  # so that it finds its neighbours, as a script does
@@ -113,7 +120,8 @@ def import_target(spec: str) -> ModuleType:
     if found is None or found.loader is None:
         raise TargetError(f"{place} is not a Python file")
     module = importlib.util.module_from_spec(found)
-    sys.modules[path.stem] = module
+    if path.stem not in sys.modules and path.stem not in sys.stdlib_module_names:
+        sys.modules[path.stem] = module  # so that it can be imported by its neighbours
     found.loader.exec_module(module)
     return module
 
@@ -143,6 +151,8 @@ def build(spec: str, module: ModuleType) -> Target:
     else:
         imports = ["import importlib"]
     target.build = [*imports, *target.build]
+    with contextlib.suppress(OSError, TypeError):
+        target.sha256 = hashlib.sha256(Path(str(module.__file__)).read_bytes()).hexdigest()
     return target
 
 
@@ -162,8 +172,12 @@ def _from_module(module: ModuleType, place: str, source: str) -> Target:
         model = module.Model(*module.get_init_inputs())
         lines = [f"target = {source}", "model = target['Model'](*target['get_init_inputs']())"]
         return _plain("KernelBench", model, lines, module, place)
-    candidates = [n for n, v in vars(module).items() if inspect.isfunction(v) and n[0] != "_"]
-    guess = next((n for n in candidates if n not in ("get_inputs", "get_loss")), None)
+    own = [
+        name
+        for name, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__ and name[0] != "_"
+    ]
+    guess = next((n for n in own if n not in ("get_inputs", "get_loss", "get_optimizer")), None)
     raise TargetError(
         f"{place} does not define get_model()",
         f"it defines: {_names(module)}",

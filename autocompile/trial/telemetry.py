@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +13,9 @@ from torch.utils import _pytree as pytree
 
 __all__ = [
     "DynamoFacts",
+    "busy_seconds",
     "dynamo_facts",
+    "others_busy",
     "peak_growth_bytes",
     "reset_dynamo",
     "synchronizer",
@@ -134,3 +138,34 @@ def dynamo_facts() -> DynamoFacts:
         recompile_reasons=tuple(reasons[:5]),
         cudagraph_skips=int(counters["inductor"]["cudagraph_skips"]),
     )
+
+
+_CONTENDED = 0.05  # of all cores: what others may use before a measurement is in doubt
+
+
+def busy_seconds() -> tuple[float, float, float] | None:
+    """Now, the busy seconds of all cores since boot, and this process' own; None off Linux."""
+    try:
+        with open("/proc/stat") as file:
+            ticks = [int(word) for word in file.readline().split()[1:9]]
+    except (OSError, ValueError):
+        return None
+    idle = ticks[3] + ticks[4]
+    own = os.times()
+    busy = (sum(ticks) - idle) / os.sysconf("SC_CLK_TCK")
+    return time.monotonic(), busy, own.user + own.system + own.children_user + own.children_system
+
+
+def others_busy(before: tuple[float, float, float] | None) -> float:
+    """How many cores others kept busy since ``before``; 0.0 where it is too little to matter.
+
+    A parallel region waits for its slowest thread, so one busy core can slow eager a hundredfold
+    and a compiled function that runs on one thread not at all: the ratio of the two is then true
+    of this moment only. Time stolen by the hypervisor counts as others'.
+    """
+    after = busy_seconds()
+    if before is None or after is None:
+        return 0.0
+    wall_s, busy_s, own_s = (b - a for a, b in zip(before, after, strict=True))
+    others = max(0.0, busy_s - own_s) / wall_s if wall_s > 0 else 0.0
+    return others if others > _CONTENDED * (os.cpu_count() or 1) else 0.0

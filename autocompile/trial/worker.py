@@ -132,6 +132,7 @@ def _describe(target: Target, phases: list[str]) -> dict[str, Any]:
         "own_batch_size": target.own_batch_size,
         "is_rl": target.is_rl,
         "choices": target.choices,
+        "sha256": target.sha256,
     }
 
 
@@ -169,6 +170,7 @@ def _trial(request: dict[str, Any], channel: Channel, result: dict[str, Any]) ->
         channel.step(Step.MEASURE)
         compiled.keep()
         result["peak_memory_bytes"] = _peak_memory(compiled, device)
+        before = telemetry.busy_seconds()
         measurement = paired_blocks(
             Timed(eager.call, eager.restore, eager.context),
             Timed(compiled.call, compiled.restore, _timing_context(compiled, config)),
@@ -177,6 +179,9 @@ def _trial(request: dict[str, Any], channel: Channel, result: dict[str, Any]) ->
             request["seed"] + request["number"],
         )
         result["measurement"] = asdict(measurement)
+        if others := telemetry.others_busy(before):
+            result["measurement"]["flags"] += ("contended",)
+            notes.append(f"other processes kept {others:.0%} of a core busy while this was timed")
 
         channel.step(Step.VERIFY)
         judge.last_call(compiled)
