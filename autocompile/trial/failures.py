@@ -20,12 +20,22 @@ _REFUSED = re.compile(
 
 
 def _causes(error: BaseException) -> list[BaseException]:
+    """The error and what it was raised from.
+
+    What merely was being handled when it was raised is another story (a cache entry that was not
+    there), except where torch wraps a backend's error.
+    """
+    import torch._dynamo.exc as exc
+
     chain: list[BaseException] = []
     current: BaseException | None = error
     while current is not None and current not in chain:
         chain.append(current)
-        inner = getattr(current, "inner_exception", None)
-        current = inner or current.__cause__ or current.__context__
+        following = getattr(current, "inner_exception", None) or current.__cause__
+        wraps = isinstance(current, exc.BackendCompilerFailed) and not current.__suppress_context__
+        if following is None and wraps:
+            following = current.__context__
+        current = following
     return chain
 
 

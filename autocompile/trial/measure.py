@@ -60,13 +60,15 @@ class Timed:
 
 @contextlib.contextmanager
 def _no_garbage_collection() -> Iterator[None]:
+    was_enabled = gc.isenabled()
     gc.collect()
     gc.freeze()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if was_enabled:
+            gc.enable()
         gc.unfreeze()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,8 +15,8 @@ from torch.utils import _pytree as pytree
 from autocompile.config import EAGER, CompileConfig
 from autocompile.errors import TargetError
 from autocompile.runtime.compiling import RL_PHASES, compile_function, compile_model
-from autocompile.trial.target import Target
-from autocompile.trial.verify import View
+from autocompile.trial.target import Target, sum_of_floats
+from autocompile.trial.verify import View, plain
 
 __all__ = ["PHASES", "Side", "call_model", "make_side", "phases_of"]
 
@@ -36,6 +37,9 @@ class Side:
         restore: puts parameters and optimizer state back to where ``keep`` saw them.
         grad: whether gradients are recorded while it runs.
         inputs: this side's current inputs; ``call`` reads them anew each time.
+        held: the tensors that calls change, as they are now.
+        saved: their values when ``keep`` saw them.
+        is_eager: nothing of it is compiled.
     """
 
     model: torch.nn.Module
@@ -43,9 +47,9 @@ class Side:
     inputs: Any = None
     call: Callable[[], Any] = lambda: None
     view: Callable[[Any], View] = lambda output: {"outputs": output}
-    changing: list[torch.Tensor] = field(default_factory=list)
     saved: list[torch.Tensor] = field(default_factory=list)
     held: Callable[[], Any] = lambda: None
+    is_eager: bool = True
 
     def context(self) -> contextlib.AbstractContextManager[Any]:
         """The grad mode that the phase runs in."""
@@ -58,14 +62,35 @@ class Side:
 
     def keep(self) -> None:
         """Remember the tensors that calls change, as they are now."""
-        self.changing = [t for t in pytree.tree_leaves(self.held()) if isinstance(t, torch.Tensor)]
         self.saved = [t.detach().clone() for t in self.changing]
 
     def restore(self) -> None:
         """Put them back, in place: nothing that was compiled needs to look again."""
+        self._take(self.saved)
+
+    def adopt(self, other: Side) -> None:
+        """Start from the state that another side has kept."""
+        self._take(other.saved)
+
+    @property
+    def changing(self) -> list[torch.Tensor]:
+        """The tensors that calls change, in an order that both sides share."""
+        leaves = (t for t in pytree.tree_leaves(self.held()) if isinstance(t, torch.Tensor))
+        return [t for t in leaves if not _is_expanded(t)]
+
+    def _take(self, values: list[torch.Tensor]) -> None:
+        # Looked up anew, because a call may put another tensor in a buffer's place.
         with torch.no_grad():
-            for tensor, value in zip(self.changing, self.saved, strict=True):
-                tensor.copy_(value)
+            for tensor, value in zip(self.changing, values, strict=False):
+                if tensor.shape == value.shape:
+                    tensor.copy_(value)
+
+
+def _is_expanded(tensor: torch.Tensor) -> bool:
+    """Several elements share memory: no call can change it in place, and nor can we."""
+    if tensor.layout is not torch.strided:
+        return False
+    return any(s == 0 and n > 1 for s, n in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 def phases_of(target: Target) -> tuple[str, ...]:
@@ -101,7 +126,8 @@ def make_side(target: Target, phase: str, inputs: Any, config: CompileConfig = E
             f"a {target.kind} has no phase {phase}", f"it has: {', '.join(phases_of(target))}"
         )
     model = copy.deepcopy(target.model_of(phase))
-    side = Side(model, grad=phase in _TRAINING, inputs=inputs)
+    side = Side(model, grad=phase in _TRAINING, inputs=inputs, is_eager=config.is_eager)
+    side.held = lambda: dict(model.named_buffers())
     if phase == "forward":
         model.eval()
         compiled = compile_model(model, config, phase)
@@ -123,10 +149,20 @@ def _parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
+def _loss(target: Target, output: Any, inputs: Any) -> torch.Tensor:
+    """The user's loss gets what the model gave; the default one looks into dataclasses too."""
+    # Looked for first, so that Dynamo traces nothing more where there is none.
+    if target.loss is sum_of_floats and any(
+        dataclasses.is_dataclass(leaf) for leaf in pytree.tree_leaves(output)
+    ):
+        output = plain(output)
+    return target.loss(output, inputs)
+
+
 def _gradients_view(target: Target, side: Side, output: Any) -> View:
     """Outputs and the gradients of the loss."""
     side.model.zero_grad(set_to_none=True)
-    torch.autograd.backward(target.loss(output, side.inputs))
+    torch.autograd.backward(_loss(target, output, side.inputs))
     named = _parameters(side.model).items()
     gradients = {name: p.grad for name, p in named if p.grad is not None}
     return {"outputs": output, "gradients": gradients}
@@ -173,7 +209,7 @@ def _make_train_step(target: Target, side: Side, config: CompileConfig) -> None:
     def step() -> torch.Tensor:
         optimizer.zero_grad(set_to_none=True)
         output = forward(side.inputs) if forward else call_model(model, side.inputs)
-        loss = target.loss(output, side.inputs)
+        loss = _loss(target, output, side.inputs)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         return loss.detach()
@@ -181,10 +217,18 @@ def _make_train_step(target: Target, side: Side, config: CompileConfig) -> None:
     def view(loss: torch.Tensor) -> View:
         named = _parameters(model).items()
         gradients = {n: p.grad for n, p in named if p.grad is not None}
-        return {"loss": loss, "gradients": gradients, "updates": _updates(side, before)}
+        return {
+            "loss": loss,
+            "gradients": gradients,
+            "updates": _updates(side, before),
+            "buffers": dict(model.named_buffers()),
+        }
 
     side.call = compile_function(step, config)
     side.view = view
-    buffers = dict(model.named_buffers())
     state = optimizer.state
-    side.held = lambda: (_parameters(model), buffers, [dict(s) for s in state.values()])
+    side.held = lambda: (
+        _parameters(model),
+        dict(model.named_buffers()),
+        [dict(s) for s in state.values()],
+    )

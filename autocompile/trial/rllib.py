@@ -103,9 +103,7 @@ def _observations(space: Any, lead: tuple[int, ...], generator: np.random.Genera
     if isinstance(space, spaces.Tuple):
         return tuple(_observations(s, lead, generator) for s in space.spaces)
     if isinstance(space, spaces.Box):
-        low, high = np.maximum(space.low, -1.0), np.minimum(space.high, 1.0)
-        if np.issubdtype(space.dtype, np.integer):
-            low, high = space.low, space.high
+        low, high = _finite_bounds(space)
         values = generator.uniform(low, high, size=(*lead, *space.shape))
         return torch.as_tensor(values.astype(space.dtype))
     if isinstance(space, spaces.Discrete):
@@ -118,6 +116,17 @@ def _observations(space: Any, lead: tuple[int, ...], generator: np.random.Genera
         f"observations of a {type(space).__name__} space cannot be made up",
         hint="define get_inputs(batch_size) in the target file: it gives the batch dict",
     )
+
+
+def _finite_bounds(space: Any) -> tuple[Any, Any]:
+    """A Box' bounds; an open side reaches two past the other bound, or from -1 to 1."""
+    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+    # Some spaces say "unbounded" with the largest number of their dtype: a range that overflows.
+    limit = 1e30
+    open_low, open_high = low < -limit, high > limit
+    bottom = np.where(open_low, np.where(open_high, -1.0, high - 2.0), low)
+    top = np.where(open_high, np.where(open_low, 1.0, low + 2.0), high)
+    return bottom, top
 
 
 def _repeat(state: Any, batch_size: int) -> Any:

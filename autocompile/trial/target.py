@@ -25,6 +25,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from autocompile.errors import TargetError
+from autocompile.trial.verify import plain
 
 __all__ = [
     "Target",
@@ -243,7 +244,7 @@ def sum_of_floats(output: Any, inputs: Any) -> torch.Tensor:
     """
     floats = [
         leaf.sum()
-        for leaf in pytree.tree_leaves(output)
+        for leaf in pytree.tree_leaves(plain(output))
         if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and leaf.requires_grad
     ]
     if not floats:
