@@ -130,6 +130,8 @@ def test_ctrl_c_reports_and_resume_goes_on(work: Path) -> None:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # A test run in the background of a shell would hand an ignored SIGINT down.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         assert process.stderr is not None
         for line in process.stderr:

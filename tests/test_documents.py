@@ -14,8 +14,6 @@ from conftest import ROOT
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 README = (ROOT / "README.md").read_text("utf-8")
-# What each example is tuned with here, small enough for every run of the tests.
-SMALL = ["--effort", "quick", "--backend", "aot_eager", "--batch-size", "2", "--trials", "2"]
 
 
 def run(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -30,17 +28,14 @@ def test_each_example_is_short_and_says_how_to_run_it(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", [p for p in EXAMPLES if p.name != "api.py"], ids=lambda p: p.name)
-def test_each_example_tunes(path: Path, work: Path) -> None:
-    command = [sys.executable, "-m", "autocompile", "tune", str(path), *SMALL, "--json", "-q"]
-    done = run(*command, cwd=work)
+def test_each_example_compiles_and_is_right(path: Path, work: Path) -> None:
+    command = [sys.executable, "-m", "autocompile", "check", str(path), "--batch-size", "2"]
+    done = run(*command, "--json", cwd=work)
     assert done.returncode == 0, done.stderr
     phases = json.loads(done.stdout)["phases"]
     forward = "forward_exploration" if path.name == "ppo_breakout.py" else "forward"
     assert list(phases) == [forward, "optimizer_step"]
-    for phase in phases.values():
-        outcomes = [t["outcome"] for t in phase["trials"]]
-        assert set(outcomes) == {"ok"}, [t["message"] for t in phase["trials"]]
-        assert {t["config"]["backend"] for t in phase["trials"]} == {"eager", "aot_eager"}
+    assert {row["outcome"] for row in phases.values()} == {"ok"}
 
 
 def test_the_api_example_runs(work: Path) -> None:
