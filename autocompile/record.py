@@ -63,7 +63,7 @@ class Measurement:
         eager_s: the eager block's seconds per call.
         compiled_s: the compiled block's, of the same round.
         calls: how many calls an eager and a compiled block held.
-        flags: what makes these numbers doubtful (``noisy``, ``not_steady``).
+        flags: what makes these numbers doubtful (``noisy``, ``not_steady``, ``contended``).
     """
 
     eager_s: tuple[float, ...]
@@ -196,7 +196,7 @@ class RunFolder:
         self.cache = self.path / "cache"
 
     def create(self) -> None:
-        """Make the folder, readable and writable by its owner only in its group's absence.
+        """Make the folder; only its owner may write to it.
 
         Raises:
             RunError: it cannot be made.
