@@ -38,8 +38,8 @@ EFFORTS = {
     e.name: e
     for e in (
         Effort("quick", (None,), (False,), 0.03, 1.0, 1, 3, 0.02),
-        # dynamic=True is for shapes that change. A study has one batch size per trial, where a graph
-        # for every shape is more work to compile and no better informed: full effort and --dynamic.
+        # dynamic=True is for shapes that change. A trial has one batch size, for which a graph for
+        # every shape is more work to compile and no better informed: full effort and --dynamic.
         Effort("normal", (None, False), (False, True), 0.02, 2.0, 2, 3, 0.01),
         Effort("full", (None, True, False), (False, True), 0.01, 4.0, 3, 5, 0.01),
     )
