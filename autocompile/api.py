@@ -12,8 +12,8 @@ from autocompile import runs
 from autocompile.errors import AutocompileError, NothingWorked, RunError, UsageError
 from autocompile.execute.executor import Executor
 from autocompile.execute.job import Workshop, locked
-from autocompile.execute.process import LocalExecutor
-from autocompile.execute.tree import available_memory_bytes
+from autocompile.execute.memory import available_memory_bytes
+from autocompile.execute.process import Isolation, LocalExecutor
 from autocompile.export import FORMATS, export
 from autocompile.ranking import Limits
 from autocompile.record import SCHEMA, Record, RunFolder, write_json
@@ -47,6 +47,8 @@ def tune(
     objective: str = "throughput",
     limits: Limits | None = None,
     device: str | None = None,
+    jobs: int | None = None,
+    isolation: Isolation = "auto",
     executor: Executor | None = None,
     storage: str | None = None,
     run_dir: str | Path | None = None,
@@ -69,7 +71,12 @@ def tune(
         objective: ``throughput`` or ``latency``.
         limits: what a setting must keep to be chosen.
         device: ``cuda`` where there is one if None.
-        executor: runs the trials; processes on this machine if None.
+        jobs: how many trials compile side by side, one is measured at a time; one for each core
+            (at most 8, and as memory allows) if None.
+        isolation: ``fork`` takes trials from a warm process, ``spawn`` starts an interpreter for
+            each, ``auto`` forks where that is safe.
+        executor: runs the trials, and then decides ``jobs`` and ``isolation``; processes on this
+            machine if None.
         storage: an Optuna storage URL; ``study.db`` in the run's folder if None.
         run_dir: the run's folder; a new one under ``./runs`` if None.
         resume: go on with ``run_dir``, or with the last run of this target.
@@ -98,7 +105,7 @@ def tune(
     )
     folder, plan = _open(plan, run_dir, resume)
     chosen = effort_of(plan.effort)
-    runner = executor or LocalExecutor()
+    runner = executor or LocalExecutor(isolation=isolation, jobs=jobs)
     base = {"target": plan.target, "device": plan.device, "seed": plan.seed}
     workshop = Workshop(folder, base, timeout_s, memory_limit_bytes or _most_memory())
     interrupted = False
@@ -157,6 +164,8 @@ def _open(plan: Plan, run_dir: str | Path | None, resume: bool) -> tuple[RunFold
         return folder, plan.resumes(Plan.from_dict(folder.read_run()["plan"]))
     folder = RunFolder(run_dir) if run_dir else runs.new_folder(plan.target)
     if folder.run_json.exists():
+        with locked(folder):  # a live one is not to be resumed
+            pass
         raise RunError(f"{folder.path} holds a run already", hint="the same command with --resume")
     if folder.holds_something_else():
         raise RunError(
@@ -225,7 +234,6 @@ def _study(
     records: list[Record],
 ) -> PhaseStudy:
     name = space.phase
-    url = storage or f"sqlite:///{workshop.folder.study_db.resolve()}"
     return PhaseStudy(
         space=space,
         workshop=workshop,
@@ -237,7 +245,7 @@ def _study(
             "max_s": chosen.max_s,
         },
         objective=plan.objective,
-        storage=url,
+        database=storage or workshop.folder.study_db,
         # A database of the user's own may hold many runs; ours holds one.
         study_name=name if storage is None else f"{workshop.folder.path.name}/{name}",
         records=[r for r in records if r.phase == name],

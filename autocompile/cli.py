@@ -30,6 +30,7 @@ app = typer.Typer(
 Effort = Literal["quick", "normal", "full"]
 Objective = Literal["throughput", "latency"]
 Format = Literal["python", "json", "rllib", "accelerate", "transformers"]
+Isolation = Literal["auto", "fork", "spawn"]
 ProgressKind = Literal["auto", "plain", "none"]
 
 
@@ -116,6 +117,12 @@ def tune(
     memory_limit: Annotated[
         str | None, typer.Option(help="kill a trial above, e.g. 8GiB; 80 % of what is free")
     ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="trials that compile side by side; one for each core")
+    ] = None,
+    isolation: Annotated[
+        Isolation, typer.Option(help="how a trial's process begins: from a warm one, or afresh")
+    ] = "auto",
     device: Device = None,
     storage: Annotated[str | None, typer.Option(help="Optuna storage URL")] = None,
     run_dir: Annotated[Path | None, typer.Option(help="the run's folder")] = None,
@@ -158,6 +165,8 @@ def tune(
             options.seconds("--max-compile-time", max_compile_time, "60s"),
         ),
         device=device,
+        jobs=jobs,
+        isolation=isolation,
         storage=storage,
         run_dir=run_dir,
         resume=resume,

@@ -13,10 +13,11 @@ from autocompile.execute.job import Workshop
 from autocompile.execute.process import LocalExecutor
 from autocompile.record import Record, RunFolder
 from autocompile.report.live import SilentProgress
+from autocompile.search.crew import run_job
 from autocompile.search.plan import Plan, target_spec
 from autocompile.search.probe import catalogue, probe
 from autocompile.search.space import Catalogue, SearchSpace, Setting
-from autocompile.search.study import run_job, to_record
+from autocompile.search.study import to_record
 
 __all__ = ["check", "doctor"]
 

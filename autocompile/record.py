@@ -18,7 +18,17 @@ from autocompile.config import CompileConfig
 from autocompile.errors import RunError
 from autocompile.stats import Interval, median, speedup
 
-__all__ = ["SCHEMA", "Measurement", "Outcome", "Record", "RunFolder", "Step", "write_json"]
+__all__ = [
+    "SCHEMA",
+    "Measurement",
+    "Outcome",
+    "Record",
+    "RunFolder",
+    "Step",
+    "make_folder",
+    "not_for_all",
+    "write_json",
+]
 
 SCHEMA = 1
 """Version of every JSON file of a run. 1: the first."""
@@ -163,6 +173,28 @@ class Record:
         return cls(**kept)
 
 
+def not_for_all(path: str, flags: int) -> int:
+    """An ``opener`` for ``open``: whatever the umask says, only the owner may write."""
+    return os.open(path, flags, 0o644)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, and those above it, that only the owner may write to.
+
+    Raises:
+        RunError: it cannot be made.
+    """
+    try:
+        for folder in (*reversed(path.parents), path):
+            if not folder.is_dir():
+                folder.mkdir(mode=0o755, exist_ok=True)
+    except OSError as error:
+        raise RunError(
+            f"cannot make the folder {path}: {error.strerror or error}",
+            hint="--run-dir with a folder that you can write to",
+        ) from error
+
+
 def write_json(path: Path, data: Any) -> None:
     """Write JSON so that a reader sees the old file or the whole new one, never a part.
 
@@ -171,7 +203,7 @@ def write_json(path: Path, data: Any) -> None:
     """
     temporary = path.with_name(path.name + ".tmp")
     try:
-        with open(temporary, "w", encoding="utf-8") as file:
+        with open(temporary, "w", encoding="utf-8", opener=not_for_all) as file:
             json.dump(data, file, indent=1, allow_nan=False)
             file.write("\n")
             file.flush()
@@ -201,13 +233,7 @@ class RunFolder:
         Raises:
             RunError: it cannot be made.
         """
-        try:
-            self.trials.mkdir(parents=True, exist_ok=True, mode=0o755)
-        except OSError as error:
-            raise RunError(
-                f"cannot make the run folder {self.path}: {error.strerror or error}",
-                hint="--run-dir with a folder that you can write to",
-            ) from error
+        make_folder(self.trials)
 
     def holds_something_else(self) -> bool:
         """Whether there is anything here that no run has put here."""
@@ -224,7 +250,7 @@ class RunFolder:
 
     def save(self, record: Record) -> None:
         """Write one trial's ``result.json`` before anybody else is told of it."""
-        self.trial(record.number).mkdir(parents=True, exist_ok=True)
+        make_folder(self.trial(record.number))
         write_json(self.trial(record.number) / "result.json", record.to_dict())
 
     def numbers(self) -> list[int]:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from autocompile.execute.executor import Ended, Ending, Event, Job, Stepped
+from autocompile.execute.executor import Ended, Ending, Event, Job, Stepped, Told
 from autocompile.record import Outcome, Step
 
 __all__ = ["FakeExecutor", "failed", "measured", "probed"]
@@ -98,15 +99,23 @@ class FakeExecutor:
     Args:
         script: gives the ending of a trial from its request.
         probe: the ending of the probe.
+        slots: how many jobs may run at once; they end in the order in which they were started.
 
     Attributes:
+        slots: as given.
         requests: every request that was started, in order, the probe left out.
     """
 
-    def __init__(self, script: Script, probe: Ending | None = None) -> None:
-        self._script, self._probe = script, probe or probed()
+    def __init__(self, script: Script, probe: Ending | None = None, slots: int = 1) -> None:
+        self._script, self._probe, self.slots = script, probe or probed(), slots
         self._events: deque[Event] = deque()
         self.requests: list[dict[str, Any]] = []
+
+    def warm(self, modules: Sequence[str], toolchain: Path | None) -> None:
+        """Nothing to prepare."""
+
+    def renew(self) -> None:
+        """Nothing is shared."""
 
     def start(self, job: Job) -> None:
         """Decide at once how it ends; :meth:`wait` tells."""
@@ -125,7 +134,7 @@ class FakeExecutor:
 
     def cancel(self, number: int) -> None:
         """The job ends as interrupted."""
-        kept = [e for e in self._events if e.number != number]
+        kept = [e for e in self._events if isinstance(e, Told) or e.number != number]
         self._events = deque(kept)
         self._events.append(Ended(number, Ending(Outcome.INTERRUPTED, Step.COMPILE, "stopped")))
 

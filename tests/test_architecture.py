@@ -20,6 +20,7 @@ GROUND = {
     "config",
     "errors",
     "options",
+    "processes",
     "ranking",
     "record",
     "runs",

@@ -1,15 +1,15 @@
-"""The seam between the study and whatever runs a trial: three verbs and two events."""
+"""The seam between the study and whatever runs a trial: its verbs and three events."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from autocompile.record import Outcome, Step
 
-__all__ = ["Ended", "Ending", "Event", "Executor", "Job", "Stepped"]
+__all__ = ["Ended", "Ending", "Event", "Executor", "Job", "Stepped", "Told"]
 
 
 @dataclass(frozen=True)
@@ -20,15 +20,27 @@ class Job:
         number: identifies the job among those that are running.
         folder: where ``request.json`` stands and ``log.txt`` will.
         timeout_s: the longest that the trial may stay in one step.
+        compile_timeout_s: the longest in the compile step; ``timeout_s`` if None.
+        total_timeout_s: the longest in all steps together; no limit if None.
         memory_limit_bytes: the most memory that its processes may hold together; None: no limit.
         environment: environment variables on top of the parent's.
+        fresh: run it in an interpreter of its own, whatever the executor does otherwise.
     """
 
     number: int
     folder: Path
     timeout_s: float
+    compile_timeout_s: float | None = None
+    total_timeout_s: float | None = None
     memory_limit_bytes: int | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    fresh: bool = False
+
+    def allowed_s(self, step: Step) -> float:
+        """The longest that the trial may stay in a step."""
+        if step is Step.COMPILE and self.compile_timeout_s is not None:
+            return self.compile_timeout_s
+        return self.timeout_s
 
 
 @dataclass(frozen=True)
@@ -40,8 +52,12 @@ class Ending:
         step: the step that it reached.
         message: one line, with torch's own words where torch spoke.
         payload: what the trial sent with its result; empty when it sent none.
-        wall_s: seconds from the start of the process to its end.
-        step_s: seconds spent in each step that was begun.
+        wall_s: seconds from the start of the process to its end, pauses left out.
+        step_s: seconds spent in each step that was begun, pauses left out.
+        pauses: when it was held for the sake of another's measurement: begin and end, as
+            ``time.monotonic`` gives them, which on Linux all processes share.
+        stack: what the stuck process was doing when its time was over.
+        doubts: circumstances that may have caused a failure, such as ``beside other trials``.
     """
 
     outcome: Outcome
@@ -50,6 +66,9 @@ class Ending:
     payload: Mapping[str, Any] = field(default_factory=dict)
     wall_s: float = 0.0
     step_s: Mapping[str, float] = field(default_factory=dict)
+    pauses: Sequence[tuple[float, float]] = ()
+    stack: str = ""
+    doubts: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -68,11 +87,35 @@ class Ended:
     ending: Ending
 
 
-Event = Stepped | Ended
+@dataclass(frozen=True)
+class Told:
+    """Something about the executor itself that a user should know."""
+
+    text: str
+
+
+Event = Stepped | Ended | Told
 
 
 class Executor(Protocol):
-    """Runs jobs; every way a job can fail arrives as an :class:`Ended`, never as an exception."""
+    """Runs jobs; every way a job can fail arrives as an :class:`Ended`, never as an exception.
+
+    Attributes:
+        slots: how many jobs may run at once.
+    """
+
+    slots: int
+
+    def warm(self, modules: Sequence[str], toolchain: Path | None) -> None:
+        """Prepare for jobs that import these modules; may do nothing.
+
+        Args:
+            modules: what the probe had imported at its end, the target's own files left out.
+            toolchain: where it left what every compiler cache starts with; None for no compiler.
+        """
+
+    def renew(self) -> None:
+        """Jobs that start from now on share no process with earlier ones; nothing is running."""
 
     def start(self, job: Job) -> None:
         """Begin a job whose ``request.json`` is on disk."""

@@ -1,33 +1,50 @@
-"""From a request to a job on disk: the trial's folder, its cache, its environment."""
+"""From a request to a job on disk: the trial's folder, cache, environment and deadlines."""
 
 from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from autocompile.errors import RunError
 from autocompile.execute.executor import Job
-from autocompile.record import SCHEMA, RunFolder, write_json
+from autocompile.record import SCHEMA, RunFolder, make_folder, write_json
 
 try:
     import fcntl
 except ImportError:  # Windows: two tuners on one run are not noticed there
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["Workshop", "locked"]
+__all__ = ["Workshop", "adaptive_timeout_s", "locked"]
+
+_LEAST_FREE_BYTES = 256 * 2**20  # of disk: less, and the next compile may not fit
+_ENOUGH_SEEN = 3
+_TOTAL = 3.0  # times the longest stay in one step
 
 
-@dataclass(frozen=True)
+def adaptive_timeout_s(cap_s: float, seen_s: Sequence[float]) -> float:
+    """The longest that a compile may take, given what others of its kind took.
+
+    Three times the 90th percentile, at least a minute, at most what the user allows; the cap while
+    fewer than three have been seen.
+    """
+    if len(seen_s) < _ENOUGH_SEEN:
+        return cap_s
+    nearly_longest = sorted(seen_s)[int(0.9 * (len(seen_s) - 1) + 0.5)]
+    return min(cap_s, max(60.0, 3 * nearly_longest))
+
+
+@dataclass
 class Workshop:
     """Makes jobs for one run.
 
     Attributes:
         folder: the run.
         base: what every request of the run has in common: target, device, seed.
-        timeout_s: the longest stay in one step.
+        timeout_s: the longest stay in one step; three times that in all steps together.
         memory_limit_bytes: the most memory of one trial; None: no limit.
     """
 
@@ -35,13 +52,24 @@ class Workshop:
     base: Mapping[str, Any]
     timeout_s: float
     memory_limit_bytes: int | None
+    _next: int | None = None
 
     def next_number(self) -> int:
-        """The number that the next trial of the run gets."""
-        numbers = self.folder.numbers()
-        return numbers[-1] + 1 if numbers else 0
+        """The number of a new trial; each call gives another."""
+        if self._next is None:
+            numbers = self.folder.numbers()
+            self._next = numbers[-1] + 1 if numbers else 0
+        self._next += 1
+        return self._next - 1
 
-    def job(self, number: int, request: Mapping[str, Any], cache_of: int | None = None) -> Job:
+    def job(
+        self,
+        number: int,
+        request: Mapping[str, Any],
+        cache_of: int | None = None,
+        compile_timeout_s: float | None = None,
+        fresh: bool = False,
+    ) -> Job:
         """Write ``request.json`` and prepare the compiler's cache.
 
         Args:
@@ -49,26 +77,51 @@ class Workshop:
             request: what to do, on top of what the run has in common.
             cache_of: run on the cache of that trial (warm); None for an empty one (cold), in
                 which only the probe of the machine's vector instructions is known.
+            compile_timeout_s: the longest stay in the compile step, if less than in others.
+            fresh: in an interpreter of its own.
+
+        Raises:
+            RunError: the disk is full or nearly so, or the folder cannot be written.
         """
         path = self.folder.trial(number)
-        path.mkdir(parents=True, exist_ok=True)
+        make_folder(path)
+        self._demand_space()
         write_json(path / "request.json", {**self.base, **request, "number": number})
         cache = self.folder.cache / f"{number if cache_of is None else cache_of:04d}"
         if cache_of is None:
-            shutil.rmtree(cache, ignore_errors=True)
-            with contextlib.suppress(OSError):
-                shutil.copytree(self.toolchain, cache)
-        environment = {
-            "TORCHINDUCTOR_CACHE_DIR": str(cache),
-            "TRITON_CACHE_DIR": str(cache / "triton"),
-            # One thread compiles in the process itself: no pool that outlives the compile.
-            "TORCHINDUCTOR_COMPILE_THREADS": "1",
-            "PYTHONFAULTHANDLER": "1",
-        }
-        return Job(number, path, self.timeout_s, self.memory_limit_bytes, environment)
+            self._seed(cache)
+        return Job(
+            number,
+            path,
+            self.timeout_s,
+            compile_timeout_s,
+            _TOTAL * self.timeout_s,
+            self.memory_limit_bytes,
+            {
+                "TORCHINDUCTOR_CACHE_DIR": str(cache.absolute()),
+                "TRITON_CACHE_DIR": str(cache.absolute() / "triton"),
+                **_ENVIRONMENT,
+            },
+            fresh,
+        )
+
+    def probe_job(self, request: Mapping[str, Any], toolchain: bool) -> Job:
+        """The job that looks at machine, torch and target before the first trial.
+
+        Args:
+            request: what to look at.
+            toolchain: also prepare what all of Inductor's caches start with.
+        """
+        path = self.folder.path / "probe"
+        make_folder(path)
+        folder = str(self.toolchain) if toolchain else None
+        body = {"kind": "probe", "schema": SCHEMA, "toolchain": folder}
+        write_json(path / "request.json", {**self.base, **request, **body})
+        memory = self.memory_limit_bytes
+        return Job(-1, path, self.timeout_s, None, None, memory, _ENVIRONMENT)
 
     @property
-    def toolchain(self) -> Any:
+    def toolchain(self) -> Path:
         """Where the probe leaves what all caches start with."""
         return self.folder.cache / "toolchain"
 
@@ -81,20 +134,37 @@ class Workshop:
         gone = self.folder.cache if number is None else self.folder.cache / f"{number:04d}"
         shutil.rmtree(gone, ignore_errors=True)
 
-    def probe_job(self, request: Mapping[str, Any], toolchain: bool) -> Job:
-        """The job that looks at machine, torch and target before the first trial.
+    def _demand_space(self) -> None:
+        free = shutil.disk_usage(self.folder.path).free
+        if free < _LEAST_FREE_BYTES:
+            raise RunError(
+                f"only {free / 2**20:.0f} MiB are free on the disk of {self.folder.path}",
+                "compiler caches need some; finished trials are safe",
+                hint="free some space, then the same command with --resume",
+            )
 
-        Args:
-            request: what to look at.
-            toolchain: also prepare what all of Inductor's caches start with.
-        """
-        path = self.folder.path / "probe"
-        path.mkdir(parents=True, exist_ok=True)
-        folder = str(self.toolchain) if toolchain else None
-        body = {"kind": "probe", "schema": SCHEMA, "toolchain": folder}
-        write_json(path / "request.json", {**self.base, **request, **body})
-        environment = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
-        return Job(-1, path, self.timeout_s, self.memory_limit_bytes, environment)
+    def _seed(self, cache: Path) -> None:
+        try:
+            shutil.rmtree(cache, ignore_errors=True)
+            if self.toolchain.is_dir():
+                shutil.copytree(self.toolchain, cache)
+            else:
+                make_folder(cache)
+        except (OSError, shutil.Error) as error:
+            what = error.strerror if isinstance(error, OSError) and error.strerror else error
+            raise RunError(
+                f"cannot write the compiler cache {cache}: {what}",
+                "finished trials are safe",
+                hint="make it writable or free some space, then the same command with --resume",
+            ) from error
+
+
+_ENVIRONMENT = {
+    # One thread compiles in the process itself: no pool that outlives the compile.
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",
+    "PYTHONFAULTHANDLER": "1",
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+}
 
 
 @contextlib.contextmanager
@@ -102,12 +172,19 @@ def locked(folder: RunFolder) -> Iterator[None]:
     """Hold the run for this process.
 
     Raises:
-        RunError: another tuner holds it.
+        RunError: another tuner holds it, or the folder cannot be written.
     """
     if fcntl is None:
         yield
         return
-    with open(folder.path / "lock", "w") as file:
+    try:
+        file = open(folder.path / "lock", "w")  # noqa: SIM115  (closed below)
+    except OSError as error:
+        raise RunError(
+            f"cannot write in {folder.path}: {error.strerror or error}",
+            hint="--run-dir with a folder that you can write to",
+        ) from error
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

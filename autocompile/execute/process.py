@@ -1,229 +1,353 @@
-"""LocalExecutor: a fresh interpreter for each trial, in a session of its own.
+"""LocalExecutor: each trial in processes of its own on this machine, several at once.
 
-The parent sleeps in ``select`` while a trial works. Deadlines live here, because a timer in the
+The parent sleeps in ``select`` while trials work. Deadlines live here, because a timer in the
 trial would not fire while its interpreter lock is held. When a trial ends, however it ends, its
-whole process tree is killed before anybody is told.
+whole process tree is dead before anybody is told.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-import secrets
 import selectors
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
-from typing import Any
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
 
-from autocompile.execute.channel import CappedLog, ChannelError, LineReader, drain
-from autocompile.execute.ending import Sighting, conclude
-from autocompile.execute.executor import Ended, Ending, Event, Job, Stepped
-from autocompile.execute.tree import MARKER, kill_tree, oom_kills, tree_memory_bytes
+from autocompile.errors import RunError, UsageError
+from autocompile.execute.channel import CappedLog, ChannelError, drain
+from autocompile.execute.child import Child, Clock, Pipes
+from autocompile.execute.ending import ending_of
+from autocompile.execute.executor import Ended, Event, Job, Stepped, Told
+from autocompile.execute.memory import Cage, available_memory_bytes, oom_kills
+from autocompile.execute.quiet import Quiet
+from autocompile.execute.zygote import Zygote, ZygoteError
+from autocompile.processes import kill_tree, pause, resume, tree_memory_bytes
 from autocompile.record import Step
 
-__all__ = ["LocalExecutor"]
+__all__ = ["Isolation", "LocalExecutor", "default_jobs"]
 
-_EXIT_GRACE_S = 10.0  # to leave after the result has been sent
+Isolation = Literal["auto", "fork", "spawn"]
+
 _DUMP_GRACE_S = 1.0  # to write its stacks before it is killed
-_ENVELOPE = frozenset({"v", "nonce", "event", "outcome", "step", "message"})
-_POLL_S = 0.5  # how often memory and, without pidfd, the process itself are looked at
+_POLL_S = 0.5  # how often the memory of a trial without a cage is looked at
+_TRIAL_BYTES = 2 * 2**30  # what a trial may need, when nothing is known of it
+_MOST_JOBS = 8
+_MOST_DEATHS = 2  # of zygotes that nobody had asked to end
 
 
-@dataclass
-class _Running:
-    job: Job
-    process: subprocess.Popen[bytes]
-    marker: str
-    reader: LineReader
-    log: CappedLog
-    result_pipe: int
-    output_pipe: int
-    oom_before: int
-    pidfd: int | None
-    started: float = field(default_factory=time.monotonic)
-    step: Step = Step.IMPORT
-    step_began: float = field(default_factory=time.monotonic)
-    step_s: dict[str, float] = field(default_factory=dict)
-    result: dict[str, Any] | None = None
-    garbage: str | None = None
-    killed_for: str | None = None
-    kill_at: float | None = None
-    last_words: bytes = b""
-
-    def enter(self, step: Step) -> None:
-        now = time.monotonic()
-        spent = self.step_s.get(self.step.value, 0.0)
-        self.step_s[self.step.value] = spent + now - self.step_began
-        self.step, self.step_began = step, now
-
-    @property
-    def deadline(self) -> float:
-        if self.kill_at is not None:
-            return self.kill_at
-        allowed = _EXIT_GRACE_S if self.result is not None else self.job.timeout_s
-        return self.step_began + allowed
+def default_jobs() -> int:
+    """How many trials compile side by side: one for each core, as far as memory goes."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    free = available_memory_bytes()
+    by_memory = _MOST_JOBS if free is None else free // _TRIAL_BYTES
+    return max(1, min(cores or 1, by_memory, _MOST_JOBS))
 
 
 class LocalExecutor:
-    """Runs trials on this machine, each under ``python -m autocompile.trial``.
+    """Runs trials on this machine.
 
     Args:
         python: the interpreter; this one when None.
+        isolation: ``fork`` takes trials from a warm process, ``spawn`` starts an interpreter for
+            each, ``auto`` forks where that is safe.
+        jobs: how many may run at once; :func:`default_jobs` when None.
+
+    Raises:
+        UsageError: no such isolation, or fewer than one job.
     """
 
-    def __init__(self, python: str | None = None) -> None:
+    def __init__(
+        self, python: str | None = None, isolation: Isolation = "auto", jobs: int | None = None
+    ) -> None:
+        if isolation not in ("auto", "fork", "spawn"):
+            raise UsageError(f"isolation {isolation!r} is none of auto, fork, spawn")
+        if jobs is not None and jobs < 1:
+            raise UsageError(f"{jobs} jobs at once cannot run anything", hint="--jobs 1")
+        self.slots = default_jobs() if jobs is None else jobs
         self._python = python or sys.executable
+        self._insists = isolation == "fork"
+        self._forks = isolation != "spawn" and sys.platform == "linux"
+        if self._insists and not self._forks:
+            raise UsageError("trials are forked on Linux only", hint="--isolation spawn")
+        self._zygote: Zygote | None = None
+        self._warmth: tuple[Sequence[str], Path | None] = ((), None)
         self._selector = selectors.DefaultSelector()
-        self._running: dict[int, _Running] = {}
+        self._children: dict[int, Child] = {}
+        self._queue: deque[Job] = deque()
+        self._events: list[Event] = []
+        self._looked_at = 0.0
+        self._deaths = 0
+        self._quiet = Quiet(self._hold, self._release, self._grant)
+
+    def warm(self, modules: Sequence[str], toolchain: Path | None) -> None:
+        """Import these modules into the process that trials are forked from."""
+        self._warmth = (modules, toolchain)
+        if self._zygote is not None:
+            try:
+                self._zygote.warm(modules, toolchain)
+            except ZygoteError as error:
+                self._renounce(error)
+
+    def renew(self) -> None:
+        """Fork from another process from now on."""
+        self._drop_zygote()
 
     def start(self, job: Job) -> None:
-        """Start the trial's process; its ``request.json`` must be on disk."""
-        result_read, result_write = os.pipe()
-        output_read, output_write = os.pipe()
-        os.set_blocking(result_read, False)
-        os.set_blocking(output_read, False)
-        nonce, marker = secrets.token_hex(8), secrets.token_hex(8)
-        command = [self._python, "-m", "autocompile.trial", str(job.folder)]
-        try:
-            process = subprocess.Popen(
-                [*command, "--channel", str(result_write), "--nonce", nonce],
-                stdin=subprocess.DEVNULL,
-                stdout=output_write,
-                stderr=output_write,
-                pass_fds=(result_write,),
-                start_new_session=True,
-                env={**os.environ, **job.environment, MARKER: marker},
-            )
-        finally:
-            os.close(result_write)
-            os.close(output_write)
-        running = _Running(
-            job,
-            process,
-            marker,
-            LineReader(nonce),
-            CappedLog(job.folder / "log.txt"),
-            result_read,
-            output_read,
-            oom_kills(),
-            os.pidfd_open(process.pid) if hasattr(os, "pidfd_open") else None,
-        )
-        self._running[job.number] = running
-        for descriptor in (result_read, output_read, running.pidfd):
-            if descriptor is not None:
-                self._selector.register(descriptor, selectors.EVENT_READ, running)
+        """Start a trial, or keep it until nobody is being timed; ``request.json`` is on disk."""
+        self._queue.append(job)
+        self._start_queued()
 
     def wait(self, timeout_s: float) -> list[Event]:
         """Sleep until a trial says something, ends, or passes a deadline."""
-        events: list[Event] = []
         until = time.monotonic() + timeout_s
-        while not events and self._running:
-            now = time.monotonic()
-            if now >= until:
+        while not self._events and (self._children or self._queue):
+            sleep = until - time.monotonic()
+            if sleep <= 0:
                 break
-            nearest = min(r.deadline for r in self._running.values())
-            sleep = max(0.0, min(until, nearest) - now)
-            for key, _ in self._selector.select(min(sleep, _POLL_S)):
-                if key.fd != key.data.pidfd:  # a pidfd only wakes us: its process has ended
-                    self._read(key.data, key.fd, events)
-            for running in list(self._running.values()):
-                self._look_after(running)
-                if running.process.poll() is not None:
-                    events += self._finish(running)
+            sleep = min(sleep, _POLL_S, *(c.left_s() for c in self._children.values()))
+            for key, _ in self._selector.select(max(0.0, sleep)):
+                if key.fd == key.data.pidfd:
+                    key.data.gone = True
+                else:
+                    self._read(key.data, key.fd)
+            self._look_after_all()
+            self._start_queued()
+        events, self._events = self._events, []
         return events
 
     def cancel(self, number: int) -> None:
         """Kill a trial's processes; it ends as ``interrupted``."""
-        if running := self._running.get(number):
-            running.killed_for = "interrupted"
-            kill_tree(running.process.pid, running.marker)
+        if child := self._children.get(number):
+            self._kill(child, "interrupted")
+        for job in [j for j in self._queue if j.number == number]:
+            self._queue.remove(job)
+            self._events.append(Ended(number, ending_of(None, Step.IMPORT)))
 
     def close(self) -> None:
-        """Kill every trial that still runs."""
-        for running in list(self._running.values()):
-            self.cancel(running.job.number)
-            running.process.wait()
-            self._finish(running)
+        """Kill every trial that still runs, and the zygote."""
+        self._queue.clear()
+        for child in list(self._children.values()):
+            self._kill(child, "interrupted")
+            self._finish(child)
+        if self._zygote is not None:
+            self._zygote.close()
+            self._zygote = None
         self._selector.close()
 
-    def _read(self, running: _Running, descriptor: int, events: list[Event]) -> bool:
+    # Starting ----------------------------------------------------------------------------------
+
+    def _start_queued(self) -> None:
+        while self._queue and not self._quiet.taken:
+            self._launch(self._queue.popleft())
+
+    def _launch(self, job: Job) -> None:
+        pipes = Pipes()
+        try:
+            log = CappedLog(job.folder / "log.txt")
+        except OSError as error:
+            pipes.close_theirs()
+            pipes.close_ours()
+            raise RunError(
+                f"cannot write in {job.folder}: {error.strerror or error}",
+                hint="free some space or make the folder writable, then repeat with --resume",
+            ) from error
+        cage = Cage.build(job.memory_limit_bytes) if job.memory_limit_bytes else None
+        child = Child(job, pipes, log, cage, oom_before=oom_kills())
+        try:
+            if not job.fresh:
+                self._fork(child)
+            if not child.forked:
+                self._spawn(child)
+        except BaseException:
+            pipes.close_ours()
+            log.close()
+            raise
+        finally:
+            pipes.close_theirs()
+        child.clock = Clock()  # a new zygote is not this trial's expense
+        for other in self._children.values():
+            other.company = child.company = True
+        self._children[job.number] = child
+        self._quiet.enter(job.number)
+        for descriptor in (pipes.results[0], pipes.output[0], child.pidfd):
+            if descriptor is not None:
+                self._selector.register(descriptor, selectors.EVENT_READ, child)
+
+    def _fork(self, child: Child) -> None:
+        """Fork the trial from the zygote, from a new one if need be, or not at all."""
+        while self._forks:
+            try:
+                if self._zygote is not None and not self._children and self._zygote.has_grown():
+                    self._drop_zygote()
+                if self._zygote is None:
+                    self._zygote = Zygote(self._python)
+                    if any(self._warmth):
+                        self._zygote.warm(*self._warmth)
+                self._zygote.fork(child)
+                return
+            except ZygoteError as error:
+                self._renounce(error)
+
+    def _renounce(self, error: ZygoteError) -> None:
+        """Do without what makes the zygote unfit: first the target's imports, then the zygote.
+
+        Raises:
+            UsageError: the user insists on forking.
+        """
+        self._drop_zygote()
+        self._deaths += not error.is_unfit
+        if not error.is_unfit and self._deaths <= _MOST_DEATHS:
+            return  # it was killed from outside, say: a new one does
+        if self._warmth[0]:
+            self._warmth = ((), self._warmth[1])
+            self._tell(f"trials are forked without what the target imports: {error}")
+            return
+        self._forks = False
+        if self._insists:
+            raise UsageError(f"trials cannot be forked here: {error}", hint="--isolation spawn")
+        self._tell(f"each trial starts an interpreter of its own, which is slower: {error}")
+
+    def _drop_zygote(self) -> None:
+        if self._zygote is not None:
+            self._zygote.close()
+            self._zygote = None
+
+    def _tell(self, text: str) -> None:
+        self._events.append(Told(text))
+
+    def _spawn(self, child: Child) -> None:
+        results, output, control = child.pipes.theirs
+        theirs = child.arguments
+        command = [self._python, "-m", "autocompile.trial", theirs["folder"]]
+        options = {"channel": results, "control": control, "parent": os.getpid()}
+        options |= {"nonce": theirs["nonce"], "cage": theirs["cage"]}
+        child.process = subprocess.Popen(
+            [*command, *(f"--{name}={value}" for name, value in options.items())],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            pass_fds=(results, control),
+            start_new_session=True,
+            env={**os.environ, **theirs["environment"]},
+        )
+        child.warden = child.process.pid
+        with contextlib.suppress(OSError, AttributeError):
+            child.pidfd = os.pidfd_open(child.warden)
+
+    # Listening ---------------------------------------------------------------------------------
+
+    def _read(self, child: Child, descriptor: int) -> bool:
         """Take what a pipe holds now; False when that is nothing."""
         data = drain(descriptor)
         if data is None:
             self._selector.unregister(descriptor)
-        elif descriptor == running.output_pipe:
-            running.log.write(data)
-            running.last_words = (running.last_words + data)[-2000:]
+            # Only the trial's own processes hold the other end.
+            child.gone = child.gone or descriptor == child.pipes.results[0]
+        elif descriptor == child.pipes.output[0]:
+            child.take_output(data)
         else:
-            self._take(running, data, events)
+            self._take(child, data)
         return bool(data)
 
-    def _take(self, running: _Running, data: bytes, events: list[Event]) -> None:
+    def _take(self, child: Child, data: bytes) -> None:
+        number = child.job.number
         try:
-            for message in running.reader.feed(data):
-                if message.get("event") == "step":
-                    running.enter(Step(message["step"]))
-                    events.append(Stepped(running.job.number, running.step))
-                elif message.get("event") == "result" and running.result is None:
-                    running.result = message
-                    running.enter(Step.EXIT)
-        except (ChannelError, KeyError, ValueError) as error:
-            running.garbage = str(error)
-            kill_tree(running.process.pid, running.marker)
+            for message in child.reader.feed(data):
+                event = message.get("event")
+                if event == "step":
+                    child.clock.enter(Step(message["step"]))
+                    self._events.append(Stepped(number, child.clock.step))
+                elif event == "quiet":
+                    child.clock.hold()
+                    self._quiet.ask(number)
+                elif event == "busy":
+                    self._quiet.give_back(number)
+                elif event == "result" and child.result is None:
+                    child.result = message
+                    child.clock.enter(Step.EXIT)
+                    self._quiet.give_back(number)
+                elif event == "born":
+                    child.worker = int(message["pid"])
+                elif event == "gone":
+                    child.code = int(message["code"])
+        except (ChannelError, KeyError, TypeError, ValueError) as error:
+            child.garbage = str(error)
+            self._kill(child, None)
 
-    def _look_after(self, running: _Running) -> None:
-        """Hold the trial to its deadline and its memory limit."""
-        limit = running.job.memory_limit_bytes
-        if limit is not None and tree_memory_bytes(running.process.pid) > limit:
-            running.killed_for = "memory"
-            kill_tree(running.process.pid, running.marker)
-        elif time.monotonic() < running.deadline:
+    # Holding still ------------------------------------------------------------------------------
+
+    def _hold(self, number: int) -> None:
+        self._children[number].clock.hold()
+        pause(self._children[number].warden)
+
+    def _release(self, number: int) -> None:
+        resume(self._children[number].warden)
+        self._children[number].clock.go()
+
+    def _grant(self, number: int) -> None:
+        child = self._children[number]
+        child.clock.go(was_stopped=False)
+        with contextlib.suppress(OSError):  # it has gone; its end is on its way
+            os.write(child.pipes.control[0], b"!")
+
+    # Limits and the end -------------------------------------------------------------------------
+
+    def _look_after_all(self) -> None:
+        now = time.monotonic()
+        poll = now - self._looked_at >= _POLL_S
+        self._looked_at = now if poll else self._looked_at
+        for child in list(self._children.values()):
+            if child.gone or (child.process is not None and child.process.poll() is not None):
+                self._finish(child)
+            else:
+                self._look_after(child, poll)
+
+    def _look_after(self, child: Child, poll: bool) -> None:
+        """Hold a trial to its memory limit and its deadlines."""
+        limit = child.job.memory_limit_bytes
+        if poll and limit and not child.cage and tree_memory_bytes(child.warden) > limit:
+            self._kill(child, "memory")
+        elif child.left_s() > 0:
             return
-        elif running.kill_at is None and running.result is None:
-            running.killed_for = "timeout"
-            running.kill_at = time.monotonic() + _DUMP_GRACE_S
-            running.process.send_signal(signal.SIGUSR1)  # faulthandler writes every stack
+        elif child.kill_at is None and child.result is None and child.worker is not None:
+            in_step = child.clock.left(child.job.allowed_s(child.clock.step), None) <= 0
+            child.killed_for = "timeout" if in_step else "total"
+            child.kill_at = time.monotonic() + _DUMP_GRACE_S
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child.worker, signal.SIGUSR1)  # faulthandler writes every stack
         else:
-            kill_tree(running.process.pid, running.marker)
+            self._kill(child, child.killed_for or "timeout")
 
-    def _finish(self, running: _Running) -> list[Event]:
+    def _kill(self, child: Child, why: str | None) -> None:
+        child.killed_for = child.killed_for or why
+        kill_tree(None if child.gone else child.warden, child.marker)
+
+    def _finish(self, child: Child) -> None:
         """Read what is left, kill what is left, and say how it ended."""
-        events: list[Event] = []
-        kill_tree(running.process.pid, running.marker)
-        running.process.wait()
+        kill_tree(None, child.marker)
+        if child.process is not None:
+            child.process.wait()
         registered = self._selector.get_map()
-        for descriptor in (running.result_pipe, running.output_pipe):
-            while descriptor in registered and self._read(running, descriptor, events):
+        for descriptor in (child.pipes.results[0], child.pipes.output[0]):
+            while descriptor in registered and self._read(child, descriptor):
                 pass
             if descriptor in registered:
                 self._selector.unregister(descriptor)
-            os.close(descriptor)
-        if running.pidfd is not None:
-            self._selector.unregister(running.pidfd)
-            os.close(running.pidfd)
-        running.enter(running.step)
-        running.log.close()
-        words = running.last_words.decode("utf-8", "replace").strip().splitlines()
-        limits = {
-            "timeout": f"{running.job.timeout_s:.0f} s",
-            "memory": f"{(running.job.memory_limit_bytes or 0) / 2**30:.1f} GiB",
-        }
-        outcome, step, message = conclude(
-            Sighting(
-                step=running.step,
-                result=running.result,
-                returncode=running.process.returncode,
-                killed_for=running.killed_for,
-                limit=limits.get(running.killed_for or "", ""),
-                garbage=running.garbage,
-                oom_killed=oom_kills() > running.oom_before,
-                last_words=words[-1][:200] if words else "",
-            )
-        )
-        del self._running[running.job.number]
-        payload = {k: v for k, v in (running.result or {}).items() if k not in _ENVELOPE}
-        wall_s = time.monotonic() - running.started
-        ending = Ending(outcome, step, message, payload, wall_s, running.step_s)
-        return [*events, Ended(running.job.number, ending)]
+        if child.pidfd is not None:
+            self._selector.unregister(child.pidfd)
+            os.close(child.pidfd)
+        child.pipes.close_ours()
+        child.clock.go()
+        child.clock.enter(child.clock.step)
+        child.log.close()
+        self._events.append(Ended(child.job.number, ending_of(child, child.clock.step)))
+        if child.cage is not None:
+            child.cage.remove()
+        del self._children[child.job.number]
+        self._quiet.leave(child.job.number)

@@ -15,9 +15,10 @@ from collections.abc import Iterator, Sequence
 from autocompile.config import DEFAULT_INDUCTOR
 from autocompile.ranking import Candidate, Limits, candidates, rank, tie_set
 from autocompile.record import Outcome, Record
+from autocompile.search.crew import run_job
 from autocompile.search.effort import Effort
 from autocompile.search.space import Setting
-from autocompile.search.study import Budget, Interrupted, PhaseStudy, run_job, to_record
+from autocompile.search.study import Budget, Interrupted, PhaseStudy, to_record
 
 __all__ = ["choose", "confirm"]
 
@@ -67,7 +68,12 @@ def confirm(study: PhaseStudy, effort: Effort, limits: Limits, budget: Budget, s
         if not jobs:
             break
         study.observer.confirming(len(jobs))
+        current = None
         for left, (process, finalist) in _shuffled(jobs, order):
+            if process != current:
+                # Forks share their origin's layout in memory, and so a part of their noise.
+                study.executor.renew()
+                current = process
             if process and budget.until is not None and time.monotonic() > budget.until:
                 return
             if _repeat(study, finalist, effort, left) is not Outcome.OK:

@@ -8,9 +8,10 @@ from autocompile.errors import TargetError, UsageError
 from autocompile.execute.executor import Ending, Executor
 from autocompile.execute.job import Workshop
 from autocompile.record import Outcome, Step
+from autocompile.search.crew import run_job
+from autocompile.search.observer import Observer
 from autocompile.search.plan import Plan
 from autocompile.search.space import DEFAULT_BATCH_SIZES, Catalogue
-from autocompile.search.study import Observer, run_job
 
 __all__ = ["catalogue", "probe"]
 
@@ -28,13 +29,18 @@ def probe(plan: Plan, workshop: Workshop, executor: Executor, observer: Observer
         "batch_size": max(plan.space.batch_sizes or DEFAULT_BATCH_SIZES),
         "backends": list(backends) if backends else None,
     }
-    job = workshop.probe_job(request, toolchain=backends is None or "inductor" in backends)
+    compiles = backends is None or "inductor" in backends
+    job = workshop.probe_job(request, toolchain=compiles)
     ending, interrupted = run_job(executor, job, observer)
     if interrupted:
         raise KeyboardInterrupt
     if ending.outcome is not Outcome.OK:
         raise _target_error(plan, ending, str(workshop.folder.path / "probe" / "log.txt"))
-    return dict(ending.payload)
+    found = dict(ending.payload)
+    # What it takes to fork from where the probe had come to, the user's own code left out.
+    on_cpu = found["environment"]["device"].startswith("cpu")
+    executor.warm(found.pop("modules", ()), workshop.toolchain if compiles and on_cpu else None)
+    return found
 
 
 def catalogue(found: dict[str, Any]) -> Catalogue:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import optuna
@@ -18,45 +19,89 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 from autocompile.record import Outcome, Record
 from autocompile.search.space import Setting, Space
 
-__all__ = ["SettingSampler", "next_setting", "plainer_twins"]
+__all__ = ["Effects", "SettingSampler", "next_setting", "plainer_twins"]
 
 _PRIOR_WEIGHT = 1.0  # how many observations of "no difference" each value starts with
 _CURIOSITY = 0.1  # log speed-up that an untried value may hide
 _FIRST_COST_S = 15.0
 
 
-def _values(setting: Setting) -> dict[str, Any]:
+@dataclasses.dataclass
+class _Effect:
+    """What is known of one value of one dimension."""
+
+    tried: int = 0
+    fine: int = 0
+    measured: int = 0
+    log_speedup: float = 0.0
+    timed: int = 0
+    cost_s: float = 0.0
+
+
+def _values(setting: Setting) -> list[tuple[str, Any]]:
     values = setting.params()
     # A mode's effect is its backend's own, and batch sizes differ in what a mode brings.
     values["mode"] = (setting.config.backend, setting.config.mode)
-    return values
+    return list(values.items())
 
 
-def _score(setting: Setting, records: Sequence[Record]) -> float:
-    """Expected gain times the chance to work, over the predicted seconds."""
-    gain, works, costs = 0.0, 1.0, []
-    for name, value in _values(setting).items():
-        alike = [r for r in records if _values(Setting(r.config, r.batch_size))[name] == value]
-        logs = [math.log(r.measurement.speedup.value) for r in alike if r.ok and r.measurement]
-        gain += sum(logs) / (len(logs) + _PRIOR_WEIGHT) + _CURIOSITY / math.sqrt(1 + len(logs))
-        if alike:
-            fine = sum(r.outcome is Outcome.OK for r in alike)
-            works *= (fine + _PRIOR_WEIGHT) / (len(alike) + _PRIOR_WEIGHT)
-        if name == "mode":
-            costs = [r.wall_s for r in alike if r.wall_s]
-    cost = sum(costs) / len(costs) if costs else _FIRST_COST_S
-    return math.exp(gain) * works / cost
+class Effects:
+    """Main effects of the values that have been tried; each record is looked at once."""
+
+    def __init__(self) -> None:
+        self._known: defaultdict[tuple[str, Any], _Effect] = defaultdict(_Effect)
+
+    def add(self, record: Record) -> None:
+        """Learn from a trial."""
+        speedup = record.measurement.speedup.value if record.ok and record.measurement else None
+        for value in _values(Setting(record.config, record.batch_size)):
+            effect = self._known[value]
+            effect.tried += 1
+            effect.fine += record.outcome is Outcome.OK
+            if speedup is not None:
+                effect.measured += 1
+                effect.log_speedup += math.log(speedup)
+            if record.wall_s:
+                effect.timed += 1
+                effect.cost_s += record.wall_s
+
+    def score(self, setting: Setting) -> float:
+        """Expected gain times the chance to work, over the predicted seconds."""
+        gain, works, cost = 0.0, 1.0, _FIRST_COST_S
+        for value in _values(setting):
+            seen = self._known.get(value, _UNKNOWN)
+            gain += seen.log_speedup / (seen.measured + _PRIOR_WEIGHT)
+            gain += _CURIOSITY / math.sqrt(1 + seen.measured)
+            works *= (seen.fine + _PRIOR_WEIGHT) / (seen.tried + _PRIOR_WEIGHT)
+            if value[0] == "mode" and seen.timed:
+                cost = seen.cost_s / seen.timed
+        return math.exp(gain) * works / cost
 
 
-def next_setting(space: Space, left: Sequence[Setting], records: Sequence[Record]) -> Setting:
-    """The setting to try next; ``left`` must not be empty."""
+_UNKNOWN = _Effect()
+
+
+def next_setting(
+    space: Space, left: Collection[Setting], running: Collection[Setting], effects: Effects
+) -> Setting | None:
+    """The setting to try next.
+
+    Args:
+        space: of the phase.
+        left: neither tried nor running, in order.
+        running: being tried now.
+        effects: what is known so far.
+
+    Returns:
+        None where each that is left waits for a twin that is running and may answer it.
+    """
     for setting in (*space.baselines(), *space.unusable):
         if setting in left:
             return setting
-    waiting = set(left)
-    # A twin that the first one's result may answer for free is not tried before it.
+    # A twin that the first one's result may answer for free is not tried before it is there.
+    waiting = {*left, *running}
     free = [s for s in left if not any(twin in waiting for twin in plainer_twins(s))]
-    return max(free or left, key=lambda s: _score(s, records))
+    return max(free, key=effects.score, default=None)
 
 
 def plainer_twins(setting: Setting) -> list[Setting]:

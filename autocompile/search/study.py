@@ -1,61 +1,35 @@
-"""The study of one phase: Optuna asks, a trial answers, and no failure stops it.
+"""The study of one phase: Optuna asks, trials answer, and no failure stops it.
 
-The record on disk is the truth; Optuna's database is a view of it that ``optuna-dashboard`` opens,
-and is rebuilt from the records when it is missing or torn.
+The record on disk is the truth; Optuna is told after it is there.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import time
-import warnings
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any
 
-import optuna
-from sqlalchemy.exc import SQLAlchemyError
-
-from autocompile.config import CompileConfig
-from autocompile.errors import RunError
-from autocompile.execute.executor import Ended, Ending, Executor, Job, Stepped
-from autocompile.execute.job import Workshop
+from autocompile.config import DEFAULT_INDUCTOR
+from autocompile.execute.executor import Ending, Executor, Job
+from autocompile.execute.job import Workshop, adaptive_timeout_s
 from autocompile.record import Measurement, Outcome, Record, Step
-from autocompile.search.sampler import SettingSampler, next_setting, plainer_twins
+from autocompile.search.crew import Crew
+from autocompile.search.ledger import Ledger
+from autocompile.search.observer import Observer
+from autocompile.search.sampler import Effects, next_setting, plainer_twins
 from autocompile.search.space import Setting, Space
 
-__all__ = ["Budget", "Interrupted", "Observer", "PhaseStudy", "run_job", "to_record"]
+__all__ = ["Budget", "Interrupted", "PhaseStudy", "to_record"]
+
+_CACHES_KEPT = 6  # compiler caches of each batch size: more than finalists that it can have
 
 
 class Interrupted(Exception):
     """The user pressed Ctrl-C; what was running has been ended and recorded."""
-
-
-class Observer(Protocol):
-    """Watches a run; what a screen shows of it."""
-
-    def phase(self, name: str, space: str, settings: int) -> None:
-        """A phase begins."""
-
-    def noise_floor(self, value: float) -> None:
-        """Eager has been measured against itself."""
-
-    def started(
-        self, number: int, config: CompileConfig, batch_size: int | None, role: str
-    ) -> None:
-        """A trial begins."""
-
-    def step(self, number: int, step: Step) -> None:
-        """A trial has come to a step."""
-
-    def ended(self, record: Record, left: int) -> None:
-        """A trial is over, or was answered without a process."""
-
-    def confirming(self, processes: int) -> None:
-        """The best are about to be measured again, in so many processes."""
-
-    def tick(self) -> None:
-        """About once a second."""
 
 
 @dataclass
@@ -76,29 +50,6 @@ class Budget:
         return late or (self.trials is not None and trials >= self.trials)
 
 
-def run_job(executor: Executor, job: Job, observer: Observer) -> tuple[Ending, bool]:
-    """Run one job to its end.
-
-    Returns:
-        How it ended, and whether the user pressed Ctrl-C meanwhile.
-    """
-    executor.start(job)
-    interrupted = False
-    while True:
-        try:
-            for event in executor.wait(1.0):
-                if isinstance(event, Stepped):
-                    observer.step(event.number, event.step)
-                elif isinstance(event, Ended):
-                    return event.ending, interrupted
-            observer.tick()
-        except KeyboardInterrupt:
-            if interrupted:
-                raise
-            interrupted = True
-            executor.cancel(job.number)
-
-
 def to_record(number: int, phase: str, setting: Setting, ending: Ending) -> Record:
     """What is kept of a job that has ended; a payload that makes no sense is ``infrastructure``."""
     data: Mapping[str, Any] = ending.payload
@@ -110,6 +61,8 @@ def to_record(number: int, phase: str, setting: Setting, ending: Ending) -> Reco
         detail = {**data.get("detail", {}), "weights_live": data.get("weights_live")}
         if where := data.get("where"):
             detail["where"] = where
+        if ending.stack:
+            detail["stack"] = ending.stack
         return Record(
             number=number,
             phase=phase,
@@ -123,7 +76,7 @@ def to_record(number: int, phase: str, setting: Setting, ending: Ending) -> Reco
             step_s=ending.step_s,
             notes=tuple(map(str, data.get("notes", ()))),
             detail=detail,
-            compile_s=data.get("compile_s"),
+            compile_s=_compile_s(data, ending),
             peak_memory_bytes=data.get("peak_memory_bytes"),
             eager_peak_memory_bytes=data.get("eager_peak_memory_bytes"),
             graphs=data.get("graphs"),
@@ -133,6 +86,15 @@ def to_record(number: int, phase: str, setting: Setting, ending: Ending) -> Reco
     except (TypeError, ValueError, AttributeError) as error:
         broken = Ending(Outcome.INFRASTRUCTURE, ending.step, f"its result makes no sense: {error}")
         return to_record(number, phase, setting, broken)
+
+
+def _compile_s(data: Mapping[str, Any], ending: Ending) -> float | None:
+    """Compile time without the time in which the trial stood still for another's sake."""
+    if (compile_s := data.get("compile_s")) is None:
+        return None
+    begin, end = data.get("compile_window") or (0.0, 0.0)
+    held = sum(max(0.0, min(end, b) - max(begin, a)) for a, b in ending.pauses)
+    return max(0.0, float(compile_s) - held)
 
 
 @dataclass
@@ -146,7 +108,7 @@ class PhaseStudy:
         observer: is told of everything.
         limits: of a measurement: ``half_width``, ``max_rounds``, ``max_s``.
         objective: ``throughput`` or ``latency``.
-        storage: an Optuna storage URL.
+        database: the run's own file, or the URL of an Optuna storage.
         records: of this phase, of earlier sessions too.
     """
 
@@ -156,76 +118,90 @@ class PhaseStudy:
     observer: Observer
     limits: Mapping[str, float]
     objective: str
-    storage: str
+    database: Path | str
     study_name: str
     records: list[Record] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self._effects = Effects()
+        self._known: dict[Setting, Record] = {}
+        self._processes = 0
+        self._picked: Setting | None = None
+        self._running: dict[int, Setting] = {}
+        self._again: deque[tuple[int, Ending]] = deque()
+        self._first_ends: dict[int, Ending] = {}
+        every = (*self.space.settings, *self.space.unusable)
+        self._left: dict[Setting, None] = dict.fromkeys(every)
+        for record in self.records:
+            self._learn(record)
+        self._processes = sum(r.wall_s > 0 for r in self._known.values())
+
     def run(self, budget: Budget) -> None:
-        """Try settings.
+        """Try settings, as many at once as the executor takes.
 
         Raises:
             Interrupted: after Ctrl-C.
+            RunError: the run's folder or the user's storage cannot be used.
         """
-        study = self._open()
-        while left := self._left():
-            own = sum(r.wall_s > 0 for r in self.records if r.role == "search")
-            if budget.spent(own):
+        ledger = Ledger(
+            self.space,
+            self.objective,
+            self.study_name,
+            self.database,
+            self._pick,
+            self.observer.warning,
+        )
+        ledger.restore([r for r in self.records if r.role == "search"])
+        crew = Crew(self.executor, self.observer)
+        while True:
+            self._fill(crew, ledger, budget)
+            if not crew.size:
                 break
-            trial = study.ask(dict(self._sampler.distributions))
-            setting = self._by_params[tuple(sorted(trial.params.items()))]
-            number = self.workshop.next_number()
-            trial.set_user_attr("number", number)
-            record, interrupted = self._answer(number, setting), False
-            if record is None:
-                record, interrupted = self._execute(number, setting)
-            self._keep(record)
-            self._tell(study, trial, record)
-            self.observer.ended(record, len(left) - 1)
-            if interrupted:
-                raise Interrupted
+            number, ending = crew.next()
+            setting = self._running.pop(number)
+            if self._deserves_another_try(number, ending) and not crew.interrupted:
+                self._running[number] = setting
+                self._again.append((number, ending))
+                continue
+            self._keep(ledger, self._concluded(number, setting, ending))
+        if crew.interrupted:
+            raise Interrupted
 
-    def _left(self) -> list[Setting]:
-        """Settings without a result; one that was interrupted has none."""
-        done = {
-            Setting(r.config, r.batch_size)
-            for r in self.records
-            if r.role == "search" and r.outcome is not Outcome.INTERRUPTED
-        }
-        return [s for s in (*self.space.settings, *self.space.unusable) if s not in done]
+    def _fill(self, crew: Crew, ledger: Ledger, budget: Budget) -> None:
+        """Start what may start now; what needs no process is answered on the way."""
+        if self._again:
+            # With nobody beside it: that is half of what its second try is about.
+            if not crew.size and crew.has_room:
+                number, first = self._again.popleft()
+                self._first_ends[number] = first
+                crew.start(self._job(number, self._running[number], fresh=True))
+            return
+        if any(number in self._first_ends for number in self._running):
+            return
+        while crew.has_room and self._left and not budget.spent(self._processes):
+            self._picked = next_setting(
+                self.space, self._left, self._running.values(), self._effects
+            )
+            if self._picked is None:
+                return
+            setting = ledger.ask()
+            del self._left[setting]
+            number = self.workshop.next_number()
+            record = self._answer(number, setting)
+            if record is not None:
+                self._keep(ledger, record)
+                continue
+            self._processes += 1
+            self._running[number] = setting
+            job = self._job(number, setting)
+            self.observer.started(number, setting.config, setting.batch_size, "search")
+            crew.start(job)
 
     def _pick(self) -> Setting:
-        return next_setting(self.space, self._left(), self.records)
+        assert self._picked is not None  # _fill asks only when there is one
+        return self._picked
 
-    def _answer(self, number: int, setting: Setting) -> Record | None:
-        """A record that needs no process: an unusable backend, or what another trial has shown."""
-        phase = self.space.phase
-        if reason := self.space.unusable.get(setting):
-            ending = Ending(Outcome.UNSUPPORTED, Step.IMPORT, reason)
-            return to_record(number, phase, setting, ending)
-        known = {Setting(r.config, r.batch_size): r for r in self.records if r.role == "search"}
-        for twin in plainer_twins(setting):
-            record = known.get(twin)
-            if record and record.ok and not record.graph_breaks and not record.recompiles:
-                same = record.number if record.duplicate_of is None else record.duplicate_of
-                return dataclasses.replace(
-                    record, number=number, config=setting.config, duplicate_of=same, wall_s=0.0
-                )
-        if setting.config.fullgraph:
-            for record in self.records:  # Dynamo breaks the graph, whatever compiles its parts
-                same = (record.config.dynamic is True) == (setting.config.dynamic is True)
-                broke = record.outcome is Outcome.GRAPH_BREAK and record.duplicate_of is None
-                if broke and same and record.batch_size == setting.batch_size:
-                    return dataclasses.replace(
-                        record,
-                        number=number,
-                        config=setting.config,
-                        batch_size=setting.batch_size,
-                        duplicate_of=record.number,
-                        wall_s=0.0,
-                    )
-        return None
-
-    def _execute(self, number: int, setting: Setting) -> tuple[Record, bool]:
+    def _job(self, number: int, setting: Setting, fresh: bool = False) -> Job:
         request = {
             "kind": "trial",
             "phase": self.space.phase,
@@ -233,97 +209,105 @@ class PhaseStudy:
             "batch_size": setting.batch_size,
             "limits": dict(self.limits),
         }
-        job = self.workshop.job(number, request)
-        self.observer.started(number, setting.config, setting.batch_size, "search")
-        ending, interrupted = run_job(self.executor, job, self.observer)
+        config = setting.config
+        seen = [
+            r.step_s.get("compile", 0.0)
+            for r in self._known.values()
+            if r.ok
+            and r.duplicate_of is None
+            and (r.config.backend, r.config.mode) == (config.backend, config.mode)
+        ]
+        timeout_s = None if fresh else adaptive_timeout_s(self.workshop.timeout_s, seen)
+        return self.workshop.job(number, request, compile_timeout_s=timeout_s, fresh=fresh)
+
+    def _deserves_another_try(self, number: int, ending: Ending) -> bool:
+        """A failure that neighbours or forking may have caused; once, alone, all afresh."""
+        if not ending.doubts or number in self._first_ends:
+            return False
+        log = self.workshop.folder.trial(number) / "log.txt"
+        if log.exists():
+            log.replace(log.with_name("log.first.txt"))
+        return True
+
+    def _concluded(self, number: int, setting: Setting, ending: Ending) -> Record:
         record = to_record(number, self.space.phase, setting, ending)
+        if first := self._first_ends.pop(number, None):
+            said = f"{first.outcome.value} in {first.step.value} ({first.message})"
+            note = f"second try, alone and in a fresh interpreter; the first ended with {said}"
+            record = dataclasses.replace(record, notes=(*record.notes, note))
         if not record.ok or setting.config.is_eager:
             self.workshop.drop_cache(number)
         if record.ok and setting.config.is_eager and record.measurement:
             interval = record.measurement.speedup
             self.observer.noise_floor(max(interval.high - 1, 1 - interval.low))
-        return record, interrupted
+        return record
 
-    def _keep(self, record: Record) -> None:
+    def _answer(self, number: int, setting: Setting) -> Record | None:
+        """A record that needs no process: an unusable backend, or what another trial has shown."""
+        if reason := self.space.unusable.get(setting):
+            ending = Ending(Outcome.UNSUPPORTED, Step.IMPORT, reason)
+            return to_record(number, self.space.phase, setting, ending)
+        source, same = None, None
+        for twin in plainer_twins(setting):
+            record = self._known.get(twin)
+            if record and record.ok and not record.graph_breaks and not record.recompiles:
+                source = record
+                same = record.number if record.duplicate_of is None else record.duplicate_of
+                break
+        if source is None and setting.config.fullgraph:
+            source = self._break_of(setting)
+            same = source.number if source else None
+        if source is None:
+            return None
+        return dataclasses.replace(
+            source,
+            number=number,
+            config=setting.config,
+            batch_size=setting.batch_size,
+            duplicate_of=same,
+            wall_s=0.0,
+        )
+
+    def _break_of(self, setting: Setting) -> Record | None:
+        """A trial in which Dynamo broke this graph: it does so whatever compiles the parts."""
+        dynamic = setting.config.dynamic is True
+        for record in self._known.values():
+            broke = record.outcome is Outcome.GRAPH_BREAK and record.duplicate_of is None
+            same_shapes = record.batch_size == setting.batch_size
+            if broke and same_shapes and (record.config.dynamic is True) == dynamic:
+                return record
+        return None
+
+    def _keep(self, ledger: Ledger, record: Record) -> None:
         """The record is on disk before Optuna hears of it."""
         self.workshop.folder.save(record)
         self.records.append(record)
+        self._learn(record)
+        ledger.tell(record)
+        self._drop_caches_that_cannot_win(record)
+        self.observer.ended(record, len(self._left) + len(self._running))
 
-    # Optuna's side -----------------------------------------------------------------------------
+    def _learn(self, record: Record) -> None:
+        """A setting that was interrupted has no result: it is still to be tried."""
+        if record.role != "search" or record.outcome is Outcome.INTERRUPTED:
+            return
+        setting = Setting(record.config, record.batch_size)
+        self._left.pop(setting, None)
+        self._known[setting] = record
+        self._effects.add(record)
 
-    def _open(self) -> optuna.Study:
-        self._sampler = SettingSampler(self.space, self._pick)
-        settings = (*self.space.settings, *self.space.unusable)
-        self._by_params = {tuple(sorted(s.params().items())): s for s in settings}
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            try:
-                study = optuna.create_study(
-                    study_name=self.study_name,
-                    storage=self.storage,
-                    sampler=self._sampler,
-                    direction="maximize" if self.objective == "throughput" else "minimize",
-                    load_if_exists=True,
-                )
-                self._repair(study)
-            except (optuna.exceptions.OptunaError, SQLAlchemyError, OSError) as error:
-                raise RunError(
-                    f"the study database {self.storage} cannot be used",
-                    str(error).splitlines()[0][:200],
-                    "all finished trials are safe in the run folder; the database is only a view",
-                    hint="move the database file away and repeat with --resume",
-                ) from error
-        return study
-
-    def _repair(self, study: optuna.Study) -> None:
-        """Close rows that a killed tuner left open and add records that Optuna never heard of."""
-        rows = study.get_trials(deepcopy=False)
-        for row in rows:
-            if not row.state.is_finished():
-                study.tell(row.number, state=optuna.trial.TrialState.FAIL)
-        told = {row.user_attrs.get("number") for row in rows if row.state.is_finished()}
-        for record in self.records:
-            if record.role == "search" and record.number not in told:
-                study.add_trial(self._row(record))
-
-    def _value(self, record: Record) -> float | None:
-        if not record.ok or record.measurement is None:
-            return None
-        call_s = record.measurement.compiled_call_s
-        return (record.batch_size or 1) / call_s if self.objective == "throughput" else call_s
-
-    def _row(self, record: Record) -> optuna.trial.FrozenTrial:
-        value = self._value(record)
-        state = optuna.trial.TrialState.PRUNED if value is None else None
-        return optuna.trial.create_trial(
-            state=state or optuna.trial.TrialState.COMPLETE,
-            value=value,
-            params=Setting(record.config, record.batch_size).params(),
-            distributions=dict(self._sampler.distributions),
-            user_attrs=_attributes(record),
-        )
-
-    def _tell(self, study: optuna.Study, trial: optuna.Trial, record: Record) -> None:
-        """A failure is told as pruned: Optuna's samplers would propose a failed trial again."""
-        for name, value in _attributes(record).items():
-            trial.set_user_attr(name, value)
-        value = self._value(record)
-        if record.outcome is Outcome.INTERRUPTED:
-            study.tell(trial, state=optuna.trial.TrialState.FAIL)
-        elif value is None:
-            study.tell(trial, state=optuna.trial.TrialState.PRUNED)
-        else:
-            study.tell(trial, value)
-
-
-def _attributes(record: Record) -> dict[str, Any]:
-    """What the dashboard shows beside the value."""
-    attributes: dict[str, Any] = {"number": record.number, "outcome": record.outcome.value}
-    if record.message:
-        attributes["message"] = record.message[:500]
-    if record.duplicate_of is not None:
-        attributes["same_as"] = record.duplicate_of
-    if record.ok and record.measurement:
-        attributes["speedup"] = record.measurement.speedup.value
-    return attributes
+    def _drop_caches_that_cannot_win(self, record: Record) -> None:
+        """Disk is for those that may be measured again; they need their compiler cache."""
+        same = [
+            r
+            for r in self._known.values()
+            if r.batch_size == record.batch_size
+            and r.duplicate_of is None
+            and r.ok
+            and not r.config.is_eager
+            and r.config != DEFAULT_INDUCTOR
+            and self.workshop.has_cache(r.number)
+        ]
+        if len(same) > _CACHES_KEPT:
+            slowest = min(same, key=lambda r: r.measurement.speedup.value if r.measurement else 0)
+            self.workshop.drop_cache(slowest.number)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
+import time
+from collections.abc import Iterator
 from typing import Any
 
 from autocompile.record import Step
@@ -20,13 +23,22 @@ class Channel:
     Args:
         descriptor: the pipe; None for stdout.
         nonce: proves to the parent that a line is ours.
+        control: a pipe on which the parent says that the neighbours stand still; None if there
+            are none.
+
+    Attributes:
+        current: the step that was begun last.
+        waited_s: seconds spent waiting for the neighbours to stand still.
     """
 
-    def __init__(self, descriptor: int | None, nonce: str) -> None:
-        self._descriptor, self._nonce = descriptor, nonce
+    def __init__(self, descriptor: int | None, nonce: str, control: int | None = None) -> None:
+        self._descriptor, self._nonce, self._control = descriptor, nonce, control
+        self._depth = 0
         self.current = Step.IMPORT
-        if descriptor is not None:
-            os.set_inheritable(descriptor, False)
+        self.waited_s = 0.0
+        for each in (descriptor, control):
+            if each is not None:
+                os.set_inheritable(each, False)
 
     def step(self, step: Step) -> None:
         """Say which step begins."""
@@ -36,6 +48,22 @@ class Channel:
     def result(self, payload: dict[str, Any]) -> None:
         """Say how it ended; the first result counts."""
         self._send({"event": "result", "step": self.current.value, **payload})
+
+    @contextlib.contextmanager
+    def quiet(self) -> Iterator[None]:
+        """While it is entered, no other trial of the run uses the machine; may be nested."""
+        self._depth += 1
+        if self._depth == 1 and self._control is not None:
+            began = time.perf_counter()
+            self._send({"event": "quiet"})
+            os.read(self._control, 1)
+            self.waited_s += time.perf_counter() - began
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            if self._depth == 0 and self._control is not None:
+                self._send({"event": "busy"})
 
     def _send(self, message: dict[str, Any]) -> None:
         line = json.dumps({"v": _VERSION, "nonce": self._nonce, **message}) + "\n"

@@ -6,6 +6,9 @@ import importlib.util
 import os
 import platform
 import sys
+import sysconfig
+import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,15 @@ import torch
 from autocompile.errors import UsageError
 from autocompile.runtime.compiling import register_backend_of
 
-__all__ = ["DEFAULT_BACKENDS", "backends", "describe", "modes", "pick_device", "prepare_toolchain"]
+__all__ = [
+    "DEFAULT_BACKENDS",
+    "backends",
+    "describe",
+    "library_modules",
+    "modes",
+    "pick_device",
+    "prepare_toolchain",
+]
 
 DEFAULT_BACKENDS = ("inductor", "cudagraphs", "onnxrt", "ipex", "openvino")
 """The backends that are tried when nobody names others, usable or not."""
@@ -138,30 +149,49 @@ def all_backends() -> list[str]:
     return sorted(torch._dynamo.list_backends(None))
 
 
-def prepare_toolchain(device: torch.device, folder: Path) -> float:
-    """Pay once what Inductor's first C++ compile on a machine costs besides the compiling.
+def library_modules() -> list[str]:
+    """What is imported here of Python's own and of installed packages, in the order of importing.
 
-    The probe of the vector instruction set goes to ``folder``, from where each trial's empty cache
-    is seeded; the precompiled header goes to where torch keeps it for the user.
+    Files of the user's are left out: whoever imports them again would run the user's code.
+    """
+    installed = {
+        str(Path(path).resolve())
+        for name, path in sysconfig.get_paths().items()
+        if name in ("stdlib", "platstdlib", "purelib", "platlib")
+    }
+    names = []
+    for name, module in list(sys.modules.items()):
+        origin = getattr(getattr(module, "__spec__", None), "origin", None)
+        if name == "__main__" or not origin or name.split(".")[0] == "autocompile":
+            continue
+        folders = {str(parent) for parent in Path(origin).parents}
+        if origin in ("built-in", "frozen") or folders & installed:
+            names.append(name)
+    return names
+
+
+def prepare_toolchain(device: torch.device, folder: Path) -> float:
+    """Pay once what the first compile on a machine costs besides the compiling.
+
+    On a CPU the probe of the vector instruction set goes to ``folder``, from where each trial's
+    empty cache is seeded, and the precompiled header to where torch keeps it for the user. Also,
+    everything that compiling imports is imported after this.
 
     Returns:
-        Seconds spent; 0.0 where there is nothing to prepare.
+        Seconds spent.
     """
-    if device.type != "cpu" or sys.platform == "win32":
-        return 0.0
-    import tempfile
-    import time
-
     began = time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        from torch._inductor.cpu_vec_isa import pick_vec_isa
+        if device.type == "cpu" and sys.platform != "win32":
+            from torch._inductor.cpu_vec_isa import pick_vec_isa
 
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
-        pick_vec_isa()
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
+            pick_vec_isa()
         with tempfile.TemporaryDirectory() as scratch:
             os.environ["TORCHINDUCTOR_CACHE_DIR"] = scratch
-            torch.compile(lambda x: x + 1)(torch.zeros(8))
+            os.environ["TRITON_CACHE_DIR"] = scratch
+            torch.compile(lambda x: x + 1)(torch.zeros(8, device=device))
     except Exception as error:
         # No compiler, say: every trial that needs one will report it in torch's own words.
         print(f"autocompile: the toolchain could not be prepared: {error}", file=sys.stderr)

@@ -21,6 +21,7 @@ from autocompile.errors import AutocompileError
 from autocompile.record import Outcome, Step
 from autocompile.trial import environment, failures, telemetry
 from autocompile.trial.channel import Channel
+from autocompile.trial.hush import hush_autotuning
 from autocompile.trial.judge import Failed, Judge
 from autocompile.trial.measure import Limits, Timed, paired_blocks
 from autocompile.trial.phases import Side, make_side, phases_of
@@ -29,9 +30,18 @@ from autocompile.trial.target import Target, build, import_target, seed_everythi
 __all__ = ["run"]
 
 
-def run(folder: str, descriptor: int | None, nonce: str) -> None:
-    """Do what ``folder/request.json`` asks and send how it ended."""
-    channel = Channel(descriptor, nonce)
+def run(
+    folder: str, descriptor: int | None = None, nonce: str = "", control: int | None = None
+) -> None:
+    """Do what ``folder/request.json`` asks and send how it ended.
+
+    Args:
+        folder: of the trial.
+        descriptor: the result channel; None for stdout.
+        nonce: of the channel.
+        control: where the parent says that the neighbours stand still; None if there are none.
+    """
+    channel = Channel(descriptor, nonce, control)
     request = json.loads((Path(folder) / "request.json").read_text("utf-8"))
     result: dict[str, Any] = {}
     task = _probe if request["kind"] == "probe" else _trial
@@ -113,6 +123,7 @@ def _probe(request: dict[str, Any], channel: Channel, result: dict[str, Any]) ->
     if folder := request.get("toolchain"):
         channel.step(Step.COMPILE)
         result["toolchain_s"] = environment.prepare_toolchain(device, Path(folder))
+    result["modules"] = environment.library_modules()
 
 
 def _describe(target: Target, phases: list[str]) -> dict[str, Any]:
@@ -153,40 +164,46 @@ def _trial(request: dict[str, Any], channel: Channel, result: dict[str, Any]) ->
 
     channel.step(Step.COMPILE)
     telemetry.reset_dynamo(config.backend)
+    hush_autotuning(channel)
     compiled = make_side(target, phase, inputs, config)
     with judge.comparable_random_numbers():
         synchronize()
-        began = time.perf_counter()
+        waited_s, began = channel.waited_s, time.monotonic()
         output = judge.seeded_call(compiled, 0)
         synchronize()
-        first_s = time.perf_counter() - began
+        window = began, time.monotonic()
+        first_s = window[1] - window[0] - (channel.waited_s - waited_s)
 
-        channel.step(Step.VERIFY)
-        judge.first_calls(compiled, output)
-        if not config.is_eager:
-            _prove_compiled(result, notes)
-        result["weights_live"] = judge.weights(compiled)
+        with channel.quiet():
+            channel.step(Step.VERIFY)
+            judge.first_calls(compiled, output)
+            if not config.is_eager:
+                _prove_compiled(result, notes)
+            result["weights_live"] = judge.weights(compiled)
 
-        channel.step(Step.MEASURE)
-        compiled.keep()
-        result["peak_memory_bytes"] = _peak_memory(compiled, device)
-        before = telemetry.busy_seconds()
-        measurement = paired_blocks(
-            Timed(eager.call, eager.restore, eager.context),
-            Timed(compiled.call, compiled.restore, _timing_context(compiled, config)),
-            synchronize,
-            Limits(**request["limits"]),
-            request["seed"] + request["number"],
-        )
-        result["measurement"] = asdict(measurement)
-        if others := telemetry.others_busy(before):
-            result["measurement"]["flags"] += ("contended",)
-            notes.append(f"other processes kept {others:.0%} of a core busy while this was timed")
+            channel.step(Step.MEASURE)
+            compiled.keep()
+            result["peak_memory_bytes"] = _peak_memory(compiled, device)
+            before = telemetry.busy_seconds()
+            measurement = paired_blocks(
+                Timed(eager.call, eager.restore, eager.context),
+                Timed(compiled.call, compiled.restore, _timing_context(compiled, config)),
+                synchronize,
+                Limits(**request["limits"]),
+                request["seed"] + request["number"],
+            )
+            result["measurement"] = asdict(measurement)
+            if others := telemetry.others_busy(before):
+                result["measurement"]["flags"] += ("contended",)
+                notes.append(
+                    f"other processes kept {others:.0%} of a core busy while this was timed"
+                )
 
-        channel.step(Step.VERIFY)
-        judge.last_call(compiled)
+            channel.step(Step.VERIFY)
+            judge.last_call(compiled)
     if not config.is_eager:
         result["compile_s"] = max(0.0, first_s - measurement.compiled_call_s)
+        result["compile_window"] = window  # the parent takes out the time in which it held us
         _prove_compiled(result, notes)
 
 

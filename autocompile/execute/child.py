@@ -1,0 +1,175 @@
+"""Child: what the parent keeps of one running trial, and the clock that its deadlines go by."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from autocompile.execute.channel import CappedLog, LineReader
+from autocompile.execute.executor import Job
+from autocompile.execute.memory import Cage
+from autocompile.processes import MARKER
+from autocompile.record import Step
+
+__all__ = ["Child", "Clock", "Pipes"]
+
+_EXIT_GRACE_S = 10.0  # to leave after the result has been sent
+
+
+class Clock:
+    """Seconds in each step, with the time left out in which the trial was held."""
+
+    def __init__(self) -> None:
+        self.step = Step.IMPORT
+        self.step_s: dict[str, float] = {}
+        self.pauses: list[tuple[float, float]] = []
+        self._held_at: float | None = None
+        self._began = self._step_began = time.monotonic()
+
+    def enter(self, step: Step) -> None:
+        """The trial has come to a step."""
+        now = self._now()
+        spent = self.step_s.get(self.step.value, 0.0)
+        self.step_s[self.step.value] = spent + now - self._step_began
+        self.step, self._step_began = step, now
+
+    def hold(self) -> None:
+        """The trial stands still."""
+        if self._held_at is None:
+            self._held_at = time.monotonic()
+
+    def go(self, was_stopped: bool = True) -> None:
+        """It goes on; what lies between moves its beginnings forward.
+
+        Args:
+            was_stopped: it was stopped in what it did, and did not wait of its own accord.
+        """
+        if self._held_at is None:
+            return
+        now = time.monotonic()
+        if was_stopped:
+            self.pauses.append((self._held_at, now))
+        self._began += now - self._held_at
+        self._step_began += now - self._held_at
+        self._held_at = None
+
+    @property
+    def total_s(self) -> float:
+        """Seconds since it started."""
+        return self._now() - self._began
+
+    def left(self, step_s: float, total_s: float | None) -> float:
+        """Seconds until a deadline passes; a trial that is held has all the time."""
+        if self._held_at is not None:
+            return float("inf")
+        now = time.monotonic()
+        lefts = [self._step_began + step_s - now]
+        if total_s is not None:
+            lefts.append(self._began + total_s - now)
+        return min(lefts)
+
+    def _now(self) -> float:
+        return time.monotonic() if self._held_at is None else self._held_at
+
+
+@dataclass
+class Pipes:
+    """The three pipes between parent and trial: results, output, and the word to go on.
+
+    The first of each pair stays here, the second goes to the trial.
+    """
+
+    results: tuple[int, int] = field(default_factory=os.pipe)
+    output: tuple[int, int] = field(default_factory=os.pipe)
+    control: tuple[int, int] = field(default_factory=lambda: os.pipe()[::-1])
+
+    def __post_init__(self) -> None:
+        for descriptor in (self.results[0], self.output[0], self.control[0]):
+            os.set_blocking(descriptor, False)
+
+    @property
+    def theirs(self) -> tuple[int, int, int]:
+        """What the trial gets."""
+        return self.results[1], self.output[1], self.control[1]
+
+    def close_theirs(self) -> None:
+        """After the trial has them."""
+        for descriptor in self.theirs:
+            os.close(descriptor)
+
+    def close_ours(self) -> None:
+        """When the trial is gone."""
+        for descriptor in (self.results[0], self.output[0], self.control[0]):
+            os.close(descriptor)
+
+
+@dataclass
+class Child:
+    """One running trial.
+
+    Attributes:
+        warden: the pid of the process below which all of the trial's are.
+        worker: the pid of the one that does the work, once the warden has said it.
+        forked: it came from the zygote.
+        company: other trials ran at some time beside it.
+        result: its result message.
+        code: how the worker ended, as ``subprocess`` gives it.
+        garbage: what came through the result channel that was no message.
+        killed_for: why it was killed: ``timeout``, ``total``, ``memory``, ``interrupted``.
+        kill_at: when its stack dump must be written.
+    """
+
+    job: Job
+    pipes: Pipes
+    log: CappedLog
+    cage: Cage | None = None
+    nonce: str = field(default_factory=lambda: secrets.token_hex(8))
+    marker: str = field(default_factory=lambda: secrets.token_hex(8))
+    clock: Clock = field(default_factory=Clock)
+    warden: int = 0
+    worker: int | None = None
+    process: subprocess.Popen[bytes] | None = None
+    pidfd: int | None = None
+    forked: bool = False
+    company: bool = False
+    gone: bool = False
+    oom_before: int = 0
+    result: dict[str, Any] | None = None
+    code: int | None = None
+    garbage: str | None = None
+    killed_for: str | None = None
+    kill_at: float | None = None
+    last_words: bytes = b""
+    dump: bytes = b""
+
+    def __post_init__(self) -> None:
+        self.reader = LineReader(self.nonce)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What the trial's side needs to know, besides the three descriptors."""
+        return {
+            "folder": str(self.job.folder),
+            "nonce": self.nonce,
+            "cage": str(self.cage.entrance) if self.cage else "",
+            "environment": {**self.job.environment, MARKER: self.marker},
+        }
+
+    def left_s(self) -> float:
+        """Seconds until its next deadline."""
+        if self.kill_at is not None:
+            return self.kill_at - time.monotonic()
+        if self.result is not None:
+            return self.clock.left(_EXIT_GRACE_S, None)
+        return self.clock.left(self.job.allowed_s(self.clock.step), self.job.total_timeout_s)
+
+    def take_output(self, data: bytes) -> None:
+        """Keep what it printed: the log, the last words, and the stacks that it was asked for."""
+        self.log.write(data)
+        self.last_words = (self.last_words + data)[-2000:]
+        if self.kill_at is not None:
+            self.dump = (self.dump + data)[:16_384]

@@ -1,0 +1,191 @@
+"""Process trees: who belongs to one, how much memory it holds, pausing it, leaving nothing alive.
+
+Linux is read through /proc. Elsewhere only the process group is known: memory is not counted and
+nothing is paused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+__all__ = [
+    "MARKER",
+    "adopt_orphans",
+    "descendants",
+    "die_with_parent",
+    "end_descendants",
+    "kill_tree",
+    "pause",
+    "resume",
+    "thread_count",
+    "tree_memory_bytes",
+]
+
+MARKER = "AUTOCOMPILE_TRIAL"
+"""Environment variable that every descendant of a trial inherits, with a value of its own."""
+
+_PROC = Path("/proc")
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def die_with_parent(parent: int, by: int = signal.SIGKILL) -> None:
+    """Ask Linux for a signal when the parent dies; elsewhere nothing is done.
+
+    The signal follows the thread that created this process, so create it from one that stays.
+
+    Args:
+        parent: the pid that the parent had; if it is gone already, this process leaves.
+        by: the signal.
+    """
+    _prctl(_PR_SET_PDEATHSIG, by)
+    if sys.platform == "linux" and os.getppid() != parent:
+        os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent ends: none can leave the tree."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _state_and_parent(pid: int) -> tuple[str, int] | None:
+    try:
+        words = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+        return words[0], int(words[1])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        tasks = list((_PROC / str(pid) / "task").iterdir())
+        return [int(c) for t in tasks for c in (t / "children").read_text().split()]
+    except (OSError, ValueError):
+        return []
+
+
+def descendants(root: int, include_zombies: bool = False) -> list[int]:
+    """Every process below one, children before grandchildren; zombies left out."""
+    found, todo = [], [root]
+    while todo:
+        below = _children(todo.pop(0))
+        todo += below
+        found += below
+    if include_zombies:
+        return found
+    return [p for p in found if (seen := _state_and_parent(p)) and seen[0] not in "ZX"]
+
+
+def _signal_all(pids: Iterable[int], number: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def _marked(value: str) -> list[int]:
+    """Processes whose environment carries the marker, zombies and ourselves left out."""
+    needle = f"{MARKER}={value}".encode()
+    found = []
+    for entry in _PROC.iterdir() if _PROC.is_dir() else ():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            if needle in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def _until_quiet(find: Callable[[], list[int]], patience_s: float) -> bool:
+    """Kill what ``find`` finds until two passes in a row find nothing."""
+    deadline = time.monotonic() + patience_s
+    quiet = 0
+    while quiet < 2 and time.monotonic() < deadline:
+        alive = find()
+        quiet = 0 if alive else quiet + 1
+        _signal_all(alive, signal.SIGKILL)
+        if alive:
+            time.sleep(0.01)
+    return quiet >= 2
+
+
+def end_descendants(patience_s: float = 10.0) -> bool:
+    """Kill and reap everything below this process."""
+
+    def find() -> list[int]:
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        return descendants(os.getpid())
+
+    return _until_quiet(find, patience_s)
+
+
+def kill_tree(root: int | None, marker: str, patience_s: float = 10.0) -> bool:
+    """Kill every process below one, the process itself, and all that carry the marker.
+
+    Args:
+        root: a process that is known to be alive or not yet waited for; None if it is gone.
+        marker: value of the environment variable ``MARKER``.
+        patience_s: how long to try.
+
+    Returns:
+        Whether two passes in a row found nothing alive.
+    """
+    if root is not None:
+        _until_quiet(lambda: descendants(root), patience_s)
+        if not _PROC.is_dir():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(root, signal.SIGKILL)
+        _signal_all([root], signal.SIGKILL)
+    return _until_quiet(lambda: _marked(marker), patience_s)
+
+
+def pause(root: int, patience_s: float = 0.25) -> None:
+    """Stop every process below one, and wait until they stand still."""
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() < deadline:
+        states = {p: seen[0] for p in descendants(root) if (seen := _state_and_parent(p))}
+        moving = [p for p, state in states.items() if state not in "TtZX"]
+        if not moving:
+            return
+        _signal_all(moving, signal.SIGSTOP)
+        time.sleep(0.0005)
+
+
+def resume(root: int) -> None:
+    """Let every process below one go on."""
+    _signal_all(descendants(root), signal.SIGCONT)
+
+
+def thread_count() -> int:
+    """Threads of this process, those of C libraries too; 1 where that cannot be seen."""
+    try:
+        return len(os.listdir("/proc/self/task"))
+    except OSError:
+        return 1
+
+
+def tree_memory_bytes(root: int) -> int:
+    """Resident memory of the processes below one, shared pages of files left out."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    total = 0
+    for pid in descendants(root, include_zombies=True):
+        try:
+            _, resident, shared, *_ = (_PROC / str(pid) / "statm").read_text().split()
+        except (OSError, ValueError):
+            continue
+        total += (int(resident) - int(shared)) * page
+    return total

@@ -1,0 +1,205 @@
+"""The ledger: the Optuna study of one phase, in memory for the asking and on disk for the looking.
+
+The records in the run's folder are the truth. Asking and telling in a database would cost a dozen
+transactions for each trial and could fail in the middle of one; so Optuna asks and is told in
+memory, and each trial that is over becomes one row of the database, in one transaction. A row that
+could not be written is added when the run is resumed, and a database that is torn is made anew.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import optuna
+import sqlalchemy.event
+from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy.exc import SQLAlchemyError
+
+from autocompile.errors import RunError
+from autocompile.record import Outcome, Record
+from autocompile.search.sampler import SettingSampler
+from autocompile.search.space import Setting, Space
+
+__all__ = ["Ledger"]
+
+_LOCK_PATIENCE_S = 5
+_TROUBLE = (optuna.exceptions.OptunaError, SQLAlchemyError, OSError, ImportError, ValueError)
+
+
+class Ledger:
+    """Asks Optuna for settings and tells it, and the database, what became of them.
+
+    Args:
+        space: of the phase.
+        objective: ``throughput`` or ``latency``.
+        name: of the study.
+        database: the run's own file, or the URL of a storage of the user's.
+        pick: chooses the next setting; the study's sampler asks it.
+        warn: is told, once, when the database cannot be written any more.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        objective: str,
+        name: str,
+        database: Path | str,
+        pick: Callable[[], Setting],
+        warn: Callable[[str], None],
+    ) -> None:
+        self._sampler = SettingSampler(space, pick)
+        settings = (*space.settings, *space.unusable)
+        self._by_params = {tuple(sorted(s.params().items())): s for s in settings}
+        self._objective, self._name, self._warn = objective, name, warn
+        self._database = database
+        self._open: dict[Setting, optuna.Trial] = {}
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._memory = self._study(optuna.storages.InMemoryStorage())
+        self._disk: optuna.Study | None = None
+
+    def restore(self, records: Sequence[Record]) -> None:
+        """Open the database and bring both studies up to date.
+
+        Raises:
+            RunError: the user's own storage cannot be used.
+        """
+        for record in records:
+            self._memory.add_trial(self._row(record))
+        try:
+            self._disk = self._study(self._storage())
+            self._repair(self._disk, records)
+        except _TROUBLE as error:
+            if isinstance(self._database, str):
+                raise RunError(
+                    f"the study database {self._database} cannot be used",
+                    str(error).splitlines()[0][:200],
+                    "all finished trials are safe in the run folder; the database is only a view",
+                    hint="another --storage, or none: the run then keeps its own database",
+                ) from error
+            self._disk = None
+            self._rebuild(self._database, records, error)
+
+    def ask(self) -> Setting:
+        """The next setting, by Optuna's word."""
+        trial = self._memory.ask(dict(self._sampler.distributions))
+        setting = self._by_params[tuple(sorted(trial.params.items()))]
+        self._open[setting] = trial
+        return setting
+
+    def tell(self, record: Record) -> None:
+        """What became of a setting that was asked for; the record is on disk already."""
+        setting = Setting(record.config, record.batch_size)
+        row = self._row(record)
+        if (trial := self._open.pop(setting, None)) is not None:
+            value = row.value if row.state is TrialState.COMPLETE else None
+            self._memory.tell(trial, value, state=None if value is not None else row.state)
+        if self._disk is None:
+            return
+        try:
+            self._disk.add_trial(row)
+        except _TROUBLE as error:
+            self._disk = None
+            self._warn(
+                f"{self._where} cannot be written ({_first_line(error)}); the trials are safe in "
+                "the run's folder, and --resume adds the missing rows"
+            )
+
+    @property
+    def _where(self) -> str:
+        return self._database if isinstance(self._database, str) else self._database.name
+
+    def _storage(self) -> optuna.storages.RDBStorage:
+        if isinstance(self._database, str):
+            return optuna.storages.RDBStorage(self._database)
+        storage = optuna.storages.RDBStorage(
+            f"sqlite:///{self._database.resolve()}",
+            engine_kwargs={"connect_args": {"timeout": _LOCK_PATIENCE_S}},
+        )
+        # A view that can be made anew need not wait for the disk after each row.
+        sqlalchemy.event.listen(
+            storage.engine, "connect", lambda c, _: c.execute("PRAGMA synchronous=OFF")
+        )
+        storage.engine.dispose()
+        return storage
+
+    def _study(self, storage: optuna.storages.BaseStorage) -> optuna.Study:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            return optuna.create_study(
+                study_name=self._name,
+                storage=storage,
+                sampler=self._sampler,
+                direction="maximize" if self._objective == "throughput" else "minimize",
+                load_if_exists=True,
+            )
+
+    def _repair(self, study: optuna.Study, records: Sequence[Record]) -> None:
+        """Close rows that were left open and add records that the database never heard of."""
+        told = set()
+        for row in study.get_trials(deepcopy=False):
+            if not row.state.is_finished():
+                study.tell(row.number, state=TrialState.FAIL)
+            else:
+                told.add(row.user_attrs.get("number"))
+        for record in records:
+            if record.number not in told:
+                study.add_trial(self._row(record))
+
+    def _rebuild(self, database: Path, records: Sequence[Record], error: Exception) -> None:
+        """Put our own database aside and make another from the records."""
+        if "locked" in str(error):
+            self._warn(f"{database.name} is locked by another program; --resume adds the rows")
+            return
+        aside = database.with_name(database.name + ".torn")
+        try:
+            database.replace(aside)
+            self._disk = self._study(self._storage())
+            self._repair(self._disk, records)
+        except _TROUBLE as again:
+            self._disk = None
+            self._warn(f"{database.name} cannot be written: {_first_line(again)}")
+        else:
+            self._warn(
+                f"{database.name} could not be read ({_first_line(error)}); it was made anew from "
+                f"the trials' records and the old one put aside as {aside.name}"
+            )
+
+    def _row(self, record: Record) -> FrozenTrial:
+        """A failure is a pruned row: Optuna's samplers would propose a failed one again."""
+        value = _value(record, self._objective)
+        state = TrialState.COMPLETE if value is not None else TrialState.PRUNED
+        if record.outcome is Outcome.INTERRUPTED:
+            state = TrialState.FAIL
+        return optuna.trial.create_trial(
+            state=state,
+            value=value,
+            params=Setting(record.config, record.batch_size).params(),
+            distributions=dict(self._sampler.distributions),
+            user_attrs=_attributes(record),
+        )
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)[:160]
+
+
+def _value(record: Record, objective: str) -> float | None:
+    if not record.ok or record.measurement is None:
+        return None
+    call_s = record.measurement.compiled_call_s
+    return (record.batch_size or 1) / call_s if objective == "throughput" else call_s
+
+
+def _attributes(record: Record) -> dict[str, Any]:
+    """What the dashboard shows beside the value."""
+    attributes: dict[str, Any] = {"number": record.number, "outcome": record.outcome.value}
+    if record.message:
+        attributes["message"] = record.message[:500]
+    if record.duplicate_of is not None:
+        attributes["same_as"] = record.duplicate_of
+    if record.ok and record.measurement:
+        attributes["speedup"] = record.measurement.speedup.value
+    return attributes

@@ -1,0 +1,213 @@
+"""The zygote: has imported torch, Dynamo and Inductor, and forks a trial when it is told to.
+
+A fork copies memory but no thread: a lock that another thread held stays locked for ever, OpenMP's
+pool is gone, an opened GPU driver is unusable. So the zygote computes nothing on more than one
+thread, never touches the GPU, looks at itself before each fork, and proves with a first child of
+its own that what comes out can compute. When it is not clean it says why and refuses.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+if sys.path[0] in ("", os.getcwd()):
+    del sys.path[0]
+
+import contextlib
+import gc
+import importlib
+import json
+import shutil
+import signal
+import socket
+import tempfile
+import threading
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from autocompile.processes import MARKER, die_with_parent, thread_count
+from autocompile.trial.warden import guard
+
+_CANARY_S = 30
+_LONGEST = 1 << 20
+
+
+class _Zygote:
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        import torch
+
+        # What importing torch starts (OpenBLAS has a pool) registers itself with fork(2).
+        self._threads = thread_count()
+        import torch._dynamo
+        import torch._inductor.compile_fx
+        import torch._inductor.select_algorithm
+
+        import autocompile.trial.worker  # noqa: F401  (what every trial needs of ours)
+
+        with contextlib.suppress(ImportError):
+            # Or Inductor's first compile leaves a thread behind.
+            importlib.import_module("tqdm").tqdm.monitor_interval = 0
+        self._torch = torch
+        signal.signal(signal.SIGCHLD, _reap)
+        # Python counts native threads too and warns; we look closer than it can.
+        warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+
+    def serve(self) -> None:
+        """Answer until the tuner has gone."""
+        self._reply(self._fitness(canary=True))
+        for request, descriptors in self._requests():
+            if request["do"] == "warm":
+                _warm(request["modules"], request["toolchain"])
+                self._reply(self._fitness(canary=True))
+            else:
+                answer = self._fitness(canary=False)
+                if "refused" not in answer:
+                    answer = {"pid": self._fork(request, descriptors)}
+                for descriptor in descriptors:
+                    os.close(descriptor)
+                self._reply(answer)
+
+    def _requests(self) -> Iterator[tuple[dict[str, Any], list[int]]]:
+        rest, descriptors = b"", list[int]()
+        while True:
+            data, got, _, _ = socket.recv_fds(self._connection, _LONGEST, 3)
+            if not data:
+                return
+            rest, descriptors = rest + data, descriptors + list(got)
+            while b"\n" in rest:
+                line, rest = rest.split(b"\n", 1)
+                yield json.loads(line), descriptors
+                descriptors = []
+
+    def _reply(self, answer: dict[str, Any]) -> None:
+        self._connection.sendall(json.dumps(answer).encode() + b"\n")
+
+    def _fitness(self, canary: bool) -> dict[str, Any]:
+        gc.collect()
+        gc.freeze()  # a collection in a child would touch, and so copy, every page
+        if reason := self._unclean() or (_canary_dies() if canary else ""):
+            return {"refused": reason}
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return {"memory_bytes": pages * os.sysconf("SC_PAGE_SIZE")}
+
+    def _unclean(self) -> str:
+        """Why forking would not be safe; empty if it is."""
+        if self._torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return "CUDA is initialised in it"
+        others = [t.name for t in threading.enumerate() if t is not threading.main_thread()]
+        if others:
+            return f"a thread runs in it: {others[0]}"
+        if (more := thread_count() - self._threads) > 0:
+            return f"a library started {more} threads in it"
+        return ""
+
+    def _fork(self, request: dict[str, Any], descriptors: list[int]) -> int:
+        zygote = os.getpid()
+        pid = os.fork()
+        if pid:
+            return pid
+        try:
+            self._become_warden(request, descriptors, zygote)
+        finally:
+            os._exit(70)
+
+    def _become_warden(self, request: dict[str, Any], descriptors: list[int], zygote: int) -> None:
+        results, output, control = descriptors
+        self._connection.close()
+        os.setsid()
+        os.chdir(request["cwd"])
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.close(output)
+        os.environ.update(request["environment"])
+        folder, nonce = request["folder"], request["nonce"]
+
+        def work() -> None:
+            from autocompile.trial.worker import run
+
+            run(folder, results, nonce, control)
+
+        guard(work, results, nonce, request["cage"], zygote)
+
+
+def _reap(signum: int, frame: Any) -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _warm(modules: list[str], toolchain: str | None) -> None:
+    for name in modules:
+        if name not in sys.modules:
+            with contextlib.suppress(Exception), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                importlib.import_module(name)
+    if toolchain is not None:
+        _compile_something(Path(toolchain))
+
+
+def _compile_something(toolchain: Path) -> None:
+    """Pay what Inductor's first compile in a process costs: patterns, vector instructions, header.
+
+    On the CPU and on one thread, so that the process stays fit to fork; its caches are removed.
+    """
+    import torch
+
+    with tempfile.TemporaryDirectory() as scratch:
+        cache = Path(scratch) / "cache"
+        with contextlib.suppress(OSError):
+            shutil.copytree(toolchain, cache)
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache)
+        try:
+            torch.compile(lambda x: x + 1)(torch.zeros(8))
+        except Exception as error:  # no C++ compiler, say: each trial will tell in torch's words
+            print(f"autocompile: nothing can be compiled here: {error}", file=sys.stderr)
+        finally:
+            del os.environ["TORCHINDUCTOR_CACHE_DIR"]
+            torch._dynamo.reset()
+
+
+def _canary_dies() -> str:
+    """Fork a child that computes as trials do; why it could not, or an empty string."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            signal.alarm(_CANARY_S)
+            _sing()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(pid, 0)
+    signal.signal(signal.SIGCHLD, before)
+    code = os.waitstatus_to_exitcode(status)
+    if code == 0:
+        return ""
+    return "a forked child " + ("hangs" if code == -signal.SIGALRM else "cannot compute")
+
+
+def _sing() -> None:
+    """Use each thing that a fork can break: parallel regions, autograd's threads, CUDA."""
+    import torch
+
+    matrix = torch.ones(512, 512, requires_grad=True)
+    (matrix @ matrix).sum().backward()  # type: ignore[no-untyped-call]
+    if torch.cuda.is_available():
+        torch.ones(1, device="cuda").sum().item()
+
+
+def main() -> None:
+    """Serve the socket whose descriptor is the first argument; the second is the tuner's pid."""
+    die_with_parent(int(sys.argv[2]))
+    os.environ.setdefault(MARKER, "zygote")
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    connection.set_inheritable(False)
+    _Zygote(connection).serve()
+
+
+if __name__ == "__main__":
+    main()
