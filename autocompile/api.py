@@ -31,7 +31,8 @@ from autocompile.search.study import Budget, Interrupted, PhaseStudy
 
 __all__ = ["load", "tune"]
 
-_MAX_ROUNDS = 64
+_MAX_ROUNDS = 96
+_SEARCH_BLOCK_S = 0.02  # the search ranks; the best are timed again in longer blocks
 
 
 def tune(
@@ -243,6 +244,7 @@ def _study(
             "half_width": chosen.half_width,
             "max_rounds": _MAX_ROUNDS,
             "max_s": chosen.max_s,
+            "block_s": _SEARCH_BLOCK_S,
         },
         objective=plan.objective,
         database=storage or workshop.folder.study_db,

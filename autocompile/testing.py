@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from autocompile.execute.executor import Ended, Ending, Event, Job, Stepped, Told
@@ -110,9 +109,6 @@ class FakeExecutor:
         self._script, self._probe, self.slots = script, probe or probed(), slots
         self._events: deque[Event] = deque()
         self.requests: list[dict[str, Any]] = []
-
-    def warm(self, modules: Sequence[str], toolchain: Path | None) -> None:
-        """Nothing to prepare."""
 
     def renew(self) -> None:
         """Nothing is shared."""

@@ -25,6 +25,8 @@ class Job:
         memory_limit_bytes: the most memory that its processes may hold together; None: no limit.
         environment: environment variables on top of the parent's.
         fresh: run it in an interpreter of its own, whatever the executor does otherwise.
+        toolchain: for the probe: where what every compiler cache starts with is to be, if not
+            there yet; None if nothing is going to be compiled.
     """
 
     number: int
@@ -35,6 +37,7 @@ class Job:
     memory_limit_bytes: int | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     fresh: bool = False
+    toolchain: Path | None = None
 
     def allowed_s(self, step: Step) -> float:
         """The longest that the trial may stay in a step."""
@@ -105,14 +108,6 @@ class Executor(Protocol):
     """
 
     slots: int
-
-    def warm(self, modules: Sequence[str], toolchain: Path | None) -> None:
-        """Prepare for jobs that import these modules; may do nothing.
-
-        Args:
-            modules: what the probe had imported at its end, the target's own files left out.
-            toolchain: where it left what every compiler cache starts with; None for no compiler.
-        """
 
     def renew(self) -> None:
         """Jobs that start from now on share no process with earlier ones; nothing is running."""

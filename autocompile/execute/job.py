@@ -114,11 +114,17 @@ class Workshop:
         """
         path = self.folder.path / "probe"
         make_folder(path)
-        folder = str(self.toolchain) if toolchain else None
-        body = {"kind": "probe", "schema": SCHEMA, "toolchain": folder}
+        folder = self.toolchain.absolute() if toolchain else None
+        body = {"kind": "probe", "schema": SCHEMA, "toolchain": folder and str(folder)}
         write_json(path / "request.json", {**self.base, **request, **body})
-        memory = self.memory_limit_bytes
-        return Job(-1, path, self.timeout_s, None, None, memory, _ENVIRONMENT)
+        return Job(
+            -1,
+            path,
+            self.timeout_s,
+            memory_limit_bytes=self.memory_limit_bytes,
+            environment=_ENVIRONMENT,
+            toolchain=folder,
+        )
 
     @property
     def toolchain(self) -> Path:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import selectors
 import signal
 import subprocess
@@ -34,6 +35,7 @@ __all__ = ["Isolation", "LocalExecutor", "default_jobs"]
 
 Isolation = Literal["auto", "fork", "spawn"]
 
+_BIRTH_S = 5.0  # for a warden to start its worker
 _DUMP_GRACE_S = 1.0  # to write its stacks before it is killed
 _POLL_S = 0.5  # how often the memory of a trial without a cage is looked at
 _TRIAL_BYTES = 2 * 2**30  # what a trial may need, when nothing is known of it
@@ -84,15 +86,6 @@ class LocalExecutor:
         self._looked_at = 0.0
         self._deaths = 0
         self._quiet = Quiet(self._hold, self._release, self._grant)
-
-    def warm(self, modules: Sequence[str], toolchain: Path | None) -> None:
-        """Import these modules into the process that trials are forked from."""
-        self._warmth = (modules, toolchain)
-        if self._zygote is not None:
-            try:
-                self._zygote.warm(modules, toolchain)
-            except ZygoteError as error:
-                self._renounce(error)
 
     def renew(self) -> None:
         """Fork from another process from now on."""
@@ -170,6 +163,8 @@ class LocalExecutor:
             raise
         finally:
             pipes.close_theirs()
+        if job.toolchain is not None and child.forked:
+            self._warm((), job.toolchain)  # while the probe does its part
         child.clock = Clock()  # a new zygote is not this trial's expense
         for other in self._children.values():
             other.company = child.company = True
@@ -194,6 +189,15 @@ class LocalExecutor:
             except ZygoteError as error:
                 self._renounce(error)
 
+    def _warm(self, modules: Sequence[str], toolchain: Path | None) -> None:
+        """Import these modules into the process that trials are forked from."""
+        self._warmth = (modules or self._warmth[0], toolchain or self._warmth[1])
+        if self._zygote is not None:
+            try:
+                self._zygote.warm(modules, toolchain)
+            except ZygoteError as error:
+                self._renounce(error)
+
     def _renounce(self, error: ZygoteError) -> None:
         """Do without what makes the zygote unfit: first the target's imports, then the zygote.
 
@@ -204,8 +208,8 @@ class LocalExecutor:
         self._deaths += not error.is_unfit
         if not error.is_unfit and self._deaths <= _MOST_DEATHS:
             return  # it was killed from outside, say: a new one does
-        if self._warmth[0]:
-            self._warmth = ((), self._warmth[1])
+        if any(self._warmth):
+            self._warmth = ((), None)
             self._tell(f"trials are forked without what the target imports: {error}")
             return
         self._forks = False
@@ -272,6 +276,8 @@ class LocalExecutor:
                     child.result = message
                     child.clock.enter(Step.EXIT)
                     self._quiet.give_back(number)
+                elif event == "modules":
+                    self._warm([str(name) for name in message["names"]], None)
                 elif event == "born":
                     child.worker = int(message["pid"])
                 elif event == "gone":
@@ -283,8 +289,17 @@ class LocalExecutor:
     # Holding still ------------------------------------------------------------------------------
 
     def _hold(self, number: int) -> None:
-        self._children[number].clock.hold()
-        pause(self._children[number].warden)
+        child = self._children[number]
+        self._await_birth(child)
+        child.clock.hold()
+        pause(child.warden)
+
+    def _await_birth(self, child: Child) -> None:
+        """A worker that is not there yet cannot be stopped, and would start beside the timing."""
+        deadline = time.monotonic() + _BIRTH_S
+        while child.worker is None and not child.gone and time.monotonic() < deadline:
+            if select.select([child.pipes.results[0]], [], [], _BIRTH_S)[0]:
+                self._read(child, child.pipes.results[0])
 
     def _release(self, number: int) -> None:
         resume(self._children[number].warden)

@@ -76,6 +76,7 @@ class Zygote:
             theirs.close()
         ours.settimeout(_PATIENCE_S)
         self._lines = ours.makefile("rb")
+        self._unanswered = 0
         try:
             self._size = self._answer()["memory_bytes"]
         except BaseException:
@@ -90,13 +91,18 @@ class Zygote:
     def warm(self, modules: Sequence[str], toolchain: Path | None) -> None:
         """Have it import modules and, with a toolchain, compile something small on the CPU.
 
+        Returns at once; the next :meth:`fork` waits for it and says how it went.
+
+        Args:
+            modules: by name.
+            toolchain: where it leaves what every compiler cache starts with; None for nothing.
+
         Raises:
-            ZygoteError: it is not safe to fork from it after that.
+            ZygoteError: it is dead.
         """
-        place = None if toolchain is None else str(toolchain.resolve())
-        self._size = self._ask({"do": "warm", "modules": list(modules), "toolchain": place})[
-            "memory_bytes"
-        ]
+        place = None if toolchain is None else str(toolchain)
+        self._send({"do": "warm", "modules": list(modules), "toolchain": place})
+        self._unanswered += 1
 
     def fork(self, child: Child) -> None:
         """Fork a trial; fills in its ``warden`` and ``pidfd``.
@@ -104,12 +110,11 @@ class Zygote:
         Raises:
             ZygoteError: it is dead, or it found itself not clean.
         """
+        for _ in range(self._unanswered):
+            self._unanswered -= 1
+            self._size = self._answer()["memory_bytes"]
         request = {"do": "fork", "cwd": os.getcwd(), **child.arguments}
-        try:
-            line = json.dumps(request).encode() + b"\n"
-            socket.send_fds(self._socket, [line], list(child.pipes.theirs))
-        except OSError as error:
-            raise ZygoteError(f"it is gone: {error}") from None
+        self._send(request, child.pipes.theirs)
         child.warden = int(self._answer()["pid"])
         with contextlib.suppress(OSError, AttributeError):
             child.pidfd = os.pidfd_open(child.warden)
@@ -131,12 +136,13 @@ class Zygote:
         self._socket.close()
         self._words.close()
 
-    def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def _send(self, request: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
+        line = json.dumps(request).encode() + b"\n"
         try:
-            self._socket.sendall(json.dumps(request).encode() + b"\n")
+            sent = socket.send_fds(self._socket, [line], list(descriptors)) if descriptors else 0
+            self._socket.sendall(line[sent:])
         except OSError as error:
             raise ZygoteError(f"it is gone: {error}") from None
-        return self._answer()
 
     def _answer(self) -> dict[str, Any]:
         try:

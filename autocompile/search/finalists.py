@@ -22,6 +22,7 @@ from autocompile.search.study import Budget, Interrupted, PhaseStudy, to_record
 
 __all__ = ["choose", "confirm"]
 
+_BLOCK_S = 0.05
 _CHOICES = 5  # how often finalists are chosen anew when one fails or loses its lead
 
 
@@ -106,7 +107,11 @@ def _repeat(study: PhaseStudy, finalist: Record, effort: Effort, left: int) -> O
         "phase": finalist.phase,
         "config": finalist.config.to_dict(),
         "batch_size": finalist.batch_size,
-        "limits": {**study.limits, "half_width": effort.confirm_half_width},
+        "limits": {
+            **study.limits,
+            "half_width": effort.confirm_half_width,
+            "block_s": _BLOCK_S,
+        },
         "repeats": finalist.number,
     }
     warm = study.workshop.has_cache(finalist.number)

@@ -29,18 +29,13 @@ def probe(plan: Plan, workshop: Workshop, executor: Executor, observer: Observer
         "batch_size": max(plan.space.batch_sizes or DEFAULT_BATCH_SIZES),
         "backends": list(backends) if backends else None,
     }
-    compiles = backends is None or "inductor" in backends
-    job = workshop.probe_job(request, toolchain=compiles)
+    job = workshop.probe_job(request, toolchain=backends is None or "inductor" in backends)
     ending, interrupted = run_job(executor, job, observer)
     if interrupted:
         raise KeyboardInterrupt
     if ending.outcome is not Outcome.OK:
         raise _target_error(plan, ending, str(workshop.folder.path / "probe" / "log.txt"))
-    found = dict(ending.payload)
-    # What it takes to fork from where the probe had come to, the user's own code left out.
-    on_cpu = found["environment"]["device"].startswith("cpu")
-    executor.warm(found.pop("modules", ()), workshop.toolchain if compiles and on_cpu else None)
-    return found
+    return dict(ending.payload)
 
 
 def catalogue(found: dict[str, Any]) -> Catalogue:

@@ -45,6 +45,10 @@ class Channel:
         self.current = step
         self._send({"event": "step", "step": step.value})
 
+    def modules(self, names: list[str]) -> None:
+        """Say what other trials will need to import as well."""
+        self._send({"event": "modules", "names": names})
+
     def result(self, payload: dict[str, Any]) -> None:
         """Say how it ended; the first result counts."""
         self._send({"event": "result", "step": self.current.value, **payload})

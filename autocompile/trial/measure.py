@@ -1,7 +1,7 @@
 """Time two callables against each other, in pairs.
 
 Eager and compiled blocks alternate in one process in random order, so that clocks, load and heat
-touch both alike. A block is about 50 ms of calls between two synchronizations. Rounds go on until
+touch both alike. A block is 20 to 50 ms of calls between two synchronizations. Rounds go on until
 the interval of the speed-up is narrow enough: its width decides, not its significance, which
 repeated looks would inflate (about 14 % false alarms for five looks at p < 0.05).
 """
@@ -22,7 +22,6 @@ from autocompile.stats import signed_rank_interval
 
 __all__ = ["Limits", "Timed", "paired_blocks"]
 
-_BLOCK_S = 0.05
 _FIRST_LOOK, _LOOK_EVERY = 8, 4
 _WARM_CALLS = 3  # CUDA graphs: warm-up, record, replay
 _TURNS, _WARM_BLOCKS = 4, 40
@@ -36,11 +35,13 @@ class Limits:
         half_width: stop when the speed-up is known to this relative half-width.
         max_rounds: or after so many rounds.
         max_s: or after so many seconds, once eight rounds are there.
+        block_s: about how long a block takes; one call if a call is longer.
     """
 
     half_width: float = 0.02
     max_rounds: int = 64
     max_s: float = 2.0
+    block_s: float = 0.05
 
 
 @dataclass(frozen=True)
@@ -62,14 +63,13 @@ class Timed:
 def _no_garbage_collection() -> Iterator[None]:
     was_enabled = gc.isenabled()
     gc.collect()
-    gc.freeze()
+    gc.freeze()  # for good: to thaw would write to every object, and copy what a fork shares
     gc.disable()
     try:
         yield
     finally:
         if was_enabled:
             gc.enable()
-        gc.unfreeze()
 
 
 def _block(side: Timed, calls: int, synchronize: Callable[[], None]) -> float:
@@ -86,14 +86,14 @@ def _block(side: Timed, calls: int, synchronize: Callable[[], None]) -> float:
     return max(1, end - begin) / 1e9 / calls
 
 
-def _calibrate(side: Timed, synchronize: Callable[[], None]) -> int:
+def _calibrate(side: Timed, synchronize: Callable[[], None], block_s: float) -> int:
     """How many calls make a block."""
     calls = 1
     while True:
         took = _block(side, calls, synchronize) * calls
-        if took >= _BLOCK_S / 2 or calls >= 2**20:
-            return max(1, round(calls * _BLOCK_S / took))
-        calls = max(calls + 1, math.ceil(calls * min(10.0, _BLOCK_S / took)))
+        if took >= block_s / 2 or calls >= 2**20:
+            return max(1, round(calls * block_s / took))
+        calls = max(calls + 1, math.ceil(calls * min(10.0, block_s / took)))
 
 
 def _settle(side: Timed, calls: int, synchronize: Callable[[], None], until: float) -> bool:
@@ -136,7 +136,7 @@ def paired_blocks(
         for _ in range(_WARM_CALLS):
             _block(side, 1, synchronize)
     with _no_garbage_collection():
-        calls = [_calibrate(side, synchronize) for side in sides]
+        calls = [_calibrate(side, synchronize, limits.block_s) for side in sides]
         patience = time.monotonic() + 2 * limits.max_s
         steady = all(
             [_settle(s, n, synchronize, patience) for s, n in zip(sides, calls, strict=True)]

@@ -31,7 +31,11 @@ __all__ = ["run"]
 
 
 def run(
-    folder: str, descriptor: int | None = None, nonce: str = "", control: int | None = None
+    folder: str,
+    descriptor: int | None = None,
+    nonce: str = "",
+    control: int | None = None,
+    forked: bool = False,
 ) -> None:
     """Do what ``folder/request.json`` asks and send how it ended.
 
@@ -40,10 +44,12 @@ def run(
         descriptor: the result channel; None for stdout.
         nonce: of the channel.
         control: where the parent says that the neighbours stand still; None if there are none.
+        forked: this process comes from a zygote, which prepares the toolchain meanwhile.
     """
     channel = Channel(descriptor, nonce, control)
     request = json.loads((Path(folder) / "request.json").read_text("utf-8"))
     result: dict[str, Any] = {}
+    request["forked"] = forked
     task = _probe if request["kind"] == "probe" else _trial
     try:
         task(request, channel, result)
@@ -82,6 +88,8 @@ def _load(request: dict[str, Any], channel: Channel) -> tuple[Target, torch.devi
     device = environment.pick_device(request.get("device"))
     seed_everything(request["seed"])
     module = import_target(request["target"])
+    if request["kind"] == "probe":
+        channel.modules(environment.library_modules())
     channel.step(Step.BUILD)
     target = build(request["target"], module)
     target.to(device)
@@ -120,10 +128,11 @@ def _probe(request: dict[str, Any], channel: Channel, result: dict[str, Any]) ->
     result["backends"] = environment.backends(device, request.get("backends"))
     result["all_backends"] = environment.all_backends()
     result["modes"] = environment.modes(device)
-    if folder := request.get("toolchain"):
+    folder = request.get("toolchain")
+    if folder and not (request["forked"] and device.type == "cpu"):
         channel.step(Step.COMPILE)
         result["toolchain_s"] = environment.prepare_toolchain(device, Path(folder))
-    result["modules"] = environment.library_modules()
+        channel.modules(environment.library_modules())
 
 
 def _describe(target: Target, phases: list[str]) -> dict[str, Any]:

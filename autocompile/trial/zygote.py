@@ -2,8 +2,9 @@
 
 A fork copies memory but no thread: a lock that another thread held stays locked for ever, OpenMP's
 pool is gone, an opened GPU driver is unusable. So the zygote computes nothing on more than one
-thread, never touches the GPU, looks at itself before each fork, and proves with a first child of
-its own that what comes out can compute. When it is not clean it says why and refuses.
+thread, never touches the GPU, and looks at itself before each fork. What cannot be seen from
+inside it proves with a first child that computes as trials do; when a library has started a thread
+since, it proves it again. When it is not clean it says why and refuses.
 """
 
 from __future__ import annotations
@@ -39,9 +40,6 @@ class _Zygote:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         import torch
-
-        # What importing torch starts (OpenBLAS has a pool) registers itself with fork(2).
-        self._threads = thread_count()
         import torch._dynamo
         import torch._inductor.compile_fx
         import torch._inductor.select_algorithm
@@ -52,19 +50,21 @@ class _Zygote:
             # Or Inductor's first compile leaves a thread behind.
             importlib.import_module("tqdm").tqdm.monitor_interval = 0
         self._torch = torch
+        self._proven_threads = 0
         signal.signal(signal.SIGCHLD, _reap)
         # Python counts native threads too and warns; we look closer than it can.
         warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
 
     def serve(self) -> None:
         """Answer until the tuner has gone."""
-        self._reply(self._fitness(canary=True))
+        self._reply(self._fitness())
         for request, descriptors in self._requests():
             if request["do"] == "warm":
                 _warm(request["modules"], request["toolchain"])
-                self._reply(self._fitness(canary=True))
+                self._proven_threads = 0
+                self._reply(self._fitness())
             else:
-                answer = self._fitness(canary=False)
+                answer = self._fitness()
                 if "refused" not in answer:
                     answer = {"pid": self._fork(request, descriptors)}
                 for descriptor in descriptors:
@@ -86,10 +86,8 @@ class _Zygote:
     def _reply(self, answer: dict[str, Any]) -> None:
         self._connection.sendall(json.dumps(answer).encode() + b"\n")
 
-    def _fitness(self, canary: bool) -> dict[str, Any]:
-        gc.collect()
-        gc.freeze()  # a collection in a child would touch, and so copy, every page
-        if reason := self._unclean() or (_canary_dies() if canary else ""):
+    def _fitness(self) -> dict[str, Any]:
+        if reason := self._unclean():
             return {"refused": reason}
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         return {"memory_bytes": pages * os.sysconf("SC_PAGE_SIZE")}
@@ -101,8 +99,12 @@ class _Zygote:
         others = [t.name for t in threading.enumerate() if t is not threading.main_thread()]
         if others:
             return f"a thread runs in it: {others[0]}"
-        if (more := thread_count() - self._threads) > 0:
-            return f"a library started {more} threads in it"
+        if (threads := thread_count()) > self._proven_threads:
+            gc.collect()
+            gc.freeze()  # a collection in a child would touch, and so copy, every page
+            if reason := _canary_dies():
+                return f"{reason}; {threads - 1} threads of libraries run in the zygote"
+            self._proven_threads = threads
         return ""
 
     def _fork(self, request: dict[str, Any], descriptors: list[int]) -> int:
@@ -129,7 +131,7 @@ class _Zygote:
         def work() -> None:
             from autocompile.trial.worker import run
 
-            run(folder, results, nonce, control)
+            run(folder, results, nonce, control, forked=True)
 
         guard(work, results, nonce, request["cage"], zygote)
 
@@ -147,22 +149,29 @@ def _warm(modules: list[str], toolchain: str | None) -> None:
                 warnings.simplefilter("ignore")
                 importlib.import_module(name)
     if toolchain is not None:
-        _compile_something(Path(toolchain))
+        place = Path(toolchain)
+        place.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        _compile_something(place)
 
 
 def _compile_something(toolchain: Path) -> None:
     """Pay what Inductor's first compile in a process costs: patterns, vector instructions, header.
 
-    On the CPU and on one thread, so that the process stays fit to fork; its caches are removed.
+    On the CPU and on one thread, so that the process stays fit to fork. The probe of the vector
+    instructions is left in ``toolchain`` for interpreters that start afresh.
     """
     import torch
+    from torch._inductor.cpu_vec_isa import pick_vec_isa
 
-    with tempfile.TemporaryDirectory() as scratch:
-        cache = Path(scratch) / "cache"
-        with contextlib.suppress(OSError):
-            shutil.copytree(toolchain, cache)
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache)
+    with tempfile.TemporaryDirectory(dir=toolchain.parent) as scratch:
         try:
+            if toolchain.is_dir():
+                shutil.copytree(toolchain, f"{scratch}/isa")
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{scratch}/isa"
+            pick_vec_isa()
+            with contextlib.suppress(OSError):  # it is there already
+                os.rename(f"{scratch}/isa", toolchain)
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{scratch}/compile"
             torch.compile(lambda x: x + 1)(torch.zeros(8))
         except Exception as error:  # no C++ compiler, say: each trial will tell in torch's words
             print(f"autocompile: nothing can be compiled here: {error}", file=sys.stderr)
