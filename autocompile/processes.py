@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "descendants",
     "die_with_parent",
     "end_descendants",
+    "end_strays",
     "kill_tree",
     "pause",
     "resume",
@@ -131,6 +132,15 @@ def end_descendants(patience_s: float = 10.0) -> bool:
         return descendants(os.getpid())
 
     return _until_quiet(find, patience_s)
+
+
+def end_strays(known: Collection[int]) -> None:
+    """Kill every child of this process that it does not know, with all below it, in one pass.
+
+    What is below those becomes ours when they end, and SIGCHLD tells of it.
+    """
+    for stray in set(_children(os.getpid())) - set(known):
+        _signal_all([stray, *descendants(stray)], signal.SIGKILL)
 
 
 def kill_tree(root: int | None, marker: str, patience_s: float = 10.0) -> bool:

@@ -29,7 +29,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from autocompile.processes import MARKER, die_with_parent, thread_count
+from autocompile.processes import MARKER, adopt_orphans, die_with_parent, end_strays, thread_count
 from autocompile.trial.warden import guard
 
 _CANARY_S = 30
@@ -51,7 +51,10 @@ class _Zygote:
             importlib.import_module("tqdm").tqdm.monitor_interval = 0
         self._torch = torch
         self._proven_threads = 0
-        signal.signal(signal.SIGCHLD, _reap)
+        self._wardens: set[int] = set()
+        self._knows_its_children = True
+        adopt_orphans()
+        signal.signal(signal.SIGCHLD, self._reap)
         # Python counts native threads too and warns; we look closer than it can.
         warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
 
@@ -59,17 +62,30 @@ class _Zygote:
         """Answer until the tuner has gone."""
         self._reply(self._fitness())
         for request, descriptors in self._requests():
+            self._knows_its_children = False  # compilers and canaries come and go
             if request["do"] == "warm":
                 _warm(request["modules"], request["toolchain"])
                 self._proven_threads = 0
-                self._reply(self._fitness())
+                answer = self._fitness()
             else:
                 answer = self._fitness()
                 if "refused" not in answer:
-                    answer = {"pid": self._fork(request, descriptors)}
+                    pid = self._fork(request, descriptors)
+                    self._wardens.add(pid)
+                    answer = {"pid": pid}
                 for descriptor in descriptors:
                     os.close(descriptor)
-                self._reply(answer)
+            self._knows_its_children = True
+            self._reap()
+            self._reply(answer)
+
+    def _reap(self, *_: Any) -> None:
+        """Forget wardens that have ended, and end what one that was killed has left to us."""
+        with contextlib.suppress(ChildProcessError):
+            while pid := os.waitpid(-1, os.WNOHANG)[0]:
+                self._wardens.discard(pid)
+        if self._knows_its_children:
+            end_strays(self._wardens)
 
     def _requests(self) -> Iterator[tuple[dict[str, Any], list[int]]]:
         rest, descriptors = b"", list[int]()
@@ -134,12 +150,6 @@ class _Zygote:
             run(folder, results, nonce, control, forked=True)
 
         guard(work, results, nonce, request["cage"], zygote)
-
-
-def _reap(signum: int, frame: Any) -> None:
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
 
 
 def _warm(modules: list[str], toolchain: str | None) -> None:
