@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import secrets
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import autocompile
+from autocompile.config import CompileConfig
+from autocompile.execute.executor import Ended, Ending, Told
+from autocompile.execute.job import Workshop
+from autocompile.execute.process import Isolation, LocalExecutor
+from autocompile.record import RunFolder
 
 TARGETS = Path(__file__).parent / "targets"
 ROOT = Path(__file__).parent.parent
+# All that these tests start carries it, so that an autocompile of somebody else's is left out.
+OURS = f"AUTOCOMPILE_TESTS={secrets.token_hex(8)}"
+os.environ.update([OURS.split("=")])
+
+
+def _is_a_zygote_of_ours(entry: Path) -> bool:
+    """The process that trials are forked from: it lives as long as its executor."""
+    parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+    return parent == os.getpid() and b"autocompile.trial.zygote" in (entry / "cmdline").read_bytes()
 
 
 def alive_with(text: str) -> list[int]:
-    """Processes whose environment or command line holds a text."""
+    """Processes of these tests whose environment or command line holds a text."""
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
@@ -23,10 +41,12 @@ def alive_with(text: str) -> list[int]:
         try:
             state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
             seen = (entry / "environ").read_bytes() + (entry / "cmdline").read_bytes()
+            if text.encode() not in seen or OURS.encode() not in seen or state == "Z":
+                continue
+            if not _is_a_zygote_of_ours(entry):
+                found.append(int(entry.name))
         except OSError:
             continue
-        if text.encode() in seen and state != "Z":
-            found.append(int(entry.name))
     return found
 
 
@@ -34,7 +54,7 @@ def assert_nothing_left(text: str, within_s: float = 10.0) -> None:
     """No process that holds the text is alive after a while."""
     deadline = time.monotonic() + within_s
     while alive_with(text) and time.monotonic() < deadline:
-        time.sleep(0.1)
+        time.sleep(0.05)
     assert alive_with(text) == []
 
 
@@ -45,20 +65,84 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+class Bench:
+    """Real trials on a real executor, without a study around them, which would cost seconds more.
+
+    Attributes:
+        told: what the executor had to say about itself.
+    """
+
+    def __init__(self, folder: Path, isolation: Isolation = "auto", jobs: int = 2) -> None:
+        self.executor = LocalExecutor(isolation=isolation, jobs=jobs)
+        run = RunFolder(folder)
+        run.create()
+        self.workshop = Workshop(run, {"device": "cpu", "seed": 0}, 60.0, None)
+        self.told: list[str] = []
+        self._endings: dict[int, Ending] = {}
+
+    def start(
+        self,
+        target: str | Path,
+        backend: str = "eager",
+        timeout_s: float = 60.0,
+        memory_limit_bytes: int | None = None,
+    ) -> int:
+        """Begin a short trial of a target's forward; its number."""
+        number = self.workshop.next_number()
+        request = {
+            "kind": "trial",
+            "target": str(target),
+            "phase": "forward",
+            "config": CompileConfig(backend=backend).to_dict(),
+            "batch_size": 4,
+            "limits": {"half_width": 0.5, "max_rounds": 8, "max_s": 0.1, "block_s": 0.002},
+        }
+        job = self.workshop.job(number, request)
+        limits = {"timeout_s": timeout_s, "memory_limit_bytes": memory_limit_bytes}
+        self.executor.start(dataclasses.replace(job, **limits))
+        return number
+
+    def end(self, number: int) -> Ending:
+        """Wait for a trial."""
+        while number not in self._endings:
+            for event in self.executor.wait(1.0):
+                if isinstance(event, Ended):
+                    self._endings[event.number] = event.ending
+                elif isinstance(event, Told):
+                    self.told.append(event.text)
+        return self._endings.pop(number)
+
+    def run(self, target: str | Path, backend: str = "eager", **limits: Any) -> Ending:
+        """Begin a trial and wait for it."""
+        return self.end(self.start(target, backend, **limits))
+
+    def log(self, number: int) -> Path:
+        """What a trial printed."""
+        return self.workshop.folder.trial(number) / "log.txt"
+
+
+@pytest.fixture(scope="session")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """Trials that are forked from one warm process, as a study's are."""
+    bench = Bench(tmp_path_factory.mktemp("bench"))
+    yield bench
+    bench.executor.close()
+
+
 @pytest.fixture(scope="session")
 def faulty(tmp_path_factory: pytest.TempPathFactory) -> autocompile.Result:
     """One study over every faulty backend; the tests look at what became of each."""
     folder = tmp_path_factory.mktemp("faulty")
     backends = (
         "honest zeros nan slightly_off remembers stale raises needs_a_package segfaults leaves "
-        "exits hangs eats_memory shouts forges closes_descriptors aot_eager"
+        "exits hangs eats_memory wears_out does_nothing shouts forges closes_descriptors aot_eager"
     ).split()
     return autocompile.tune(
         TARGETS / "faulty_backends.py",
         phases=("forward",),
         space=autocompile.SearchSpace(backends=tuple(backends), batch_sizes=(4,)),
         effort="quick",
-        timeout_s=20.0,
-        memory_limit_bytes=3 * 2**30,
+        timeout_s=8.0,
+        memory_limit_bytes=3 * 2**29,
         run_dir=folder / "run",
     )

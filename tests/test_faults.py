@@ -1,18 +1,27 @@
-"""A real study over backends that go wrong in every way; slow only because each is a process."""
+"""Backends that go wrong in every way, in real trials: each fault has its outcome, nothing of it
+stays alive, and what comes after it is fine. `pytest -m slow` has those that take long.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import assert_nothing_left
+from conftest import TARGETS, Bench, assert_nothing_left
 
 import autocompile
-from autocompile.record import Record
+from autocompile.execute.executor import Ending
+from autocompile.record import Outcome, Record
+
+PROCESSES = TARGETS / "faulty_processes.py"
 
 
 def trial(result: autocompile.Result, backend: str) -> Record:
     return next(r for r in result.trials if r.config.backend == backend and r.role == "search")
+
+
+# --- one study over backends that go wrong by themselves ----------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -24,14 +33,16 @@ def trial(result: autocompile.Result, backend: str) -> Record:
         ("nan", "wrong_output", "verify", "NaN"),
         ("slightly_off", "wrong_output", "verify", "off by 0.01"),
         ("remembers", "wrong_output", "verify", "call 2"),
+        ("wears_out", "wrong_output", "verify", "after the timing"),
+        ("does_nothing", "wrong_output", "verify", "call 1"),
         ("stale", "stale_weights", "verify", "in-place update"),
         ("raises", "compile_error", "compile", "ValueError: this backend cannot do it"),
         ("needs_a_package", "unsupported", "compile", "a_package_that_is_not_there"),
         ("segfaults", "crashed", "compile", "SIGSEGV in compile"),
         ("leaves", "crashed", "compile", "exited with code 0"),
         ("exits", "compile_error", "compile", "SystemExit: gone"),
-        ("hangs", "timeout", "compile", "still in compile after 20 s"),
-        ("eats_memory", "out_of_memory", "compile", "3.0 GiB"),
+        ("hangs", "timeout", "compile", "still in compile after 8 s"),
+        ("eats_memory", "out_of_memory", "compile", "1.5 GiB"),
         ("shouts", "ok", "exit", ""),
         ("forges", "crashed", "compile", "result channel"),
         ("closes_descriptors", "crashed", "compile", "exited with code"),
@@ -79,3 +90,146 @@ def test_failures_are_grouped_in_the_report(faulty: autocompile.Result) -> None:
     groups = faulty.to_dict()["phases"]["forward"]["failures"]
     assert {g["outcome"] for g in groups} >= {"crashed", "timeout", "wrong_output", "unsupported"}
     assert all(g["count"] == len(g["numbers"]) for g in groups)
+
+
+def test_a_study_of_faults_is_resumed_without_repeating_any(faulty: autocompile.Result) -> None:
+    run = Path(faulty.run_dir)
+    before = {p: p.read_bytes() for p in run.glob("trials/*/result.json")}
+    again = autocompile.tune(TARGETS / "faulty_backends.py", run_dir=run, resume=True)
+    assert not again.interrupted
+    assert {p: p.read_bytes() for p in run.glob("trials/*/result.json")} == before
+    assert again.verdict == faulty.verdict
+
+
+# --- processes, descriptors and the channel -----------------------------------------------------
+
+
+def fine_again(bench: Bench) -> None:
+    """Nothing of the trial before is alive, and the next one works."""
+    assert_nothing_left("AUTOCOMPILE_TRIAL=")
+    ending = bench.run(PROCESSES, "honest")
+    assert ending.outcome is Outcome.OK, ending.message
+
+
+PROCESS_FAULTS = [
+    ("segfaults_in_a_thread", "crashed", "compile", "SIGSEGV in compile"),
+    ("kills_itself", "crashed", "compile", "SIGKILL in compile"),
+    ("kills_its_warden", "infrastructure", "compile", "killed from outside"),
+    ("kills_the_compiler", "compile_error", "compile", "CppCompileError"),
+    ("loses_a_compile_worker", "compile_error", "compile", "BrokenProcessPool"),
+    ("does_not_tidy_up", "ok", "exit", ""),
+    ("sends_an_endless_line", "crashed", "compile", "line of more than 8388608 bytes"),
+    ("sends_no_utf8", "crashed", "compile", "wrote to the result channel: no JSON"),
+    ("sends_another_version", "crashed", "compile", "not a message of version 1"),
+    ("sends_a_deep_line", "crashed", "compile", "wrote to the result channel: no JSON"),
+]
+
+
+@pytest.mark.parametrize(("backend", "outcome", "step", "words"), PROCESS_FAULTS)
+def test_a_trial_that_harms_its_own_processes_harms_nobody_else(
+    bench: Bench, backend: str, outcome: str, step: str, words: str
+) -> None:
+    ending = bench.run(PROCESSES, backend)
+    assert (ending.outcome.value, ending.step.value) == (outcome, step), ending.message
+    assert words in ending.message
+    fine_again(bench)
+
+
+@pytest.mark.parametrize("backend", ["segfaults_in_a_thread", "kills_itself", "kills_its_warden"])
+def test_a_death_that_forking_may_have_caused_is_doubtful(bench: Bench, backend: str) -> None:
+    assert "forked" in bench.run(PROCESSES, backend).doubts
+
+
+HANGS = {
+    "hangs_with_the_lock": "in hangs_with_the_lock (faulty_processes.py:",
+    "hangs_in_a_regex": "in match (__init__.py:",
+    "hangs_while_autotuning": "in <lambda> (faulty_processes.py:",
+    "hangs_and_hides": "in hangs_and_hides (faulty_processes.py:",
+}
+
+
+@pytest.fixture(scope="module")
+def side_by_side(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ending]]:
+    """All that hang, and one that does not; the one in a benchmark has the others stopped."""
+    bench = Bench(tmp_path_factory.mktemp("side-by-side"), jobs=5)
+    numbers = {name: bench.start(PROCESSES, name, timeout_s=4.0) for name in (*HANGS, "honest")}
+    yield {name: bench.end(number) for name, number in numbers.items()}
+    bench.executor.close()
+
+
+@pytest.mark.parametrize(("backend", "place"), HANGS.items())
+def test_a_hang_ends_at_its_deadline_and_says_where_it_was(
+    side_by_side: dict[str, Ending], backend: str, place: str
+) -> None:
+    ending = side_by_side[backend]
+    assert (ending.outcome.value, ending.step.value) == ("timeout", "compile"), ending.message
+    assert ending.message.startswith("still in compile after 4 s, ")
+    assert place in ending.message
+    assert set(ending.doubts) == {"forked", "beside other trials"}
+
+
+def test_a_trial_beside_hangs_works_and_is_not_charged_for_standing_still(
+    side_by_side: dict[str, Ending],
+) -> None:
+    ending = side_by_side["honest"]
+    assert ending.outcome is Outcome.OK, ending.message
+    assert ending.wall_s < 4
+    assert_nothing_left("AUTOCOMPILE_TRIAL=")
+
+
+def test_a_busy_neighbour_is_seen_in_the_measurement(bench: Bench) -> None:
+    ending = bench.run(PROCESSES, "hogs_the_cores")
+    assert ending.outcome is Outcome.OK, ending.message
+    assert "contended" in ending.payload["measurement"]["flags"]
+    assert any("of a core busy while this was timed" in note for note in ending.payload["notes"])
+    fine_again(bench)
+
+
+def test_two_gigabytes_of_output_are_capped(bench: Bench) -> None:
+    number = bench.start(PROCESSES, "shouts_two_gigabytes")
+    ending = bench.end(number)
+    assert ending.outcome is Outcome.OK, ending.message
+    assert bench.log(number).stat().st_size < 2**20
+    assert b"bytes left out" in bench.log(number).read_bytes()
+    fine_again(bench)
+
+
+# --- slow ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_result_counts_although_its_process_does_not_end(bench: Bench) -> None:
+    ending = bench.run(PROCESSES, "cannot_leave")
+    assert (ending.outcome, ending.step.value) == (Outcome.OK, "exit"), ending.message
+    assert ending.payload["measurement"]
+    fine_again(bench)
+
+
+@pytest.fixture(scope="module")
+def spawned(tmp_path_factory: pytest.TempPathFactory) -> autocompile.Result:
+    """A study of the same faults in which each trial has an interpreter of its own."""
+    backends = (*(row[0] for row in PROCESS_FAULTS), *HANGS)
+    return autocompile.tune(
+        PROCESSES,
+        phases=("forward",),
+        space=autocompile.SearchSpace(backends=backends, batch_sizes=(4,)),
+        effort="quick",
+        timeout_s=15.0,
+        isolation="spawn",
+        run_dir=tmp_path_factory.mktemp("spawned") / "run",
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("backend", "outcome", "step", "words"),
+    [*PROCESS_FAULTS, *((name, "timeout", "compile", place) for name, place in HANGS.items())],
+)
+def test_faults_are_the_same_where_each_trial_has_an_interpreter_of_its_own(
+    spawned: autocompile.Result, backend: str, outcome: str, step: str, words: str
+) -> None:
+    record = trial(spawned, backend)
+    assert (record.outcome.value, record.step.value) == (outcome, step), record.message
+    assert words in record.message
+    assert_nothing_left("AUTOCOMPILE_TRIAL=")
