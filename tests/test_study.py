@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import shutil
 import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,8 +16,9 @@ import pytest
 import autocompile
 from autocompile.api import load, tune
 from autocompile.errors import NothingWorked, RunError, UsageError
-from autocompile.execute.executor import Ending, Event
+from autocompile.execute.executor import Ended, Ending, Event, Job
 from autocompile.record import RunFolder
+from autocompile.report.live import SilentProgress
 from autocompile.search.space import SearchSpace
 from autocompile.testing import FakeExecutor, failed, measured, probed
 
@@ -243,16 +246,185 @@ def test_two_tuners_on_one_run_are_refused(target: Path) -> None:
     assert "another autocompile is at work" in str(inner[0])
 
 
-def test_a_torn_database_is_a_clear_error_that_loses_nothing(target: Path) -> None:
+class Listener(SilentProgress):
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+
+    def warning(self, text: str) -> None:
+        self.warnings.append(text)
+
+
+def test_a_torn_database_is_made_anew_from_the_records(target: Path) -> None:
     result = tune(target, executor=FakeExecutor(script), trials=2, run_dir="mine")
     Path("mine/study.db").write_bytes(b"this is no database" * 100)
-    with pytest.raises(RunError, match="cannot be used"):
-        tune(target, executor=FakeExecutor(script), run_dir="mine", resume=True)
-    Path("mine/study.db").unlink()
-    again = tune(target, executor=FakeExecutor(script), run_dir="mine", resume=True)
+    show = Listener()
+    again = tune(target, executor=FakeExecutor(script), run_dir="mine", resume=True, progress=show)
     assert {r.number for r in result.trials} <= {r.number for r in again.trials}
     numbers = {r.user_attrs.get("number") for r in studies("mine").get_trials()}
     assert {r.number for r in again.trials if r.role == "search"} == numbers
+    assert len(show.warnings) == 1
+    assert "made anew" in show.warnings[0]
+    assert Path("mine/study.db.torn").read_bytes().startswith(b"this is no database")
+
+
+def test_a_database_that_breaks_on_the_way_costs_no_trial(target: Path) -> None:
+    def spoil(request: Mapping[str, Any]) -> Ending:
+        if request["config"]["mode"] == "max-autotune" and Path("mine/study.db").is_file():
+            with sqlite3.connect("mine/study.db") as database:
+                database.execute("DROP TABLE IF EXISTS trials")
+        return script(request)
+
+    show = Listener()
+    result = tune(target, executor=FakeExecutor(spoil), run_dir="mine", progress=show)
+    assert result.config["forward"].mode == "max-autotune"
+    assert len(show.warnings) == 1
+    assert "--resume adds the missing rows" in show.warnings[0]
+
+
+def test_a_storage_of_the_users_that_cannot_be_used_is_one_paragraph(target: Path) -> None:
+    for url in ("sqlite:////nowhere/at/all.db", "postgresql://nobody@localhost/none", "rubbish"):
+        with pytest.raises(RunError, match="cannot be used") as caught:
+            tune(target, executor=FakeExecutor(script), storage=url, run_dir=f"r{len(url)}")
+        assert "another --storage" in caught.value.text()
+
+
+@pytest.mark.parametrize("slots", [2, 5, 100])
+def test_side_by_side_the_same_settings_are_tried_and_none_twice(target: Path, slots: int) -> None:
+    space = SearchSpace(batch_sizes=(1, 4))
+    one = tune(target, executor=FakeExecutor(script), space=space)
+    executor = FakeExecutor(script, slots=slots)
+    many = tune(target, executor=executor, space=space)
+
+    def found(result: autocompile.Result) -> list[Any]:
+        kept = [r for r in result.trials if r.role == "search"]
+        return sorted(
+            (r.config.key, r.batch_size or 0, r.outcome.value, r.duplicate_of is None) for r in kept
+        )
+
+    assert found(many) == found(one)
+    search = [r for r in executor.requests if "repeats" not in r]
+    assert len(search) == sum(not row[2] or (row[2] == "ok" and row[3]) for row in found(one))
+
+
+class Recorder(FakeExecutor):
+    """Remembers the jobs, and how many others ran when each was started."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.jobs: list[tuple[Job, int]] = []
+        self.alive: set[int] = set()
+
+    def start(self, job: Job) -> None:
+        self.jobs.append((job, len(self.alive)))
+        self.alive.add(job.number)
+        super().start(job)
+
+    def wait(self, timeout_s: float) -> list[Event]:
+        events = super().wait(timeout_s)
+        self.alive -= {e.number for e in events if isinstance(e, Ended)}
+        return events
+
+
+def test_what_forking_or_a_neighbour_may_have_caused_is_tried_again_alone(target: Path) -> None:
+    tries: list[Mapping[str, Any]] = []
+
+    def fragile(request: Mapping[str, Any]) -> Ending:
+        if request["config"]["mode"] != "max-autotune" or "repeats" in request:
+            return script(request)
+        tries.append(request)
+        if len(tries) > 1:
+            return script(request)
+        first = failed("timeout", message="still in compile after 300 s")
+        return dataclasses.replace(first, doubts=("forked",))
+
+    executor = Recorder(fragile, slots=4)
+    result = tune(target, executor=executor, space=SearchSpace(batch_sizes=(1, 4)))
+    fresh = [(job, beside) for job, beside in executor.jobs if job.fresh]
+    ((job, beside),) = fresh
+    assert beside == 0
+    record = next(r for r in result.trials if r.number == job.number)
+    assert record.ok
+    assert "second try, alone" in record.notes[0]
+    assert "timeout in compile (still in compile after 300 s)" in record.notes[0]
+    later = executor.jobs[executor.jobs.index(fresh[0]) + 1 :]
+    assert later
+    assert executor.jobs.count((job, 0)) == 1
+
+
+def test_a_second_try_that_fails_as_well_is_the_result(target: Path) -> None:
+    def broken(request: Mapping[str, Any]) -> Ending:
+        if request["config"]["mode"] == "max-autotune":
+            first = failed("crashed", message="SIGSEGV in compile")
+            return dataclasses.replace(first, doubts=("forked",))
+        return script(request)
+
+    executor = Recorder(broken)
+    result = tune(target, executor=executor, space=SearchSpace(batch_sizes=(4,)))
+    crashed = [r for r in result.trials if r.outcome.value == "crashed"]
+    assert crashed
+    for record in crashed:
+        assert [j.fresh for j, _ in executor.jobs if j.number == record.number] == [False, True]
+
+
+def test_what_the_setting_itself_caused_is_not_tried_again(target: Path) -> None:
+    executor = Recorder(
+        lambda r: failed("timeout") if r["config"]["mode"] == "max-autotune" else script(r)
+    )
+    tune(target, executor=executor, space=SearchSpace(batch_sizes=(4,)))
+    assert not any(job.fresh for job, _ in executor.jobs)
+
+
+def test_a_compile_gets_less_time_once_others_of_its_kind_have_been_seen(target: Path) -> None:
+    def quick(request: Mapping[str, Any]) -> Ending:
+        return dataclasses.replace(script(request), step_s={"compile": 2.0})
+
+    executor = Recorder(quick)
+    space = SearchSpace(batch_sizes=(1, 2, 4, 8, 16))
+    tune(target, executor=executor, space=space, timeout_s=500)
+    allowed = [j.compile_timeout_s for j, _ in executor.jobs if j.number >= 0]
+    assert allowed[0] == 500
+    assert 60 in allowed
+    assert all(j.timeout_s == 500 and j.total_timeout_s == 1500 for j, _ in executor.jobs[1:])
+
+
+def test_the_caches_of_those_that_cannot_win_are_removed(target: Path) -> None:
+    cached: list[int] = []
+
+    def caching(request: Mapping[str, Any]) -> Ending:
+        cached.append(len(list(Path("mine/cache").glob("0*"))))
+        return measured(1.0 + request["number"] / 100, graph_breaks=1)
+
+    tune(target, executor=FakeExecutor(caching), effort="full", run_dir="mine")
+    assert max(cached) <= 3 * 7 + 4, "six and default for each batch size, and what runs"
+    assert not Path("mine/cache").exists(), "after the confirmation none is needed"
+
+
+def test_a_full_disk_is_one_paragraph_before_anything_is_lost(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = shutil.disk_usage(".")
+
+    def full(path: Any) -> Any:
+        done = len(list(Path("mine/trials").glob("*/result.json")))
+        return free._replace(free=free.free if done < 3 else 10 * 2**20)
+
+    monkeypatch.setattr(shutil, "disk_usage", full)
+    with pytest.raises(RunError, match="only 10 MiB are free"):
+        tune(target, executor=FakeExecutor(script), run_dir="mine")
+    monkeypatch.undo()
+    monkeypatch.chdir(target.parent)
+    result = tune(target, executor=FakeExecutor(script), run_dir="mine", resume=True)
+    assert result.config["forward"].mode == "max-autotune"
+
+
+def test_a_cache_that_cannot_be_written_is_one_paragraph(target: Path) -> None:
+    def spoil(request: Mapping[str, Any]) -> Ending:
+        shutil.rmtree("mine/cache", ignore_errors=True)
+        Path("mine/cache").write_text("in the way")
+        return script(request)
+
+    with pytest.raises(RunError, match="cannot make the folder"):
+        tune(target, executor=FakeExecutor(spoil), run_dir="mine")
 
 
 def test_nothing_that_works_is_an_error_that_says_why(target: Path) -> None:

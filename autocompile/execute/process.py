@@ -275,7 +275,6 @@ class LocalExecutor:
                 elif event == "result" and child.result is None:
                     child.result = message
                     child.clock.enter(Step.EXIT)
-                    self._quiet.give_back(number)
                 elif event == "modules":
                     self._warm([str(name) for name in message["names"]], None)
                 elif event == "born":

@@ -56,18 +56,22 @@ class Channel:
     @contextlib.contextmanager
     def quiet(self) -> Iterator[None]:
         """While it is entered, no other trial of the run uses the machine; may be nested."""
-        self._depth += 1
-        if self._depth == 1 and self._control is not None:
-            began = time.perf_counter()
-            self._send({"event": "quiet"})
-            os.read(self._control, 1)
-            self.waited_s += time.perf_counter() - began
+        self.quiet_from_now_on()
         try:
             yield
         finally:
             self._depth -= 1
             if self._depth == 0 and self._control is not None:
                 self._send({"event": "busy"})
+
+    def quiet_from_now_on(self) -> None:
+        """Like :meth:`quiet`, until this process has ended: leaving it disturbs as well."""
+        self._depth += 1
+        if self._depth == 1 and self._control is not None:
+            began = time.perf_counter()
+            self._send({"event": "quiet"})
+            os.read(self._control, 1)
+            self.waited_s += time.perf_counter() - began
 
     def _send(self, message: dict[str, Any]) -> None:
         line = json.dumps({"v": _VERSION, "nonce": self._nonce, **message}) + "\n"

@@ -1,0 +1,430 @@
+"""The executor and its parts: who may run, clocks, limits, cages, forks; with real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import TARGETS, assert_nothing_left
+
+from autocompile import processes
+from autocompile.errors import UsageError
+from autocompile.execute import memory
+from autocompile.execute.child import Clock
+from autocompile.execute.ending import Sighting, conclude
+from autocompile.execute.executor import Ended, Ending, Event, Job, Stepped, Told
+from autocompile.execute.job import Workshop, adaptive_timeout_s
+from autocompile.execute.process import LocalExecutor, default_jobs
+from autocompile.execute.quiet import Quiet
+from autocompile.record import Outcome, RunFolder, Step
+
+# Quiet -------------------------------------------------------------------------------------------
+
+
+class Room:
+    """Trials that are held, let go and told to go, and what must be true of them throughout."""
+
+    def __init__(self) -> None:
+        self.present: set[int] = set()
+        self.held: set[int] = set()
+        self.timing: int | None = None
+        self.granted: list[int] = []
+        self.quiet = Quiet(self.hold, self.release, self.grant)
+
+    def hold(self, number: int) -> None:
+        assert number not in self.held
+        self.held.add(number)
+
+    def release(self, number: int) -> None:
+        self.held.remove(number)
+
+    def grant(self, number: int) -> None:
+        assert self.timing is None
+        assert self.held == self.present - {number}, "somebody moves while another is timed"
+        self.timing = number
+        self.granted.append(number)
+
+
+def test_while_one_is_timed_all_others_stand_still() -> None:
+    room = Room()
+    for number in (1, 2, 3):
+        room.present.add(number)
+        room.quiet.enter(number)
+    room.quiet.ask(2)
+    assert room.timing == 2
+    assert room.quiet.taken
+    room.quiet.ask(3)
+    room.timing = None
+    room.quiet.give_back(2)
+    assert room.granted == [2, 3], "first come, first served"
+    room.timing = None
+    room.quiet.give_back(3)
+    assert not room.held
+    assert not room.quiet.taken
+
+
+def test_whatever_happens_nobody_is_forgotten_and_nobody_runs_beside_a_timing() -> None:
+    for seed in range(300):
+        rng, room, next_number = random.Random(seed), Room(), 0
+        asked: set[int] = set()
+        for _ in range(60):
+            moving = room.present - room.held
+            action = rng.choice(["enter", "ask", "give_back", "leave"])
+            if action == "enter" and not room.quiet.taken:
+                room.present.add(next_number)
+                room.quiet.enter(next_number)
+                next_number += 1
+            elif action == "ask" and (able := sorted(moving - asked)):
+                asked.add(number := rng.choice(able))
+                room.quiet.ask(number)
+            elif action == "give_back" and room.timing is not None:
+                number, room.timing = room.timing, None
+                asked.discard(number)
+                room.quiet.give_back(number)
+            elif action == "leave" and room.present:
+                number = rng.choice(sorted(room.present))
+                room.present.discard(number)
+                room.held.discard(number)
+                asked.discard(number)
+                room.timing = None if room.timing == number else room.timing
+                room.quiet.leave(number)
+        while room.timing is not None:
+            number, room.timing = room.timing, None
+            asked.discard(number)
+            room.quiet.give_back(number)
+        assert not room.held, seed
+        assert not asked, seed
+
+
+# Clocks and limits -------------------------------------------------------------------------------
+
+
+def test_a_clock_leaves_out_the_time_in_which_the_trial_was_held() -> None:
+    clock = Clock()
+    clock.enter(Step.COMPILE)
+    time.sleep(0.05)
+    clock.hold()
+    assert clock.left(0.01, None) == float("inf"), "who stands still has all the time"
+    time.sleep(0.2)
+    clock.go()
+    clock.enter(Step.VERIFY)
+    assert 0.04 < clock.step_s["compile"] < 0.15
+    assert clock.total_s < 0.15
+    ((begin, end),) = clock.pauses
+    assert 0.19 < end - begin < 0.3
+
+
+@pytest.mark.parametrize(
+    ("seen", "allowed"),
+    [
+        ([], 300),  # nothing is known
+        ([1.0, 1.0], 300),  # hardly anything
+        ([1.0, 2.0, 3.0], 60),  # never less than a minute
+        ([40.0] * 9 + [50.0], 120),  # three times the 90th percentile
+        ([250.0] * 5, 300),  # never more than the user allows
+    ],
+)
+def test_a_compile_may_take_three_times_what_others_of_its_kind_took(
+    seen: list[float], allowed: float
+) -> None:
+    assert adaptive_timeout_s(300, seen) == pytest.approx(allowed)
+
+
+def test_the_cap_of_the_user_is_the_cap() -> None:
+    assert adaptive_timeout_s(20, [1.0] * 10) == 20
+
+
+@pytest.mark.parametrize(
+    ("seen", "outcome", "words"),
+    [
+        (Sighting(Step.COMPILE, None, -11), Outcome.CRASHED, "SIGSEGV in compile"),
+        (Sighting(Step.COMPILE, None, 3, last_words="bye"), Outcome.CRASHED, "code 3"),
+        (Sighting(Step.VERIFY, None, None), Outcome.INFRASTRUCTURE, "killed from outside"),
+        (Sighting(Step.COMPILE, None, -9, oom_killed=True), Outcome.OUT_OF_MEMORY, "kernel"),
+        (
+            Sighting(Step.COMPILE, None, -9, "total", "9 s", place=", in f (m.py:7)"),
+            Outcome.TIMEOUT,
+            "took more than 9 s, in f (m.py:7)",
+        ),
+        (  # a compile worker was killed, and the trial could only say that its compile failed
+            Sighting(
+                Step.EXIT,
+                {"outcome": "compile_error", "step": "compile", "message": "g++ died"},
+                0,
+                oom_killed=True,
+            ),
+            Outcome.OUT_OF_MEMORY,
+            "g++ died",
+        ),
+        (  # a result that has arrived is final
+            Sighting(Step.EXIT, {"outcome": "ok", "step": "exit"}, -9, oom_killed=True),
+            Outcome.OK,
+            "",
+        ),
+        (Sighting(Step.EXIT, {"outcome": "fine"}, 0), Outcome.CRASHED, "none"),
+    ],
+)
+def test_what_was_seen_has_a_name(seen: Sighting, outcome: Outcome, words: str) -> None:
+    found, _, message = conclude(seen)
+    assert found is outcome
+    assert words in message
+
+
+# Memory ------------------------------------------------------------------------------------------
+
+
+def can_cage() -> bool:
+    cage = memory.Cage.build(2**30)
+    if cage is not None:
+        cage.remove()
+    return cage is not None
+
+
+needs_cage = pytest.mark.skipif(not can_cage(), reason="may not make a memory cgroup here")
+
+
+@needs_cage
+def test_the_kernel_holds_a_cage_to_its_limit() -> None:
+    cage = memory.Cage.build(100 * 2**20)
+    assert cage is not None
+    code = "import sys; open(sys.argv[1], 'w').write('0'); x = bytearray(int(sys.argv[2]))"
+    command = [sys.executable, "-c", code, str(cage.entrance)]
+    assert subprocess.run([*command, str(20 * 2**20)]).returncode == 0
+    assert cage.kills() == 0
+    assert subprocess.run([*command, str(300 * 2**20)]).returncode == -9
+    assert cage.kills() == 1
+    cage.remove()
+    assert not cage.entrance.parent.exists()
+
+
+def test_available_memory_is_no_more_than_the_machine_has() -> None:
+    available = memory.available_memory_bytes()
+    assert available is not None
+    assert 0 < available <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_a_tree_is_paused_and_goes_on() -> None:
+    code = """
+import os, subprocess, sys, time
+if sys.argv[1] == "0":
+    while True:
+        time.sleep(0.001)
+subprocess.run([sys.executable, "-c", sys.argv[2], "0", ""], start_new_session=True)
+"""
+    with subprocess.Popen([sys.executable, "-c", code, "1", code]) as top:
+        deadline = time.monotonic() + 10
+        while len(processes.descendants(os.getpid())) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        below = processes.descendants(os.getpid())
+        assert len(below) == 2, "the second has left the session and is found all the same"
+
+        def states() -> set[str]:
+            stats = [Path(f"/proc/{p}/stat").read_text() for p in below]
+            return {s.rpartition(")")[2].split()[0] for s in stats}
+
+        processes.pause(os.getpid())
+        assert states() == {"T"}
+        processes.resume(os.getpid())
+        time.sleep(0.05)
+        assert "T" not in states()
+        assert processes.end_descendants()
+        assert not processes.descendants(os.getpid())
+        top.poll()
+
+
+# The executor ------------------------------------------------------------------------------------
+
+
+def until_ended(executor: LocalExecutor, count: int = 1, patience_s: float = 120) -> list[Event]:
+    events: list[Event] = []
+    deadline = time.monotonic() + patience_s
+    while sum(isinstance(e, Ended) for e in events) < count:
+        assert time.monotonic() < deadline, events
+        events += executor.wait(1.0)
+    return events
+
+
+def endings(events: list[Event]) -> dict[int, Ending]:
+    return {e.number: e.ending for e in events if isinstance(e, Ended)}
+
+
+def workshop(folder: Path, target: str = "plain.py", timeout_s: float = 60) -> Workshop:
+    run = RunFolder(folder)
+    run.create()
+    base = {"target": str(TARGETS / target), "device": "cpu", "seed": 0}
+    return Workshop(run, base, timeout_s, None)
+
+
+def trial(shop: Workshop, backend: str = "aot_eager", **more: object) -> Job:
+    request = {
+        "kind": "trial",
+        "phase": "forward",
+        "config": {"backend": backend},
+        "batch_size": 4,
+        "limits": {"half_width": 0.05, "max_rounds": 8, "max_s": 0.5, "block_s": 0.02},
+    }
+    return shop.job(shop.next_number(), {**request, **more})
+
+
+@pytest.mark.parametrize("isolation", ["fork", "spawn"])
+def test_both_ways_to_start_a_trial_give_the_same(isolation: str, tmp_path: Path) -> None:
+    executor, shop = LocalExecutor(isolation=isolation, jobs=1), workshop(tmp_path / "run")  # type: ignore[arg-type]
+    try:
+        for backend in ("eager", "aot_eager"):
+            executor.start(trial(shop, backend))
+            events = until_ended(executor)
+            (ending,) = endings(events).values()
+            assert ending.outcome is Outcome.OK, ending.message
+            steps = [e.step.value for e in events if isinstance(e, Stepped)]
+            assert steps == ["import", "build", "eager", "compile", "verify", "measure", "verify"]
+            assert not ending.doubts
+    finally:
+        executor.close()
+    assert_nothing_left("AUTOCOMPILE_TRIAL=")
+
+
+def test_trials_compile_side_by_side_and_are_timed_alone(tmp_path: Path) -> None:
+    executor, shop = LocalExecutor(jobs=3), workshop(tmp_path / "run")
+    try:
+        for _ in range(3):
+            executor.start(trial(shop, "aot_eager"))
+        events = until_ended(executor, 3)
+    finally:
+        executor.close()
+    found = endings(events)
+    assert {e.outcome for e in found.values()} == {Outcome.OK}, found
+    # From verifying until its end each trial is the only one that takes a step of any kind.
+    alone = None
+    for event in events:
+        if isinstance(event, Stepped) and alone is not None:
+            assert event.number == alone, events
+        if isinstance(event, Stepped) and event.step is Step.VERIFY:
+            alone = event.number
+        elif isinstance(event, Ended):
+            alone = None
+    assert any(e.pauses for e in found.values())
+    assert all("contended" not in e.payload["measurement"]["flags"] for e in found.values())
+
+
+def test_the_first_compile_time_leaves_out_the_pauses(tmp_path: Path) -> None:
+    from autocompile.config import CompileConfig
+    from autocompile.search.space import Setting
+    from autocompile.search.study import to_record
+
+    payload = {"compile_s": 7.0, "compile_window": [100.0, 107.5]}
+    pauses = ((90.0, 101.0), (104.0, 106.0), (107.0, 120.0))
+    ending = Ending(Outcome.OK, Step.EXIT, payload=payload, pauses=pauses)
+    record = to_record(0, "forward", Setting(CompileConfig(), 1), ending)
+    assert record.compile_s == pytest.approx(7.0 - 1.0 - 2.0 - 0.5)
+
+
+def test_a_trial_that_is_cancelled_before_it_began_is_interrupted(tmp_path: Path) -> None:
+    executor, shop = LocalExecutor(isolation="spawn", jobs=2), workshop(tmp_path / "run")
+    job = trial(shop)
+    executor._queue.append(job)
+    executor.cancel(job.number)
+    assert endings(executor.wait(0.1))[job.number].outcome is Outcome.INTERRUPTED
+    executor.close()
+
+
+def test_a_dead_zygote_is_replaced(tmp_path: Path) -> None:
+    executor, shop = LocalExecutor(isolation="fork", jobs=1), workshop(tmp_path / "run")
+    try:
+        for _ in range(2):
+            executor.start(trial(shop, "eager"))
+            (ending,) = endings(until_ended(executor)).values()
+            assert ending.outcome is Outcome.OK
+            assert executor._zygote is not None
+            os.kill(executor._zygote.pid, 9)
+    finally:
+        executor.close()
+    assert_nothing_left("AUTOCOMPILE_TRIAL=")
+
+
+def test_where_no_zygote_can_live_each_trial_gets_an_interpreter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poison = tmp_path / "site"
+    poison.mkdir()
+    # What a sitecustomize of some monitoring tool does: a thread in every interpreter.
+    (poison / "sitecustomize.py").write_text(
+        "import threading, time\n"
+        "threading.Thread(target=time.sleep, args=(999,), daemon=True, name='watcher').start()\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(poison))
+    executor, shop = LocalExecutor(jobs=1), workshop(tmp_path / "run")
+    try:
+        said: list[str] = []
+        for _ in range(2):
+            executor.start(trial(shop, "eager"))
+            events = until_ended(executor)
+            said += [e.text for e in events if isinstance(e, Told)]
+            assert next(iter(endings(events).values())).outcome is Outcome.OK
+        assert len(said) == 1, "once is enough"
+        assert "a thread runs in it: watcher" in said[0]
+        insisting = LocalExecutor(isolation="fork", jobs=1)
+        with pytest.raises(UsageError, match="cannot be forked here"):
+            insisting.start(trial(shop, "eager"))
+        insisting.close()
+    finally:
+        executor.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"isolation": "thread"}, "none of auto, fork, spawn"), ({"jobs": 0}, "0 jobs")],
+)
+def test_an_executor_that_cannot_be_is_refused(options: dict[str, object], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        LocalExecutor(**options)  # type: ignore[arg-type]
+
+
+def test_jobs_follow_the_cores() -> None:
+    assert 1 <= default_jobs() <= len(os.sched_getaffinity(0))
+
+
+def test_the_parent_sleeps_while_a_trial_works(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(
+        "import time, torch\n"
+        "def get_model():\n    time.sleep(6)\n    return torch.nn.Linear(2, 2)\n"
+        "def get_inputs(batch_size):\n    return (torch.randn(batch_size, 2),)\n"
+    )
+    executor, shop = LocalExecutor(jobs=1), workshop(tmp_path / "run")
+    shop.memory_limit_bytes = 8 * 2**30
+    try:
+        executor.start(trial(shop, "eager", target=str(tmp_path / "slow.py")))
+        while not executor.wait(1.0):
+            pass
+        began, used = time.monotonic(), time.process_time()
+        until_ended(executor)
+        share = (time.process_time() - used) / (time.monotonic() - began)
+    finally:
+        executor.close()
+    assert share < 0.02, f"{share:.1%} of a core"
+
+
+def test_inductors_own_benchmarks_ask_for_quiet() -> None:
+    code = """
+import contextlib, json
+from autocompile.trial.hush import hush_autotuning
+asked = []
+class Channel:
+    @contextlib.contextmanager
+    def quiet(self):
+        asked.append("in")
+        yield
+        asked.append("out")
+assert hush_autotuning(Channel()) > 2
+from torch._inductor.runtime.benchmarking import benchmarker
+took = benchmarker.benchmark_cpu(lambda: asked.append("run"), warmup=1, rep=1)
+print(json.dumps([asked[0], asked[-1], set(asked[1:-1]) == {"run"}, took > 0]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == ["in", "out", True, True]
