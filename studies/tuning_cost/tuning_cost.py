@@ -1,0 +1,299 @@
+"""What tuning costs besides compiling and measuring, against the loop that people write.
+
+    python studies/tuning_cost/tuning_cost.py compare --device cpu --out cpu.json
+    python studies/tuning_cost/tuning_cost.py growth --out growth.json
+
+``compare`` runs the same settings in three ways: (naive) a shell loop, one fresh interpreter after
+the other with torch's default caches and compile threads; (one, again) autocompile with one job,
+twice, which shows how much two equal runs differ; (many) autocompile with the default jobs. All three run the code of a trial as it is, so a trial loads,
+compiles, verifies and measures the same everywhere. ``growth`` gives the tuner trials that cost
+nothing and looks at what is left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autocompile.api import tune
+from autocompile.config import CompileConfig
+from autocompile.record import Measurement, Record
+from autocompile.report.live import SilentProgress
+from autocompile.search.space import SearchSpace
+from autocompile.testing import FakeExecutor, measured
+
+ROOT = Path(__file__).resolve().parents[2]
+MODES = ("default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune", "lite")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is tuned: every mode of inductor, cudagraphs and eager, at each batch size."""
+
+    target: str
+    phase: str
+    batch_sizes: tuple[int, ...]
+
+    @property
+    def space(self) -> SearchSpace:
+        return SearchSpace(
+            backends=("inductor", "cudagraphs"),
+            modes=MODES,
+            batch_sizes=self.batch_sizes,
+            fullgraph=(False,),
+            dynamic=(None,),
+        )
+
+    def settings(self) -> list[tuple[dict[str, Any], int]]:
+        """What the loop runs: the same list, nothing merged."""
+        configs = [CompileConfig("eager"), *(CompileConfig(mode=m) for m in MODES)]
+        configs.append(CompileConfig("cudagraphs"))
+        return [(c.to_dict(), size) for c in configs for size in self.batch_sizes]
+
+
+WORKLOADS = {
+    "cpu": Workload("examples/ppo_breakout.py", "forward_exploration", (1, 2, 4, 8, 16, 32)),
+    "cuda": Workload("examples/cnn.py", "forward", (1, 4, 16, 64)),
+}
+
+
+class Watch(SilentProgress):
+    """Notes when things happened and stops the run where the confirmation would begin."""
+
+    def __init__(self) -> None:
+        self.began = time.monotonic()
+        self.first_s: float | None = None
+        self.search_s: float | None = None
+        self.warnings: list[str] = []
+
+    def started(
+        self, number: int, config: CompileConfig, batch_size: int | None, role: str
+    ) -> None:
+        self.first_s = self.first_s or time.monotonic() - self.began
+
+    def ended(self, record: Record, left: int) -> None:
+        self.search_s = time.monotonic() - self.began
+
+    def confirming(self, processes: int) -> None:
+        raise KeyboardInterrupt
+
+    def warning(self, text: str) -> None:
+        self.warnings.append(text)
+
+
+def cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def interval(measurement: Measurement | None) -> list[float] | None:
+    if measurement is None:
+        return None
+    found = measurement.speedup
+    return [found.value, found.low, found.high]
+
+
+def choices(log: Path) -> list[list[Any]]:
+    """What Inductor's autotuning chose: the operation, its choice, and the runner-up's time."""
+    found, lines = [], log.read_text("utf-8", "replace").splitlines()
+    for line, *rest in (lines[i : i + 4] for i in range(len(lines))):
+        if match := re.match(r"AUTOTUNE (.*)", line):
+            ranked = [re.match(r"\s+(\S+) ([\d.]+) ms ([\d.]+)%", r) for r in rest]
+            ranked = [r for r in ranked if r]
+            if ranked:
+                second = float(ranked[1][3]) if len(ranked) > 1 else None
+                found.append([match[1], ranked[0][1], second])
+    return found
+
+
+def by_autocompile(work: Workload, jobs: int | None, device: str, folder: Path) -> dict[str, Any]:
+    watch, used = Watch(), cpu_s()
+    result = tune(
+        str(ROOT / work.target),
+        phases=(work.phase,),
+        space=work.space,
+        effort="quick",
+        device=device,
+        jobs=jobs,
+        run_dir=folder,
+        progress=watch,
+    )
+    total_s = time.monotonic() - watch.began
+    trials = [
+        {
+            "config": r.config.to_dict(),
+            "batch_size": r.batch_size,
+            "outcome": r.outcome.value,
+            "message": r.message,
+            "wall_s": r.wall_s,
+            "step_s": dict(r.step_s),
+            "compile_s": r.compile_s,
+            "speedup": interval(r.measurement),
+            "flags": list(r.measurement.flags) if r.measurement else [],
+            "notes": list(r.notes),
+            "choices": choices(folder / "trials" / f"{r.number:04d}" / "log.txt"),
+        }
+        for r in result.trials
+        if r.role == "search" and r.wall_s
+    ]
+    return {
+        "jobs": jobs,
+        "wall_s": watch.search_s,
+        "first_trial_s": watch.first_s,
+        "tuner_cpu_share": (cpu_s() - used) / total_s,
+        "warnings": watch.warnings,
+        "environment": result.environment,
+        "trials": trials,
+    }
+
+
+def by_loop(work: Workload, device: str, limits: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """One interpreter after the other; they share torch's caches, which begin empty."""
+    temporary = folder / "tmp"
+    temporary.mkdir(parents=True)
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    trials = []
+    for number, (config, batch_size) in enumerate(work.settings()):
+        trial = folder / f"{number:04d}"
+        trial.mkdir()
+        request = {
+            "kind": "trial",
+            "target": str(ROOT / work.target),
+            "device": device,
+            "seed": 0,
+            "number": number,
+            "phase": work.phase,
+            "config": config,
+            "batch_size": batch_size,
+            "limits": limits,
+        }
+        (trial / "request.json").write_text(json.dumps(request))
+        began = time.monotonic()
+        with open(trial / "log.txt", "wb") as log:
+            done = subprocess.run(
+                [sys.executable, "-m", "autocompile.trial", str(trial)],
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=log,
+            )
+        wall_s = time.monotonic() - began
+        said = [json.loads(x) for x in done.stdout.splitlines() if x.startswith(b'{"v"')]
+        last = said[-1] if said else {}
+        raw = last.get("measurement")
+        trials.append(
+            {
+                "config": config,
+                "batch_size": batch_size,
+                "outcome": last.get("outcome"),
+                "message": last.get("message", ""),
+                "wall_s": wall_s,
+                "compile_s": last.get("compile_s"),
+                "speedup": interval(Measurement(**{k: tuple(v) for k, v in raw.items()}))
+                if raw
+                else None,
+                "choices": choices(trial / "log.txt"),
+            }
+        )
+        print(number, config["backend"], config["mode"], f"{wall_s:.1f} s", file=sys.stderr)
+    return {"wall_s": sum(t["wall_s"] for t in trials), "trials": trials}
+
+
+def compare(device: str, arms: list[str], out: Path) -> None:
+    """Run the arms that are asked for and add them to the file."""
+    work = WORKLOADS[device]
+    results = {"schema": 1, "target": work.target, "phase": work.phase}
+    if out.exists():
+        results = json.loads(out.read_text())
+    limits = {"half_width": 0.03, "max_rounds": 96, "max_s": 1.0, "block_s": 0.02}
+    for arm in arms:
+        with tempfile.TemporaryDirectory(prefix="tuning-cost-") as scratch:
+            folder = Path(scratch) / "run"
+            if arm == "naive":
+                results[arm] = by_loop(work, device, limits, folder)
+            else:
+                jobs = None if arm == "many" else 1
+                results[arm] = by_autocompile(work, jobs, device, folder)
+        print(f"{arm}: {results[arm]['wall_s']:.1f} s", file=sys.stderr)
+        out.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def growth(out: Path) -> None:
+    """The tuner's own cost for each trial: settings that take no time, 3 for each batch size."""
+
+    class Stamps(SilentProgress):
+        def __init__(self) -> None:
+            self.at: list[tuple[float, float]] = []
+
+        def ended(self, record: Record, left: int) -> None:
+            self.at.append((time.monotonic(), cpu_s()))
+
+        def confirming(self, processes: int) -> None:
+            raise KeyboardInterrupt
+
+    def trial(request: dict[str, Any]) -> Any:
+        eager = request["config"]["backend"] == "eager"
+        return measured(1.0 if eager else 1.2, rounds=24)
+
+    rows = []
+    for sizes in (8, 32, 128):
+        with tempfile.TemporaryDirectory(prefix="tuning-cost-") as scratch:
+            target = Path(scratch) / "net.py"
+            target.write_text("# never run\n")
+            stamps = Stamps()
+            tune(
+                target,
+                executor=FakeExecutor(trial),
+                space=SearchSpace(backends=("inductor",), batch_sizes=tuple(range(1, sizes + 1))),
+                effort="quick",
+                progress=stamps,
+                run_dir=Path(scratch) / "run",
+            )
+            report_s = time.monotonic() - stamps.at[-1][0]
+        trials, quarter = len(stamps.at), len(stamps.at) // 4
+
+        def each_ms(begin: int, end: int, clock: int, at: Any = stamps.at) -> float:
+            return 1e3 * (at[end][clock] - at[begin][clock]) / (end - begin)
+
+        rows.append(
+            {
+                "trials": trials,
+                "wall_ms_per_trial": each_ms(0, trials - 1, 0),
+                "cpu_ms_per_trial": each_ms(0, trials - 1, 1),
+                "first_quarter_ms": each_ms(0, quarter, 0),
+                "last_quarter_ms": each_ms(trials - 1 - quarter, trials - 1, 0),
+                "report_s": report_s,
+                "report_ms_per_trial": 1e3 * report_s / trials,
+            }
+        )
+        print(rows[-1], file=sys.stderr)
+    out.write_text(json.dumps({"schema": 1, "rows": rows}, indent=1) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    one = commands.add_parser("compare")
+    one.add_argument("--device", choices=sorted(WORKLOADS), default="cpu")
+    one.add_argument("--arms", default="naive,one,many,again")
+    two = commands.add_parser("growth")
+    for each in (one, two):
+        each.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    if args.command == "growth":
+        growth(args.out)
+    else:
+        compare(args.device, args.arms.split(","), args.out)
+
+
+if __name__ == "__main__":
+    main()
