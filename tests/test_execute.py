@@ -69,6 +69,15 @@ def test_while_one_is_timed_all_others_stand_still() -> None:
     assert not room.quiet.taken
 
 
+def test_whoever_asks_twice_is_told_twice() -> None:
+    granted: list[int] = []
+    quiet = Quiet(lambda number: None, lambda number: None, granted.append)
+    quiet.enter(1)
+    for _ in range(2):  # two processes of one trial: the second would wait for ever
+        quiet.ask(1)
+    assert granted == [1, 1]
+
+
 def test_whatever_happens_nobody_is_forgotten_and_nobody_runs_beside_a_timing() -> None:
     for seed in range(300):
         rng, room, next_number = random.Random(seed), Room(), 0

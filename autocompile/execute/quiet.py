@@ -45,7 +45,9 @@ class Quiet:
 
     def ask(self, number: int) -> None:
         """A trial wants the others to stand still; first come, first served."""
-        if number in self._present and number != self._alone and number not in self._waiting:
+        if number == self._alone:  # a second process or thread of it asks: they do already
+            self._grant(number)
+        elif number in self._present and number not in self._waiting:
             self._waiting.append(number)
             self._next()
 
