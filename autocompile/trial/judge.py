@@ -10,10 +10,12 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import random
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
@@ -185,6 +187,12 @@ class Judge:
         return [copy_view(side.view(self.seeded_call(side, index))) for index in calls]
 
     def _depends_on_seed(self) -> bool:
+        before = _random_states()
+        self.eager.run()
+        drawn = before != _random_states()
+        self.eager.restore()
+        if not drawn:
+            return False
         views = []
         for index in (0, 2):  # the same inputs, another seed
             self.eager.restore()
@@ -254,6 +262,15 @@ def _copy_inputs(tree: Any) -> Any:
         return copies[id(x)]
 
     return pytree.tree_map(copied, tree)
+
+
+def _random_states() -> list[bytes]:
+    """Where the generators stand that a model may draw from."""
+    states = [torch.get_rng_state()]
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        states += torch.cuda.get_rng_state_all()
+    own = (repr(random.getstate()).encode(), repr(np.random.get_state()).encode())
+    return [state.numpy().tobytes() for state in states] + list(own)
 
 
 def _has_nan(view: View) -> bool:

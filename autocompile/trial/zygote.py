@@ -51,6 +51,7 @@ class _Zygote:
             importlib.import_module("tqdm").tqdm.monitor_interval = 0
         self._torch = torch
         self._proven_threads = 0
+        self._toolchain: _Toolchain | None = None
         self._wardens: set[int] = set()
         self._knows_its_children = True
         adopt_orphans()
@@ -64,10 +65,15 @@ class _Zygote:
         for request, descriptors in self._requests():
             self._knows_its_children = False  # compilers and canaries come and go
             if request["do"] == "warm":
-                _warm(request["modules"], request["toolchain"])
+                _import(request["modules"])
+                if request["toolchain"] is not None:
+                    self._toolchain = _Toolchain(Path(request["toolchain"]))
                 self._proven_threads = 0
                 answer = self._fitness()
             else:
+                if self._toolchain is not None:
+                    self._toolchain.use()
+                    self._toolchain = None
                 answer = self._fitness()
                 if "refused" not in answer:
                     pid = self._fork(request, descriptors)
@@ -81,11 +87,12 @@ class _Zygote:
 
     def _reap(self, *_: Any) -> None:
         """Forget wardens that have ended, and end what one that was killed has left to us."""
+        if not self._knows_its_children:
+            return
         with contextlib.suppress(ChildProcessError):
             while pid := os.waitpid(-1, os.WNOHANG)[0]:
                 self._wardens.discard(pid)
-        if self._knows_its_children:
-            end_strays(self._wardens)
+        end_strays(self._wardens | ({self._toolchain.pid} if self._toolchain else set()))
 
     def _requests(self) -> Iterator[tuple[dict[str, Any], list[int]]]:
         rest, descriptors = b"", list[int]()
@@ -152,42 +159,59 @@ class _Zygote:
         guard(work, results, nonce, request["cage"], zygote)
 
 
-def _warm(modules: list[str], toolchain: str | None) -> None:
+def _import(modules: list[str]) -> None:
     for name in modules:
         if name not in sys.modules:
             with contextlib.suppress(Exception), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 importlib.import_module(name)
-    if toolchain is not None:
-        place = Path(toolchain)
-        place.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        _compile_something(place)
 
 
-def _compile_something(toolchain: Path) -> None:
-    """Pay what Inductor's first compile in a process costs: patterns, vector instructions, header.
+class _Toolchain:
+    """What Inductor's first compile in a process costs besides the compiling, paid beforehand.
 
-    On the CPU and on one thread, so that the process stays fit to fork. The probe of the vector
-    instructions is left in ``toolchain`` for interpreters that start afresh.
+    A child probes the vector instructions, which is mostly waiting for the C++ compiler, while the
+    zygote imports; its finding is left in ``place``, for interpreters that start afresh as well.
     """
-    import torch
-    from torch._inductor.cpu_vec_isa import pick_vec_isa
 
-    with tempfile.TemporaryDirectory(dir=toolchain.parent) as scratch:
-        try:
-            if toolchain.is_dir():
-                shutil.copytree(toolchain, f"{scratch}/isa")
-            os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{scratch}/isa"
+    def __init__(self, place: Path) -> None:
+        self._place = place
+        place.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        self.pid = os.fork()
+        if self.pid == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            try:
+                self._probe()
+            finally:
+                os._exit(0)
+
+    def _probe(self) -> None:
+        from torch._inductor.cpu_vec_isa import pick_vec_isa
+
+        if not self._place.is_dir():
+            scratch = tempfile.mkdtemp(dir=self._place.parent)
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = scratch
             pick_vec_isa()
-            with contextlib.suppress(OSError):  # it is there already
-                os.rename(f"{scratch}/isa", toolchain)
-            os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{scratch}/compile"
-            torch.compile(lambda x: x + 1)(torch.zeros(8))
-        except Exception as error:  # no C++ compiler, say: each trial will tell in torch's words
-            print(f"autocompile: nothing can be compiled here: {error}", file=sys.stderr)
-        finally:
-            del os.environ["TORCHINDUCTOR_CACHE_DIR"]
-            torch._dynamo.reset()
+            os.chmod(scratch, 0o755)
+            os.rename(scratch, self._place)
+
+    def use(self) -> None:
+        """Compile something small, on the CPU and on one thread: the process stays fit to fork."""
+        import torch
+
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+        with tempfile.TemporaryDirectory(dir=self._place.parent) as scratch:
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{scratch}/cache"
+            try:
+                with contextlib.suppress(OSError):
+                    shutil.copytree(self._place, f"{scratch}/cache")
+                torch.compile(lambda x: x + 1)(torch.zeros(8))
+            except Exception as error:  # no C++ compiler, say: the trials will tell
+                print(f"autocompile: nothing can be compiled here: {error}", file=sys.stderr)
+            finally:
+                del os.environ["TORCHINDUCTOR_CACHE_DIR"]
+                torch._dynamo.reset()
 
 
 def _canary_dies() -> str:

@@ -3,11 +3,11 @@
     python studies/tuning_cost/tuning_cost.py compare --device cpu --out cpu.json
     python studies/tuning_cost/tuning_cost.py growth --out growth.json
 
-``compare`` runs the same settings in three ways: (naive) a shell loop, one fresh interpreter after
+``compare`` runs the same settings in four ways: (naive) a shell loop, one fresh interpreter after
 the other with torch's default caches and compile threads; (one, again) autocompile with one job,
-twice, which shows how much two equal runs differ; (many) autocompile with the default jobs. All three run the code of a trial as it is, so a trial loads,
-compiles, verifies and measures the same everywhere. ``growth`` gives the tuner trials that cost
-nothing and looks at what is left.
+twice, which shows how much two equal runs differ; (many) autocompile with the default jobs. All
+run the code of a trial as it is, so a trial loads, compiles, verifies and measures the same
+everywhere. ``growth`` gives the tuner trials that cost nothing and looks at what is left.
 """
 
 from __future__ import annotations
@@ -29,9 +29,11 @@ from autocompile.api import tune
 from autocompile.config import CompileConfig
 from autocompile.record import Measurement, Record
 from autocompile.report.live import SilentProgress
+from autocompile.search.effort import EFFORTS
 from autocompile.search.space import SearchSpace
 from autocompile.testing import FakeExecutor, measured
 
+SEARCH = {"max_rounds": 96, "block_s": 0.02}  # as autocompile/api.py has them
 ROOT = Path(__file__).resolve().parents[2]
 MODES = ("default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune", "lite")
 
@@ -116,13 +118,15 @@ def choices(log: Path) -> list[list[Any]]:
     return found
 
 
-def by_autocompile(work: Workload, jobs: int | None, device: str, folder: Path) -> dict[str, Any]:
+def by_autocompile(
+    work: Workload, jobs: int | None, device: str, effort: str, folder: Path
+) -> dict[str, Any]:
     watch, used = Watch(), cpu_s()
     result = tune(
         str(ROOT / work.target),
         phases=(work.phase,),
         space=work.space,
-        effort="quick",
+        effort=effort,
         device=device,
         jobs=jobs,
         run_dir=folder,
@@ -208,13 +212,14 @@ def by_loop(work: Workload, device: str, limits: dict[str, Any], folder: Path) -
     return {"wall_s": sum(t["wall_s"] for t in trials), "trials": trials}
 
 
-def compare(device: str, arms: list[str], out: Path) -> None:
+def compare(device: str, arms: list[str], effort: str, out: Path) -> None:
     """Run the arms that are asked for and add them to the file."""
     work = WORKLOADS[device]
-    results = {"schema": 1, "target": work.target, "phase": work.phase}
+    results = {"schema": 1, "target": work.target, "phase": work.phase, "effort": effort}
     if out.exists():
         results = json.loads(out.read_text())
-    limits = {"half_width": 0.03, "max_rounds": 96, "max_s": 1.0, "block_s": 0.02}
+    chosen = EFFORTS[effort]
+    limits = {"half_width": chosen.half_width, "max_s": chosen.max_s, **SEARCH}
     for arm in arms:
         with tempfile.TemporaryDirectory(prefix="tuning-cost-") as scratch:
             folder = Path(scratch) / "run"
@@ -222,7 +227,7 @@ def compare(device: str, arms: list[str], out: Path) -> None:
                 results[arm] = by_loop(work, device, limits, folder)
             else:
                 jobs = None if arm == "many" else 1
-                results[arm] = by_autocompile(work, jobs, device, folder)
+                results[arm] = by_autocompile(work, jobs, device, effort, folder)
         print(f"{arm}: {results[arm]['wall_s']:.1f} s", file=sys.stderr)
         out.write_text(json.dumps(results, indent=1) + "\n")
 
@@ -284,6 +289,7 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     one = commands.add_parser("compare")
     one.add_argument("--device", choices=sorted(WORKLOADS), default="cpu")
+    one.add_argument("--effort", choices=sorted(EFFORTS), default="normal")
     one.add_argument("--arms", default="naive,one,many,again")
     two = commands.add_parser("growth")
     for each in (one, two):
@@ -292,7 +298,7 @@ def main() -> None:
     if args.command == "growth":
         growth(args.out)
     else:
-        compare(args.device, args.arms.split(","), args.out)
+        compare(args.device, args.arms.split(","), args.effort, args.out)
 
 
 if __name__ == "__main__":
