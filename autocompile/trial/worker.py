@@ -48,6 +48,8 @@ def run(
     """
     channel = Channel(descriptor, nonce, control)
     request = json.loads((Path(folder) / "request.json").read_text("utf-8"))
+    place, _ = split_spec(request.get("target") or "")
+    home = Path(place).resolve().parent  # found now: the target may change directory
     result: dict[str, Any] = {}
     request["forked"] = forked
     task = _probe if request["kind"] == "probe" else _trial
@@ -57,7 +59,7 @@ def run(
         channel.current = Step.EXIT
     except BaseException as error:  # SystemExit and KeyboardInterrupt of the user's code as well
         traceback.print_exc()
-        _explain(error, request, channel, result)
+        _explain(error, home, channel, result)
     channel.result(result)
     if descriptor is not None:  # the result is final: tearing the interpreter down costs a second
         sys.stdout.flush()
@@ -65,9 +67,7 @@ def run(
         os._exit(0)
 
 
-def _explain(
-    error: BaseException, request: dict[str, Any], channel: Channel, result: dict[str, Any]
-) -> None:
+def _explain(error: BaseException, home: Path, channel: Channel, result: dict[str, Any]) -> None:
     if isinstance(error, Failed):
         result["outcome"], result["message"] = error.outcome.value, str(error)
         return
@@ -78,8 +78,7 @@ def _explain(
         result["explained"] = {
             "what": error.what, "details": list(error.details), "hint": error.hint,
         }  # fmt: skip
-    place, _ = split_spec(request.get("target") or "")
-    result["where"] = failures.where_in(error, Path(place).resolve().parent)
+    result["where"] = failures.where_in(error, home)
 
 
 def _load(request: dict[str, Any], channel: Channel) -> tuple[Target, torch.device]:
