@@ -16,7 +16,7 @@ from autocompile.execute.memory import available_memory_bytes
 from autocompile.execute.process import Isolation, LocalExecutor
 from autocompile.export import FORMATS, export
 from autocompile.ranking import Limits
-from autocompile.record import SCHEMA, Record, RunFolder, write_json
+from autocompile.record import SCHEMA, Record, RunFolder, write_json, write_text
 from autocompile.report.build import build_report
 from autocompile.report.live import Progress, SilentProgress
 from autocompile.report.markdown import to_markdown
@@ -308,7 +308,7 @@ def _finish(folder: RunFolder, run: Mapping[str, Any], records: list[Record]) ->
     """
     report = _report(folder, run, records)
     write_json(folder.path / "report.json", report)
-    (folder.path / "report.md").write_text(to_markdown(report), "utf-8")
+    write_text(folder.path / "report.md", to_markdown(report))
     verdicts = {p["verdict"] for p in report["phases"].values()}
     if verdicts == {"failed"} and not run["interrupted"]:
         first = next(iter(report["phases"].values()))

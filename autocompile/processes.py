@@ -22,6 +22,7 @@ __all__ = [
     "die_with_parent",
     "end_descendants",
     "end_strays",
+    "keep_others_from_writing",
     "kill_tree",
     "pause",
     "resume",
@@ -58,6 +59,11 @@ def die_with_parent(parent: int, by: int = signal.SIGKILL) -> None:
 def adopt_orphans() -> None:
     """Become the parent of every descendant whose own parent ends: none can leave the tree."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def keep_others_from_writing() -> None:
+    """Whatever the umask says, only the owner may write to files that are made from now on."""
+    os.umask(os.umask(0o022) | 0o022)
 
 
 def _state_and_parent(pid: int) -> tuple[str, int] | None:

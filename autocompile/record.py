@@ -28,6 +28,7 @@ __all__ = [
     "make_folder",
     "not_for_all",
     "write_json",
+    "write_text",
 ]
 
 SCHEMA = 1
@@ -195,8 +196,8 @@ def make_folder(path: Path) -> None:
         ) from error
 
 
-def write_json(path: Path, data: Any) -> None:
-    """Write JSON so that a reader sees the old file or the whole new one, never a part.
+def write_text(path: Path, text: str) -> None:
+    """Write a file so that a reader sees the old one or the whole new one, never a part.
 
     Raises:
         RunError: the disk is full or the folder cannot be written.
@@ -204,8 +205,7 @@ def write_json(path: Path, data: Any) -> None:
     temporary = path.with_name(path.name + ".tmp")
     try:
         with open(temporary, "w", encoding="utf-8", opener=not_for_all) as file:
-            json.dump(data, file, indent=1, allow_nan=False)
-            file.write("\n")
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -215,6 +215,15 @@ def write_json(path: Path, data: Any) -> None:
             "finished trials are safe; free some space or make the folder writable",
             hint="the same command with --resume",
         ) from error
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write JSON, whole or not at all.
+
+    Raises:
+        RunError: as :func:`write_text`.
+    """
+    write_text(path, json.dumps(data, indent=1, allow_nan=False) + "\n")
 
 
 class RunFolder:

@@ -11,7 +11,7 @@ from typing import Any
 
 from autocompile.errors import RunError
 from autocompile.execute.executor import Job
-from autocompile.record import SCHEMA, RunFolder, make_folder, write_json
+from autocompile.record import SCHEMA, RunFolder, make_folder, not_for_all, write_json
 
 try:
     import fcntl
@@ -184,7 +184,7 @@ def locked(folder: RunFolder) -> Iterator[None]:
         yield
         return
     try:
-        file = open(folder.path / "lock", "w")  # noqa: SIM115  (closed below)
+        file = open(folder.path / "lock", "w", opener=not_for_all)  # noqa: SIM115  (closed below)
     except OSError as error:
         raise RunError(
             f"cannot write in {folder.path}: {error.strerror or error}",

@@ -16,7 +16,12 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from autocompile.processes import adopt_orphans, die_with_parent, end_descendants
+from autocompile.processes import (
+    adopt_orphans,
+    die_with_parent,
+    end_descendants,
+    keep_others_from_writing,
+)
 
 __all__ = ["guard"]
 
@@ -54,6 +59,7 @@ def guard(work: Callable[[], None], descriptor: int, nonce: str, cage: str, pare
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     die_with_parent(parent, signal.SIGTERM)
     adopt_orphans()
+    keep_others_from_writing()  # compiler caches hold code that is run again
     warden = os.getpid()
     worker = os.fork()
     if worker == 0:

@@ -29,7 +29,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from autocompile.processes import MARKER, adopt_orphans, die_with_parent, end_strays, thread_count
+from autocompile.processes import (
+    MARKER,
+    adopt_orphans,
+    die_with_parent,
+    end_strays,
+    keep_others_from_writing,
+    thread_count,
+)
 from autocompile.trial.warden import guard
 
 _CANARY_S = 30
@@ -246,6 +253,7 @@ def _sing() -> None:
 def main() -> None:
     """Serve the socket whose descriptor is the first argument; the second is the tuner's pid."""
     die_with_parent(int(sys.argv[2]))
+    keep_others_from_writing()
     os.environ.setdefault(MARKER, "zygote")
     connection = socket.socket(fileno=int(sys.argv[1]))
     connection.set_inheritable(False)
