@@ -163,8 +163,6 @@ class LocalExecutor:
             raise
         finally:
             pipes.close_theirs()
-        if job.toolchain is not None and child.forked:
-            self._warm((), job.toolchain)  # while the probe does its part
         child.clock = Clock()  # a new zygote is not this trial's expense
         for other in self._children.values():
             other.company = child.company = True
@@ -275,6 +273,8 @@ class LocalExecutor:
                 elif event == "result" and child.result is None:
                     child.result = message
                     child.clock.enter(Step.EXIT)
+                elif event == "toolchain":
+                    self._warm((), child.job.toolchain)
                 elif event == "modules":
                     self._warm([str(name) for name in message["names"]], None)
                 elif event == "born":

@@ -49,6 +49,10 @@ class Channel:
         """Say what other trials will need to import as well."""
         self._send({"event": "modules", "names": names})
 
+    def toolchain(self) -> None:
+        """Say that trials will compile for the CPU."""
+        self._send({"event": "toolchain"})
+
     def result(self, payload: dict[str, Any]) -> None:
         """Say how it ended; the first result counts."""
         self._send({"event": "result", "step": self.current.value, **payload})

@@ -85,6 +85,8 @@ def _load(request: dict[str, Any], channel: Channel) -> tuple[Target, torch.devi
     """Steps ``import`` and ``build``: the same weights in every process."""
     channel.step(Step.IMPORT)
     device = environment.pick_device(request.get("device"))
+    if request["forked"] and request.get("toolchain") and device.type == "cpu":
+        channel.toolchain()  # the zygote sees to it meanwhile
     seed_everything(request["seed"])
     module = import_target(request["target"])
     if request["kind"] == "probe":

@@ -35,22 +35,22 @@ from autocompile.testing import FakeExecutor, measured
 
 SEARCH = {"max_rounds": 96, "block_s": 0.02}  # as autocompile/api.py has them
 ROOT = Path(__file__).resolve().parents[2]
-MODES = ("default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune", "lite")
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What is tuned: every mode of inductor, cudagraphs and eager, at each batch size."""
+    """What is tuned: eager, cudagraphs and modes of inductor, at each batch size."""
 
     target: str
     phase: str
     batch_sizes: tuple[int, ...]
+    modes: tuple[str, ...]
 
     @property
     def space(self) -> SearchSpace:
         return SearchSpace(
             backends=("inductor", "cudagraphs"),
-            modes=MODES,
+            modes=self.modes,
             batch_sizes=self.batch_sizes,
             fullgraph=(False,),
             dynamic=(None,),
@@ -58,14 +58,17 @@ class Workload:
 
     def settings(self) -> list[tuple[dict[str, Any], int]]:
         """What the loop runs: the same list, nothing merged."""
-        configs = [CompileConfig("eager"), *(CompileConfig(mode=m) for m in MODES)]
+        configs = [CompileConfig("eager"), *(CompileConfig(mode=m) for m in self.modes)]
         configs.append(CompileConfig("cudagraphs"))
         return [(c.to_dict(), size) for c in configs for size in self.batch_sizes]
 
 
+MODES = ("default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune")
 WORKLOADS = {
-    "cpu": Workload("examples/ppo_breakout.py", "forward_exploration", (1, 2, 4, 8, 16, 32)),
-    "cuda": Workload("examples/cnn.py", "forward", (1, 4, 16, 64)),
+    "cpu": Workload(
+        "examples/ppo_breakout.py", "forward_exploration", (1, 2, 4, 8, 16, 32), (*MODES, "lite")
+    ),
+    "cuda": Workload("studies/tuning_cost/ppo_cnn.py", "forward", (1, 4, 16, 64), MODES),
 }
 
 
