@@ -76,7 +76,7 @@ class Bench:
         self.executor = LocalExecutor(isolation=isolation, jobs=jobs)
         run = RunFolder(folder)
         run.create()
-        self.workshop = Workshop(run, {"device": "cpu", "seed": 0}, 60.0, None)
+        self.workshop = Workshop(run, {"seed": 0}, 60.0, None)
         self.told: list[str] = []
         self._endings: dict[int, Ending] = {}
 
@@ -85,21 +85,21 @@ class Bench:
         target: str | Path,
         backend: str = "eager",
         timeout_s: float = 60.0,
-        memory_limit_bytes: int | None = None,
+        device: str = "cpu",
     ) -> int:
         """Begin a short trial of a target's forward; its number."""
         number = self.workshop.next_number()
         request = {
             "kind": "trial",
             "target": str(target),
+            "device": device,
             "phase": "forward",
             "config": CompileConfig(backend=backend).to_dict(),
             "batch_size": 4,
             "limits": {"half_width": 0.5, "max_rounds": 8, "max_s": 0.1, "block_s": 0.002},
         }
         job = self.workshop.job(number, request)
-        limits = {"timeout_s": timeout_s, "memory_limit_bytes": memory_limit_bytes}
-        self.executor.start(dataclasses.replace(job, **limits))
+        self.executor.start(dataclasses.replace(job, timeout_s=timeout_s))
         return number
 
     def end(self, number: int) -> Ending:

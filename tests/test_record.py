@@ -62,7 +62,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match="cannot make the run folder"):
+    with pytest.raises(RunError, match="cannot make the folder"):
         RunFolder(tmp_path / "file" / "run").create()
 
 

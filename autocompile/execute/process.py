@@ -39,7 +39,7 @@ _BIRTH_S = 5.0  # for a warden to start its worker
 _DUMP_GRACE_S = 1.0  # to write its stacks before it is killed
 _POLL_S = 0.5  # how often the memory of a trial without a cage is looked at
 _TRIAL_BYTES = 2 * 2**30  # what a trial may need, when nothing is known of it
-_MOST_JOBS = 8
+_MOST_JOBS = 16
 _MOST_DEATHS = 2  # of zygotes that nobody had asked to end
 
 
