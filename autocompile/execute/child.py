@@ -28,6 +28,7 @@ class Clock:
         self.step_s: dict[str, float] = {}
         self.pauses: list[tuple[float, float]] = []
         self._held_at: float | None = None
+        self._waits = False
         self._began = self._step_began = time.monotonic()
 
     def enter(self, step: Step) -> None:
@@ -37,21 +38,21 @@ class Clock:
         self.step_s[self.step.value] = spent + now - self._step_began
         self.step, self._step_began = step, now
 
-    def hold(self) -> None:
-        """The trial stands still."""
-        if self._held_at is None:
-            self._held_at = time.monotonic()
-
-    def go(self, was_stopped: bool = True) -> None:
-        """It goes on; what lies between moves its beginnings forward.
+    def hold(self, waits: bool = False) -> None:
+        """The trial stands still.
 
         Args:
-            was_stopped: it was stopped in what it did, and did not wait of its own accord.
+            waits: of its own accord, and it counts that time itself; it was not stopped.
         """
+        if self._held_at is None:
+            self._held_at, self._waits = time.monotonic(), waits
+
+    def go(self) -> None:
+        """It goes on; what lies between moves its beginnings forward."""
         if self._held_at is None:
             return
         now = time.monotonic()
-        if was_stopped:
+        if not self._waits:
             self.pauses.append((self._held_at, now))
         self._began += now - self._held_at
         self._step_began += now - self._held_at
@@ -116,6 +117,8 @@ class Child:
         worker: the pid of the one that does the work, once the warden has said it.
         forked: it came from the zygote.
         company: other trials ran at some time beside it.
+        offline: it compiles and leaves the device alone, so it need not be held.
+        returning: it has compiled and waits until it may use the device again.
         result: its result message.
         code: how the worker ended, as ``subprocess`` gives it.
         garbage: what came through the result channel that was no message.
@@ -136,6 +139,8 @@ class Child:
     pidfd: int | None = None
     forked: bool = False
     company: bool = False
+    offline: bool = False
+    returning: bool = False
     gone: bool = False
     oom_before: int = 0
     result: dict[str, Any] | None = None

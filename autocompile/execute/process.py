@@ -12,43 +12,43 @@ import os
 import select
 import selectors
 import signal
-import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Literal
 
 from autocompile.errors import RunError, UsageError
 from autocompile.execute.channel import CappedLog, ChannelError, drain
 from autocompile.execute.child import Child, Clock, Pipes
+from autocompile.execute.cores import split_cores
 from autocompile.execute.ending import ending_of
 from autocompile.execute.executor import Ended, Event, Job, Stepped, Told
 from autocompile.execute.memory import Cage, available_memory_bytes, oom_kills
+from autocompile.execute.nursery import Isolation, Nursery
 from autocompile.execute.quiet import Quiet
-from autocompile.execute.zygote import Zygote, ZygoteError
 from autocompile.processes import kill_tree, pause, resume, tree_memory_bytes
 from autocompile.record import Step
 
 __all__ = ["Isolation", "LocalExecutor", "default_jobs"]
 
-Isolation = Literal["auto", "fork", "spawn"]
-
 _BIRTH_S = 5.0  # for a warden to start its worker
 _DUMP_GRACE_S = 1.0  # to write its stacks before it is killed
 _POLL_S = 0.5  # how often the memory of a trial without a cage is looked at
 _TRIAL_BYTES = 2 * 2**30  # what a trial may need, when nothing is known of it
-_MOST_JOBS = 16
-_MOST_DEATHS = 2  # of zygotes that nobody had asked to end
+_MOST_JOBS = 32
 
 
 def default_jobs() -> int:
-    """How many trials compile side by side: one for each core, as far as memory goes."""
+    """How many trials run side by side: one for each core, as far as memory goes.
+
+    Half as many again where cores are kept apart for timing: there some compile while others wait
+    for their turn to be timed.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    wanted = cores or 1
+    wanted += wanted // 2 if split_cores() else 0
     free = available_memory_bytes()
     by_memory = _MOST_JOBS if free is None else free // _TRIAL_BYTES
-    return max(1, min(cores or 1, by_memory, _MOST_JOBS))
+    return max(1, min(wanted, by_memory, _MOST_JOBS))
 
 
 class LocalExecutor:
@@ -67,29 +67,26 @@ class LocalExecutor:
     def __init__(
         self, python: str | None = None, isolation: Isolation = "auto", jobs: int | None = None
     ) -> None:
-        if isolation not in ("auto", "fork", "spawn"):
-            raise UsageError(f"isolation {isolation!r} is none of auto, fork, spawn")
         if jobs is not None and jobs < 1:
             raise UsageError(f"{jobs} jobs at once cannot run anything", hint="--jobs 1")
         self.slots = default_jobs() if jobs is None else jobs
-        self._python = python or sys.executable
-        self._insists = isolation == "fork"
-        self._forks = isolation != "spawn" and sys.platform == "linux"
-        if self._insists and not self._forks:
-            raise UsageError("trials are forked on Linux only", hint="--isolation spawn")
-        self._zygote: Zygote | None = None
-        self._warmth: tuple[Sequence[str], Path | None] = ((), None)
+        self._jobs_given = jobs is not None
+        self._events: list[Event] = []
+        self._nursery = Nursery(
+            python or sys.executable,
+            isolation,
+            split_cores() if self.slots > 1 else None,
+            lambda text: self._events.append(Told(text)),
+        )
         self._selector = selectors.DefaultSelector()
         self._children: dict[int, Child] = {}
         self._queue: deque[Job] = deque()
-        self._events: list[Event] = []
         self._looked_at = 0.0
-        self._deaths = 0
         self._quiet = Quiet(self._hold, self._release, self._grant)
 
     def renew(self) -> None:
         """Fork from another process from now on."""
-        self._drop_zygote()
+        self._nursery.close()
 
     def start(self, job: Job) -> None:
         """Start a trial, or keep it until nobody is being timed; ``request.json`` is on disk."""
@@ -128,9 +125,7 @@ class LocalExecutor:
         for child in list(self._children.values()):
             self._kill(child, "interrupted")
             self._finish(child)
-        if self._zygote is not None:
-            self._zygote.close()
-            self._zygote = None
+        self._nursery.close()
         self._selector.close()
 
     # Starting ----------------------------------------------------------------------------------
@@ -153,10 +148,7 @@ class LocalExecutor:
         cage = Cage.build(job.memory_limit_bytes) if job.memory_limit_bytes else None
         child = Child(job, pipes, log, cage, oom_before=oom_kills())
         try:
-            if not job.fresh:
-                self._fork(child)
-            if not child.forked:
-                self._spawn(child)
+            self._nursery.bear(child, alone=not self._children)
         except BaseException:
             pipes.close_ours()
             log.close()
@@ -171,76 +163,6 @@ class LocalExecutor:
         for descriptor in (pipes.results[0], pipes.output[0], child.pidfd):
             if descriptor is not None:
                 self._selector.register(descriptor, selectors.EVENT_READ, child)
-
-    def _fork(self, child: Child) -> None:
-        """Fork the trial from the zygote, from a new one if need be, or not at all."""
-        while self._forks:
-            try:
-                if self._zygote is not None and not self._children and self._zygote.has_grown():
-                    self._drop_zygote()
-                if self._zygote is None:
-                    self._zygote = Zygote(self._python)
-                    if any(self._warmth):
-                        self._zygote.warm(*self._warmth)
-                self._zygote.fork(child)
-                return
-            except ZygoteError as error:
-                self._renounce(error)
-
-    def _warm(self, modules: Sequence[str], toolchain: Path | None) -> None:
-        """Import these modules into the process that trials are forked from."""
-        self._warmth = (modules or self._warmth[0], toolchain or self._warmth[1])
-        if self._zygote is not None:
-            try:
-                self._zygote.warm(modules, toolchain)
-            except ZygoteError as error:
-                self._renounce(error)
-
-    def _renounce(self, error: ZygoteError) -> None:
-        """Do without what makes the zygote unfit: first the target's imports, then the zygote.
-
-        Raises:
-            UsageError: the user insists on forking.
-        """
-        self._drop_zygote()
-        self._deaths += not error.is_unfit
-        if not error.is_unfit and self._deaths <= _MOST_DEATHS:
-            return  # it was killed from outside, say: a new one does
-        if any(self._warmth):
-            self._warmth = ((), None)
-            self._tell(f"trials are forked without what the target imports: {error}")
-            return
-        self._forks = False
-        if self._insists:
-            raise UsageError(f"trials cannot be forked here: {error}", hint="--isolation spawn")
-        self._tell(f"each trial starts an interpreter of its own, which is slower: {error}")
-
-    def _drop_zygote(self) -> None:
-        if self._zygote is not None:
-            self._zygote.close()
-            self._zygote = None
-
-    def _tell(self, text: str) -> None:
-        self._events.append(Told(text))
-
-    def _spawn(self, child: Child) -> None:
-        results, output, control = child.pipes.theirs
-        theirs = child.arguments
-        command = [self._python, "-m", "autocompile.trial", theirs["folder"]]
-        options = {"channel": results, "control": control, "parent": os.getpid()}
-        options |= {"nonce": theirs["nonce"], "cage": theirs["cage"]}
-        child.process = subprocess.Popen(
-            [*command, *(f"--{name}={value}" for name, value in options.items())],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            pass_fds=(results, control),
-            start_new_session=True,
-            env={**os.environ, **theirs["environment"]},
-        )
-        child.warden = child.process.pid
-        with contextlib.suppress(OSError, AttributeError):
-            child.pidfd = os.pidfd_open(child.warden)
 
     # Listening ---------------------------------------------------------------------------------
 
@@ -266,17 +188,23 @@ class LocalExecutor:
                     child.clock.enter(Step(message["step"]))
                     self._events.append(Stepped(number, child.clock.step))
                 elif event == "quiet":
-                    child.clock.hold()
+                    child.clock.hold(waits=True)
                     self._quiet.ask(number)
                 elif event == "busy":
                     self._quiet.give_back(number)
+                elif event == "offline":
+                    self._go_apart(child)
+                elif event == "online":
+                    self._come_back(child)
                 elif event == "result" and child.result is None:
                     child.result = message
                     child.clock.enter(Step.EXIT)
                 elif event == "toolchain":
-                    self._warm((), child.job.toolchain)
+                    self._nursery.warm((), child.job.toolchain)
                 elif event == "modules":
-                    self._warm([str(name) for name in message["names"]], None)
+                    self._nursery.warm([str(name) for name in message["names"]], None)
+                elif event == "room" and not self._jobs_given:
+                    self.slots = max(1, min(self.slots, int(message["trials"])))
                 elif event == "born":
                     child.worker = int(message["pid"])
                 elif event == "gone":
@@ -290,8 +218,9 @@ class LocalExecutor:
     def _hold(self, number: int) -> None:
         child = self._children[number]
         self._await_birth(child)
-        child.clock.hold()
-        pause(child.warden)
+        if not child.offline:
+            child.clock.hold()
+            pause(child.warden)
 
     def _await_birth(self, child: Child) -> None:
         """A worker that is not there yet cannot be stopped, and would start beside the timing."""
@@ -300,13 +229,35 @@ class LocalExecutor:
             if select.select([child.pipes.results[0]], [], [], _BIRTH_S)[0]:
                 self._read(child, child.pipes.results[0])
 
+    def _go_apart(self, child: Child) -> None:
+        """A trial begins to compile on cores of its own: it need not stand still for a timing."""
+        child.offline = True
+        if self._quiet.taken:
+            resume(child.warden)
+            child.clock.go()
+
+    def _come_back(self, child: Child) -> None:
+        """A trial has compiled and wants the device: now, or when the timing is over."""
+        child.offline, child.returning = False, self._quiet.taken
+        if child.returning:
+            child.clock.hold(waits=True)
+        else:
+            self._say_go(child)
+
     def _release(self, number: int) -> None:
-        resume(self._children[number].warden)
-        self._children[number].clock.go()
+        child = self._children[number]
+        if child.returning:
+            child.returning = False
+            self._say_go(child)
+        else:
+            resume(child.warden)
+            child.clock.go()
 
     def _grant(self, number: int) -> None:
-        child = self._children[number]
-        child.clock.go(was_stopped=False)
+        self._say_go(self._children[number])
+
+    def _say_go(self, child: Child) -> None:
+        child.clock.go()
         with contextlib.suppress(OSError):  # it has gone; its end is on its way
             os.write(child.pipes.control[0], b"!")
 

@@ -144,15 +144,17 @@ _CONTENDED = 0.05  # of all cores: what others may use before a measurement is i
 
 
 def busy_seconds() -> tuple[float, float, float] | None:
-    """Now, the busy seconds of all cores since boot, and this process' own; None off Linux."""
+    """Now, the busy seconds of our cores since boot, and this process' own; None off Linux."""
     try:
+        ours = {f"cpu{number}" for number in os.sched_getaffinity(0)}
         with open("/proc/stat") as file:
-            ticks = [int(word) for word in file.readline().split()[1:9]]
-    except (OSError, ValueError):
+            rows = [line.split()[:9] for line in file if line.startswith("cpu")]
+        ticks = [[int(word) for word in row[1:]] for row in rows if row[0] in ours]
+    except (OSError, ValueError, AttributeError):
         return None
-    idle = ticks[3] + ticks[4]
     own = os.times()
-    busy = (sum(ticks) - idle) / os.sysconf("SC_CLK_TCK")
+    idle = sum(row[3] + row[4] for row in ticks)
+    busy = (sum(map(sum, ticks)) - idle) / os.sysconf("SC_CLK_TCK")
     return time.monotonic(), busy, own.user + own.system + own.children_user + own.children_system
 
 
@@ -168,4 +170,4 @@ def others_busy(before: tuple[float, float, float] | None) -> float:
         return 0.0
     wall_s, busy_s, own_s = (b - a for a, b in zip(before, after, strict=True))
     others = max(0.0, busy_s - own_s) / wall_s if wall_s > 0 else 0.0
-    return others if others > _CONTENDED * (os.cpu_count() or 1) else 0.0
+    return others if others > _CONTENDED * len(os.sched_getaffinity(0)) else 0.0

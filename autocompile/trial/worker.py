@@ -21,13 +21,15 @@ from autocompile.errors import AutocompileError
 from autocompile.record import Outcome, Step
 from autocompile.trial import environment, failures, telemetry
 from autocompile.trial.channel import Channel
-from autocompile.trial.hush import hush_autotuning
+from autocompile.trial.hush import compile_offline, hush_autotuning
 from autocompile.trial.judge import Failed, Judge
 from autocompile.trial.measure import Limits, Timed, paired_blocks
 from autocompile.trial.phases import Side, make_side, phases_of
 from autocompile.trial.target import Target, build, import_target, seed_everything, split_spec
 
 __all__ = ["run"]
+
+_CONTEXT_BYTES = 2**30  # of a GPU's memory, for CUDA itself and the libraries' workspaces
 
 
 def run(
@@ -36,6 +38,7 @@ def run(
     nonce: str = "",
     control: int | None = None,
     forked: bool = False,
+    cores: tuple[list[int], list[int]] | None = None,
 ) -> None:
     """Do what ``folder/request.json`` asks and send how it ended.
 
@@ -45,8 +48,9 @@ def run(
         nonce: of the channel.
         control: where the parent says that the neighbours stand still; None if there are none.
         forked: this process comes from a zygote, which prepares the toolchain meanwhile.
+        cores: to compile on and to time on, where a GPU leaves enough of them; None: all.
     """
-    channel = Channel(descriptor, nonce, control)
+    channel = Channel(descriptor, nonce, control, cores)
     request = json.loads((Path(folder) / "request.json").read_text("utf-8"))
     place, _ = split_spec(request.get("target") or "")
     home = Path(place).resolve().parent  # found now: the target may change directory
@@ -134,6 +138,10 @@ def _probe(request: dict[str, Any], channel: Channel, result: dict[str, Any]) ->
         channel.step(Step.COMPILE)
         result["toolchain_s"] = environment.prepare_toolchain(device, Path(folder))
         channel.modules(environment.library_modules())
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        need = _CONTEXT_BYTES + 2 * torch.cuda.max_memory_allocated(device)
+        channel.room(int(free // need))
 
 
 def _describe(target: Target, phases: list[str]) -> dict[str, Any]:
@@ -162,6 +170,8 @@ def _trial(request: dict[str, Any], channel: Channel, result: dict[str, Any]) ->
     config = CompileConfig.from_dict(request["config"])
     phase = request["phase"]
     target, device = _load(request, channel)
+    if device.type != "cpu":
+        channel.keep_apart()
     synchronize = telemetry.synchronizer(device)
     inputs, other = (_inputs(target, request, device, draw) for draw in (0, 1))
     notes: list[str] = []
@@ -178,6 +188,8 @@ def _trial(request: dict[str, Any], channel: Channel, result: dict[str, Any]) ->
     channel.step(Step.COMPILE)
     telemetry.reset_dynamo(config.backend)
     hush_autotuning(channel)
+    if config.backend == "inductor":
+        compile_offline(channel)
     compiled = make_side(target, phase, inputs, config)
     with judge.comparable_random_numbers():
         synchronize()
