@@ -117,12 +117,8 @@ def tune(
     memory_limit: Annotated[
         str | None, typer.Option(help="kill a trial above, e.g. 8GiB; 80 % of what is free")
     ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="trials that compile side by side; one for each core")
-    ] = None,
-    isolation: Annotated[
-        Isolation, typer.Option(help="how a trial's process begins: from a warm one, or afresh")
-    ] = "auto",
+    jobs: Annotated[int | None, typer.Option(min=1, help="trials that run side by side")] = None,
+    isolation: Annotated[Isolation, typer.Option(help="how a trial's process begins")] = "auto",
     device: Device = None,
     storage: Annotated[str | None, typer.Option(help="Optuna storage URL")] = None,
     run_dir: Annotated[Path | None, typer.Option(help="the run's folder")] = None,

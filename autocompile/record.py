@@ -247,6 +247,8 @@ class RunFolder:
     def holds_something_else(self) -> bool:
         """Whether there is anything here that no run has put here."""
         begun = {"lock", "probe", "trials"}
+        if (self.path / "probe" / "request.json").is_file():
+            begun.add("cache")  # of a run that was killed before its first trial
         return self.path.is_dir() and not {p.name for p in self.path.iterdir()} <= begun
 
     def remove(self) -> None:

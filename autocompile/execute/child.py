@@ -46,6 +46,8 @@ class Clock:
         """
         if self._held_at is None:
             self._held_at, self._waits = time.monotonic(), waits
+        elif waits:  # its asking and our stopping have crossed: it counts the wait itself
+            self._waits = True
 
     def go(self) -> None:
         """It goes on; what lies between moves its beginnings forward."""

@@ -123,6 +123,7 @@ class Nursery:
         command = [self._python, "-m", "autocompile.trial", theirs["folder"]]
         options = {"channel": results, "control": control, "parent": os.getpid()}
         options |= {"nonce": theirs["nonce"], "cage": theirs["cage"]}
+        options |= {"zygote": int(self._forks)}
         child.process = subprocess.Popen(
             [*command, *(f"--{name}={value}" for name, value in options.items())],
             stdin=subprocess.DEVNULL,

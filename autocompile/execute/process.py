@@ -81,7 +81,7 @@ class LocalExecutor:
         self._selector = selectors.DefaultSelector()
         self._children: dict[int, Child] = {}
         self._queue: deque[Job] = deque()
-        self._looked_at = 0.0
+        self._look_at = 0.0
         self._quiet = Quiet(self._hold, self._release, self._grant)
 
     def renew(self) -> None:
@@ -112,11 +112,12 @@ class LocalExecutor:
         return events
 
     def cancel(self, number: int) -> None:
-        """Kill a trial's processes; it ends as ``interrupted``."""
-        if child := self._children.get(number):
-            self._kill(child, "interrupted")
+        """Kill a trial's processes; it ends as ``interrupted``, also where Ctrl-C has lost it."""
         for job in [j for j in self._queue if j.number == number]:
             self._queue.remove(job)
+        if child := self._children.get(number):
+            self._kill(child, "interrupted")
+        elif not any(isinstance(e, Ended) and e.number == number for e in self._events):
             self._events.append(Ended(number, ending_of(None, Step.IMPORT)))
 
     def close(self) -> None:
@@ -265,13 +266,14 @@ class LocalExecutor:
 
     def _look_after_all(self) -> None:
         now = time.monotonic()
-        poll = now - self._looked_at >= _POLL_S
-        self._looked_at = now if poll else self._looked_at
+        poll = now >= self._look_at
         for child in list(self._children.values()):
             if child.gone or (child.process is not None and child.process.poll() is not None):
                 self._finish(child)
             else:
                 self._look_after(child, poll)
+        if poll:  # looking at many trees takes time: it gets one percent of a core at most
+            self._look_at = now + max(_POLL_S, 100 * (time.monotonic() - now))
 
     def _look_after(self, child: Child, poll: bool) -> None:
         """Hold a trial to its memory limit and its deadlines."""
@@ -304,6 +306,7 @@ class LocalExecutor:
                 pass
             if descriptor in registered:
                 self._selector.unregister(descriptor)
+        del self._children[child.job.number]  # what follows must not be repeated after Ctrl-C
         if child.pidfd is not None:
             self._selector.unregister(child.pidfd)
             os.close(child.pidfd)
@@ -314,5 +317,4 @@ class LocalExecutor:
         self._events.append(Ended(child.job.number, ending_of(child, child.clock.step)))
         if child.cage is not None:
             child.cage.remove()
-        del self._children[child.job.number]
         self._quiet.leave(child.job.number)

@@ -38,13 +38,13 @@ class ZygoteError(Exception):
 
 
 class Zygote:
-    """Starts a zygote and talks to it over a socket pair.
+    """Starts a zygote and talks to it over a socket pair; does not wait until it is ready.
 
     Args:
         python: the interpreter.
 
     Raises:
-        ZygoteError: it could not start, or forking from it is not safe.
+        ZygoteError: it could not be started.
     """
 
     def __init__(self, python: str) -> None:
@@ -76,12 +76,8 @@ class Zygote:
             theirs.close()
         ours.settimeout(_PATIENCE_S)
         self._lines = ours.makefile("rb")
-        self._unanswered = 0
-        try:
-            self._size = self._answer()["memory_bytes"]
-        except BaseException:
-            self.close()
-            raise
+        self._unanswered = 1  # it says by itself when it is ready, or why it never will be
+        self._size = float("inf")
 
     @property
     def pid(self) -> int:

@@ -17,7 +17,7 @@ def main() -> None:
     """Read the request, run it, send the result, leave."""
     parser = argparse.ArgumentParser(prog="python -m autocompile.trial")
     parser.add_argument("folder", help="the trial's folder: it holds request.json")
-    for name in ("--channel", "--control", "--parent"):
+    for name in ("--channel", "--control", "--parent", "--zygote"):
         parser.add_argument(name, type=int, help=argparse.SUPPRESS)
     for name in ("--nonce", "--cage"):
         parser.add_argument(name, default="", help=argparse.SUPPRESS)
@@ -26,7 +26,7 @@ def main() -> None:
     def work() -> None:
         from autocompile.trial.worker import run
 
-        run(args.folder, args.channel, args.nonce, args.control)
+        run(args.folder, args.channel, args.nonce, args.control, bool(args.zygote))
 
     if args.channel is None:
         work()

@@ -6,6 +6,7 @@ descent) goes through the benchmarker classes of ``torch._inductor.runtime.bench
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -25,15 +26,26 @@ def hush_autotuning(channel: Channel) -> int:
         from torch._inductor.runtime import benchmarking
     except ImportError:
         return 0
+    owners = [o for o in vars(benchmarking).values() if isinstance(o, type)]
     wrapped = 0
-    for owner in vars(benchmarking).values():
-        if not isinstance(owner, type) or owner.__module__ != benchmarking.__name__:
-            continue
-        for name, method in list(vars(owner).items()):
-            if name.startswith("benchmark") and callable(method):
-                setattr(owner, name, _in_quiet(method, channel))
-                wrapped += 1
+    for owner in (o for o in owners if o.__module__ == benchmarking.__name__):
+        wrapped += _wrap(owner, "benchmark", channel)
+    # A whole table of candidates in one go: each time of asking costs the neighbours a stop.
+    with contextlib.suppress(ImportError, AttributeError):
+        from torch._inductor.select_algorithm import AlgorithmSelectorCache
+
+        wrapped += _wrap(AlgorithmSelectorCache, "benchmark_in_current_process", channel)
     return wrapped
+
+
+def _wrap(owner: type, prefix: str, channel: Channel) -> int:
+    methods = {n: m for n, m in vars(owner).items() if n.startswith(prefix)}
+    for name, method in methods.items():
+        if callable(method):
+            setattr(owner, name, _in_quiet(method, channel))
+        elif isinstance(method, classmethod):
+            setattr(owner, name, classmethod(_in_quiet(method.__func__, channel)))
+    return len(methods)
 
 
 def compile_offline(channel: Channel) -> None:

@@ -37,7 +37,7 @@ def run(
     descriptor: int | None = None,
     nonce: str = "",
     control: int | None = None,
-    forked: bool = False,
+    zygote: bool = False,
     cores: tuple[list[int], list[int]] | None = None,
 ) -> None:
     """Do what ``folder/request.json`` asks and send how it ended.
@@ -47,7 +47,7 @@ def run(
         descriptor: the result channel; None for stdout.
         nonce: of the channel.
         control: where the parent says that the neighbours stand still; None if there are none.
-        forked: this process comes from a zygote, which prepares the toolchain meanwhile.
+        zygote: there is one, which prepares what trials share.
         cores: to compile on and to time on, where a GPU leaves enough of them; None: all.
     """
     channel = Channel(descriptor, nonce, control, cores)
@@ -55,7 +55,7 @@ def run(
     place, _ = split_spec(request.get("target") or "")
     home = Path(place).resolve().parent  # found now: the target may change directory
     result: dict[str, Any] = {}
-    request["forked"] = forked
+    request["zygote"] = zygote
     task = _probe if request["kind"] == "probe" else _trial
     try:
         task(request, channel, result)
@@ -89,7 +89,7 @@ def _load(request: dict[str, Any], channel: Channel) -> tuple[Target, torch.devi
     """Steps ``import`` and ``build``: the same weights in every process."""
     channel.step(Step.IMPORT)
     device = environment.pick_device(request.get("device"))
-    if request["forked"] and request.get("toolchain") and device.type == "cpu":
+    if request["zygote"] and request.get("toolchain") and device.type == "cpu":
         channel.toolchain()  # the zygote sees to it meanwhile
     seed_everything(request["seed"])
     module = import_target(request["target"])
@@ -134,7 +134,7 @@ def _probe(request: dict[str, Any], channel: Channel, result: dict[str, Any]) ->
     result["all_backends"] = environment.all_backends()
     result["modes"] = environment.modes(device)
     folder = request.get("toolchain")
-    if folder and not (request["forked"] and device.type == "cpu"):
+    if folder and not (request["zygote"] and device.type == "cpu"):
         channel.step(Step.COMPILE)
         result["toolchain_s"] = environment.prepare_toolchain(device, Path(folder))
         channel.modules(environment.library_modules())
