@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +110,7 @@ def tune(
     base = {"target": plan.target, "device": plan.device, "seed": plan.seed}
     workshop = Workshop(folder, base, timeout_s, memory_limit_bytes or _most_memory())
     interrupted = False
-    with locked(folder), contextlib.ExitStack() as stack:
+    with _gone_if_never_begun(folder), locked(folder), contextlib.ExitStack() as stack:
         stack.callback(show.close)
         stack.callback(runner.close)
         found = _probed(plan, workshop, runner, show)
@@ -176,6 +176,17 @@ def _open(plan: Plan, run_dir: str | Path | None, resume: bool) -> tuple[RunFold
         )
     folder.create()
     return folder, plan
+
+
+@contextlib.contextmanager
+def _gone_if_never_begun(folder: RunFolder) -> Iterator[None]:
+    """Ctrl-C before there is a run leaves no folder behind."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not folder.run_json.exists():
+            folder.remove()
+        raise
 
 
 def _probed(plan: Plan, workshop: Workshop, executor: Executor, show: Progress) -> dict[str, Any]:
