@@ -72,8 +72,8 @@ def tune(
         objective: ``throughput`` or ``latency``.
         limits: what a setting must keep to be chosen.
         device: ``cuda`` where there is one if None.
-        jobs: how many trials compile side by side, one is measured at a time; one for each core,
-            half as many again from eight cores on, as far as memory goes, if None.
+        jobs: how many trials compile side by side, one is measured at a time; one for each core
+            (at most 16, and as memory allows) if None.
         isolation: ``fork`` takes trials from a warm process, ``spawn`` starts an interpreter for
             each, ``auto`` forks where that is safe.
         executor: runs the trials, and then decides ``jobs`` and ``isolation``; processes on this

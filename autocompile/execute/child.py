@@ -119,8 +119,6 @@ class Child:
         worker: the pid of the one that does the work, once the warden has said it.
         forked: it came from the zygote.
         company: other trials ran at some time beside it.
-        offline: it compiles and leaves the device alone, so it need not be held.
-        returning: it has compiled and waits until it may use the device again.
         result: its result message.
         code: how the worker ended, as ``subprocess`` gives it.
         garbage: what came through the result channel that was no message.
@@ -141,8 +139,6 @@ class Child:
     pidfd: int | None = None
     forked: bool = False
     company: bool = False
-    offline: bool = False
-    returning: bool = False
     gone: bool = False
     oom_before: int = 0
     result: dict[str, Any] | None = None

@@ -156,8 +156,9 @@ class Workshop:
                 shutil.copytree(self.toolchain, cache)
             else:
                 make_folder(cache)
-        except (OSError, shutil.Error) as error:
-            what = error.strerror if isinstance(error, OSError) and error.strerror else error
+        except (OSError, shutil.Error, RunError) as error:
+            cause = error.__cause__ if isinstance(error, RunError) else error
+            what = cause.strerror if isinstance(cause, OSError) and cause.strerror else cause
             raise RunError(
                 f"cannot write the compiler cache {cache}: {what}",
                 "finished trials are safe",

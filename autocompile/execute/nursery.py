@@ -28,7 +28,6 @@ class Nursery:
         python: the interpreter.
         isolation: ``fork`` takes trials from a warm process, ``spawn`` starts an interpreter for
             each, ``auto`` forks where that is safe.
-        cores: to compile on and to time on, for trials on a GPU; None: all.
         tell: is told, once, when it does otherwise than it began.
 
     Raises:
@@ -39,12 +38,11 @@ class Nursery:
         self,
         python: str,
         isolation: Isolation,
-        cores: tuple[list[int], list[int]] | None,
         tell: Callable[[str], None],
     ) -> None:
         if isolation not in ("auto", "fork", "spawn"):
             raise UsageError(f"isolation {isolation!r} is none of auto, fork, spawn")
-        self._python, self._cores, self._tell = python, cores, tell
+        self._python, self._tell = python, tell
         self._insists = isolation == "fork"
         self._forks = isolation != "spawn" and sys.platform == "linux"
         if self._insists and not self._forks:
@@ -72,7 +70,7 @@ class Nursery:
                     self._zygote = Zygote(self._python)
                     if any(self._warmth):
                         self._zygote.warm(*self._warmth)
-                self._zygote.fork(child, self._cores)
+                self._zygote.fork(child)
             except ZygoteError as error:
                 self._renounce(error)
         if not child.forked:

@@ -19,7 +19,6 @@ from collections import deque
 from autocompile.errors import RunError, UsageError
 from autocompile.execute.channel import CappedLog, ChannelError, drain
 from autocompile.execute.child import Child, Clock, Pipes
-from autocompile.execute.cores import split_cores
 from autocompile.execute.ending import ending_of
 from autocompile.execute.executor import Ended, Event, Job, Stepped, Told
 from autocompile.execute.memory import Cage, available_memory_bytes, oom_kills
@@ -34,21 +33,15 @@ _BIRTH_S = 5.0  # for a warden to start its worker
 _DUMP_GRACE_S = 1.0  # to write its stacks before it is killed
 _POLL_S = 0.5  # how often the memory of a trial without a cage is looked at
 _TRIAL_BYTES = 2 * 2**30  # what a trial may need, when nothing is known of it
-_MOST_JOBS = 32
+_MOST_JOBS = 16
 
 
 def default_jobs() -> int:
-    """How many trials run side by side: one for each core, as far as memory goes.
-
-    Half as many again where cores are kept apart for timing: there some compile while others wait
-    for their turn to be timed.
-    """
+    """How many trials run side by side: one for each core, as far as memory goes."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    wanted = cores or 1
-    wanted += wanted // 2 if split_cores() else 0
     free = available_memory_bytes()
     by_memory = _MOST_JOBS if free is None else free // _TRIAL_BYTES
-    return max(1, min(wanted, by_memory, _MOST_JOBS))
+    return max(1, min(cores or 1, by_memory, _MOST_JOBS))
 
 
 class LocalExecutor:
@@ -75,7 +68,6 @@ class LocalExecutor:
         self._nursery = Nursery(
             python or sys.executable,
             isolation,
-            split_cores() if self.slots > 1 else None,
             lambda text: self._events.append(Told(text)),
         )
         self._selector = selectors.DefaultSelector()
@@ -193,10 +185,6 @@ class LocalExecutor:
                     self._quiet.ask(number)
                 elif event == "busy":
                     self._quiet.give_back(number)
-                elif event == "offline":
-                    self._go_apart(child)
-                elif event == "online":
-                    self._come_back(child)
                 elif event == "result" and child.result is None:
                     child.result = message
                     child.clock.enter(Step.EXIT)
@@ -219,9 +207,8 @@ class LocalExecutor:
     def _hold(self, number: int) -> None:
         child = self._children[number]
         self._await_birth(child)
-        if not child.offline:
-            child.clock.hold()
-            pause(child.warden)
+        child.clock.hold()
+        pause(child.warden)
 
     def _await_birth(self, child: Child) -> None:
         """A worker that is not there yet cannot be stopped, and would start beside the timing."""
@@ -230,34 +217,12 @@ class LocalExecutor:
             if select.select([child.pipes.results[0]], [], [], _BIRTH_S)[0]:
                 self._read(child, child.pipes.results[0])
 
-    def _go_apart(self, child: Child) -> None:
-        """A trial begins to compile on cores of its own: it need not stand still for a timing."""
-        child.offline = True
-        if self._quiet.taken:
-            resume(child.warden)
-            child.clock.go()
-
-    def _come_back(self, child: Child) -> None:
-        """A trial has compiled and wants the device: now, or when the timing is over."""
-        child.offline, child.returning = False, self._quiet.taken
-        if child.returning:
-            child.clock.hold(waits=True)
-        else:
-            self._say_go(child)
-
     def _release(self, number: int) -> None:
-        child = self._children[number]
-        if child.returning:
-            child.returning = False
-            self._say_go(child)
-        else:
-            resume(child.warden)
-            child.clock.go()
+        resume(self._children[number].warden)
+        self._children[number].clock.go()
 
     def _grant(self, number: int) -> None:
-        self._say_go(self._children[number])
-
-    def _say_go(self, child: Child) -> None:
+        child = self._children[number]
         child.clock.go()
         with contextlib.suppress(OSError):  # it has gone; its end is on its way
             os.write(child.pipes.control[0], b"!")

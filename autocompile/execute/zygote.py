@@ -100,12 +100,8 @@ class Zygote:
         self._send({"do": "warm", "modules": list(modules), "toolchain": place})
         self._unanswered += 1
 
-    def fork(self, child: Child, cores: tuple[list[int], list[int]] | None) -> None:
+    def fork(self, child: Child) -> None:
         """Fork a trial; fills in its ``warden`` and ``pidfd``.
-
-        Args:
-            child: the trial.
-            cores: to compile on and to time on; None: all.
 
         Raises:
             ZygoteError: it is dead, or it found itself not clean.
@@ -113,7 +109,7 @@ class Zygote:
         for _ in range(self._unanswered):
             self._unanswered -= 1
             self._size = self._answer()["memory_bytes"]
-        request = {"do": "fork", "cwd": os.getcwd(), "cores": cores, **child.arguments}
+        request = {"do": "fork", "cwd": os.getcwd(), **child.arguments}
         self._send(request, child.pipes.theirs)
         child.warden = int(self._answer()["pid"])
         with contextlib.suppress(OSError, AttributeError):

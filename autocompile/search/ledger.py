@@ -182,7 +182,9 @@ class Ledger:
         )
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
+    while error.__cause__ is not None:  # Optuna's own words hide what the database said
+        error = error.__cause__
     return next(iter(str(error).splitlines()), type(error).__name__)[:160]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from autocompile.trial.channel import Channel
 
-__all__ = ["compile_offline", "hush_autotuning"]
+__all__ = ["hush_autotuning"]
 
 
 def hush_autotuning(channel: Channel) -> int:
@@ -46,24 +46,6 @@ def _wrap(owner: type, prefix: str, channel: Channel) -> int:
         elif isinstance(method, classmethod):
             setattr(owner, name, classmethod(_in_quiet(method.__func__, channel)))
     return len(methods)
-
-
-def compile_offline(channel: Channel) -> None:
-    """Let Inductor compile beside a neighbour that is timed, for the rest of this process.
-
-    From the graph's arrival at ``compile_fx`` until its code is loaded nothing runs on the device
-    but benchmarks, and those ask for quiet.
-    """
-    from torch._inductor import compile_fx as module
-
-    inner = module.compile_fx
-
-    @functools.wraps(inner)
-    def compile_fx(*args: Any, **kwargs: Any) -> Any:
-        with channel.offline():
-            return inner(*args, **kwargs)
-
-    module.compile_fx = compile_fx
 
 
 def _in_quiet(method: Callable[..., Any], channel: Channel) -> Callable[..., Any]:

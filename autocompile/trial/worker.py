@@ -21,7 +21,7 @@ from autocompile.errors import AutocompileError
 from autocompile.record import Outcome, Step
 from autocompile.trial import environment, failures, telemetry
 from autocompile.trial.channel import Channel
-from autocompile.trial.hush import compile_offline, hush_autotuning
+from autocompile.trial.hush import hush_autotuning
 from autocompile.trial.judge import Failed, Judge
 from autocompile.trial.measure import Limits, Timed, paired_blocks
 from autocompile.trial.phases import Side, make_side, phases_of
@@ -38,7 +38,6 @@ def run(
     nonce: str = "",
     control: int | None = None,
     zygote: bool = False,
-    cores: tuple[list[int], list[int]] | None = None,
 ) -> None:
     """Do what ``folder/request.json`` asks and send how it ended.
 
@@ -48,9 +47,8 @@ def run(
         nonce: of the channel.
         control: where the parent says that the neighbours stand still; None if there are none.
         zygote: there is one, which prepares what trials share.
-        cores: to compile on and to time on, where a GPU leaves enough of them; None: all.
     """
-    channel = Channel(descriptor, nonce, control, cores)
+    channel = Channel(descriptor, nonce, control)
     request = json.loads((Path(folder) / "request.json").read_text("utf-8"))
     place, _ = split_spec(request.get("target") or "")
     home = Path(place).resolve().parent  # found now: the target may change directory
@@ -170,8 +168,6 @@ def _trial(request: dict[str, Any], channel: Channel, result: dict[str, Any]) ->
     config = CompileConfig.from_dict(request["config"])
     phase = request["phase"]
     target, device = _load(request, channel)
-    if device.type != "cpu":
-        channel.keep_apart()
     synchronize = telemetry.synchronizer(device)
     inputs, other = (_inputs(target, request, device, draw) for draw in (0, 1))
     notes: list[str] = []
@@ -188,8 +184,6 @@ def _trial(request: dict[str, Any], channel: Channel, result: dict[str, Any]) ->
     channel.step(Step.COMPILE)
     telemetry.reset_dynamo(config.backend)
     hush_autotuning(channel)
-    if config.backend == "inductor":
-        compile_offline(channel)
     compiled = make_side(target, phase, inputs, config)
     with judge.comparable_random_numbers():
         synchronize()

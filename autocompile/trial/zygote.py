@@ -161,7 +161,7 @@ class _Zygote:
         def work() -> None:
             from autocompile.trial.worker import run
 
-            run(folder, results, nonce, control, zygote=True, cores=request["cores"])
+            run(folder, results, nonce, control, zygote=True)
 
         guard(work, results, nonce, request["cage"], zygote)
 

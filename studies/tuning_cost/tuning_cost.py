@@ -68,7 +68,7 @@ WORKLOADS = {
     "cpu": Workload(
         "examples/ppo_breakout.py", "forward_exploration", (1, 2, 4, 8, 16, 32), (*MODES, "lite")
     ),
-    "cuda": Workload("studies/tuning_cost/ppo_cnn.py", "forward", (1, 4, 16, 64), MODES),
+    "cuda": Workload("studies/tuning_cost/ppo_cnn.py", "forward", (1, 4, 16), MODES),
 }
 
 
