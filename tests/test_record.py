@@ -69,3 +69,15 @@ def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
 def test_a_folder_without_a_run_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="not a run folder"):
         RunFolder(tmp_path).read_run()
+
+
+def test_a_folder_where_a_run_was_killed_at_its_start_is_used_again(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    (folder.cache / "toolchain").mkdir(parents=True)
+    assert folder.holds_something_else()
+    (folder.path / "probe").mkdir()
+    (folder.path / "probe" / "request.json").write_text("{}")
+    assert not folder.holds_something_else()
+    (folder.path / "notes.txt").write_text("mine")
+    assert folder.holds_something_else()

@@ -1,0 +1,448 @@
+"""What happens to a study when its tuner, its zygote, its disk or its database is harmed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from conftest import TARGETS, assert_nothing_left
+
+import autocompile
+from autocompile.errors import RunError
+from autocompile.execute.executor import Ending
+from autocompile.report.live import SilentProgress
+from autocompile.search import ledger
+from autocompile.testing import FakeExecutor, measured
+
+COMMAND = [sys.executable, "-m", "autocompile", "tune", "sleeper.py"]
+NEW = ["--phase", "forward", "--batch-size", "4", "--effort", "quick"]
+RUN = Path("runs/sleeper-0001")
+
+
+class Tuner:
+    """`autocompile tune` in a session of its own, as a shell would start it."""
+
+    started: ClassVar[list[Tuner]] = []
+
+    def __init__(self, *options: str) -> None:
+        self.process = subprocess.Popen(
+            [*COMMAND, *options, "--json", "--progress", "plain"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            # A test run in the background of a shell would hand an ignored SIGINT down.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) and None,
+        )
+        self.said = self.printed = ""
+        self._readers = [
+            threading.Thread(target=self._read, args=(name,), daemon=True)
+            for name in ("stderr", "stdout")
+        ]
+        for reader in self._readers:
+            reader.start()
+        self.started.append(self)
+
+    def _read(self, name: str) -> None:
+        for line in getattr(self.process, name):
+            if name == "stderr":
+                self.said += line
+            else:
+                self.printed += line
+
+    def until(self, condition: Callable[[], object], within_s: float = 60.0) -> Tuner:
+        """Wait until something is so."""
+        deadline = time.monotonic() + within_s
+        while not condition():
+            assert time.monotonic() < deadline, self.said
+            assert self.process.poll() is None, self.said
+            time.sleep(0.02)
+        return self
+
+    def until_it_says(self, words: str) -> Tuner:
+        """Wait for a line of its progress."""
+        return self.until(lambda: words in self.said)
+
+    def until_asleep(self) -> Tuner:
+        """Wait until a trial sleeps."""
+        self.until(Path("asleep").exists)
+        Path("asleep").unlink()
+        return self
+
+    def send(self, number: int) -> Tuner:
+        """A signal, to its whole group as a terminal does."""
+        os.killpg(self.process.pid, number)
+        return self
+
+    def end(self, within_s: float = 60.0) -> int:
+        """Its exit code; what it printed is all there."""
+        code = self.process.wait(within_s)
+        for reader in self._readers:
+            reader.join()
+        return code
+
+
+@pytest.fixture
+def sleeper(work: Path) -> Iterator[Path]:
+    """The target in the folder where the tests are."""
+    shutil.copy(TARGETS / "sleeper.py", work)
+    yield work
+    for tuner in Tuner.started:
+        tuner.process.kill()
+        tuner.end()
+    Tuner.started.clear()
+
+
+def sleep_in(step: str, spare: int = 1) -> None:
+    """Processes sleep in this step until they are woken; the first ones, such as the probe, not."""
+    for name in ("asleep", "imports"):
+        Path(name).unlink(missing_ok=True)
+    Path("sleep").write_text(f"{step} {spare}")
+
+
+def wake() -> None:
+    Path("sleep").unlink()
+
+
+def results(run: Path = RUN) -> dict[str, bytes]:
+    """What is on disk of each finished trial."""
+    return {p.parent.name: p.read_bytes() for p in run.glob("trials/*/result.json")}
+
+
+def finished() -> dict[tuple[str, str], list[str]]:
+    """Outcomes of each setting's trials in the search, interrupted ones left out."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for text in results().values():
+        record = json.loads(text)
+        if record["role"] == "search" and record["outcome"] != "interrupted":
+            key = record["config"]["backend"], str(record["batch_size"])
+            found.setdefault(key, []).append(record["outcome"])
+    return found
+
+
+def resumed() -> str:
+    """The run is taken to its end; what the tuner said."""
+    before = results()
+    tuner = Tuner("--resume")
+    assert tuner.end(120) == 0, tuner.said
+    assert {k: v for k, v in results().items() if k in before} == before
+    assert all(len(outcomes) == 1 for outcomes in finished().values())
+    assert_nothing_left("AUTOCOMPILE_TRIAL=")
+    return tuner.said
+
+
+@pytest.mark.parametrize("isolation", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_a_killed_tuner_leaves_nothing_alive_and_its_run_is_resumed(
+    sleeper: Path, isolation: str
+) -> None:
+    sleep_in("compile")
+    tuner = Tuner(*NEW, "--backend", "one,two", "--isolation", isolation).until_asleep()
+    before = results()
+    second = Tuner("--resume")
+    assert second.end() == 2
+    assert "another autocompile is at work" in second.said
+    tuner.process.kill()
+    tuner.end()
+    assert_nothing_left("AUTOCOMPILE_TRIAL=")
+    wake()
+    assert results() == before
+    resumed()
+    assert set(finished()) == {("eager", "4"), ("one", "4"), ("two", "4")}
+
+
+def zygotes(tuner: Tuner) -> list[int]:
+    """The process that a tuner forks its trials from."""
+    children = f"/proc/{tuner.process.pid}/task/{tuner.process.pid}/children"
+    return [
+        int(pid)
+        for pid in Path(children).read_text().split()
+        if b"autocompile.trial.zygote" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+
+
+def test_a_killed_zygote_costs_the_running_trial_a_second_try(sleeper: Path) -> None:
+    sleep_in("compile")
+    tuner = Tuner(*NEW, "--backend", "one,two", "--jobs", "1").until_asleep()
+    wake()
+    (zygote,) = zygotes(tuner)
+    os.kill(zygote, signal.SIGKILL)
+    assert tuner.end(120) == 0, tuner.said
+    assert finished() == {("eager", "4"): ["ok"], ("one", "4"): ["ok"], ("two", "4"): ["ok"]}
+    notes = [json.loads(text)["notes"] for text in results().values()]
+    assert sum("killed from outside" in str(note) for note in notes) == 1
+    assert_nothing_left("AUTOCOMPILE_TRIAL=")
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_each_step_ends_the_run_and_it_goes_on(sleeper: Path) -> None:
+    options = [*NEW, "--backend", "one", "--jobs", "1"]
+    spare = 2  # the probe and eager
+    for step in ("import", "build", "eager", "compile", "verify", "measure"):
+        before = results()
+        sleep_in(step, spare)
+        tuner = Tuner(*options).until_asleep().send(signal.SIGINT)
+        assert tuner.end(20) == 130, tuner.said
+        assert_nothing_left("AUTOCOMPILE_TRIAL=")
+        assert json.loads(tuner.printed)["interrupted"]
+        new = [json.loads(v) for k, v in sorted(results().items()) if k not in before]
+        assert (new[-1]["outcome"], new[-1]["step"]) == ("interrupted", step)
+        assert len(new) == spare
+        wake()
+        options, spare = ["--resume", "--jobs", "1"], 1
+    resumed()
+
+
+def test_ctrl_c_twice_ends_the_run_and_it_goes_on(sleeper: Path) -> None:
+    sleep_in("measure")
+    tuner = Tuner(*NEW, "--backend", "one").until_asleep().send(signal.SIGINT)
+    time.sleep(0.01)
+    tuner.send(signal.SIGINT)
+    assert tuner.end(20) == 130, tuner.said
+    assert "Traceback" not in tuner.said
+    assert_nothing_left("AUTOCOMPILE_TRIAL=")
+    wake()
+    resumed()
+
+
+@pytest.mark.parametrize("when", ["while the zygote starts", "in the probe"])
+def test_ctrl_c_before_there_is_a_run_leaves_none(sleeper: Path, when: str) -> None:
+    sleep_in("import", 0)
+    tuner = Tuner(*NEW, "--backend", "one")
+    if when == "in the probe":
+        tuner.until_asleep()
+    else:
+        tuner.until(lambda: zygotes(tuner))
+    tuner.send(signal.SIGINT)
+    assert tuner.end(20) == 130, tuner.said
+    assert tuner.printed == ""
+    assert tuner.said == "interrupted\n"
+    assert_nothing_left("AUTOCOMPILE_TRIAL=")
+    assert not RUN.exists()
+
+
+# --- disk ---------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def mounted(place: Path, *options: str) -> Iterator[None]:
+    """A small disk of its own at a folder."""
+    place.mkdir(exist_ok=True)
+    command = ["mount", "-t", "tmpfs", *options, "tmpfs", str(place)]
+    if shutil.which("mount") is None or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("nothing can be mounted here")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def fill(place: Path) -> Path:
+    """A file that takes all the space that is left."""
+    path = place / "ballast"
+    with contextlib.suppress(OSError), open(path, "wb", buffering=0) as file:
+        while True:
+            file.write(bytes(2**20))
+    return path
+
+
+def paragraph(tuner: Tuner) -> str:
+    """The error that a tuner ended with."""
+    assert tuner.end() == 2, tuner.said
+    assert "Traceback" not in tuner.said
+    assert tuner.printed == ""
+    _, error, text = tuner.said.partition("error: ")
+    assert error, tuner.said
+    assert len(text.splitlines()) <= 5, text
+    return text
+
+
+def test_a_disk_that_fills_up_during_a_trial_is_one_paragraph_and_loses_no_other(
+    sleeper: Path,
+) -> None:
+    with mounted(sleeper / "runs", "-o", "size=320m"):
+        sleep_in("compile")
+        tuner = Tuner(*NEW, "--backend", "one,two").until_asleep()
+        before = results()
+        assert len(before) == 1
+        ballast = fill(sleeper / "runs")
+        wake()
+        text = paragraph(tuner)
+        assert "No space left on device" in text
+        assert "--resume" in text
+        assert_nothing_left("AUTOCOMPILE_TRIAL=")
+        assert results() == before
+        again = paragraph(Tuner("--resume"))
+        assert "No space left on device" in again or "MiB are free" in again
+        assert results() == before
+        ballast.unlink()
+        resumed()
+        assert set(finished()) == {("eager", "4"), ("one", "4"), ("two", "4")}
+
+
+def test_too_little_disk_is_said_before_anything_is_compiled(sleeper: Path) -> None:
+    with mounted(sleeper / "runs", "-o", "size=100m"), pytest.raises(RunError) as caught:
+        autocompile.tune("sleeper.py", executor=FakeExecutor(lambda request: measured(1.0)))
+    assert "only 100 MiB are free on the disk of runs/sleeper-0001" in caught.value.text()
+    assert "--resume" in caught.value.text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("harm", ["a file", "read-only"])
+def test_a_cache_that_cannot_be_used_is_one_paragraph(sleeper: Path, harm: str) -> None:
+    options = [*NEW, "--backend", "inductor", "--mode", "default,lite", "--jobs", "1"]
+    tuner = Tuner(*options).until_it_says("#1  ok").send(signal.SIGINT)
+    assert tuner.end() == 130
+    before, cache = results(), RUN / "cache"
+    shutil.rmtree(cache)
+    with contextlib.ExitStack() as stack:
+        if harm == "a file":
+            cache.write_text("")
+            stack.callback(cache.unlink)
+        else:
+            stack.enter_context(mounted(cache, "-o", "ro"))
+        text = paragraph(Tuner("--resume"))
+        assert "cannot write the compiler cache" in text
+        assert "--resume" in text
+        assert_nothing_left("AUTOCOMPILE_TRIAL=")
+    assert results() == before
+    resumed()
+
+
+# --- database -----------------------------------------------------------------------------------
+
+LOCKS = """
+import sqlite3, sys, time
+database = sqlite3.connect(sys.argv[1], isolation_level=None)
+database.execute("BEGIN EXCLUSIVE")
+print("locked", flush=True)
+time.sleep(600)
+"""
+
+
+class Warnings(SilentProgress):
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def warning(self, text: str) -> None:
+        self.seen.append(text)
+
+
+@contextlib.contextmanager
+def locked(database: Path) -> Iterator[None]:
+    """Another process holds the database."""
+    command = [sys.executable, "-c", LOCKS, str(database)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == b"locked\n"
+            yield
+        finally:
+            holder.kill()
+
+
+def rows() -> list[int]:
+    """The trials that the database knows."""
+    with sqlite3.connect("run/study.db") as database:
+        query = "SELECT value_json FROM trial_user_attributes WHERE key = 'number'"
+        return sorted(int(value) for (value,) in database.execute(query))
+
+
+def scripted(request: Mapping[str, Any]) -> Ending:
+    return measured(1.0 if request["config"]["backend"] == "eager" else 1.2)
+
+
+@pytest.mark.parametrize("when", ["from the start", "on the way"])
+def test_a_locked_database_is_a_warning_and_gets_its_rows_later(
+    sleeper: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    monkeypatch.setattr(ledger, "_LOCK_PATIENCE_S", 0.5)
+    show = Warnings()
+
+    def tune(script: Callable[[Mapping[str, Any]], Ending], **more: Any) -> autocompile.Result:
+        executor = FakeExecutor(script)
+        return autocompile.tune(
+            "sleeper.py", executor=executor, run_dir="run", progress=show, **more
+        )
+
+    tune(scripted, trials=2)
+    assert show.seen == []
+    with contextlib.ExitStack() as stack:
+        lock = locked(Path("run/study.db"))
+
+        def lock_and_go_on(request: Mapping[str, Any]) -> Ending:
+            if len(results(Path("run"))) == 3:
+                stack.enter_context(lock)
+            return scripted(request)
+
+        if when == "from the start":
+            stack.enter_context(lock)
+        result = tune(scripted if when == "from the start" else lock_and_go_on, resume=True)
+        (warning,) = show.seen
+        assert "locked" in warning
+        assert "--resume adds" in warning
+    assert result.verdict == {"forward": "faster"}
+    tune(scripted, resume=True)
+    assert len(show.seen) == 1
+    assert rows() == sorted(r.number for r in result.trials if r.role == "search")
+
+
+# --- at any moment ------------------------------------------------------------------------------
+
+
+EVERY = ["--phase", "forward", "--batch-size", "1,2", "--effort", "quick", "--jobs", "2"]
+EVERY += ["--backend", "one,two,honest,wrong,raises,leaves", "--run-dir", "runs/sleeper-0001"]
+
+
+def outcomes() -> dict[tuple[str, str, str], list[str]]:
+    """Of each setting of the search: phase, config and batch size."""
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for text in results().values():
+        r = json.loads(text)
+        if r["role"] == "search" and r["outcome"] != "interrupted":
+            key = r["phase"], json.dumps(r["config"]), str(r["batch_size"])
+            found.setdefault(key, []).append(r["outcome"])
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["SIGKILL", "SIGINT"])
+def test_a_run_that_is_ended_at_twenty_random_moments_is_the_undisturbed_run(
+    sleeper: Path, number: int
+) -> None:
+    undisturbed = Tuner(*EVERY)
+    assert undisturbed.end(200) == 0, undisturbed.said
+    expected = outcomes()
+    assert len(expected) == 14
+    assert all(len(found) == 1 for found in expected.values())
+    shutil.rmtree(RUN)
+
+    moments = random.Random(0)
+    for _ in range(20):
+        before = results()
+        tuner = Tuner(*(["--resume"] if (RUN / "run.json").exists() else EVERY))
+        try:
+            code = tuner.process.wait(moments.uniform(1.0, 9.0))
+            assert code == 0, tuner.said
+        except subprocess.TimeoutExpired:
+            tuner.send(number)
+            assert tuner.end(30) in ((130, 0) if number == signal.SIGINT else (-number,))
+        assert "Traceback" not in tuner.said
+        assert_nothing_left("AUTOCOMPILE_TRIAL=")
+        now = results()
+        assert {k: v for k, v in now.items() if k in before} == before
+    resumed()
+    assert outcomes() == expected
