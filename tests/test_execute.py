@@ -37,12 +37,13 @@ class Room:
         self.granted: list[int] = []
         self.quiet = Quiet(self.hold, self.release, self.grant)
 
-    def hold(self, number: int) -> None:
-        assert number not in self.held
-        self.held.add(number)
+    def hold(self, numbers: list[int]) -> None:
+        assert not self.held & set(numbers)
+        self.held |= set(numbers)
 
-    def release(self, number: int) -> None:
-        self.held.remove(number)
+    def release(self, numbers: list[int]) -> None:
+        assert set(numbers) <= self.held
+        self.held -= set(numbers)
 
     def grant(self, number: int) -> None:
         assert self.timing is None
@@ -237,9 +238,9 @@ subprocess.run([sys.executable, "-c", sys.argv[2], "0", ""], start_new_session=T
             stats = [Path(f"/proc/{p}/stat").read_text() for p in below]
             return {s.rpartition(")")[2].split()[0] for s in stats}
 
-        processes.pause(os.getpid())
+        processes.pause([os.getpid()])
         assert states() == {"T"}
-        processes.resume(os.getpid())
+        processes.resume([os.getpid()])
         time.sleep(0.05)
         assert "T" not in states()
         assert processes.end_descendants()
@@ -349,8 +350,8 @@ def test_a_dead_zygote_is_replaced(tmp_path: Path) -> None:
             executor.start(trial(shop, "eager"))
             (ending,) = endings(until_ended(executor)).values()
             assert ending.outcome is Outcome.OK
-            assert executor._zygote is not None
-            os.kill(executor._zygote.pid, 9)
+            assert executor._nursery._zygote is not None
+            os.kill(executor._nursery._zygote.pid, 9)
     finally:
         executor.close()
     assert_nothing_left("AUTOCOMPILE_TRIAL=")

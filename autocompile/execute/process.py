@@ -204,11 +204,12 @@ class LocalExecutor:
 
     # Holding still ------------------------------------------------------------------------------
 
-    def _hold(self, number: int) -> None:
-        child = self._children[number]
-        self._await_birth(child)
-        child.clock.hold()
-        pause(child.warden)
+    def _hold(self, numbers: list[int]) -> None:
+        children = [self._children[number] for number in numbers]
+        for child in children:
+            self._await_birth(child)
+            child.clock.hold()
+        pause([child.warden for child in children])
 
     def _await_birth(self, child: Child) -> None:
         """A worker that is not there yet cannot be stopped, and would start beside the timing."""
@@ -217,9 +218,11 @@ class LocalExecutor:
             if select.select([child.pipes.results[0]], [], [], _BIRTH_S)[0]:
                 self._read(child, child.pipes.results[0])
 
-    def _release(self, number: int) -> None:
-        resume(self._children[number].warden)
-        self._children[number].clock.go()
+    def _release(self, numbers: list[int]) -> None:
+        children = [self._children[number] for number in numbers]
+        resume([child.warden for child in children])
+        for child in children:
+            child.clock.go()
 
     def _grant(self, number: int) -> None:
         child = self._children[number]

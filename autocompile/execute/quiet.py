@@ -17,15 +17,15 @@ class Quiet:
     """Decides who runs. Trials are known by their numbers.
 
     Args:
-        hold: stops a trial.
-        release: lets it go on.
+        hold: stops some trials.
+        release: lets some go on.
         grant: tells it that the others stand still.
     """
 
     def __init__(
         self,
-        hold: Callable[[int], None],
-        release: Callable[[int], None],
+        hold: Callable[[list[int]], None],
+        release: Callable[[list[int]], None],
         grant: Callable[[int], None],
     ) -> None:
         self._hold, self._release, self._grant = hold, release, grant
@@ -71,16 +71,14 @@ class Quiet:
         if self._waiting:
             self._alone = self._waiting.popleft()
             # All others are held before the one is told, or it would begin beside them.
-            for other in self._present - self._held - {self._alone}:
-                self._held.add(other)
-                self._hold(other)
-            self._free(self._alone)
+            others = self._present - self._held - {self._alone}
+            self._held |= others
+            self._hold(sorted(others))
+            self._free({self._alone})
             self._grant(self._alone)
         else:
-            for number in list(self._held):
-                self._free(number)
+            self._free(self._present)
 
-    def _free(self, number: int) -> None:
-        if number in self._held:
-            self._held.discard(number)
-            self._release(number)
+    def _free(self, numbers: set[int]) -> None:
+        self._release(sorted(self._held & numbers))
+        self._held -= numbers

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
 from autocompile.execute.executor import Ended, Ending, Executor, Job, Stepped, Told
 from autocompile.search.observer import Observer
 
@@ -11,21 +16,39 @@ __all__ = ["Crew", "run_job"]
 class Crew:
     """Jobs of one executor.
 
-    The first Ctrl-C ends what runs, and its endings still arrive; the second one is raised.
+    The first Ctrl-C ends what runs, and its endings still arrive; the second one is raised. While
+    the crew is entered the first is only noted: as an exception it would come in the middle of
+    anything, and in a destructor or a weak reference's callback Python prints it and goes on.
 
     Args:
         executor: runs the jobs.
         observer: is told of steps.
-
-    Attributes:
-        interrupted: Ctrl-C has been pressed; nothing should be started any more.
     """
 
     def __init__(self, executor: Executor, observer: Observer) -> None:
         self._executor, self._observer = executor, observer
         self._running: set[int] = set()
         self._ended: list[tuple[int, Ending]] = []
-        self.interrupted = False
+        self._pressed = self._cancelled = False
+        self._handlers: dict[int, Callable[..., Any]] = {}
+
+    def __enter__(self) -> Crew:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                handler = signal.getsignal(number)
+                if callable(handler):  # neither ignored nor left to the system
+                    self._handlers[number] = handler
+                    signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C has been pressed; nothing should be started any more."""
+        return self._pressed
 
     @property
     def size(self) -> int:
@@ -43,7 +66,7 @@ class Crew:
             self._running.add(job.number)
             self._executor.start(job)
         except KeyboardInterrupt:
-            self._interrupt()
+            self._note()
 
     def next(self) -> tuple[int, Ending]:
         """Sleep until a job ends: its number and how.
@@ -53,6 +76,10 @@ class Crew:
         """
         while not self._ended:
             try:
+                if self._pressed and not self._cancelled:
+                    self._cancelled = True
+                    for number in list(self._running):
+                        self._executor.cancel(number)
                 for event in self._executor.wait(1.0):
                     if isinstance(event, Stepped):
                         self._observer.step(event.number, event.step)
@@ -63,15 +90,13 @@ class Crew:
                         self._ended.append((event.number, event.ending))
                 self._observer.tick()
             except KeyboardInterrupt:
-                self._interrupt()
+                self._note()
         return self._ended.pop(0)
 
-    def _interrupt(self) -> None:
-        if self.interrupted:
+    def _note(self, *_: object) -> None:
+        if self._pressed:
             raise KeyboardInterrupt
-        self.interrupted = True
-        for number in list(self._running):
-            self._executor.cancel(number)
+        self._pressed = True
 
 
 def run_job(executor: Executor, job: Job, observer: Observer) -> tuple[Ending, bool]:
@@ -80,7 +105,7 @@ def run_job(executor: Executor, job: Job, observer: Observer) -> tuple[Ending, b
     Returns:
         How it ended, and whether the user pressed Ctrl-C meanwhile.
     """
-    crew = Crew(executor, observer)
-    crew.start(job)
-    _, ending = crew.next()
-    return ending, crew.interrupted
+    with Crew(executor, observer) as crew:
+        crew.start(job)
+        _, ending = crew.next()
+        return ending, crew.interrupted

@@ -151,19 +151,19 @@ class PhaseStudy:
             self._pick,
             self.observer.warning,
         )
-        ledger.restore([r for r in self.records if r.role == "search"])
-        crew = Crew(self.executor, self.observer)
-        while True:
-            self._fill(crew, ledger, budget)
-            if not crew.size:
-                break
-            number, ending = crew.next()
-            setting = self._running.pop(number)
-            if self._deserves_another_try(number, ending) and not crew.interrupted:
-                self._running[number] = setting
-                self._again.append((number, ending))
-                continue
-            self._keep(ledger, self._concluded(number, setting, ending))
+        with Crew(self.executor, self.observer) as crew:
+            ledger.restore([r for r in self.records if r.role == "search"])
+            while True:
+                self._fill(crew, ledger, budget)
+                if not crew.size:
+                    break
+                number, ending = crew.next()
+                setting = self._running.pop(number)
+                if self._deserves_another_try(number, ending) and not crew.interrupted:
+                    self._running[number] = setting
+                    self._again.append((number, ending))
+                    continue
+                self._keep(ledger, self._concluded(number, setting, ending))
         if crew.interrupted:
             raise Interrupted
 
