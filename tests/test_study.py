@@ -423,7 +423,7 @@ def test_a_cache_that_cannot_be_written_is_one_paragraph(target: Path) -> None:
         Path("mine/cache").write_text("in the way")
         return script(request)
 
-    with pytest.raises(RunError, match="cannot make the folder"):
+    with pytest.raises(RunError, match="cannot write the compiler cache"):
         tune(target, executor=FakeExecutor(spoil), run_dir="mine")
 
 

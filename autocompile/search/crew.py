@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,9 @@ from autocompile.execute.executor import Ended, Ending, Executor, Job, Stepped, 
 from autocompile.search.observer import Observer
 
 __all__ = ["Crew", "run_job"]
+
+_GLANCE_S = 0.25  # how long Ctrl-C may go unnoticed
+_TICK_S = 1.0
 
 
 class Crew:
@@ -31,6 +35,7 @@ class Crew:
         self._ended: list[tuple[int, Ending]] = []
         self._pressed = self._cancelled = False
         self._handlers: dict[int, Callable[..., Any]] = {}
+        self._ticked = 0.0
 
     def __enter__(self) -> Crew:
         if threading.current_thread() is threading.main_thread():
@@ -80,7 +85,7 @@ class Crew:
                     self._cancelled = True
                     for number in list(self._running):
                         self._executor.cancel(number)
-                for event in self._executor.wait(1.0):
+                for event in self._executor.wait(_GLANCE_S):
                     if isinstance(event, Stepped):
                         self._observer.step(event.number, event.step)
                     elif isinstance(event, Told):
@@ -88,7 +93,9 @@ class Crew:
                     elif isinstance(event, Ended):
                         self._running.discard(event.number)
                         self._ended.append((event.number, event.ending))
-                self._observer.tick()
+                if time.monotonic() - self._ticked >= _TICK_S:
+                    self._ticked = time.monotonic()
+                    self._observer.tick()
             except KeyboardInterrupt:
                 self._note()
         return self._ended.pop(0)
