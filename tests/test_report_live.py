@@ -298,3 +298,17 @@ def test_silent_progress_takes_everything() -> None:
     shown.warning("x")
     shown.tick()
     shown.close()
+
+
+def test_of_many_trials_side_by_side_the_farthest_is_shown() -> None:
+    board = Board()
+    begin(board.shown)
+    for number in range(4):
+        board.shown.started(number, CompileConfig(), number, "search")
+        board.shown.step(number, Step.COMPILE)
+    board.shown.step(2, Step.VERIFY)
+    (now,) = [line for line in board.lines() if line.startswith(" now")]
+    assert "#2 " in now
+    assert "batch 2 · verifying" in now
+    assert now.endswith("and 3 beside it")
+    board.shown.close()

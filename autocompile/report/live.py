@@ -28,6 +28,8 @@ __all__ = ["LiveProgress", "PlainProgress", "Progress", "SilentProgress", "progr
 
 _Json = Mapping[str, Any]
 _LINES = 16
+_SHOWN = 2  # running trials, each by itself
+_ORDER = list(Step)
 _DOING = {
     Step.IMPORT: "starting",
     Step.BUILD: "building",
@@ -278,6 +280,10 @@ class LiveProgress(Progress):
             lasts = round(self._clock() - r.since) if r.step is not Step.VERIFY else 0
             doing = _DOING[r.step] + (f" {lasts} s" if lasts else "")
             told.append(f"#{number} {show.label(r.config)}{batch} · {doing}")
+        if len(told) > _SHOWN:  # the one that has come farthest, and how many are beside it
+            farthest = max(self._running, key=lambda n: _ORDER.index(self._running[n].step))
+            first = told[list(self._running).index(farthest)]
+            told = [first, f"and {len(told) - 1} beside it"]
         return Text.assemble((" now   ", "dim"), "      ".join(told) or show.NONE)
 
 
