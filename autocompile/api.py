@@ -68,16 +68,14 @@ def tune(
         trials: the most trials with a process of their own in the search of one phase.
         budget_s: the most seconds that the run may search; the best are confirmed even when late.
         timeout_s: the longest that a trial may stay in one step.
-        memory_limit_bytes: the most memory of one trial; 80 % of what is free if None.
+        memory_limit_bytes: the most memory of one trial; a share of 80 % of what is free if None.
         objective: ``throughput`` or ``latency``.
         limits: what a setting must keep to be chosen.
         device: ``cuda`` where there is one if None.
-        jobs: how many trials compile side by side, one is measured at a time; one for each core
-            (at most 16, and as memory allows) if None.
+        jobs: how many trials compile side by side; one for each core, 16 at most, if None.
         isolation: ``fork`` takes trials from a warm process, ``spawn`` starts an interpreter for
             each, ``auto`` forks where that is safe.
-        executor: runs the trials, and then decides ``jobs`` and ``isolation``; processes on this
-            machine if None.
+        executor: runs the trials as it likes; processes on this machine if None.
         storage: an Optuna storage URL; ``study.db`` in the run's folder if None.
         run_dir: the run's folder; a new one under ``./runs`` if None.
         resume: go on with ``run_dir``, or with the last run of this target.
@@ -108,7 +106,10 @@ def tune(
     chosen = effort_of(plan.effort)
     runner = executor or LocalExecutor(isolation=isolation, jobs=jobs)
     base = {"target": plan.target, "device": plan.device, "seed": plan.seed}
-    workshop = Workshop(folder, base, timeout_s, memory_limit_bytes or _most_memory())
+    alone = memory_limit_bytes or _most_memory()
+    workshop = Workshop(
+        folder, base, timeout_s, memory_limit_bytes or (alone and alone // runner.slots), alone
+    )
     interrupted = False
     with _gone_if_never_begun(folder), locked(folder), contextlib.ExitStack() as stack:
         stack.callback(show.close)

@@ -115,9 +115,9 @@ def tune(
     max_memory: Annotated[str | None, typer.Option(help="only settings below, e.g. 2GiB")] = None,
     max_compile_time: Annotated[str | None, typer.Option(help="only settings below")] = None,
     memory_limit: Annotated[
-        str | None, typer.Option(help="kill a trial above, e.g. 8GiB; 80 % of what is free")
+        str | None, typer.Option(help="kill a trial above, e.g. 8GiB; 80 % of free, shared")
     ] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="trials that run side by side")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="trials at once; one a core")] = None,
     isolation: Annotated[Isolation, typer.Option(help="how a trial's process begins")] = "auto",
     device: Device = None,
     storage: Annotated[str | None, typer.Option(help="Optuna storage URL")] = None,

@@ -32,7 +32,11 @@ __all__ = [
 ]
 
 MARKER = "AUTOCOMPILE_TRIAL"
-"""Environment variable that every descendant of a trial inherits, with a value of its own."""
+"""Environment variable by which programs that a trial started are known, in whatever session.
+
+A fork that has not run another program still shows its origin's environment: those are found as
+descendants, and fall to the zygote when their warden is killed.
+"""
 
 _PROC = Path("/proc")
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -215,7 +219,10 @@ def thread_count() -> int:
 
 
 def tree_memory_bytes(root: int) -> int:
-    """Resident memory of the processes below one, shared pages of files left out."""
+    """Resident memory of the processes below one, shared pages of files left out.
+
+    What a fork shares with its origin is counted, as a fresh interpreter would hold it as well.
+    """
     page = os.sysconf("SC_PAGE_SIZE")
     total = 0
     for pid in descendants(root, include_zombies=True):

@@ -319,7 +319,6 @@ def test_trials_compile_side_by_side_and_are_timed_alone(tmp_path: Path) -> None
         elif isinstance(event, Ended):
             alone = None
     assert any(e.pauses for e in found.values())
-    assert all("contended" not in e.payload["measurement"]["flags"] for e in found.values())
 
 
 def test_the_first_compile_time_leaves_out_the_pauses(tmp_path: Path) -> None:
@@ -341,6 +340,40 @@ def test_a_trial_that_is_cancelled_before_it_began_is_interrupted(tmp_path: Path
     executor.cancel(job.number)
     assert endings(executor.wait(0.1))[job.number].outcome is Outcome.INTERRUPTED
     executor.close()
+
+
+def test_a_trial_that_cannot_begin_is_an_ending_and_leaves_no_cage(tmp_path: Path) -> None:
+    executor = LocalExecutor(python="/nowhere/python", isolation="spawn", jobs=1)
+    shop = workshop(tmp_path / "run")
+    shop.memory_limit_bytes = 2**30
+    groups = [folder for folder, _ in memory._own_groups()]
+    executor.start(trial(shop))
+    (ending,) = endings(executor.wait(1.0)).values()
+    assert ending.outcome is Outcome.INFRASTRUCTURE
+    assert "cannot be started: No such file" in ending.message
+    executor.close()
+    ours = f"autocompile-{os.getpid()}-*"
+    assert not [cage for folder in groups for cage in folder.glob(ours)]
+
+
+def test_the_cages_of_a_dead_tuner_are_removed() -> None:
+    if not can_cage():
+        pytest.skip("may not make a memory cgroup here")
+    code = (
+        "from autocompile.execute.memory import Cage; c = Cage.build(2**30); "
+        "print(c.entrance.parent, flush=True); import os; os.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    left = Path(done.stdout.strip())
+    assert left.is_dir()
+    assert can_cage()
+    assert not left.exists()
+
+
+def test_a_container_s_quota_counts_as_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    for words, cores in ((["max", "100000"], None), (["150000", "100000"], 2), (["-1", "1"], None)):
+        monkeypatch.setattr(memory, "_words", lambda path, found=words: found)
+        assert memory.usable_cores() == min(cores or 10**6, len(os.sched_getaffinity(0)))
 
 
 def test_a_dead_zygote_is_replaced(tmp_path: Path) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import signal
 import sqlite3
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -364,6 +366,45 @@ def test_a_second_try_that_fails_as_well_is_the_result(target: Path) -> None:
     assert crashed
     for record in crashed:
         assert [j.fresh for j, _ in executor.jobs if j.number == record.number] == [False, True]
+
+
+def doubtful(request: Mapping[str, Any]) -> Ending:
+    if request["config"]["mode"] == "max-autotune":
+        return dataclasses.replace(failed("timeout", message="slow"), doubts=("forked",))
+    return script(request)
+
+
+def test_ctrl_c_before_a_second_try_loses_neither_the_setting_nor_what_was_seen(
+    target: Path,
+) -> None:
+    class Impatient(Recorder):
+        def wait(self, timeout_s: float) -> list[Event]:
+            events = super().wait(timeout_s)
+            if any(isinstance(e, Ended) and e.ending.doubts for e in events):
+                signal.raise_signal(signal.SIGINT)
+            return events
+
+    space = SearchSpace(batch_sizes=(4,))
+    result = tune(target, executor=Impatient(doubtful, slots=2), space=space, run_dir="mine")
+    assert result.interrupted
+    (stopped,) = [r for r in result.trials if r.outcome.value == "interrupted"]
+    assert "the first ended with timeout (slow)" in stopped.message
+    again = tune(target, executor=FakeExecutor(script), run_dir="mine", resume=True)
+    assert again.config["forward"].mode == "max-autotune"
+
+
+def test_a_second_try_waits_for_no_budget_that_is_spent(target: Path) -> None:
+    def late(request: Mapping[str, Any]) -> Ending:
+        if request["config"]["mode"] == "max-autotune":
+            time.sleep(1.2)
+        return doubtful(request)
+
+    executor = Recorder(late)
+    space = SearchSpace(batch_sizes=(4,))
+    result = tune(target, executor=executor, space=space, budget_s=1.0)
+    assert not any(job.fresh for job, _ in executor.jobs)
+    (record,) = [r for r in result.trials if r.outcome.value == "timeout" and r.wall_s]
+    assert "the budget was spent" in record.notes[0]
 
 
 def test_what_the_setting_itself_caused_is_not_tried_again(target: Path) -> None:

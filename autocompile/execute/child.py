@@ -119,6 +119,7 @@ class Child:
         worker: the pid of the one that does the work, once the warden has said it.
         forked: it came from the zygote.
         company: other trials ran at some time beside it.
+        lost: it could not be killed (a driver or a file system holds it).
         result: its result message.
         code: how the worker ended, as ``subprocess`` gives it.
         garbage: what came through the result channel that was no message.
@@ -140,6 +141,7 @@ class Child:
     forked: bool = False
     company: bool = False
     gone: bool = False
+    lost: bool = False
     oom_before: int = 0
     result: dict[str, Any] | None = None
     code: int | None = None

@@ -46,12 +46,14 @@ class Workshop:
         base: what every request of the run has in common: target, device, seed.
         timeout_s: the longest stay in one step; three times that in all steps together.
         memory_limit_bytes: the most memory of one trial; None: no limit.
+        memory_alone_bytes: the most memory of a trial that runs alone; None: no other limit.
     """
 
     folder: RunFolder
     base: Mapping[str, Any]
     timeout_s: float
     memory_limit_bytes: int | None
+    memory_alone_bytes: int | None = None
     _next: int | None = None
 
     def next_number(self) -> int:
@@ -96,7 +98,7 @@ class Workshop:
             self.timeout_s,
             compile_timeout_s,
             _TOTAL * self.timeout_s,
-            self.memory_limit_bytes,
+            (self.memory_alone_bytes if fresh else None) or self.memory_limit_bytes,
             {
                 "TORCHINDUCTOR_CACHE_DIR": str(cache.absolute()),
                 "TRITON_CACHE_DIR": str(cache.absolute() / "triton"),

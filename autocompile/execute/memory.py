@@ -1,17 +1,20 @@
 """Memory of the machine and of a trial: what is free, and a cgroup that holds a trial to its limit.
 
 Where this process may make a memory cgroup (version 2 or 1, see cgroups(7)) the kernel keeps the
-limit, exactly and at once. Elsewhere the executor looks at the tree twice a second.
+limit, exactly and at once. Elsewhere the executor looks at the tree twice a second, less often
+where that would take more than a percent of a core.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
+import os
 import secrets
 import time
 from pathlib import Path
 
-__all__ = ["Cage", "available_memory_bytes", "oom_kills"]
+__all__ = ["Cage", "available_memory_bytes", "oom_kills", "usable_cores"]
 
 _PROC = Path("/proc")
 
@@ -60,8 +63,9 @@ class Cage:
     @classmethod
     def build(cls, limit_bytes: int) -> Cage | None:
         """A new cage; None where this process may not make one."""
-        name = f"autocompile-{secrets.token_hex(6)}"
+        name = f"autocompile-{os.getpid()}-{secrets.token_hex(6)}"
         for parent, version_2 in _own_groups():
+            _remove_forgotten(parent)
             if version_2 and "memory" not in _words(parent / "cgroup.subtree_control"):
                 continue  # a group with processes of its own cannot hand memory to its children
             folder = parent / name
@@ -97,6 +101,28 @@ class Cage:
                 return
             except OSError:  # the last process is still being taken apart
                 time.sleep(0.005)
+
+
+def _remove_forgotten(parent: Path) -> None:
+    """Remove the cages of tuners that were killed; their trials died with them."""
+    for folder in parent.glob("autocompile-*-*"):
+        tuner = folder.name.split("-")[1]
+        if tuner.isdigit() and not (_PROC / tuner).exists():
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+def usable_cores() -> int:
+    """How many cores this process may use: those it may run on, or its container's quota."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    quota = _words(Path("/sys/fs/cgroup/cpu.max")) or [
+        *_words(Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")),
+        *_words(Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us")),
+    ]
+    with contextlib.suppress(ValueError, ZeroDivisionError):
+        if len(quota) == 2 and float(quota[0]) > 0:
+            return max(1, min(cores or 1, math.ceil(float(quota[0]) / float(quota[1]))))
+    return cores or 1
 
 
 def _words(path: Path) -> list[str]:

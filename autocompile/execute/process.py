@@ -20,12 +20,12 @@ from autocompile.errors import RunError, UsageError
 from autocompile.execute.channel import CappedLog, ChannelError, drain
 from autocompile.execute.child import Child, Clock, Pipes
 from autocompile.execute.ending import ending_of
-from autocompile.execute.executor import Ended, Event, Job, Stepped, Told
-from autocompile.execute.memory import Cage, available_memory_bytes, oom_kills
+from autocompile.execute.executor import Ended, Ending, Event, Job, Stepped, Told
+from autocompile.execute.memory import Cage, available_memory_bytes, oom_kills, usable_cores
 from autocompile.execute.nursery import Isolation, Nursery
 from autocompile.execute.quiet import Quiet
 from autocompile.processes import kill_tree, pause, resume, tree_memory_bytes
-from autocompile.record import Step
+from autocompile.record import Outcome, Step
 
 __all__ = ["Isolation", "LocalExecutor", "default_jobs"]
 
@@ -38,10 +38,10 @@ _MOST_JOBS = 16
 
 def default_jobs() -> int:
     """How many trials run side by side: one for each core, as far as memory goes."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = usable_cores()
     free = available_memory_bytes()
     by_memory = _MOST_JOBS if free is None else free // _TRIAL_BYTES
-    return max(1, min(cores or 1, by_memory, _MOST_JOBS))
+    return max(1, min(cores, by_memory, _MOST_JOBS))
 
 
 class LocalExecutor:
@@ -115,11 +115,13 @@ class LocalExecutor:
     def close(self) -> None:
         """Kill every trial that still runs, and the zygote."""
         self._queue.clear()
-        for child in list(self._children.values()):
-            self._kill(child, "interrupted")
-            self._finish(child)
-        self._nursery.close()
-        self._selector.close()
+        try:
+            for child in list(self._children.values()):
+                self._kill(child, "interrupted")
+                self._finish(child)
+        finally:
+            self._nursery.close()
+            self._selector.close()
 
     # Starting ----------------------------------------------------------------------------------
 
@@ -142,10 +144,17 @@ class LocalExecutor:
         child = Child(job, pipes, log, cage, oom_before=oom_kills())
         try:
             self._nursery.bear(child, alone=not self._children)
-        except BaseException:
+        except BaseException as error:
             pipes.close_ours()
             log.close()
-            raise
+            if cage is not None:
+                cage.remove()
+            if not isinstance(error, OSError):
+                raise
+            what = f"its process cannot be started: {error.strerror or error}"
+            ending = Ending(Outcome.INFRASTRUCTURE, Step.IMPORT, what)
+            self._events.append(Ended(job.number, ending))
+            return
         finally:
             pipes.close_theirs()
         child.clock = Clock()  # a new zygote is not this trial's expense
@@ -161,6 +170,8 @@ class LocalExecutor:
 
     def _read(self, child: Child, descriptor: int) -> bool:
         """Take what a pipe holds now; False when that is nothing."""
+        if descriptor not in self._selector.get_map():
+            return False  # it ended while another was waited for
         data = drain(descriptor)
         if data is None:
             self._selector.unregister(descriptor)
@@ -196,6 +207,9 @@ class LocalExecutor:
                     self.slots = max(1, min(self.slots, int(message["trials"])))
                 elif event == "born":
                     child.worker = int(message["pid"])
+                elif event == "uncaged" and child.cage is not None:
+                    child.cage.remove()
+                    child.cage = None  # so its memory is looked at instead
                 elif event == "gone":
                     child.code = int(message["code"])
         except (ChannelError, KeyError, TypeError, ValueError) as error:
@@ -205,7 +219,7 @@ class LocalExecutor:
     # Holding still ------------------------------------------------------------------------------
 
     def _hold(self, numbers: list[int]) -> None:
-        children = [self._children[number] for number in numbers]
+        children = [self._children[n] for n in numbers if n in self._children]
         for child in children:
             self._await_birth(child)
             child.clock.hold()
@@ -219,7 +233,7 @@ class LocalExecutor:
                 self._read(child, child.pipes.results[0])
 
     def _release(self, numbers: list[int]) -> None:
-        children = [self._children[number] for number in numbers]
+        children = [self._children[n] for n in numbers if n in self._children]
         resume([child.warden for child in children])
         for child in children:
             child.clock.go()
@@ -261,13 +275,15 @@ class LocalExecutor:
 
     def _kill(self, child: Child, why: str | None) -> None:
         child.killed_for = child.killed_for or why
-        kill_tree(None if child.gone else child.warden, child.marker)
+        if not kill_tree(None if child.gone else child.warden, child.marker):
+            child.gone = child.lost = True  # the kernel does not let go of it; we do
 
     def _finish(self, child: Child) -> None:
         """Read what is left, kill what is left, and say how it ended."""
-        kill_tree(None, child.marker)
-        if child.process is not None:
-            child.process.wait()
+        if not child.lost:
+            kill_tree(None, child.marker)
+            if child.process is not None:
+                child.process.wait()
         registered = self._selector.get_map()
         for descriptor in (child.pipes.results[0], child.pipes.output[0]):
             while descriptor in registered and self._read(child, descriptor):
@@ -275,14 +291,16 @@ class LocalExecutor:
             if descriptor in registered:
                 self._selector.unregister(descriptor)
         del self._children[child.job.number]  # what follows must not be repeated after Ctrl-C
-        if child.pidfd is not None:
-            self._selector.unregister(child.pidfd)
-            os.close(child.pidfd)
-        child.pipes.close_ours()
-        child.clock.go()
-        child.clock.enter(child.clock.step)
-        child.log.close()
-        self._events.append(Ended(child.job.number, ending_of(child, child.clock.step)))
-        if child.cage is not None:
-            child.cage.remove()
-        self._quiet.leave(child.job.number)
+        try:
+            if child.pidfd is not None:
+                self._selector.unregister(child.pidfd)
+                os.close(child.pidfd)
+            child.pipes.close_ours()
+            child.clock.go()
+            child.clock.enter(child.clock.step)
+            child.log.close()
+            self._events.append(Ended(child.job.number, ending_of(child, child.clock.step)))
+            if child.cage is not None:
+                child.cage.remove()
+        finally:
+            self._quiet.leave(child.job.number)

@@ -109,7 +109,11 @@ class Zygote:
         for _ in range(self._unanswered):
             self._unanswered -= 1
             self._size = self._answer()["memory_bytes"]
-        request = {"do": "fork", "cwd": os.getcwd(), **child.arguments}
+        try:
+            here = os.getcwd()
+        except OSError:  # somebody has removed it
+            here = "/"
+        request = {"do": "fork", "cwd": here, **child.arguments}
         self._send(request, child.pipes.theirs)
         child.warden = int(self._answer()["pid"])
         with contextlib.suppress(OSError, AttributeError):

@@ -147,6 +147,8 @@ def build_space(
         for name, equal in offered.modes.items()
         if name != equal and name in (wanted.modes or offered.modes)
     }
+    if "inductor" not in (wanted.backends or offered.backends):
+        merged = {}
     flags = list(
         itertools.product(wanted.fullgraph or effort.fullgraph, wanted.dynamic or effort.dynamic)
     )

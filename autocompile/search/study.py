@@ -44,10 +44,14 @@ class Budget:
     until: float | None = None
     trials: int | None = None
 
+    @property
+    def is_late(self) -> bool:
+        """Whether the time is over."""
+        return self.until is not None and time.monotonic() >= self.until
+
     def spent(self, trials: int) -> bool:
         """Whether nothing more may start."""
-        late = self.until is not None and time.monotonic() >= self.until
-        return late or (self.trials is not None and trials >= self.trials)
+        return self.is_late or (self.trials is not None and trials >= self.trials)
 
 
 def to_record(number: int, phase: str, setting: Setting, ending: Ending) -> Record:
@@ -143,14 +147,8 @@ class PhaseStudy:
             Interrupted: after Ctrl-C.
             RunError: the run's folder or the user's storage cannot be used.
         """
-        ledger = Ledger(
-            self.space,
-            self.objective,
-            self.study_name,
-            self.database,
-            self._pick,
-            self.observer.warning,
-        )
+        where, warn = (self.study_name, self.database), self.observer.warning
+        ledger = Ledger(self.space, self.objective, *where, self._pick, warn)
         with Crew(self.executor, self.observer) as crew:
             ledger.restore([r for r in self.records if r.role == "search"])
             while True:
@@ -159,11 +157,13 @@ class PhaseStudy:
                     break
                 number, ending = crew.next()
                 setting = self._running.pop(number)
-                if self._deserves_another_try(number, ending) and not crew.interrupted:
+                if self._deserves_another_try(number, ending):
                     self._running[number] = setting
                     self._again.append((number, ending))
                     continue
                 self._keep(ledger, self._concluded(number, setting, ending))
+            for number, first in self._again:
+                self._keep(ledger, self._not_repeated(number, first, crew.interrupted))
         if crew.interrupted:
             raise Interrupted
 
@@ -171,7 +171,7 @@ class PhaseStudy:
         """Start what may start now; what needs no process is answered on the way."""
         if self._again:
             # With nobody beside it: that is half of what its second try is about.
-            if not crew.size and crew.has_room:
+            if not crew.size and crew.has_room and not budget.is_late:
                 number, first = self._again.popleft()
                 self._first_ends[number] = first
                 crew.start(self._job(number, self._running[number], fresh=True))
@@ -241,6 +241,18 @@ class PhaseStudy:
             interval = record.measurement.speedup
             self.observer.noise_floor(max(interval.high - 1, 1 - interval.low))
         return record
+
+    def _not_repeated(self, number: int, first: Ending, interrupted: bool) -> Record:
+        """The record of a trial whose second try never began."""
+        setting = self._running.pop(number)
+        if not interrupted:
+            record = self._concluded(number, setting, first)
+            note = "not tried again, alone and in a fresh interpreter: the budget was spent"
+            return dataclasses.replace(record, notes=(*record.notes, note))
+        said = f"{first.outcome.value} ({first.message})"
+        what = f"stopped before its second try; the first ended with {said}"
+        ending = dataclasses.replace(first, outcome=Outcome.INTERRUPTED, message=what)
+        return self._concluded(number, setting, ending)
 
     def _answer(self, number: int, setting: Setting) -> Record | None:
         """A record that needs no process: an unusable backend, or what another trial has shown."""

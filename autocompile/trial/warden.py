@@ -13,6 +13,7 @@ import json
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -64,8 +65,12 @@ def guard(work: Callable[[], None], descriptor: int, nonce: str, cage: str, pare
     worker = os.fork()
     if worker == 0:
         try:
-            _become_worker(warden, cage)
+            _become_worker(warden)
+            if cage and not _enter(cage):
+                _say(descriptor, nonce, event="uncaged")
             work()
+        except BaseException:
+            traceback.print_exc()  # into the trial's log
         finally:
             with contextlib.suppress(BaseException):
                 sys.stdout.flush()
@@ -81,14 +86,20 @@ def guard(work: Callable[[], None], descriptor: int, nonce: str, cage: str, pare
     os._exit(0)
 
 
-def _become_worker(warden: int, cage: str) -> None:
+def _enter(cage: str) -> bool:
+    try:
+        with open(cage, "w") as file:
+            file.write(str(os.getpid()))
+    except OSError:  # some kernels let us make a group and not move into it
+        return False
+    return True
+
+
+def _become_worker(warden: int) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     os.setsid()
     die_with_parent(warden)
     _volunteer_for_the_oom_killer()
-    if cage:
-        with open(cage, "w") as file:
-            file.write(str(os.getpid()))
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
