@@ -312,3 +312,10 @@ def test_of_many_trials_side_by_side_the_farthest_is_shown() -> None:
     assert "batch 2 · verifying" in now
     assert now.endswith("and 3 beside it")
     board.shown.close()
+
+
+def test_before_anything_is_known_the_board_says_what_is_going_on() -> None:
+    board = Board()
+    board.shown.step(-1, Step.IMPORT)
+    assert board.lines() == ["looking at the machine, torch and the target ..."]
+    board.shown.close()

@@ -253,6 +253,8 @@ class LiveProgress(Progress):
         ]
 
     def _board(self, height: int) -> list[Text]:
+        if not self._machine:
+            return [Text("looking at the machine, torch and the target ...", "dim")]
         lines = self._head()
         lines[-1].append("          Ctrl-C stops and reports · --resume continues", "dim")
         if self._name:
