@@ -375,7 +375,7 @@ def doubtful(request: Mapping[str, Any]) -> Ending:
 
 
 def test_ctrl_c_before_a_second_try_loses_neither_the_setting_nor_what_was_seen(
-    target: Path,
+    target: Path, request: pytest.FixtureRequest
 ) -> None:
     class Impatient(Recorder):
         def wait(self, timeout_s: float) -> list[Event]:
@@ -384,6 +384,9 @@ def test_ctrl_c_before_a_second_try_loses_neither_the_setting_nor_what_was_seen(
                 signal.raise_signal(signal.SIGINT)
             return events
 
+    # A test run in the background of a shell would have inherited an ignored SIGINT.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     space = SearchSpace(batch_sizes=(4,))
     result = tune(target, executor=Impatient(doubtful, slots=2), space=space, run_dir="mine")
     assert result.interrupted
