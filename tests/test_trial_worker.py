@@ -77,7 +77,7 @@ def by_hand(folder: Path, request: dict[str, Any]) -> tuple[list[str], dict[str,
     assert all(line["v"] == 1 and line["nonce"] == "" for line in lines)
     *steps, result = lines
     assert result["event"] == "result"
-    assert {line["event"] for line in steps} <= {"step"}
+    assert {line["event"] for line in steps} <= {"step", "modules"}
     return [line["step"] for line in steps], result
 
 
