@@ -157,7 +157,7 @@ def test_a_library_that_starts_a_thread_is_not_forked(
     executor = bench.executor
     assert bench.run(PROCESSES).outcome is Outcome.OK
     assert isinstance(executor._nursery._zygote, Zygote)
-    executor._warm(["starts_a_thread"], None)
+    executor._nursery.warm(["starts_a_thread"], None)
     for _ in range(2):
         assert bench.run(PROCESSES).outcome is Outcome.OK
     assert bench.told == [

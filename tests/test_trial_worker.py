@@ -78,7 +78,7 @@ def by_hand(folder: Path, request: dict[str, Any]) -> tuple[list[str], dict[str,
     *steps, result = lines
     assert result["event"] == "result"
     assert {line["event"] for line in steps} <= {"step", "modules"}
-    return [line["step"] for line in steps], result
+    return [line["step"] for line in steps if line["event"] == "step"], result
 
 
 def in_this_process(
