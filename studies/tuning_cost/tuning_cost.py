@@ -101,11 +101,16 @@ def cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def interval(measurement: Measurement | None) -> list[float] | None:
+def numbers(measurement: Measurement | None) -> dict[str, Any]:
+    """A trial's speed-up with its interval, and the median time of a call of each side."""
     if measurement is None:
-        return None
+        return {"speedup": None}
     found = measurement.speedup
-    return [found.value, found.low, found.high]
+    return {
+        "speedup": [found.value, found.low, found.high],
+        "eager_us": 1e6 * measurement.eager_call_s,
+        "compiled_us": 1e6 * measurement.compiled_call_s,
+    }
 
 
 def choices(log: Path) -> list[list[Any]]:
@@ -145,7 +150,7 @@ def by_autocompile(
             "wall_s": r.wall_s,
             "step_s": dict(r.step_s),
             "compile_s": r.compile_s,
-            "speedup": interval(r.measurement),
+            **numbers(r.measurement),
             "flags": list(r.measurement.flags) if r.measurement else [],
             "notes": list(r.notes),
             "choices": choices(folder / "trials" / f"{r.number:04d}" / "log.txt"),
@@ -205,9 +210,7 @@ def by_loop(work: Workload, device: str, limits: dict[str, Any], folder: Path) -
                 "message": last.get("message", ""),
                 "wall_s": wall_s,
                 "compile_s": last.get("compile_s"),
-                "speedup": interval(Measurement(**{k: tuple(v) for k, v in raw.items()}))
-                if raw
-                else None,
+                **numbers(raw and Measurement(**{k: tuple(v) for k, v in raw.items()})),
                 "choices": choices(trial / "log.txt"),
             }
         )
