@@ -35,6 +35,10 @@ def hush_autotuning(channel: Channel) -> int:
         from torch._inductor.select_algorithm import AlgorithmSelectorCache
 
         wrapped += _wrap(AlgorithmSelectorCache, "benchmark_in_current_process", channel)
+    with contextlib.suppress(ImportError, AttributeError):
+        from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+        wrapped += _wrap(CachingAutotuner, "benchmark_all_configs", channel)
     return wrapped
 
 
