@@ -9,18 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from autocompile import runs
-from autocompile.errors import AutocompileError, NothingWorked, RunError, UsageError
+from autocompile.errors import RunError, UsageError
 from autocompile.execute.executor import Executor
 from autocompile.execute.job import Workshop, locked
 from autocompile.execute.memory import available_memory_bytes
 from autocompile.execute.process import Isolation, LocalExecutor
-from autocompile.export import FORMATS, export
 from autocompile.ranking import Limits
-from autocompile.record import SCHEMA, Record, RunFolder, write_json, write_text
-from autocompile.report.build import build_report
+from autocompile.record import SCHEMA, Record, RunFolder, write_json
 from autocompile.report.live import Progress, SilentProgress
-from autocompile.report.markdown import to_markdown
-from autocompile.result import Result
+from autocompile.result import Result, make_result, write_result
 from autocompile.search.effort import Effort
 from autocompile.search.effort import effort as effort_of
 from autocompile.search.finalists import confirm
@@ -144,7 +141,7 @@ def tune(
     run["wall_s"] = run.get("wall_s", 0.0) + time.monotonic() - began
     run["interrupted"] = interrupted
     write_json(folder.run_json, run)
-    return _finish(folder, run, records)
+    return write_result(folder, run, records, plan.limits)
 
 
 def load(run: str | Path = "last") -> Result:
@@ -156,7 +153,7 @@ def load(run: str | Path = "last") -> Result:
     folder = runs.find(run)
     data = folder.read_run()
     records = list(folder.records())
-    return Result(_report(folder, data, records), records)
+    return make_result(folder, data, records, Plan.from_dict(data["plan"]).limits)
 
 
 def _open(plan: Plan, run_dir: str | Path | None, resume: bool) -> tuple[RunFolder, Plan]:
@@ -295,36 +292,3 @@ def _account(space: Space, records: list[Record]) -> dict[str, Any]:
         "settings": len(every),
         "left": sum((s.config, s.batch_size) not in tried for s in every),
     }
-
-
-def _report(folder: RunFolder, run: Mapping[str, Any], records: list[Record]) -> dict[str, Any]:
-    report = build_report(
-        run,
-        records,
-        run_dir=str(folder.path),
-        limits=Plan.from_dict(run["plan"]).limits,
-        interrupted=run.get("interrupted", True),
-        wall_s=run.get("wall_s", 0.0),
-    )
-    for to in FORMATS:
-        with contextlib.suppress(AutocompileError):
-            report["exports"][to] = export(report, to)
-    return report
-
-
-def _finish(folder: RunFolder, run: Mapping[str, Any], records: list[Record]) -> Result:
-    """Write the report's files.
-
-    Raises:
-        NothingWorked: there is nothing to report.
-    """
-    report = _report(folder, run, records)
-    write_json(folder.path / "report.json", report)
-    write_text(folder.path / "report.md", to_markdown(report))
-    verdicts = {p["verdict"] for p in report["phases"].values()}
-    if verdicts == {"failed"} and not run["interrupted"]:
-        first = next(iter(report["phases"].values()))
-        rows = first["failures"][:1]
-        words = [f"most often: {r['message']} ({r['count']} ×) · log: {r['log']}" for r in rows]
-        raise NothingWorked(f"no setting and no eager run worked: {first['reason']}", *words)
-    return Result(report, records)

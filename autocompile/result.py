@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import shlex
 import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from autocompile.config import CompileConfig
-from autocompile.errors import UsageError
-from autocompile.record import Record
+from autocompile.errors import AutocompileError, NothingWorked, UsageError
+from autocompile.export import FORMATS, export
+from autocompile.ranking import Limits
+from autocompile.record import Record, RunFolder, write_json, write_text
+from autocompile.report.build import build_report
+from autocompile.report.markdown import to_markdown
 from autocompile.stats import Interval
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Result"]
+__all__ = ["Result", "make_result", "write_result"]
 
 Model = TypeVar("Model")
 
@@ -127,3 +133,45 @@ class Result:
     def __repr__(self) -> str:
         phases = ", ".join(f"{n}: {v}" for n, v in self.verdict.items())
         return f"<autocompile.Result of {self.run_dir}: {phases}>"
+
+
+def make_result(
+    folder: RunFolder, run: Mapping[str, Any], records: list[Record], limits: Limits
+) -> Result:
+    """The result of a run as it stands on disk, with every export that it has."""
+    report = build_report(
+        run,
+        records,
+        run_dir=str(folder.path),
+        limits=limits,
+        interrupted=run.get("interrupted", True),
+        wall_s=run.get("wall_s", 0.0),
+    )
+    for to in FORMATS:
+        with contextlib.suppress(AutocompileError):
+            report["exports"][to] = export(report, to)
+    return Result(report, records)
+
+
+def write_result(
+    folder: RunFolder, run: Mapping[str, Any], records: list[Record], limits: Limits
+) -> Result:
+    """The result of a run that has just ended; writes the report's files.
+
+    Raises:
+        NothingWorked: there is nothing to report.
+    """
+    result = make_result(folder, run, records, limits)
+    report = result.to_dict()
+    write_json(folder.path / "report.json", report)
+    write_text(folder.path / "report.md", to_markdown(report))
+    if set(result.verdict.values()) != {"failed"} or run["interrupted"]:
+        return result
+    first = next(iter(report["phases"].values()))
+    rows = first["failures"][:1]
+    words = [f"most often: {r['message']} ({r['count']} ×) · log: {r['log']}" for r in rows]
+    if next(iter(run["spaces"].values()))["left"]:
+        again = ["tune", run["plan"]["target"], "--resume", "--run-dir", str(folder.path)]
+        hint = f"autocompile {shlex.join(again)} with a longer --budget, or none"
+        raise NothingWorked(f"there is no result: {first['reason']}", *words, hint=hint)
+    raise NothingWorked(f"no setting and no eager run worked: {first['reason']}", *words)

@@ -163,7 +163,7 @@ def test_trials_and_time_are_budgets(target: Path) -> None:
     assert len([r for r in executor.requests if "repeats" not in r]) == 4
     assert any("not tried" in n for n in result.to_dict()["phases"]["forward"]["notes"])
     executor = FakeExecutor(script)
-    with pytest.raises(NothingWorked, match="nothing was measured"):
+    with pytest.raises(NothingWorked, match="budget was spent before a compiled setting"):
         tune(target, executor=executor, budget_s=1e-9, run_dir="none", trials=None)
     assert executor.requests == []
 
@@ -189,6 +189,9 @@ def test_after_ctrl_c_there_is_a_report_and_resume_repeats_nothing(target: Path,
     stopped = tune(target, executor=first, space=space)
     assert stopped.interrupted
     assert (Path(stopped.run_dir) / "report.json").exists()
+    if not at:  # nothing to conclude from
+        assert stopped.verdict == {"forward": "failed"}
+        assert "interrupted before a compiled" in stopped.to_dict()["phases"]["forward"]["reason"]
     second = FakeExecutor(script)
     result = tune(target, executor=second, resume=True)
     assert not result.interrupted
@@ -223,13 +226,13 @@ def test_a_tuner_that_was_killed_is_repaired_on_resume(target: Path) -> None:
 
 
 def test_resume_with_other_settings_is_refused(target: Path) -> None:
-    tune(target, executor=FakeExecutor(script), trials=1)
+    tune(target, executor=FakeExecutor(script), trials=4)
     with pytest.raises(UsageError, match="another effort"):
         tune(target, executor=FakeExecutor(script), resume=True, effort="full")
 
 
 def test_a_used_folder_is_not_overwritten(target: Path) -> None:
-    tune(target, executor=FakeExecutor(script), trials=1, run_dir="mine")
+    tune(target, executor=FakeExecutor(script), trials=4, run_dir="mine")
     with pytest.raises(RunError, match="holds a run already"):
         tune(target, executor=FakeExecutor(script), run_dir="mine")
 
@@ -244,7 +247,7 @@ def test_two_tuners_on_one_run_are_refused(target: Path) -> None:
             inner.append(error)
         return script(request)
 
-    tune(target, executor=FakeExecutor(greedy), run_dir="mine", trials=1)
+    tune(target, executor=FakeExecutor(greedy), run_dir="mine", trials=4)
     assert "another autocompile is at work" in str(inner[0])
 
 
@@ -257,7 +260,7 @@ class Listener(SilentProgress):
 
 
 def test_a_torn_database_is_made_anew_from_the_records(target: Path) -> None:
-    result = tune(target, executor=FakeExecutor(script), trials=2, run_dir="mine")
+    result = tune(target, executor=FakeExecutor(script), trials=4, run_dir="mine")
     Path("mine/study.db").write_bytes(b"this is no database" * 100)
     show = Listener()
     again = tune(target, executor=FakeExecutor(script), run_dir="mine", resume=True, progress=show)
@@ -596,13 +599,13 @@ def test_a_target_that_was_edited_is_not_resumed(target: Path) -> None:
     def of(sha256: str) -> Ending:
         return probed(target={**probe.payload["target"], "sha256": sha256})
 
-    tune(target, executor=FakeExecutor(script, of("one")), trials=1)
+    tune(target, executor=FakeExecutor(script, of("one")), trials=4)
     with pytest.raises(RunError, match="has changed since"):
         tune(target, executor=FakeExecutor(script, of("two")), resume=True)
 
 
 def test_a_setting_that_does_not_exist_leaves_no_run_behind(target: Path) -> None:
-    tune(target, executor=FakeExecutor(script), trials=1)
+    tune(target, executor=FakeExecutor(script), trials=4)
     with pytest.raises(UsageError):
         tune(target, executor=FakeExecutor(script), space=SearchSpace(modes=("fastest",)))
     assert load("last").run_dir.endswith("net-0001")

@@ -7,7 +7,7 @@ from typing import Any
 
 from autocompile.config import DEFAULT_INDUCTOR
 from autocompile.ranking import Candidate, Limits, candidates, noise_floor, rank, tie_set
-from autocompile.record import SCHEMA, Record
+from autocompile.record import SCHEMA, Outcome, Record
 from autocompile.report.rows import failures, number, trial_row, unit
 from autocompile.stats import Interval, ratio
 
@@ -91,7 +91,11 @@ def _phase(
 ) -> dict[str, Any]:
     every = candidates(records)
     allowed = [c for c in every if c.keeps(limits)]
-    best, ties, verdict, reason = _decide(allowed, every, records, objective)
+    if why := _too_early(records, space, interrupted):
+        best, verdict, reason = None, "failed", why
+        ties: list[Candidate] = []
+    else:
+        best, ties, verdict, reason = _decide(allowed, every, records, objective)
     floor = noise_floor(records, best.record.batch_size) if best else 0.0
     rows = _by_batch_size(allowed, objective)
     return {
@@ -106,6 +110,18 @@ def _phase(
         "notes": _notes(every, allowed, space, interrupted) + _elsewhere(verdict, rows, records),
         "trials": [trial_row(r, run_dir) for r in records],
     }
+
+
+def _too_early(records: list[Record], space: Mapping[str, Any], interrupted: bool) -> str:
+    """Why there is no verdict: it ended before any compiled setting did; empty if one has."""
+    tried = (r for r in records if r.outcome is not Outcome.INTERRUPTED)
+    if not space.get("left") or any(not r.config.is_eager for r in tried):
+        return ""
+    return f"{_why_left(interrupted)} before a compiled setting had ended"
+
+
+def _why_left(interrupted: bool) -> str:
+    return "the run was interrupted" if interrupted else "the budget was spent"
 
 
 def _decide(
@@ -252,8 +268,7 @@ def _notes(
 ) -> list[str]:
     notes = [f"{left} is the same as {kept}" for left, kept in space.get("merged", {}).items()]
     if space.get("left"):
-        why = "the run was interrupted" if interrupted else "the budget was spent"
-        notes.append(f"{space['left']} settings were not tried: {why}")
+        notes.append(f"{space['left']} settings were not tried: {_why_left(interrupted)}")
     if len(every) > len(allowed):
         notes.append(
             f"{len(every) - len(allowed)} settings are outside the limits that were asked for"

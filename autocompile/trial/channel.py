@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -33,7 +34,7 @@ class Channel:
 
     def __init__(self, descriptor: int | None, nonce: str, control: int | None = None) -> None:
         self._descriptor, self._nonce, self._control = descriptor, nonce, control
-        self._depth = 0
+        self._depth, self._lock = 0, threading.RLock()  # Inductor compiles in threads at times
         self.current = Step.IMPORT
         self.waited_s = 0.0
         for each in (descriptor, control):
@@ -68,18 +69,20 @@ class Channel:
         try:
             yield
         finally:
-            self._depth -= 1
-            if self._depth == 0 and self._control is not None:
-                self._send({"event": "busy"})
+            with self._lock:
+                self._depth -= 1
+                if self._depth == 0 and self._control is not None:
+                    self._send({"event": "busy"})
 
     def quiet_from_now_on(self) -> None:
         """Like :meth:`quiet`, until this process has ended: leaving it disturbs as well."""
-        self._depth += 1
-        if self._depth == 1 and self._control is not None:
-            began = time.perf_counter()
-            self._send({"event": "quiet"})
-            os.read(self._control, 1)
-            self.waited_s += time.perf_counter() - began
+        with self._lock:  # a second thread waits as well
+            self._depth += 1
+            if self._depth == 1 and self._control is not None:
+                began = time.perf_counter()
+                self._send({"event": "quiet"})
+                os.read(self._control, 1)
+                self.waited_s += time.perf_counter() - began
 
     def _send(self, message: dict[str, Any]) -> None:
         line = json.dumps({"v": _VERSION, "nonce": self._nonce, **message}) + "\n"
