@@ -19,6 +19,7 @@ from autocompile.errors import RunError
 from autocompile.stats import Interval, median, speedup
 
 __all__ = [
+    "ENOUGH_ROUNDS",
     "SCHEMA",
     "Measurement",
     "Outcome",
@@ -66,6 +67,10 @@ class Step(str, Enum):
     EXIT = "exit"
 
 
+ENOUGH_ROUNDS = 8
+"""From so many rounds of a measurement on its 95 % interval is worth something."""
+
+
 @dataclass(frozen=True)
 class Measurement:
     """Raw block times of one process: one entry for each round, in seconds per call.
@@ -74,28 +79,37 @@ class Measurement:
         eager_s: the eager block's seconds per call.
         compiled_s: the compiled block's, of the same round.
         calls: how many calls an eager and a compiled block held.
-        flags: what makes these numbers doubtful (``noisy``, ``not_steady``, ``contended``).
+        flags: what makes these numbers doubtful (``noisy``, ``not_steady``, ``contended``,
+            ``throttled``, ``eager_slowed``).
+        disturbed: the rounds in which other processes or heat slowed this one. They are kept, and
+            left out of what is computed from at least :data:`ENOUGH_ROUNDS` others.
     """
 
     eager_s: tuple[float, ...]
     compiled_s: tuple[float, ...]
     calls: tuple[int, int] = (1, 1)
     flags: tuple[str, ...] = ()
+    disturbed: tuple[int, ...] = ()
 
     @property
     def speedup(self) -> Interval:
         """Eager time over compiled time, with its 95 % interval."""
-        return speedup(self.eager_s, self.compiled_s)
+        return speedup(self._clean(self.eager_s), self._clean(self.compiled_s))
 
     @property
     def eager_call_s(self) -> float:
         """Median seconds of one eager call."""
-        return median(self.eager_s)
+        return median(self._clean(self.eager_s))
 
     @property
     def compiled_call_s(self) -> float:
         """Median seconds of one compiled call."""
-        return median(self.compiled_s)
+        return median(self._clean(self.compiled_s))
+
+    def _clean(self, times: tuple[float, ...]) -> tuple[float, ...]:
+        left_out = set(self.disturbed)
+        clean = tuple(t for round_, t in enumerate(times) if round_ not in left_out)
+        return clean if len(clean) >= ENOUGH_ROUNDS else times
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ class LineReader:
     def feed(self, data: bytes) -> list[dict[str, Any]]:
         """The messages completed by these bytes."""
         *lines, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > _LONGEST_LINE:
+        if max(map(len, (*lines, self._rest))) > _LONGEST_LINE:
             raise ChannelError(f"a line of more than {_LONGEST_LINE} bytes")
         return [self._parse(line) for line in lines]
 

@@ -3,12 +3,14 @@
 Eager and compiled blocks alternate in one process in random order, so that clocks, load and heat
 touch both alike. A block is 20 to 50 ms of calls between two synchronizations. Rounds go on until
 the interval of the speed-up is narrow enough: its width decides, not its significance, which
-repeated looks would inflate (about 14 % false alarms for five looks at p < 0.05).
+repeated looks would inflate (about 14 % false alarms for five looks at p < 0.05). Rounds in which
+other processes or heat slowed this one are made again; they stay in the raw data, marked.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import math
 import random
@@ -17,12 +19,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from autocompile.record import Measurement
-from autocompile.stats import signed_rank_interval
+from autocompile.record import ENOUGH_ROUNDS, Measurement
+from autocompile.stats import median, signed_rank_interval
+from autocompile.trial.strain import Strain
 
-__all__ = ["Limits", "Timed", "paired_blocks"]
+__all__ = ["Limits", "Timed", "paired_blocks", "watched_blocks"]
 
-_FIRST_LOOK, _LOOK_EVERY = 8, 4
+_LOOK_EVERY = 4
+_MORE_TIME = 4  # times max_s, at most, while rounds have to be made again
+_ALONE_BLOCKS = 7
+_DRIFT = 0.05  # by which eager may differ from itself before a measurement is made again
+_GAP_S = 0.01  # by then OpenMP's and onnxruntime's threads have stopped to spin
 _WARM_CALLS = 3  # CUDA graphs: warm-up, record, replay
 _TURNS, _WARM_BLOCKS = 4, 40
 
@@ -33,15 +40,17 @@ class Limits:
 
     Attributes:
         half_width: stop when the speed-up is known to this relative half-width.
-        max_rounds: or after so many rounds.
-        max_s: or after so many seconds, once eight rounds are there.
+        max_rounds: or after so many rounds that nothing disturbed.
+        max_s: or after so many seconds of such rounds, once eight are there.
         block_s: about how long a block takes; one call if a call is longer.
+        gap_s: how long to wait before each block, for threads of the other side to fall asleep.
     """
 
     half_width: float = 0.02
     max_rounds: int = 64
     max_s: float = 2.0
     block_s: float = 0.05
+    gap_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -121,6 +130,7 @@ def paired_blocks(
     synchronize: Callable[[], None],
     limits: Limits,
     seed: int,
+    strain: Strain | None = None,
 ) -> Measurement:
     """Measure until the speed-up is known well enough; raw times come back, in seconds per call.
 
@@ -130,6 +140,7 @@ def paired_blocks(
         synchronize: waits for the device.
         limits: when to stop.
         seed: of the order of blocks in each round.
+        strain: knows which rounds were disturbed; None: none was.
     """
     sides = (eager, compiled)
     for side in sides:
@@ -143,18 +154,95 @@ def paired_blocks(
         )
         order = random.Random(seed)
         times: tuple[list[float], list[float]] = ([], [])
-        begin = time.monotonic()
+        disturbed: list[int] = []
+        logs: list[float] = []
+        clean_s, last_try = 0.0, time.monotonic() + _MORE_TIME * limits.max_s
         while True:
+            mark, began = strain.mark() if strain else None, time.monotonic()
             for index in order.sample((0, 1), 2):
+                if limits.gap_s:
+                    time.sleep(limits.gap_s)
                 times[index].append(_block(sides[index], calls[index], synchronize))
-            rounds = len(times[0])
-            if rounds < _FIRST_LOOK or (rounds - _FIRST_LOOK) % _LOOK_EVERY:
+            late = time.monotonic() > last_try and len(times[0]) >= ENOUGH_ROUNDS
+            if strain and mark and strain.disturbed_since(mark):
+                disturbed.append(len(times[0]) - 1)
+                if late:
+                    break
                 continue
-            logs = [math.log(e / c) for e, c in zip(*times, strict=True)]
-            interval = signed_rank_interval(logs)
-            narrow = (interval.high - interval.low) / 2 <= limits.half_width
-            if narrow or rounds >= limits.max_rounds or time.monotonic() - begin > limits.max_s:
+            clean_s += time.monotonic() - began
+            logs.append(math.log(times[0][-1] / times[1][-1]))
+            if not late and (len(logs) < ENOUGH_ROUNDS or len(logs) % _LOOK_EVERY):
+                continue
+            if late or _is_narrow(logs, limits) or len(logs) >= limits.max_rounds:
                 break
-    doubts = {"noisy": not narrow, "not_steady": not steady}
+            if clean_s > limits.max_s:
+                break
+    doubts = {
+        "noisy": not _is_narrow(logs, limits),
+        "not_steady": not steady,
+        "contended": len(logs) < ENOUGH_ROUNDS,
+        "throttled": strain is not None and strain.throttled and len(logs) < ENOUGH_ROUNDS,
+    }
     flags = tuple(name for name, doubtful in doubts.items() if doubtful)
-    return Measurement(tuple(times[0]), tuple(times[1]), (calls[0], calls[1]), flags)
+    sizes = calls[0], calls[1]
+    return Measurement(tuple(times[0]), tuple(times[1]), sizes, flags, tuple(disturbed))
+
+
+def _is_narrow(logs: list[float], limits: Limits) -> bool:
+    """Whether the speed-up is known to the half-width that was asked for."""
+    if len(logs) < ENOUGH_ROUNDS:
+        return False
+    interval = signed_rank_interval(logs)
+    return (interval.high - interval.low) / 2 <= limits.half_width
+
+
+def watched_blocks(
+    eager: Timed,
+    compiled: Timed,
+    synchronize: Callable[[], None],
+    limits: Limits,
+    seed: int,
+    strain: Strain,
+) -> tuple[Measurement, list[str]]:
+    """:func:`paired_blocks` with a canary: eager alone, before and after.
+
+    If the machine has changed meanwhile, or if eager is slower beside the other side than alone
+    (a thread pool that spins after its call takes eager's cores), all is measured once more, in
+    the second case with gaps between the blocks.
+
+    Returns:
+        The measurement, and sentences for the user.
+    """
+
+    def alone() -> float | None:
+        return _alone(eager, synchronize, limits.block_s, strain)
+
+    def slowing(found: Measurement, *around: float | None) -> float:
+        known = [t for t in around if t is not None]
+        return found.eager_call_s / median(known) - 1 if len(known) == 2 else 0.0
+
+    before = alone()
+    found = paired_blocks(eager, compiled, synchronize, limits, seed, strain)
+    after = alone()
+    has_drifted = before and after and abs(math.log(after / before)) > _DRIFT
+    slowed = slowing(found, before, after)
+    if not has_drifted and slowed <= _DRIFT:
+        return found, []
+    calmer = dataclasses.replace(limits, gap_s=_GAP_S if slowed > _DRIFT else 0.0)
+    found = paired_blocks(eager, compiled, synchronize, calmer, seed + 1, strain)
+    slowed = slowing(found, after, alone())
+    if slowed <= _DRIFT:
+        return found, []
+    note = f"eager runs {slowed:.0%} slower beside this setting than alone"
+    return dataclasses.replace(found, flags=(*found.flags, "eager_slowed")), [note]
+
+
+def _alone(
+    side: Timed, synchronize: Callable[[], None], block_s: float, strain: Strain
+) -> float | None:
+    """Median seconds of a call with nothing beside it; None if others disturbed it."""
+    time.sleep(_GAP_S)
+    calls = _calibrate(side, synchronize, block_s)
+    mark = strain.mark()
+    times = [_block(side, calls, synchronize) for _ in range(_ALONE_BLOCKS)]
+    return None if strain.disturbed_since(mark) else median(times)

@@ -19,12 +19,13 @@ from torch.utils import _pytree as pytree
 from autocompile.config import CompileConfig
 from autocompile.errors import AutocompileError
 from autocompile.record import Outcome, Step
-from autocompile.trial import environment, failures, telemetry
+from autocompile.trial import environment, failures, memory, telemetry
 from autocompile.trial.channel import Channel
 from autocompile.trial.hush import hush_autotuning
 from autocompile.trial.judge import Failed, Judge
-from autocompile.trial.measure import Limits, Timed, paired_blocks
+from autocompile.trial.measure import Limits, Timed, watched_blocks
 from autocompile.trial.phases import Side, make_side, phases_of
+from autocompile.trial.strain import Strain
 from autocompile.trial.target import Target, build, import_target, seed_everything, split_spec
 
 __all__ = ["run"]
@@ -179,7 +180,7 @@ def _trial(request: dict[str, Any], channel: Channel, result: dict[str, Any]) ->
         channel.step(Step.EAGER)
         judge = Judge(target, phase, (inputs, other), request["seed"], notes)
         eager = judge.eager
-        result["eager_peak_memory_bytes"] = _peak_memory(eager, device)
+        result["eager_peak_memory_bytes"] = _peak_memory(eager, phase, device)
 
     channel.step(Step.COMPILE)
     telemetry.reset_dynamo(config.backend)
@@ -202,19 +203,24 @@ def _trial(request: dict[str, Any], channel: Channel, result: dict[str, Any]) ->
 
         channel.step(Step.MEASURE)
         compiled.keep()
-        result["peak_memory_bytes"] = _peak_memory(compiled, device)
-        before = telemetry.busy_seconds()
-        measurement = paired_blocks(
+        result["peak_memory_bytes"] = _peak_memory(compiled, phase, device)
+        before, strain = telemetry.busy_seconds(), Strain(device)
+        measurement, said = watched_blocks(
             Timed(eager.call, eager.restore, eager.context),
             Timed(compiled.call, compiled.restore, _timing_context(compiled, config)),
             synchronize,
             Limits(**request["limits"]),
             request["seed"] + request["number"],
+            strain,
         )
+        notes += said
         result["measurement"] = asdict(measurement)
         if others := telemetry.others_busy(before):
-            result["measurement"]["flags"] += ("contended",)
-            notes.append(f"other processes kept {others:.0%} of a core busy while this was timed")
+            left_out, rounds = len(measurement.disturbed), len(measurement.eager_s)
+            notes.append(
+                f"other processes kept {others:.0%} of a core busy while this was timed; "
+                f"{left_out} of {rounds} rounds were disturbed"
+            )
 
         channel.step(Step.VERIFY)
         judge.last_call(compiled)
@@ -239,14 +245,17 @@ def _timing_context(
     return context
 
 
-def _peak_memory(side: Side, device: torch.device) -> int | None:
+def _peak_memory(side: Side, phase: str, device: torch.device) -> int | None:
     """What this side's tensors hold plus what a call needs on top, in bytes."""
-    side.run()  # allocator pools and optimizer state are there from now on
-    growth = telemetry.peak_growth_bytes(side.run, device)
-    if growth is None:
-        return None
-    own = (dict(side.model.named_parameters()), dict(side.model.named_buffers()), side.inputs)
-    return growth + telemetry.tensor_bytes((own, side.held()))
+
+    def held() -> Any:
+        model = side.model
+        tensors = [dict(model.named_parameters()), dict(model.named_buffers()), side.inputs]
+        if phase == "train_step":  # elsewhere they are the step's inputs, or left by a comparison
+            tensors.append([p.grad for p in model.parameters()])
+        return tensors, side.held()
+
+    return memory.peak_bytes(side.run, held, device)
 
 
 def _prove_compiled(result: dict[str, Any], notes: list[str]) -> None:

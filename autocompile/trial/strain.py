@@ -1,0 +1,117 @@
+"""What keeps this process from running at full speed while it is timed: others, and heat.
+
+A block of 20 ms in which a thread waited for a core says nothing about the code that was timed.
+The kernel counts that wait for each thread in nanoseconds (``/proc/.../schedstat``, see
+sched-stats in the kernel's documentation), a container's quota counts the time in which it was
+held back, and NVML says when a GPU lowers its clock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import time
+from pathlib import Path
+
+import torch
+
+__all__ = ["Mark", "Strain"]
+
+_TOLERATED = 0.02  # share of a round that threads may wait: what the kernel's own work causes
+_QUOTAS = (
+    ("/sys/fs/cgroup/cpu.stat", "throttled_usec", 1e-6),
+    ("/sys/fs/cgroup/cpu/cpu.stat", "throttled_time", 1e-9),
+)
+# Hardware slowdown, heat seen by software and by hardware, power brake (nvml.h,
+# ClocksEventReason). The power cap is left out: under it a busy GPU runs all the time.
+_SLOWED = 0x08 | 0x20 | 0x40 | 0x80
+
+Mark = tuple[float, float, float]
+"""Seconds: of the clock, that our threads have waited for a core, that our quota held us back."""
+
+
+class Strain:
+    """Tells whether a stretch of time was disturbed; on a system that does not say, none is.
+
+    Args:
+        device: what is timed; the state of a CUDA device is asked from NVML.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._quota = next((q for q in _QUOTAS if os.access(q[0], os.R_OK)), None)
+        self._gpu = _Gpu.of(device) if device.type == "cuda" else None
+        self.throttled = False
+        self.clocks_mhz: list[int] = []
+
+    def mark(self) -> Mark:
+        """Now."""
+        return time.perf_counter(), self._waited_s(), self._held_back_s()
+
+    def disturbed_since(self, mark: Mark) -> bool:
+        """Whether others or heat slowed this process since then; notes what did."""
+        then, waited, held_back = mark
+        wall_s = max(time.perf_counter() - then, 1e-9)
+        waited_s, held_back_s = self._waited_s() - waited, self._held_back_s() - held_back
+        slowed = self._gpu is not None and self._gpu.is_slowed()
+        if self._gpu is not None and (clock := self._gpu.clock_mhz()):
+            self.clocks_mhz.append(clock)
+        throttled = slowed or held_back_s > _TOLERATED * wall_s
+        self.throttled = self.throttled or throttled
+        return throttled or waited_s > _TOLERATED * wall_s
+
+    def _waited_s(self) -> float:
+        """Of all threads together; those that have ended are no longer counted."""
+        total = 0
+        with contextlib.suppress(OSError):
+            for task in os.listdir("/proc/self/task"):
+                # Without pathlib, which takes longer than the reading.
+                path = f"/proc/self/task/{task}/schedstat"
+                with (
+                    contextlib.suppress(OSError, ValueError, IndexError),
+                    open(path, "rb", buffering=0) as file,
+                ):
+                    total += int(file.read().split()[1])
+        return total / 1e9
+
+    def _held_back_s(self) -> float:
+        if self._quota is None:
+            return 0.0
+        path, name, unit = self._quota
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            for line in Path(path).read_text().splitlines():
+                if line.startswith(name):
+                    return int(line.split()[1]) * unit
+        return 0.0
+
+
+class _Gpu:
+    """A device as NVML sees it, through the driver's own library: no package is needed."""
+
+    def __init__(self, library: ctypes.CDLL, handle: ctypes.c_void_p) -> None:
+        self._library, self._handle = library, handle
+
+    @classmethod
+    def of(cls, device: torch.device) -> _Gpu | None:
+        """None where the driver has no NVML, or does not find the device."""
+        with contextlib.suppress(OSError, AttributeError, RuntimeError):
+            library = ctypes.CDLL("libnvidia-ml.so.1")
+            handle = ctypes.c_void_p()
+            # By its UUID, since CUDA_VISIBLE_DEVICES may have given the devices other numbers.
+            uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}".encode()
+            find = library.nvmlDeviceGetHandleByUUID
+            if library.nvmlInit_v2() == 0 and find(uuid, ctypes.byref(handle)) == 0:
+                return cls(library, handle)
+        return None
+
+    def is_slowed(self) -> bool:
+        """Whether it runs below the clock that it would otherwise have."""
+        reasons = ctypes.c_ulonglong()
+        ask = self._library.nvmlDeviceGetCurrentClocksThrottleReasons
+        return ask(self._handle, ctypes.byref(reasons)) == 0 and bool(reasons.value & _SLOWED)
+
+    def clock_mhz(self) -> int | None:
+        """Of its multiprocessors."""
+        clock = ctypes.c_uint()
+        ask = self._library.nvmlDeviceGetClockInfo
+        return clock.value if ask(self._handle, 1, ctypes.byref(clock)) == 0 else None
