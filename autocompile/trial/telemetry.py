@@ -1,4 +1,4 @@
-"""What the process can tell about itself: memory, and what Dynamo did."""
+"""What the process can tell about itself: who keeps the cores busy, and what Dynamo did."""
 
 from __future__ import annotations
 
@@ -6,20 +6,16 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 __all__ = [
     "DynamoFacts",
     "busy_seconds",
     "dynamo_facts",
     "others_busy",
-    "peak_growth_bytes",
     "reset_dynamo",
     "synchronizer",
-    "tensor_bytes",
 ]
 
 
@@ -28,51 +24,6 @@ def synchronizer(device: torch.device) -> Callable[[], None]:
     if device.type == "cuda":
         return lambda: torch.cuda.synchronize(device)
     return lambda: None
-
-
-def tensor_bytes(tree: Any) -> int:
-    """Bytes held by the tensors of a nested structure, each storage counted once."""
-    storages = {
-        t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
-        for t in pytree.tree_leaves(tree)
-        if isinstance(t, torch.Tensor)
-    }
-    return sum(storages.values())
-
-
-def _status_bytes(name: str) -> int | None:
-    try:
-        with open("/proc/self/status") as file:
-            for line in file:
-                if line.startswith(name):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return None
-
-
-def peak_growth_bytes(call: Callable[[], Any], device: torch.device) -> int | None:
-    """How far memory in use rises above its level before the call.
-
-    On CUDA this is the allocator's own count. On a CPU it is the process' resident peak, reset
-    through ``/proc/self/clear_refs`` (proc(5)); None where that cannot be written.
-    """
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-        call()
-        torch.cuda.synchronize(device)
-        return int(torch.cuda.max_memory_allocated(device) - before)
-    try:
-        with open("/proc/self/clear_refs", "w") as file:
-            file.write("5")
-    except OSError:
-        return None
-    resident = _status_bytes("VmRSS:")
-    call()
-    peak = _status_bytes("VmHWM:")
-    return None if resident is None or peak is None else max(0, peak - resident)
 
 
 @dataclass(frozen=True)
