@@ -143,15 +143,25 @@ def tie_set(best: Candidate, found: Iterable[Candidate]) -> list[Candidate]:
     """Those of the same batch size that are not clearly slower than ``best``, it included.
 
     Clearly slower means that the interval of the ratio lies wholly beyond 1 %. The order is the
-    order of preference: cheapest to compile, then the fewest settings that differ from torch's.
+    order of preference: those that seem equal (by the estimate within 1 %) before those of which
+    it is only not known; then those that compile about as fast as the cheapest; then the fewest
+    settings that differ from torch's; then the cheapest.
     """
     ties = []
+    seems_slower = {}
     for c in found:
         if c.record.batch_size != best.record.batch_size:
             continue
         behind = ratio(best.speedup, c.speedup)
         if c is best or behind.low <= 1 + SAME:
             ties.append(c)
-    return sorted(
-        ties, key=lambda c: (round(c.record.compile_s or 0.0, 1), c.record.config.changes())
-    )
+            seems_slower[c.record.number] = behind.value > 1 + SAME
+
+    cheapest_s = min((c.record.compile_s or 0.0 for c in ties), default=0.0)
+
+    def preference(c: Candidate) -> tuple[bool, bool, int, float]:
+        compile_s = c.record.compile_s or 0.0
+        is_dear = compile_s > 1.25 * cheapest_s + 0.25
+        return seems_slower[c.record.number], is_dear, c.record.config.changes(), compile_s
+
+    return sorted(ties, key=preference)

@@ -8,7 +8,10 @@ import shutil
 import signal
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Mapping
+from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +122,7 @@ def test_only_fresh_processes_are_reported(target: Path) -> None:
     result = tune(target, executor=executor, space=SearchSpace(batch_sizes=(4,)))
     best = result.to_dict()["phases"]["forward"]["best"]
     assert best["speedup"]["value"] == pytest.approx(1.3, rel=0.01)
-    assert best["confirmed_processes"] == 3
+    assert best["confirmed_processes"] == 5
     assert best["speedup_against_default"]["value"] == pytest.approx(1.3 / 1.2, rel=0.01)
 
 
@@ -556,7 +559,7 @@ def test_a_fixed_batch_and_the_targets_own_batch_size_are_used(target: Path) -> 
 
 def test_a_lucky_setting_that_nobody_confirmed_is_not_reported(target: Path) -> None:
     """The confirmed leader turns out to differ between processes; the runner-up was never run."""
-    again = {"max-autotune": iter([1.25, 1.35, 0.7]), "default": iter([1.0, 1.01, 0.99])}
+    again = {"max-autotune": cycle([1.25, 1.35, 0.7]), "default": cycle([1.0, 1.01, 0.99])}
 
     def shaky(request: Mapping[str, Any]) -> Ending:
         if request["config"]["backend"] == "eager":
@@ -569,6 +572,36 @@ def test_a_lucky_setting_that_nobody_confirmed_is_not_reported(target: Path) -> 
         target, executor=FakeExecutor(shaky), space=SearchSpace(batch_sizes=(4,)), effort="quick"
     )
     assert result.verdict["forward"] == "keep_eager"
+
+
+def test_what_may_be_best_gets_more_processes_until_it_is_known(target: Path) -> None:
+    """The runner-up is out after the first round; the winner's processes differ by 3 %."""
+    values = {"max-autotune": cycle([1.26, 1.30, 1.34]), "default": cycle([1.1, 1.1005])}
+
+    def varied(request: Mapping[str, Any]) -> Ending:
+        if request["config"]["backend"] == "eager":
+            return measured(1.0)
+        return measured(next(values[request["config"]["mode"]]))
+
+    space = SearchSpace(batch_sizes=(4,), modes=("default", "max-autotune"), fullgraph=(False,))
+    result = tune(target, executor=FakeExecutor(varied), space=space)
+    repeats = Counter(r.config.mode for r in result.trials if r.repeats and not r.config.is_eager)
+    assert repeats == {"max-autotune": 9, "default": 5}
+
+
+def test_of_equals_the_one_that_is_torchs_own_is_chosen_unless_it_compiles_for_longer(
+    target: Path,
+) -> None:
+    def equal(request: Mapping[str, Any], default_s: float) -> Ending:
+        if request["config"]["backend"] == "eager":
+            return measured(1.0)
+        plain = request["config"]["mode"] == "default"
+        return measured(1.195 if plain else 1.2, compile_s=default_s if plain else 2.0)
+
+    for default_s, mode in ((2.2, "default"), (4.0, "max-autotune")):
+        executor = FakeExecutor(partial(equal, default_s=default_s))
+        result = tune(target, executor=executor, space=SearchSpace(batch_sizes=(4,)))
+        assert result.config["forward"].mode == mode
 
 
 def test_eager_is_its_own_baseline_and_its_noise_no_speed_up(target: Path) -> None:

@@ -20,8 +20,9 @@ class Effort:
         half_width: the search stops measuring a setting at this relative half-width.
         max_s: or after so many seconds.
         finalists: how many of the best are measured again in fresh processes.
-        processes: in how many.
-        confirm_half_width: the half-width that those aim at.
+        processes: in how many, and likewise eager and default inductor.
+        most_processes: in how many at most, while one that may be the best is not yet known to ...
+        confirm_half_width: ... this half-width; also what each process aims at.
     """
 
     name: str
@@ -31,17 +32,18 @@ class Effort:
     max_s: float
     finalists: int
     processes: int
+    most_processes: int
     confirm_half_width: float
 
 
 EFFORTS = {
     e.name: e
     for e in (
-        Effort("quick", (None,), (False,), 0.03, 1.0, 1, 3, 0.02),
+        Effort("quick", (None,), (False,), 0.03, 1.0, 1, 3, 5, 0.02),
         # dynamic=True is for shapes that change. A trial has one batch size, for which a graph for
         # every shape is more work to compile and no better informed: full effort and --dynamic.
-        Effort("normal", (None, False), (False, True), 0.02, 2.0, 2, 3, 0.01),
-        Effort("full", (None, True, False), (False, True), 0.01, 4.0, 3, 5, 0.01),
+        Effort("normal", (None, False), (False, True), 0.02, 2.0, 3, 5, 9, 0.01),
+        Effort("full", (None, True, False), (False, True), 0.01, 4.0, 3, 7, 9, 0.01),
     )
 }
 

@@ -24,6 +24,7 @@ __all__ = ["choose", "confirm"]
 
 _BLOCK_S = 0.05
 _CHOICES = 5  # how often finalists are chosen anew when one fails or loses its lead
+_ELSEWHERE = 3  # processes for the best of a batch size that is not the leader's
 
 
 def choose(
@@ -35,7 +36,7 @@ def choose(
     """
     every = candidates(records)
     found = [c for c in every if not c.record.config.is_eager and c.keeps(limits)]
-    promising = [c for c in rank(found, objective) if c.speedup.high > 1]
+    promising = [c for c in _by_lower_bound(found, objective) if c.speedup.high > 1]
     chosen: list[Candidate] = []
     if promising:
         size = promising[0].record.batch_size
@@ -53,19 +54,34 @@ def choose(
     return list({c.record.number: c.record for c in chosen}.values())
 
 
+def _by_lower_bound(found: Sequence[Candidate], objective: str) -> list[Candidate]:
+    """Best first, those that are confirmed before the others.
+
+    By the lower bound: of many settings the one with the highest value is likely a noisy one.
+    """
+
+    def merit(c: Candidate) -> tuple[bool, float]:
+        bound = c.speedup.low / c.eager_call_s
+        size = (c.record.batch_size or 1) if objective == "throughput" else 1
+        return c.confirmed > 0, bound * size
+
+    return sorted(found, key=merit, reverse=True)
+
+
 def confirm(study: PhaseStudy, effort: Effort, limits: Limits, budget: Budget, seed: int) -> None:
     """Repeat the finalists on their own warm caches, each round in another order.
 
     Rounds that a resumed run has already are not repeated; the first round is never cut short by
-    the time budget, since a winner that nobody confirmed is worth little.
+    the time budget, since a winner that nobody confirmed is worth little. Those that may be the
+    best get more rounds while their speed-up is not known well enough.
 
     Raises:
         Interrupted: after Ctrl-C.
     """
     order = random.Random(seed)
-    for _ in range(_CHOICES):
+    for _ in range(_CHOICES + effort.most_processes):
         finalists = choose(study.records, effort, study.objective, limits)
-        jobs = _missing(finalists, study.records, effort.processes)
+        jobs = _missing(finalists, study.records, effort) or _open(finalists, study, effort)
         if not jobs:
             break
         study.observer.confirming(len(jobs))
@@ -82,14 +98,42 @@ def confirm(study: PhaseStudy, effort: Effort, limits: Limits, budget: Budget, s
 
 
 def _missing(
-    finalists: Sequence[Record], records: Sequence[Record], processes: int
+    finalists: Sequence[Record], records: Sequence[Record], effort: Effort
 ) -> list[tuple[int, Record]]:
     """The repeats that are still to be run, each with the round that it belongs to."""
     jobs = []
     for f in finalists:
-        had = sum(r.repeats == f.number and r.outcome is not Outcome.INTERRUPTED for r in records)
-        jobs += [(process, f) for process in range(had, processes)]
+        leads = f.batch_size == finalists[0].batch_size
+        wanted = effort.processes if leads else min(_ELSEWHERE, effort.processes)
+        jobs += [(process, f) for process in range(_repeats(f, records), wanted)]
     return jobs
+
+
+def _open(
+    finalists: Sequence[Record], study: PhaseStudy, effort: Effort
+) -> list[tuple[int, Record]]:
+    """One more repeat of each that may be the best and is not known well enough."""
+    numbers = {f.number for f in finalists if f.batch_size == finalists[0].batch_size}
+    rivals = [
+        c
+        for c in candidates(study.records)
+        if c.record.number in numbers and c.confirmed and not c.record.config.is_eager
+    ]
+    if not rivals:
+        return []
+    best = rank(rivals, study.objective)[0]
+    wide = [c for c in tie_set(best, rivals) if c.speedup.half_width > effort.confirm_half_width]
+    return [
+        (c.confirmed, c.record)
+        for c in wide
+        if effort.processes <= c.confirmed < effort.most_processes
+    ]
+
+
+def _repeats(finalist: Record, records: Sequence[Record]) -> int:
+    return sum(
+        r.repeats == finalist.number and r.outcome is not Outcome.INTERRUPTED for r in records
+    )
 
 
 def _shuffled(
