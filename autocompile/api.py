@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from autocompile import runs
+from autocompile import noise, runs
 from autocompile.errors import RunError, UsageError
 from autocompile.execute.executor import Executor
 from autocompile.execute.job import Workshop, locked
@@ -140,8 +140,12 @@ def tune(
     run["spaces"] = {name: _account(one, records) for name, one in spaces.items()}
     run["wall_s"] = run.get("wall_s", 0.0) + time.monotonic() - began
     run["interrupted"] = interrupted
+    run["usual_noise_floor"] = noise.usual(run["environment"])
     write_json(folder.run_json, run)
-    return write_result(folder, run, records, plan.limits)
+    result = write_result(folder, run, records, plan.limits)
+    floors = [p["noise_floor"] for p in result.to_dict()["phases"].values() if p["noise_floor"]]
+    noise.remember(run["environment"], floors)
+    return result
 
 
 def load(run: str | Path = "last") -> Result:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from autocompile import noise
 from autocompile.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
 from autocompile.execute.job import Workshop
 from autocompile.execute.process import LocalExecutor
@@ -136,6 +137,7 @@ def doctor(backend: str | None, device: str | None) -> dict[str, Any]:
             for name, reason in found["backends"].items()
         }
     environment = {**found["environment"], "toolchain_s": found.get("toolchain_s")}
+    environment["usual_noise_floor"] = noise.usual(found["environment"])
     return {"environment": environment, "backends": rows, "known": found["all_backends"]}
 
 

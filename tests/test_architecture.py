@@ -19,6 +19,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 GROUND = {
     "config",
     "errors",
+    "noise",
     "options",
     "processes",
     "ranking",

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import random
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
-from autocompile.trial.measure import Limits, Timed, paired_blocks
+from autocompile.trial.measure import Limits, Timed, paired_blocks, watched_blocks
 
 QUICK = Limits(half_width=0.02, max_rounds=12, max_s=1.0)
 
@@ -38,6 +40,9 @@ class Clock:
 
     def monotonic(self) -> float:
         return self.now_ns / 1e9
+
+    def sleep(self, seconds: float) -> None:
+        self.work(seconds)
 
     def work(self, seconds: float) -> None:
         self.now_ns += round(seconds * 1e9)
@@ -274,3 +279,81 @@ def test_a_collector_that_the_user_turned_off_stays_off(clock: Clock) -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+class Neighbour:
+    """Stands in for Strain: somebody slows this process while ``is_there`` says so."""
+
+    throttled = False
+
+    def __init__(self, is_there: Callable[[], bool]) -> None:
+        self.is_there = is_there
+        self.seen = False
+
+    def mark(self) -> tuple[float, float, float]:
+        self.seen = self.is_there()
+        return (0.0, 0.0, 0.0)
+
+    def disturbed_since(self, mark: object) -> bool:
+        return self.seen
+
+
+def test_disturbed_rounds_are_made_again_kept_and_left_out(clock: Clock) -> None:
+    """Every third round somebody slows eager tenfold."""
+    rounds = itertools.count()
+    neighbour: Any = Neighbour(lambda: next(rounds) % 3 == 0)
+    eager = timed(lambda: clock.work(0.2 if neighbour.seen else 0.02))
+    compiled = timed(lambda: clock.work(0.01))
+    found = paired_blocks(eager, compiled, nothing, Limits(0.02, 8, 1e9, 0.02), 0, neighbour)
+    assert found.disturbed == (0, 3, 6, 9)
+    assert len(found.eager_s) == 12
+    assert found.speedup.value == pytest.approx(2.0)
+    assert found.eager_call_s == pytest.approx(0.02)
+    assert found.flags == ()
+
+
+def test_a_neighbour_that_never_rests_ends_the_measurement_and_is_flagged(clock: Clock) -> None:
+    neighbour: Any = Neighbour(lambda: True)
+    side = timed(lambda: clock.work(0.02))
+    found = paired_blocks(side, side, nothing, Limits(0.02, 64, 1.0, 0.02), 0, neighbour)
+    assert "contended" in found.flags
+    assert found.speedup.value == 1.0  # what there is, is computed from all of it
+    assert 8 <= len(found.eager_s) <= 120
+
+
+def test_where_the_machine_changed_meanwhile_it_is_measured_once_more(clock: Clock) -> None:
+    """Eager takes twice as long from the first pair on: the clock of the processor fell."""
+    calls = itertools.count()
+    eager = timed(lambda: clock.work(0.02 if next(calls) < 12 else 0.04))
+    compiled = timed(lambda: clock.work(0.02))
+    neighbour: Any = Neighbour(lambda: False)
+    limits = Limits(0.02, 8, 1e9, 0.02)
+    found, said = watched_blocks(eager, compiled, nothing, limits, 0, neighbour)
+    assert found.speedup.value == pytest.approx(2.0)
+    assert found.eager_call_s == pytest.approx(0.04)
+    assert said == []
+
+
+@pytest.mark.parametrize(
+    ("spins_s", "flags"), [(0.005, ()), (0.05, ("eager_slowed",))], ids=["briefly", "for long"]
+)
+def test_a_side_that_slows_the_other_is_measured_with_gaps_or_named(
+    clock: Clock, spins_s: float, flags: tuple[str, ...]
+) -> None:
+    """Threads of the compiled side go on spinning after its call and take eager's cores."""
+    ended = [-1e12]
+
+    def compiled() -> None:
+        clock.work(0.02)
+        ended[0] = clock.monotonic()
+
+    def eager() -> None:
+        clock.work(0.03 if clock.monotonic() < ended[0] + spins_s else 0.02)
+
+    limits = Limits(0.02, 8, 1e9, 0.02)
+    neighbour: Any = Neighbour(lambda: False)
+    found, said = watched_blocks(timed(eager), timed(compiled), nothing, limits, 0, neighbour)
+    assert [f for f in found.flags if f == "eager_slowed"] == list(flags)
+    assert len(said) == len(flags)
+    if not flags:
+        assert found.speedup.value == pytest.approx(1.0)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autocompile.config import DEFAULT_INDUCTOR
+from autocompile.noise import unusual
 from autocompile.ranking import Candidate, Limits, candidates, noise_floor, rank, tie_set
 from autocompile.record import SCHEMA, Outcome, Record
 from autocompile.report.rows import failures, number, trial_row, unit
@@ -62,6 +63,7 @@ def build_report(
                 run.get("spaces", {}).get(name, {}),
                 run_dir,
                 interrupted,
+                run.get("usual_noise_floor"),
             )
             for name in run["phases"]
         },
@@ -88,6 +90,7 @@ def _phase(
     space: Mapping[str, Any],
     run_dir: str,
     interrupted: bool,
+    usual_floor: float | None,
 ) -> dict[str, Any]:
     every = candidates(records)
     allowed = [c for c in every if c.keeps(limits)]
@@ -98,16 +101,20 @@ def _phase(
         best, ties, verdict, reason = _decide(allowed, every, records, objective)
     floor = noise_floor(records, best.record.batch_size) if best else 0.0
     rows = _by_batch_size(allowed, objective)
+    notes = _notes(every, allowed, space, interrupted) + _elsewhere(verdict, rows, records)
+    if said := unusual(floor, usual_floor):
+        notes.append(said)
     return {
         "verdict": verdict,
         "role": _ROLES.get(name, ""),
         "reason": reason,
         "noise_floor": floor,
+        "usual_noise_floor": usual_floor,
         "best": _best(best, every) if best else None,
         "ties": [c.record.number for c in ties],
         "by_batch_size": rows,
         "failures": failures(records, run_dir),
-        "notes": _notes(every, allowed, space, interrupted) + _elsewhere(verdict, rows, records),
+        "notes": notes,
         "trials": [trial_row(r, run_dir) for r in records],
     }
 

@@ -152,8 +152,9 @@ def _verdict(page: _Page, phase: Mapping[str, Any], verbose: bool) -> None:
     for note in best.get("notes", ()):
         page.hanging(_head("Note"), show.plain(note))
     if verbose and reason and phase["verdict"] == "faster":
-        floor = phase.get("noise_floor")
-        page.facts("Why", [reason, *([show.noise_floor(floor)] if floor is not None else [])])
+        floor, usual = phase.get("noise_floor"), phase.get("usual_noise_floor")
+        floors = [] if floor is None else [show.noise_floor(floor, usual)]
+        page.facts("Why", [reason, *floors])
 
 
 def _best_line(page: _Page, best: Mapping[str, Any]) -> None:

@@ -177,9 +177,10 @@ def percent(half_width: float | None) -> str:
     return f"± {half_width * 100:.1f} %"
 
 
-def noise_floor(value: float) -> str:
-    """Eager against eager, 0.006 being ``noise floor ±0.6 %``."""
-    return f"noise floor ±{value * 100:.1f} %"
+def noise_floor(value: float, usual: float | None = None) -> str:
+    """Eager against eager, 0.006 being ``noise floor ±0.6 %``; also what is usual here."""
+    beside = "" if usual is None else f" (usually ±{usual * 100:.1f} % here)"
+    return f"noise floor ±{value * 100:.1f} %{beside}"
 
 
 def measured(value: Interval | None) -> str:

@@ -106,7 +106,7 @@ def _calibrate(side: Timed, synchronize: Callable[[], None], block_s: float) -> 
 
 
 def _settle(side: Timed, calls: int, synchronize: Callable[[], None], until: float) -> bool:
-    """Run blocks until their times have no trend: the direction has changed four times.
+    """Run blocks until their times have no trend: the direction has changed, or was none, 4 times.
 
     Returns:
         Whether that happened before the cap.
@@ -115,7 +115,7 @@ def _settle(side: Timed, calls: int, synchronize: Callable[[], None], until: flo
     for _ in range(_WARM_BLOCKS):
         now = _block(side, calls, synchronize)
         new = (now > last) - (now < last)
-        turns += new != 0 and direction != 0 and new != direction
+        turns += new == 0 or (direction != 0 and new != direction)
         direction, last = new or direction, now
         if turns >= _TURNS:
             return True
