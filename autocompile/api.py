@@ -63,7 +63,8 @@ def tune(
         space: narrows the dimensions.
         effort: ``quick``, ``normal`` or ``full``.
         trials: the most trials with a process of their own in the search of one phase.
-        budget_s: the most seconds that the run may search; the best are confirmed even when late.
+        budget_s: the most seconds that the run may search; the best are confirmed even when late;
+            as the effort says if None.
         timeout_s: the longest that a trial may stay in one step.
         memory_limit_bytes: the most memory of one trial; a share of 80 % of what is free if None.
         objective: ``throughput`` or ``latency``.
@@ -101,6 +102,7 @@ def tune(
     )
     folder, plan = _open(plan, run_dir, resume)
     chosen = effort_of(plan.effort)
+    budget_s = chosen.budget_s if budget_s is None else budget_s
     runner = executor or LocalExecutor(isolation=isolation, jobs=jobs)
     base = {"target": plan.target, "device": plan.device, "seed": plan.seed}
     alone = memory_limit_bytes or _most_memory()

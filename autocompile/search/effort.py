@@ -23,6 +23,7 @@ class Effort:
         processes: in how many, and likewise eager and default inductor.
         most_processes: in how many at most, while one that may be the best is not yet known to ...
         confirm_half_width: ... this half-width; also what each process aims at.
+        budget_s: how long a run may search where the user does not say; None: to the end.
     """
 
     name: str
@@ -34,16 +35,17 @@ class Effort:
     processes: int
     most_processes: int
     confirm_half_width: float
+    budget_s: float | None
 
 
 EFFORTS = {
     e.name: e
     for e in (
-        Effort("quick", (None,), (False,), 0.03, 1.0, 1, 3, 5, 0.02),
+        Effort("quick", (None,), (False,), 0.03, 1.0, 1, 3, 5, 0.02, 600.0),
         # dynamic=True is for shapes that change. A trial has one batch size, for which a graph for
         # every shape is more work to compile and no better informed: full effort and --dynamic.
-        Effort("normal", (None, False), (False, True), 0.02, 2.0, 3, 5, 9, 0.01),
-        Effort("full", (None, True, False), (False, True), 0.01, 4.0, 3, 7, 9, 0.01),
+        Effort("normal", (None, False), (False, True), 0.02, 2.0, 3, 5, 9, 0.01, 3600.0),
+        Effort("full", (None, True, False), (False, True), 0.01, 4.0, 3, 7, 9, 0.01, None),
     )
 }
 
