@@ -28,4 +28,10 @@ def get_inputs(batch_size):
 # Optional; without it: the sum of every floating output
 # def get_loss(output, inputs):
 #     return output.square().mean()
+
+
+# Optional; without it outputs must agree within a tolerance that fits their dtype (--tolerance).
+# Called with eager's and compiled's outputs of the same call: raise or return False to refuse.
+# def check(expected, actual):
+#     torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-3)
 '''

@@ -598,16 +598,66 @@ def test_an_answer_that_is_wrong_only_after_the_timing_is_refused() -> None:
     assert outcome is Outcome.WRONG_OUTPUT and message.endswith("(after the timing)")
 
 
-@pytest.mark.xfail(strict=True, reason="views are compared before the next call is made")
-def test_an_output_that_the_next_call_overwrites_is_refused() -> None:
+def overwriting(side: Side) -> None:
+    """Every answer is in the same memory."""
+    right, buffers = side.call, {}
+
+    def call() -> Any:
+        output = right()
+        if not isinstance(output, torch.Tensor):
+            return output
+        return buffers.setdefault(0, torch.empty_like(output)).copy_(output)
+
+    side.call = call
+
+
+@pytest.mark.parametrize("phase", ["forward", "train_step"])
+def test_an_output_that_the_next_call_overwrites_is_refused(phase: str) -> None:
     """The user who keeps the answers of two calls has the second one twice."""
+    outcome, message = refused(a_target(mlp, batch(4, 8)), phase, lie=overwriting)
+    assert outcome is Outcome.WRONG_OUTPUT
+    assert message.endswith("was overwritten by the next call (call 2)")
 
-    def lie(side: Side) -> None:
-        right = side.call
-        buffer = torch.empty(4, 4)
-        side.call = lambda: buffer.copy_(right())
 
-    assert refused(a_target(mlp, batch(4, 8)), lie=lie)[0] is Outcome.WRONG_OUTPUT
+def test_memory_that_is_used_again_only_after_the_timing_is_refused() -> None:
+    outcome, message = refused(a_target(mlp, batch(4, 8)), while_timed=overwriting)
+    assert outcome is Outcome.WRONG_OUTPUT and "overwritten" in message
+    assert message.endswith("(a call after the timing)")
+
+
+def test_what_cuda_graphs_overwrite_by_contract_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def allowed(side: Side) -> None:
+        overwriting(side)
+        side.reuses_outputs = True
+
+    notes = judged(a_target(mlp, batch(4, 8)), lie=allowed).notes
+    said = "outputs are overwritten by the next call (CUDA graphs): clone what you keep"
+    assert notes == [said]
+
+
+def test_what_eager_overwrites_itself_may_be_overwritten() -> None:
+    class Reusing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 4)
+            self.register_buffer("answer", torch.zeros(4, 4), persistent=False)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return self.answer.copy_(self.linear(x)), self.linear(x)
+
+    target = a_target(Reusing, batch(4, 8))
+    assert judged(target).graphs >= 1
+
+    def second_too(side: Side) -> None:
+        right, buffer = side.call, torch.empty(4, 4)
+
+        def call() -> Any:
+            first, second = right()
+            return first, buffer.copy_(second)
+
+        side.call = call
+
+    assert "['outputs'][1] was overwritten" in refused(target, lie=second_too)[1]
 
 
 def test_a_liar_fails_with_an_outcome_where_float64_is_impossible() -> None:

@@ -11,7 +11,13 @@ import torch
 from autocompile.config import CompileConfig
 from autocompile.errors import UsageError
 
-__all__ = ["RL_PHASES", "compile_function", "compile_model", "register_backend_of"]
+__all__ = [
+    "RL_PHASES",
+    "compile_function",
+    "compile_model",
+    "register_backend_of",
+    "uses_cuda_graphs",
+]
 
 # Backends that torch knows only after their package has been imported.
 _REGISTERED_BY = {"ipex": "intel_extension_for_pytorch", "tensorrt": "torch_tensorrt"}
@@ -64,3 +70,13 @@ def compile_model(model: torch.nn.Module, config: CompileConfig, phase: str) -> 
         f"{phase} compiles a function, not a model",
         hint="autocompile export last --to python",
     )
+
+
+def uses_cuda_graphs(config: CompileConfig) -> bool:
+    """Whether torch may replay CUDA graphs for it, which reuse the memory of their outputs."""
+    if not torch.cuda.is_available() or config.backend != "inductor":
+        return torch.cuda.is_available() and config.backend == "cudagraphs"
+    inductor = importlib.import_module("torch._inductor.config")
+    modes = importlib.import_module("torch._inductor").list_mode_options()
+    options = {**modes.get(config.mode, {}), **dict(config.options)}
+    return bool(options.get("triton.cudagraphs", inductor.triton.cudagraphs))

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
-import random
-from collections.abc import Callable, Sequence
-from itertools import zip_longest
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
 from autocompile.record import Outcome
 from autocompile.runtime.compiling import RL_PHASES
+from autocompile.trial import comparison
+from autocompile.trial.overwriting import Held
 from autocompile.trial.phases import Side, make_side
+from autocompile.trial.reference import in_float64
+from autocompile.trial.state import copy_inputs, perturb, random_states
 from autocompile.trial.target import Target, seed_everything
 from autocompile.trial.verify import (
     View,
@@ -37,8 +37,8 @@ __all__ = ["Failed", "Judge"]
 
 _CALLS = 3
 _MAX_NOISE = 0.05  # where eager differs from itself by more, no verdict is worth anything
-_PERTURBATION = 0.1  # of each parameter's own root mean square
 _VISIBLE = 1e-2  # relative change of the output that an update must cause to be a test
+_OVERWRITES = "outputs are overwritten by the next call (CUDA graphs): clone what you keep"
 
 
 _Reference = Callable[[], View | None] | None
@@ -61,29 +61,46 @@ class Judge:
         draws: two batches of inputs with different values.
         seed: of the random numbers of each call.
         notes: gets a sentence for each thing that a user should know.
+        tolerance: the user's own, of outputs.
 
     Attributes:
         eager: the eager side, ready to be timed.
         noise: the largest relative difference between two equal eager runs.
+
+    Raises:
+        TargetError: the user's own check refuses eager's second run.
     """
 
     def __init__(
-        self, target: Target, phase: str, draws: tuple[Any, Any], seed: int, notes: list[str]
+        self,
+        target: Target,
+        phase: str,
+        draws: tuple[Any, Any],
+        seed: int,
+        notes: list[str],
+        tolerance: float | None = None,
     ) -> None:
         self._target, self._phase, self._draws, self._seed = target, phase, draws, seed
+        self._notes, self._tolerance = notes, tolerance
+        self._eager_overwrites: set[str] = set()
         self.eager = make_side(target, phase, draws[0])
         self._expected = self._observe(self.eager)
         again = self._observe(make_side(target, phase, draws[0]))
-        found = [differences(*pair) for pair in zip(self._expected, again, strict=True)]
-        by_call = [[error for _, error in leaves] for leaves in found]
-        self._noise = [max(errors) for errors in zip_longest(*by_call, fillvalue=0.0)]
-        self.noise = max(self._noise, default=0.0)
+        pairs = list(zip(self._expected, again, strict=True))
+        self._check = target.check if "outputs" in self._expected[0] else None
+        if self._check:
+            notes.append("outputs are compared by check() of the target")
+            for first, second in pairs:
+                comparison.demand_steady(self._check, first["outputs"], second["outputs"])
+        self._noise = _by_path(leaf for pair in pairs for leaf in differences(*pair))
+        self.noise = max(self._noise.values(), default=0.0)
         # An Adam step is of either sign where a gradient is near zero; compare() bounds updates.
-        self._unsteady = max(
-            (e for leaves in found for path, e in leaves if not path.startswith("['updates']")),
-            default=0.0,
-        )
-        self._drift: list[float] = []
+        free = ("['updates']", "['outputs']") if self._check else ("['updates']",)
+        steady = (e for path, e in self._noise.items() if not path.startswith(free))
+        self._unsteady = max(steady, default=0.0)
+        self._drift: dict[str, float] = {}
+        if tolerance is not None:
+            notes.append(f"outputs may be off by {tolerance:g} (the tolerance that was asked for)")
         if self.noise > 0:
             notes.append(f"eager differs from itself by {self.noise:.1g}; tolerances allow for it")
         if any(_has_nan(view) for view in self._expected):
@@ -110,7 +127,7 @@ class Judge:
     def seeded_call(self, side: Side, index: int) -> Any:
         """Call number ``index``: its own seed, its own draw of inputs."""
         # A copy, since a model may change its input in place.
-        side.inputs = _copy_inputs(self._draws[index % 2])
+        side.inputs = copy_inputs(self._draws[index % 2])
         seed_everything(self._seed + index)
         return side.run()
 
@@ -122,13 +139,16 @@ class Judge:
         """
         if not compiled.is_eager:
             self._demand_comparable()
+        held: Held | None = None
         for index in range(_CALLS):
             output = self.seeded_call(compiled, index) if index else first_output
+            if held:
+                self._demand_kept(held, compiled, f"call {index + 1}")
             got, want = compiled.view(output), self._expected[index]
             reference = self._reference(self._target.model_of(self._phase), range(index + 1))
             self._demand(got, want, self._noise, reference, f"call {index + 1}")
-            drift = [error for _, error in differences(want, got)]
-            self._drift = [max(e) for e in zip_longest(self._drift, drift, fillvalue=0.0)]
+            self._drift = _by_path([*self._drift.items(), *differences(want, got)])
+            held = Held(got)
 
     def last_call(self, compiled: Side) -> None:
         """Compare once more, after the timing.
@@ -136,14 +156,18 @@ class Judge:
         Raises:
             Failed: ``wrong_output``.
         """
-        want, got = (self._from_kept_state(side) for side in (self.eager, compiled))
+        want = self._from_kept_state(self.eager)
+        compiled.adopt(self.eager)
+        got = compiled.view(self.seeded_call(compiled, 0))
         if self._is_forward:
             noise, reference = self._noise, self._from_eager_in_float64
         else:
             # No float64 run has this optimizer state: allow what was accepted at the first calls.
-            pairs = zip_longest(self._noise, self._drift, fillvalue=0.0)
-            noise, reference = [max(pair) for pair in pairs], None
+            noise, reference = _by_path([*self._noise.items(), *self._drift.items()]), None
         self._demand(got, want, noise, reference, "after the timing")
+        held = Held(got)
+        self.seeded_call(compiled, 1)
+        self._demand_kept(held, compiled, "a call after the timing")
 
     def weights(self, compiled: Side) -> bool | None:
         """Whether new weights take effect: changed in place, then through ``load_state_dict``.
@@ -160,10 +184,14 @@ class Judge:
         before = self._from_kept_state(self.eager)
         originals = {id(s): copy.deepcopy(s.model.state_dict()) for s in (self.eager, compiled)}
         for side in (self.eager, compiled):
-            _perturb(side.model, self._seed)
+            perturb(side.model, self._seed)
         want = self._from_kept_state(self.eager)
         got = self._from_kept_state(compiled)
-        visible = mismatch_scale(before, want) > max(_VISIBLE, 10 * self.noise)
+        known = 10 * self.noise
+        if self._check or self._tolerance is not None:
+            # The user may accept more than we would: what is off anyway must not look old.
+            known = max(known, 3 * max(self._drift.values(), default=0.0))
+        visible = mismatch_scale(before, want) > max(_VISIBLE, known)
         if visible:
             self._demand_live(got, want, before, "an in-place update of the weights")
         for side in (self.eager, compiled):
@@ -183,13 +211,21 @@ class Judge:
         return copy_view(side.view(self.seeded_call(side, 0)))
 
     def _observe(self, side: Side) -> list[View]:
-        calls = range(_CALLS)
-        return [copy_view(side.view(self.seeded_call(side, index))) for index in calls]
+        views: list[View] = []
+        held: Held | None = None
+        for index in range(_CALLS):
+            output = self.seeded_call(side, index)
+            if held:
+                self._eager_overwrites.update(held.overwritten())
+            view = side.view(output)
+            views.append(copy_view(view))
+            held = Held(view)
+        return views
 
     def _depends_on_seed(self) -> bool:
-        before = _random_states()
+        before = random_states()
         self.eager.run()
-        drawn = before != _random_states()
+        drawn = before != random_states()
         self.eager.restore()
         if not drawn:
             return False
@@ -201,7 +237,7 @@ class Judge:
         return mismatch_scale(*views) > max(1e-6, 10 * self.noise)
 
     def _demand_comparable(self) -> None:
-        if not any(has_tensor(view) for view in self._expected):
+        if not self._check and not any(has_tensor(view) for view in self._expected):
             what = "the phase gives no tensor, so nothing can be compared"
             raise Failed(Outcome.WRONG_OUTPUT, what)
         if self._unsteady > _MAX_NOISE:
@@ -209,18 +245,46 @@ class Judge:
             raise Failed(Outcome.WRONG_OUTPUT, f"{what}, so nothing can be compared with it")
 
     def _demand(
-        self, got: View, want: View, noise: Sequence[float], reference: _Reference, when: str
+        self,
+        got: View,
+        want: View,
+        noise: Mapping[str, float],
+        reference: _Reference,
+        when: str,
     ) -> None:
-        if problem := compare(want, got, noise=noise, reference=reference):
+        if problem := self._problem(got, want, noise, reference):
             raise Failed(Outcome.WRONG_OUTPUT, f"{problem} ({when})")
 
+    def _problem(
+        self, got: View, want: View, noise: Mapping[str, float], reference: _Reference
+    ) -> str | None:
+        """What is wrong; of outputs the user's own check decides, where there is one."""
+        if self._check:
+            if problem := comparison.refusal(self._check, want["outputs"], got["outputs"]):
+                return problem
+            got, want, ask = _without_outputs(got), _without_outputs(want), reference
+            reference = ask and (lambda: (view := ask()) and _without_outputs(view))
+        return compare(want, got, noise=noise, reference=reference, tolerance=self._tolerance)
+
     def _demand_live(self, got: View, want: View, old: View, what: str) -> None:
-        problem = compare(want, got, noise=self._noise, reference=self._from_eager_in_float64)
-        if problem is None:
+        # Our own comparison tells old from new: the user's may be too wide for it.
+        reference = self._from_eager_in_float64
+        if compare(want, got, noise=self._noise, reference=reference) is None:
             return
         if mismatch_scale(old, got) < mismatch_scale(want, got):
             raise Failed(Outcome.STALE_WEIGHTS, f"the output did not follow {what}")
-        raise Failed(Outcome.WRONG_OUTPUT, f"{problem} (after {what})")
+        self._demand(got, want, self._noise, reference, f"after {what}")
+
+    def _demand_kept(self, held: Held, compiled: Side, by: str) -> None:
+        """What the caller keeps must stay as it was, unless eager or CUDA graphs overwrite it."""
+        paths = [path for path in held.overwritten() if path not in self._eager_overwrites]
+        if not paths:
+            return
+        if not compiled.reuses_outputs:
+            what = f"{paths[0]} was overwritten by the next call"
+            raise Failed(Outcome.WRONG_OUTPUT, f"{what} ({by})")
+        if _OVERWRITES not in self._notes:
+            self._notes.append(_OVERWRITES)
 
     def _from_eager_in_float64(self) -> View | None:
         """Call 0 with the weights that eager has now, from the state that it has kept."""
@@ -230,66 +294,22 @@ class Judge:
     def _reference(self, model: torch.nn.Module, calls: range) -> Callable[[], View | None]:
         return lambda: self._in_float64(model, calls)
 
-    def _in_float64(self, model: torch.nn.Module, calls: range) -> View | None:
-        """Eager's view of the last of some calls in double precision; None if it cannot be had.
-
-        A model that casts for itself does not run in double precision, and a large one may not
-        fit: then the plain verdict holds.
-        """
-        try:
-            wide = copy.deepcopy(model).double()
-            target = dataclasses.replace(self._target, model=wide, inference_model=None)
-            side = make_side(target, self._phase, None)
-            view: View = {}
-            for call in calls:
-                side.inputs = _double(_copy_inputs(self._draws[call % 2]))
-                seed_everything(self._seed + call)
-                view = side.view(side.run())
-            return copy_view(view)
-        except Exception:
-            return None
+    def _in_float64(self, model: torch.nn.Module, calls: Iterable[int]) -> View | None:
+        return in_float64(self._target, self._phase, model, self._draws, self._seed, calls)
 
 
-def _copy_inputs(tree: Any) -> Any:
-    """Copies of the tensors; one that is there twice stays one."""
-    copies: dict[int, torch.Tensor] = {}
-
-    def copied(x: Any) -> Any:
-        if not isinstance(x, torch.Tensor):
-            return x
-        if id(x) not in copies:
-            copies[id(x)] = x.detach().clone().requires_grad_(x.requires_grad)
-        return copies[id(x)]
-
-    return pytree.tree_map(copied, tree)
+def _by_path(leaves: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """The largest error at each path."""
+    largest: dict[str, float] = {}
+    for path, error in leaves:
+        largest[path] = max(error, largest.get(path, 0.0))
+    return largest
 
 
-def _random_states() -> list[bytes]:
-    """Where the generators stand that a model may draw from."""
-    states = [torch.get_rng_state()]
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        states += torch.cuda.get_rng_state_all()
-    own = (repr(random.getstate()).encode(), repr(np.random.get_state()).encode())
-    return [state.numpy().tobytes() for state in states] + list(own)
+def _without_outputs(view: View) -> View:
+    return {name: part for name, part in view.items() if name != "outputs"}
 
 
 def _has_nan(view: View) -> bool:
     leaves = (x for x in pytree.tree_leaves(plain(dict(view))) if isinstance(x, torch.Tensor))
     return any(bool(x.isnan().any()) for x in leaves if x.is_floating_point())
-
-
-def _double(tree: Any) -> Any:
-    return pytree.tree_map(
-        lambda x: x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x, tree
-    )
-
-
-def _perturb(model: torch.nn.Module, seed: int) -> None:
-    """Change every floating parameter in place, the same way on both sides."""
-    generator = torch.Generator().manual_seed(seed + 1)
-    with torch.no_grad():
-        for p in model.parameters():
-            if p.is_floating_point():
-                size = float(p.double().square().mean().sqrt()) if p.numel() else 0.0
-                noise = torch.randn(p.shape, generator=generator)
-                p.add_((noise * max(size, 1e-3) * _PERTURBATION).to(p))

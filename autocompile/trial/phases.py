@@ -14,7 +14,12 @@ from torch.utils import _pytree as pytree
 
 from autocompile.config import EAGER, CompileConfig
 from autocompile.errors import TargetError
-from autocompile.runtime.compiling import RL_PHASES, compile_function, compile_model
+from autocompile.runtime.compiling import (
+    RL_PHASES,
+    compile_function,
+    compile_model,
+    uses_cuda_graphs,
+)
 from autocompile.trial.target import Target, sum_of_floats
 from autocompile.trial.verify import View, plain
 
@@ -40,6 +45,7 @@ class Side:
         held: the tensors that calls change, as they are now.
         saved: their values when ``keep`` saw them.
         is_eager: nothing of it is compiled.
+        reuses_outputs: a call may overwrite what the one before returned, by torch's contract.
     """
 
     model: torch.nn.Module
@@ -50,6 +56,7 @@ class Side:
     saved: list[torch.Tensor] = field(default_factory=list)
     held: Callable[[], Any] = lambda: None
     is_eager: bool = True
+    reuses_outputs: bool = False
 
     def context(self) -> contextlib.AbstractContextManager[Any]:
         """The grad mode that the phase runs in."""
@@ -127,6 +134,7 @@ def make_side(target: Target, phase: str, inputs: Any, config: CompileConfig = E
         )
     model = copy.deepcopy(target.model_of(phase))
     side = Side(model, grad=phase in _TRAINING, inputs=inputs, is_eager=config.is_eager)
+    side.reuses_outputs = uses_cuda_graphs(config)
     side.held = lambda: dict(model.named_buffers())
     if phase == "forward":
         model.eval()

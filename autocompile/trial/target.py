@@ -49,6 +49,7 @@ class Target:
         make_inputs: builds the inputs of one batch; the argument is None for a fixed batch.
         make_optimizer: builds the optimizer of a module's parameters.
         loss: reduces an output to one number.
+        check: the user's own comparison of eager's outputs with compiled ones, if there is one.
         is_rl: the module is an RLModule.
         inference_model: what an env runner builds, where that is less than ``model``.
         own_batch_size: the batch size that the user's own configuration gives to a phase.
@@ -63,6 +64,7 @@ class Target:
     make_inputs: Callable[[int | None], Any]
     make_optimizer: Callable[[torch.nn.Module], Any]
     loss: Callable[[Any, Any], torch.Tensor]
+    check: Callable[[Any, Any], Any] | None = None
     is_rl: bool = False
     inference_model: torch.nn.Module | None = None
     fixed_batch: bool = False
@@ -228,7 +230,21 @@ def _with_user_functions(target: Target, module: ModuleType) -> Target:
     if hasattr(module, "get_loss"):
         target.loss = module.get_loss
         target.choices["loss"] = "get_loss() of the target"
+    if hasattr(module, "check") and _takes_two(module.check):
+        target.check = module.check
+        target.choices["comparison"] = "check() of the target"
+    elif hasattr(module, "check") and hasattr(module, "get_model"):
+        raise TargetError("check() of the target cannot be called as check(expected, actual)")
     return target
+
+
+def _takes_two(function: Any) -> bool:
+    """Whether it can be called with two arguments; a file may hold a ``check`` for other ends."""
+    try:
+        inspect.signature(function).bind(None, None)
+    except (TypeError, ValueError):
+        return False
+    return callable(function)
 
 
 def adam(model: torch.nn.Module) -> torch.optim.Optimizer:

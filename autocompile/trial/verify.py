@@ -7,9 +7,10 @@ gradient is rounding noise around zero, so single elements cannot be held to a t
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -57,11 +58,23 @@ def plain(tree: Any) -> Any:
 
 
 def copy_view(view: View) -> View:
-    """A deep copy that later calls cannot overwrite (CUDA graphs reuse their output memory)."""
-    copied: View = pytree.tree_map(
-        lambda x: x.detach().clone() if isinstance(x, torch.Tensor) else x, plain(dict(view))
-    )
-    return copied
+    """A copy of the same form that later calls cannot overwrite (CUDA graphs reuse memory)."""
+
+    def copied(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return leaf.detach().clone()
+        if isinstance(leaf, np.ndarray):
+            return leaf.copy()
+        if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            twin = copy.copy(leaf)
+            for f in dataclasses.fields(leaf):  # frozen ones too
+                value = pytree.tree_map(copied, getattr(leaf, f.name))
+                object.__setattr__(twin, f.name, value)
+            return twin
+        return leaf
+
+    twin: View = pytree.tree_map(copied, dict(view))
+    return twin
 
 
 def has_tensor(view: View) -> bool:
@@ -176,19 +189,22 @@ def compare(
     expected: View,
     actual: View,
     *,
-    noise: float | Sequence[float] = 0.0,
+    noise: float | Mapping[str, float] = 0.0,
     reference: Callable[[], View | None] | None = None,
+    tolerance: float | None = None,
 ) -> str | None:
     """What is wrong with ``actual``; None when nothing is.
 
     Args:
         expected: eager's view.
         actual: the compiled side's view.
-        noise: eager's self-noise, of all leaves or of each, which widens the tolerance to three
+        noise: eager's self-noise, of all leaves or by path, which widens the tolerance to three
             times itself.
         reference: computes the same view in float64, or None where that cannot be done; asked only
             where the plain tolerance fails. Then compiled passes if it is no further from float64
             than a small multiple of eager.
+        tolerance: the user's own, in place of the dtype's for outputs; the others keep at least
+            theirs.
     """
     expected, actual = plain(dict(expected)), plain(dict(actual))
     if pytree.tree_structure(expected) != pytree.tree_structure(actual):
@@ -198,13 +214,12 @@ def compare(
     free = _noise_parameters(wanted, floor)
     golden: list[Any] | None = None
     for index, ((path, want), got) in enumerate(zip(wanted, got_leaves, strict=True)):
-        if isinstance(noise, (int, float)):
-            own_noise = float(noise)
-        else:
-            own_noise = noise[index] if index < len(noise) else 0.0
+        own_noise = noise.get(path, 0.0) if isinstance(noise, Mapping) else noise
         if free and path.startswith("['buffers']"):
             own_noise = max(own_noise, _LOOSE_BUFFERS / 3)
-        problem = _compare_leaf(path, want, got, own_noise, math.inf if path in free else floor)
+        own = _tolerance(path, want, tolerance)
+        least = math.inf if path in free else floor
+        problem = _compare_leaf(path, want, got, max(own, 3 * own_noise), least)
         if problem is None:
             continue
         if reference is None or not _comparable(want, got):
@@ -212,12 +227,23 @@ def compare(
         if golden is None:
             view = reference()
             golden = [] if view is None else pytree.tree_leaves(plain(dict(view)))
-        if len(golden) != len(wanted) or not _as_good_as_eager(path, want, got, golden[index]):
+        if len(golden) != len(wanted):
+            return problem
+        if not _as_good_as_eager(path, want, got, golden[index], own / 10):
             return problem
     return None
 
 
-def _compare_leaf(path: str, want: Any, got: Any, noise: float, floor: float) -> str | None:
+def _tolerance(path: str, want: Any, asked: float | None) -> float:
+    """The relative tolerance of one leaf, before eager's self-noise widens it."""
+    is_known = isinstance(want, torch.Tensor)
+    own = _TOLERANCE.get(_as_real(want).dtype, _FLOAT32) if is_known else _FLOAT32
+    if asked is None:
+        return own
+    return asked if path.startswith("['outputs']") else max(own, asked)
+
+
+def _compare_leaf(path: str, want: Any, got: Any, tolerance: float, floor: float) -> str | None:
     if type(want) is not type(got) and not isinstance(want, torch.Tensor):
         return f"{path} is a {type(got).__name__} instead of a {type(want).__name__}"
     if not isinstance(want, torch.Tensor):
@@ -235,7 +261,6 @@ def _compare_leaf(path: str, want: Any, got: Any, noise: float, floor: float) ->
     strange = int((want.isnan() != got.isnan()).sum())
     if strange:
         return f"{path} has NaN where eager has none, or the reverse, in {strange} elements"
-    tolerance = max(_TOLERANCE.get(want.dtype, _FLOAT32), 3 * noise)
     if path.startswith(_BY_RMS):
         # However unsteady eager is, a step that does nothing is off by 1.
         tolerance = min(max(tolerance, _UPDATE_TOLERANCE), _MAX_UPDATE_TOLERANCE)
@@ -271,7 +296,9 @@ def _comparable(want: Any, got: Any) -> bool:
     )
 
 
-def _as_good_as_eager(path: str, want: torch.Tensor, got: torch.Tensor, golden: Any) -> bool:
+def _as_good_as_eager(
+    path: str, want: torch.Tensor, got: torch.Tensor, golden: Any, slack: float
+) -> bool:
     """The rule of ``torch._dynamo.utils.same``: compare both with a float64 run."""
     if not _is_real(golden) or golden.shape != want.shape:
         return False
@@ -285,7 +312,6 @@ def _as_good_as_eager(path: str, want: torch.Tensor, got: torch.Tensor, golden: 
         return False
     want, got, golden = (x.masked_fill(strange, 0.0) for x in (want, got, golden))
     multiple = 3.0 if want.numel() < _FP64_SMALL else _FP64_MULTIPLE.get(dtype, 3.0)
-    slack = _TOLERANCE.get(dtype, _FLOAT32) / 10
     whole = path.startswith(_BY_RMS)
     own = _error(golden, want, whole=whole)
     if own > _FP64_USELESS and not whole:

@@ -1,0 +1,48 @@
+"""What a call depends on beside the code: inputs, random numbers, weights."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+__all__ = ["copy_inputs", "perturb", "random_states"]
+
+_PERTURBATION = 0.1  # of each parameter's own root mean square
+
+
+def copy_inputs(tree: Any) -> Any:
+    """Copies of the tensors; one that is there twice stays one."""
+    copies: dict[int, torch.Tensor] = {}
+
+    def copied(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor):
+            return x
+        if id(x) not in copies:
+            copies[id(x)] = x.detach().clone().requires_grad_(x.requires_grad)
+        return copies[id(x)]
+
+    return pytree.tree_map(copied, tree)
+
+
+def random_states() -> list[bytes]:
+    """Where the generators stand that a model may draw from."""
+    states = [torch.get_rng_state()]
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        states += torch.cuda.get_rng_state_all()
+    own = (repr(random.getstate()).encode(), repr(np.random.get_state()).encode())
+    return [state.numpy().tobytes() for state in states] + list(own)
+
+
+def perturb(model: torch.nn.Module, seed: int) -> None:
+    """Change every floating parameter in place, the same way on both sides."""
+    generator = torch.Generator().manual_seed(seed + 1)
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.is_floating_point():
+                size = float(p.double().square().mean().sqrt()) if p.numel() else 0.0
+                noise = torch.randn(p.shape, generator=generator)
+                p.add_((noise * max(size, 1e-3) * _PERTURBATION).to(p))
