@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from autocompile.trial.measure import Limits, Timed, paired_blocks, watched_blocks
+from autocompile.trial.strain import Strain
 
 QUICK = Limits(half_width=0.02, max_rounds=12, max_s=1.0)
 
@@ -67,7 +69,8 @@ def busy(seconds: float) -> Callable[[], None]:
 
 
 def test_a_ratio_of_two_is_found_by_the_real_clock() -> None:
-    found = paired_blocks(timed(busy(4e-3)), timed(busy(2e-3)), nothing, QUICK, 0)
+    strain = Strain(torch.device("cpu"))  # other tests may run beside this one
+    found = paired_blocks(timed(busy(4e-3)), timed(busy(2e-3)), nothing, QUICK, 0, strain)
     assert found.speedup.low < 2.0 * 1.02 and found.speedup.high > 2.0 / 1.02
     assert found.speedup.value == pytest.approx(2.0, rel=0.1)
     assert found.eager_call_s == pytest.approx(4e-3, rel=0.2)

@@ -20,7 +20,7 @@ class Effort:
         half_width: the search stops measuring a setting at this relative half-width.
         max_s: or after so many seconds.
         finalists: how many of the best are measured again in fresh processes.
-        processes: in how many, and likewise eager and default inductor.
+        processes: in how many, and likewise default inductor; fewer for those that have lost.
         most_processes: in how many at most, while one that may be the best is not yet known to ...
         confirm_half_width: ... this half-width; also what each process aims at.
         budget_s: how long a run may search where the user does not say; None: to the end.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from autocompile.config import DEFAULT_INDUCTOR
 from autocompile.ranking import Candidate, Limits, candidates, rank, tie_set
@@ -24,7 +24,7 @@ __all__ = ["choose", "confirm"]
 
 _BLOCK_S = 0.05
 _CHOICES = 5  # how often finalists are chosen anew when one fails or loses its lead
-_ELSEWHERE = 3  # processes for the best of a batch size that is not the leader's
+_AT_LEAST = 3  # processes for each; who has lost by then, or leads elsewhere, gets no more
 
 
 def choose(
@@ -69,11 +69,10 @@ def _by_lower_bound(found: Sequence[Candidate], objective: str) -> list[Candidat
 
 
 def confirm(study: PhaseStudy, effort: Effort, limits: Limits, budget: Budget, seed: int) -> None:
-    """Repeat the finalists on their own warm caches, each round in another order.
+    """Repeat the finalists on their own warm caches, round by round, each in another order.
 
     Rounds that a resumed run has already are not repeated; the first round is never cut short by
-    the time budget, since a winner that nobody confirmed is worth little. Those that may be the
-    best get more rounds while their speed-up is not known well enough.
+    the time budget, since a winner that nobody confirmed is worth little.
 
     Raises:
         Interrupted: after Ctrl-C.
@@ -81,67 +80,60 @@ def confirm(study: PhaseStudy, effort: Effort, limits: Limits, budget: Budget, s
     order = random.Random(seed)
     for _ in range(_CHOICES + effort.most_processes):
         finalists = choose(study.records, effort, study.objective, limits)
-        jobs = _missing(finalists, study.records, effort) or _open(finalists, study, effort)
+        jobs = _next_round(finalists, study, effort)
         if not jobs:
             break
+        had_one = all(_repeats(f, study.records) for f in jobs)
+        if had_one and budget.until is not None and time.monotonic() > budget.until:
+            return
         study.observer.confirming(len(jobs))
-        current = None
-        for left, (process, finalist) in _shuffled(jobs, order):
-            if process != current:
-                # Forks share their origin's layout in memory, and so a part of their noise.
-                study.executor.renew()
-                current = process
-            if process and budget.until is not None and time.monotonic() > budget.until:
-                return
-            if _repeat(study, finalist, effort, left) is not Outcome.OK:
+        # Forks share their origin's layout in memory, and so a part of their noise.
+        study.executor.renew()
+        for left, finalist in enumerate(order.sample(jobs, len(jobs)), 1 - len(jobs)):
+            if _repeat(study, finalist, effort, -left) is not Outcome.OK:
                 break  # it is no candidate any more: choose again
 
 
-def _missing(
-    finalists: Sequence[Record], records: Sequence[Record], effort: Effort
-) -> list[tuple[int, Record]]:
-    """The repeats that are still to be run, each with the round that it belongs to."""
-    jobs = []
-    for f in finalists:
-        leads = f.batch_size == finalists[0].batch_size
-        wanted = effort.processes if leads else min(_ELSEWHERE, effort.processes)
-        jobs += [(process, f) for process in range(_repeats(f, records), wanted)]
-    return jobs
+def _next_round(finalists: Sequence[Record], study: PhaseStudy, effort: Effort) -> list[Record]:
+    """Who is measured in one more process.
 
-
-def _open(
-    finalists: Sequence[Record], study: PhaseStudy, effort: Effort
-) -> list[tuple[int, Record]]:
-    """One more repeat of each that may be the best and is not known well enough."""
-    numbers = {f.number for f in finalists if f.batch_size == finalists[0].batch_size}
-    rivals = [
-        c
-        for c in candidates(study.records)
-        if c.record.number in numbers and c.confirmed and not c.record.config.is_eager
-    ]
-    if not rivals:
+    At first all; then the leader, those that may equal it, and default inductor, since what is
+    reported is compared with it; and then who may be the best and is not known well enough.
+    """
+    if not finalists:
         return []
-    best = rank(rivals, study.objective)[0]
-    wide = [c for c in tie_set(best, rivals) if c.speedup.half_width > effort.confirm_half_width]
-    return [
-        (c.confirmed, c.record)
-        for c in wide
-        if effort.processes <= c.confirmed < effort.most_processes
-    ]
+    rivals = {
+        c.record.number: c
+        for c in candidates(study.records)
+        if c.confirmed
+        and c.record.batch_size == finalists[0].batch_size
+        and not c.record.config.is_eager
+        and c.record in finalists
+    }
+    contenders = set()
+    if rivals:
+        best = rank(list(rivals.values()), study.objective)[0]
+        contenders = {c.record.number for c in tie_set(best, rivals.values())}
+
+    def goes_on(finalist: Record) -> bool:
+        had = _repeats(finalist, study.records)
+        if had < min(_AT_LEAST, effort.processes):
+            return True
+        if finalist.number not in rivals:
+            return False
+        may_win = finalist.number in contenders
+        if had < effort.processes:
+            return may_win or finalist.config == DEFAULT_INDUCTOR
+        is_known = rivals[finalist.number].speedup.half_width <= effort.confirm_half_width
+        return may_win and not is_known and had < effort.most_processes
+
+    return [f for f in finalists if goes_on(f)]
 
 
 def _repeats(finalist: Record, records: Sequence[Record]) -> int:
     return sum(
         r.repeats == finalist.number and r.outcome is not Outcome.INTERRUPTED for r in records
     )
-
-
-def _shuffled(
-    jobs: Sequence[tuple[int, Record]], order: random.Random
-) -> Iterator[tuple[int, tuple[int, Record]]]:
-    """Round by round, each in another order; with how many are left after each."""
-    mixed = sorted(order.sample(jobs, len(jobs)), key=lambda job: job[0])
-    return zip(range(len(jobs) - 1, -1, -1), mixed, strict=True)
 
 
 def _repeat(study: PhaseStudy, finalist: Record, effort: Effort, left: int) -> Outcome:

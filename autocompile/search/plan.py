@@ -26,9 +26,11 @@ class Plan:
     Attributes:
         target: as a spec: ``PATH``, ``PATH:NAME`` or ``package.module:NAME``.
         phases: None for the target's two default phases.
+        tolerance: relative, of outputs; None for what fits their dtype.
 
     Raises:
-        UsageError: an effort or an objective that does not exist, or a repeated phase.
+        UsageError: an effort or an objective that does not exist, a repeated phase, or a tolerance
+            that is no positive number below 1.
     """
 
     target: str
@@ -39,6 +41,7 @@ class Plan:
     limits: Limits = field(default_factory=Limits)
     device: str | None = None
     seed: int = 0
+    tolerance: float | None = None
 
     def __post_init__(self) -> None:
         effort(self.effort)
@@ -46,6 +49,16 @@ class Plan:
             raise UsageError(f"objective {self.objective!r} is none of {', '.join(OBJECTIVES)}")
         if self.phases is not None and len(set(self.phases)) != len(self.phases):
             raise UsageError("a phase is named twice")
+        if self.tolerance is not None and not 0 < self.tolerance < 1:
+            raise UsageError(
+                f"the tolerance {self.tolerance} is not between 0 and 1",
+                "it is relative: at 0.01 outputs may differ from eager's by 1 % of their size",
+            )
+
+    def requested(self) -> dict[str, Any]:
+        """What the requests of all its trials have in common."""
+        names = ("target", "device", "seed", "tolerance")
+        return {name: getattr(self, name) for name in names}
 
     def to_dict(self) -> dict[str, Any]:
         """As ``run.json`` holds it."""

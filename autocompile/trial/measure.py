@@ -27,7 +27,7 @@ __all__ = ["Limits", "Timed", "paired_blocks", "watched_blocks"]
 
 _LOOK_EVERY = 4
 _MORE_TIME = 4  # times max_s, at most, while rounds have to be made again
-_ALONE_BLOCKS = 7
+_ALONE_BLOCKS, _ALONE_BLOCK_S = 7, 0.02
 _DRIFT = 0.05  # by which eager may differ from itself before a measurement is made again
 _GAP_S = 0.01  # by then OpenMP's and onnxruntime's threads have stopped to spin
 _WARM_CALLS = 3  # CUDA graphs: warm-up, record, replay
@@ -215,7 +215,7 @@ def watched_blocks(
     """
 
     def alone() -> float | None:
-        return _alone(eager, synchronize, limits.block_s, strain)
+        return _alone(eager, synchronize, min(limits.block_s, _ALONE_BLOCK_S), strain)
 
     def slowing(found: Measurement, *around: float | None) -> float:
         known = [t for t in around if t is not None]
