@@ -1,4 +1,4 @@
-"""A small MLP, for which the settings of Inductor are almost tied.
+"""A small MLP as policies in robotics use it, for which the settings of Inductor are almost tied.
 
 autocompile tune studies/truth/mlp.py
 """
@@ -10,9 +10,9 @@ from torch import nn
 def get_model() -> nn.Module:
     return nn.Sequential(
         nn.Linear(64, 256),
-        nn.ReLU(),
+        nn.ELU(),
         nn.Linear(256, 256),
-        nn.ReLU(),
+        nn.ELU(),
         nn.Linear(256, 8),
     )
 

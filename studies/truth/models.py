@@ -58,7 +58,7 @@ class Model:
 
 
 MODELS = {
-    "mlp": Model("studies/truth/mlp.py", "forward", 16, {"cpu": _NEAR_TIES}),
+    "mlp": Model("studies/truth/mlp.py", "forward", 64, {"cpu": _NEAR_TIES}),
     "cnn": Model("examples/cnn.py", "forward", 4, {"cpu": _ON_A_CPU, "cuda": _ON_A_GPU}),
     "ppo": Model("examples/ppo_breakout.py", "forward_exploration", 4, {"cpu": _ON_A_CPU}),
     "adam": Model("examples/adam.py", "optimizer_step", None, {"cuda": _ON_A_GPU}),

@@ -1,0 +1,147 @@
+"""Tune the models again and again: which setting autocompile picks and what it reports.
+
+    python studies/truth/tunes.py --model mlp --noise quiet --count 20
+    python studies/truth/tunes.py --model cnn --noise noisy --count 20
+    python studies/truth/tunes.py --model adam --noise quiet --count 5 --device cuda
+
+Each run searches the settings whose truth is known, with another seed and a folder of its own.
+Every result is kept at once in ``<device>/tunes_<model>.json``, and ``--count`` is about all that
+are there: a series can be stopped and gone on with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from models import EAGER, HERE, MODELS, ROOT
+from store import append, load, neighbour
+
+import autocompile.api
+from autocompile.config import CompileConfig
+from autocompile.errors import AutocompileError
+from autocompile.ranking import candidates
+from autocompile.search.effort import EFFORTS
+from autocompile.search.space import SearchSpace, Space
+
+
+def configs(model: str, device: str) -> dict[CompileConfig, str]:
+    """The settings of the study as autocompile writes them."""
+    named = MODELS[model].settings[device]
+    return {CompileConfig(EAGER): EAGER} | {CompileConfig(**kw): n for n, kw in named.items()}
+
+
+def space_of(model: str, device: str) -> SearchSpace:
+    """The smallest product that holds all settings of the study."""
+    ours = [c for c in configs(model, device) if not c.is_eager]
+
+    def values(field: str) -> tuple[Any, ...]:
+        return tuple(dict.fromkeys(getattr(c, field) for c in ours))
+
+    size = MODELS[model].batch_size
+    return SearchSpace(
+        backends=values("backend"),
+        modes=tuple(dict.fromkeys(c.mode for c in ours if c.backend == "inductor")),
+        batch_sizes=None if size is None else (size,),
+        fullgraph=(False,),
+        dynamic=values("dynamic"),
+    )
+
+
+@contextlib.contextmanager
+def only(wanted: dict[CompileConfig, str]) -> Iterator[None]:
+    """Leave out of a product what the study does not have."""
+    whole = autocompile.api.build_space
+
+    def narrowed(*args: Any) -> Space:
+        space = whole(*args)
+        return dataclasses.replace(
+            space,
+            settings=tuple(s for s in space.settings if s.config in wanted),
+            unusable={s: why for s, why in space.unusable.items() if s.config in wanted},
+        )
+
+    autocompile.api.build_space = narrowed
+    try:
+        yield
+    finally:
+        autocompile.api.build_space = whole
+
+
+def run(model: str, device: str, effort: str, seed: int) -> dict[str, Any]:
+    """One run of ``tune`` and what it says."""
+    phase, names = MODELS[model].phase, configs(model, device)
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="truth-") as scratch, only(names):
+        try:
+            result = autocompile.api.tune(
+                str(ROOT / MODELS[model].target),
+                phases=(phase,),
+                space=space_of(model, device),
+                effort=effort,
+                device=device,
+                seed=seed,
+                run_dir=Path(scratch) / "run",
+            )
+        except AutocompileError as error:
+            return {"error": error.what, "wall_s": round(time.monotonic() - began, 1)}
+    if result.interrupted:
+        raise KeyboardInterrupt
+    report = result.to_dict()["phases"][phase]
+    found = result.speedup[phase]
+    return {
+        "verdict": result.verdict[phase],
+        "pick": names[result.config[phase]],
+        "speedup": [round(v, 5) for v in (found.value, found.low, found.high)],
+        "noise_floor": round(report["noise_floor"], 5),
+        "flags": report["best"]["flags"],
+        "reason": report["reason"],
+        "ties": [names[r.config] for r in result.trials if r.number in report["ties"]],
+        "all": {
+            names[c.record.config]: [
+                c.confirmed,
+                *(round(v, 5) for v in (c.speedup.value, c.speedup.low, c.speedup.high)),
+            ]
+            for c in candidates(r for r in result.trials if r.phase == phase)
+        },
+        "failed": {
+            names[r.config]: f"{r.outcome.value}: {r.message[:200]}"
+            for r in result.trials
+            if not r.ok
+        },
+        "wall_s": round(time.monotonic() - began, 1),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", choices=sorted(MODELS), required=True)
+    parser.add_argument("--noise", choices=("quiet", "noisy"), default="quiet")
+    parser.add_argument("--count", type=int, default=20, help="of runs, those there included")
+    parser.add_argument("--effort", choices=sorted(EFFORTS), default="normal")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--folder", type=Path, help="for the JSON; beside this file if left out")
+    args = parser.parse_args()
+    path = (args.folder or HERE / args.device) / f"tunes_{args.model}.json"
+    series = {"noise": args.noise, "effort": args.effort}
+    there = {row["seed"] for row in load(path) if series.items() <= row.items()}
+    # No two runs of a model have a seed in common, whatever the noise and the effort.
+    first = 1000 * (args.noise == "noisy") + 2000 * sorted(EFFORTS).index(args.effort)
+    for seed in range(first, first + args.count):
+        if seed in there:
+            continue
+        with neighbour(args.noise, seed):
+            row = run(args.model, args.device, args.effort, seed)
+        append(path, args.device, {"method": "autocompile", **series, "seed": seed, **row})
+        said = row.get("error") or f"{row['verdict']} {row['pick']} {row['speedup']}"
+        print(f"{args.model} {args.noise} {seed}: {said}, {row['wall_s']:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
