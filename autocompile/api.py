@@ -52,6 +52,7 @@ def tune(
     run_dir: str | Path | None = None,
     resume: bool = False,
     seed: int = 0,
+    tolerance: float | None = None,
     progress: Progress | None = None,
 ) -> Result:
     """Find the fastest settings that keep the target right, on this machine.
@@ -78,6 +79,7 @@ def tune(
         run_dir: the run's folder; a new one under ``./runs`` if None.
         resume: go on with ``run_dir``, or with the last run of this target.
         seed: of weights, inputs and orders.
+        tolerance: relative, of outputs, between 0 and 1; what fits their dtype if None.
         progress: is told what happens; silent if None.
 
     Returns:
@@ -99,16 +101,15 @@ def tune(
         limits=limits or Limits(),
         device=device,
         seed=seed,
+        tolerance=tolerance,
     )
     folder, plan = _open(plan, run_dir, resume)
     chosen = effort_of(plan.effort)
     budget_s = chosen.budget_s if budget_s is None else budget_s
     runner = executor or LocalExecutor(isolation=isolation, jobs=jobs)
-    base = {"target": plan.target, "device": plan.device, "seed": plan.seed}
     alone = memory_limit_bytes or _most_memory()
-    workshop = Workshop(
-        folder, base, timeout_s, memory_limit_bytes or (alone and alone // runner.slots), alone
-    )
+    share = memory_limit_bytes or (alone and alone // runner.slots)
+    workshop = Workshop(folder, plan.requested(), timeout_s, share, alone)
     interrupted = False
     with _gone_if_never_begun(folder), locked(folder), contextlib.ExitStack() as stack:
         stack.callback(show.close)

@@ -34,24 +34,18 @@ Isolation = Literal["auto", "fork", "spawn"]
 ProgressKind = Literal["auto", "plain", "none"]
 
 
-def _complete_run(incomplete: str) -> list[str]:
-    from autocompile import runs
-
-    names = [p.parent.name for p in runs.under.glob("*/run.json")]
-    return [n for n in ("last", *sorted(names)) if n.startswith(incomplete)]
-
-
 Target = Annotated[
     str, typer.Argument(metavar="TARGET", help="model.py, PATH:NAME or package.module:NAME")
 ]
 Run = Annotated[
     str,
     typer.Argument(
-        metavar="RUN", help="a folder, its short name, or last", autocompletion=_complete_run
+        metavar="RUN", help="a folder, its short name, or last", autocompletion=options.known_runs
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="one JSON document on stdout, nothing else")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="say more")]
+Tolerance = Annotated[str | None, typer.Option(help="relative, of outputs; else by dtype")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; a GPU where there is one")]
 
 
@@ -124,6 +118,7 @@ def tune(
     run_dir: Annotated[Path | None, typer.Option(help="the run's folder")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on with the last run")] = False,
     seed: Annotated[int, typer.Option(help="of weights, inputs and orders")] = 0,
+    tolerance: Tolerance = None,
     require_speedup: Annotated[
         float | None, typer.Option(help="exit code 1 unless every phase is faster by this factor")
     ] = None,
@@ -167,6 +162,7 @@ def tune(
         run_dir=run_dir,
         resume=resume,
         seed=seed,
+        tolerance=options.fraction("--tolerance", tolerance),
         progress=progress_of("none" if quiet else progress, sys.stderr),
     )
     _show(result, as_json, verbose)
@@ -208,6 +204,7 @@ def check(
     batch_size: Annotated[int, typer.Option(min=1, help="of the inputs")] = 4,
     device: Device = None,
     timeout: Annotated[str, typer.Option(help="longest stay in one step")] = "300s",
+    tolerance: Tolerance = None,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -216,7 +213,9 @@ def check(
     from autocompile.report import checks
 
     seconds = options.seconds("--timeout", timeout, "300s") or 300.0
-    found = diagnose.check(target, tuple(phase) if phase else None, batch_size, device, seconds)
+    within = options.fraction("--tolerance", tolerance)
+    phases = tuple(phase) if phase else None
+    found = diagnose.check(target, phases, batch_size, device, seconds, within)
     _print(found, as_json, lambda console: checks.render_check(found, console, verbose))
     if not all(row["outcome"] == "ok" for row in found["phases"].values()):
         raise typer.Exit(ExitCode.GATE)
@@ -289,13 +288,8 @@ def _show(result: Any, as_json: bool, verbose: bool) -> None:
         others = ", ".join(n for n in report["exports"] if n != name)
         run = runs.shown(report["run_dir"])
         following = f"autocompile export {run} --to {name}        (also: {others})"
-        render(
-            report,
-            console,
-            use=use_line(report),
-            next_line=following if others else "",
-            verbose=verbose,
-        )
+        line = following if others else ""
+        render(report, console, use=use_line(report), next_line=line, verbose=verbose)
 
     _print(report, as_json, draw)
 

@@ -42,9 +42,8 @@ def _bench(plan: Plan, timeout_s: float) -> Iterator[tuple[Workshop, LocalExecut
     with tempfile.TemporaryDirectory(prefix="autocompile-") as scratch:
         folder = RunFolder(Path(scratch))
         folder.create()
-        base = {"target": plan.target, "device": plan.device, "seed": plan.seed}
         try:
-            yield Workshop(folder, base, timeout_s, None), executor
+            yield Workshop(folder, plan.requested(), timeout_s, None), executor
         finally:
             executor.close()
 
@@ -95,6 +94,7 @@ def check(
     batch_size: int,
     device: str | None,
     timeout_s: float,
+    tolerance: float | None = None,
 ) -> dict[str, Any]:
     """Load a target, run it in eager mode, compile it once as torch.compile() comes, and compare.
 
@@ -105,7 +105,8 @@ def check(
         TargetError: it cannot be loaded, built or run in eager mode.
     """
     space = SearchSpace(batch_sizes=(batch_size,))
-    plan = Plan(target_spec(target), phases=phases, space=space, device=device)
+    spec = target_spec(target)
+    plan = Plan(spec, phases=phases, space=space, device=device, tolerance=tolerance)
     with _bench(plan, timeout_s) as (workshop, executor):
         found = probe(plan, workshop, executor, SilentProgress())
         rows = {}

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from autocompile.errors import UsageError
 
-__all__ = ["choices", "integers", "seconds", "size", "words"]
+__all__ = ["choices", "fraction", "integers", "known_runs", "seconds", "size", "words"]
 
 Value = TypeVar("Value")
 
@@ -42,6 +42,17 @@ def integers(option: str, text: str | None) -> tuple[int, ...] | None:
         raise UsageError(f"{option} {text!r} is no list of whole numbers like 1,4,16") from None
 
 
+def fraction(option: str, text: str | None) -> float | None:
+    """A number above 0 and below 1."""
+    try:
+        number = None if text is None else float(text)
+    except ValueError:
+        number = -1.0
+    if number is not None and not 0 < number < 1:
+        raise UsageError(f"{option} {text!r} is no number between 0 and 1 like 0.001")
+    return number
+
+
 def _amount(option: str, text: str, units: Mapping[str, float], example: str) -> float:
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]*)\s*", text)
     if match is None or match[2].lower() not in units or float(match[1]) <= 0:
@@ -57,3 +68,11 @@ def seconds(option: str, text: str | None, example: str) -> float | None:
 def size(option: str, text: str | None) -> int | None:
     """A size: ``2GiB`` is 2**31 bytes, a bare number is bytes."""
     return None if text is None else int(_amount(option, text, _SIZE, "2GiB"))
+
+
+def known_runs(beginning: str) -> list[str]:
+    """The runs that a shell may complete to."""
+    from autocompile import runs
+
+    names = [p.parent.name for p in runs.under.glob("*/run.json")]
+    return [n for n in ("last", *sorted(names)) if n.startswith(beginning)]

@@ -49,6 +49,8 @@ def one_paragraph(done: subprocess.CompletedProcess[str]) -> str:
         (["tune", "model.py", "--fullgraph", "maybe"], ["none of true, false"]),
         (["tune", "model.py", "--budget", "soon"], ["no amount like 10m"]),
         (["tune", "model.py", "--effort", "heroic"], ["heroic"]),
+        (["tune", "model.py", "--tolerance", "2"], ["no number between 0 and 1 like 0.001"]),
+        (["check", "model.py", "--tolerance", "loose"], ["'loose' is no number between 0"]),
         (["tune", "model.py", "--resume"], ["no run of model.py", "without --resume"]),
         (["show", "nothing"], ["there is no run nothing"]),
         (["show"], ["there are no runs"]),

@@ -626,6 +626,20 @@ def test_a_folder_that_holds_something_else_is_left_alone(target: Path) -> None:
     assert precious.read_text() == "keep me"
 
 
+def test_a_tolerance_is_in_each_request_and_kept_for_resume(target: Path) -> None:
+    executor = FakeExecutor(script)
+    space = SearchSpace(batch_sizes=(4,))
+    result = tune(target, executor=executor, space=space, tolerance=0.05, run_dir="mine")
+    assert {request["tolerance"] for request in executor.requests} == {0.05}
+    assert result.to_dict()["tolerance"] == 0.05
+    assert json.loads(Path("mine/run.json").read_text())["plan"]["tolerance"] == 0.05
+    with pytest.raises(UsageError, match="another tolerance"):
+        tune(target, executor=FakeExecutor(script), run_dir="mine", resume=True, tolerance=0.1)
+    for senseless in (0.0, 1.0, float("nan")):
+        with pytest.raises(UsageError, match="not between 0 and 1"):
+            tune(target, executor=FakeExecutor(script), tolerance=senseless)
+
+
 def test_a_target_that_was_edited_is_not_resumed(target: Path) -> None:
     probe = probed()
 

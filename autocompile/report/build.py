@@ -53,6 +53,7 @@ def build_report(
         "effort": plan["effort"],
         "objective": plan["objective"],
         "seed": plan["seed"],
+        "tolerance": plan.get("tolerance"),
         "wall_s": wall_s,
         "phases": {
             name: _phase(

@@ -184,7 +184,11 @@ def _circumstances(report: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     facts = [("target", show.target_name(target)), ("run", report.get("run_dir", ""))]
     facts += (target.get("choices") or {}).items()
-    facts += [(k, report[k]) for k in ("effort", "objective", "seed") if report.get(k) is not None]
+    facts += [
+        (k, report[k])
+        for k in ("effort", "objective", "seed", "tolerance")
+        if report.get(k) is not None
+    ]
     facts += [("duration", show.seconds(report.get("wall_s")))]
     facts += [(k, v) for k, v in report["environment"].items() if v is not None]
     yield from _table(("", ""), ((_escape(k), _code(v)) for k, v in facts))

@@ -122,6 +122,9 @@ def _probe(request: dict[str, Any], channel: Channel, result: dict[str, Any]) ->
             del result["during"]
             side = make_side(target, phase, inputs)
             side.view(side.run())
+            if target.check:  # that it accepts eager is known before anything is tried
+                again = _inputs(target, {**request, "phase": phase}, device, 1)
+                Judge(target, phase, (inputs, again), request["seed"], [])
             if target.fixed_batch and inputs is not None:
                 tensors = (x for x in pytree.tree_leaves(inputs) if isinstance(x, torch.Tensor))
                 shape = next((x.shape for x in tensors if x.dim()), (1,))
@@ -178,7 +181,8 @@ def _trial(request: dict[str, Any], channel: Channel, result: dict[str, Any]) ->
     # a tenth of a second becomes one, for both.
     with channel.quiet() if device.type == "cpu" else contextlib.nullcontext():
         channel.step(Step.EAGER)
-        judge = Judge(target, phase, (inputs, other), request["seed"], notes)
+        draws, tolerance = (inputs, other), request.get("tolerance")
+        judge = Judge(target, phase, draws, request["seed"], notes, tolerance)
         eager = judge.eager
         result["eager_peak_memory_bytes"] = _peak_memory(eager, phase, device)
 
