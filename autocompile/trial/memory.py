@@ -97,7 +97,7 @@ def _cuda_peak(call: Callable[[], Any], held: Callable[[], Any], device: torch.d
     """
     gc.collect()
     torch.cuda.synchronize(device)
-    used_in_pools = sum(s["allocated_size"] for s in _pool_segments(device))
+    used_in_pools = sum(int(s["allocated_size"]) for s in _pool_segments(device))
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     output = call()
@@ -105,17 +105,17 @@ def _cuda_peak(call: Callable[[], Any], held: Callable[[], Any], device: torch.d
     growth = int(torch.cuda.max_memory_allocated(device)) - before
     pools = list(_pool_segments(device))
     # The outputs of a graph count as allocated while they are alive.
-    growth -= sum(s["allocated_size"] for s in pools) - used_in_pools
+    growth -= sum(int(s["allocated_size"]) for s in pools) - used_in_pools
     del output
     regions = [(int(s["address"]), int(s["total_size"])) for s in pools]
-    own = sum(n for at, n in _storages(held(), device).items() if not _inside(at, regions))
+    own: int = sum(n for at, n in _storages(held(), device).items() if not _inside(at, regions))
     return own + max(0, growth) + sum(size for _, size in regions)
 
 
 def _pool_segments(device: torch.device) -> Iterator[dict[str, Any]]:
     """The segments of the allocator that belong to a private pool."""
     index = torch.cuda.current_device() if device.index is None else device.index
-    for segment in torch.cuda.memory_snapshot():
+    for segment in torch.cuda.memory_snapshot():  # type: ignore[no-untyped-call]
         is_private = tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0)
         if is_private and segment["device"] == index:
             yield segment

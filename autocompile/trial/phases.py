@@ -44,6 +44,8 @@ class Side:
         inputs: this side's current inputs; ``call`` reads them anew each time.
         held: the tensors that calls change, as they are now.
         saved: their values when ``keep`` saw them.
+        optimizer: what ``call`` steps, if it does.
+        numbers: the optimizer's plain numbers when ``keep`` saw them.
         is_eager: nothing of it is compiled.
         reuses_outputs: a call may overwrite what the one before returned, by torch's contract.
     """
@@ -54,6 +56,8 @@ class Side:
     call: Callable[[], Any] = lambda: None
     view: Callable[[Any], View] = lambda output: {"outputs": output}
     saved: list[torch.Tensor] = field(default_factory=list)
+    optimizer: Any = None
+    numbers: list[dict[str, Any]] = field(default_factory=list)
     held: Callable[[], Any] = lambda: None
     is_eager: bool = True
     reuses_outputs: bool = False
@@ -68,16 +72,20 @@ class Side:
             return self.call()
 
     def keep(self) -> None:
-        """Remember the tensors that calls change, as they are now."""
+        """Remember what calls change, as it is now."""
         self.saved = [t.detach().clone() for t in self.changing]
+        self.numbers = [
+            {key: value for key, value in each.items() if type(value) in (int, float)}
+            for each in self._dictionaries()
+        ]
 
     def restore(self) -> None:
-        """Put them back, in place: nothing that was compiled needs to look again."""
-        self._take(self.saved)
+        """Put it back, tensors in place: nothing that was compiled needs to look again."""
+        self._take(self.saved, self.numbers)
 
     def adopt(self, other: Side) -> None:
         """Start from the state that another side has kept."""
-        self._take(other.saved)
+        self._take(other.saved, other.numbers)
 
     @property
     def changing(self) -> list[torch.Tensor]:
@@ -85,12 +93,21 @@ class Side:
         leaves = (t for t in pytree.tree_leaves(self.held()) if isinstance(t, torch.Tensor))
         return [t for t in leaves if not _is_expanded(t)]
 
-    def _take(self, values: list[torch.Tensor]) -> None:
+    def _dictionaries(self) -> list[dict[str, Any]]:
+        """Where an optimizer may count its steps as plain numbers; torch's own use tensors."""
+        if self.optimizer is None:
+            return []
+        return [*self.optimizer.param_groups, *self.optimizer.state.values()]
+
+    def _take(self, values: list[torch.Tensor], numbers: list[dict[str, Any]]) -> None:
         # Looked up anew, because a call may put another tensor in a buffer's place.
         with torch.no_grad():
             for tensor, value in zip(self.changing, values, strict=False):
                 if tensor.shape == value.shape:
                     tensor.copy_(value)
+        # Flags are left alone: Dynamo may have changed those of the side that it has compiled.
+        for own, kept in zip(self._dictionaries(), numbers, strict=False):
+            own.update({k: v for k, v in kept.items() if type(own.get(k)) is type(v)})
 
 
 def _is_expanded(tensor: torch.Tensor) -> bool:
@@ -196,7 +213,7 @@ def _make_optimizer_step(target: Target, side: Side, config: CompileConfig) -> N
         noise = torch.randn(p.shape, generator=generator, dtype=torch.float32)
         p.grad = (noise * 1e-2).to(device=p.device, dtype=p.dtype)
     before = {name: p.detach().clone() for name, p in parameters.items()}
-    optimizer = target.make_optimizer(side.model)
+    optimizer = side.optimizer = target.make_optimizer(side.model)
 
     def step() -> None:
         optimizer.step()
@@ -211,7 +228,7 @@ def _make_train_step(target: Target, side: Side, config: CompileConfig) -> None:
     """Forward, loss, backward and optimizer step, compiled as one function."""
     model = side.model.train()
     before = {name: p.detach().clone() for name, p in _parameters(model).items()}
-    optimizer = target.make_optimizer(model)
+    optimizer = side.optimizer = target.make_optimizer(model)
     forward: Any = model.forward_train if target.is_rl else None
 
     def step() -> torch.Tensor:

@@ -14,6 +14,7 @@ from autocompile.trial.phases import make_side
 from autocompile.trial.state import copy_inputs
 from autocompile.trial.target import Target, seed_everything
 from autocompile.trial.verify import View, copy_view
+from autocompile.trial.wide import WideCasts
 
 __all__ = ["in_float64"]
 
@@ -28,8 +29,8 @@ def in_float64(
 ) -> View | None:
     """Eager's view of the last of some calls in double precision; None if it cannot be had.
 
-    A model that casts for itself does not run in double precision, and a large one may not fit:
-    then the plain verdict holds.
+    A model may not run in double precision even where its own casts give that, and a large one may
+    not fit: then the plain verdict holds.
 
     Args:
         target: how to make a side.
@@ -47,7 +48,8 @@ def in_float64(
         for call in calls:
             side.inputs = _double(copy_inputs(draws[call % 2]))
             seed_everything(seed + call)
-            view = side.view(side.run())
+            with WideCasts():  # type: ignore[no-untyped-call]
+                view = side.view(side.run())
         return copy_view(view)
     except Exception:
         return None
