@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from models import EAGER, HERE, MODELS, ROOT
+from models import EAGER, HERE, MODELS
 from store import append, last_line, load, neighbour
 
 MODEL = "mlp"
@@ -66,12 +66,10 @@ def tune(batch_sizes: list[int], seed: int) -> dict[str, Any]:
     """In a process of its own: one run of AITune."""
     sys.meta_path.insert(0, Empty(tuple(n for n in GPU_ONLY if not importlib.util.find_spec(n))))
     import aitune.torch as ait
+    import mlp
     import torch
     from aitune.torch.backend import TorchInductorJitBackend, TorchInductorJitBackendConfig
     from aitune.torch.task.profiling import ProfilingConfig
-
-    sys.path.insert(0, str(ROOT / Path(MODELS[MODEL].target).parent))
-    import mlp
 
     named = MODELS[MODEL].settings["cpu"]
     backends = {

@@ -1,0 +1,231 @@
+"""Tables from the recorded JSON: what is true, what was picked, what was reported.
+
+python studies/truth/summary.py --device cpu
+python studies/truth/summary.py --device cpu --write     # into README.md, between its markers
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aa
+from ground_truth import Truth, analyse, ties
+from models import EAGER, HERE, MODELS, of_device
+from store import load
+
+PICKED, COVERED, EQUALS, POWER = 0.95, 0.90, 0.05, 0.90  # targets
+ERROR = {"quiet": 0.01, "noisy": 0.02}
+
+
+def truths(folder: Path, device: str) -> dict[str, dict[str, Truth]]:
+    """What was measured at length, model by model."""
+    found = {name: load(folder / f"truth_{name}.json") for name in of_device(device)}
+    return {name: analyse(rows) for name, rows in found.items() if rows}
+
+
+def runs(folder: Path) -> list[dict[str, Any]]:
+    """Every run of every method, those of autocompile first."""
+    found = []
+    for path in sorted(folder.glob("tunes_*.json")):
+        name = path.stem.removeprefix("tunes_")
+        found += [{"model": name, **row} for row in load(path)]
+    found += load(folder / "aitune.json") + load(folder / "timer.json")
+    return [{**row, "method": method_of(row)} for row in found]
+
+
+def method_of(row: dict[str, Any]) -> str:
+    """The method with what sets its series apart from others."""
+    if row.get("effort", "normal") != "normal":
+        return f"{row['method']} --effort {row['effort']}"
+    if len(row.get("batch_sizes", [])) > 1:
+        return f"{row['method']}, sizes {'+'.join(map(str, row['batch_sizes']))}"
+    return str(row["method"])
+
+
+@dataclass(frozen=True)
+class Score:
+    """One model under one noise by one method, against the truth.
+
+    Attributes:
+        in_ties: runs whose pick is within 1 % of the best setting.
+        errors: how far each reported speed-up is from the true one of its pick; none for eager.
+        covered: whether each reported interval holds the true value.
+        met: whether it and the interval of the truth have a value in common.
+    """
+
+    runs: int
+    failed: int
+    in_ties: int
+    picks: dict[str, int]
+    reported: tuple[float, ...]
+    errors: tuple[float, ...]
+    covered: tuple[bool, ...]
+    met: tuple[bool, ...]
+    contended: int
+    wall_s: tuple[float, ...]
+
+
+def score(rows: list[dict[str, Any]], truth: dict[str, Truth]) -> Score:
+    """Compare some runs with the truth."""
+    worked = [r for r in rows if "error" not in r and r["pick"] in truth]
+    picks = [r["pick"] for r in worked]
+    best = ties(truth)
+    faster = [(r["speedup"], truth[r["pick"]]) for r in worked if r["pick"] != EAGER]
+    sure = [(s, t) for s, t in faster if len(s) == 3]
+    return Score(
+        runs=len(rows),
+        failed=len(rows) - len(worked),
+        in_ties=sum(p in best for p in picks),
+        picks={p: picks.count(p) for p in sorted(set(picks), key=picks.count, reverse=True)},
+        reported=tuple(s[0] for s, _ in faster),
+        errors=tuple(abs(s[0] / t.value - 1) for s, t in faster),
+        covered=tuple(s[1] <= t.value <= s[2] for s, t in sure),
+        met=tuple(s[1] <= t.high and t.low <= s[2] for s, t in sure),
+        contended=sum("contended" in r.get("flags", ()) for r in worked),
+        wall_s=tuple(r["wall_s"] for r in worked if "wall_s" in r),
+    )
+
+
+def series(rows: list[dict[str, Any]]) -> dict[tuple[str, str, str], list[dict[str, Any]]]:
+    """The runs by model, noise and method."""
+    found: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        found.setdefault((row["model"], row["noise"], row["method"]), []).append(row)
+    order = {name: index for index, name in enumerate(MODELS)}
+    return dict(sorted(found.items(), key=lambda kv: (order[kv[0][0]], kv[0][1] == "noisy")))
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    head = list(head)
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def share(found: Iterable[bool], target: Callable[[float], bool] | None = None) -> str:
+    """``19 of 20 (95 %)``, in bold where a target is missed."""
+    found = list(found)
+    if not found:
+        return "–"
+    part = sum(found) / len(found)
+    text = f"{sum(found)} of {len(found)} ({part:.0%})".replace("%", " %")
+    return text if target is None or target(part) else f"**{text}**"
+
+
+def percent(value: float, most: float | None = None) -> str:
+    text = f"{100 * value:.2f} %"
+    return text if most is None or value <= most else f"**{text}**"
+
+
+def median(values: Iterable[float]) -> float:
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else sum(ordered[middle - 1 : middle + 1]) / 2
+
+
+def truth_table(true: dict[str, dict[str, Truth]]) -> str:
+    rows = []
+    for name, truth in true.items():
+        for setting, t in sorted(truth.items(), key=lambda kv: -kv[1].value):
+            spread = max(t.processes) / min(t.processes) - 1 if t.processes else 0.0
+            interval = f"[{t.low:.3f}, {t.high:.3f}]" if t.processes else "–"
+            tied = "yes" if setting in ties(truth) else ""
+            spread_text = percent(spread) if t.processes else "–"
+            rows.append([name, setting, f"{t.value:.3f}", interval, spread_text, tied])
+    return table(
+        ("model", "setting", "true speed-up", "95 % interval", "processes apart", "within 1 %"),
+        rows,
+    )
+
+
+def pick_table(true: dict[str, dict[str, Truth]], rows: list[dict[str, Any]]) -> str:
+    lines = []
+    for (model, noise, method), ours in series(rows).items():
+        if model not in true:
+            continue
+        s = score(ours, true[model])
+        ok = s.runs - s.failed
+        picked = share([i < s.in_ties for i in range(s.runs)], lambda part: part >= PICKED)
+        picks = ", ".join(f"{count} × {name}" for name, count in s.picks.items())
+        error, worst = "–", "–"
+        if s.errors:
+            error, worst = percent(median(s.errors), ERROR[noise]), percent(max(s.errors))
+        reported = f"{min(s.reported):.3f} to {max(s.reported):.3f}" if s.reported else "–"
+        covered = share(s.covered, lambda part: part >= COVERED)
+        line = [model, noise, method, f"{ok} of {s.runs}" if s.failed else str(ok), picked]
+        line += [picks or "–", reported, error, worst, covered, share(s.met)]
+        lines.append([*line, f"{median(s.wall_s):.0f} s" if s.wall_s else "–"])
+    head = ("model", "condition", "method", "runs", "pick within 1 % of the best", "picks")
+    head += ("reported", "error, median", "worst", "interval holds the truth")
+    return table((*head, "meets its interval", "wall, median"), lines)
+
+
+_DECISIONS = {
+    "aa": ("A/A: one called faster, one process, limits of the search", "≤ 5 %"),
+    "aa_tie": ("A/A: not in one tie set", "≤ 5 %"),
+    "aa_interval": ("A/A: the interval alone leaves out 1 (for information)", ""),
+    "power": ("2 % slower: seen in one process, limits of the search (for information)", ""),
+    "power_final": ("2 % slower: seen in the final decision, five processes", "≥ 90 %"),
+    "power_final_tie": ("2 % slower: leaves the tie set (for information)", ""),
+}
+
+
+def equals_table(rows: list[dict[str, Any]]) -> str:
+    lines = []
+    for model in dict.fromkeys(row["model"] for row in rows):
+        found = aa.analyse([row for row in rows if row["model"] == model])
+        for name, (words, wanted) in _DECISIONS.items():
+            target: Callable[[float], bool] | None = None
+            if wanted:
+                target = (lambda p: p <= EQUALS) if "≤" in wanted else (lambda p: p >= POWER)
+            lines.append([model, words, share(found[name], target), wanted])
+    return table(("model", "decision", "found", "target"), lines)
+
+
+def machine_line(folder: Path) -> str:
+    """Where the files were measured, from the files."""
+    said = []
+    for path in sorted(folder.glob("*.json")):
+        where = json.loads(path.read_text())["machine"]
+        words = f"torch {where['torch']}, Python {where['python']}, "
+        words += where.get("gpu") or f"{where['cpu']}, {where['cores']} cores"
+        said.append(words)
+    return "; ".join(dict.fromkeys(said)) + "."
+
+
+def text_of(device: str, folder: Path) -> str:
+    """All tables of a device as markdown; empty without a truth."""
+    true = truths(folder, device)
+    if not true:
+        return ""
+    parts = [machine_line(folder), truth_table(true)]
+    if found := runs(folder):
+        parts.append(pick_table(true, found))
+    if rows := load(folder / "aa.json"):
+        parts.append(equals_table(rows))
+    return "\n\n".join(parts)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--folder", type=Path, help="of the JSON; beside this file if left out")
+    parser.add_argument("--write", action="store_true", help="into README.md")
+    args = parser.parse_args()
+    text = text_of(args.device, args.folder or HERE / args.device)
+    if not args.write:
+        print(text)
+        return
+    readme = HERE / "README.md"
+    begin, end = f"<!-- tables of {args.device} -->", f"<!-- end of {args.device} -->"
+    before, rest = readme.read_text().split(begin)
+    after = rest.split(end)[1]
+    readme.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}")
+
+
+if __name__ == "__main__":
+    main()
