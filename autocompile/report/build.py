@@ -9,6 +9,7 @@ from autocompile.config import DEFAULT_INDUCTOR
 from autocompile.noise import unusual
 from autocompile.ranking import Candidate, Limits, candidates, noise_floor, rank, tie_set
 from autocompile.record import SCHEMA, Outcome, Record
+from autocompile.report.explain import why, why_not
 from autocompile.report.rows import failures, number, trial_row, unit
 from autocompile.stats import Interval, ratio
 
@@ -65,6 +66,7 @@ def build_report(
                 run_dir,
                 interrupted,
                 run.get("usual_noise_floor"),
+                str(run["environment"].get("device", "")),
             )
             for name in run["phases"]
         },
@@ -92,11 +94,12 @@ def _phase(
     run_dir: str,
     interrupted: bool,
     usual_floor: float | None,
+    device: str,
 ) -> dict[str, Any]:
     every = candidates(records)
     allowed = [c for c in every if c.keeps(limits)]
-    if why := _too_early(records, space, interrupted):
-        best, verdict, reason = None, "failed", why
+    if early := _too_early(records, space, interrupted):
+        best, verdict, reason = None, "failed", early
         ties: list[Candidate] = []
     else:
         best, ties, verdict, reason = _decide(allowed, every, records, objective)
@@ -111,6 +114,8 @@ def _phase(
         "reason": reason,
         "noise_floor": floor,
         "usual_noise_floor": usual_floor,
+        "explanation": why(best, verdict, every, device),
+        "why_not": why_not(best, allowed, records, [c.record.number for c in ties], device),
         "best": _best(best, every) if best else None,
         "ties": [c.record.number for c in ties],
         "by_batch_size": rows,

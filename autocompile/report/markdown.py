@@ -21,11 +21,13 @@ __all__ = [
     "or_dash",
     "ties",
     "to_markdown",
+    "why_not_lines",
 ]
 
 # An underscore between letters or digits is no emphasis, so names stay readable in the source.
 _SPECIAL = re.compile(r"([\\`*\[\]<>|~&#$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
 _ROW = Sequence[str]
+_NAMES = 3  # of settings that share a line
 
 
 def to_markdown(report: Mapping[str, Any]) -> str:
@@ -91,6 +93,9 @@ def _phase(name: str, phase: Mapping[str, Any]) -> Iterator[str]:
     yield f"## {_escape(name)}{role}"
     yield ""
     yield from _verdict(phase)
+    yield from (f"- Why: {_escape(why)}" for why in phase.get("explanation") or ())
+    for settings, reason in why_not_lines(phase, None):
+        yield f"- Not {_code(settings)}: {_escape(reason)}"
     for note in (*((phase.get("best") or {}).get("notes") or ()), *(phase.get("notes") or ())):
         yield f"- Note: {_escape(note)}"
     yield ""
@@ -239,6 +244,17 @@ def batch_rows(phase: Mapping[str, Any]) -> list[tuple[str, ...]]:
         for row in phase.get("by_batch_size") or ()
     ]
     return [titles, *rows] if rows else []
+
+
+def why_not_lines(phase: Mapping[str, Any], most: int | None) -> list[tuple[str, str]]:
+    """Settings that lose and the reason that they share; ``most`` lines, with None all of them."""
+    lines = []
+    for row in (phase.get("why_not") or ())[:most]:
+        names = [show.plain(name) for name in row["settings"]]
+        more = "" if most is None or len(names) <= _NAMES else f" and {len(names) - _NAMES} more"
+        shown = names if not more else names[:_NAMES]
+        lines.append((f"{', '.join(shown)}{more}", show.plain(row["reason"])))
+    return lines
 
 
 def failure_reason(trial: Mapping[str, Any]) -> str:

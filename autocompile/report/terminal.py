@@ -25,6 +25,7 @@ from autocompile.report.markdown import (
     incomplete,
     or_dash,
     ties,
+    why_not_lines,
 )
 from autocompile.stats import Interval, signed_rank_interval
 
@@ -37,6 +38,7 @@ _MESSAGE = 160
 _FIGURE = re.compile(r"\[[\d., ]+\]|±? ?[\d.]+ %|\d [a-zA-Zµ]+")
 _GLUE = "\ue000"  # stands for a space that must not end a line; private, one cell wide
 _KINDS_OF_FAILURE = 8
+_REASONS = 5  # why other settings lose; more with -v
 
 
 class _Page:
@@ -110,6 +112,7 @@ def render(
         role = f"   ({show.plain(phase['role'])})" if phase.get("role") else ""
         page.line(Text.assemble((show.plain(name), "bold"), (role, "dim")))
         _verdict(page, phase, verbose)
+        _explanation(page, phase, verbose)
         _batch_sizes(page, phase)
         _failures(page, phase, verbose)
         for note in phase.get("notes", ()):
@@ -155,6 +158,18 @@ def _verdict(page: _Page, phase: Mapping[str, Any], verbose: bool) -> None:
         floor, usual = phase.get("noise_floor"), phase.get("usual_noise_floor")
         floors = [] if floor is None else [show.noise_floor(floor, usual)]
         page.facts("Why", [reason, *floors])
+
+
+def _explanation(page: _Page, phase: Mapping[str, Any], verbose: bool) -> None:
+    """Why the best setting is it, and what holds the others back."""
+    begun = verbose and phase["verdict"] == "faster"  # the label stands above already
+    for number, sentence in enumerate(phase.get("explanation") or ()):
+        page.hanging(_head("" if number or begun else "Why"), show.plain(sentence))
+    lines = why_not_lines(phase, None if verbose else _REASONS)
+    for number, (settings, reason) in enumerate(lines):
+        page.hanging(_head("" if number else "Others"), f"{settings}: {reason}")
+    if len(lines) < (count := len(phase.get("why_not") or ())):
+        page.hanging(_head(""), f"and {count - len(lines)} more (show -v has all)")
 
 
 def _best_line(page: _Page, best: Mapping[str, Any]) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
 from autocompile.record import Outcome, Step
 
-__all__ = ["first_words", "outcome_of", "where_in"]
+__all__ = ["first_words", "only_logged", "outcome_of", "where_in"]
 
 _MISSING = (ImportError, FileNotFoundError)
 _REFUSED = re.compile(
@@ -84,3 +86,12 @@ def where_in(error: BaseException, folder: Path) -> str | None:
         if path.is_relative_to(folder) and "site-packages" not in path.parts:
             return f"{path.name}:{frame.lineno}   {frame.line}"
     return None
+
+
+@contextlib.contextmanager
+def only_logged() -> Iterator[None]:
+    """An error in here goes to the trial's log and changes nothing."""
+    try:
+        yield
+    except Exception:
+        traceback.print_exc()

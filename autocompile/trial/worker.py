@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -19,18 +18,21 @@ from torch.utils import _pytree as pytree
 from autocompile.config import CompileConfig
 from autocompile.errors import AutocompileError
 from autocompile.record import Outcome, Step
-from autocompile.trial import environment, failures, memory, telemetry
+from autocompile.trial import environment, explain, failures, memory, telemetry
 from autocompile.trial.channel import Channel
+from autocompile.trial.first_calls import FirstCalls
 from autocompile.trial.hush import hush_autotuning
 from autocompile.trial.judge import Failed, Judge
 from autocompile.trial.measure import Limits, Timed, watched_blocks
 from autocompile.trial.phases import Side, make_side, phases_of
+from autocompile.trial.schedule import try_schedule
 from autocompile.trial.strain import Strain
 from autocompile.trial.target import Target, build, import_target, seed_everything, split_spec
 
 __all__ = ["run"]
 
 _CONTEXT_BYTES = 2**30  # of a GPU's memory, for CUDA itself and the libraries' workspaces
+_TOO_LONG_S = 2.0  # a call of which nothing is counted
 
 
 def run(
@@ -54,7 +56,7 @@ def run(
     place, _ = split_spec(request.get("target") or "")
     home = Path(place).resolve().parent  # found now: the target may change directory
     result: dict[str, Any] = {}
-    request["zygote"] = zygote
+    request["zygote"], request["home"] = zygote, home
     task = _probe if request["kind"] == "probe" else _trial
     try:
         task(request, channel, result)
@@ -82,6 +84,8 @@ def _explain(error: BaseException, home: Path, channel: Channel, result: dict[st
             "what": error.what, "details": list(error.details), "hint": error.hint,
         }  # fmt: skip
     result["where"] = failures.where_in(error, home)
+    if result["outcome"] == Outcome.GRAPH_BREAK.value:
+        result["detail"] = {**result.get("detail", {}), "breaks": explain.breaks_of(error, home)}
 
 
 def _load(request: dict[str, Any], channel: Channel) -> tuple[Target, torch.device]:
@@ -189,20 +193,17 @@ def _trial(request: dict[str, Any], channel: Channel, result: dict[str, Any]) ->
     channel.step(Step.COMPILE)
     telemetry.reset_dynamo(config.backend)
     hush_autotuning(channel)
+    witness = explain.Witness(request["home"])
     compiled = make_side(target, phase, inputs, config)
     with judge.comparable_random_numbers():
-        synchronize()
-        waited_s, began = channel.waited_s, time.monotonic()
+        clock = FirstCalls(compiled, synchronize, lambda: channel.waited_s)
         output = judge.seeded_call(compiled, 0)
-        synchronize()
-        window = began, time.monotonic()
-        first_s = window[1] - window[0] - (channel.waited_s - waited_s)
-
         channel.quiet_from_now_on()
         channel.step(Step.VERIFY)
         judge.first_calls(compiled, output)
+        clock.stop()
         if not config.is_eager:
-            _prove_compiled(result, notes)
+            _prove_compiled(result, notes, witness)
         result["weights_live"] = judge.weights(compiled)
 
         channel.step(Step.MEASURE)
@@ -229,9 +230,36 @@ def _trial(request: dict[str, Any], channel: Channel, result: dict[str, Any]) ->
         channel.step(Step.VERIFY)
         judge.last_call(compiled)
     if not config.is_eager:
-        result["compile_s"] = max(0.0, first_s - measurement.compiled_call_s)
-        result["compile_window"] = window  # the parent takes out the time in which it held us
-        _prove_compiled(result, notes)
+        result["compile_s"] = clock.compile_s(measurement.compiled_call_s)
+        result["compile_window"] = clock.window  # the parent takes out what it held us
+        _prove_compiled(result, notes, witness)
+    if request.get("repeats") is None and measurement.eager_call_s < _TOO_LONG_S:
+        with failures.only_logged():  # it is a good trial, whatever cannot be explained of it
+            _count(eager, compiled, config, device, witness, result)
+    if request.get("repeats") is None and not config.is_eager:
+        with judge.comparable_random_numbers():
+            try_schedule(judge, compiled, result)
+
+
+def _count(
+    eager: Side,
+    compiled: Side,
+    config: CompileConfig,
+    device: torch.device,
+    witness: explain.Witness,
+    result: dict[str, Any],
+) -> None:
+    """What one call launches on each side, now that nothing is timed any more."""
+    detail = result.setdefault("detail", {})
+    detail["eager"] = explain.operators(eager.run, device)
+    if config.is_eager:
+        return
+
+    def steady() -> None:
+        with _timing_context(compiled, config)():
+            compiled.call()
+
+    detail["compiled"] = witness.compiled(steady, result["recompiles"])
 
 
 def _timing_context(
@@ -262,7 +290,7 @@ def _peak_memory(side: Side, phase: str, device: torch.device) -> int | None:
     return memory.peak_bytes(side.run, held, device)
 
 
-def _prove_compiled(result: dict[str, Any], notes: list[str]) -> None:
+def _prove_compiled(result: dict[str, Any], notes: list[str], witness: explain.Witness) -> None:
     """At least one graph reached the backend, and what the setting asked for happened.
 
     Raises:
@@ -274,6 +302,7 @@ def _prove_compiled(result: dict[str, Any], notes: list[str]) -> None:
         "break_reasons": list(facts.break_reasons),
         "recompile_reasons": list(facts.recompile_reasons),
         "cudagraph_skips": facts.cudagraph_skips,
+        **witness.facts(),
     }
     if facts.graphs == 0:
         raise Failed(Outcome.NOT_COMPILED, "Dynamo captured no graph: everything ran in eager mode")

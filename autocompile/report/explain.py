@@ -1,0 +1,283 @@
+"""Why the winner wins and the others do not, in sentences over the records.
+
+A sentence is made only of what a trial recorded; where nothing is known, nothing is said.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from autocompile.ranking import Candidate
+from autocompile.record import Outcome, Record
+from autocompile.report import text as show
+from autocompile.stats import ratio
+
+__all__ = ["why", "why_not"]
+
+_LIBRARY = re.compile(
+    r"conv|mm$|^addm|matmul|linear|scaled_dot_product|attention|lstm|gru|_rnn|mkldnn|onednn|cudnn"
+)
+_GRAPHED = ("reduce-overhead", "max-autotune")
+_UNFUSED = ("cudagraphs", "aot_eager")
+_FEW = 3  # operators that leave nothing to fuse
+_MUCH = 0.5  # of the time of a call: what is worth a sentence
+_LONG, _SHORT = 90, 48
+_SKIPS = (
+    (re.compile(r"mutated inputs.*"), "an input is changed in place"),
+    (re.compile(r"cpu device.*"), "a tensor is on the CPU"),
+    (re.compile(r"multiple devices.*"), "tensors are on several devices"),
+)
+# Phases whose backward pass runs in a thread that cannot be watched.
+_UNSEEN = ("forward_train", "train_step")
+
+
+# --- what is in a record ------------------------------------------------------------------------
+
+
+def _part(record: Record, name: str) -> Mapping[str, Any]:
+    part = record.detail.get(name)
+    return part if isinstance(part, Mapping) else {}
+
+
+def _count(part: Mapping[str, Any], name: str) -> int | None:
+    value = part.get(name)
+    return value if isinstance(value, int) else None
+
+
+def _launches(record: Record) -> int | None:
+    """Kernels, library calls and operators that one compiled call launches."""
+    part = _part(record, "compiled")
+    counts = [_count(part, f"{k}_total") for k in ("kernels", "library", "operators")]
+    return None if None in counts else sum(c for c in counts if c is not None)
+
+
+def _wants_cudagraphs(record: Record) -> bool:
+    config = record.config
+    return config.backend == "cudagraphs" or (
+        config.backend == "inductor"
+        and (config.mode in _GRAPHED or dict(config.options).get("triton.cudagraphs") is True)
+    )
+
+
+def _replays(record: Record, device: str) -> bool:
+    """Whether it was seen that CUDA graphs launch what was compiled."""
+    return (
+        device.startswith("cuda")
+        and _wants_cudagraphs(record)
+        and not record.detail.get("cudagraph_skips")
+        and record.phase not in _UNSEEN
+        and _part(record, "compiled").get("replayed") is True
+    )
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
+# --- the sentences ------------------------------------------------------------------------------
+
+
+def why(best: Candidate | None, verdict: str, every: Sequence[Candidate], device: str) -> list[str]:
+    """Why the best setting is the best one, or why compiling does not help.
+
+    Args:
+        best: as the report names it; eager where that is to be kept.
+        verdict: of the phase.
+        every: all settings that worked.
+        device: that was tuned for, as torch names it.
+    """
+    if best is None or verdict not in ("faster", "keep_eager"):
+        return []
+    if verdict == "faster":
+        facts = [_graphs(best.record), _became(best.record), _cudagraphs(best.record, device)]
+        told = ["; ".join(fact for fact in facts if fact)]
+        return [sentence for sentence in (*told, _time(best.record, False)) if sentence]
+    size = best.record.batch_size
+    rivals = [c for c in every if c.record.batch_size == size and not c.record.config.is_eager]
+    if not rivals:
+        return []
+    near = max(rivals, key=lambda c: (c.confirmed > 0, c.speedup.value)).record
+    became, label = _became(near), show.label(near.config)
+    told = [f"{label}: {became}" if became else "", *_gave_up(near, device)]
+    total = _count(_part(best.record, "eager"), "total")
+    if total is not None and total <= _FEW:
+        told.insert(0, f"eager runs {_many(total, 'operator')} per call: nothing to fuse")
+    if broken := _broken(near):
+        told.append(f"{label}: {broken}")
+    return [sentence for sentence in (_time(best.record, True), *told) if sentence]
+
+
+def why_not(
+    best: Candidate | None,
+    every: Iterable[Candidate],
+    records: Iterable[Record],
+    ties: Iterable[int],
+    device: str,
+) -> list[dict[str, Any]]:
+    """Settings that lose, grouped by the reason: ``settings``, ``numbers`` and ``reason``.
+
+    Those that tie are told elsewhere, and so are failures, except where the graph broke.
+    """
+    groups: dict[str, list[tuple[Record, float | None]]] = {}
+    left_out = {*ties, best.record.number if best else None}
+    for c in every:
+        if best is None or c.record.number in left_out or c.record.config.is_eager:
+            continue
+        if c.record.batch_size == best.record.batch_size and (reason := _lost(c, best, device)):
+            behind = c.speedup.value / best.speedup.value
+            groups.setdefault(reason, []).append((c.record, behind))
+    for r in records:
+        is_own = r.duplicate_of is None and r.role == "search"
+        if is_own and r.outcome is Outcome.GRAPH_BREAK and (broken := _broken(r)):
+            groups.setdefault(broken, []).append((r, None))
+    order = sorted(groups.items(), key=lambda item: max(b or 0.0 for _, b in item[1]), reverse=True)
+    return [_group(reason, members, best) for reason, members in order]
+
+
+def _group(
+    reason: str, members: list[tuple[Record, float | None]], best: Candidate | None
+) -> dict[str, Any]:
+    speeds = sorted({f"{b:.2f}" for _, b in members if b is not None})
+    if speeds and not reason.startswith("as fast"):
+        whose = "eager's" if best and best.record.config.is_eager else "the best's"
+        reason += f" ({' to '.join(dict.fromkeys((speeds[0], speeds[-1])))}× {whose} speed)"
+    return {
+        "settings": list(dict.fromkeys(show.label(r.config) for r, _ in members)),
+        "numbers": [r.number for r, _ in members],
+        "reason": reason,
+    }
+
+
+def _lost(c: Candidate, best: Candidate, device: str) -> str:
+    """Why a setting that works is not the best; empty where nothing is known."""
+    told = _gave_up(c.record, device)
+    if (c.record.graph_breaks or 0) > (best.record.graph_breaks or 0):
+        told.append(_broken(c.record) or _many(c.record.graph_breaks or 0, "graph break"))
+    told += _recompiled(c.record, best.record)
+    told += _fuses_less(c.record, best.record)
+    if _replays(best.record, device) and not _wants_cudagraphs(c.record):
+        told.append("no CUDA graphs")
+    if ratio(best.speedup, c.speedup).low <= 1 and not best.record.config.is_eager:
+        mine, its = best.record.compile_s, c.record.compile_s
+        longer = its - mine if mine is not None and its is not None else 0.0
+        rest = [f"compiles {show.seconds(longer)} longer"] if longer >= 0.1 else []
+        return ", ".join(["as fast within the noise", *rest])
+    return "; ".join(told)
+
+
+def _graphs(record: Record) -> str:
+    if not record.graphs:
+        return ""
+    graphs = "one graph" if record.graphs == 1 else f"{record.graphs} graphs"
+    if not record.graph_breaks:
+        return f"{graphs}, no breaks"
+    return f"{graphs}; {_broken(record) or _many(record.graph_breaks, 'graph break')}"
+
+
+def _became(record: Record) -> str:
+    """``16 operators of eager become 8 calls: 4 fused kernels and 4 library calls``."""
+    part, launches = _part(record, "compiled"), _launches(record)
+    eager = _count(_part(record, "eager"), "total")
+    if launches is None or not eager:
+        return ""
+    kernels, library, plain = (part[f"{k}_total"] for k in ("kernels", "library", "operators"))
+    if not kernels:
+        return f"nothing is fused: {_many(launches, 'call')} of libraries and operators as in eager"
+    parts = [_many(kernels, "fused kernel")]
+    if templates := _count(part, "templates"):
+        parts[0] += f" ({templates} from Triton templates)"
+    if library:
+        parts.append(f"{_many(library, 'library call')} ({_names(part.get('library'))})")
+    if plain:
+        parts.append(f"{_many(plain, 'plain operator')} ({_names(part.get('operators'))})")
+    end = f"{_many(launches, 'call')}: "
+    kinds = parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+    become = "becomes" if eager == 1 else "become"
+    return f"{_many(eager, 'operator')} of eager {become} {end if len(parts) > 1 else ''}{kinds}"
+
+
+def _cudagraphs(record: Record, device: str) -> str:
+    if _replays(record, device):
+        return "a CUDA graph replays them" if record.graphs == 1 else "CUDA graphs replay them"
+    return "; ".join(_gave_up(record, device))
+
+
+def _time(record: Record, is_eager: bool) -> str:
+    """Where the time of an eager call goes, as far as fusing could change it."""
+    part = _part(record, "eager")
+    seconds, total, call = (part.get(k) for k in ("seconds", "seconds_total", "call_s"))
+    if not isinstance(seconds, Mapping) or not total or not call or total > 1.5 * call:
+        return ""  # in the last case others disturbed the counting
+    library = {n: s for n, s in seconds.items() if _LIBRARY.search(n)}
+    share, between = sum(library.values()) / max(total, call), 1 - total / call
+    if share >= _MUCH:
+        rest = ", which compiled code makes too" if is_eager else ""
+        return f"{share * 100:.0f} % of an eager call is in library calls ({_names(library)}){rest}"
+    if between >= _MUCH:
+        return f"{between * 100:.0f} % of an eager call passes between its operators, in Python"
+    return ""
+
+
+def _names(counts: object) -> str:
+    """The names with the largest figures, at most three."""
+    if not isinstance(counts, Mapping):
+        return ""
+    names = sorted(counts, key=lambda name: -counts[name])
+    shown = list(dict.fromkeys(show.plain(name).strip("_") for name in names))
+    return ", ".join(shown[:3]) + (", …" if len(shown) > 3 else "")
+
+
+def _gave_up(record: Record, device: str) -> list[str]:
+    """That CUDA graphs were asked for and are not there, and torch's reason."""
+    if not _wants_cudagraphs(record) or not record.detail.get("cudagraph_skips"):
+        return []
+    if device.startswith("cpu"):
+        return ["there are no CUDA graphs on a CPU"]
+    reasons = record.detail.get("cudagraph_skip_reasons")
+    for reason in reasons if isinstance(reasons, list) else ():
+        for pattern, words in _SKIPS:
+            reason = pattern.sub(words, show.plain(reason))
+        return [f"torch gave up CUDA graphs: {show.shorten(reason, _LONG)}"]
+    return ["torch gave up CUDA graphs"]
+
+
+def _broken(record: Record) -> str:
+    """Where the graph breaks, and over what; the first two places."""
+    rows = record.detail.get("breaks")
+    rows = [r for r in rows if isinstance(r, Mapping)] if isinstance(rows, list) else []
+    places = []
+    for row in rows:
+        place, code, reason = (show.plain(row.get(k, "")) for k in ("place", "code", "reason"))
+        code = f"`{show.shorten(code.replace('`', ''), _SHORT)}`" if code else ""
+        where = f"{place} {code}".strip()
+        why_ = f" ({show.shorten(reason, _LONG)})" if reason else ""
+        places.append(f"{where}{why_}" if where else "")
+    places = [place for place in places if place]
+    if not places:
+        return ""
+    more = f" and {len(places) - 2} more" if len(places) > 2 else ""
+    return f"the graph breaks at {', '.join(places[:2])}{more}"
+
+
+def _recompiled(record: Record, best: Record) -> list[str]:
+    if (record.recompiles or 0) <= (best.recompiles or 0):
+        return []
+    reasons = record.detail.get("recompile_reasons")
+    first = show.plain(reasons[0]) if isinstance(reasons, list) and reasons else ""
+    first = re.sub(r"^\d+/\d+: ", "", first)  # which frame and which of its versions
+    times = f"compiled again {_many(record.recompiles or 0, 'time')}"
+    return [f"{times} ({show.shorten(first, _LONG)})" if first else times]
+
+
+def _fuses_less(record: Record, best: Record) -> list[str]:
+    eager = _count(_part(record, "eager"), "total")
+    if record.config.backend in _UNFUSED:
+        return [f"fuses nothing: the {_many(eager, 'operator')} of eager"] if eager else []
+    mine, its = _launches(record), _launches(best)
+    if not mine:
+        return []
+    if _count(_part(record, "compiled"), "kernels_total") == 0:
+        return [f"fuses nothing: {_many(mine, 'call')} of libraries and operators"]
+    return [f"{_many(mine, 'call')} instead of {its}"] if its and mine > its else []

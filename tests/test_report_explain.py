@@ -1,0 +1,241 @@
+"""Why the winner wins and the others do not: sentences over records, and what a trial records."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Bench
+from rich.console import Console
+
+from autocompile.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
+from autocompile.ranking import Candidate
+from autocompile.record import Measurement, Outcome, Record, Step
+from autocompile.report.explain import why, why_not
+from autocompile.report.markdown import to_markdown
+from autocompile.report.terminal import render
+from autocompile.stats import Interval
+
+REPORT = json.loads((Path(__file__).parent / "data" / "report.json").read_text("utf-8"))
+EAGER_PART = {"total": 38, "count": {"addmm": 4}}
+COMPILED = {
+    "graphs": 1, "kernels_total": 2, "library_total": 4, "operators_total": 0, "templates": 0,
+    "kernels": {"cpp_fused_relu_0": 2}, "library": {"addmm": 4}, "operators": {}, "replayed": False,
+}  # fmt: skip
+BREAK = {"place": "model.py:12", "code": "print(x)", "reason": "Failed to trace print"}
+LITE = {**COMPILED, "kernels_total": 0, "operators_total": 30, "library_total": 0}
+
+
+def trial(number: int, config: CompileConfig = DEFAULT_INDUCTOR, **detail: Any) -> Record:
+    facts = {k: detail.pop(k) for k in ("graph_breaks", "recompiles", "compile_s") if k in detail}
+    return Record(
+        number, "forward", config, 4, Outcome.OK, Step.EXIT,
+        measurement=Measurement((1e-3,) * 8, (5e-4,) * 8),
+        **{"graphs": 1, "graph_breaks": 0, "recompiles": 0, "compile_s": 3.0, **facts},
+        detail={"eager": EAGER_PART, "compiled": COMPILED, **detail},
+    )  # fmt: skip
+
+
+def candidate(record: Record, speed: float = 2.0) -> Candidate:
+    return Candidate(record, Interval(speed, speed * 0.99, speed * 1.01), 1e-3, 5, None)
+
+
+def reasons(*losers: Candidate, best: Candidate | None = None, device: str = "cpu") -> list[str]:
+    best = best or candidate(trial(0))
+    rows = why_not(best, [best, *losers], [], [0], device)
+    return [row["reason"] for row in rows]
+
+
+def test_a_winner_is_explained_by_its_graph_and_its_kernels() -> None:
+    best = candidate(trial(0))
+    assert why(best, "faster", [best], "cpu") == [
+        "one graph, no breaks; 38 operators of eager become 6 calls: 2 fused kernels and "
+        "4 library calls (addmm)"
+    ]
+
+
+def test_a_cuda_graph_is_claimed_only_where_it_was_seen_to_replay() -> None:
+    config = CompileConfig(mode="reduce-overhead")
+    replayed = candidate(trial(0, config, compiled={**COMPILED, "replayed": True}))
+    assert why(replayed, "faster", [], "cuda")[0].endswith("; a CUDA graph replays them")
+    assert "replay" not in why(replayed, "faster", [], "cpu")[0]
+    assert "replay" not in why(candidate(trial(0, config)), "faster", [], "cuda")[0]
+    plain = candidate(trial(0, compiled={**COMPILED, "replayed": True}))
+    assert "replay" not in why(plain, "faster", [], "cuda")[0]
+    assert reasons(candidate(trial(1), 1.5), best=replayed, device="cuda") == [
+        "no CUDA graphs (0.75× the best's speed)"
+    ]
+
+
+def test_where_nothing_is_recorded_nothing_is_said() -> None:
+    old = Record(0, "forward", DEFAULT_INDUCTOR, 4, Outcome.OK, Step.EXIT)
+    assert why(candidate(old), "faster", [candidate(old)], "cpu") == []
+    assert why(None, "failed", [], "cpu") == []
+    loser = Record(1, "forward", CompileConfig(mode="lite"), 4, Outcome.OK, Step.EXIT)
+    assert reasons(candidate(loser, 1.5)) == []
+    odd = trial(2, compiled="?", eager=[1], breaks="x", recompile_reasons=7)
+    assert reasons(candidate(odd, 1.5)) == []
+    assert reasons(candidate(trial(3, compiled=None), 1.5)) == []
+
+
+def test_each_loser_is_told_by_what_its_records_hold() -> None:
+    lite = trial(1, CompileConfig(mode="lite"), compiled=LITE)
+    more = trial(2, CompileConfig(dynamic=True), compiled={**COMPILED, "kernels_total": 8})
+    broken = trial(3, CompileConfig(dynamic=False), graph_breaks=1, breaks=[BREAK])
+    again = trial(
+        4, recompiles=2, recompile_reasons=["0/0: tensor 'x' size mismatch at index 0"]
+    )  # fmt: skip
+    unfused = trial(5, CompileConfig(backend="aot_eager"), compiled=None)
+    losers = [candidate(r, 1.9 - 0.1 * r.number) for r in (lite, more, broken, again, unfused)]
+    assert reasons(*losers) == [
+        "fuses nothing: 30 calls of libraries and operators (0.90× the best's speed)",
+        "12 calls instead of 6 (0.85× the best's speed)",
+        "the graph breaks at model.py:12 `print(x)` (Failed to trace print) "
+        "(0.80× the best's speed)",
+        "compiled again 2 times (tensor 'x' size mismatch at index 0) (0.75× the best's speed)",
+        "fuses nothing: the 38 operators of eager (0.70× the best's speed)",
+    ]
+
+
+def test_equal_reasons_share_a_line_and_ties_are_told_elsewhere() -> None:
+    best = candidate(trial(0))
+    lite = [trial(n, CompileConfig(mode="lite", dynamic=d), compiled=LITE)
+            for n, d in ((1, None), (2, True))]  # fmt: skip
+    same = candidate(trial(3, CompileConfig(mode="max-autotune"), compile_s=6.1))
+    every = [best, candidate(lite[0], 1.0), candidate(lite[1], 1.2), same]
+    rows = why_not(best, every, [], [0], "cpu")
+    assert rows == [
+        {
+            "settings": ["inductor max-autotune"],
+            "numbers": [3],
+            "reason": "as fast within the noise, compiles 3.1 s longer",
+        },
+        {
+            "settings": ["inductor lite", "inductor lite · dynamic"],
+            "numbers": [1, 2],
+            "reason": "fuses nothing: 30 calls of libraries and operators "
+            "(0.50 to 0.60× the best's speed)",
+        },
+    ]
+    assert len(why_not(best, every, [], [0, 3], "cpu")) == 1
+
+
+@pytest.mark.parametrize(
+    ("device", "said", "shown"),
+    [
+        ("cpu", ["cpu device (arg0_1)"], "there are no CUDA graphs on a CPU"),
+        (
+            "cuda",
+            ["mutated inputs (1 instances)"],
+            "torch gave up CUDA graphs: an input is changed in place",
+        ),
+        ("cuda:0", [], "torch gave up CUDA graphs"),
+    ],
+)
+def test_cuda_graphs_that_were_given_up_are_told(
+    device: str, said: list[str], shown: str
+) -> None:  # fmt: skip
+    config = CompileConfig(mode="reduce-overhead")
+    loser = trial(1, config, cudagraph_skips=1, cudagraph_skip_reasons=said)
+    assert reasons(candidate(loser, 1.0), device=device) == [f"{shown} (0.50× the best's speed)"]
+
+
+def test_fullgraph_that_failed_says_where_the_graph_breaks() -> None:
+    config = CompileConfig(fullgraph=True)
+    failed = Record(
+        9, "forward", config, 4, Outcome.GRAPH_BREAK, Step.COMPILE, detail={"breaks": [BREAK] * 3}
+    )
+    place = "model.py:12 `print(x)` (Failed to trace print)"
+    row = why_not(None, [], [failed], [], "cpu")[0]
+    assert row["settings"] == ["inductor · fullgraph"]
+    assert row["reason"] == f"the graph breaks at {place}, {place} and 1 more"
+
+
+def test_keeping_eager_is_explained_by_time_and_by_what_compiling_did() -> None:
+    eager_part = {
+        "total": 9, "count": {}, "seconds": {"addmm": 9e-4, "relu": 4e-5},
+        "seconds_total": 9.4e-4, "call_s": 1e-3,
+    }  # fmt: skip
+    best = candidate(trial(0, EAGER, eager=eager_part), 1.0)
+    told = why(best, "keep_eager", [best, candidate(trial(1), 0.99)], "cpu")
+    assert told[0] == (
+        "90 % of an eager call is in library calls (addmm), which compiled code makes too"
+    )
+    assert told[1].startswith("torch.compile() as it comes: 38 operators of eager become 6 calls")
+    python = {**eager_part, "seconds": {}, "seconds_total": 3e-4, "total": 2}
+    best = candidate(trial(0, EAGER, eager=python), 1.0)
+    told = why(best, "keep_eager", [best, candidate(trial(1, compiled=None), 0.99)], "cpu")
+    assert told == [
+        "70 % of an eager call passes between its operators, in Python",
+        "eager runs 2 operators per call: nothing to fuse",
+    ]
+    disturbed = {**eager_part, "call_s": 1e-4}
+    best = candidate(trial(0, EAGER, eager=disturbed), 1.0)
+    assert "library calls (addmm), which" not in str(why(best, "keep_eager", [best], "cpu"))
+
+
+def test_the_report_shows_the_reasons_and_escapes_them() -> None:
+    report = json.loads(json.dumps(REPORT))
+    phase = report["phases"]["forward_exploration"]
+    phase["explanation"] = ["one graph\x1b[31m <b>"]
+    phase["why_not"] = [
+        {"settings": [f"s{i}{j}" for j in range(5)], "numbers": [], "reason": f"`x` {i} *"}
+        for i in range(7)
+    ]
+    file = io.StringIO()
+    render(report, Console(file=file))
+    assert "  Why     one graph <b>\n" in file.getvalue()
+    assert "  Others  s00, s01, s02 and 2 more: `x` 0 *\n" in file.getvalue()
+    assert "and 2 more (show -v has all)" in file.getvalue()
+    assert "s60" not in file.getvalue()
+    render(report, Console(file=file), verbose=True)
+    assert "s60, s61, s62, s63, s64: `x` 6 *" in file.getvalue()
+    document = to_markdown(report)
+    assert "- Why: one graph \\<b\\>\n" in document
+    assert "- Not `s60, s61, s62, s63, s64`: \\`x\\` 6 \\*\n" in document
+
+
+# --- what a trial records -----------------------------------------------------------------------
+
+NET = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(64, 128), nn.Linear(128, 8)
+
+    def forward(self, x):
+        x = self.a(x).relu()
+        {line}
+        return torch.softmax(self.b(x) * 2 + 1, -1)
+
+def get_model():
+    return Net()
+
+def get_inputs(batch_size):
+    return torch.randn(batch_size, 64)
+"""
+
+
+@pytest.mark.parametrize("line", ["pass", "torch._dynamo.graph_break()"])
+def test_a_trial_records_what_it_launches_and_where_it_breaks(
+    bench: Bench, tmp_path: Path, line: str
+) -> None:
+    file = tmp_path / "net.py"
+    file.write_text(NET.format(line=line))
+    detail = bench.run(file, "inductor").payload["detail"]
+    eager, compiled = detail["eager"], detail["compiled"]
+    assert eager["total"] == 6
+    assert eager["count"] == {"addmm": 2, "relu": 1, "mul": 1, "add": 1, "_softmax": 1}
+    assert set(eager["seconds"]) == set(eager["count"])
+    assert 0 < sum(eager["seconds"].values()) <= eager["seconds_total"] * 1.01
+    assert (compiled["kernels_total"], compiled["library"]) == (2, {"addmm": 2})
+    assert not compiled["replayed"]
+    places = [(row["place"], row["code"]) for row in detail["breaks"]]
+    assert places == ([] if line == "pass" else [("net.py:12", line)])
+    assert compiled["graphs"] == 1 + len(places)
