@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -19,6 +19,9 @@ from autocompile.execute.executor import Ended, Ending, Told
 from autocompile.execute.job import Workshop
 from autocompile.execute.process import Isolation, LocalExecutor
 from autocompile.record import RunFolder
+
+if TYPE_CHECKING:
+    from in_process import Try
 
 TARGETS = Path(__file__).parent / "targets"
 ROOT = Path(__file__).parent.parent
@@ -129,6 +132,15 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     bench = Bench(tmp_path_factory.mktemp("bench"))
     yield bench
     bench.executor.close()
+
+
+@pytest.fixture
+def try_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Try]:
+    """Runs a trial of a target in this process and gives its result."""
+    from in_process import trials  # which imports torch
+
+    with trials(tmp_path, capsys) as run:
+        yield run
 
 
 @pytest.fixture(scope="session")

@@ -61,7 +61,9 @@ def reset_dynamo(backend: str) -> None:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     torch._dynamo.utils.clear_compilation_metrics()
-    # Past the recompile limit torch would go on in eager without a word that a program can see.
+    # Past the recompile limit, and with suppress_errors where a backend fails, torch would go on in
+    # eager without a word that a program can see. It refuses to have both set.
+    torch._dynamo.config.suppress_errors = False
     torch._dynamo.config.fail_on_recompile_limit_hit = True
 
 

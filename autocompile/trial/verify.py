@@ -113,6 +113,7 @@ def _is_real(x: Any) -> bool:
 
 
 def _as_real(x: torch.Tensor) -> torch.Tensor:
+    x = x.detach()  # a model may return a parameter
     return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
 
 

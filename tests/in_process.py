@@ -1,0 +1,77 @@
+"""Trials by the real worker in the tests' own process: no seconds for a new interpreter."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch._dynamo
+from torch._dynamo.backends.registry import _COMPILER_FNS
+
+from autocompile.config import CompileConfig
+from autocompile.trial import worker
+
+__all__ = ["Try", "trials"]
+
+Try = Callable[..., dict[str, Any]]
+LIMITS = {"half_width": 0.5, "max_rounds": 8, "max_s": 0.1, "block_s": 0.005}
+
+
+@contextlib.contextmanager
+def trials(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Try]:
+    """A function that runs a trial of a target (or its probe, by ``kind``) and gives its result."""
+    threads, torch_state = torch.get_num_threads(), torch.get_rng_state()
+    states = random.getstate(), np.random.get_state()
+    torch._dynamo.list_backends(None)  # registers torch's own
+    before = set(_COMPILER_FNS)
+
+    def run(target: str | Path, phase: str = "forward", backend: str = "aot_eager", **more: Any):
+        _forget(before)
+        request = {
+            "kind": "trial",
+            "number": 0,
+            "target": str(target),
+            "phase": phase,
+            "phases": [phase],
+            "config": CompileConfig(backend=backend).to_dict(),
+            "backends": [],
+            "batch_size": 4,
+            "device": "cpu",
+            "seed": 0,
+            "limits": LIMITS,
+            **more,
+        }
+        (tmp_path / "request.json").write_text(json.dumps(request))
+        path, modules = list(sys.path), set(sys.modules)
+        capsys.readouterr()
+        worker.run(str(tmp_path), None, "")
+        sys.path[:] = path
+        for name in set(sys.modules) - modules:
+            if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
+                del sys.modules[name]
+        return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+    # What targets and the worker set for good.
+    with torch._dynamo.config.patch(
+        fail_on_recompile_limit_hit=False, suppress_errors=False, allow_rnn=False
+    ):
+        yield run
+    _forget(before)
+    torch._dynamo.reset()
+    torch.set_num_threads(threads)
+    torch.set_rng_state(torch_state)
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+
+
+def _forget(names: set[str]) -> None:
+    for name in set(_COMPILER_FNS) - names:
+        del _COMPILER_FNS[name]
