@@ -113,6 +113,9 @@ def render(
         page.line(Text.assemble((show.plain(name), "bold"), (role, "dim")))
         _verdict(page, phase, verbose)
         _explanation(page, phase, verbose)
+        best = phase.get("best") if phase["verdict"] != "failed" else None
+        for note in (best or {}).get("notes", ()):
+            page.hanging(_head("Note"), show.plain(note))
         _batch_sizes(page, phase)
         _failures(page, phase, verbose)
         for note in phase.get("notes", ()):
@@ -152,8 +155,6 @@ def _verdict(page: _Page, phase: Mapping[str, Any], verbose: bool) -> None:
         page.facts("", show.best_facts(best))
         for number, tie in enumerate(ties(phase)):
             page.hanging(_head("" if number else "Ties"), tie)
-    for note in best.get("notes", ()):
-        page.hanging(_head("Note"), show.plain(note))
     if verbose and reason and phase["verdict"] == "faster":
         floor, usual = phase.get("noise_floor"), phase.get("usual_noise_floor")
         floors = [] if floor is None else [show.noise_floor(floor, usual)]
