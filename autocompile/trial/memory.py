@@ -13,6 +13,9 @@ from torch.utils import _pytree as pytree
 
 __all__ = ["peak_bytes"]
 
+_MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of malloc.h
+_TINY_BYTES = 2**17
+
 
 def peak_bytes(
     call: Callable[[], Any], held: Callable[[], Any], device: torch.device
@@ -21,7 +24,7 @@ def peak_bytes(
 
     What else lives in the process (the other side, copies kept for comparison) is left out. Only
     tensors of the device count. Memory that a library takes past torch's allocator counts on a CPU
-    only.
+    only. Nothing may be timed in this process afterwards: its allocator is another then.
 
     Args:
         call: the unit of work.
@@ -31,6 +34,8 @@ def peak_bytes(
     Returns:
         Bytes; None where the system does not tell.
     """
+    if device.type != "cuda":
+        _give_back_at_once()
     call()  # optimizer state, workspaces and recorded graphs are there from now on
     if device.type == "cuda":
         return _cuda_peak(call, held, device)
@@ -75,6 +80,16 @@ def _give_back_what_is_free() -> None:
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):  # not glibc
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def _give_back_at_once() -> None:
+    """From now on, whatever is not tiny returns to the system as soon as it is freed.
+
+    Otherwise glibc keeps blocks of up to 32 MiB, and where the next one does not fit into a hole,
+    both are resident: a tensor more or less, by chance.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _TINY_BYTES)
 
 
 def _status_bytes(name: str) -> int | None:

@@ -188,7 +188,6 @@ def _trial(request: dict[str, Any], channel: Channel, result: dict[str, Any]) ->
         draws, tolerance = (inputs, other), request.get("tolerance")
         judge = Judge(target, phase, draws, request["seed"], notes, tolerance)
         eager = judge.eager
-        result["eager_peak_memory_bytes"] = _peak_memory(eager, phase, device)
 
     channel.step(Step.COMPILE)
     telemetry.reset_dynamo(config.backend)
@@ -208,7 +207,6 @@ def _trial(request: dict[str, Any], channel: Channel, result: dict[str, Any]) ->
 
         channel.step(Step.MEASURE)
         compiled.keep()
-        result["peak_memory_bytes"] = _peak_memory(compiled, phase, device)
         before, strain = telemetry.busy_seconds(), Strain(device)
         measurement, said = watched_blocks(
             Timed(eager.call, eager.restore, eager.context),
@@ -229,6 +227,8 @@ def _trial(request: dict[str, Any], channel: Channel, result: dict[str, Any]) ->
 
         channel.step(Step.VERIFY)
         judge.last_call(compiled)
+        result["eager_peak_memory_bytes"] = _peak_memory(eager, phase, device)
+        result["peak_memory_bytes"] = _peak_memory(compiled, phase, device)
     if not config.is_eager:
         result["compile_s"] = clock.compile_s(measurement.compiled_call_s)
         result["compile_window"] = clock.window  # the parent takes out what it held us

@@ -1,0 +1,220 @@
+"""Memory and compile time against what is known: an allocation of so many bytes, a sleep."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+from test_trial_worker import a_trial, in_this_process
+from torch._dynamo.backends.registry import _COMPILER_FNS, register_backend
+
+from autocompile.config import CompileConfig
+from autocompile.trial import memory
+
+MIB = 2**20
+
+
+@pytest.fixture(autouse=True)
+def _dynamo_as_it_was() -> Iterator[None]:
+    torch._dynamo.list_backends(None)
+    before = set(_COMPILER_FNS)
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=False):
+        yield
+    for name in set(_COMPILER_FNS) - before:
+        del _COMPILER_FNS[name]
+    torch._dynamo.reset()
+
+
+def measured(
+    work: Path, capsys: pytest.CaptureFixture[str], text: str, **changes: Any
+) -> dict[str, Any]:
+    """What a real trial of a ``model.py`` reports."""
+    (work / "model.py").write_text(text)
+    limits = {"half_width": 0.5, "max_rounds": 8, "max_s": 0.1, "block_s": 0.002}
+    request = a_trial(target=str(work / "model.py"), limits=limits, **changes)
+    result = in_this_process(work / "trial", request, capsys)
+    assert result["outcome"] == "ok", result
+    return result
+
+
+def peaks_in_mib(result: dict[str, Any]) -> tuple[float, float]:
+    """Of eager and of the compiled side."""
+    eager, compiled = result["eager_peak_memory_bytes"], result["peak_memory_bytes"]
+    if eager is None:
+        pytest.skip("the peak of this process cannot be reset")
+    return eager / MIB, compiled / MIB
+
+
+# --- memory on a CPU ----------------------------------------------------------------------------
+
+PIECES = """
+import torch
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(16, 2**18))  # 16 MiB
+
+    def forward(self, x):
+        pieces = [x * i for i in range({count})]
+        return torch.stack([piece.sum() for piece in pieces]) + self.weight[0, 0]
+
+
+def get_model():
+    return Net()
+
+
+def get_inputs(batch_size):
+    return torch.ones({mib}, 2**18)
+"""
+
+
+@pytest.mark.parametrize("mib", [1, 32])
+def test_the_peak_of_a_forward_is_what_it_holds_and_allocates(
+    work: Path, capsys: pytest.CaptureFixture[str], mib: int
+) -> None:
+    """Small pieces come from memory that was freed before; what eager took must not hide it."""
+    text = PIECES.format(count=32 // mib, mib=mib)
+    peaks = peaks_in_mib(measured(work, capsys, text))
+    assert peaks == pytest.approx((16 + mib + 32,) * 2, rel=0.05)
+
+
+TRAINED = """
+import torch
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(24, 2**18))  # 24 MiB
+
+    def forward(self, x):
+        return (self.weight * x).sum()
+
+
+def get_model():
+    return Net()
+
+
+def get_inputs(batch_size):
+    return torch.ones(2**18)
+
+
+def get_optimizer(model):
+    return torch.optim.SGD(model.parameters(), lr=1e-9, momentum=0.9, foreach=False)
+"""
+
+
+@pytest.mark.parametrize("phase", ["optimizer_step", "train_step"])
+def test_training_holds_gradients_and_optimizer_state(
+    work: Path, capsys: pytest.CaptureFixture[str], phase: str
+) -> None:
+    """Weights, gradients, momentum; ``aot_eager`` writes to copies, of which two are alive."""
+    peaks = peaks_in_mib(measured(work, capsys, TRAINED, phase=phase))
+    assert peaks == pytest.approx((3 * 24, 5 * 24), rel=0.05)
+
+
+def test_each_storage_counts_once_and_sparse_tensors_do_no_harm() -> None:
+    x = torch.ones(1000)
+    tree = {"a": x, "b": [x[:10], x.view(10, 100)], "s": x.to_sparse(), "n": 3}
+    assert sum(memory._storages(tree, torch.device("cpu")).values()) == 4000
+
+
+# --- memory on a GPU: pytest -m gpu tests/test_trial_memory.py ------------------------------------
+
+PRODUCT = """
+import torch
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.wide = torch.nn.Parameter(torch.randn(256, 2**14) / 16)  # 16 MiB
+        self.narrow = torch.nn.Parameter(torch.randn(2**14, 8) / 128)
+
+    def forward(self, x):
+        return torch.relu(x @ self.wide) @ self.narrow  # 2 GiB between the products
+
+
+def get_model():
+    return Net()
+
+
+def get_inputs(batch_size):
+    return torch.randn(2**15, 256)  # 32 MiB
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("backend", "mode", "temporaries"),
+    [
+        ("aot_eager", "default", 2),
+        ("cudagraphs", "default", 2),
+        ("inductor", "default", 1),
+        ("inductor", "reduce-overhead", 1),
+    ],
+)
+def test_the_peak_on_a_gpu_counts_what_a_cuda_graph_keeps(
+    work: Path, capsys: pytest.CaptureFixture[str], backend: str, mode: str, temporaries: int
+) -> None:
+    """A replayed graph allocates nothing; what lies between its inputs and outputs is its pool's.
+
+    Eager and whoever does as it does hold the product and its relu; Inductor writes the relu over
+    the product.
+    """
+    config = CompileConfig(backend=backend, mode=mode).to_dict()
+    result = measured(work, capsys, PRODUCT, device="cuda", config=config, batch_size=None)
+    eager, compiled = peaks_in_mib(result)
+    held = 16 + 0.5 + 32
+    assert eager == pytest.approx(held + 2 * 2048, rel=0.05)
+    assert compiled == pytest.approx(held + temporaries * 2048, rel=0.05)
+
+
+# --- compile time ---------------------------------------------------------------------------------
+
+SMALL = """
+import torch
+
+
+def get_model():
+    return torch.nn.Linear(8, 8)
+
+
+def get_inputs(batch_size):
+    return torch.ones(4, 8)
+
+
+def get_optimizer(model):
+    return torch.optim.SGD(model.parameters(), lr=torch.tensor(1e-3), momentum=0.9)
+"""
+
+
+@pytest.mark.parametrize(("phase", "graphs"), [("forward", 1), ("optimizer_step", 2)])
+def test_a_backend_that_sleeps_is_seen_in_the_compile_time(
+    work: Path, capsys: pytest.CaptureFixture[str], phase: str, graphs: int
+) -> None:
+    """A momentum makes another program of the second step: that it compiles counts as well."""
+
+    names = (f"sleeps_{number}" for number in range(3))
+
+    def compile_s(sleep_s: float) -> float:
+        name = next(names)
+
+        def backend(graph: Any, inputs: Any) -> Any:
+            time.sleep(sleep_s)
+            return graph.forward
+
+        register_backend(backend, name=name)
+        result = measured(work, capsys, SMALL, phase=phase, backend=name)
+        assert result["graphs"] == graphs
+        return float(result["compile_s"])
+
+    compile_s(0.0)  # imports
+    assert compile_s(1.0) - compile_s(0.0) == pytest.approx(graphs * 1.0, rel=0.05)

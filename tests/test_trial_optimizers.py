@@ -1,0 +1,256 @@
+"""Every optimizer that torch compiles, a step of one's own, and changes of the learning rate."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+from test_trial_judge import a_target, batch, judged
+from test_trial_worker import a_trial, in_this_process
+from torch import nn, optim
+from torch._dynamo.backends.registry import _COMPILER_FNS, register_backend
+
+from autocompile.config import EAGER, CompileConfig
+from autocompile.record import Outcome
+from autocompile.trial import telemetry
+from autocompile.trial.judge import Failed, Judge
+from autocompile.trial.phases import Side, make_side
+from autocompile.trial.schedule import try_schedule
+from autocompile.trial.target import Target, seed_everything
+
+Make = Callable[[Any], optim.Optimizer]
+
+# What torch itself leaves in eager: LBFGS and SparseAdam by decree (and the one wants a closure,
+# the other sparse gradients); of Adafactor and of fused steps Dynamo captures nothing.
+NEVER_COMPILED = {"LBFGS", "SparseAdam", "Adafactor"}
+OPTIMIZERS: dict[str, Make] = {
+    name: cls
+    for name, cls in vars(optim).items()
+    if inspect.isclass(cls)
+    and issubclass(cls, optim.Optimizer)
+    and cls is not optim.Optimizer
+    and name not in NEVER_COMPILED
+}
+VARIANTS: dict[str, Make] = {
+    "momentum": partial(optim.SGD, momentum=0.9),
+    "nesterov": partial(optim.SGD, momentum=0.9, nesterov=True),
+    "centered": partial(optim.RMSprop, centered=True, momentum=0.9),
+    "amsgrad": partial(optim.Adam, amsgrad=True),
+    "foreach": partial(optim.Adam, foreach=True),
+    "averaging": partial(optim.ASGD, t0=1.0),
+    "decoupled": partial(optim.NAdam, weight_decay=1e-2, decoupled_weight_decay=True),
+}
+ALL = OPTIMIZERS | VARIANTS
+
+
+@pytest.fixture(autouse=True)
+def _dynamo_as_it_was() -> Iterator[None]:
+    random_state = torch.get_rng_state()
+    torch._dynamo.list_backends(None)
+    before = set(_COMPILER_FNS)
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=False):
+        yield
+    for name in set(_COMPILER_FNS) - before:
+        del _COMPILER_FNS[name]
+    torch._dynamo.reset()
+    torch.set_rng_state(random_state)
+
+
+def matrices() -> nn.Module:
+    """Muon takes nothing else."""
+    return nn.Sequential(nn.Linear(8, 16, bias=False), nn.Tanh(), nn.Linear(16, 4, bias=False))
+
+
+def stepping(make: Make) -> Target:
+    return a_target(matrices, batch(4, 8), make_optimizer=lambda m: make(m.parameters()))
+
+
+def test_torchs_own_optimizers_are_here() -> None:
+    assert set(OPTIMIZERS) >= set(
+        "Adadelta Adagrad Adam AdamW Adamax ASGD NAdam RAdam RMSprop Rprop SGD".split()
+    )
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_compiled_step_agrees_with_eager(name: str) -> None:
+    verdict = judged(stepping(ALL[name]), "optimizer_step")
+    assert verdict.graphs >= 1
+    assert verdict.notes == []
+
+
+@pytest.mark.parametrize("name", {"Adam", "Muon"} & set(ALL))
+def test_inductors_step_agrees_with_eager(name: str) -> None:
+    """Of Muon's rounding in bfloat16 only a float64 run can tell that it is none of a mistake."""
+    assert judged(stepping(ALL[name]), "optimizer_step", "inductor").graphs >= 1
+
+
+@pytest.mark.parametrize("make", [optim.Adafactor, partial(optim.Adam, fused=True)])
+def test_a_step_that_dynamo_leaves_in_eager_has_no_graph(make: Make) -> None:
+    assert judged(stepping(make), "optimizer_step").graphs == 0
+
+
+class Counts(optim.Optimizer):
+    """Counts its steps in plain numbers, as optimizers outside torch do."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1, "k": 0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            group["k"] += 1
+            for p in group["params"]:
+                state = self.state[p]
+                state["step"] = state.get("step", 0) + 1
+                p.sub_(p.grad * (group["lr"] / (state["step"] + group["k"])))
+
+
+def whole_state(side: Side) -> list[Any]:
+    state = side.optimizer.state_dict()
+    leaves = torch.utils._pytree.tree_leaves((state, dict(side.model.named_parameters())))
+    return [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in leaves]
+
+
+@pytest.mark.parametrize("name", [*ALL, "Counts"])
+def test_everything_that_a_step_changes_is_put_back(name: str) -> None:
+    make = ALL.get(name, Counts)
+    side, other = (make_side(stepping(make), "optimizer_step", None) for _ in range(2))
+    for each in (side, other):
+        each.run()
+    side.keep()
+    kept = whole_state(side)
+    for each in (side, other):
+        for _ in range(3):
+            each.run()
+    moved = whole_state(side)
+    assert any(not _same(a, b) for a, b in zip(kept, moved, strict=True))
+    side.restore()
+    other.adopt(side)
+    for each in (side, other):
+        assert all(_same(a, b) for a, b in zip(kept, whole_state(each), strict=True))
+
+
+def _same(a: Any, b: Any) -> bool:
+    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+
+
+def test_a_step_that_counts_in_plain_numbers_agrees_after_the_timing() -> None:
+    register_backend(lambda graph, inputs: graph.forward, name="passes_on")
+    judged(stepping(Counts), "optimizer_step", "passes_on")
+
+
+# --- changes of the learning rate -----------------------------------------------------------------
+
+
+def scheduled(
+    make: Make,
+    phase: str = "optimizer_step",
+    config: CompileConfig | str = "aot_eager",
+    lie: Callable[[Side], None] | None = None,
+    **changes: Any,
+) -> dict[str, Any]:
+    """What a trial says of a schedule: ``detail`` and ``notes``."""
+    if isinstance(config, str):
+        config = CompileConfig(backend=config)
+    target = stepping(make)
+    seed_everything(0)
+    draws = [None if phase == "optimizer_step" else target.make_inputs(4) for _ in range(2)]
+    judge = Judge(target, phase, (draws[0], draws[1]), 0, [])
+    telemetry.reset_dynamo(config.backend)
+    compiled = make_side(target, phase, draws[0], config)
+    judge.first_calls(compiled, judge.seeded_call(compiled, 0))
+    if lie is not None:
+        lie(compiled)
+    result: dict[str, Any] = {"notes": [], "compile_s": 0.1}
+    before = whole_state(judge.eager)
+    try_schedule(judge, compiled, result, **{"budget_s": 60.0, **changes})
+    assert all(_same(a, b) for a, b in zip(before, whole_state(judge.eager), strict=True))
+    assert all(_same(a, b) for a, b in zip(before, whole_state(compiled), strict=True))
+    return result
+
+
+@pytest.mark.parametrize("phase", ["optimizer_step", "train_step"])
+def test_a_number_recompiles_once_where_it_becomes_dynamic(phase: str) -> None:
+    found = scheduled(optim.Adam, phase)
+    assert found["detail"] == {"lr_changes": 10, "lr_recompiles": 1, "lr_ends_eager": False}
+    assert found["notes"] == [
+        "a learning-rate schedule recompiles this step once; pass it as a tensor, "
+        "e.g. Adam(params, lr=torch.tensor(0.001))"
+    ]
+
+
+def test_a_number_recompiles_each_time_where_it_stays_a_constant() -> None:
+    found = scheduled(optim.SGD)
+    assert found["detail"] == {"lr_changes": 7, "lr_recompiles": 7, "lr_ends_eager": True}
+    assert found["notes"] == [
+        "a learning-rate schedule recompiles this step 7 times, then it runs in eager; "
+        "pass it as a tensor, e.g. SGD(params, lr=torch.tensor(0.001))"
+    ]
+
+
+@pytest.mark.parametrize("make", [optim.Adam, optim.SGD])
+def test_a_tensor_does_not_recompile(make: Any) -> None:
+    """However long a compile takes, since none is expected."""
+    found = scheduled(lambda p: make(p, lr=torch.tensor(1e-3)), budget_s=5.0)
+    assert found["detail"] == {"lr_changes": 10, "lr_recompiles": 0, "lr_ends_eager": False}
+    assert found["notes"] == []
+
+
+def test_a_slow_compile_is_not_repeated_ten_times() -> None:
+    found = scheduled(optim.SGD, budget_s=0.05)
+    assert found["detail"] == {"lr_changes": 0, "lr_recompiles": 0, "lr_ends_eager": False}
+    assert "was not tried: it takes 0 s to compile" in found["notes"][0]
+    found = scheduled(optim.SGD, budget_s=0.2)
+    assert 1 <= found["detail"]["lr_changes"] < 7
+    assert "(more were not tried, for time)" in found["notes"][0]
+
+
+def test_a_step_that_goes_on_with_the_old_learning_rate_is_refused() -> None:
+    def forgets(side: Side) -> None:
+        (group,), honest = side.optimizer.param_groups, side.call
+
+        def call() -> Any:
+            now, group["lr"] = group["lr"], 1e-3
+            honest()
+            group["lr"] = now
+
+        side.call = call
+
+    with pytest.raises(Failed, match="does not follow the learning rate") as caught:
+        scheduled(optim.Adam, lie=forgets)
+    assert caught.value.outcome is Outcome.WRONG_OUTPUT
+    assert "pass it as a tensor, e.g. Adam(" in str(caught.value)
+
+
+def test_an_error_after_a_change_is_said() -> None:
+    def breaks(side: Side) -> None:
+        def call() -> Any:
+            raise ValueError("no more")
+
+        side.call = call
+
+    found = scheduled(optim.Adam, lie=breaks)
+    said = "after a change of the learning rate this step fails: ValueError: no more"
+    assert found["notes"] == [said]
+
+
+def test_what_the_changes_compile_is_not_counted_for_the_trial(
+    work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    request = a_trial(phase="optimizer_step", batch_size=None)
+    result = in_this_process(work / "first", request, capsys)
+    assert (result["graphs"], result["recompiles"]) == (1, 0)
+    assert result["detail"]["lr_recompiles"] == 1
+    assert str(result["notes"]).count("schedule recompiles this step once") == 1
+    eager = {"config": EAGER.to_dict()}
+    for changes in ({"repeats": 7}, {"phase": "forward", "batch_size": 4}, eager):
+        other = in_this_process(work / "other", {**request, **changes}, capsys)
+        assert other["outcome"] == "ok", other
+        assert "lr_changes" not in other.get("detail", {})
+        assert "schedule" not in str(other["notes"])
