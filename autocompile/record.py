@@ -121,7 +121,8 @@ class Record:
         role: ``search`` for a trial of the study, ``confirm`` for a repeat in a fresh process.
         repeats: for ``confirm``, the number of the trial that is repeated.
         duplicate_of: the trial whose result answered this one without a process of its own.
-        compile_s: first call minus a steady call, empty cache (``confirm``: warm cache).
+        compile_s: the first three calls minus as many steady ones, empty cache (``confirm``: warm
+            cache).
         peak_memory_bytes: highest memory in use while the compiled side ran.
         notes: plain sentences about this trial that a user should read.
     """
