@@ -6,6 +6,8 @@ import pytest
 from conftest import TARGETS
 from in_process import Try
 
+from autocompile.config import CompileConfig
+
 LIARS = TARGETS / "lying_backends.py"
 HONEST = TARGETS / "honest_models.py"
 
@@ -77,3 +79,14 @@ def test_an_lstm_that_dynamo_leaves_in_eager_is_not_called_compiled(
     try_it: Try,
 ) -> None:
     assert try_it(f"{HONEST}:recurrent_in_eager")["outcome"] == "not_compiled"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["inductor", "cudagraphs"])
+@pytest.mark.parametrize("model", ["half", "structured", "passes_through", "branching"])
+def test_what_cuda_graphs_overwrite_is_a_note(try_it: Try, model: str, backend: str) -> None:
+    mode = "reduce-overhead" if backend == "inductor" else "default"
+    config = CompileConfig(backend=backend, mode=mode).to_dict()
+    result = try_it(f"{HONEST}:{model}", config=config, device="cuda")
+    assert result["outcome"] == "ok", result["message"]
+    assert any("overwritten by the next call (CUDA graphs)" in note for note in result["notes"])
