@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -169,6 +170,9 @@ def test_the_peak_on_a_gpu_counts_what_a_cuda_graph_keeps(
     Eager and whoever does as it does hold the product and its relu; Inductor writes the relu over
     the product.
     """
+    torch._dynamo.reset()  # the graphs of the case before; a trial has a process of its own
+    gc.collect()
+    torch.cuda.empty_cache()
     config = CompileConfig(backend=backend, mode=mode).to_dict()
     result = measured(work, capsys, PRODUCT, device="cuda", config=config, batch_size=None)
     eager, compiled = peaks_in_mib(result)

@@ -18,7 +18,7 @@ _TINY_BYTES = 2**17
 
 
 def peak_bytes(
-    call: Callable[[], Any], held: Callable[[], Any], device: torch.device
+    call: Callable[[], Any], held: Callable[[], Any], device: torch.device, graphs: bool
 ) -> int | None:
     """The highest memory in use while a side runs: its own tensors plus what a call takes on top.
 
@@ -30,6 +30,7 @@ def peak_bytes(
         call: the unit of work.
         held: gives all tensors that the side holds between two calls.
         device: where it runs.
+        graphs: the CUDA graphs of this process are this side's.
 
     Returns:
         Bytes; None where the system does not tell.
@@ -38,7 +39,7 @@ def peak_bytes(
         _give_back_at_once()
     call()  # optimizer state, workspaces and recorded graphs are there from now on
     if device.type == "cuda":
-        return _cuda_peak(call, held, device)
+        return _cuda_peak(call, held, device, graphs)
     growth = _resident_growth(call)
     return None if growth is None else growth + sum(_storages(held(), device).values())
 
@@ -103,7 +104,9 @@ def _status_bytes(name: str) -> int | None:
 # --- CUDA ---------------------------------------------------------------------------------------
 
 
-def _cuda_peak(call: Callable[[], Any], held: Callable[[], Any], device: torch.device) -> int:
+def _cuda_peak(
+    call: Callable[[], Any], held: Callable[[], Any], device: torch.device, graphs: bool
+) -> int:
     """By the allocator's own count, and the pools of CUDA graphs as a whole.
 
     A graph that is replayed uses the addresses that were allocated when it was recorded, and
@@ -112,13 +115,13 @@ def _cuda_peak(call: Callable[[], Any], held: Callable[[], Any], device: torch.d
     """
     gc.collect()
     torch.cuda.synchronize(device)
-    used_in_pools = sum(int(s["allocated_size"]) for s in _pool_segments(device))
+    used_in_pools = sum(int(s["allocated_size"]) for s in _pool_segments(device)) if graphs else 0
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     output = call()
     torch.cuda.synchronize(device)
     growth = int(torch.cuda.max_memory_allocated(device)) - before
-    pools = list(_pool_segments(device))
+    pools = list(_pool_segments(device)) if graphs else []
     # The outputs of a graph count as allocated while they are alive.
     growth -= sum(int(s["allocated_size"]) for s in pools) - used_in_pools
     del output

@@ -22,13 +22,10 @@ __all__ = ["try_schedule"]
 
 _CHANGES = 10
 _DECAY = 0.7  # of one step: a side that goes on with an older rate is off by 40 % and more
-_BUDGET_S = 10.0  # of a trial that keeps its neighbours waiting
 _ULPS = 4  # of a parameter: what rounding can do to an update that is small beside it
 
 
-def try_schedule(
-    judge: Judge, compiled: Side, result: dict[str, Any], budget_s: float = _BUDGET_S
-) -> None:
+def try_schedule(judge: Judge, compiled: Side, result: dict[str, Any], budget_s: float) -> None:
     """Change the learning rate on both sides, step, and compare; then put everything back.
 
     Entries ``lr_changes``, ``lr_recompiles`` and ``lr_ends_eager`` join ``result["detail"]``, and
