@@ -42,7 +42,8 @@ class Candidate:
         record: the trial of the study.
         speedup: against eager at the same batch size.
         eager_call_s: seconds of an eager call at this batch size, pooled over the phase.
-        confirmed: in how many fresh processes it was measured again.
+        confirmed: in how many fresh processes it was measured again; those that something
+            disturbed count only where there are no others.
         warm_compile_s: compile time on a warm cache; None if it was never repeated.
         flags: what makes the repeats doubtful.
     """
@@ -85,10 +86,10 @@ def candidates(records: Iterable[Record]) -> list[Candidate]:
         if record.repeats is not None and record.outcome.value != "interrupted":
             repeats.setdefault(record.repeats, []).append(record)
     working = [r for r in all_records if r.measurement is not None and r.ok]
-    eager: dict[int | None, list[float]] = {}
+    eager: dict[int | None, list[Record]] = {}
     for record in working:
         assert record.measurement is not None
-        eager.setdefault(record.batch_size, []).append(record.measurement.eager_call_s)
+        eager.setdefault(record.batch_size, []).append(record)
     found = []
     for record in working:
         if record.role != "search" or record.duplicate_of is not None:
@@ -97,7 +98,8 @@ def candidates(records: Iterable[Record]) -> list[Candidate]:
         again = repeats.get(record.number, [])
         if not all(r.ok for r in again):
             continue
-        speedups = [r.measurement.speedup for r in again if r.measurement is not None]
+        sound = _sound(again)
+        speedups = [r.measurement.speedup for r in sound if r.measurement is not None]
         warm = [r.compile_s for r in again if r.compile_s is not None]
         found.append(
             Candidate(
@@ -106,13 +108,22 @@ def candidates(records: Iterable[Record]) -> list[Candidate]:
                 speedup=Interval(1.0, 1.0, 1.0)
                 if record.config.is_eager
                 else across_processes(speedups or [record.measurement.speedup]),
-                eager_call_s=median(eager[record.batch_size]),
-                confirmed=len(again),
+                eager_call_s=_eager_call_s(eager[record.batch_size]),
+                confirmed=len(sound),
                 warm_compile_s=median(warm) if warm else None,
-                flags=tuple({f for r in again if r.measurement for f in r.measurement.flags}),
+                flags=tuple({f for r in sound if r.measurement for f in r.measurement.flags}),
             )
         )
     return found
+
+
+def _eager_call_s(records: Sequence[Record]) -> float:
+    return median([r.measurement.eager_call_s for r in _sound(records) if r.measurement])
+
+
+def _sound(records: Sequence[Record]) -> Sequence[Record]:
+    """Those that nothing disturbed; all of them if there is none."""
+    return [r for r in records if r.measurement and r.measurement.is_sound] or records
 
 
 def noise_floor(records: Iterable[Record], batch_size: int | None) -> float:
@@ -121,11 +132,10 @@ def noise_floor(records: Iterable[Record], batch_size: int | None) -> float:
     The median over its processes. No smaller speed-up can be claimed at this batch size. 0.0 if
     eager was never measured.
     """
-    intervals = [
-        r.measurement.speedup
-        for r in records
-        if r.config.is_eager and r.batch_size == batch_size and r.measurement
+    found = [
+        r for r in records if r.config.is_eager and r.batch_size == batch_size and r.measurement
     ]
+    intervals = [r.measurement.speedup for r in _sound(found) if r.measurement]
     return median([max(i.high - 1, 1 - i.low) for i in intervals]) if intervals else 0.0
 
 

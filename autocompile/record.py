@@ -106,6 +106,11 @@ class Measurement:
         """Median seconds of one compiled call."""
         return median(self._clean(self.compiled_s))
 
+    @property
+    def is_sound(self) -> bool:
+        """Whether enough of it was measured with nothing else in the way."""
+        return not {"contended", "throttled"} & set(self.flags)
+
     def _clean(self, times: tuple[float, ...]) -> tuple[float, ...]:
         left_out = set(self.disturbed)
         clean = tuple(t for round_, t in enumerate(times) if round_ not in left_out)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from autocompile.execute.executor import Ended, Ending, Event, Job, Stepped, Told
@@ -25,6 +25,7 @@ def measured(
     noise: float = 0.002,
     rounds: int = 8,
     compile_s: float = 1.0,
+    flags: Sequence[str] = (),
     **more: Any,
 ) -> Ending:
     """A trial that worked: ``rounds`` pairs of blocks around a speed-up.
@@ -35,6 +36,7 @@ def measured(
         noise: relative half-range of the compiled blocks, spread evenly.
         rounds: how many pairs.
         compile_s: cold compile time in seconds.
+        flags: what makes the times doubtful.
         more: further keys of the payload, such as ``graph_breaks``.
     """
     spread = [noise * (2 * i / max(1, rounds - 1) - 1) for i in range(rounds)]
@@ -42,7 +44,7 @@ def measured(
         "eager_s": [eager_s] * rounds,
         "compiled_s": [eager_s / speedup * (1 + s) for s in spread],
         "calls": [1, 1],
-        "flags": [],
+        "flags": list(flags),
     }
     payload = {"measurement": measurement, "compile_s": compile_s, "graphs": 1, "graph_breaks": 0}
     return Ending(

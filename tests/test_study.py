@@ -589,6 +589,58 @@ def test_what_may_be_best_gets_more_processes_until_it_is_known(target: Path) ->
     assert repeats == {"max-autotune": 9, "default": 5}
 
 
+def test_a_process_that_was_disturbed_does_not_count_and_is_replaced(target: Path) -> None:
+    """Every other process of the winner is slowed from outside, which flatters it."""
+    disturbed = cycle([False, True])
+
+    def script_(request: Mapping[str, Any]) -> Ending:
+        if request["config"]["backend"] == "eager":
+            return measured(1.0)
+        if "repeats" in request and next(disturbed):
+            return measured(1.8, flags=["contended"])
+        return measured(1.2)
+
+    space = SearchSpace(batch_sizes=(4,), modes=("default",), fullgraph=(False,))
+    result = tune(target, executor=FakeExecutor(script_), space=space)
+    best = result.to_dict()["phases"]["forward"]["best"]
+    assert best["speedup"]["value"] == pytest.approx(1.2, rel=0.01)
+    assert best["confirmed_processes"] == 5
+    assert sum(r.repeats == best["number"] for r in result.trials) == 9  # all that may be spared
+    assert best["flags"] == []
+
+
+def test_where_every_process_is_disturbed_the_result_is_in_doubt(target: Path) -> None:
+    def script_(request: Mapping[str, Any]) -> Ending:
+        return measured(
+            1.0 if request["config"]["backend"] == "eager" else 1.2, flags=["contended"]
+        )
+
+    space = SearchSpace(batch_sizes=(4,), modes=("default",), fullgraph=(False,))
+    result = tune(target, executor=FakeExecutor(script_), space=space)
+    best = result.to_dict()["phases"]["forward"]["best"]
+    assert best["flags"] == ["contended"]
+    assert not result.is_faster_by(1.05, "forward")
+
+
+def test_what_looked_better_in_the_search_than_the_best_that_was_confirmed_is_confirmed_too(
+    target: Path,
+) -> None:
+    """The search flattered the leader: the runner-up, which is better, gets its turn."""
+    seen = {"max-autotune": 1.5, "default": 1.2, "lite": 1.3}
+    again = {"max-autotune": 1.1, "default": 1.2, "lite": 1.3}
+
+    def script_(request: Mapping[str, Any]) -> Ending:
+        if request["config"]["backend"] == "eager":
+            return measured(1.0)
+        return measured((again if "repeats" in request else seen)[request["config"]["mode"]])
+
+    probe = probed(modes={m: m for m in seen})
+    space = SearchSpace(batch_sizes=(4,), fullgraph=(False,))
+    executor = FakeExecutor(script_, probe)
+    result = tune(target, executor=executor, space=space, effort="quick")
+    assert result.config["forward"].mode == "lite"
+
+
 def test_of_equals_the_one_that_is_torchs_own_is_chosen_unless_it_compiles_for_longer(
     target: Path,
 ) -> None:

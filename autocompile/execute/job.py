@@ -47,6 +47,7 @@ class Workshop:
         timeout_s: the longest stay in one step; three times that in all steps together.
         memory_limit_bytes: the most memory of one trial; None: no limit.
         memory_alone_bytes: the most memory of a trial that runs alone; None: no other limit.
+        pace_s: how fast work that is always the same has been done here, at best.
     """
 
     folder: RunFolder
@@ -54,7 +55,18 @@ class Workshop:
     timeout_s: float
     memory_limit_bytes: int | None
     memory_alone_bytes: int | None = None
+    pace_s: tuple[float, ...] = ()
     _next: int | None = None
+
+    def learn_pace(self, seen: Any) -> None:
+        """What a trial reached; anything but positive numbers is left out."""
+        try:
+            found = tuple(float(s) for s in seen)
+        except (TypeError, ValueError):
+            return
+        if found and all(0 < s < 1 for s in found):
+            same = len(found) == len(self.pace_s)
+            self.pace_s = tuple(map(min, found, self.pace_s)) if same else found
 
     def next_number(self) -> int:
         """The number of a new trial; each call gives another."""
@@ -88,7 +100,8 @@ class Workshop:
         path = self.folder.trial(number)
         make_folder(path)
         self._demand_space()
-        write_json(path / "request.json", {**self.base, **request, "number": number})
+        known = {"pace_s": list(self.pace_s)} if self.pace_s else {}
+        write_json(path / "request.json", {**self.base, **known, **request, "number": number})
         cache = self.folder.cache / f"{number if cache_of is None else cache_of:04d}"
         if cache_of is None:
             self._seed(cache)

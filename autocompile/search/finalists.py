@@ -8,6 +8,7 @@ default inductor run again in fresh processes, in shuffled order, and only that 
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 import time
 from collections.abc import Sequence
@@ -22,8 +23,9 @@ from autocompile.search.study import Budget, Interrupted, PhaseStudy, to_record
 
 __all__ = ["choose", "confirm"]
 
-_BLOCK_S = 0.05
+_BLOCK_S = 0.03
 _CHOICES = 5  # how often finalists are chosen anew when one fails or loses its lead
+_SPARE = 4  # processes that may be disturbed before no more are tried
 _AT_LEAST = 3  # processes for each; who has lost by then, or leads elsewhere, gets no more
 
 
@@ -44,6 +46,9 @@ def choose(
         # The leader, and of those that may equal it the one that costs least to compile.
         order = {c.record.number: c for c in (same[0], tie_set(same[0], same)[0], *same)}
         chosen = list(order.values())[: effort.finalists]
+        # Whoever looked better in the search than the best of those that were confirmed.
+        lead = max((c.speedup.value for c in same if c.confirmed), default=math.inf)
+        chosen += [c for c in same if not c.confirmed and c.speedup.low > lead]
         chosen += [
             c for c in found if c.record.config == DEFAULT_INDUCTOR and c.record.batch_size == size
         ]
@@ -78,12 +83,12 @@ def confirm(study: PhaseStudy, effort: Effort, limits: Limits, budget: Budget, s
         Interrupted: after Ctrl-C.
     """
     order = random.Random(seed)
-    for _ in range(_CHOICES + effort.most_processes):
+    for _ in range(_CHOICES + effort.most_processes + _SPARE):
         finalists = choose(study.records, effort, study.objective, limits)
         jobs = _next_round(finalists, study, effort)
         if not jobs:
             break
-        had_one = all(_repeats(f, study.records) for f in jobs)
+        had_one = all(_tries(f, study.records) for f in jobs)
         if had_one and budget.until is not None and time.monotonic() > budget.until:
             return
         study.observer.confirming(len(jobs))
@@ -117,6 +122,8 @@ def _next_round(finalists: Sequence[Record], study: PhaseStudy, effort: Effort) 
 
     def goes_on(finalist: Record) -> bool:
         had = _repeats(finalist, study.records)
+        if _tries(finalist, study.records) - had >= _SPARE:
+            return False
         if had < min(_AT_LEAST, effort.processes):
             return True
         if finalist.number not in rivals:
@@ -130,9 +137,18 @@ def _next_round(finalists: Sequence[Record], study: PhaseStudy, effort: Effort) 
     return [f for f in finalists if goes_on(f)]
 
 
-def _repeats(finalist: Record, records: Sequence[Record]) -> int:
+def _tries(finalist: Record, records: Sequence[Record]) -> int:
+    """How often it was repeated."""
     return sum(
         r.repeats == finalist.number and r.outcome is not Outcome.INTERRUPTED for r in records
+    )
+
+
+def _repeats(finalist: Record, records: Sequence[Record]) -> int:
+    """How often it was repeated with nothing else in the way."""
+    return sum(
+        r.repeats == finalist.number and r.measurement is not None and r.measurement.is_sound
+        for r in records
     )
 
 
@@ -161,6 +177,7 @@ def _repeat(study: PhaseStudy, finalist: Record, effort: Effort, left: int) -> O
         record = dataclasses.replace(record, compile_s=None)
     study.workshop.folder.save(record)
     study.records.append(record)
+    study.workshop.learn_pace(record.detail.get("pace_s"))
     study.observer.ended(record, left)
     if interrupted:
         raise Interrupted

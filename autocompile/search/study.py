@@ -67,6 +67,8 @@ def to_record(number: int, phase: str, setting: Setting, ending: Ending) -> Reco
             detail["where"] = where
         if ending.stack:
             detail["stack"] = ending.stack
+        if pace_s := data.get("pace_s"):
+            detail["pace_s"] = pace_s
         return Record(
             number=number,
             phase=phase,
@@ -301,6 +303,7 @@ class PhaseStudy:
 
     def _learn(self, record: Record) -> None:
         """A setting that was interrupted has no result: it is still to be tried."""
+        self.workshop.learn_pace(record.detail.get("pace_s"))
         if record.role != "search" or record.outcome is Outcome.INTERRUPTED:
             return
         setting = Setting(record.config, record.batch_size)

@@ -26,7 +26,7 @@ from autocompile.trial.strain import Strain
 __all__ = ["Limits", "Timed", "paired_blocks", "watched_blocks"]
 
 _LOOK_EVERY = 4
-_MORE_TIME = 4  # times max_s, at most, while rounds have to be made again
+_MORE_TIME = 3  # times max_s, at most, while rounds have to be made again
 _ALONE_BLOCKS, _ALONE_BLOCK_S = 7, 0.02
 _DRIFT = 0.05  # by which eager may differ from itself before a measurement is made again
 _GAP_S = 0.01  # by then OpenMP's and onnxruntime's threads have stopped to spin

@@ -3,7 +3,7 @@
 A block of 20 ms in which a thread waited for a core says nothing about the code that was timed.
 The kernel counts that wait for each thread in nanoseconds (``/proc/.../schedstat``, see
 sched-stats in the kernel's documentation), a container's quota counts the time in which it was
-held back, and NVML says when a GPU lowers its clock.
+held back, NVML says when a GPU lowers its clock, and what no counter shows, the pace does.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from pathlib import Path
 
 import torch
 
+from autocompile.trial.pace import Pace
+
 __all__ = ["Mark", "Strain"]
 
 _TOLERATED = 0.02  # share of a round that threads may wait: what the kernel's own work causes
@@ -27,8 +29,9 @@ _QUOTAS = (
 # ClocksEventReason). The power cap is left out: under it a busy GPU runs all the time.
 _SLOWED = 0x08 | 0x20 | 0x40 | 0x80
 
-Mark = tuple[float, float, float]
-"""Seconds: of the clock, that our threads have waited for a core, that our quota held us back."""
+Mark = tuple[float, float, float, bool]
+"""Seconds: of the clock, that our threads have waited for a core, that our quota held us back; and
+whether the pace was slow."""
 
 
 class Strain:
@@ -36,9 +39,11 @@ class Strain:
 
     Args:
         device: what is timed; the state of a CUDA device is asked from NVML.
+        pace: of this process; None: not looked at.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, pace: Pace | None = None) -> None:
+        self._pace = pace
         self._quota = next((q for q in _QUOTAS if os.access(q[0], os.R_OK)), None)
         self._gpu = _Gpu.of(device) if device.type == "cuda" else None
         self.throttled = False
@@ -46,11 +51,12 @@ class Strain:
 
     def mark(self) -> Mark:
         """Now."""
-        return time.perf_counter(), self._waited_s(), self._held_back_s()
+        is_slow = self._pace is not None and self._pace.is_slow()
+        return time.perf_counter(), self._waited_s(), self._held_back_s(), is_slow
 
     def disturbed_since(self, mark: Mark) -> bool:
         """Whether others or heat slowed this process since then; notes what did."""
-        then, waited, held_back = mark
+        then, waited, held_back, was_slow = mark
         wall_s = max(time.perf_counter() - then, 1e-9)
         waited_s, held_back_s = self._waited_s() - waited, self._held_back_s() - held_back
         slowed = self._gpu is not None and self._gpu.is_slowed()
@@ -58,7 +64,8 @@ class Strain:
             self.clocks_mhz.append(clock)
         throttled = slowed or held_back_s > _TOLERATED * wall_s
         self.throttled = self.throttled or throttled
-        return throttled or waited_s > _TOLERATED * wall_s
+        is_slow = self._pace is not None and self._pace.is_slow()
+        return throttled or was_slow or is_slow or waited_s > _TOLERATED * wall_s
 
     def _waited_s(self) -> float:
         """Of all threads together; those that have ended are no longer counted."""

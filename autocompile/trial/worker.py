@@ -24,6 +24,7 @@ from autocompile.trial.first_calls import FirstCalls
 from autocompile.trial.hush import hush_autotuning
 from autocompile.trial.judge import Failed, Judge
 from autocompile.trial.measure import Limits, Timed, watched_blocks
+from autocompile.trial.pace import Pace
 from autocompile.trial.phases import Side, make_side, phases_of
 from autocompile.trial.schedule import try_schedule
 from autocompile.trial.strain import Strain
@@ -207,7 +208,8 @@ def _trial(request: dict[str, Any], channel: Channel, result: dict[str, Any]) ->
 
         channel.step(Step.MEASURE)
         compiled.keep()
-        before, strain = telemetry.busy_seconds(), Strain(device)
+        before, pace = telemetry.busy_seconds(), Pace(device, request.get("pace_s", ()))
+        strain = Strain(device, pace)
         measurement, said = watched_blocks(
             Timed(eager.call, eager.restore, eager.context),
             Timed(compiled.call, compiled.restore, _timing_context(compiled, config)),
@@ -218,6 +220,7 @@ def _trial(request: dict[str, Any], channel: Channel, result: dict[str, Any]) ->
         )
         notes += said
         result["measurement"] = asdict(measurement)
+        result["pace_s"] = pace.best()
         if others := telemetry.others_busy(before):
             left_out, rounds = len(measurement.disturbed), len(measurement.eager_s)
             notes.append(

@@ -1,0 +1,68 @@
+"""Pace: a piece of work that is always the same, done again and again beside what is timed.
+
+A virtual machine shares its cores with others that it cannot see: nobody in it waits, and no
+counter moves, but for seconds everything takes up to twice as long, and code that uses several
+threads or much memory suffers more than other code. So the ratio of two times is another one then.
+What takes longer than it has taken before, with nothing of its own changed, shows it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+
+__all__ = ["Pace"]
+
+_SIZE, _PRODUCTS, _SUMS = 128, 12, 150
+_BEST_SHARE = 0.1  # of all samples: their fastest tenth says what this machine can do
+_SLOWER = 1.08
+
+
+class Pace:
+    """Measures the two things that calls are made of, in seconds: arithmetic and dispatch.
+
+    Args:
+        device: what is timed. Beside a GPU the CPU dispatches only.
+        best: what other processes here have reached, one number for each; empty if unknown.
+    """
+
+    def __init__(self, device: torch.device, best: Sequence[float] = ()) -> None:
+        self._left, self._right, self._out = (torch.randn(_SIZE, _SIZE) for _ in range(3))
+        self._small = torch.zeros(4)
+        self._kinds = [self._sums] if device.type == "cuda" else [self._sums, self._products]
+        self._known = list(best) if len(best) == len(self._kinds) else []
+        self._samples: list[list[float]] = []
+        self.is_slow()  # the first is always slow
+
+    def is_slow(self) -> bool:
+        """Do the work; whether any part of it took over 8 % longer than at best."""
+        # The better of two: a short interruption is not what is looked for here.
+        sample = [min(kind(), kind()) for kind in self._kinds]
+        self._samples.append(sample)
+        return any(s > _SLOWER * b for s, b in zip(sample, self.best(), strict=True))
+
+    def best(self) -> list[float]:
+        """What can be reached here, as far as is known."""
+        own = []
+        for values in zip(*self._samples, strict=True):
+            ordered = sorted(values)
+            own.append(ordered[int(_BEST_SHARE * len(ordered))])
+        return [min(pair) for pair in zip(own, self._known, strict=True)] if self._known else own
+
+    def _products(self) -> float:
+        """One product of small matrices, by as many threads as there are."""
+        with torch.no_grad():
+            begin = time.perf_counter()
+            for _ in range(_PRODUCTS):
+                torch.mm(self._left, self._right, out=self._out)
+            return (time.perf_counter() - begin) / _PRODUCTS
+
+    def _sums(self) -> float:
+        """One call of an operator that has next to nothing to do."""
+        with torch.no_grad():
+            begin = time.perf_counter()
+            for _ in range(_SUMS):
+                self._small.add_(1.0)
+            return (time.perf_counter() - begin) / _SUMS

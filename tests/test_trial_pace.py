@@ -1,0 +1,88 @@
+"""Pace: a machine that is slower than it has been is seen, whatever slows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from autocompile.trial.pace import Pace
+from autocompile.trial.strain import Strain
+
+CPU = torch.device("cpu")
+
+
+class Machine:
+    """How long the two kinds of work take, as somebody else decides."""
+
+    def __init__(self) -> None:
+        self.products_s, self.sums_s = 30e-6, 3e-6
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    made = Machine()
+    monkeypatch.setattr(Pace, "_products", lambda self: made.products_s)
+    monkeypatch.setattr(Pace, "_sums", lambda self: made.sums_s)
+    return made
+
+
+@pytest.mark.parametrize("kind", ["products_s", "sums_s"])
+def test_what_takes_longer_than_before_is_slow_and_noise_is_not(
+    machine: Machine, kind: str
+) -> None:
+    pace = Pace(CPU)
+    usual = getattr(machine, kind)
+    assert not pace.is_slow()
+    setattr(machine, kind, usual * 1.05)
+    assert not pace.is_slow()
+    setattr(machine, kind, usual * 1.3)
+    assert pace.is_slow()
+    setattr(machine, kind, usual)
+    assert not pace.is_slow()
+
+
+def test_what_other_processes_have_reached_counts(machine: Machine) -> None:
+    assert not Pace(CPU).is_slow()
+    assert Pace(CPU, [3e-6, 20e-6]).is_slow()
+    assert Pace(CPU, [3e-6, 20e-6]).best() == [3e-6, 20e-6]
+    assert not Pace(CPU, [1.0]).is_slow()  # of another kind of device: not comparable
+
+
+def test_beside_a_gpu_only_dispatch_counts(machine: Machine) -> None:
+    pace = Pace(torch.device("cuda"))
+    machine.products_s = 1.0
+    assert not pace.is_slow()
+    assert pace.best() == [3e-6]
+
+
+def test_a_short_interruption_is_not_what_is_looked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted_once() -> Callable[[Pace], float]:
+        times = iter([3e-6, 3e-6, 9e-6, 3e-6, 9e-6, 9e-6])
+        return lambda self: next(times)
+
+    monkeypatch.setattr(Pace, "_products", lambda self: 30e-6)
+    monkeypatch.setattr(Pace, "_sums", interrupted_once())
+    pace = Pace(CPU)
+    assert not pace.is_slow()
+    assert pace.is_slow()
+
+
+def test_a_round_between_two_slow_moments_is_disturbed(machine: Machine) -> None:
+    strain = Strain(CPU, Pace(CPU))
+    assert not strain.disturbed_since(strain.mark())
+    mark = strain.mark()
+    machine.products_s *= 1.5
+    assert strain.disturbed_since(mark)
+    mark = strain.mark()
+    machine.products_s /= 1.5
+    assert strain.disturbed_since(mark)
+
+
+def test_the_real_work_takes_microseconds() -> None:
+    sums_s, products_s = Pace(CPU).best()
+    assert 1e-7 < sums_s < 1e-3
+    assert 1e-6 < products_s < 1e-2
