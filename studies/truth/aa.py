@@ -43,7 +43,7 @@ SEARCH = {
     "max_rounds": 96,  # this and the blocks as autocompile/api.py and search/finalists.py have them
     "block_s": 0.02,
 }
-CONFIRM = {**SEARCH, "half_width": EFFORT.confirm_half_width, "block_s": 0.05}
+CONFIRM = {**SEARCH, "half_width": EFFORT.confirm_half_width, "block_s": 0.03}
 
 
 def slowed(call: Callable[[], Any], share: float) -> Callable[[], None]:
@@ -63,11 +63,19 @@ def slowed(call: Callable[[], Any], share: float) -> Callable[[], None]:
 
 def measure(model: str, pairs: int, process: int) -> dict[str, Any]:
     """In a process of its own: the floor, then pairs of each kind in random order."""
+    import torch
+
     from autocompile.trial.measure import Limits, Timed, paired_blocks
+    from autocompile.trial.pace import Pace
+    from autocompile.trial.strain import Strain
+
+    cpu = torch.device("cpu")
+    pace = Pace(cpu)
 
     def against(first: Callable[[], Any], second: Side, limits: dict[str, Any], seed: int) -> Any:
         sides = [Timed(c, lambda: None, second.context) for c in (first, second.call)]
-        found = paired_blocks(*sides, lambda: None, Limits(**limits), seed)
+        strain = Strain(cpu, pace)
+        found = paired_blocks(*sides, lambda: None, Limits(**limits), seed, strain)
         interval = found.speedup
         value = [round(v, 5) for v in (interval.value, interval.low, interval.high)]
         return {"interval": value, "rounds": len(found.eager_s), "flags": found.flags}
