@@ -27,7 +27,18 @@ def test_each_example_is_short_and_says_how_to_run_it(path: Path) -> None:
     assert f"examples/{path.name}" in (ast.get_docstring(ast.parse(text)) or "")
 
 
-@pytest.mark.parametrize("path", [p for p in EXAMPLES if p.name != "api.py"], ids=lambda p: p.name)
+_TAKE_LONG = ("cnn.py", "transformer.py")  # to compile
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(p, marks=[pytest.mark.slow] if p.name in _TAKE_LONG else [])
+        for p in EXAMPLES
+        if p.name != "api.py"
+    ],
+    ids=lambda p: p.name,
+)
 def test_each_example_compiles_and_is_right(path: Path, work: Path) -> None:
     command = [sys.executable, "-m", "autocompile", "check", str(path), "--batch-size", "2"]
     done = run(*command, "--json", cwd=work)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -73,10 +74,14 @@ def get_model():
 """
 
 
+_NUMBERS = itertools.count()
+
+
 @pytest.fixture
 def write(tmp_path: Path) -> Callable[..., Path]:
     def write(*parts: str) -> Path:
-        path = tmp_path / "model.py"
+        # Dynamo keeps a module by its name for as long as the process lives.
+        path = tmp_path / f"compared_{next(_NUMBERS)}.py"
         path.write_text("\n".join((HEAD, *parts)))
         return path
 
