@@ -67,8 +67,7 @@ def to_record(number: int, phase: str, setting: Setting, ending: Ending) -> Reco
             detail["where"] = where
         if ending.stack:
             detail["stack"] = ending.stack
-        if pace_s := data.get("pace_s"):
-            detail["pace_s"] = pace_s
+        detail |= {name: data[name] for name in ("pace_s", "strain") if data.get(name)}
         return Record(
             number=number,
             phase=phase,

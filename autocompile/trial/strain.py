@@ -13,6 +13,7 @@ import ctypes
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -47,7 +48,8 @@ class Strain:
         self._quota = next((q for q in _QUOTAS if os.access(q[0], os.R_OK)), None)
         self._gpu = _Gpu.of(device) if device.type == "cuda" else None
         self.throttled = False
-        self.clocks_mhz: list[int] = []
+        self._clocks_mhz: list[int] = []
+        self._first = time.perf_counter(), self._waited_s(), _stolen_s()
 
     def mark(self) -> Mark:
         """Now."""
@@ -61,11 +63,26 @@ class Strain:
         waited_s, held_back_s = self._waited_s() - waited, self._held_back_s() - held_back
         slowed = self._gpu is not None and self._gpu.is_slowed()
         if self._gpu is not None and (clock := self._gpu.clock_mhz()):
-            self.clocks_mhz.append(clock)
+            self._clocks_mhz.append(clock)
         throttled = slowed or held_back_s > _TOLERATED * wall_s
         self.throttled = self.throttled or throttled
         is_slow = self._pace is not None and self._pace.is_slow()
         return throttled or was_slow or is_slow or waited_s > _TOLERATED * wall_s
+
+    def summary(self) -> dict[str, Any]:
+        """What there was since this was made: shares of the time, clocks of a GPU, load."""
+        then, waited_s, stolen_s = self._first
+        wall_s = max(time.perf_counter() - then, 1e-9)
+        found: dict[str, Any] = {
+            "waited": round((self._waited_s() - waited_s) / wall_s, 4),
+            "stolen": round((_stolen_s() - stolen_s) / wall_s, 4),
+            "throttled": self.throttled,
+        }
+        with contextlib.suppress(OSError):
+            found["load"] = round(os.getloadavg()[0], 2)
+        if self._clocks_mhz:
+            found["clock_mhz"] = [min(self._clocks_mhz), max(self._clocks_mhz)]
+        return found
 
     def _waited_s(self) -> float:
         """Of all threads together; those that have ended are no longer counted."""
@@ -90,6 +107,14 @@ class Strain:
                 if line.startswith(name):
                     return int(line.split()[1]) * unit
         return 0.0
+
+
+def _stolen_s() -> float:
+    """What the hypervisor has admitted to have taken from all cores (proc(5), ``steal``)."""
+    with contextlib.suppress(OSError, ValueError, IndexError, AttributeError):
+        first = Path("/proc/stat").read_text().splitlines()[0]
+        return int(first.split()[8]) / os.sysconf("SC_CLK_TCK")
+    return 0.0
 
 
 class _Gpu:

@@ -220,7 +220,7 @@ def _trial(request: dict[str, Any], channel: Channel, result: dict[str, Any]) ->
         )
         notes += said
         result["measurement"] = asdict(measurement)
-        result["pace_s"] = pace.best()
+        result["pace_s"], result["strain"] = pace.best(), strain.summary()
         if others := telemetry.others_busy(before):
             left_out, rounds = len(measurement.disturbed), len(measurement.eager_s)
             notes.append(
