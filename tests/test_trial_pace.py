@@ -83,6 +83,9 @@ def test_a_round_between_two_slow_moments_is_disturbed(machine: Machine) -> None
 
 
 def test_the_real_work_takes_microseconds() -> None:
-    sums_s, products_s = Pace(CPU).best()
+    pace = Pace(CPU)
+    for _ in range(50):  # other tests may run beside this one
+        pace.is_slow()
+    sums_s, products_s = pace.best()
     assert 1e-7 < sums_s < 1e-3
     assert 1e-6 < products_s < 1e-2

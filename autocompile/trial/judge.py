@@ -28,6 +28,7 @@ from autocompile.trial.verify import (
     compare,
     copy_view,
     differences,
+    has_nan,
     has_tensor,
     mismatch_scale,
     plain,
@@ -103,7 +104,7 @@ class Judge:
             notes.append(f"outputs may be off by {tolerance:g} (the tolerance that was asked for)")
         if self.noise > 0:
             notes.append(f"eager differs from itself by {self.noise:.1g}; tolerances allow for it")
-        if any(_has_nan(view) for view in self._expected):
+        if any(has_nan(view) for view in self._expected):
             notes.append("eager's own output holds NaN; compiled may hold it in the same places")
         self.eager.keep()
         self._is_random = self._depends_on_seed()
@@ -181,25 +182,35 @@ class Judge:
         """
         if not self._is_forward:
             return None
-        before = self._from_kept_state(self.eager)
+        before = self._steady(self._from_kept_state(self.eager))
         originals = {id(s): copy.deepcopy(s.model.state_dict()) for s in (self.eager, compiled)}
         for side in (self.eager, compiled):
             perturb(side.model, self._seed)
-        want = self._from_kept_state(self.eager)
-        got = self._from_kept_state(compiled)
-        known = 10 * self.noise
+        want = self._steady(self._from_kept_state(self.eager))
+        got = self._steady(self._from_kept_state(compiled))
+        known = 10 * _largest_below(_MAX_NOISE, self._noise)
         if self._check or self._tolerance is not None:
             # The user may accept more than we would: what is off anyway must not look old.
-            known = max(known, 3 * max(self._drift.values(), default=0.0))
+            known = max(known, 3 * _largest_below(_MAX_NOISE, self._drift))
         visible = mismatch_scale(before, want) > max(_VISIBLE, known)
         if visible:
             self._demand_live(got, want, before, "an in-place update of the weights")
         for side in (self.eager, compiled):
             side.model.load_state_dict(originals[id(side)])
-        got = self._from_kept_state(compiled)
+        got = self._steady(self._from_kept_state(compiled))
         if visible:
             self._demand_live(got, before, want, "load_state_dict")
         return True if visible else None
+
+    def _steady(self, view: View) -> View:
+        """The view with zeros for what differs from call to call anyway: it shows no weights."""
+        restless = {path for path, error in self.accepted.items() if error > _MAX_NOISE}
+
+        def kept(path: Any, leaf: Any) -> Any:
+            noisy = isinstance(leaf, torch.Tensor) and pytree.keystr(path) in restless
+            return torch.zeros_like(leaf) if noisy else leaf
+
+        return pytree.tree_map_with_path(kept, plain(dict(view))) if restless else view
 
     @property
     def accepted(self) -> dict[str, float]:
@@ -303,6 +314,10 @@ class Judge:
         return in_float64(self._target, self._phase, model, self._draws, self._seed, calls)
 
 
+def _largest_below(limit: float, errors: dict[str, float]) -> float:
+    return max((error for error in errors.values() if error <= limit), default=0.0)
+
+
 def _by_path(leaves: Iterable[tuple[str, float]]) -> dict[str, float]:
     """The largest error at each path."""
     largest: dict[str, float] = {}
@@ -313,8 +328,3 @@ def _by_path(leaves: Iterable[tuple[str, float]]) -> dict[str, float]:
 
 def _without_outputs(view: View) -> View:
     return {name: part for name, part in view.items() if name != "outputs"}
-
-
-def _has_nan(view: View) -> bool:
-    leaves = (x for x in pytree.tree_leaves(plain(dict(view))) if isinstance(x, torch.Tensor))
-    return any(bool(x.isnan().any()) for x in leaves if x.is_floating_point())

@@ -77,6 +77,12 @@ def copy_view(view: View) -> View:
     return twin
 
 
+def has_nan(view: View) -> bool:
+    """Whether any of its floating tensors holds NaN."""
+    leaves = (x for x in pytree.tree_leaves(plain(dict(view))) if isinstance(x, torch.Tensor))
+    return any(bool(x.isnan().any()) for x in leaves if x.is_floating_point())
+
+
 def has_tensor(view: View) -> bool:
     """Whether there is anything to compare."""
     return any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(plain(dict(view))))
