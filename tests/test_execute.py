@@ -238,8 +238,15 @@ subprocess.run([sys.executable, "-c", sys.argv[2], "0", ""], start_new_session=T
             stats = [Path(f"/proc/{p}/stat").read_text() for p in below]
             return {s.rpartition(")")[2].split()[0] for s in stats}
 
-        processes.pause([os.getpid()])
-        assert states() == {"T"}
+        try:
+            processes.pause([os.getpid()])
+            deadline = time.monotonic() + 5  # one that is in the kernel stops when it comes out
+            while states() != {"T"} and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert states() == {"T"}
+        except AssertionError:
+            processes.end_descendants()
+            raise
         processes.resume([os.getpid()])
         time.sleep(0.05)
         assert "T" not in states()

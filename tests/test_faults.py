@@ -180,7 +180,9 @@ def test_a_trial_beside_hangs_works_and_is_not_charged_for_standing_still(
 def test_a_busy_neighbour_is_seen_in_the_measurement(bench: Bench) -> None:
     ending = bench.run(PROCESSES, "hogs_the_cores")
     assert ending.outcome is Outcome.OK, ending.message
-    assert "contended" in ending.payload["measurement"]["flags"]
+    measurement = ending.payload["measurement"]
+    assert measurement["disturbed"], "no round was made again"
+    assert "contended" in measurement["flags"] or len(measurement["eager_s"]) > 8
     assert any("of a core busy while this was timed" in note for note in ending.payload["notes"])
     fine_again(bench)
 
