@@ -182,7 +182,6 @@ def test_a_busy_neighbour_is_seen_in_the_measurement(bench: Bench) -> None:
     assert ending.outcome is Outcome.OK, ending.message
     measurement = ending.payload["measurement"]
     assert measurement["disturbed"], "no round was made again"
-    assert "contended" in measurement["flags"] or len(measurement["eager_s"]) > 8
     assert any("of a core busy while this was timed" in note for note in ending.payload["notes"])
     fine_again(bench)
 

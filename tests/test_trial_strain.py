@@ -23,7 +23,7 @@ def spin(seconds: float) -> None:
         pass
 
 
-def test_a_neighbour_on_the_same_core_is_seen_and_an_idle_one_is_not() -> None:
+def test_a_neighbour_on_the_same_core_is_seen_and_not_every_moment_is_disturbed() -> None:
     strain = Strain(torch.device("cpu"))
     before = os.sched_getaffinity(0)
     core = {min(before)}

@@ -1,0 +1,85 @@
+"""Print the figures of the README that are computed from several recorded trials.
+
+python studies/tuning_cost/figures.py
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+HERE = Path(__file__).parent
+OWN = ("compile", "verify", "measure")
+
+
+def arm(file: str, name: str) -> dict[str, Any]:
+    return json.loads((HERE / file).read_text("utf-8"))[name]
+
+
+def by_setting(found: dict[str, Any]) -> dict[tuple[str, int], dict[str, Any]]:
+    return {(json.dumps(t["config"]), t["batch_size"]): t for t in found["trials"]}
+
+
+def own_s(found: dict[str, Any], steps: tuple[str, ...]) -> float:
+    return sum(t["step_s"].get(step, 0.0) for t in found["trials"] for step in steps)
+
+
+def alone(label: str, found: dict[str, Any]) -> None:
+    """One way of running the trials."""
+    wall, compiled = found["wall_s"], [t["compile_s"] or 0.0 for t in found["trials"]]
+    said = [f"{label}: {wall:.0f} s", f"compiling {sum(compiled):.0f} s"]
+    if "first_trial_s" in found:
+        said += [f"first trial after {found['first_trial_s']:.1f} s"]
+        said += [f"verify and measure {own_s(found, OWN[1:]):.1f} s"]
+        said += [f"wall / own {wall / own_s(found, OWN):.2f}"]
+        said += [f"with the eager reference {wall / own_s(found, (*OWN, 'eager')):.2f}"]
+        said += [f"tuner {found['tuner_cpu_share']:.1%} of a core"]
+    if eager := [t["eager_us"] for t in found["trials"] if "eager_us" in t]:
+        said += [f"eager {min(eager):.0f} to {max(eager):.0f}, median {median(eager):.0f} us"]
+    print(", ".join(said))
+
+
+def beside(label: str, first: dict[str, Any], second: dict[str, Any]) -> None:
+    """The same compiled settings in two ways: second over first."""
+    one, two = by_setting(first), by_setting(second)
+    pairs = [
+        (one[k], two[k])
+        for k in one
+        if k in two and one[k]["compile_s"] and two[k]["compile_s"] and one[k]["speedup"]
+    ]
+    ratios = [b["speedup"][0] / a["speedup"][0] for a, b in pairs]
+    off = median(abs(r - 1) for r in ratios)
+    meet = sum(
+        a["speedup"][1] <= b["speedup"][2] and b["speedup"][1] <= a["speedup"][2] for a, b in pairs
+    )
+    compiling = median(b["compile_s"] / a["compile_s"] for a, b in pairs)
+    print(
+        f"{label}: speed-up {median(ratios):.3f} ({min(ratios):.2f} to {max(ratios):.2f}), "
+        f"median difference {off:.1%}, {meet} of {len(pairs)} intervals meet, "
+        f"compile time {compiling:.2f}"
+    )
+
+
+def main() -> None:
+    cpu = {name: arm("cpu/compare.json", name) for name in ("naive", "one", "again", "many")}
+    gpu = {
+        "loop, first machine": arm("h200/compare.json", "naive"),
+        "16 jobs, first machine": arm("h200/compare.json", "many"),
+        "1 job, second machine": arm("h200/one.json", "one"),
+        "16 jobs, second machine, profiled": arm("h200/many_profiled.json", "many"),
+        "16 jobs, third machine, later code": arm("h200/many_after.json", "many"),
+    }
+    for label, found in {**cpu, **gpu}.items():
+        alone(label, found)
+    beside("2 cores, 2 jobs over 1", cpu["one"], cpu["many"])
+    beside("2 cores, 1 job over 1 job", cpu["one"], cpu["again"])
+    beside("H200, 16 jobs over the loop", *(list(gpu.values())[:2]))
+    beside("H200, 16 jobs over 1", *(list(gpu.values())[2:4]))
+    loops = [arm(f"h200/naive_{number}.json", "naive") for number in (1, 2)]
+    beside("H200, one loop over another on another machine", *loops)
+
+
+if __name__ == "__main__":
+    main()
