@@ -141,7 +141,7 @@ def test_ctrl_c_reports_and_resume_goes_on(work: Path) -> None:
             assert process.poll() is None
             time.sleep(0.05)
         os.killpg(process.pid, signal.SIGINT)
-        stdout, _ = process.communicate(timeout=10)
+        stdout, _ = process.communicate(timeout=100)
     assert process.returncode == 130
     report = json.loads(stdout)
     assert report["interrupted"]

@@ -13,11 +13,12 @@ import pytest
 from conftest import ROOT
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+pytestmark = pytest.mark.timeout(900)  # compilers on a slow machine
 README = (ROOT / "README.md").read_text("utf-8")
 
 
 def run(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=280)
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=880)
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.name)

@@ -70,7 +70,8 @@ def test_a_target_that_fails_at_its_import_says_how(
     bench: Bench, work: Path, fault: str, outcome: str, words: str
 ) -> None:
     (work / "model.py").write_text(MODEL + fault + "\n")
-    ending = bench.run(work / "model.py", timeout_s=3.0)
+    limits = {"timeout_s": 3.0} if outcome == "timeout" else {}
+    ending = bench.run(work / "model.py", **limits)
     assert (ending.outcome.value, ending.step.value) == (outcome, "import"), ending.message
     assert words in ending.message
     if outcome == "import_error":
@@ -101,7 +102,7 @@ def test_a_target_with_odd_habits_is_measured_all_the_same(
     bench: Bench, work: Path, oddity: str
 ) -> None:
     (work / "model.py").write_text(MODEL + oddity + "\n")
-    ending = bench.run(work / "model.py", "aot_eager", timeout_s=20.0)
+    ending = bench.run(work / "model.py", "aot_eager")
     assert (ending.outcome.value, ending.step.value) == ("ok", "exit"), ending.message
     fine_again(bench)
 

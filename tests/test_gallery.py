@@ -61,6 +61,8 @@ def test_a_liar_is_caught(
         ("in_place", "forward", "inductor"),
         ("branching", "forward", "inductor"),
         ("passes_through", "forward", "inductor"),
+        ("caching", "forward", "inductor"),
+        ("choosing", "forward", "inductor"),
     ],
 )
 def test_an_honest_model_is_not_refused(

@@ -7,7 +7,8 @@ import pytest
 
 from autocompile.config import CompileConfig
 from autocompile.errors import RunError
-from autocompile.record import Measurement, Outcome, Record, RunFolder, Step, write_json
+from autocompile.files import write_json
+from autocompile.record import Measurement, Outcome, Record, RunFolder, Step
 
 
 def record(number: int = 3) -> Record:

@@ -7,7 +7,6 @@ import json
 import shutil
 import signal
 import sqlite3
-import time
 from collections import Counter
 from collections.abc import Mapping
 from functools import partial
@@ -17,6 +16,7 @@ from typing import Any
 
 import optuna
 import pytest
+from conftest import Clock
 
 import autocompile
 from autocompile.api import load, tune
@@ -402,10 +402,16 @@ def test_ctrl_c_before_a_second_try_loses_neither_the_setting_nor_what_was_seen(
     assert again.config["forward"].mode == "max-autotune"
 
 
-def test_a_second_try_waits_for_no_budget_that_is_spent(target: Path) -> None:
+def test_a_second_try_waits_for_no_budget_that_is_spent(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    for module in ("api", "search.study", "search.finalists"):
+        monkeypatch.setattr(f"autocompile.{module}.time", clock)
+
     def late(request: Mapping[str, Any]) -> Ending:
         if request["config"]["mode"] == "max-autotune":
-            time.sleep(1.2)
+            clock.work(1.2)
         return doubtful(request)
 
     executor = Recorder(late)

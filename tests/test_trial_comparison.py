@@ -15,7 +15,7 @@ from autocompile.trial.comparison import refusal
 from autocompile.trial.verify import compare
 
 HEAD = """
-import dataclasses, os, torch
+import dataclasses, itertools, torch
 from torch._dynamo import register_backend
 
 torch.set_num_threads(1)
@@ -61,9 +61,11 @@ def check(expected, actual):
     assert error < 0.1, f"relative error {error:.2f} is\\ntoo much"
 """
 NOISY = """
+CALLS = itertools.count()
+
 @torch.compiler.disable
 def noise():
-    return int.from_bytes(os.urandom(2), "big") / 2**16
+    return 4.0 ** (next(CALLS) % 4)
 
 class Noisy(Model):
     def forward(self, x):

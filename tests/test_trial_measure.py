@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import Clock
 
+from autocompile.stats import median
 from autocompile.trial.measure import Limits, Timed, paired_blocks, watched_blocks
 from autocompile.trial.strain import Strain
 
@@ -31,25 +33,6 @@ def timed(
     return Timed(call, restore, context)
 
 
-class Clock:
-    """Stands in for ``time``: it moves only when somebody works, so that ratios are exact."""
-
-    def __init__(self) -> None:
-        self.now_ns = 0
-
-    def perf_counter_ns(self) -> int:
-        return self.now_ns
-
-    def monotonic(self) -> float:
-        return self.now_ns / 1e9
-
-    def sleep(self, seconds: float) -> None:
-        self.work(seconds)
-
-    def work(self, seconds: float) -> None:
-        self.now_ns += round(seconds * 1e9)
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
@@ -57,24 +40,35 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def busy(seconds: float) -> Callable[[], None]:
-    """Works on this core for a while, by the real clock."""
+class Busy:
+    """Works on this core for a while, by the real clock, and knows how long it took in truth."""
 
-    def call() -> None:
-        until = time.perf_counter() + seconds
-        while time.perf_counter() < until:
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.took_s: list[float] = []
+
+    def __call__(self) -> None:
+        began = time.perf_counter()
+        while time.perf_counter() < began + self.seconds:
             pass
+        self.took_s.append(time.perf_counter() - began)
 
-    return call
 
-
-def test_a_ratio_of_two_is_found_by_the_real_clock_or_named_doubtful() -> None:
-    """Other tests may run beside this one: then the rounds that they disturb are left out."""
+def test_times_by_the_real_clock_are_those_that_the_calls_took() -> None:
+    """Whatever runs beside this test slows the calls: then it is the slower time that is true."""
     strain = Strain(torch.device("cpu"))
-    sides = timed(busy(4e-3)), timed(busy(2e-3))
-    found = paired_blocks(*sides, nothing, Limits(0.02, 24, 2.0, 0.02), 0, strain)
-    is_right = found.speedup.value == pytest.approx(2.0, rel=0.05)
-    assert is_right or "contended" in found.flags
+    eager, compiled = Busy(4e-3), Busy(2e-3)
+    found = paired_blocks(
+        timed(eager), timed(compiled), nothing, Limits(0.02, 24, 2.0, 0.02), 0, strain
+    )
+    for side, seconds, calls in zip(
+        (eager, compiled), (found.eager_s, found.compiled_s), found.calls, strict=True
+    ):
+        took_s = side.took_s[-len(seconds) * calls :]
+        assert min(seconds) > 0.99 * side.seconds
+        assert sum(seconds) * calls == pytest.approx(sum(took_s), rel=0.05)
+        blocks = [sum(took_s[i : i + calls]) / calls for i in range(0, len(took_s), calls)]
+        assert median(seconds) == pytest.approx(median(blocks), rel=0.05)
 
 
 def test_a_comparison_of_eager_with_itself_includes_one(clock: Clock) -> None:
@@ -360,3 +354,19 @@ def test_a_side_that_slows_the_other_is_measured_with_gaps_or_named(
     assert len(said) == len(flags)
     if not flags:
         assert found.speedup.value == pytest.approx(1.0)
+
+
+def test_a_call_of_seconds_is_made_no_oftener_than_its_rounds_need(clock: Clock) -> None:
+    made = []
+
+    def long() -> None:
+        made.append(clock.work(2.0))
+
+    def longer() -> None:
+        made.append(clock.work(3.0))
+
+    strain = Strain(torch.device("cpu"))
+    found, said = watched_blocks(timed(longer), timed(long), nothing, QUICK, 0, strain)
+    assert found.speedup.value == pytest.approx(1.5)
+    assert len(found.eager_s) == 8
+    assert len(made) <= 20 and not said

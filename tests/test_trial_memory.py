@@ -1,34 +1,23 @@
-"""Memory and compile time against what is known: an allocation of so many bytes, a sleep."""
+"""Memory and compile time against what is known: an allocation of so many bytes, a clock."""
 
 from __future__ import annotations
 
 import gc
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch._dynamo
+from conftest import Clock
 from test_trial_worker import a_trial, in_this_process
-from torch._dynamo.backends.registry import _COMPILER_FNS, register_backend
+from torch._dynamo.backends.registry import register_backend
 
 from autocompile.config import CompileConfig
 from autocompile.trial import memory
 
 MIB = 2**20
-
-
-@pytest.fixture(autouse=True)
-def _dynamo_as_it_was() -> Iterator[None]:
-    torch._dynamo.list_backends(None)
-    before = set(_COMPILER_FNS)
-    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=False):
-        yield
-    for name in set(_COMPILER_FNS) - before:
-        del _COMPILER_FNS[name]
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("_dynamo_as_it_was")
 
 
 def measured(
@@ -201,24 +190,22 @@ def get_optimizer(model):
 
 
 @pytest.mark.parametrize(("phase", "graphs"), [("forward", 1), ("optimizer_step", 2)])
-def test_a_backend_that_sleeps_is_seen_in_the_compile_time(
-    work: Path, capsys: pytest.CaptureFixture[str], phase: str, graphs: int
+def test_a_backend_that_takes_long_is_seen_in_the_compile_time(
+    work: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    phase: str,
+    graphs: int,
 ) -> None:
     """A momentum makes another program of the second step: that it compiles counts as well."""
+    clock = Clock()
+    monkeypatch.setattr("autocompile.trial.first_calls.time", clock)
 
-    names = (f"sleeps_{number}" for number in range(3))
+    def backend(graph: Any, inputs: Any) -> Any:
+        clock.work(100.0)
+        return graph.forward
 
-    def compile_s(sleep_s: float) -> float:
-        name = next(names)
-
-        def backend(graph: Any, inputs: Any) -> Any:
-            time.sleep(sleep_s)
-            return graph.forward
-
-        register_backend(backend, name=name)
-        result = measured(work, capsys, SMALL, phase=phase, backend=name)
-        assert result["graphs"] == graphs
-        return float(result["compile_s"])
-
-    compile_s(0.0)  # imports
-    assert compile_s(1.0) - compile_s(0.0) == pytest.approx(graphs * 1.0, rel=0.05)
+    register_backend(backend, name="takes_long")
+    result = measured(work, capsys, SMALL, phase=phase, backend="takes_long")
+    assert result["graphs"] == graphs
+    assert result["compile_s"] == pytest.approx(graphs * 100.0, rel=0.05)

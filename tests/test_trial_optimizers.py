@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,20 +11,22 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo
+from conftest import Clock
 from test_trial_judge import a_target, batch, judged
 from test_trial_worker import a_trial, in_this_process
 from torch import nn, optim
-from torch._dynamo.backends.registry import _COMPILER_FNS, register_backend
+from torch._dynamo.backends.registry import register_backend
 
 from autocompile.config import EAGER, CompileConfig
 from autocompile.record import Outcome
-from autocompile.trial import telemetry
+from autocompile.trial import schedule, telemetry
 from autocompile.trial.judge import Failed, Judge
 from autocompile.trial.phases import Side, make_side
 from autocompile.trial.schedule import try_schedule
 from autocompile.trial.target import Target, seed_everything
 
 Make = Callable[[Any], optim.Optimizer]
+pytestmark = pytest.mark.usefixtures("_dynamo_as_it_was")
 
 # What torch itself leaves in eager: LBFGS and SparseAdam by decree (and the one wants a closure,
 # the other sparse gradients); of Adafactor and of fused steps Dynamo captures nothing.
@@ -50,16 +52,12 @@ ALL = OPTIMIZERS | VARIANTS
 
 
 @pytest.fixture(autouse=True)
-def _dynamo_as_it_was() -> Iterator[None]:
-    random_state = torch.get_rng_state()
-    torch._dynamo.list_backends(None)
-    before = set(_COMPILER_FNS)
-    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=False):
-        yield
-    for name in set(_COMPILER_FNS) - before:
-        del _COMPILER_FNS[name]
-    torch._dynamo.reset()
-    torch.set_rng_state(random_state)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """It stands still, so that no change is left out for time on a slow machine."""
+    made = Clock()
+    for module in ("first_calls", "schedule"):
+        monkeypatch.setattr(f"autocompile.trial.{module}.time", made)
+    return made
 
 
 def matrices() -> nn.Module:
@@ -202,12 +200,20 @@ def test_a_tensor_does_not_recompile(make: Any) -> None:
     assert found["notes"] == []
 
 
-def test_a_slow_compile_is_not_repeated_ten_times() -> None:
+def test_a_slow_compile_is_not_repeated_ten_times(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def step(*args: Any) -> Any:
+        clock.work(0.08)
+        return compare_step(*args)
+
+    compare_step = schedule._compare_step
+    monkeypatch.setattr(schedule, "_compare_step", step)
     found = scheduled(optim.SGD, budget_s=0.05)
     assert found["detail"] == {"lr_changes": 0, "lr_recompiles": 0, "lr_ends_eager": False}
     assert "was not tried: it takes 0 s to compile" in found["notes"][0]
     found = scheduled(optim.SGD, budget_s=0.2)
-    assert 1 <= found["detail"]["lr_changes"] < 7
+    assert found["detail"]["lr_changes"] == 2  # the third would end at 0.24 s
     assert "(more were not tried, for time)" in found["notes"][0]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -87,6 +87,16 @@ def test_a_round_between_two_slow_moments_is_disturbed(
     assert strain.disturbed_since(mark)
 
 
+@pytest.fixture
+def _one_thread() -> Iterator[None]:
+    """With more of them each waits for the others, as long as other tests use the cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("_one_thread")
 def test_the_real_work_takes_microseconds() -> None:
     pace = Pace(CPU)
     for _ in range(50):  # other tests may run beside this one

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from autocompile.trial.verify import compare, copy_view, mismatch_scale
+from autocompile.trial.verify import compare, mismatch_scale
+from autocompile.trial.view import copy_view
 
 Pair = namedtuple("Pair", "logits value")
 INF, NAN = float("inf"), float("nan")

@@ -155,6 +155,36 @@ def softmaxes():
     return Softmaxes()
 
 
+class Cache:
+    """What it holds is known to nobody; it equals itself only."""
+
+    def __init__(self, keys):
+        self.keys = keys
+
+
+class Caching(torch.nn.Module):
+    """Returns an object that no library has registered, as language models do."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(16, 8)
+
+    def forward(self, x):
+        keys = self.inner(x)
+        return keys.softmax(-1), Cache(keys)
+
+
+class Choosing(torch.nn.Module):
+    """Returns a distribution, as policies do."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(16, 4)
+
+    def forward(self, x):
+        return torch.distributions.Categorical(logits=self.inner(x), validate_args=False)
+
+
 def dropping():
     return Dropping()
 
@@ -194,3 +224,11 @@ def branching():
 
 def passes_through():
     return PassesThrough()
+
+
+def caching():
+    return Caching()
+
+
+def choosing():
+    return Choosing()

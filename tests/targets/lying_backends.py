@@ -7,7 +7,7 @@ from torch._dynamo.backends.common import aot_autograd
 
 torch.set_num_threads(1)  # or one busy neighbour slows a block of calls a hundredfold
 
-_LATE = 100  # calls: more than there are before the timing, fewer than it makes
+_LATE = 10  # calls: more than the 5 before the timing, fewer than it makes at the least
 
 
 def get_model():

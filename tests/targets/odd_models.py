@@ -1,11 +1,12 @@
 """Models that are no functions of their input, and backends that answer for them."""
 
-import os
+import itertools
 
 import torch
 from torch._dynamo import register_backend
 
 torch.set_num_threads(1)
+CALLS = itertools.count()
 
 
 def get_inputs(batch_size):
@@ -26,7 +27,7 @@ class Nondeterministic(Scaled):
 
     @torch.compiler.disable
     def noise(self, x):
-        return x + int.from_bytes(os.urandom(2), "big") / 2**16
+        return x + 4.0 ** (next(CALLS) % 4)
 
     def forward(self, x):
         return self.noise(super().forward(x))

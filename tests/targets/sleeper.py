@@ -56,7 +56,7 @@ def slow(graph, inputs):
         calls.append(None)
         if len(calls) == 2:
             doze("verify")
-        if len(calls) == 30:
+        if len(calls) == 10:  # 5 are before the timing
             doze("measure")
         time.sleep(0.0005)
         return graph(*args)

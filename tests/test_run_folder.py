@@ -1,0 +1,136 @@
+"""A run's folder: nothing of a user's is removed, and several runs do not get into each other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+
+from autocompile import noise
+from autocompile.api import load, tune
+from autocompile.errors import RunError, TargetError
+from autocompile.execute.executor import Ending
+from autocompile.execute.job import Workshop
+from autocompile.record import Outcome, RunFolder, Step
+from autocompile.search.space import SearchSpace
+from autocompile.testing import FakeExecutor, measured
+
+BROKEN = Ending(Outcome.RUNTIME_ERROR, Step.BUILD, "ValueError: no")
+SPACE = SearchSpace(backends=("inductor",), batch_sizes=(4,))
+
+
+@pytest.fixture
+def target(work: Path) -> Path:
+    path = work / "net.py"
+    path.write_text("never run: the executor is a fake")
+    return path
+
+
+def script(request: Mapping[str, Any]) -> Ending:
+    return measured(1.0 if request["config"]["backend"] == "eager" else 1.5, noise=0.005)
+
+
+def test_a_users_folder_of_the_same_names_is_refused_and_left_alone(target: Path) -> None:
+    precious = Path("exp/trials/precious/a.csv")
+    precious.parent.mkdir(parents=True)
+    precious.write_text("data")
+    with pytest.raises(RunError, match="not empty and holds no run"):
+        tune(target, executor=FakeExecutor(script, probe=BROKEN), run_dir="exp")
+    assert precious.read_text() == "data"
+
+
+def test_a_target_that_fails_leaves_an_empty_folder_of_the_users_as_it_was(target: Path) -> None:
+    Path("mine").mkdir()
+    for folder in ("mine", "new"):
+        with pytest.raises(TargetError):
+            tune(target, executor=FakeExecutor(script, probe=BROKEN), run_dir=folder)
+    assert Path("mine").is_dir() and not any(Path("mine").iterdir())
+    assert not Path("new").exists()
+
+
+def test_what_appears_beside_a_run_that_never_began_stays(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    (folder.path / "notes.txt").write_text("mine")
+    (folder.trials / "mine").mkdir()
+    folder.remove()
+    assert {p.name for p in folder.path.iterdir()} == {"notes.txt", "trials"}
+
+
+def test_runs_of_the_same_name_do_not_share_a_study(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"sqlite:///{target.parent}/all.db"
+    for place, sizes in (("a", (4,)), ("b", (8, 16))):
+        Path(place).mkdir()
+        monkeypatch.chdir(place)
+        space = SearchSpace(backends=("inductor",), batch_sizes=sizes)
+        tune(target, executor=FakeExecutor(script), space=space, storage=url)
+        monkeypatch.chdir("..")
+    found = optuna.get_all_study_summaries(url)
+    assert len(found) == 2
+    for summary in found:
+        study = optuna.load_study(study_name=summary.study_name, storage=url)
+        assert len({t.params["batch_size"] for t in study.trials}) in (1, 2)
+    assert {s.study_name.split("-")[0] for s in found} == {"net"}
+
+
+def test_a_resumed_run_goes_on_in_its_own_study_and_adds_no_noise(target: Path) -> None:
+    url = f"sqlite:///{target.parent}/all.db"
+    result = tune(target, executor=FakeExecutor(script), space=SPACE, storage=url)
+    before = noise._history()
+    assert before
+    for _ in range(3):
+        tune(target, executor=FakeExecutor(script), run_dir=result.run_dir, resume=True)
+    assert noise._history() == before
+    assert len(optuna.get_all_study_summaries(url)) == 1
+
+
+def test_a_live_run_is_shown_as_running(target: Path) -> None:
+    seen = []
+
+    def looking(request: Mapping[str, Any]) -> Ending:
+        shown = load("last").to_dict()
+        seen.append((shown["running"], shown["interrupted"]))
+        return script(request)
+
+    tune(target, executor=FakeExecutor(looking), space=SPACE)
+    assert set(seen) == {(True, True)}
+    shown = load("last").to_dict()
+    assert (shown["running"], shown["interrupted"]) == (False, False)
+
+
+def test_the_pace_is_what_the_last_trials_agree_on(tmp_path: Path) -> None:
+    shop = Workshop(RunFolder(tmp_path), {}, 10.0, None)
+    assert shop.pace_s == ()
+    shop.learn_pace([1e-6, 30e-6])  # one in a cool machine
+    assert shop.pace_s == (1e-6, 30e-6)
+    for _ in range(2):
+        shop.learn_pace([1.2e-6, 36e-6])
+    assert shop.pace_s == (1.2e-6, 36e-6)
+    for _ in range(3):
+        shop.learn_pace([2e-6, 60e-6])  # a slow spell, of fewer than those before it
+    assert shop.pace_s == (2e-6, 60e-6)
+    for _ in range(9):
+        shop.learn_pace([1.2e-6, 36e-6])
+    for _ in range(4):
+        shop.learn_pace([2e-6, 60e-6])
+    assert shop.pace_s == (1.2e-6, 36e-6)
+    for nonsense in (None, [], ["x"], [-1.0], [3.0]):
+        shop.learn_pace(nonsense)
+    assert shop.pace_s == (1.2e-6, 36e-6)
+
+
+def test_only_what_runs_alone_gets_all_of_the_memory(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    shop = Workshop(folder, {}, 10.0, 1000, 16000)
+    assert shop.job(0, {}).memory_limit_bytes == 1000
+    assert shop.job(1, {}, alone=True).memory_limit_bytes == 16000
+    assert shop.probe_job({}, toolchain=False).memory_limit_bytes == 16000
+    request = json.loads((folder.trial(1) / "request.json").read_text())
+    assert request == {"number": 1}
