@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from autocompile import noise, runs
 from autocompile.errors import RunError, UsageError
 from autocompile.execute.executor import Executor
-from autocompile.execute.job import Workshop, locked
+from autocompile.execute.job import Workshop, is_held, locked
 from autocompile.execute.memory import available_memory_bytes
 from autocompile.execute.process import Isolation, LocalExecutor
-from autocompile.ranking import Limits
-from autocompile.record import SCHEMA, Record, RunFolder, write_json
+from autocompile.files import write_json
+from autocompile.ranking import Limits, noise_floor
+from autocompile.record import SCHEMA, Record, RunFolder
 from autocompile.report.live import Progress, SilentProgress
 from autocompile.result import Result, make_result, write_result
 from autocompile.search.effort import Effort
@@ -108,13 +110,14 @@ def tune(
     budget_s = chosen.budget_s if budget_s is None else budget_s
     runner = executor or LocalExecutor(isolation=isolation, jobs=jobs)
     alone = memory_limit_bytes or _most_memory()
-    share = memory_limit_bytes or (alone and alone // runner.slots)
-    workshop = Workshop(folder, plan.requested(), timeout_s, share, alone)
+    workshop = Workshop(folder, plan.requested(), timeout_s, alone, alone)
     interrupted = False
     with _gone_if_never_begun(folder), locked(folder), contextlib.ExitStack() as stack:
         stack.callback(show.close)
         stack.callback(runner.close)
         found = _probed(plan, workshop, runner, show)
+        if alone and not memory_limit_bytes:  # the probe may have found room for fewer at once
+            workshop.memory_limit_bytes = alone // runner.slots
         run = _described(folder, plan, found)
         show.header({"spec": plan.target, **run["target"]}, run["environment"], str(folder.path))
         spaces = {
@@ -131,7 +134,7 @@ def tune(
                     spent = time.monotonic() - began
                     left = max(0.0, budget_s - spent) / (len(spaces) - index)
                     until = time.monotonic() + left
-                study = _study(one, workshop, runner, show, chosen, plan, storage, records)
+                study = _study(one, workshop, runner, show, chosen, run, storage, records)
                 budget = Budget(until, trials)
                 study.run(budget)
                 confirm(study, chosen, plan.limits, budget, plan.seed)
@@ -139,6 +142,7 @@ def tune(
             interrupted = True
         if not interrupted:  # otherwise the best are still to be confirmed on their warm caches
             workshop.drop_cache()
+    known = {record.number for record in records}
     records = list(folder.records())
     run["spaces"] = {name: _account(one, records) for name, one in spaces.items()}
     run["wall_s"] = run.get("wall_s", 0.0) + time.monotonic() - began
@@ -146,9 +150,17 @@ def tune(
     run["usual_noise_floor"] = noise.usual(run["environment"])
     write_json(folder.run_json, run)
     result = write_result(folder, run, records, plan.limits)
-    floors = [p["noise_floor"] for p in result.to_dict()["phases"].values() if p["noise_floor"]]
-    noise.remember(run["environment"], floors)
+    noise.remember(run["environment"], _floors(r for r in records if r.number not in known))
     return result
+
+
+def _floors(records: Iterable[Record]) -> list[float]:
+    """The noise floor of each phase and batch size in which eager was measured just now."""
+    eager: dict[tuple[str, int | None], list[Record]] = {}
+    for r in records:
+        if r.ok and r.config.is_eager:
+            eager.setdefault((r.phase, r.batch_size), []).append(r)
+    return [noise_floor(found, size) for (_, size), found in eager.items()]
 
 
 def load(run: str | Path = "last") -> Result:
@@ -159,6 +171,7 @@ def load(run: str | Path = "last") -> Result:
     """
     folder = runs.find(run)
     data = folder.read_run()
+    data["running"] = is_held(folder)
     records = list(folder.records())
     return make_result(folder, data, records, Plan.from_dict(data["plan"]).limits)
 
@@ -231,6 +244,7 @@ def _described(folder: RunFolder, plan: Plan, found: Mapping[str, Any]) -> dict[
         return run
     return {
         "schema": SCHEMA,
+        "id": secrets.token_hex(4),
         "plan": plan.to_dict(),
         "environment": environment,
         "target": found["target"],
@@ -246,7 +260,7 @@ def _study(
     executor: Executor,
     show: Progress,
     chosen: Effort,
-    plan: Plan,
+    run: Mapping[str, Any],
     storage: str | None,
     records: list[Record],
 ) -> PhaseStudy:
@@ -262,10 +276,12 @@ def _study(
             "max_s": chosen.max_s,
             "block_s": _SEARCH_BLOCK_S,
         },
-        objective=plan.objective,
+        objective=run["plan"]["objective"],
         database=storage or workshop.folder.study_db,
-        # A database of the user's own may hold many runs; ours holds one.
-        study_name=name if storage is None else f"{workshop.folder.path.name}/{name}",
+        # A database of the user's own may hold many runs, also of folders with the same name.
+        study_name=name
+        if storage is None
+        else f"{workshop.folder.path.name}-{run.get('id', '')}/{name}",
         records=[r for r in records if r.phase == name],
     )
 

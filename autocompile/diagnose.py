@@ -10,6 +10,7 @@ from typing import Any
 
 from autocompile import noise
 from autocompile.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
+from autocompile.errors import TargetError, UsageError
 from autocompile.execute.job import Workshop
 from autocompile.execute.process import LocalExecutor
 from autocompile.record import Record, RunFolder
@@ -17,13 +18,15 @@ from autocompile.report.live import SilentProgress
 from autocompile.search.crew import run_job
 from autocompile.search.plan import Plan, target_spec
 from autocompile.search.probe import catalogue, probe
+from autocompile.search.records import to_record
 from autocompile.search.space import Catalogue, SearchSpace, Setting
-from autocompile.search.study import to_record
 
 __all__ = ["check", "doctor"]
 
 _SAMPLE = "autocompile.trial.sample"
 _LIMITS = {"half_width": 0.05, "max_rounds": 16, "max_s": 1.0}
+
+_LOG_LINES = 12  # enough for the end of a traceback
 
 _WHAT_TO_DO = {
     "cudagraphs": "run where there is an NVIDIA GPU",
@@ -48,6 +51,22 @@ def _bench(plan: Plan, timeout_s: float) -> Iterator[tuple[Workshop, LocalExecut
             executor.close()
 
 
+def _probed(plan: Plan, workshop: Workshop, executor: LocalExecutor) -> dict[str, Any]:
+    """What the probe found; the log that an error speaks of is shown, since it will be gone.
+
+    Raises:
+        TargetError: as the probe.
+    """
+    try:
+        return probe(plan, workshop, executor, SilentProgress())
+    except UsageError as error:
+        details = [line for line in error.details if not line.startswith("log: ")]
+        if len(details) == len(error.details):
+            raise
+        log = (workshop.folder.path / "probe" / "log.txt").read_text("utf-8", "replace")
+        raise TargetError(error.what, *details, *log.strip().splitlines()[-_LOG_LINES:]) from None
+
+
 def _try(
     workshop: Workshop, executor: LocalExecutor, phase: str, setting: Setting
 ) -> tuple[Record, str]:
@@ -60,7 +79,7 @@ def _try(
         "batch_size": setting.batch_size,
         "limits": _LIMITS,
     }
-    job = workshop.job(number, request)
+    job = workshop.job(number, request, alone=True)
     ending, interrupted = run_job(executor, job, SilentProgress())
     if interrupted:
         raise KeyboardInterrupt
@@ -108,7 +127,7 @@ def check(
     spec = target_spec(target)
     plan = Plan(spec, phases=phases, space=space, device=device, tolerance=tolerance)
     with _bench(plan, timeout_s) as (workshop, executor):
-        found = probe(plan, workshop, executor, SilentProgress())
+        found = _probed(plan, workshop, executor)
         rows = {}
         for phase in found["target"]["phases"]:
             size = None if phase == "optimizer_step" else batch_size
@@ -131,7 +150,7 @@ def doctor(backend: str | None, device: str | None) -> dict[str, Any]:
     names = None if backend is None else (backend,)
     plan = Plan(f"{_SAMPLE}:get_model", space=SearchSpace(backends=names), device=device)
     with _bench(plan, 120.0) as (workshop, executor):
-        found = probe(plan, workshop, executor, SilentProgress())
+        found = _probed(plan, workshop, executor)
         offered = catalogue(found)
         rows = {
             name: _examine(name, reason, offered, workshop, executor)

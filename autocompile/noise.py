@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from autocompile.errors import AutocompileError
-from autocompile.record import write_json
+from autocompile.files import write_json
 from autocompile.stats import median
 
 __all__ = ["remember", "unusual", "usual"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from autocompile.record import Record
+from autocompile.record import Outcome, Record
 from autocompile.stats import Interval, across_processes, median, ratio
 
 __all__ = ["Candidate", "Limits", "candidates", "noise_floor", "rank", "tie_set"]
@@ -78,12 +78,14 @@ class Candidate:
 def candidates(records: Iterable[Record]) -> list[Candidate]:
     """Every setting of one phase that worked, repeats folded in, duplicates left out.
 
-    A setting that failed even once in a repeat is no candidate: it cannot be relied on.
+    A setting that failed even once in a repeat is no candidate: it cannot be relied on. What ended
+    a repeat from outside says nothing about it.
     """
     all_records = list(records)
     repeats: dict[int, list[Record]] = {}
     for record in all_records:
-        if record.repeats is not None and record.outcome.value != "interrupted":
+        from_outside = record.outcome in (Outcome.INTERRUPTED, Outcome.INFRASTRUCTURE)
+        if record.repeats is not None and not from_outside:
             repeats.setdefault(record.repeats, []).append(record)
     working = [r for r in all_records if r.measurement is not None and r.ok]
     eager: dict[int | None, list[Record]] = {}

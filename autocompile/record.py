@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -16,6 +17,7 @@ from typing import Any
 
 from autocompile.config import CompileConfig
 from autocompile.errors import RunError
+from autocompile.files import make_folder, write_json
 from autocompile.stats import Interval, median, speedup
 
 __all__ = [
@@ -26,10 +28,6 @@ __all__ = [
     "Record",
     "RunFolder",
     "Step",
-    "make_folder",
-    "not_for_all",
-    "write_json",
-    "write_text",
 ]
 
 SCHEMA = 1
@@ -194,58 +192,6 @@ class Record:
         return cls(**kept)
 
 
-def not_for_all(path: str, flags: int) -> int:
-    """An ``opener`` for ``open``: whatever the umask says, only the owner may write."""
-    return os.open(path, flags, 0o644)
-
-
-def make_folder(path: Path) -> None:
-    """Make a folder, and those above it, that only the owner may write to.
-
-    Raises:
-        RunError: it cannot be made.
-    """
-    try:
-        for folder in (*reversed(path.parents), path):
-            if not folder.is_dir():
-                folder.mkdir(mode=0o755, exist_ok=True)
-    except OSError as error:
-        raise RunError(
-            f"cannot make the folder {path}: {error.strerror or error}",
-            hint="--run-dir with a folder that you can write to",
-        ) from error
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file so that a reader sees the old one or the whole new one, never a part.
-
-    Raises:
-        RunError: the disk is full or the folder cannot be written.
-    """
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        with open(temporary, "w", encoding="utf-8", opener=not_for_all) as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        raise RunError(
-            f"cannot write {path}: {error.strerror or error}",
-            "finished trials are safe; free some space or make the folder writable",
-            hint="the same command with --resume",
-        ) from error
-
-
-def write_json(path: Path, data: Any) -> None:
-    """Write JSON, whole or not at all.
-
-    Raises:
-        RunError: as :func:`write_text`.
-    """
-    write_text(path, json.dumps(data, indent=1, allow_nan=False) + "\n")
-
-
 class RunFolder:
     """The paths of one run: ``run.json``, ``study.db``, ``trials/0007/``, ``report.*``."""
 
@@ -255,6 +201,7 @@ class RunFolder:
         self.study_db = self.path / "study.db"
         self.trials = self.path / "trials"
         self.cache = self.path / "cache"
+        self._is_ours = False
 
     def create(self) -> None:
         """Make the folder; only its owner may write to it.
@@ -262,18 +209,31 @@ class RunFolder:
         Raises:
             RunError: it cannot be made.
         """
+        self._is_ours = not self.path.exists()
         make_folder(self.trials)
 
     def holds_something_else(self) -> bool:
-        """Whether there is anything here that no run has put here."""
-        begun = {"lock", "probe", "trials"}
+        """Whether there is anything here that no run which never began has left here.
+
+        Names prove nothing: a user's folder may have these too.
+        """
+        if not self.path.is_dir():
+            return False
+        entries = {p.name for p in self.path.iterdir()}
+        left = {"lock", "trials"}
         if (self.path / "probe" / "request.json").is_file():
-            begun.add("cache")  # of a run that was killed before its first trial
-        return self.path.is_dir() and not {p.name for p in self.path.iterdir()} <= begun
+            left |= {"probe", "cache"}
+        return not entries <= left or ("trials" in entries and any(self.trials.iterdir()))
 
     def remove(self) -> None:
-        """Remove the folder of a run that never began."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        """Remove what a run that never began has put here; the folder too, if it made it."""
+        for part in (self.path / "probe", self.cache):
+            shutil.rmtree(part, ignore_errors=True)
+        with contextlib.suppress(OSError):  # whatever else is there stays
+            (self.path / "lock").unlink(missing_ok=True)
+            self.trials.rmdir()
+            if self._is_ours:
+                self.path.rmdir()
 
     def trial(self, number: int) -> Path:
         """The folder of one trial."""

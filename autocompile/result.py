@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from autocompile.config import CompileConfig
 from autocompile.errors import AutocompileError, NothingWorked, UsageError
 from autocompile.export import FORMATS, export
+from autocompile.files import write_json, write_text
 from autocompile.ranking import Limits
-from autocompile.record import Record, RunFolder, write_json, write_text
+from autocompile.record import Outcome, Record, RunFolder
 from autocompile.report.build import build_report
 from autocompile.report.markdown import to_markdown
 from autocompile.stats import Interval
@@ -135,6 +136,9 @@ class Result:
         return f"<autocompile.Result of {self.run_dir}: {phases}>"
 
 
+_LONGER = "the same command with a longer --timeout, if a call or a compile needs more time"
+
+
 def make_result(
     folder: RunFolder, run: Mapping[str, Any], records: list[Record], limits: Limits
 ) -> Result:
@@ -174,4 +178,7 @@ def write_result(
         again = ["tune", run["plan"]["target"], "--resume", "--run-dir", str(folder.path)]
         hint = f"autocompile {shlex.join(again)} with a longer --budget, or none"
         raise NothingWorked(f"there is no result: {first['reason']}", *words, hint=hint)
-    raise NothingWorked(f"no setting and no eager run worked: {first['reason']}", *words)
+    longer = _LONGER if rows and rows[0]["outcome"] == Outcome.TIMEOUT.value else None
+    raise NothingWorked(
+        f"no setting and no eager run worked: {first['reason']}", *words, hint=longer
+    )

@@ -24,7 +24,7 @@ def short_name(spec: str) -> str:
 
 
 def _all() -> list[Path]:
-    """Folders of runs, the last one begun at the end."""
+    """Folders of runs, the one that was worked on last at the end."""
     found = [p.parent for p in under.glob("*/run.json")]
     return sorted(found, key=lambda p: ((p / "run.json").stat().st_mtime, p.name))
 

@@ -61,6 +61,7 @@ class Ending:
             ``time.monotonic`` gives them, which on Linux all processes share.
         stack: what the stuck process was doing when its time was over.
         doubts: circumstances that may have caused a failure, such as ``beside other trials``.
+        first: how the first try ended, where this is a second one.
     """
 
     outcome: Outcome
@@ -72,6 +73,7 @@ class Ending:
     pauses: Sequence[tuple[float, float]] = ()
     stack: str = ""
     doubts: Sequence[str] = ()
+    first: Ending | None = None
 
 
 @dataclass(frozen=True)

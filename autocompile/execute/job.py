@@ -5,24 +5,26 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from autocompile.errors import RunError
 from autocompile.execute.executor import Job
-from autocompile.record import SCHEMA, RunFolder, make_folder, not_for_all, write_json
+from autocompile.files import make_folder, not_for_all, write_json
+from autocompile.record import SCHEMA, RunFolder
 
 try:
     import fcntl
 except ImportError:  # Windows: two tuners on one run are not noticed there
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["Workshop", "adaptive_timeout_s", "locked"]
+__all__ = ["Workshop", "adaptive_timeout_s", "is_held", "locked"]
 
 _LEAST_FREE_BYTES = 256 * 2**20  # of disk: less, and the next compile may not fit
 _ENOUGH_SEEN = 3
 _TOTAL = 3.0  # times the longest stay in one step
+_PACES_KEPT = 9
 
 
 def adaptive_timeout_s(cap_s: float, seen_s: Sequence[float]) -> float:
@@ -47,7 +49,6 @@ class Workshop:
         timeout_s: the longest stay in one step; three times that in all steps together.
         memory_limit_bytes: the most memory of one trial; None: no limit.
         memory_alone_bytes: the most memory of a trial that runs alone; None: no other limit.
-        pace_s: how fast work that is always the same has been done here, at best.
     """
 
     folder: RunFolder
@@ -55,18 +56,27 @@ class Workshop:
     timeout_s: float
     memory_limit_bytes: int | None
     memory_alone_bytes: int | None = None
-    pace_s: tuple[float, ...] = ()
+    _paces: list[tuple[float, ...]] = field(default_factory=list)
     _next: int | None = None
 
     def learn_pace(self, seen: Any) -> None:
-        """What a trial reached; anything but positive numbers is left out."""
+        """What a trial reached at best; anything but positive numbers is left out."""
         try:
             found = tuple(float(s) for s in seen)
         except (TypeError, ValueError):
             return
         if found and all(0 < s < 1 for s in found):
-            same = len(found) == len(self.pace_s)
-            self.pace_s = tuple(map(min, found, self.pace_s)) if same else found
+            same = [pace for pace in self._paces if len(pace) == len(found)]
+            self._paces = [*same, found][-_PACES_KEPT:]
+
+    @property
+    def pace_s(self) -> tuple[float, ...]:
+        """How fast work that is always the same is done here, by the last trials; or nothing.
+
+        The median of what each reached at best, so that neither a clock that is high only while
+        the machine is cool nor a few trials in a slow spell decide what is usual here.
+        """
+        return tuple(sorted(each)[len(each) // 2] for each in zip(*self._paces, strict=True))
 
     def next_number(self) -> int:
         """The number of a new trial; each call gives another."""
@@ -83,6 +93,7 @@ class Workshop:
         cache_of: int | None = None,
         compile_timeout_s: float | None = None,
         fresh: bool = False,
+        alone: bool = False,
     ) -> Job:
         """Write ``request.json`` and prepare the compiler's cache.
 
@@ -93,6 +104,7 @@ class Workshop:
                 which only the probe of the machine's vector instructions is known.
             compile_timeout_s: the longest stay in the compile step, if less than in others.
             fresh: in an interpreter of its own.
+            alone: no other trial runs beside it.
 
         Raises:
             RunError: the disk is full or nearly so, or the folder cannot be written.
@@ -111,7 +123,7 @@ class Workshop:
             self.timeout_s,
             compile_timeout_s,
             _TOTAL * self.timeout_s,
-            (self.memory_alone_bytes if fresh else None) or self.memory_limit_bytes,
+            (self.memory_alone_bytes if alone else None) or self.memory_limit_bytes,
             {
                 "TORCHINDUCTOR_CACHE_DIR": str(cache.absolute()),
                 "TRITON_CACHE_DIR": str(cache.absolute() / "triton"),
@@ -136,7 +148,7 @@ class Workshop:
             -1,
             path,
             self.timeout_s,
-            memory_limit_bytes=self.memory_limit_bytes,
+            memory_limit_bytes=self.memory_alone_bytes or self.memory_limit_bytes,
             environment=_ENVIRONMENT,
             toolchain=folder,
         )
@@ -187,6 +199,20 @@ _ENVIRONMENT = {
     "PYTHONFAULTHANDLER": "1",
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
+
+
+def is_held(folder: RunFolder) -> bool:
+    """Whether a tuner is at work on the run."""
+    if fcntl is None:
+        return False
+    try:
+        with open(folder.path / "lock", "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # there is no such file, or it cannot be read
+        return False
+    return False
 
 
 @contextlib.contextmanager

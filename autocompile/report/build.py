@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -51,6 +52,7 @@ def build_report(
         "environment": run["environment"],
         "run_dir": run_dir,
         "interrupted": interrupted,
+        "running": run.get("running", False),
         "effort": plan["effort"],
         "objective": plan["objective"],
         "seed": plan["seed"],
@@ -143,7 +145,7 @@ def _decide(
     """The best setting, those that tie with it, the verdict and its reason."""
     order = rank(allowed, objective)
     if not order:
-        return None, [], "failed", _why_nothing(records)
+        return None, [], "failed", _why_nothing(every, records)
     # Eager's batch sizes compete too: the leader decides the batch size, eager is its baseline.
     leader = order[0]
     size = leader.record.batch_size
@@ -169,7 +171,7 @@ def _decide(
         )
     ties = [eager, *(c for c in rivals if c.speedup.high >= 1)]
     if not rivals:
-        return eager, [eager], "keep_eager", _why_nothing(records)
+        return eager, [eager], "keep_eager", _why_nothing(every, records)
     near = max(rivals, key=lambda c: (c.confirmed > 0, c.speedup.value)).speedup
     where = "" if size is None else f" at batch size {size}"
     reason = (
@@ -179,19 +181,26 @@ def _decide(
     return eager, ties, "keep_eager", reason
 
 
-def _why_nothing(records: list[Record]) -> str:
+def _why_nothing(every: list[Candidate], records: list[Record]) -> str:
+    every = [c for c in every if not c.record.config.is_eager]
     failed = [r for r in records if not r.ok and not r.config.is_eager]
-    if any(r.ok and not r.config.is_eager for r in records):
+    if every:
         return "every setting that works is outside the limits that were asked for"
     if not records:
         return "nothing was measured"
     if not failed:
         return "no compiled setting was measured"
-    kinds: dict[str, int] = {}
-    for r in failed:
-        kinds[r.outcome.value] = kinds.get(r.outcome.value, 0) + 1
-    counted = ", ".join(f"{n} × {k}" for k, n in sorted(kinds.items(), key=lambda kv: -kv[1]))
-    return f"all {len(failed)} compiled settings failed: {counted}"
+    again = [r for r in failed if r.repeats is not None]
+    if any(r.ok and not r.config.is_eager for r in records):
+        counted = _counted(again)
+        return f"every setting that worked in the search failed when it was repeated: {counted}"
+    return f"all {len(failed)} compiled settings failed: {_counted(failed)}"
+
+
+def _counted(failed: list[Record]) -> str:
+    """How often each outcome came, most often first."""
+    kinds = Counter(r.outcome.value for r in failed)
+    return ", ".join(f"{number} × {kind}" for kind, number in kinds.most_common())
 
 
 def _exact(value: float) -> Interval:

@@ -34,7 +34,8 @@ def render_check(found: Mapping[str, Any], console: Console, verbose: bool = Fal
                 for line in row["log_tail"].splitlines():
                     console.print(Text(f"  | {text.plain(line)}"))
             continue
-        graphs = f"{row['graphs']} graphs, {row['graph_breaks']} graph breaks"
+        counts = (row["graphs"], "graph"), (row["graph_breaks"], "graph break")
+        graphs = ", ".join(f"{count} {noun}{'s' * (count != 1)}" for count, noun in counts)
         speed = f"{text.speedup(row['speedup'])} {text.interval(row['speedup'])} of eager's speed"
         console.print(Text(f"  compiled   same results as eager · {graphs}"))
         console.print(Text(f"             {speed} · compiles in {text.seconds(row['compile_s'])}"))

@@ -38,8 +38,8 @@ def to_markdown(report: Mapping[str, Any]) -> str:
     """
     target = report["target"]
     lines = [f"# autocompile: {_code(target.get('spec', '?'))}", ""]
-    if report.get("interrupted"):
-        lines += ["**Interrupted: this is what had been measured until then.**", ""]
+    if headline := show.unfinished(report):
+        lines += [f"**{headline}**", ""]
         lines += [*(f"- {_escape(sentence)}" for sentence in incomplete(report)), ""]
     summary = [_summary(name, phase) for name, phase in report["phases"].items()]
     lines += _table(("phase", "result", "speed-up", "setting"), summary, right=(2,))

@@ -99,8 +99,8 @@ def render(
         verbose: also the machine, the choices that were made, logs and whole messages.
     """
     page = _Page(console)
-    if report.get("interrupted"):
-        page.line("Interrupted: this is what had been measured until then.", "bold red")
+    if headline := show.unfinished(report):
+        page.line(headline, "bold red")
         for sentence in incomplete(report):
             page.hanging(Text("  "), sentence)
         page.line()

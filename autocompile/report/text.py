@@ -44,6 +44,7 @@ __all__ = [
     "target_name",
     "thousands",
     "trial_remarks",
+    "unfinished",
 ]
 
 NONE = "–"
@@ -247,8 +248,17 @@ def against_default(best: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return None if label(best["config"]) == DEFAULT_INDUCTOR.label() else ratio_
 
 
+def unfinished(report: Mapping[str, Any]) -> str:
+    """What to know before anything else of a report that is not the last word; or empty."""
+    if report.get("running"):
+        return "Still running: this is what has been measured so far."
+    if report.get("interrupted"):
+        return "Interrupted: this is what had been measured until then."
+    return ""
+
+
 _DOUBTS = {
-    "contended": "other processes were busy while it was timed",
+    "contended": "other processes were busy, or the machine ran slower than it can",
     "noisy": "the interval stayed wider than was aimed at",
     "not_steady": "its times had not settled",
 }

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from autocompile.execute.executor import Ended, Ending, Executor, Job, Stepped, Told
 from autocompile.search.observer import Observer
 
-__all__ = ["Crew", "run_job"]
+__all__ = ["Crew", "put_first_log_aside", "run_job"]
 
 _GLANCE_S = 0.25  # how long Ctrl-C may go unnoticed
 _TICK_S = 1.0
@@ -107,7 +109,9 @@ class Crew:
 
 
 def run_job(executor: Executor, job: Job, observer: Observer) -> tuple[Ending, bool]:
-    """Run one job to its end.
+    """Run one job to its end, with nothing beside it.
+
+    A failure that forking may have caused is tried once more in a fresh interpreter.
 
     Returns:
         How it ended, and whether the user pressed Ctrl-C meanwhile.
@@ -115,4 +119,16 @@ def run_job(executor: Executor, job: Job, observer: Observer) -> tuple[Ending, b
     with Crew(executor, observer) as crew:
         crew.start(job)
         _, ending = crew.next()
+        if ending.doubts and not job.fresh and not crew.interrupted:
+            put_first_log_aside(job.folder)
+            crew.start(dataclasses.replace(job, fresh=True))
+            _, again = crew.next()
+            ending = dataclasses.replace(again, first=ending)
         return ending, crew.interrupted
+
+
+def put_first_log_aside(folder: Path) -> None:
+    """Keep what the first try of a trial has printed."""
+    log = folder / "log.txt"
+    if log.exists():
+        log.replace(log.with_name("log.first.txt"))

@@ -18,8 +18,9 @@ from autocompile.ranking import Candidate, Limits, candidates, rank, tie_set
 from autocompile.record import Outcome, Record
 from autocompile.search.crew import run_job
 from autocompile.search.effort import Effort
+from autocompile.search.records import to_record
 from autocompile.search.space import Setting
-from autocompile.search.study import Budget, Interrupted, PhaseStudy, to_record
+from autocompile.search.study import Budget, Interrupted, PhaseStudy
 
 __all__ = ["choose", "confirm"]
 
@@ -167,7 +168,7 @@ def _repeat(study: PhaseStudy, finalist: Record, effort: Effort, left: int) -> O
         "repeats": finalist.number,
     }
     warm = study.workshop.has_cache(finalist.number)
-    job = study.workshop.job(number, request, cache_of=finalist.number)
+    job = study.workshop.job(number, request, cache_of=finalist.number, alone=True)
     study.observer.started(number, finalist.config, finalist.batch_size, "confirm")
     ending, interrupted = run_job(study.executor, job, study.observer)
     setting = Setting(finalist.config, finalist.batch_size)

@@ -33,6 +33,10 @@ def probe(plan: Plan, workshop: Workshop, executor: Executor, observer: Observer
     ending, interrupted = run_job(executor, job, observer)
     if interrupted:
         raise KeyboardInterrupt
+    if ending.first:
+        observer.warning(
+            f"the target was loaded again in a fresh interpreter: {ending.first.message}"
+        )
     if ending.outcome is not Outcome.OK:
         raise _target_error(plan, ending, str(workshop.folder.path / "probe" / "log.txt"))
     return dict(ending.payload)

@@ -11,19 +11,19 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from autocompile.config import DEFAULT_INDUCTOR
 from autocompile.execute.executor import Ending, Executor, Job
 from autocompile.execute.job import Workshop, adaptive_timeout_s
-from autocompile.record import Measurement, Outcome, Record, Step
-from autocompile.search.crew import Crew
+from autocompile.record import Outcome, Record, Step
+from autocompile.search.crew import Crew, put_first_log_aside
 from autocompile.search.ledger import Ledger
 from autocompile.search.observer import Observer
+from autocompile.search.records import to_record
 from autocompile.search.sampler import Effects, next_setting, plainer_twins
 from autocompile.search.space import Setting, Space
 
-__all__ = ["Budget", "Interrupted", "PhaseStudy", "to_record"]
+__all__ = ["Budget", "Interrupted", "PhaseStudy"]
 
 _CACHES_KEPT = 6  # compiler caches of each batch size: more than finalists that it can have
 
@@ -52,54 +52,6 @@ class Budget:
     def spent(self, trials: int) -> bool:
         """Whether nothing more may start."""
         return self.is_late or (self.trials is not None and trials >= self.trials)
-
-
-def to_record(number: int, phase: str, setting: Setting, ending: Ending) -> Record:
-    """What is kept of a job that has ended; a payload that makes no sense is ``infrastructure``."""
-    data: Mapping[str, Any] = ending.payload
-    try:
-        raw = data.get("measurement")
-        measurement = Measurement(**{k: tuple(v) for k, v in raw.items()}) if raw else None
-        if measurement is not None:
-            _ = measurement.speedup  # raises if the times are none
-        detail = {**data.get("detail", {}), "weights_live": data.get("weights_live")}
-        if where := data.get("where"):
-            detail["where"] = where
-        if ending.stack:
-            detail["stack"] = ending.stack
-        detail |= {name: data[name] for name in ("pace_s", "strain") if data.get(name)}
-        return Record(
-            number=number,
-            phase=phase,
-            config=setting.config,
-            batch_size=setting.batch_size,
-            outcome=ending.outcome,
-            step=ending.step,
-            message=ending.message,
-            measurement=measurement,
-            wall_s=ending.wall_s,
-            step_s=ending.step_s,
-            notes=tuple(map(str, data.get("notes", ()))),
-            detail=detail,
-            compile_s=_compile_s(data, ending),
-            peak_memory_bytes=data.get("peak_memory_bytes"),
-            eager_peak_memory_bytes=data.get("eager_peak_memory_bytes"),
-            graphs=data.get("graphs"),
-            graph_breaks=data.get("graph_breaks"),
-            recompiles=data.get("recompiles"),
-        )
-    except (TypeError, ValueError, AttributeError) as error:
-        broken = Ending(Outcome.INFRASTRUCTURE, ending.step, f"its result makes no sense: {error}")
-        return to_record(number, phase, setting, broken)
-
-
-def _compile_s(data: Mapping[str, Any], ending: Ending) -> float | None:
-    """Compile time without the time in which the trial stood still for another's sake."""
-    if (compile_s := data.get("compile_s")) is None:
-        return None
-    begin, end = data.get("compile_window") or (0.0, 0.0)
-    held = sum(max(0.0, min(end, b) - max(begin, a)) for a, b in ending.pauses)
-    return max(0.0, float(compile_s) - held)
 
 
 @dataclass
@@ -219,23 +171,20 @@ class PhaseStudy:
             and (r.config.backend, r.config.mode) == (config.backend, config.mode)
         ]
         timeout_s = None if fresh else adaptive_timeout_s(self.workshop.timeout_s, seen)
-        return self.workshop.job(number, request, compile_timeout_s=timeout_s, fresh=fresh)
+        return self.workshop.job(
+            number, request, compile_timeout_s=timeout_s, fresh=fresh, alone=fresh
+        )
 
     def _deserves_another_try(self, number: int, ending: Ending) -> bool:
         """A failure that neighbours or forking may have caused; once, alone, all afresh."""
         if not ending.doubts or number in self._first_ends:
             return False
-        log = self.workshop.folder.trial(number) / "log.txt"
-        if log.exists():
-            log.replace(log.with_name("log.first.txt"))
+        put_first_log_aside(self.workshop.folder.trial(number))
         return True
 
     def _concluded(self, number: int, setting: Setting, ending: Ending) -> Record:
+        ending = dataclasses.replace(ending, first=self._first_ends.pop(number, None))
         record = to_record(number, self.space.phase, setting, ending)
-        if first := self._first_ends.pop(number, None):
-            said = f"{first.outcome.value} in {first.step.value} ({first.message})"
-            note = f"second try, alone and in a fresh interpreter; the first ended with {said}"
-            record = dataclasses.replace(record, notes=(*record.notes, note))
         if not record.ok or setting.config.is_eager:
             self.workshop.drop_cache(number)
         if record.ok and setting.config.is_eager and record.measurement:

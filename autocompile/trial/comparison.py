@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from autocompile.errors import TargetError
-from autocompile.trial.verify import copy_view
+from autocompile.trial.view import copy_view
 
 __all__ = ["Check", "demand_steady", "refusal"]
 

@@ -23,16 +23,8 @@ from autocompile.trial.phases import Side, make_side
 from autocompile.trial.reference import in_float64
 from autocompile.trial.state import copy_inputs, perturb, random_states
 from autocompile.trial.target import Target, seed_everything
-from autocompile.trial.verify import (
-    View,
-    compare,
-    copy_view,
-    differences,
-    has_nan,
-    has_tensor,
-    mismatch_scale,
-    plain,
-)
+from autocompile.trial.verify import compare, differences, mismatch_scale
+from autocompile.trial.view import View, comparable, copy_view, has_nan, has_tensor, opaque_types
 
 __all__ = ["Failed", "Judge"]
 
@@ -100,6 +92,8 @@ class Judge:
         steady = (e for path, e in self._noise.items() if not path.startswith(free))
         self._unsteady = max(steady, default=0.0)
         self._drift: dict[str, float] = {}
+        for kind in sorted(opaque_types(self._expected[0])):
+            notes.append(f"the outputs hold {kind}, of which nothing but the type is compared")
         if tolerance is not None:
             notes.append(f"outputs may be off by {tolerance:g} (the tolerance that was asked for)")
         if self.noise > 0:
@@ -210,7 +204,7 @@ class Judge:
             noisy = isinstance(leaf, torch.Tensor) and pytree.keystr(path) in restless
             return torch.zeros_like(leaf) if noisy else leaf
 
-        return pytree.tree_map_with_path(kept, plain(dict(view))) if restless else view
+        return pytree.tree_map_with_path(kept, comparable(dict(view))) if restless else view
 
     @property
     def accepted(self) -> dict[str, float]:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from autocompile.trial.verify import View, plain
+from autocompile.trial.view import View, comparable
 
 __all__ = ["Held"]
 
@@ -18,7 +18,7 @@ class Held:
     """The tensors of an answer as a caller keeps them, not copied, and what they were at first."""
 
     def __init__(self, view: View) -> None:
-        parts = plain({name: view[name] for name in _PARTS if name in view})
+        parts = comparable({name: view[name] for name in _PARTS if name in view})
         self._leaves = [
             (pytree.keystr(path), leaf, leaf.detach().clone())
             for path, leaf in pytree.tree_flatten_with_path(parts)[0]

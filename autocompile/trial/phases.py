@@ -21,7 +21,7 @@ from autocompile.runtime.compiling import (
     uses_cuda_graphs,
 )
 from autocompile.trial.target import Target, sum_of_floats
-from autocompile.trial.verify import View, plain
+from autocompile.trial.view import View, plain
 
 __all__ = ["PHASES", "Side", "call_model", "make_side", "phases_of"]
 

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from autocompile.trial.phases import make_side
 from autocompile.trial.state import copy_inputs
 from autocompile.trial.target import Target, seed_everything
-from autocompile.trial.verify import View, copy_view
+from autocompile.trial.view import View, copy_view
 from autocompile.trial.wide import WideCasts
 
 __all__ = ["in_float64"]

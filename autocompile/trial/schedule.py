@@ -16,7 +16,8 @@ from autocompile.record import Outcome
 from autocompile.trial import failures, telemetry
 from autocompile.trial.judge import Failed, Judge
 from autocompile.trial.phases import Side
-from autocompile.trial.verify import View, compare, copy_view
+from autocompile.trial.verify import compare
+from autocompile.trial.view import View, copy_view
 
 __all__ = ["try_schedule"]
 

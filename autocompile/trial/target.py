@@ -25,7 +25,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from autocompile.errors import TargetError
-from autocompile.trial.verify import plain
+from autocompile.trial.view import plain
 
 __all__ = [
     "Target",

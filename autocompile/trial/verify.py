@@ -1,25 +1,22 @@
 """Does the compiled side compute the same thing as eager?
 
-A view is a dictionary of parts: ``outputs``, ``loss``, ``buffers`` (compared element by element),
-``gradients`` and ``updates`` (compared by root mean square: the sign of an Adam step flips where a
-gradient is rounding noise around zero, so single elements cannot be held to a tolerance there).
+Of a view ``outputs``, ``loss`` and ``buffers`` are compared element by element, ``gradients`` and
+``updates`` by root mean square: the sign of an Adam step flips where a gradient is rounding noise
+around zero, so single elements cannot be held to a tolerance there.
 """
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-__all__ = ["View", "compare", "copy_view", "differences", "has_tensor", "mismatch_scale", "plain"]
+from autocompile.trial.view import View, comparable
 
-View = Mapping[str, Any]
+__all__ = ["compare", "differences", "mismatch_scale"]
 
 # Relative tolerances by dtype: what PyTorch's own dynamo benchmarks accept for inference.
 _TOLERANCE = {torch.float16: 1e-3, torch.bfloat16: 1e-2, torch.float64: 1e-8}
@@ -42,50 +39,6 @@ _NOISE_GRADIENT = 1e-6
 _LOOSE_BUFFERS = 5e-2
 _MAX_UPDATE_TOLERANCE = 0.5
 _BY_RMS = ("['gradients']", "['updates']")
-
-
-def plain(tree: Any) -> Any:
-    """The same values with dataclasses as dictionaries and arrays as tensors, for pytree to see."""
-
-    def expand(leaf: Any) -> Any:
-        if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biufc":
-            return torch.from_numpy(leaf.copy())
-        if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
-            return {f.name: plain(getattr(leaf, f.name)) for f in dataclasses.fields(leaf)}
-        return leaf
-
-    return pytree.tree_map(expand, tree)
-
-
-def copy_view(view: View) -> View:
-    """A copy of the same form that later calls cannot overwrite (CUDA graphs reuse memory)."""
-
-    def copied(leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor):
-            return leaf.detach().clone()
-        if isinstance(leaf, np.ndarray):
-            return leaf.copy()
-        if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
-            twin = copy.copy(leaf)
-            for f in dataclasses.fields(leaf):  # frozen ones too
-                value = pytree.tree_map(copied, getattr(leaf, f.name))
-                object.__setattr__(twin, f.name, value)
-            return twin
-        return leaf
-
-    twin: View = pytree.tree_map(copied, dict(view))
-    return twin
-
-
-def has_nan(view: View) -> bool:
-    """Whether any of its floating tensors holds NaN."""
-    leaves = (x for x in pytree.tree_leaves(plain(dict(view))) if isinstance(x, torch.Tensor))
-    return any(bool(x.isnan().any()) for x in leaves if x.is_floating_point())
-
-
-def has_tensor(view: View) -> bool:
-    """Whether there is anything to compare."""
-    return any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(plain(dict(view))))
 
 
 def _paths(tree: Any) -> list[tuple[str, Any]]:
@@ -172,7 +125,7 @@ def differences(first: View, second: View) -> list[tuple[str, float]]:
 
     Updates that follow from gradients of pure noise are of either sign; they count as equal.
     """
-    ours, theirs = _paths(plain(dict(first))), _paths(plain(dict(second)))
+    ours, theirs = _paths(comparable(dict(first))), _paths(comparable(dict(second)))
     if len(ours) != len(theirs):
         return [("", math.inf)]
     floor = _gradient_floor(ours)
@@ -213,7 +166,7 @@ def compare(
         tolerance: the user's own, in place of the dtype's for outputs; the others keep at least
             theirs.
     """
-    expected, actual = plain(dict(expected)), plain(dict(actual))
+    expected, actual = comparable(dict(expected)), comparable(dict(actual))
     if pytree.tree_structure(expected) != pytree.tree_structure(actual):
         return f"another structure: {_describe(actual)} instead of {_describe(expected)}"
     wanted, got_leaves = _paths(expected), pytree.tree_leaves(actual)
@@ -233,7 +186,7 @@ def compare(
             return problem
         if golden is None:
             view = reference()
-            golden = [] if view is None else pytree.tree_leaves(plain(dict(view)))
+            golden = [] if view is None else pytree.tree_leaves(comparable(dict(view)))
         if len(golden) != len(wanted):
             return problem
         if not _as_good_as_eager(path, want, got, golden[index], own / 10):

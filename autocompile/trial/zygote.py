@@ -184,8 +184,10 @@ class _Toolchain:
     def __init__(self, place: Path) -> None:
         self._place = place
         place.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        zygote = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
+            die_with_parent(zygote)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             try:
                 self._probe()

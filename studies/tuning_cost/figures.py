@@ -62,6 +62,21 @@ def beside(label: str, first: dict[str, Any], second: dict[str, Any]) -> None:
     )
 
 
+def neighbours() -> None:
+    """Eight jobs: neighbours stopped, and neighbours that compile on cores of their own."""
+    found: dict[tuple[str, str], list[dict[str, float]]] = {}
+    for row in json.loads((HERE / "h200/neighbours.json").read_text("utf-8"))["rows"]:
+        found.setdefault((row["setting"], row["way"]), []).append(row)
+    for setting in dict.fromkeys(name for name, _ in found):
+        means = []
+        for way in ("stopped", "on other cores"):
+            rows = found[setting, f"8 jobs, neighbours {way}"]
+            eager, compiled = ([r[side] for r in rows] for side in ("eager_us", "compiled_us"))
+            means.append(sum(eager) / sum(compiled))
+            print(f"{setting}, neighbours {way}: eager {eager} us, compiled {compiled} us")
+        print(f"{setting}: speed-up {means[0]:.2f} and {means[1]:.2f}")
+
+
 def main() -> None:
     cpu = {name: arm("cpu/compare.json", name) for name in ("naive", "one", "again", "many")}
     gpu = {
@@ -79,6 +94,7 @@ def main() -> None:
     beside("H200, 16 jobs over 1", *(list(gpu.values())[2:4]))
     loops = [arm(f"h200/naive_{number}.json", "naive") for number in (1, 2)]
     beside("H200, one loop over another on another machine", *loops)
+    neighbours()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,68 @@
+"""Files and folders of a run: written whole or not at all, and by nobody but their owner."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from autocompile.errors import RunError
+
+__all__ = ["make_folder", "not_for_all", "write_json", "write_text"]
+
+
+def not_for_all(path: str, flags: int) -> int:
+    """An ``opener`` for ``open``: whatever the umask says, only the owner may write."""
+    return os.open(path, flags, 0o644)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, and those above it, that only the owner may write to.
+
+    Raises:
+        RunError: it cannot be made.
+    """
+    try:
+        for folder in (*reversed(path.parents), path):
+            if not folder.is_dir():
+                folder.mkdir(mode=0o755, exist_ok=True)
+    except OSError as error:
+        raise RunError(
+            f"cannot make the folder {path}: {error.strerror or error}",
+            hint="--run-dir with a folder that you can write to",
+        ) from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file so that a reader sees the old one or the whole new one, never a part.
+
+    Raises:
+        RunError: the disk is full or the folder cannot be written.
+    """
+    # Of this process alone: several may write a file that all runs share.
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "w", encoding="utf-8", opener=not_for_all) as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise RunError(
+            f"cannot write {path}: {error.strerror or error}",
+            "finished trials are safe; free some space or make the folder writable",
+            hint="the same command with --resume",
+        ) from error
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write JSON, whole or not at all.
+
+    Raises:
+        RunError: as :func:`write_text`.
+    """
+    write_text(path, json.dumps(data, indent=1, allow_nan=False) + "\n")

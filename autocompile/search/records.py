@@ -1,0 +1,67 @@
+"""From how a job ended to what is kept of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from autocompile.execute.executor import Ending
+from autocompile.record import Measurement, Outcome, Record
+from autocompile.search.space import Setting
+
+__all__ = ["to_record"]
+
+
+def to_record(number: int, phase: str, setting: Setting, ending: Ending) -> Record:
+    """What is kept of a job that has ended; a payload that makes no sense is ``infrastructure``."""
+    data: Mapping[str, Any] = ending.payload
+    try:
+        raw = data.get("measurement")
+        measurement = Measurement(**{k: tuple(v) for k, v in raw.items()}) if raw else None
+        if measurement is not None:
+            _ = measurement.speedup  # raises if the times are none
+        detail = {**data.get("detail", {}), "weights_live": data.get("weights_live")}
+        if where := data.get("where"):
+            detail["where"] = where
+        if ending.stack:
+            detail["stack"] = ending.stack
+        detail |= {name: data[name] for name in ("pace_s", "strain") if data.get(name)}
+        return Record(
+            number=number,
+            phase=phase,
+            config=setting.config,
+            batch_size=setting.batch_size,
+            outcome=ending.outcome,
+            step=ending.step,
+            message=ending.message,
+            measurement=measurement,
+            wall_s=ending.wall_s,
+            step_s=ending.step_s,
+            notes=(*map(str, data.get("notes", ())), *_of_first_try(ending)),
+            detail=detail,
+            compile_s=_compile_s(data, ending),
+            peak_memory_bytes=data.get("peak_memory_bytes"),
+            eager_peak_memory_bytes=data.get("eager_peak_memory_bytes"),
+            graphs=data.get("graphs"),
+            graph_breaks=data.get("graph_breaks"),
+            recompiles=data.get("recompiles"),
+        )
+    except (TypeError, ValueError, AttributeError) as error:
+        broken = Ending(Outcome.INFRASTRUCTURE, ending.step, f"its result makes no sense: {error}")
+        return to_record(number, phase, setting, broken)
+
+
+def _of_first_try(ending: Ending) -> list[str]:
+    if (first := ending.first) is None:
+        return []
+    said = f"{first.outcome.value} in {first.step.value} ({first.message})"
+    return [f"second try, alone and in a fresh interpreter; the first ended with {said}"]
+
+
+def _compile_s(data: Mapping[str, Any], ending: Ending) -> float | None:
+    """Compile time without the time in which the trial stood still for another's sake."""
+    if (compile_s := data.get("compile_s")) is None:
+        return None
+    begin, end = data.get("compile_window") or (0.0, 0.0)
+    held = sum(max(0.0, min(end, b) - max(begin, a)) for a, b in ending.pauses)
+    return max(0.0, float(compile_s) - held)
