@@ -31,7 +31,8 @@ from autocompile.search.study import Budget, Interrupted, PhaseStudy
 __all__ = ["load", "tune"]
 
 _MAX_ROUNDS = 96
-_SEARCH_BLOCK_S = 0.02  # the search ranks; the best are timed again in longer blocks
+# The search ranks; the best are timed again, in longer blocks and with more patience.
+_SEARCH_BLOCK_S, _SEARCH_PATIENCE = 0.02, 1.0
 
 
 def tune(
@@ -275,6 +276,7 @@ def _study(
             "max_rounds": _MAX_ROUNDS,
             "max_s": chosen.max_s,
             "block_s": _SEARCH_BLOCK_S,
+            "patience": _SEARCH_PATIENCE,
         },
         objective=run["plan"]["objective"],
         database=storage or workshop.folder.study_db,

@@ -24,7 +24,7 @@ from autocompile.search.study import Budget, Interrupted, PhaseStudy
 
 __all__ = ["choose", "confirm"]
 
-_BLOCK_S = 0.03
+_BLOCK_S, _PATIENCE = 0.03, 3.0
 _CHOICES = 5  # how often finalists are chosen anew when one fails or loses its lead
 _SPARE = 4  # processes that may be disturbed before no more are tried
 _AT_LEAST = 3  # processes for each; who has lost by then, or leads elsewhere, gets no more
@@ -164,6 +164,7 @@ def _repeat(study: PhaseStudy, finalist: Record, effort: Effort, left: int) -> O
             **study.limits,
             "half_width": effort.confirm_half_width,
             "block_s": _BLOCK_S,
+            "patience": _PATIENCE,
         },
         "repeats": finalist.number,
     }

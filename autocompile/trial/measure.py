@@ -26,7 +26,6 @@ from autocompile.trial.strain import Strain
 __all__ = ["Limits", "Timed", "paired_blocks", "watched_blocks"]
 
 _LOOK_EVERY = 4
-_MORE_TIME = 3  # times max_s, at most, while rounds have to be made again
 _ALONE_BLOCKS, _ALONE_BLOCK_S = 7, 0.02
 _DRIFT = 0.05  # by which eager may differ from itself before a measurement is made again
 _GAP_S = 0.01  # by then OpenMP's and onnxruntime's threads have stopped to spin
@@ -45,6 +44,7 @@ class Limits:
         max_s: or after so many seconds of such rounds, once eight are there.
         block_s: about how long a block takes; one call if a call is longer.
         gap_s: how long to wait before each block, for threads of the other side to fall asleep.
+        patience: how many times ``max_s`` it may take while rounds have to be made again.
     """
 
     half_width: float = 0.02
@@ -52,6 +52,7 @@ class Limits:
     max_s: float = 2.0
     block_s: float = 0.05
     gap_s: float = 0.0
+    patience: float = 3.0
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,7 @@ def paired_blocks(
         times: tuple[list[float], list[float]] = ([], [])
         disturbed: list[int] = []
         logs: list[float] = []
-        clean_s, last_try = 0.0, time.monotonic() + _MORE_TIME * limits.max_s
+        clean_s, last_try = 0.0, time.monotonic() + limits.patience * limits.max_s
         while True:
             mark, began = strain.mark() if strain else None, time.monotonic()
             for index in order.sample((0, 1), 2):

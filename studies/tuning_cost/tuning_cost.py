@@ -33,7 +33,7 @@ from autocompile.search.effort import EFFORTS
 from autocompile.search.space import SearchSpace
 from autocompile.testing import FakeExecutor, measured
 
-SEARCH = {"max_rounds": 96, "block_s": 0.02}  # as autocompile/api.py has them
+SEARCH = {"max_rounds": 96, "block_s": 0.02, "patience": 1.0}  # as autocompile/api.py has them
 ROOT = Path(__file__).resolve().parents[2]
 
 
