@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import os
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ class Strain:
         self._gpu = _Gpu.of(device) if device.type == "cuda" else None
         self.throttled = False
         self._clocks_mhz: list[int] = []
+        self._disturbances: Counter[str] = Counter()
         self._first = time.perf_counter(), self._waited_s(), _stolen_s()
 
     def mark(self) -> Mark:
@@ -67,16 +69,26 @@ class Strain:
         throttled = slowed or held_back_s > _TOLERATED * wall_s
         self.throttled = self.throttled or throttled
         is_slow = self._pace is not None and self._pace.is_slow()
-        return throttled or was_slow or is_slow or waited_s > _TOLERATED * wall_s
+        found = {
+            "throttled": throttled,
+            "slow": was_slow or is_slow,
+            "waited": waited_s > _TOLERATED * wall_s,
+        }
+        self._disturbances.update(name for name, is_so in found.items() if is_so)
+        return any(found.values())
 
     def summary(self) -> dict[str, Any]:
-        """What there was since this was made: shares of the time, clocks of a GPU, load."""
+        """What there was since this was made.
+
+        Shares of the time; how many stretches were disturbed by what; clocks of a GPU; load.
+        """
         then, waited_s, stolen_s = self._first
         wall_s = max(time.perf_counter() - then, 1e-9)
         found: dict[str, Any] = {
             "waited": round((self._waited_s() - waited_s) / wall_s, 4),
             "stolen": round((_stolen_s() - stolen_s) / wall_s, 4),
             "throttled": self.throttled,
+            "disturbed": dict(self._disturbances),
         }
         with contextlib.suppress(OSError):
             found["load"] = round(os.getloadavg()[0], 2)
