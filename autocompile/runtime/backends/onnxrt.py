@@ -1,0 +1,235 @@
+"""The Dynamo backend ``onnxrt``: forward passes run in ONNX Runtime.
+
+torch had one until 2.8. This one exports each graph with ``torch.onnx.export(dynamo=True)``, and
+``torch.compile(model, backend="onnxrt")`` finds it in any process by its entry point.
+
+Options (``torch.compile(..., options={...})``):
+
+``weights``
+    ``"live"`` (default): parameters are inputs of the session, so that whatever changes them takes
+    effect. ``"baked"``: they are constants of it, which ONNX Runtime packs and folds; when a
+    parameter's version counter shows that it was changed, the session is built anew. A write
+    through ``.data`` moves no counter, here as in autograd, and is not seen.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx.passes.split_module import split_module
+
+from autocompile.runtime.backends.ort_session import OrtSession, Unsupported, export
+
+__all__ = ["onnxrt"]
+
+_MOST_SESSIONS = 16  # of one graph whose shapes change; the one used longest ago goes first
+_MOST_LEFT_TO_TORCH = 8  # operators of one graph: with more there is nothing to be won
+
+Compiled = Callable[..., Any]
+
+
+def onnxrt(
+    graph: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Compiled:
+    """Compile a graph for ONNX Runtime; what it cannot do is left to torch, with a warning.
+
+    Args:
+        graph: as Dynamo captured it, parameters among its inputs.
+        inputs: example inputs: tensors, and integers where shapes are symbolic.
+        mode: there are none.
+        options: see the module.
+
+    Raises:
+        ValueError: a mode, or an option that does not exist.
+        RuntimeError: gradients are wanted, or nothing of the graph can be exported.
+    """
+    baked = _wants_baked(mode, options or {})
+    if torch.is_grad_enabled() and any(
+        isinstance(x, torch.Tensor) and x.requires_grad for x in inputs
+    ):
+        raise RuntimeError(
+            "the onnxrt backend computes no gradients: call the model under torch.no_grad()"
+        )
+    if not any(_is_call(node) for node in graph.graph.nodes):
+        return graph.forward
+    # Dynamo makes one graph for all shapes where it was told so or has seen two.
+    examples = [n.meta.get("example_value") for n in graph.graph.find_nodes(op="placeholder")]
+    if changing := [i for i, example in enumerate(examples) if _is_symbolic(example)]:
+        return _ByShape(graph, changing, baked)
+    return _for_these(graph, inputs, baked)
+
+
+def _wants_baked(mode: str | None, options: Mapping[str, Any]) -> bool:
+    if mode not in (None, "default"):
+        raise ValueError(f"the onnxrt backend has no modes; {mode!r} was asked for")
+    for name in options:
+        if name != "weights":
+            raise ValueError(f"the onnxrt backend has no option {name!r}; it has: weights")
+    weights = options.get("weights", "live")
+    if weights not in ("live", "baked"):
+        raise ValueError(f"weights={weights!r}: the onnxrt backend knows 'live' and 'baked'")
+    return bool(weights == "baked")
+
+
+def _for_these(graph: torch.fx.GraphModule, args: Sequence[Any], baked: bool) -> Compiled:
+    """The graph for arguments of these shapes."""
+    try:
+        return OrtSession(export(graph, args), args, baked)
+    except Unsupported as error:
+        return _in_parts(graph, args, baked, error)
+
+
+class _ByShape:
+    """One graph for many shapes: made anew for each combination that it is called with."""
+
+    def __init__(self, graph: torch.fx.GraphModule, changing: Sequence[int], baked: bool) -> None:
+        self._graph, self._changing, self._baked = graph, changing, baked
+        self._made: OrderedDict[Any, Compiled] = OrderedDict()
+
+    def __call__(self, *args: Any) -> Any:
+        chosen = [args[i] for i in self._changing]
+        key = tuple(tuple(x.shape) if isinstance(x, torch.Tensor) else x for x in chosen)
+        made = self._made.get(key)
+        if made is None:
+            made = self._made[key] = _for_these(self._graph, args, self._baked)
+            if len(self._made) > _MOST_SESSIONS:
+                self._made.popitem(last=False)
+        self._made.move_to_end(key)
+        return made(*args)
+
+
+def _is_symbolic(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return any(isinstance(size, torch.SymInt) for size in value.shape)
+    return value is None or isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def _is_call(node: torch.fx.Node) -> bool:
+    return node.op.startswith("call")
+
+
+def _in_parts(
+    graph: torch.fx.GraphModule, inputs: Sequence[Any], baked: bool, why: Unsupported
+) -> Compiled:
+    """Leave single operators to torch; what lies between them are graphs of their own.
+
+    Raises:
+        RuntimeError: too many of them, or all.
+    """
+    calls = [node for node in graph.graph.nodes if _is_call(node)]
+    left = _unsupported(graph, inputs, calls)
+    if not left or len(left) > min(_MOST_LEFT_TO_TORCH, len(calls) - 1):
+        raise RuntimeError(f"ONNX Runtime can do nothing with this graph: {why}") from None
+    parts = _Parts(graph, inputs, left)
+    try:
+        for name, given in parts.others():
+            part = getattr(parts.whole, name)
+            setattr(parts.whole, name, _Module(OrtSession(export(part, given), given, baked)))
+    except Unsupported as error:  # each operator can be exported, and all of them cannot
+        raise RuntimeError(f"ONNX Runtime can do nothing with this graph: {error}") from None
+    names = sorted({getattr(n.target, "__name__", str(n.target)) for n in left})
+    warnings.warn(
+        f"onnxrt leaves {', '.join(names)} to torch, in a graph of {len(calls)} operators: {why}",
+        stacklevel=2,
+    )
+    return parts.whole.forward
+
+
+class _Module(torch.nn.Module):
+    """What a graph that was split may call."""
+
+    def __init__(self, session: OrtSession) -> None:
+        super().__init__()
+        self._session = session
+
+    def forward(self, *args: Any) -> Any:
+        return self._session(*args)
+
+
+class _Parts:
+    """A graph cut wherever ``chosen`` operators and others meet.
+
+    Attributes:
+        whole: calls the parts in order.
+    """
+
+    def __init__(
+        self,
+        graph: torch.fx.GraphModule,
+        inputs: Sequence[Any],
+        chosen: Collection[torch.fx.Node],
+    ) -> None:
+        number, before, part = 0, None, {}
+        for node in graph.graph.nodes:
+            if _is_call(node):
+                is_chosen = node in chosen
+                number += before is not None and is_chosen != before
+                part[node], before = number, is_chosen
+        self._chosen = {f"submod_{part[node]}" for node in chosen}
+        self.whole: torch.fx.GraphModule = split_module(
+            graph, graph, lambda node: part[node], keep_original_order=True
+        )
+        self._given: dict[str, tuple[Any, ...]] = {}
+        watching = _Watching(self.whole, self._given)
+        copies = [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in inputs]
+        with torch.no_grad():
+            watching.run(*copies)
+
+    def chosen(self) -> list[tuple[str, tuple[Any, ...]]]:
+        """Name and arguments of each part of chosen operators."""
+        return [(name, given) for name, given in self._given.items() if name in self._chosen]
+
+    def others(self) -> list[tuple[str, tuple[Any, ...]]]:
+        """Likewise of the other parts."""
+        return [(name, given) for name, given in self._given.items() if name not in self._chosen]
+
+
+class _Watching(torch.fx.Interpreter):
+    """Runs a graph and notes what each part is called with."""
+
+    def __init__(self, whole: torch.fx.GraphModule, given: dict[str, tuple[Any, ...]]) -> None:
+        super().__init__(whole)
+        self._given = given
+
+    def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Note, then call."""
+        self._given[str(target)] = args
+        return super().call_module(target, args, kwargs)
+
+
+def _unsupported(
+    graph: torch.fx.GraphModule, inputs: Sequence[Any], calls: list[torch.fx.Node]
+) -> set[torch.fx.Node]:
+    """The operators that cannot be exported, found by halving."""
+    found: set[torch.fx.Node] = set()
+    ranges = [(0, len(calls))]
+    while ranges and len(found) <= _MOST_LEFT_TO_TORCH:
+        begin, end = ranges.pop()
+        if _can_export(graph, inputs, calls[begin:end]):
+            continue
+        if end - begin == 1:
+            found.add(calls[begin])
+            continue
+        middle = (begin + end) // 2
+        ranges += [(begin, middle), (middle, end)]
+    return found
+
+
+def _can_export(
+    graph: torch.fx.GraphModule, inputs: Sequence[Any], chosen: list[torch.fx.Node]
+) -> bool:
+    parts = _Parts(graph, inputs, chosen)
+    try:
+        for name, given in parts.chosen():
+            export(getattr(parts.whole, name), given)
+    except Unsupported:
+        return False
+    return True

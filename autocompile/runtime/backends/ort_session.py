@@ -1,0 +1,290 @@
+"""One graph with fixed shapes as an ONNX model, and as a session that is bound without copies."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+__all__ = ["Exported", "OrtSession", "Unsupported", "export"]
+
+_LARGEST_BYTES = 1_900_000_000  # of weights in a model: a protocol buffer holds 2 GiB
+
+
+class Unsupported(Exception):
+    """ONNX Runtime cannot run this graph as torch would; the text says why, in one line."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A graph as an ONNX model.
+
+    Attributes:
+        model: ``onnx.ModelProto``; every tensor that the graph is called with is an input.
+        inputs: the model's inputs in order: name, and index among the graph's arguments.
+        outputs: the model's outputs in order: name, shape and dtype.
+        leaves: what the graph returns: ``("output", i)``, ``("argument", i)`` or
+            ``("constant", value)`` for each leaf of ...
+        spec: ... this structure.
+    """
+
+    model: Any
+    inputs: tuple[tuple[str, int], ...]
+    outputs: tuple[tuple[str, torch.Size, torch.dtype], ...]
+    leaves: tuple[tuple[str, Any], ...]
+    spec: Any
+
+
+class _Flat(torch.nn.Module):
+    """A graph as a function from its tensors to its tensors; all else is constant."""
+
+    def __init__(self, graph: torch.fx.GraphModule, args: Sequence[Any], wanted: set[int]) -> None:
+        super().__init__()
+        self._graph, self._args, self._wanted = graph, list(args), wanted
+        self._tensors = [i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)]
+        self._args = [None if isinstance(arg, torch.Tensor) else arg for arg in args]
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        args = list(self._args)
+        for index, tensor in zip(self._tensors, tensors, strict=True):
+            args[index] = tensor
+        leaves = pytree.tree_leaves(self._graph(*args))
+        return tuple(x for i, x in enumerate(leaves) if i in self._wanted)
+
+
+def export(graph: torch.fx.GraphModule, args: Sequence[Any]) -> Exported:
+    """Translate a graph for the shapes of these arguments.
+
+    Args:
+        graph: from Dynamo.
+        args: tensors and numbers, as it is called.
+
+    Raises:
+        Unsupported: an operator has no translation, or the graph does what a session cannot:
+            it draws random numbers, writes to its inputs, or takes complex or empty tensors.
+    """
+    tensors = {i: a.detach() for i, a in enumerate(args) if isinstance(a, torch.Tensor)}
+    if any(
+        t.layout is not torch.strided or t.is_complex() or not t.numel() for t in tensors.values()
+    ):
+        raise Unsupported("an argument is an empty, complex or sparse tensor")
+    leaves, spec, examples = _returned(graph, args)
+    wanted = {i for i, (kind, _) in enumerate(leaves) if kind == "output"}
+    names = [f"input_{i}" for i in tensors]
+    results = [f"output_{i}" for i in range(len(wanted))]
+    try:
+        with _quietly(), torch.no_grad():
+            flat = _Flat(graph, args, wanted)
+            program = torch.export.export(flat, tuple(tensors.values()), strict=False)
+            program = program.run_decompositions({})  # nothing in place any more
+            _demand_plain(program)
+            made = torch.onnx.export(
+                program, dynamo=True, input_names=names, output_names=results, verbose=False
+            )
+            assert made is not None
+            model = made.model_proto
+    except Unsupported:
+        raise
+    except Exception as error:
+        raise Unsupported(_first_line(error)) from None
+    order = dict(zip(names, tensors, strict=True))
+    return Exported(
+        model,
+        tuple((value.name, order[value.name]) for value in model.graph.input),
+        tuple((n, x.shape, x.dtype) for n, x in zip(results, examples, strict=True)),
+        leaves,
+        spec,
+    )
+
+
+def _returned(
+    graph: torch.fx.GraphModule, args: Sequence[Any]
+) -> tuple[tuple[tuple[str, Any], ...], Any, list[torch.Tensor]]:
+    """What the graph returns, seen by running it on copies."""
+    copies = [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in args]
+    places = {id(copy): i for i, copy in enumerate(copies) if isinstance(copy, torch.Tensor)}
+    devices = [x.device for x in copies if isinstance(x, torch.Tensor) and x.is_cuda]
+    with torch.no_grad(), torch.random.fork_rng(devices=list(dict.fromkeys(devices))):
+        values, spec = pytree.tree_flatten(graph(*copies))
+    leaves: list[tuple[str, Any]] = []
+    examples: list[torch.Tensor] = []
+    for value in values:
+        if not isinstance(value, torch.Tensor):
+            leaves.append(("constant", value))
+        elif id(value) in places:
+            leaves.append(("argument", places[id(value)]))
+        else:
+            if value.is_complex() or not value.numel() or value.layout is not torch.strided:
+                raise Unsupported("an output is an empty, complex or sparse tensor")
+            leaves.append(("output", len(examples)))
+            examples.append(value)
+    return tuple(leaves), spec, examples
+
+
+def _demand_plain(program: torch.export.ExportedProgram) -> None:
+    """Refuse what exports without complaint and then computes something else."""
+    signature = program.graph_signature
+    if signature.buffers_to_mutate or signature.user_inputs_to_mutate:
+        raise Unsupported("it writes to its inputs")
+    for node in program.graph.nodes:
+        tags = getattr(node.target, "tags", ())
+        if torch.Tag.nondeterministic_seeded in tags:
+            raise Unsupported(f"{node.target} draws random numbers")
+        if torch.Tag.dynamic_output_shape in tags:
+            raise Unsupported(f"the shape of what {node.target} returns depends on values")
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """The exporter tells of its own business at length."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _first_line(error: BaseException) -> str:
+    """The innermost cause says it best."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:200] if lines else ''}"
+
+
+class OrtSession:
+    """Runs an exported graph; called with the graph's arguments, returns what the graph returns.
+
+    Args:
+        exported: the graph.
+        args: the arguments that it was exported for.
+        baked: parameters become constants of the session; see the module of the backend.
+
+    Raises:
+        Unsupported: ONNX Runtime refuses the model, or has no provider for the device.
+    """
+
+    def __init__(self, exported: Exported, args: Sequence[Any], baked: bool) -> None:
+        self._exported = exported
+        self._device = next(
+            (a.device for a in args if isinstance(a, torch.Tensor)), torch.device("cpu")
+        )
+        self._baked = [(name, i) for name, i in exported.inputs if baked and _is_weight(args[i])]
+        constant = {name for name, _ in self._baked}
+        self._bound = [(name, i) for name, i in exported.inputs if name not in constant]
+        self._build(args)
+
+    def _build(self, args: Sequence[Any]) -> None:
+        """A session with the weights as they are now."""
+        # Read before the weights are: what changes in between is seen at the next call.
+        self._versions = [(args[i].data_ptr(), args[i]._version) for _, i in self._baked]
+        model = self._exported.model
+        if self._baked:
+            model = _with_constants(model, {name: args[i] for name, i in self._baked})
+        self._session = _session(model, self._device)
+        self._binding = self._session.io_binding()
+        self._pointers = [0] * len(self._bound)
+        self._types = {
+            value.name: value.type.tensor_type.elem_type
+            for value in (*model.graph.input, *model.graph.output)
+        }
+
+    def __call__(self, *args: Any) -> Any:
+        for (_, i), known in zip(self._baked, self._versions, strict=True):
+            if (args[i].data_ptr(), args[i]._version) != known:
+                self._build(args)
+                break
+        binding, device = self._binding, self._device
+        kind, number = device.type, device.index or 0
+        kept = []  # until the run is over
+        for place, (name, i) in enumerate(self._bound):
+            tensor = args[i]
+            if not tensor.is_contiguous():
+                tensor = tensor.contiguous()
+                kept.append(tensor)
+            pointer = tensor.data_ptr()
+            # Shapes and types are this session's: the same address is the same binding.
+            if pointer != self._pointers[place]:
+                self._pointers[place] = pointer
+                binding.bind_input(
+                    name, kind, number, self._types[name], tuple(tensor.shape), pointer
+                )
+        results = []
+        for name, shape, dtype in self._exported.outputs:
+            result = torch.empty(shape, dtype=dtype, device=device)
+            results.append(result)
+            binding.bind_output(
+                name, kind, number, self._types[name], tuple(shape), result.data_ptr()
+            )
+        self._session.run_with_iobinding(binding)
+        leaves = [
+            results[value] if kind == "output" else args[value] if kind == "argument" else value
+            for kind, value in self._exported.leaves
+        ]
+        return pytree.tree_unflatten(leaves, self._exported.spec)
+
+
+def _is_weight(value: Any) -> bool:
+    """A parameter, or a buffer of a module; one made under inference_mode counts no versions."""
+    is_static = isinstance(value, torch.nn.Parameter) or hasattr(value, "_dynamo_static_input_type")
+    return is_static and not value.is_inference()
+
+
+def _with_constants(model: Any, weights: dict[str, torch.Tensor]) -> Any:
+    """A copy of the model in which these inputs are constants."""
+    import onnx
+
+    size = sum(w.numel() * w.element_size() for w in weights.values())
+    if size > _LARGEST_BYTES:
+        raise Unsupported(f"{size / 1e9:.1f} GB of weights do not fit into an ONNX model: use live")
+    baked = onnx.ModelProto()
+    baked.CopyFrom(model)
+    for value in [v for v in baked.graph.input if v.name in weights]:
+        tensor = weights[value.name].detach().contiguous().cpu()
+        made = baked.graph.initializer.add()
+        made.name, made.data_type = value.name, value.type.tensor_type.elem_type
+        made.dims.extend(tensor.shape)
+        made.raw_data = (
+            tensor.view(torch.uint8).numpy().tobytes()
+            if tensor.dim()
+            else tensor.reshape(1).view(torch.uint8).numpy().tobytes()
+        )
+        baked.graph.input.remove(value)
+    return baked
+
+
+def _session(model: Any, device: torch.device) -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = torch.get_num_threads()
+    # Its threads would go on spinning after a call and take the cores from what comes next.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    providers: list[Any] = ["CPUExecutionProvider"]
+    if device.type == "cuda":
+        if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+            raise Unsupported(
+                "the onnxruntime here has no CUDA provider: pip install onnxruntime-gpu"
+            )
+        stream = torch.cuda.current_stream(device).cuda_stream
+        cuda = {"device_id": device.index or 0, "user_compute_stream": str(stream)}
+        providers.insert(0, ("CUDAExecutionProvider", cuda))
+    elif device.type != "cpu":
+        raise Unsupported(f"ONNX Runtime has no provider for {device.type} here")
+    try:
+        return onnxruntime.InferenceSession(model.SerializeToString(), options, providers)
+    except Exception as error:
+        raise Unsupported(_first_line(error)) from None

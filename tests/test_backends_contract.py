@@ -1,0 +1,179 @@
+"""What every backend that is offered has to keep; a new one is added to ``BACKENDS``."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+
+from autocompile.config import CompileConfig
+from autocompile.runtime.compiling import compile_function
+
+BACKENDS = {
+    "inductor": CompileConfig(),
+    "aot_eager": CompileConfig("aot_eager"),
+    "onnxrt live": CompileConfig("onnxrt"),
+    "onnxrt baked": CompileConfig("onnxrt", options={"weights": "baked"}),  # type: ignore[arg-type]
+}
+
+Compile = Callable[[Any], Callable[..., Any]]
+
+
+@pytest.fixture(
+    params=[pytest.param(b, marks=[pytest.mark.slow] * (b == "inductor")) for b in BACKENDS]
+)
+def compiler(request: pytest.FixtureRequest) -> Iterator[Compile]:
+    torch._dynamo.reset()
+    yield lambda function: compile_function(function, BACKENDS[request.param])
+    torch._dynamo.reset()
+
+
+@pytest.fixture(autouse=True)
+def no_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+class Small(torch.nn.Module):
+    """Convolution, BatchNorm, linear: the layers whose weights backends like to repack."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 8, 3)
+        self.norm = torch.nn.BatchNorm2d(8)
+        self.head = torch.nn.Linear(8 * 36, 5)
+
+    def forward(self, x: torch.Tensor) -> dict[str, Any]:
+        features = torch.relu(self.norm(self.conv(x)))
+        return {"logits": self.head(features.flatten(1)), "features": [features, 3]}
+
+
+def images(size: int) -> torch.Tensor:
+    return torch.randn(size, 3, 8, 8, generator=torch.Generator().manual_seed(size))
+
+
+def agree(model: torch.nn.Module, compiled: Callable[..., Any], x: torch.Tensor) -> None:
+    torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_outputs_are_right_and_keep_their_structure(compiler: Compile) -> None:
+    model = Small().eval()
+    agree(model, compiler(model), images(4))
+
+
+def test_weights_that_change_take_effect(compiler: Compile) -> None:
+    model = Small().eval()
+    compiled = compiler(model)
+    agree(model, compiled, images(4))
+    model.conv.weight.mul_(1.5)
+    agree(model, compiled, images(4))
+    model.norm.running_var.add_(0.5)  # type: ignore[operator]
+    agree(model, compiled, images(4))
+    model.load_state_dict({name: 0.9 * value for name, value in model.state_dict().items()})
+    agree(model, compiled, images(4))
+    torch._foreach_mul_(list(model.parameters()), 1.1)
+    agree(model, compiled, images(4))
+
+
+def test_a_weight_in_another_place_takes_effect(compiler: Compile) -> None:
+    model = Small().eval()
+    compiled = compiler(model)
+    agree(model, compiled, images(4))
+    model.head.weight = torch.nn.Parameter(2 * model.head.weight)
+    agree(model, compiled, images(4))
+    model.conv.weight.data = 3 * model.conv.weight.data
+    agree(model, compiled, images(4))
+
+
+def test_shapes_may_change(compiler: Compile) -> None:
+    model = Small().eval()
+    compiled = compiler(model)
+    for size in (4, 2, 7, 1, 4):
+        agree(model, compiled, images(size))
+
+
+def test_outputs_of_one_call_survive_the_next(compiler: Compile) -> None:
+    model = Small().eval()
+    compiled = compiler(model)
+    first = compiled(images(4))["logits"]
+    kept = first.clone()
+    compiled(2 * images(4))
+    torch.testing.assert_close(first, kept, rtol=0, atol=0)
+
+
+def test_any_memory_layout_is_taken(compiler: Compile) -> None:
+    model = Small().eval()
+    compiled = compiler(model)
+    agree(model, compiled, images(4).to(memory_format=torch.channels_last))
+    agree(model, compiled, images(8)[::2])
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_any_number_of_threads_will_do(compiler: Compile, threads: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        model = Small().eval()
+        agree(model, compiler(model), images(4))
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float64, torch.bool, torch.bfloat16])
+def test_numbers_of_any_kind_are_taken(compiler: Compile, dtype: torch.dtype) -> None:
+    def both(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.where(y > 0, y, -y), x.to(torch.float32).sum()
+
+    x, y = torch.ones(4, 3).to(dtype), torch.linspace(-1, 1, 12).reshape(4, 3)
+    torch.testing.assert_close(compiler(both)(x, y), both(x, y))
+
+
+def test_a_graph_that_breaks_is_right(compiler: Compile) -> None:
+    model = Small().eval()
+
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        logits = model(x)["logits"]
+        torch._dynamo.graph_break()
+        return logits.softmax(-1)
+
+    torch.testing.assert_close(compiler(broken)(images(4)), broken(images(4)))
+
+
+def test_random_numbers_follow_the_seed(compiler: Compile) -> None:
+    def noisy(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.dropout(x.exp(), 0.5, training=True).sum(-1)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # onnxrt says that it leaves dropout to torch
+        compiled = compiler(noisy)
+        results = []
+        for _ in range(2):
+            torch.manual_seed(3)
+            results.append(compiled(images(4)))
+    torch.testing.assert_close(results[0], results[1])
+    assert results[0].count_nonzero() > 0
+
+
+def test_a_buffer_that_the_model_writes_is_written(compiler: Compile) -> None:
+    class Counting(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(3))
+            self.inner = torch.nn.Linear(3, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.seen.add_(x.sum(0))  # type: ignore[operator]
+            return self.inner(x) + self.seen  # type: ignore[no-any-return, operator]
+
+    model, twin = Counting(), Counting()
+    twin.load_state_dict(model.state_dict())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        compiled = compiler(model)
+        for _ in range(3):
+            torch.testing.assert_close(compiled(torch.ones(2, 3)), twin(torch.ones(2, 3)))
+    torch.testing.assert_close(model.seen, twin.seen)

@@ -1,0 +1,131 @@
+"""The backend ``onnxrt`` beyond the contract: what it refuses, leaves to torch and builds anew."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch._dynamo
+
+from autocompile.runtime.backends import onnxrt, ort_session
+
+
+@pytest.fixture(autouse=True)
+def clean() -> Iterator[None]:
+    torch._dynamo.reset()
+    with torch.no_grad():
+        yield
+    torch._dynamo.reset()
+
+
+def test_torch_finds_it_without_an_import() -> None:
+    program = (
+        "import torch; m = torch.nn.Linear(3, 3); x = torch.ones(2, 3)\n"
+        "torch.set_grad_enabled(False)\n"
+        "c = torch.compile(m, backend='onnxrt')\n"
+        "print((c(x) - m(x)).abs().max().item() < 1e-6)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "True\n", done.stderr
+
+
+def test_gradients_are_refused_in_words() -> None:
+    model = torch.nn.Linear(3, 3)
+    compiled = torch.compile(model, backend="onnxrt")
+    with torch.enable_grad(), pytest.raises(Exception, match="computes no gradients"):
+        compiled(torch.ones(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"mode": "max-autotune"}, "has no modes; 'max-autotune' was asked for"),
+        ({"options": {"weight": "baked"}}, "has no option 'weight'; it has: weights"),
+        ({"options": {"weights": "warm"}}, "knows 'live' and 'baked'"),
+    ],
+)
+def test_what_does_not_exist_is_refused_in_words(asked: dict[str, object], said: str) -> None:
+    compiled = torch.compile(torch.nn.Linear(3, 3), backend="onnxrt", **asked)  # type: ignore[call-overload]
+    with pytest.raises(Exception, match=said):
+        compiled(torch.ones(2, 3))
+
+
+def test_an_operator_without_translation_is_left_to_torch() -> None:
+    def between(x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.svdvals(torch.relu(x @ x.T)).exp() + 1
+
+    x = torch.randn(5, 5)
+    compiled = torch.compile(between, backend="onnxrt", fullgraph=True)
+    with pytest.warns(UserWarning, match="leaves linalg_svdvals to torch, in a graph of"):
+        torch.testing.assert_close(compiled(x), between(x), rtol=1e-4, atol=1e-4)
+
+
+def test_a_graph_of_nothing_else_is_an_error_with_the_reason() -> None:
+    compiled = torch.compile(torch.linalg.svdvals, backend="onnxrt")
+    with pytest.raises(Exception, match=r"can do nothing with this graph: .*svd"):
+        compiled(torch.randn(5, 5))
+
+
+def test_baked_weights_are_read_again_only_when_they_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    builds = []
+    build = ort_session.OrtSession._build
+    monkeypatch.setattr(
+        ort_session.OrtSession, "_build", lambda self, args: (builds.append(1), build(self, args))
+    )
+    model, x = torch.nn.Linear(3, 3), torch.ones(2, 3)
+    compiled = torch.compile(model, backend="onnxrt", options={"weights": "baked"})
+    for _ in range(3):
+        compiled(x)
+    assert len(builds) == 1
+    model.bias.add_(1.0)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(x), model(x))
+    assert len(builds) == 2
+
+
+def test_live_weights_are_no_part_of_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    builds = []
+    build = ort_session.OrtSession._build
+    monkeypatch.setattr(
+        ort_session.OrtSession, "_build", lambda self, args: (builds.append(1), build(self, args))
+    )
+    model, x = torch.nn.Linear(3, 3), torch.ones(2, 3)
+    compiled = torch.compile(model, backend="onnxrt")
+    for _ in range(3):
+        model.weight.mul_(2.0)
+        torch.testing.assert_close(compiled(x), model(x))
+    assert len(builds) == 1
+
+
+def test_one_graph_for_all_shapes_keeps_a_session_for_each_of_the_last() -> None:
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return 2 * x.flatten(1).sum(1)
+
+    made: list[onnxrt._ByShape] = []
+
+    def watched(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> onnxrt.Compiled:
+        sessions = onnxrt.onnxrt(graph, inputs)
+        assert isinstance(sessions, onnxrt._ByShape)
+        made.append(sessions)
+        return sessions
+
+    compiled = torch.compile(double, backend=watched, dynamic=True)
+    for size in (*range(2, 24), 2):
+        torch.testing.assert_close(compiled(torch.ones(size, 3)), double(torch.ones(size, 3)))
+    assert len(made) == 1
+    assert len(made[0]._made) == onnxrt._MOST_SESSIONS
+
+
+def test_what_is_returned_as_it_came_is_the_same_object() -> None:
+    def passing(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
+        return x, x + 1, 3
+
+    x = torch.ones(3)
+    same, more, three = torch.compile(passing, backend="onnxrt")(x)
+    assert same is x and three == 3
+    torch.testing.assert_close(more, x + 1)
