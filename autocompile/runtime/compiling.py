@@ -10,12 +10,17 @@ import torch
 
 from autocompile.config import CompileConfig
 from autocompile.errors import UsageError
+from autocompile.runtime.freezing import Frozen
+from autocompile.runtime.regions import regions_of
 
 __all__ = [
     "RL_PHASES",
+    "beside_a_step",
     "compile_function",
     "compile_model",
+    "prepare_model",
     "register_backend_of",
+    "set_threads",
     "uses_cuda_graphs",
 ]
 
@@ -38,17 +43,46 @@ def register_backend_of(name: str) -> None:
             raise ImportError(f"{package}: {type(error).__name__}: {error}") from error
 
 
-def compile_function(function: Callable[..., Any], config: CompileConfig) -> Callable[..., Any]:
-    """``torch.compile`` with the settings of ``config``; the function itself for eager."""
+def prepare_model(model: torch.nn.Module, config: CompileConfig) -> None:
+    """Do to the model itself, in place, what a setting asks for before anything is compiled."""
+    if config.memory_format == "channels_last":
+        # Of the weights of convolutions: a tensor without four dimensions stays as it is.
+        cast(Any, model).to(memory_format=torch.channels_last)
+
+
+def compile_function(
+    function: Callable[..., Any], config: CompileConfig, model: torch.nn.Module | None = None
+) -> Callable[..., Any]:
+    """Compile what a phase calls; the function itself where nothing is compiled.
+
+    Args:
+        function: of no argument or of the phase's inputs.
+        config: the setting; its ``scope`` and ``freezing`` need ...
+        model: ... the module that the function calls.
+
+    Raises:
+        UsageError: the setting needs a model, and there is none or none of repeated blocks.
+    """
     if config.is_eager:
         return function
     register_backend_of(config.backend)
-    compiled: Callable[..., Any] = torch.compile(function, **config.compile_kwargs())
-    return compiled
+    kwargs = config.compile_kwargs()
+    if config.scope == "full" and not config.freezing:
+        compiled: Callable[..., Any] = torch.compile(function, **kwargs)
+        return compiled
+    if model is None:
+        raise UsageError(f"{config.label()} is about a model, and this phase has none")
+    if config.freezing:
+        return Frozen(function, model, kwargs)
+    regions = regions_of(model)
+    if not regions:
+        raise UsageError(f"{type(model).__name__} repeats no block, so there are no regions")
+    regions.compile(**kwargs)
+    return function
 
 
-def compile_model(model: torch.nn.Module, config: CompileConfig, phase: str) -> torch.nn.Module:
-    """Compile what a phase calls and give back the model to use from now on.
+def compile_model(model: torch.nn.Module, config: CompileConfig, phase: str) -> Callable[..., Any]:
+    """Compile what a phase calls and give back what to call from now on: a module if it can be.
 
     An RLModule's own ``compile`` has another signature than ``nn.Module.compile``, and its public
     ``forward_*`` methods switch between train and eval on each call; so the function beneath,
@@ -58,18 +92,38 @@ def compile_model(model: torch.nn.Module, config: CompileConfig, phase: str) -> 
     Raises:
         UsageError: the phase is not about the model's forward pass.
     """
-    if config.is_eager:
-        return model
+    if phase not in ("forward", *RL_PHASES):
+        raise UsageError(
+            f"{phase} compiles a function, not a model",
+            hint="autocompile export last --to python",
+        )
+    prepare_model(model, config)
     if phase == "forward":
-        return cast(torch.nn.Module, compile_function(model, config))
-    if phase in RL_PHASES:
-        name = f"_{phase}"
-        setattr(model, name, compile_function(getattr(model, name), config))
-        return model
-    raise UsageError(
-        f"{phase} compiles a function, not a model",
-        hint="autocompile export last --to python",
-    )
+        return compile_function(model, config, model)
+    name = f"_{phase}"
+    if not config.is_eager:
+        compiled = compile_function(getattr(model, name), config, model)
+        # Callers of an RLModule leave it to the function beneath to record no gradients.
+        setattr(model, name, torch.no_grad()(compiled) if config.freezing else compiled)
+    return model
+
+
+def set_threads(count: int) -> None:
+    """Of torch's operators in this process, from now on."""
+    torch.set_num_threads(count)
+
+
+def beside_a_step(config: CompileConfig) -> list[str]:
+    """What a setting asks for that a function which does a step cannot be given."""
+    todo = []
+    if config.memory_format != "default":
+        todo.append(f"model.to(memory_format=torch.{config.memory_format})")
+    if config.optimizer != "default":
+        name = config.optimizer
+        todo.append(f"autocompile.runtime.optimizers.set_implementation(optimizer, {name!r})")
+    if config.scope != "full":
+        todo.append(f"autocompile.runtime.regions.regions_of(model), compiled: {config.label()}")
+    return todo
 
 
 def uses_cuda_graphs(config: CompileConfig) -> bool:

@@ -1,0 +1,99 @@
+"""How an optimizer steps: torch's implementations of one and the same rule.
+
+``for_loop`` updates one parameter after the other, ``foreach`` all of them in a few calls, and
+``fused`` in one kernel. ``capturable`` keeps step counts on the device, as CUDA graphs need, and
+``tensor_lr`` the learning rate in a tensor, which a schedule changes without a recompile.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from autocompile.config import OPTIMIZERS
+from autocompile.errors import UsageError
+
+__all__ = ["implementations", "set_implementation"]
+
+_FLAGS = {
+    "for_loop": {"foreach": False, "fused": False},
+    "foreach": {"foreach": True, "fused": False},
+    "fused": {"foreach": False, "fused": True},
+    "capturable": {"capturable": True, "fused": False},
+}
+
+
+def set_implementation(optimizer: torch.optim.Optimizer, name: str) -> None:
+    """Have an optimizer that has not stepped yet step in this way.
+
+    Args:
+        optimizer: changed in place.
+        name: one of :data:`autocompile.config.OPTIMIZERS`.
+
+    Raises:
+        UsageError: this optimizer has no such implementation.
+    """
+    if name == "default":
+        return
+    if not _has(optimizer, name):
+        raise UsageError(f"{type(optimizer).__name__} has no {name} implementation")
+    if name == "fused":
+        # Its constructor looks at the parameters; a fused step on others would be wrong or crash.
+        _demand_fusable(optimizer)
+        optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+    for group in optimizer.param_groups:
+        if name == "tensor_lr":
+            device = group["params"][0].device if group["params"] else None
+            group["lr"] = torch.tensor(float(group["lr"]), device=device)
+        else:
+            group.update({flag: on for flag, on in _FLAGS[name].items() if flag in group})
+
+
+def implementations(optimizer: torch.optim.Optimizer) -> list[str]:
+    """Those that it has on the device of its parameters and that differ from how it steps now.
+
+    On a CPU ``foreach`` is a loop and capturable is not supported.
+    """
+    return [name for name in OPTIMIZERS if name != "default" and _is_choice(optimizer, name)]
+
+
+def _is_choice(optimizer: torch.optim.Optimizer, name: str) -> bool:
+    if not _has(optimizer, name):
+        return False
+    on_cpu = all(p.device.type == "cpu" for g in optimizer.param_groups for p in g["params"])
+    if name in ("foreach", "capturable") and on_cpu:
+        return False
+    if name == "fused":
+        try:
+            _demand_fusable(optimizer)
+        except UsageError:
+            return False
+    return not all(_steps_so(group, name, on_cpu) for group in optimizer.param_groups)
+
+
+def _has(optimizer: torch.optim.Optimizer, name: str) -> bool:
+    if name == "tensor_lr":
+        return "lr" in optimizer.defaults
+    flag = {"for_loop": "foreach"}.get(name, name)
+    return flag in optimizer.defaults
+
+
+def _steps_so(group: dict[str, Any], name: str, on_cpu: bool) -> bool:
+    """What a group does as it stands: torch takes foreach on a GPU where nothing is said."""
+    if name == "tensor_lr":
+        return isinstance(group["lr"], torch.Tensor)
+    if name in ("fused", "capturable"):
+        return bool(group.get(name))
+    by_default = not on_cpu and not group.get("fused")
+    foreach = by_default if group.get("foreach") is None else group["foreach"]
+    return not group.get("fused") and foreach == (name == "foreach")
+
+
+def _demand_fusable(optimizer: torch.optim.Optimizer) -> None:
+    for group in optimizer.param_groups:
+        if group.get("differentiable"):
+            raise UsageError("a differentiable optimizer cannot be fused")
+        for p in group["params"]:
+            if not p.is_floating_point() or p.device.type not in ("cpu", "cuda", "xpu", "mps"):
+                raise UsageError(f"parameters on {p.device} of {p.dtype} have no fused step")

@@ -1,0 +1,105 @@
+"""Regions: which blocks of a model are repeated, and that one artifact serves all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch._dynamo
+from torch import nn
+
+from autocompile.runtime.regions import regions_of
+
+
+class Block(nn.Module):
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.relu(self.up(x)))  # type: ignore[no-any-return]
+
+
+class Of(nn.Module):
+    """Blocks in whatever holds them."""
+
+    def __init__(self, blocks: nn.Module | list[nn.Module]) -> None:
+        super().__init__()
+        self.head = nn.Linear(8, 3)
+        if isinstance(blocks, nn.Module):
+            self.blocks = blocks
+        else:
+            for i, block in enumerate(blocks):
+                setattr(self, f"block{i}", block)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.children():
+            if isinstance(block, nn.ModuleDict):
+                for each in block.values():
+                    x = each(x)
+            elif isinstance(block, nn.ModuleList):
+                for each in block:
+                    x = each(x)
+            elif block is not self.head:
+                x = block(x)
+        return self.head(x)  # type: ignore[no-any-return]
+
+
+HOLDERS = {
+    "list": lambda: nn.ModuleList(Block() for _ in range(3)),
+    "sequence": lambda: nn.Sequential(*(Block() for _ in range(3))),
+    "dict": lambda: nn.ModuleDict({f"b{i}": Block() for i in range(3)}),
+    "attributes": lambda: [Block() for _ in range(3)],
+}
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_blocks_are_found_wherever_they_stand(holder: str) -> None:
+    regions = regions_of(Of(HOLDERS[holder]()))
+    assert len(regions) == 3
+    assert regions.describe() == "3 Block"
+
+
+def test_the_outermost_blocks_are_taken() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    regions = regions_of(nn.TransformerEncoder(layer, 4))
+    assert [name for name, _ in regions.blocks] == [f"layers.{i}" for i in range(4)]
+
+
+def test_blocks_of_other_shapes_are_other_blocks() -> None:
+    assert len(regions_of(nn.Sequential(Block(8), Block(16)))) == 0
+    assert len(regions_of(nn.Sequential(Block(8), Block(16), Block(8)))) == 2
+
+
+def test_a_shared_block_counts_once() -> None:
+    block = Block()
+    assert len(regions_of(nn.Sequential(block, nn.ReLU(), block))) == 0
+
+
+def test_single_layers_and_models_without_repetition_have_none() -> None:
+    assert len(regions_of(nn.Sequential(*(nn.Linear(8, 8) for _ in range(4))))) == 0
+    assert len(regions_of(Block())) == 0
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_one_graph_serves_all_blocks(holder: str) -> None:
+    model, graphs = Of(HOLDERS[holder]()), []
+
+    def counting(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> object:
+        graphs.append(graph)
+        return graph.forward
+
+    x = torch.randn(4, 8)
+    with torch.no_grad():  # else what comes out of the first block is another kind of input
+        want = model(x)
+        regions_of(model).compile(backend=counting)
+        torch.testing.assert_close(model(x), want)
+    assert len(graphs) == 1
