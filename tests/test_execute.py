@@ -421,8 +421,8 @@ def test_a_dead_zygote_is_replaced(tmp_path: Path) -> None:
             executor.start(trial(shop, "eager"))
             (ending,) = endings(until_ended(executor)).values()
             assert ending.outcome is Outcome.OK
-            assert executor._nursery._zygote is not None
-            os.kill(executor._nursery._zygote.pid, 9)
+            assert executor._nurseries.of(None)._zygote is not None
+            os.kill(executor._nurseries.of(None)._zygote.pid, 9)
     finally:
         executor.close()
     assert_nothing_left("AUTOCOMPILE_TRIAL=")

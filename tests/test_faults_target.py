@@ -157,14 +157,14 @@ def test_a_library_that_starts_a_thread_is_not_forked(
     bench = Bench(work / "run", jobs=1)
     executor = bench.executor
     assert bench.run(PROCESSES).outcome is Outcome.OK
-    assert isinstance(executor._nursery._zygote, Zygote)
-    executor._nursery.warm(["starts_a_thread"], None)
+    assert isinstance(executor._nurseries.of(None)._zygote, Zygote)
+    executor._nurseries.of(None).warm(["starts_a_thread"], None)
     for _ in range(2):
         assert bench.run(PROCESSES).outcome is Outcome.OK
     assert bench.told == [
         "trials are forked without what the target imports: a thread runs in it: poller"
     ]
-    assert isinstance(executor._nursery._zygote, Zygote), "forked, all the same"
+    assert isinstance(executor._nurseries.of(None)._zygote, Zygote), "forked, all the same"
     executor.close()
     assert_nothing_left("AUTOCOMPILE_TRIAL=")
 

@@ -25,6 +25,7 @@ class Job:
         memory_limit_bytes: the most memory that its processes may hold together; None: no limit.
         environment: environment variables on top of the parent's.
         fresh: run it in an interpreter of its own, whatever the executor does otherwise.
+        python: the interpreter to run it under; None for the executor's own.
         toolchain: for the probe: where what every compiler cache starts with is to be, if not
             there yet; None if nothing is going to be compiled.
     """
@@ -37,6 +38,7 @@ class Job:
     memory_limit_bytes: int | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     fresh: bool = False
+    python: str | None = None
     toolchain: Path | None = None
 
     def allowed_s(self, step: Step) -> float:

@@ -49,6 +49,7 @@ class Workshop:
         timeout_s: the longest stay in one step; three times that in all steps together.
         memory_limit_bytes: the most memory of one trial; None: no limit.
         memory_alone_bytes: the most memory of a trial that runs alone; None: no other limit.
+        pythons: the interpreters beside the tuner's own, by the names of their environments.
     """
 
     folder: RunFolder
@@ -56,6 +57,7 @@ class Workshop:
     timeout_s: float
     memory_limit_bytes: int | None
     memory_alone_bytes: int | None = None
+    pythons: Mapping[str, str] = field(default_factory=dict)
     _paces: list[tuple[float, ...]] = field(default_factory=list)
     _next: int | None = None
 
@@ -94,6 +96,7 @@ class Workshop:
         compile_timeout_s: float | None = None,
         fresh: bool = False,
         alone: bool = False,
+        environment: str = "default",
     ) -> Job:
         """Write ``request.json`` and prepare the compiler's cache.
 
@@ -105,6 +108,7 @@ class Workshop:
             compile_timeout_s: the longest stay in the compile step, if less than in others.
             fresh: in an interpreter of its own.
             alone: no other trial runs beside it.
+            environment: whose interpreter it runs under.
 
         Raises:
             RunError: the disk is full or nearly so, or the folder cannot be written.
@@ -116,7 +120,7 @@ class Workshop:
         write_json(path / "request.json", {**self.base, **known, **request, "number": number})
         cache = self.folder.cache / f"{number if cache_of is None else cache_of:04d}"
         if cache_of is None:
-            self._seed(cache)
+            self._seed(cache, self.toolchain(environment))
         return Job(
             number,
             path,
@@ -130,18 +134,23 @@ class Workshop:
                 **_ENVIRONMENT,
             },
             fresh,
+            self.pythons.get(environment),
         )
 
-    def probe_job(self, request: Mapping[str, Any], toolchain: bool) -> Job:
+    def probe_job(
+        self, request: Mapping[str, Any], toolchain: bool, environment: str = "default"
+    ) -> Job:
         """The job that looks at machine, torch and target before the first trial.
 
         Args:
             request: what to look at.
             toolchain: also prepare what all of Inductor's caches start with.
+            environment: which interpreter to look at.
         """
-        path = self.folder.path / "probe"
+        is_own = environment == "default"
+        path = self.folder.path / ("probe" if is_own else f"probe-{environment}")
         make_folder(path)
-        folder = self.toolchain.absolute() if toolchain else None
+        folder = self.toolchain(environment).absolute() if toolchain else None
         body = {"kind": "probe", "schema": SCHEMA, "toolchain": folder and str(folder)}
         write_json(path / "request.json", {**self.base, **request, **body})
         return Job(
@@ -150,13 +159,14 @@ class Workshop:
             self.timeout_s,
             memory_limit_bytes=self.memory_alone_bytes or self.memory_limit_bytes,
             environment=_ENVIRONMENT,
+            python=self.pythons.get(environment),
             toolchain=folder,
         )
 
-    @property
-    def toolchain(self) -> Path:
-        """Where the probe leaves what all caches start with."""
-        return self.folder.cache / "toolchain"
+    def toolchain(self, environment: str = "default") -> Path:
+        """Where the probe leaves what all caches of an environment start with."""
+        is_own = environment == "default"
+        return self.folder.cache / ("toolchain" if is_own else f"toolchain-{environment}")
 
     def has_cache(self, number: int) -> bool:
         """Whether the compiler cache of a trial is still there."""
@@ -176,11 +186,11 @@ class Workshop:
                 hint="free some space, then the same command with --resume",
             )
 
-    def _seed(self, cache: Path) -> None:
+    def _seed(self, cache: Path, toolchain: Path) -> None:
         try:
             shutil.rmtree(cache, ignore_errors=True)
-            if self.toolchain.is_dir():
-                shutil.copytree(self.toolchain, cache)
+            if toolchain.is_dir():
+                shutil.copytree(toolchain, cache)
             else:
                 make_folder(cache)
         except (OSError, shutil.Error, RunError) as error:

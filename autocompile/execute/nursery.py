@@ -6,7 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -29,6 +29,7 @@ class Nursery:
         isolation: ``fork`` takes trials from a warm process, ``spawn`` starts an interpreter for
             each, ``auto`` forks where that is safe.
         tell: is told, once, when it does otherwise than it began.
+        variables: of the environment, on top of the parent's.
 
     Raises:
         UsageError: no such isolation, or none on this system.
@@ -39,10 +40,11 @@ class Nursery:
         python: str,
         isolation: Isolation,
         tell: Callable[[str], None],
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         if isolation not in ("auto", "fork", "spawn"):
             raise UsageError(f"isolation {isolation!r} is none of auto, fork, spawn")
-        self._python, self._tell = python, tell
+        self._python, self._tell, self._variables = python, tell, dict(variables or {})
         self._insists = isolation == "fork"
         self._forks = isolation != "spawn" and sys.platform == "linux"
         if self._insists and not self._forks:
@@ -67,7 +69,7 @@ class Nursery:
                 if self._zygote is not None and alone and self._zygote.has_grown():
                     self.close()
                 if self._zygote is None:
-                    self._zygote = Zygote(self._python)
+                    self._zygote = Zygote(self._python, self._variables)
                     if any(self._warmth):
                         self._zygote.warm(*self._warmth)
                 self._zygote.fork(child)
@@ -129,7 +131,7 @@ class Nursery:
             stderr=output,
             pass_fds=(results, control),
             start_new_session=True,
-            env={**os.environ, **theirs["environment"]},
+            env={**os.environ, **self._variables, **theirs["environment"]},
         )
         child.warden = child.process.pid
         with contextlib.suppress(OSError, AttributeError):

@@ -22,7 +22,8 @@ from autocompile.execute.child import Child, Clock, Pipes
 from autocompile.execute.ending import ending_of
 from autocompile.execute.executor import Ended, Ending, Event, Job, Stepped, Told
 from autocompile.execute.memory import Cage, available_memory_bytes, oom_kills, usable_cores
-from autocompile.execute.nursery import Isolation, Nursery
+from autocompile.execute.nurseries import Nurseries
+from autocompile.execute.nursery import Isolation
 from autocompile.execute.quiet import Quiet
 from autocompile.processes import kill_tree, pause, resume, tree_memory_bytes
 from autocompile.record import Outcome, Step
@@ -65,7 +66,7 @@ class LocalExecutor:
         self.slots = default_jobs() if jobs is None else jobs
         self._jobs_given = jobs is not None
         self._events: list[Event] = []
-        self._nursery = Nursery(
+        self._nurseries = Nurseries(
             python or sys.executable,
             isolation,
             lambda text: self._events.append(Told(text)),
@@ -78,7 +79,7 @@ class LocalExecutor:
 
     def renew(self) -> None:
         """Fork from another process from now on."""
-        self._nursery.close()
+        self._nurseries.renew()
 
     def start(self, job: Job) -> None:
         """Start a trial, or keep it until nobody is being timed; ``request.json`` is on disk."""
@@ -120,7 +121,7 @@ class LocalExecutor:
                 self._kill(child, "interrupted")
                 self._finish(child)
         finally:
-            self._nursery.close()
+            self._nurseries.close()
             self._selector.close()
 
     # Starting ----------------------------------------------------------------------------------
@@ -143,7 +144,7 @@ class LocalExecutor:
         cage = Cage.build(job.memory_limit_bytes) if job.memory_limit_bytes else None
         child = Child(job, pipes, log, cage, oom_before=oom_kills())
         try:
-            self._nursery.bear(child, alone=not self._children)
+            self._nurseries.of(job.python).bear(child, alone=not self._children)
         except BaseException as error:
             pipes.close_ours()
             log.close()
@@ -200,9 +201,10 @@ class LocalExecutor:
                     child.result = message
                     child.clock.enter(Step.EXIT)
                 elif event == "toolchain":
-                    self._nursery.warm((), child.job.toolchain)
+                    self._nurseries.of(child.job.python).warm((), child.job.toolchain)
                 elif event == "modules":
-                    self._nursery.warm([str(name) for name in message["names"]], None)
+                    names = [str(name) for name in message["names"]]
+                    self._nurseries.of(child.job.python).warm(names, None)
                 elif event == "room" and not self._jobs_given:
                     self.slots = max(1, min(self.slots, int(message["trials"])))
                 elif event == "born":

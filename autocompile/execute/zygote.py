@@ -42,17 +42,19 @@ class Zygote:
 
     Args:
         python: the interpreter.
+        variables: of the environment, on top of the parent's.
 
     Raises:
         ZygoteError: it could not be started.
     """
 
-    def __init__(self, python: str) -> None:
+    def __init__(self, python: str, variables: Mapping[str, str]) -> None:
         ours, theirs = socket.socketpair()
         self._socket = ours
         self._words = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the process)
         environment = {
             **os.environ,
+            **variables,
             # torch asks the driver's library and not the driver whether there is a GPU: a process
             # that has opened the driver cannot fork.
             "PYTORCH_NVML_BASED_CUDA_CHECK": "1",

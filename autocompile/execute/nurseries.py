@@ -1,0 +1,60 @@
+"""A nursery for each interpreter that trials run under."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import autocompile
+from autocompile.execute.nursery import Isolation, Nursery
+
+__all__ = ["Nurseries"]
+
+
+class Nurseries:
+    """Makes the nursery of an interpreter when it is first asked for.
+
+    Args:
+        python: the interpreter of jobs that name none.
+        isolation: how trials begin; see :class:`Nursery`.
+        tell: is told when one does otherwise than it began.
+
+    Raises:
+        UsageError: no such isolation, or none on this system.
+    """
+
+    def __init__(self, python: str, isolation: Isolation, tell: Callable[[str], None]) -> None:
+        self._python, self._isolation, self._tell = python, isolation, tell
+        self._made = {python: Nursery(python, isolation, tell)}
+        self._library: tempfile.TemporaryDirectory[str] | None = None
+
+    def of(self, python: str | None) -> Nursery:
+        """The nursery of an interpreter; of the usual one for None."""
+        name = python or self._python
+        if name not in self._made:
+            self._made[name] = Nursery(name, self._isolation, self._tell, self._lend())
+        return self._made[name]
+
+    def renew(self) -> None:
+        """Trials that start from now on come from new processes."""
+        for nursery in self._made.values():
+            nursery.close()
+
+    def close(self) -> None:
+        """End all of them."""
+        self.renew()
+        if self._library is not None:
+            self._library.cleanup()
+            self._library = None
+
+    def _lend(self) -> dict[str, str]:
+        """Environment variables by which another interpreter finds this package and nothing else.
+
+        The folder that it lies in may hold all that is installed here, another torch too.
+        """
+        if self._library is None:
+            self._library = tempfile.TemporaryDirectory(prefix="autocompile-lib-")
+            package = Path(autocompile.__file__).parent
+            (Path(self._library.name) / "autocompile").symlink_to(package)
+        return {"PYTHONPATH": self._library.name}
