@@ -76,7 +76,8 @@ def plain(folder: Path, phases: dict[str, Any], source: str = MODEL) -> dict[str
     """The report of a file with ``get_model``, which is written too."""
     (folder / "model.py").write_text(source)
     report: dict[str, Any] = copy.deepcopy(SAMPLE)
-    build = ["import runpy", "model = runpy.run_path('model.py')['get_model']()"]
+    source = "vars(importlib.import_module('model'))['get_model']()"
+    build = ["import importlib", "import sys", "sys.path.insert(0, '.')", f"model = {source}"]
     report["target"] = {"spec": "model.py", "kind": "functions", "build": build, "choices": {}}
     report["phases"] = phases
     return report
@@ -96,7 +97,7 @@ def rl(folder: Path, phases: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("phase", "call"),
     [
-        ("forward", "compiled_model(torch.zeros(2, 4))"),
+        ("forward", "tuned_model(torch.zeros(2, 4))"),
         ("train_step", "train_step((torch.zeros(2, 4),))"),
         (
             "optimizer_step",
@@ -137,8 +138,79 @@ def test_the_python_script_leaves_a_phase_alone_that_is_faster_uncompiled(tmp_pa
 
 def test_the_python_script_finds_a_backend_that_the_target_registers(tmp_path: Path) -> None:
     report = plain(tmp_path, {"forward": faster(backend="counting")}, CUSTOM_BACKEND + MODEL)
-    text = export(report, "python") + "\ncompiled_model(torch.zeros(2, 4))\n"
+    text = export(report, "python") + "\ntuned_model(torch.zeros(2, 4))\n"
     assert "counting backend called" in run(text, tmp_path).stdout
+
+
+WIDE = """
+import torch
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Conv2d(3, 3, 3, padding=1)
+        self.outer = torch.nn.Conv2d(3, 3, 1)
+
+    def forward(self, x):
+        return x + self.outer(torch.relu(self.inner(x)))
+
+def get_model():
+    return torch.nn.Sequential(Block(), Block(), Block())
+"""
+X = "torch.ones(2, 3, 8, 8)"
+
+
+def test_the_python_script_lays_weights_out_and_compiles_nothing(tmp_path: Path) -> None:
+    phase = faster(backend="eager", memory_format="channels_last", threads=1)
+    text = export(plain(tmp_path, {"forward": phase}, WIDE), "python")
+    look = (
+        f"tuned_model({X})\nprint(tuned_model is model, torch.get_num_threads(), "
+        "model[0].inner.weight.is_contiguous(memory_format=torch.channels_last))"
+    )
+    lines = run(f"{text}\n{look}\n{COUNT}", tmp_path).stdout.splitlines()
+    assert lines == ["forward: eager - channels_last - 1 thread", "True 1 True", "graphs 0"]
+
+
+def test_the_python_script_compiles_the_blocks_that_a_model_repeats(tmp_path: Path) -> None:
+    report = plain(tmp_path, {"forward": faster(scope="regional")}, WIDE)
+    report["target"]["blocks"] = ["0", "1", "2"]
+    look = f"with torch.no_grad(): tuned_model({X})"
+    lines = run(f"{export(report, 'python')}\n{look}\n{COUNT}", tmp_path).stdout.splitlines()
+    assert lines[-1] == "graphs 1"
+
+
+def test_the_python_script_freezes_weights_and_follows_them(tmp_path: Path) -> None:
+    report = plain(tmp_path, {"forward": faster(backend="inductor", freezing=True)}, WIDE)
+    look = f"""
+x = {X}
+with torch.no_grad():
+    tuned_model(x)
+    model[1].outer.weight.mul_(2.0)
+    print(torch.allclose(tuned_model(x), model(x), atol=1e-5))
+"""
+    done = run(f"{export(report, 'python')}\n{look}", tmp_path)
+    assert done.stdout.splitlines()[-1] == "True"
+
+
+@pytest.mark.parametrize("name", ["fused", "tensor_lr"])
+def test_the_python_script_makes_the_optimizer_that_won(name: str, tmp_path: Path) -> None:
+    phase = faster(backend="eager", optimizer=name)
+    text = export(plain(tmp_path, {"optimizer_step": phase}, WIDE), "python")
+    look = (
+        f"model({X}).sum().backward(); before = model[0].outer.weight.clone(); optimizer_step()\n"
+        "print(torch.equal(before, model[0].outer.weight), "
+        "optimizer.param_groups[0]['fused'], type(optimizer.param_groups[0]['lr']).__name__)"
+    )
+    last = run(f"{text}\n{look}", tmp_path).stdout.splitlines()[-1]
+    assert last == {"fused": "False True float", "tensor_lr": "False None Tensor"}[name]
+
+
+def test_what_rllib_has_no_field_for_is_named_and_compiles_nothing(tmp_path: Path) -> None:
+    phase = faster(backend="eager", memory_format="channels_last")
+    report = rl(tmp_path, {"forward_exploration": phase})
+    done = run(export(report, "rllib"), tmp_path)
+    assert json.loads(done.stdout)["torch_compile_worker"] is False
+    assert "no field for memory_format='channels_last'" in done.stderr
 
 
 def test_accelerate_compiles_with_the_tuned_setting(tmp_path: Path) -> None:

@@ -69,9 +69,10 @@ def model_choice(report: Report, stack: str) -> Choice:
             hint="autocompile export last --to python",
         )
     choice = usable[0]
-    if choice.config is not None and choice.config.backend.upper() not in BACKENDS:
+    config = choice.config
+    if config and not config.is_eager and config.backend.upper() not in BACKENDS:
         raise ExportError(
-            f"{stack} does not take the backend {choice.config.backend!r}",
+            f"{stack} does not take the backend {config.backend!r}",
             f"accelerate {ACCELERATE_READ} knows: {', '.join(BACKENDS).lower()}",
             hint="autocompile export last --to python",
         )
@@ -127,7 +128,7 @@ def _plugin(config: CompileConfig | None) -> tuple[str, str]:
 
     Every field is given, since a missing one is read from the environment.
     """
-    if config is None:
+    if config is None or config.is_eager:
         return 'plugin = TorchDynamoPlugin(backend="no")\n', "left uncompiled"
     fields = {
         "backend": config.backend.lower(),

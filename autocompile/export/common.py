@@ -30,6 +30,7 @@ __all__ = [
     "literal",
     "not_carried",
     "one_line",
+    "optimizer_arguments",
     "program",
     "quoted",
     "speedup_text",
@@ -54,7 +55,8 @@ class Choice:
     Attributes:
         phase: the phase's name.
         verdict: ``faster``, ``keep_eager`` or ``failed``.
-        config: the setting to compile with; None when the phase stays uncompiled.
+        config: the setting to use, which may compile nothing and lay weights out otherwise, say;
+            None when all stays as it is.
         evidence: one sentence for a comment.
     """
 
@@ -85,7 +87,7 @@ def _choice(report: Report, name: str, phase: Mapping[str, Any]) -> Choice:
     if verdict == "failed" or best is None:
         return Choice(name, "failed", None, reason or "no setting worked")
     config = CompileConfig.from_dict(best["config"])
-    if verdict == "keep_eager" or config.is_eager:
+    if verdict == "keep_eager" or config.is_baseline:
         return Choice(name, "keep_eager", None, reason or "nothing is faster than eager")
     return Choice(name, "faster", config, _evidence(report, best, config))
 
@@ -124,6 +126,18 @@ def is_rl(report: Report) -> bool:
         or target.get("algorithm")
         or target.get("kind") in _RL_KINDS
         or any(phase in report["phases"] for phase in RL_FORWARD_PHASES)
+    )
+
+
+def optimizer_arguments(config: CompileConfig) -> str:
+    """Source of what an optimizer's constructor is given for its implementation; may be empty."""
+    if config.optimizer == "tensor_lr":
+        return "lr=torch.tensor(1e-3)"
+    flags = {"for_loop": "foreach=False"}
+    return (
+        ""
+        if config.optimizer == "default"
+        else flags.get(config.optimizer, f"{config.optimizer}=True")
     )
 
 

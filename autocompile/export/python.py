@@ -1,7 +1,12 @@
-"""Plain torch.compile: a script that runs as it is, with no import of autocompile."""
+"""Plain torch: a script that runs as it is.
+
+It imports autocompile only where torch alone cannot do it: weights that are frozen anew when they
+change.
+"""
 
 from __future__ import annotations
 
+from autocompile.config import CompileConfig
 from autocompile.errors import ExportError
 from autocompile.export.common import (
     PACKAGE_OF_BACKEND,
@@ -13,6 +18,8 @@ from autocompile.export.common import (
     header,
     literal,
     not_carried,
+    one_line,
+    optimizer_arguments,
     program,
     quoted,
 )
@@ -20,35 +27,35 @@ from autocompile.export.common import (
 __all__ = ["export"]
 
 _FORWARD = '''def compile_forward(model):
-    """The compiled model: call it in place of the model."""
-    return torch.compile(model, **FORWARD)
+    """The model with the settings: call it in place of the model."""
+{prepare}    return {compiled}
 '''
 
 # An RLModule's own compile() takes other arguments, and its public forward_* methods switch
 # between train and eval on each call: the function beneath is what RLlib compiles too.
 _RL_FORWARD = '''def compile_{phase}(model):
-    """Compile what model.{phase}() runs, in place."""
-    function = model._{phase}
-    model._{phase} = torch.compile(function, **{constant})
+    """Apply the settings to what model.{phase}() runs, in place."""
+{prepare}    function = model._{phase}
+    model._{phase} = {compiled}
     return model
 '''
 
 # Optimizer.step breaks the graph by design, so it is wrapped.
 _OPTIMIZER_STEP = '''def compile_optimizer_step(optimizer):
-    """The compiled step: call it in place of optimizer.step()."""
-
+    """The step with the settings: call it in place of optimizer.step()."""
+{prepare}
     def step():
         optimizer.step()
 
-    return torch.compile(step, **OPTIMIZER_STEP)
+    return {compiled}
 '''
 
-_TRAIN_STEP = '''def compile_train_step(forward, loss, optimizer):
-    """A compiled training step: step(inputs) gives the loss.
+_TRAIN_STEP = '''def compile_train_step(model, forward, loss, optimizer):
+    """A training step with the settings: step(inputs) gives the loss.
 
     forward(inputs) gives the output, loss(output, inputs) a tensor with one number.
     """
-
+{prepare}
     def step(inputs):
         optimizer.zero_grad(set_to_none=True)
         value = loss(forward(inputs), inputs)
@@ -56,7 +63,7 @@ _TRAIN_STEP = '''def compile_train_step(forward, loss, optimizer):
         optimizer.step()
         return value.detach()
 
-    return torch.compile(step, **TRAIN_STEP)
+    return {compiled}
 
 
 def call_model(model, inputs):
@@ -90,10 +97,10 @@ _NO_BUILD = comment(
 )
 
 _CALLS = {
-    "forward": "compiled_model = compile_forward(model.eval())",
+    "forward": "tuned_model = compile_forward(model.eval())",
     "optimizer_step": "optimizer_step = compile_optimizer_step(optimizer)",
     "train_step": """forward = functools.partial(call_model, model.train())
-train_step = compile_train_step(forward, sum_of_outputs, optimizer)""",
+train_step = compile_train_step(model, forward, sum_of_outputs, optimizer)""",
 }
 
 
@@ -101,30 +108,50 @@ def export(report: Report) -> str:
     """A script with one function per phase; run as a program, it builds the model and compiles.
 
     Raises:
-        ExportError: no phase has a result, or a setting is more than arguments of torch.compile.
+        ExportError: no phase has a result, or a setting is more than plain torch can do.
     """
     found = choices(report)
     faster = [choice for choice in found.values() if choice.config is not None]
+    blocks = list(report["target"].get("blocks") or ())
     for choice in found.values():
-        _demand_form(choice)
+        _demand_form(choice, blocks)
     device = str(report["environment"].get("device") or "cpu")
     build = build_function(report, "model" if device == "cpu" else f"model.to({quoted(device)})")
     phases = [block for choice in found.values() for block in _phase(choice)]
+    if any(choice.config and choice.config.scope == "regional" for choice in faster):
+        phases.insert(0, f"BLOCKS = {literal(blocks, '')}")
     main = _main(report, list(found.values())) if build else _NO_BUILD
     top = header(report, "torch.compile settings")
     return program(top, _imports(faster), *phases, build, main)
 
 
-def _demand_form(choice: Choice) -> None:
+def _demand_form(choice: Choice, blocks: list[str]) -> None:
     if choice.phase not in _FUNCTIONS:
         raise ExportError(f"the phase {choice.phase!r} has no form in plain torch")
-    carried = ("backend", "mode", "options", "fullgraph", "dynamic")
-    if choice.config and (lost := not_carried(choice.config, carried)):
+    config = choice.config
+    lost = not_carried(config, _CARRIED) if config else []
+    if config and config.scope == "regional" and not blocks:
+        lost.append("scope='regional', of a model whose blocks the report does not name")
+    if lost:
         raise ExportError(
-            f"the best setting of {choice.phase} is more than arguments of torch.compile",
-            f"it also has {', '.join(lost)}",
+            f"the best setting of {choice.phase} has no form in plain torch",
+            f"it has {', '.join(lost)}",
             hint="autocompile export last --to json",
         )
+
+
+_CARRIED = (
+    "backend",
+    "mode",
+    "options",
+    "fullgraph",
+    "dynamic",
+    "scope",
+    "memory_format",
+    "optimizer",
+    "freezing",
+    "threads",
+)
 
 
 def _imports(faster: list[Choice]) -> str:
@@ -134,6 +161,8 @@ def _imports(faster: list[Choice]) -> str:
     lines = sorted([*lines, "import torch\n"])
     if any(choice.phase == "train_step" for choice in faster):
         lines = ["import functools\n\n", *lines, "from torch.utils._pytree import tree_leaves\n"]
+    if any(choice.config and choice.config.freezing for choice in faster):
+        lines += ["\nfrom autocompile.runtime.freezing import Frozen\n"]
     return "".join(lines)
 
 
@@ -145,11 +174,40 @@ def _phase(choice: Choice) -> list[str]:
     if choice.config is None:
         state = "keep eager" if choice.verdict == "keep_eager" else "failed"
         return [comment(f"{choice.phase}: {state}, left uncompiled: {choice.evidence}")]
+    evidence = comment(f"{choice.phase}: {choice.evidence}")
+    source = _FUNCTIONS[choice.phase].format(
+        phase=choice.phase,
+        prepare="".join(f"    {line}\n" for line in _prepare(choice.config, _constant(choice))),
+        compiled=_compiled(choice.config, choice.phase, _constant(choice)),
+    )
+    if choice.config.is_eager:
+        return [evidence + source]
     arguments = literal(choice.config.compile_kwargs(), "")
-    return [
-        comment(f"{choice.phase}: {choice.evidence}") + f"{_constant(choice)} = {arguments}",
-        _FUNCTIONS[choice.phase].format(phase=choice.phase, constant=_constant(choice)),
-    ]
+    return [f"{evidence}{_constant(choice)} = {arguments}", source]
+
+
+def _prepare(config: CompileConfig, constant: str) -> list[str]:
+    """What is done before anything is compiled; the function's argument is ``model``."""
+    lines = []
+    if config.threads is not None:
+        lines += [f"torch.set_num_threads({config.threads})"]
+    if config.memory_format == "channels_last":
+        lines += ["model.to(memory_format=torch.channels_last)"]
+    if config.scope == "regional":
+        compiled = f"torch.nn.Module.compile(model.get_submodule(name), **{constant})"
+        lines += ["for name in BLOCKS:", f"    {compiled}"]
+    return lines
+
+
+def _compiled(config: CompileConfig, phase: str, constant: str) -> str:
+    what = {"forward": "model", "optimizer_step": "step", "train_step": "step"}
+    function = what.get(phase, "function")
+    if config.is_eager or config.scope == "regional":
+        return function
+    if config.freezing:
+        frozen = f"Frozen({function}, model, {constant})"
+        return frozen if phase == "forward" else f"torch.no_grad()({frozen})"
+    return f"torch.compile({function}, **{constant})"
 
 
 def _main(report: Report, found: list[Choice]) -> str:
@@ -158,7 +216,9 @@ def _main(report: Report, found: list[Choice]) -> str:
     if phases & {"optimizer_step", "train_step"}:
         measured = report["target"].get("choices", {}).get("optimizer", "Adam with its defaults")
         lines += comment(f"Put your own optimizer here; measured: {measured}.", "    ").splitlines()
-        lines += ["    optimizer = torch.optim.Adam(model.parameters())"]
+        given = [optimizer_arguments(c.config) for c in found if c.config]
+        arguments = ", ".join(["model.parameters()", *dict.fromkeys(filter(None, given))])
+        lines += [f"    optimizer = torch.optim.Adam({arguments})"]
     for choice in found:
         lines += _applied(choice)
     return "\n".join(lines)
@@ -171,5 +231,7 @@ def _applied(choice: Choice) -> list[str]:
     call = _CALLS.get(choice.phase, f"model = compile_{choice.phase}(model)")
     return [
         *(f"    {line}" for line in call.splitlines()),
-        f'    print("{choice.phase}: torch.compile with", {_constant(choice)})',
+        f'    print("{choice.phase}: torch.compile with", {_constant(choice)})'
+        if not choice.config.is_eager
+        else f"    print({quoted(one_line(f'{choice.phase}: {choice.config.label()}'))})",
     ]

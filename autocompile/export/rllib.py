@@ -45,7 +45,7 @@ class _Side:
     def arguments(self) -> dict[str, Any]:
         prefix = f"torch_compile_{self.name}"
         config = self.choice.config
-        if config is None:
+        if config is None or config.is_eager:
             return {prefix: False}
         fields: dict[str, Any] = {prefix: True}
         if self.name == "learner":  # forward_train, ray's default, compiles nothing
@@ -169,7 +169,7 @@ def _at_own_batch_size(report: Report, choice: Choice) -> Choice:
     config = CompileConfig.from_dict(trial["config"])
     floor = 1 + (phase.get("noise_floor") or 0.0)
     # A row names its best trial even where that is no better than eager.
-    if config.is_eager or not speedup or speedup["low"] <= 1 or speedup["value"] <= floor:
+    if config.is_baseline or not speedup or speedup["low"] <= 1 or speedup["value"] <= floor:
         return Choice(choice.phase, "keep_eager", None, f"not compiled: {what}")
     return Choice(choice.phase, "faster", config, what)
 
@@ -192,7 +192,9 @@ def _ignored(sides: list[_Side]) -> list[str]:
         config, phase = side.choice.config, side.choice.phase
         if config is None:
             continue
-        if side.name == "worker":
+        if config.is_eager:
+            pass
+        elif side.name == "worker":
             texts.append(
                 "worker: ray 2.60 never compiles env runners. Nothing calls "
                 "AlgorithmConfig.get_torch_compile_worker_config(), so the torch_compile_worker "

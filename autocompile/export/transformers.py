@@ -42,7 +42,7 @@ def export(report: Report) -> str:
     ]
     # A backend or a mode alone turns compiling on, so neither stands beside False.
     fields: dict[str, str | bool] = {"output_dir": "out", "torch_compile": False}
-    if choice.config is not None:
+    if choice.config is not None and not choice.config.is_eager:
         fields["torch_compile"] = True
         fields["torch_compile_backend"] = choice.config.backend.lower()
         fields["torch_compile_mode"] = choice.config.mode

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from autocompile.config import CompileConfig
 from autocompile.errors import ExportError
 from autocompile.export import rllib
-from autocompile.export.common import Report, choices, is_rl, literal
+from autocompile.export.common import (
+    RL_FORWARD_PHASES,
+    Report,
+    choices,
+    is_rl,
+    literal,
+    optimizer_arguments,
+)
 
 __all__ = ["use_line"]
 
@@ -16,6 +24,25 @@ _CALLS = {
 }
 
 
+_SCRIPT = "autocompile export last --to python   (the settings take more than one line)"
+
+
+def _line(config: CompileConfig, result: str, function: str) -> str:
+    if config.freezing or config.scope != "full":
+        return _SCRIPT
+    parts = []
+    if config.threads is not None:
+        parts.append(f"torch.set_num_threads({config.threads})")
+    if config.memory_format != "default":
+        parts.append(f"model.to(memory_format=torch.{config.memory_format})")
+    if arguments := optimizer_arguments(config):
+        parts.append(f"optimizer = torch.optim.Adam(model.parameters(), {arguments})")
+    if not config.is_eager:
+        given = ", ".join(f"{k}={literal(v)}" for k, v in config.compile_kwargs().items())
+        parts.append(f"{result} = torch.compile({function}, {given})")
+    return "; ".join(parts)
+
+
 def use_line(report: Report) -> str:
     """The line to paste; for a result that compiles nothing, a sentence that says so."""
     try:
@@ -23,12 +50,17 @@ def use_line(report: Report) -> str:
         fields = rllib.framework_kwargs(report)[0] if is_rl(report) else {}
     except ExportError:
         return "nothing to use: no setting worked"
-    if any(fields.get(f"torch_compile_{side}") for side in ("worker", "learner")):
+    sides = ("worker", "learner")
+    if any(fields.get(f"torch_compile_{side}") for side in sides):
         given = ", ".join(f"{k}={literal(v)}" for k, v in fields.items())
         return f'config.framework("torch", {given})'
-    faster = {name: c.config for name, c in found.items() if c.config and not fields}
+    faster = {name: c.config for name, c in found.items() if c.config}
+    if fields:  # what ray has no field for, and needs no compiling
+        faster = {name: config for name, config in faster.items() if config.is_eager}
+    for name in RL_FORWARD_PHASES:
+        if config := faster.get(name):
+            return _line(config, "", "")
     for name, (result, function) in _CALLS.items():
         if config := faster.get(name):
-            given = ", ".join(f"{k}={literal(v)}" for k, v in config.compile_kwargs().items())
-            return f"{result} = torch.compile({function}, {given})"
+            return _line(config, result, function)
     return "leave it uncompiled: nothing is faster than eager by more than the noise"

@@ -53,6 +53,7 @@ class Target:
         is_rl: the module is an RLModule.
         inference_model: what an env runner builds, where that is less than ``model``.
         own_batch_size: the batch size that the user's own configuration gives to a phase.
+        calls_per_update: of a phase: how often it is called between two changes of the weights.
         algorithm: ``module:Class`` of an AlgorithmConfig.
         choices: where each choice came from, in words.
         sha256: of the target's own file.
@@ -69,6 +70,7 @@ class Target:
     inference_model: torch.nn.Module | None = None
     fixed_batch: bool = False
     own_batch_size: dict[str, int] = field(default_factory=dict)
+    calls_per_update: dict[str, int] = field(default_factory=dict)
     algorithm: str | None = None
     choices: dict[str, str] = field(default_factory=dict)
     sha256: str | None = None
@@ -137,26 +139,32 @@ def build(spec: str, module: ModuleType) -> Target:
         Exception: whatever the user's functions raise.
     """
     place, name = split_spec(spec)
-    is_file = place.endswith(".py")
-    source = (
-        f"runpy.run_path({place!r})" if is_file else f"vars(importlib.import_module({place!r}))"
-    )
+    source, imports = _source(place)
     if name is None:
         target = _from_module(module, place, source)
     else:
         if not hasattr(module, name):
             raise TargetError(f"{place} does not define {name}", f"it defines: {_names(module)}")
         target = _from_object(getattr(module, name), module, f"{source}[{name!r}]", spec)
-    if is_file:
-        imports = ["import runpy"]
-        if (folder := str(Path(place).parent)) != ".":  # so that it finds its neighbours
-            imports = ["import runpy", "import sys", f"sys.path.insert(0, {folder!r})"]
-    else:
-        imports = ["import importlib"]
     target.build = [*imports, *target.build]
     with contextlib.suppress(OSError, TypeError):
         target.sha256 = hashlib.sha256(Path(str(module.__file__)).read_bytes()).hexdigest()
     return target
+
+
+def _source(place: str) -> tuple[str, list[str]]:
+    """Python that gives a target's names as a dictionary, and what has to stand before it.
+
+    A file is imported as a module, since Dynamo imports the module of a function that it inlines.
+    """
+    if not place.endswith(".py"):
+        return f"vars(importlib.import_module({place!r}))", ["import importlib"]
+    path = Path(place)
+    if "." in path.stem or path.stem in sys.stdlib_module_names:
+        return f"runpy.run_path({place!r})", ["import runpy"]
+    folder = f"sys.path.insert(0, {str(path.parent)!r})"  # so that it finds its neighbours too
+    source = f"vars(importlib.import_module({path.stem!r}))"
+    return source, ["import importlib", "import sys", folder]
 
 
 def _names(module: ModuleType) -> str:
