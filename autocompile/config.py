@@ -1,7 +1,8 @@
-"""CompileConfig: one compile setting, in one canonical form."""
+"""CompileConfig: one setting, of torch.compile and of what surrounds it, in one canonical form."""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
@@ -10,9 +11,14 @@ from typing import Any
 
 from autocompile.errors import UsageError
 
-__all__ = ["DEFAULT_INDUCTOR", "EAGER", "CompileConfig"]
+__all__ = ["DEFAULT_INDUCTOR", "EAGER", "MEMORY_FORMATS", "OPTIMIZERS", "CompileConfig"]
 
 OptionValue = bool | int | float | str | None
+
+MEMORY_FORMATS = ("default", "channels_last")
+OPTIMIZERS = ("default", "for_loop", "foreach", "fused", "capturable", "tensor_lr")
+"""How an optimizer steps; ``default`` is as the target made it."""
+SCOPES = ("full", "regional")
 
 
 @dataclass(frozen=True)
@@ -25,11 +31,16 @@ class CompileConfig:
         options: Inductor options as sorted pairs; a mapping is accepted.
         fullgraph: whether a graph break is an error.
         dynamic: ``None`` lets torch decide after the first recompile.
-        scope: ``"full"`` compiles the phase's function as one.
+        scope: ``"full"`` compiles the phase's function as one, ``"regional"`` the blocks that the
+            model repeats, each by itself.
         environment: the name of the interpreter that the setting runs under.
+        memory_format: of the weights of convolutions.
+        optimizer: one of :data:`OPTIMIZERS`.
+        freezing: Inductor takes the weights as constants; they are read again when they change.
+        threads: of torch's operators on a CPU; None for as many as torch takes by itself.
 
     Raises:
-        UsageError: a mode and options together (torch refuses the pair).
+        UsageError: a mode and options together (torch refuses the pair), or a value that is none.
     """
 
     backend: str = "inductor"
@@ -39,6 +50,10 @@ class CompileConfig:
     dynamic: bool | None = None
     scope: str = "full"
     environment: str = "default"
+    memory_format: str = "default"
+    optimizer: str = "default"
+    freezing: bool = False
+    threads: int | None = None
 
     def __post_init__(self) -> None:
         options: Any = self.options
@@ -50,16 +65,35 @@ class CompileConfig:
                 f"mode {self.mode!r} and options {dict(self.options)} cannot go together",
                 "torch.compile takes either a mode or options",
             )
-        if self.backend == "eager":  # nothing is compiled, so nothing else has a meaning
-            for name, value in (("mode", "default"), ("options", ()), ("fullgraph", False)):
-                object.__setattr__(self, name, value)
-            object.__setattr__(self, "dynamic", None)
-            object.__setattr__(self, "scope", "full")
+        known = {"memory_format": MEMORY_FORMATS, "optimizer": OPTIMIZERS, "scope": SCOPES}
+        for name, values in known.items():
+            if getattr(self, name) not in values:
+                raise UsageError(f"{name} {getattr(self, name)!r} is none of {', '.join(values)}")
+        if self.threads is not None and self.threads < 1:
+            raise UsageError(f"{self.threads} threads are too few")
+        if self.backend == "eager":  # nothing is compiled, so this has no meaning
+            for name in ("mode", "options", "fullgraph", "dynamic", "scope", "freezing"):
+                object.__setattr__(self, name, type(self).__dataclass_fields__[name].default)
 
     @property
     def is_eager(self) -> bool:
         """Whether the model runs uncompiled."""
         return self.backend == "eager"
+
+    @property
+    def is_plain_eager(self) -> bool:
+        """Whether it is the target as it stands, under whatever interpreter."""
+        return dataclasses.replace(self, environment="default") == EAGER
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether it is the target as it stands, here: all speed-ups are over it."""
+        return self == EAGER
+
+    @property
+    def bakes_weights(self) -> bool:
+        """Whether new weights cost something: they are constants of what was compiled."""
+        return self.freezing or dict(self.options).get("weights") == "baked"
 
     @property
     def key(self) -> str:
@@ -77,6 +111,10 @@ class CompileConfig:
             "dynamic": self.dynamic,
             "scope": self.scope,
             "environment": self.environment,
+            "memory_format": self.memory_format,
+            "optimizer": self.optimizer,
+            "freezing": self.freezing,
+            "threads": self.threads,
         }
 
     @classmethod
@@ -110,8 +148,6 @@ class CompileConfig:
 
     def label(self) -> str:
         """A short name for screens: ``inductor max-autotune · fullgraph · dynamic``."""
-        if self.is_eager:
-            return "eager"
         if self == DEFAULT_INDUCTOR:
             return "torch.compile() as it comes"
         head = self.backend if self.mode == "default" else f"{self.backend} {self.mode}"
@@ -123,6 +159,14 @@ class CompileConfig:
             parts.append("dynamic" if self.dynamic else "static")
         if self.scope != "full":
             parts.append(self.scope)
+        if self.freezing:
+            parts.append("frozen weights")
+        if self.memory_format != "default":
+            parts.append(self.memory_format)
+        if self.optimizer != "default":
+            parts.append(f"{self.optimizer} optimizer")
+        if self.threads is not None:
+            parts.append(f"{self.threads} thread{'s' * (self.threads != 1)}")
         if self.environment != "default":
             parts.append(self.environment)
         return " · ".join(parts)

@@ -21,6 +21,7 @@ __all__ = [
     "DEFAULT_BACKENDS",
     "backends",
     "describe",
+    "inductor_options",
     "library_modules",
     "modes",
     "pick_device",
@@ -105,6 +106,13 @@ def modes(device: torch.device) -> dict[str, str]:
     return dict(sorted(equal.items(), key=lambda item: (item[0] != "default", item[0])))
 
 
+def inductor_options() -> list[str]:
+    """The names of Inductor's options."""
+    from torch._inductor import list_options
+
+    return list(list_options())
+
+
 def _why_not(name: str, device: torch.device, registered: list[str]) -> str:
     """The reason why a backend cannot be used here; empty when it can be tried."""
     version = torch.__version__
@@ -123,7 +131,7 @@ def _why_not(name: str, device: torch.device, registered: list[str]) -> str:
     if name in registered:
         return ""
     if name == "onnxrt":
-        return f"torch has had no onnxrt backend since 2.9; this is {version}"
+        return "autocompile is not installed in this interpreter, and the backend is its own"
     if name == "openvino":
         return "openvino is not installed"
     return f"torch {version} knows no backend of this name"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from autocompile.errors import UsageError
 from autocompile.record import Outcome, Step
 
 __all__ = ["first_words", "only_logged", "outcome_of", "where_in"]
@@ -63,6 +64,8 @@ def outcome_of(error: BaseException, step: Step) -> Outcome:
     if isinstance(error, exc.Unsupported):
         return Outcome.GRAPH_BREAK
     if step is Step.COMPILE:
+        if isinstance(error, UsageError):
+            return Outcome.UNSUPPORTED
         if any(isinstance(e, _MISSING) or _REFUSED.search(str(e)) for e in causes):
             return Outcome.UNSUPPORTED
         return Outcome.COMPILE_ERROR

@@ -1,4 +1,4 @@
-"""The clock of the calls that compile."""
+"""The clock of the calls that compile, at first or after an update of the weights."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
+from autocompile.stats import median
 from autocompile.trial.phases import Side
 
-__all__ = ["FirstCalls"]
+__all__ = ["FirstCalls", "refresh_s"]
+
+_UPDATES = 3
 
 
 class FirstCalls:
@@ -53,3 +58,21 @@ class FirstCalls:
         self.window = self.window or (began, ended)
         self._seconds.append(ended - began - (self._waited() - waited_s))
         return output
+
+
+def refresh_s(side: Side, synchronize: Callable[[], None], steady_s: float) -> float:
+    """What the first call after an update of the weights takes beyond a steady one, in seconds.
+
+    The update writes to every parameter and changes none. The median of three.
+    """
+    times = []
+    for _ in range(_UPDATES):
+        with torch.no_grad():
+            for parameter in side.model.parameters():
+                parameter.add_(0)
+        synchronize()
+        began = time.perf_counter()
+        side.run()
+        synchronize()
+        times.append(time.perf_counter() - began)
+    return max(0.0, median(times) - steady_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,8 +18,10 @@ from autocompile.runtime.compiling import (
     RL_PHASES,
     compile_function,
     compile_model,
+    prepare_model,
     uses_cuda_graphs,
 )
+from autocompile.runtime.optimizers import set_implementation
 from autocompile.trial.target import Target, sum_of_floats
 from autocompile.trial.view import View, plain
 
@@ -48,6 +50,8 @@ class Side:
         numbers: the optimizer's plain numbers when ``keep`` saw them.
         is_eager: nothing of it is compiled.
         reuses_outputs: a call may overwrite what the one before returned, by torch's contract.
+        threads: for torch's operators while it runs; None for as many as there are.
+        bakes: what was compiled holds the weights: writing to one costs a refresh.
     """
 
     model: torch.nn.Module
@@ -61,10 +65,21 @@ class Side:
     held: Callable[[], Any] = lambda: None
     is_eager: bool = True
     reuses_outputs: bool = False
+    threads: int | None = None
+    bakes: bool = False
 
-    def context(self) -> contextlib.AbstractContextManager[Any]:
-        """The grad mode that the phase runs in."""
-        return torch.enable_grad() if self.grad else torch.no_grad()
+    @contextlib.contextmanager
+    def context(self) -> Iterator[None]:
+        """The grad mode that the phase runs in, and the threads that the setting asks for."""
+        usual = torch.get_num_threads()
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+        try:
+            with torch.enable_grad() if self.grad else torch.no_grad():
+                yield
+        finally:
+            if self.threads is not None:
+                torch.set_num_threads(usual)
 
     def run(self) -> Any:
         """One call in its context."""
@@ -103,7 +118,7 @@ class Side:
         # Looked up anew, because a call may put another tensor in a buffer's place.
         with torch.no_grad():
             for tensor, value in zip(self.changing, values, strict=False):
-                if tensor.shape == value.shape:
+                if tensor.shape == value.shape and not (self.bakes and torch.equal(tensor, value)):
                     tensor.copy_(value)
         # Flags are left alone: Dynamo may have changed those of the side that it has compiled.
         for own, kept in zip(self._dictionaries(), numbers, strict=False):
@@ -124,7 +139,7 @@ def phases_of(target: Target) -> tuple[str, ...]:
     return ("forward", "optimizer_step", "train_step")
 
 
-def call_model(model: torch.nn.Module, inputs: Any) -> Any:
+def call_model(model: Callable[..., Any], inputs: Any) -> Any:
     """Call a plain module with what ``get_inputs`` gave."""
     if isinstance(inputs, dict):
         return model(**inputs)
@@ -161,12 +176,15 @@ def make_side(target: Target, phase: str, inputs: Any, config: CompileConfig = E
         compile_model(model, config, phase)
         method = getattr(model, phase)
         side.call = lambda: method(side.inputs)
-    if phase == "forward_train":
-        side.view = lambda output: _gradients_view(target, side, output)
-    elif phase == "optimizer_step":
+        if phase == "forward_train":
+            side.view = lambda output: _gradients_view(target, side, output)
+    else:
+        prepare_model(model, config)
+    if phase == "optimizer_step":
         _make_optimizer_step(target, side, config)
     elif phase == "train_step":
         _make_train_step(target, side, config)
+    side.threads, side.bakes = config.threads, config.bakes_weights
     return side
 
 
@@ -214,6 +232,7 @@ def _make_optimizer_step(target: Target, side: Side, config: CompileConfig) -> N
         p.grad = (noise * 1e-2).to(device=p.device, dtype=p.dtype)
     before = {name: p.detach().clone() for name, p in parameters.items()}
     optimizer = side.optimizer = target.make_optimizer(side.model)
+    set_implementation(optimizer, config.optimizer)
 
     def step() -> None:
         optimizer.step()
@@ -229,6 +248,7 @@ def _make_train_step(target: Target, side: Side, config: CompileConfig) -> None:
     model = side.model.train()
     before = {name: p.detach().clone() for name, p in _parameters(model).items()}
     optimizer = side.optimizer = target.make_optimizer(model)
+    set_implementation(optimizer, config.optimizer)
     forward: Any = model.forward_train if target.is_rl else None
 
     def step() -> torch.Tensor:
@@ -249,7 +269,7 @@ def _make_train_step(target: Target, side: Side, config: CompileConfig) -> None:
             "buffers": dict(model.named_buffers()),
         }
 
-    side.call = compile_function(step, config)
+    side.call = compile_function(step, config, model)
     side.view = view
     state = optimizer.state
     side.held = lambda: (

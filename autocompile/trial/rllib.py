@@ -53,7 +53,18 @@ def from_object(value: Any, expression: str) -> Target:
     inference = dict.fromkeys(("forward_exploration", "forward_inference"), runner)
     training = dict.fromkeys(("forward_train", "train_step"), minibatch)
     target.own_batch_size = {**inference, **training}
+    if calls := _calls_per_update(value):
+        target.calls_per_update = {"forward_exploration": calls}
+        target.choices["calls per update"] = f"{calls}: one rollout fragment"
     return target
+
+
+def _calls_per_update(config: Any) -> int:
+    """An env runner explores for one fragment with the weights that it was sent; 0 if not known."""
+    try:
+        return int(config.get_rollout_fragment_length())
+    except Exception:  # a config that is not complete yet
+        return 0
 
 
 def _take_spaces_from_env(config: Any) -> None:

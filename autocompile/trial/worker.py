@@ -13,26 +13,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from autocompile.config import DEFAULT_INDUCTOR, CompileConfig
 from autocompile.errors import AutocompileError
 from autocompile.record import Outcome, Step
-from autocompile.trial import environment, explain, failures, memory, telemetry
+from autocompile.trial import explain, failures, memory, telemetry
+from autocompile.trial.artifact import same_code_key
 from autocompile.trial.channel import Channel
-from autocompile.trial.first_calls import FirstCalls
+from autocompile.trial.first_calls import FirstCalls, refresh_s
 from autocompile.trial.hush import hush_autotuning
 from autocompile.trial.judge import Failed, Judge
 from autocompile.trial.measure import Limits, Timed, watched_blocks
 from autocompile.trial.pace import Pace
-from autocompile.trial.phases import Side, make_side, phases_of
+from autocompile.trial.phases import Side, make_side
+from autocompile.trial.probing import inputs_of, load, probe
 from autocompile.trial.schedule import try_schedule
 from autocompile.trial.strain import Strain
-from autocompile.trial.target import Target, build, import_target, seed_everything, split_spec
+from autocompile.trial.target import split_spec
 
 __all__ = ["run"]
 
-_CONTEXT_BYTES = 2**30  # of a GPU's memory, for CUDA itself and the libraries' workspaces
 _TOO_LONG_S = 2.0  # a call of which nothing is counted
 
 
@@ -58,7 +58,7 @@ def run(
     home = Path(place).resolve().parent  # found now: the target may change directory
     result: dict[str, Any] = {}
     request["zygote"], request["home"] = zygote, home
-    task = _probe if request["kind"] == "probe" else _trial
+    task = probe if request["kind"] == "probe" else _trial
     try:
         task(request, channel, result)
         result["outcome"] = Outcome.OK.value
@@ -89,96 +89,13 @@ def _explain(error: BaseException, home: Path, channel: Channel, result: dict[st
         result["detail"] = {**result.get("detail", {}), "breaks": explain.breaks_of(error, home)}
 
 
-def _load(request: dict[str, Any], channel: Channel) -> tuple[Target, torch.device]:
-    """Steps ``import`` and ``build``: the same weights in every process."""
-    channel.step(Step.IMPORT)
-    device = environment.pick_device(request.get("device"))
-    if request["zygote"] and request.get("toolchain") and device.type == "cpu":
-        channel.toolchain()  # the zygote sees to it meanwhile
-    seed_everything(request["seed"])
-    module = import_target(request["target"])
-    if request["kind"] == "probe":
-        channel.modules(environment.library_modules())
-    channel.step(Step.BUILD)
-    target = build(request["target"], module)
-    target.to(device)
-    return target, device
-
-
-def _inputs(target: Target, request: dict[str, Any], device: torch.device, draw: int) -> Any:
-    """The inputs of one batch; another ``draw`` gives other values. An optimizer step has none."""
-    if request["phase"] == "optimizer_step":
-        return None
-    seed_everything(request["seed"] + 1000 * (draw + 1))
-    inputs = target.make_inputs(request.get("batch_size"))
-    return pytree.tree_map(lambda x: x.to(device) if isinstance(x, torch.Tensor) else x, inputs)
-
-
-def _probe(request: dict[str, Any], channel: Channel, result: dict[str, Any]) -> None:
-    """Describe machine, torch and target; run each phase once in eager mode."""
-    if request.get("target"):
-        target, device = _load(request, channel)
-        phases = request.get("phases") or list(target.default_phases())
-        result["target"] = _describe(target, phases)
-        channel.step(Step.EAGER)
-        for phase in phases:
-            result["during"] = f"get_inputs({request['batch_size']})"
-            inputs = _inputs(target, {**request, "phase": phase}, device, 0)
-            del result["during"]
-            side = make_side(target, phase, inputs)
-            side.view(side.run())
-            if target.check:  # that it accepts eager is known before anything is tried
-                again = _inputs(target, {**request, "phase": phase}, device, 1)
-                Judge(target, phase, (inputs, again), request["seed"], [])
-            if target.fixed_batch and inputs is not None:
-                tensors = (x for x in pytree.tree_leaves(inputs) if isinstance(x, torch.Tensor))
-                shape = next((x.shape for x in tensors if x.dim()), (1,))
-                result["target"]["fixed_batch_size"] = int(shape[0])
-    else:
-        device = environment.pick_device(request.get("device"))
-    result["environment"] = environment.describe(device)
-    result["backends"] = environment.backends(device, request.get("backends"))
-    result["all_backends"] = environment.all_backends()
-    result["modes"] = environment.modes(device)
-    folder = request.get("toolchain")
-    if folder and not (request["zygote"] and device.type == "cpu"):
-        channel.step(Step.COMPILE)
-        result["toolchain_s"] = environment.prepare_toolchain(device, Path(folder))
-        channel.modules(environment.library_modules())
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        need = _CONTEXT_BYTES + 2 * torch.cuda.max_memory_allocated(device)
-        channel.room(int(free // need))
-
-
-def _describe(target: Target, phases: list[str]) -> dict[str, Any]:
-    unknown = [phase for phase in phases if phase not in phases_of(target)]
-    if unknown:
-        raise AutocompileError(
-            f"this target has no phase {unknown[0]}",
-            f"a {target.kind} has: {', '.join(phases_of(target))}",
-        )
-    return {
-        "kind": target.kind,
-        "description": type(target.model).__name__,
-        "parameters": sum(p.numel() for p in target.model.parameters()),
-        "phases": phases,
-        "algorithm": target.algorithm,
-        "build": target.build,
-        "own_batch_size": target.own_batch_size,
-        "is_rl": target.is_rl,
-        "choices": target.choices,
-        "sha256": target.sha256,
-    }
-
-
 def _trial(request: dict[str, Any], channel: Channel, result: dict[str, Any]) -> None:
     """Eager twice, compile, verify, measure, verify again."""
     config = CompileConfig.from_dict(request["config"])
     phase = request["phase"]
-    target, device = _load(request, channel)
+    target, device = load(request, channel)
     synchronize = telemetry.synchronizer(device)
-    inputs, other = (_inputs(target, request, device, draw) for draw in (0, 1))
+    inputs, other = (inputs_of(target, request, device, draw) for draw in (0, 1))
     notes: list[str] = []
     result["notes"] = notes
 
@@ -204,6 +121,12 @@ def _trial(request: dict[str, Any], channel: Channel, result: dict[str, Any]) ->
         clock.stop()
         if not config.is_eager:
             _prove_compiled(result, notes, witness)
+        result["code"] = same_code_key(config, device)
+        twin = request.get("known_codes", {}).get(result["code"])
+        if twin is not None:  # it has been measured, and verified to its end
+            result["same_code_as"], result["compile_window"] = twin, clock.window
+            result["compile_s"] = clock.compile_s(0.0)
+            return
         result["weights_live"] = judge.weights(compiled)
 
         channel.step(Step.MEASURE)
@@ -230,6 +153,9 @@ def _trial(request: dict[str, Any], channel: Channel, result: dict[str, Any]) ->
 
         channel.step(Step.VERIFY)
         judge.last_call(compiled)
+        if config.bakes_weights:
+            result["refresh_s"] = refresh_s(compiled, synchronize, measurement.compiled_call_s)
+            result["calls_per_update"] = request.get("calls_per_update")
         result["eager_peak_memory_bytes"] = _peak_memory(eager, phase, device)
         result["peak_memory_bytes"] = _peak_memory(compiled, phase, device)
     if not config.is_eager:

@@ -1,0 +1,123 @@
+"""The target, loaded and fed, and what a probe says of it before anything is tried."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from autocompile.errors import AutocompileError
+from autocompile.record import Step
+from autocompile.runtime.optimizers import implementations
+from autocompile.runtime.regions import regions_of
+from autocompile.trial import environment
+from autocompile.trial.channel import Channel
+from autocompile.trial.judge import Judge
+from autocompile.trial.phases import make_side, phases_of
+from autocompile.trial.target import Target, build, import_target, seed_everything
+
+__all__ = ["inputs_of", "load", "probe"]
+
+_CONTEXT_BYTES = 2**30  # of a GPU's memory, for CUDA itself and the libraries' workspaces
+
+
+def load(request: dict[str, Any], channel: Channel) -> tuple[Target, torch.device]:
+    """Steps ``import`` and ``build``: the same weights in every process."""
+    channel.step(Step.IMPORT)
+    device = environment.pick_device(request.get("device"))
+    if request["zygote"] and request.get("toolchain") and device.type == "cpu":
+        channel.toolchain()  # the zygote sees to it meanwhile
+    seed_everything(request["seed"])
+    module = import_target(request["target"])
+    if request["kind"] == "probe":
+        channel.modules(environment.library_modules())
+    channel.step(Step.BUILD)
+    target = build(request["target"], module)
+    target.to(device)
+    return target, device
+
+
+def inputs_of(target: Target, request: dict[str, Any], device: torch.device, draw: int) -> Any:
+    """The inputs of one batch; another ``draw`` gives other values. An optimizer step has none."""
+    if request["phase"] == "optimizer_step":
+        return None
+    seed_everything(request["seed"] + 1000 * (draw + 1))
+    inputs = target.make_inputs(request.get("batch_size"))
+    return pytree.tree_map(lambda x: x.to(device) if isinstance(x, torch.Tensor) else x, inputs)
+
+
+def probe(request: dict[str, Any], channel: Channel, result: dict[str, Any]) -> None:
+    """Describe machine, torch and target; run each phase once in eager mode."""
+    if request.get("target"):
+        target, device = load(request, channel)
+        phases = request.get("phases") or list(target.default_phases())
+        result["target"] = _describe(target, phases)
+        channel.step(Step.EAGER)
+        for phase in phases:
+            result["during"] = f"get_inputs({request['batch_size']})"
+            inputs = inputs_of(target, {**request, "phase": phase}, device, 0)
+            del result["during"]
+            side = make_side(target, phase, inputs)
+            side.view(side.run())
+            if target.check:  # that it accepts eager is known before anything is tried
+                again = inputs_of(target, {**request, "phase": phase}, device, 1)
+                Judge(target, phase, (inputs, again), request["seed"], [])
+            if target.fixed_batch and inputs is not None:
+                tensors = (x for x in pytree.tree_leaves(inputs) if isinstance(x, torch.Tensor))
+                shape = next((x.shape for x in tensors if x.dim()), (1,))
+                result["target"]["fixed_batch_size"] = int(shape[0])
+    else:
+        device = environment.pick_device(request.get("device"))
+    result["environment"] = environment.describe(device)
+    result["backends"] = environment.backends(device, request.get("backends"))
+    result["all_backends"] = environment.all_backends()
+    result["modes"] = environment.modes(device)
+    result["options"] = environment.inductor_options()
+    folder = request.get("toolchain")
+    if folder and not (request["zygote"] and device.type == "cpu"):
+        channel.step(Step.COMPILE)
+        result["toolchain_s"] = environment.prepare_toolchain(device, Path(folder))
+        channel.modules(environment.library_modules())
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        need = _CONTEXT_BYTES + 2 * torch.cuda.max_memory_allocated(device)
+        channel.room(int(free // need))
+
+
+def _describe(target: Target, phases: list[str]) -> dict[str, Any]:
+    unknown = [phase for phase in phases if phase not in phases_of(target)]
+    if unknown:
+        raise AutocompileError(
+            f"this target has no phase {unknown[0]}",
+            f"a {target.kind} has: {', '.join(phases_of(target))}",
+        )
+    regions = regions_of(target.model_of(phases[0]))
+    return {
+        "kind": target.kind,
+        "description": type(target.model).__name__,
+        "parameters": sum(p.numel() for p in target.model.parameters()),
+        "phases": phases,
+        "algorithm": target.algorithm,
+        "build": target.build,
+        "own_batch_size": target.own_batch_size,
+        "calls_per_update": target.calls_per_update,
+        "has_convolutions": any(p.dim() == 4 for p in target.model.parameters()),
+        "regions": regions.describe(),
+        "blocks": [name for name, _ in regions.blocks],
+        "optimizers": _implementations(target, phases),
+        "is_rl": target.is_rl,
+        "choices": target.choices,
+        "sha256": target.sha256,
+    }
+
+
+def _implementations(target: Target, phases: list[str]) -> list[str]:
+    """Of the target's optimizer, where one of the phases steps it."""
+    if not {"optimizer_step", "train_step"} & set(phases):
+        return []
+    if not any(p.requires_grad for p in target.model.parameters()):
+        return []
+    return implementations(target.make_optimizer(copy.deepcopy(target.model)))

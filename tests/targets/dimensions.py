@@ -1,0 +1,55 @@
+"""Models whose settings differ in more than backend and mode."""
+
+import torch
+
+
+def get_inputs(batch_size):
+    return torch.randn(batch_size, 3, 12, 12)
+
+
+class Convolving(torch.nn.Module):
+    """Takes images channels last, as RLlib's encoders do."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Conv2d(3, 8, 3)
+        self.norm = torch.nn.BatchNorm2d(8)
+        self.second = torch.nn.Conv2d(8, 8, 3)
+        self.head = torch.nn.Linear(8 * 64, 4)
+
+    def forward(self, x):
+        x = torch.relu(self.norm(self.first(x)))
+        return self.head(torch.relu(self.second(x)).flatten(1))
+
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(12, 24), torch.nn.Linear(24, 12)
+
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(x)))
+
+
+class Counting(Convolving):
+    """Writes to a buffer whenever it is called."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls.add_(1)
+        return super().forward(x) + self.calls
+
+
+def get_model():
+    return Convolving()
+
+
+def blocks():
+    return torch.nn.Sequential(*(Block() for _ in range(4)))
+
+
+def counting():
+    return Counting()

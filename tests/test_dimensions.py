@@ -1,0 +1,94 @@
+"""Every dimension of a setting in a real trial: it takes effect, is verified, and is explained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from conftest import TARGETS
+from in_process import Try
+
+from autocompile.config import CompileConfig
+
+MODELS = TARGETS / "dimensions.py"
+
+
+def setting(backend: str = "inductor", **more: Any) -> dict[str, Any]:
+    return {"config": CompileConfig(backend, **more).to_dict()}
+
+
+def test_eager_with_weights_channels_last_is_a_candidate(try_it: Try) -> None:
+    result = try_it(MODELS, **setting("eager", memory_format="channels_last"))
+    assert result["outcome"] == "ok", result["message"]
+    assert result["weights_live"] is True
+    assert "compile_s" not in result
+
+
+@pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
+def test_weights_channels_last_are_compiled_and_stay_live(try_it: Try, backend: str) -> None:
+    result = try_it(MODELS, **setting(backend, memory_format="channels_last"))
+    assert (result["outcome"], result.get("weights_live")) == ("ok", True), result["message"]
+
+
+def test_frozen_weights_are_folded_and_frozen_anew_when_they_change(try_it: Try) -> None:
+    result = try_it(MODELS, calls_per_update=100, **setting(freezing=True))
+    assert (result["outcome"], result.get("weights_live")) == ("ok", True), result["message"]
+    assert result["refresh_s"] > 0.05  # a compile
+    assert result["calls_per_update"] == 100
+
+
+def test_what_a_model_writes_to_cannot_be_frozen(try_it: Try) -> None:
+    result = try_it(f"{MODELS}:counting", **setting(freezing=True))
+    assert result["outcome"] != "ok"
+    assert "writes to its own buffers" in result["message"]
+
+
+@pytest.mark.parametrize("weights", ["live", "baked"])
+def test_onnx_runtime_follows_the_weights(try_it: Try, weights: str) -> None:
+    options = {"weights": weights} if weights == "baked" else {}
+    result = try_it(MODELS, **setting("onnxrt", options=options))
+    assert (result["outcome"], result.get("weights_live")) == ("ok", True), result["message"]
+    assert ("refresh_s" in result) == (weights == "baked")
+
+
+def test_one_graph_serves_all_regions(try_it: Try) -> None:
+    result = try_it(f"{MODELS}:blocks", **setting(scope="regional"))
+    assert (result["outcome"], result.get("weights_live")) == ("ok", True), result["message"]
+    assert result["graphs"] == 1
+
+
+def test_a_model_without_repeated_blocks_has_no_regions(try_it: Try) -> None:
+    result = try_it(MODELS, **setting(scope="regional"))
+    assert result["outcome"] == "unsupported"
+    assert "Convolving repeats no block" in result["message"]
+
+
+@pytest.mark.parametrize("phase", ["optimizer_step", "train_step"])
+@pytest.mark.parametrize("name", ["fused", "tensor_lr"])
+def test_another_implementation_of_the_optimizer_is_a_candidate(
+    try_it: Try, phase: str, name: str
+) -> None:
+    result = try_it(MODELS, phase, **setting("eager", optimizer=name))
+    assert result["outcome"] == "ok", result["message"]
+
+
+def test_it_can_be_compiled_too(try_it: Try) -> None:
+    result = try_it(MODELS, "optimizer_step", **setting("aot_eager", optimizer="tensor_lr"))
+    assert result["outcome"] == "ok", result["message"]
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_setting_may_have_fewer_threads_than_eager(try_it: Try, backend: str) -> None:
+    result = try_it(MODELS, **setting(backend, threads=1))
+    assert result["outcome"] == "ok", result["message"]
+
+
+def test_the_probe_says_what_the_model_offers(try_it: Try) -> None:
+    found = try_it(MODELS, "train_step", kind="probe")["target"]
+    assert found["has_convolutions"] is True
+    assert (found["regions"], found["blocks"]) == ("", [])
+    assert found["optimizers"] == ["fused", "tensor_lr"]
+    found = try_it(f"{MODELS}:blocks", kind="probe")["target"]
+    assert found["has_convolutions"] is False
+    assert (found["regions"], found["blocks"]) == ("4 Block", ["0", "1", "2", "3"])
+    assert found["optimizers"] == []
