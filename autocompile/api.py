@@ -23,9 +23,10 @@ from autocompile.result import Result, make_result, write_result
 from autocompile.search.effort import Effort
 from autocompile.search.effort import effort as effort_of
 from autocompile.search.finalists import confirm
-from autocompile.search.plan import Plan, target_spec
-from autocompile.search.probe import catalogue, probe
-from autocompile.search.space import DEFAULT_BATCH_SIZES, SearchSpace, Space, build_space
+from autocompile.search.offer import calls_between_updates, spaces_of
+from autocompile.search.plan import Plan, environments, target_spec
+from autocompile.search.probe import probe
+from autocompile.search.space import SearchSpace, Space
 from autocompile.search.study import Budget, Interrupted, PhaseStudy
 
 __all__ = ["load", "tune"]
@@ -56,6 +57,8 @@ def tune(
     resume: bool = False,
     seed: int = 0,
     tolerance: float | None = None,
+    calls_per_update: int | None = None,
+    pythons: tuple[str, ...] = (),
     progress: Progress | None = None,
 ) -> Result:
     """Find the fastest settings that keep the target right, on this machine.
@@ -83,6 +86,10 @@ def tune(
         resume: go on with ``run_dir``, or with the last run of this target.
         seed: of weights, inputs and orders.
         tolerance: relative, of outputs, between 0 and 1; what fits their dtype if None.
+        calls_per_update: how often a forward phase is called between two changes of the weights:
+            decides whether a setting that takes them as constants pays; as the target says if None.
+        pythons: interpreters of other environments, as ``PATH`` or ``NAME=PATH``, whose torch and
+            backends are tried too; they need torch, numpy and what the target imports.
         progress: is told what happens; silent if None.
 
     Returns:
@@ -105,13 +112,15 @@ def tune(
         device=device,
         seed=seed,
         tolerance=tolerance,
+        calls_per_update=calls_per_update,
+        pythons=environments(pythons),
     )
     folder, plan = _open(plan, run_dir, resume)
     chosen = effort_of(plan.effort)
     budget_s = chosen.budget_s if budget_s is None else budget_s
     runner = executor or LocalExecutor(isolation=isolation, jobs=jobs)
     alone = memory_limit_bytes or _most_memory()
-    workshop = Workshop(folder, plan.requested(), timeout_s, alone, alone)
+    workshop = Workshop(folder, plan.requested(), timeout_s, alone, alone, dict(plan.pythons))
     interrupted = False
     with _gone_if_never_begun(folder), locked(folder), contextlib.ExitStack() as stack:
         stack.callback(show.close)
@@ -119,12 +128,12 @@ def tune(
         found = _probed(plan, workshop, runner, show)
         if alone and not memory_limit_bytes:  # the probe may have found room for fewer at once
             workshop.memory_limit_bytes = alone // runner.slots
-        run = _described(folder, plan, found)
+        every = {"default": found}
+        for name, _ in plan.pythons:
+            every[name] = probe(plan, workshop, runner, show, name)
+        run = _described(folder, plan, every)
         show.header({"spec": plan.target, **run["target"]}, run["environment"], str(folder.path))
-        spaces = {
-            name: build_space(name, plan.space, catalogue(found), chosen, _sizes(name, plan, run))
-            for name in run["phases"]
-        }
+        spaces = spaces_of(plan, every)
         write_json(folder.run_json, run)  # from here on there is a run to resume and to show
         records = list(folder.records())
         try:
@@ -159,7 +168,7 @@ def _floors(records: Iterable[Record]) -> list[float]:
     """The noise floor of each phase and batch size in which eager was measured just now."""
     eager: dict[tuple[str, int | None], list[Record]] = {}
     for r in records:
-        if r.ok and r.config.is_eager:
+        if r.ok and r.config.is_baseline:
             eager.setdefault((r.phase, r.batch_size), []).append(r)
     return [noise_floor(found, size) for (_, size), found in eager.items()]
 
@@ -218,7 +227,9 @@ def _probed(plan: Plan, workshop: Workshop, executor: Executor, show: Progress) 
         raise
 
 
-def _described(folder: RunFolder, plan: Plan, found: Mapping[str, Any]) -> dict[str, Any]:
+def _described(
+    folder: RunFolder, plan: Plan, every: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
     """``run.json`` of a new run; of a resumed one, as it stands, if nothing has changed.
 
     Raises:
@@ -226,6 +237,7 @@ def _described(folder: RunFolder, plan: Plan, found: Mapping[str, Any]) -> dict[
     """
     from autocompile import __version__
 
+    found = every["default"]
     environment = {"autocompile": __version__, **found["environment"]}
     if folder.run_json.exists():
         run = folder.read_run()
@@ -248,6 +260,11 @@ def _described(folder: RunFolder, plan: Plan, found: Mapping[str, Any]) -> dict[
         "id": secrets.token_hex(4),
         "plan": plan.to_dict(),
         "environment": environment,
+        "environments": {
+            name: {"python_path": dict(plan.pythons)[name], **seen["environment"]}
+            for name, seen in every.items()
+            if name != "default"
+        },
         "target": found["target"],
         "phases": found["target"]["phases"],
         "toolchain_s": found.get("toolchain_s"),
@@ -279,6 +296,7 @@ def _study(
             "patience": _SEARCH_PATIENCE,
         },
         objective=run["plan"]["objective"],
+        calls_per_update=calls_between_updates(name, run),
         database=storage or workshop.folder.study_db,
         # A database of the user's own may hold many runs, also of folders with the same name.
         study_name=name
@@ -286,17 +304,6 @@ def _study(
         else f"{workshop.folder.path.name}-{run.get('id', '')}/{name}",
         records=[r for r in records if r.phase == name],
     )
-
-
-def _sizes(phase: str, plan: Plan, run: Mapping[str, Any]) -> list[int | None]:
-    """The batch sizes of a phase: asked for, or the defaults and the target's own."""
-    if phase == "optimizer_step":
-        return [None]
-    if fixed := run["target"].get("fixed_batch_size"):
-        return [fixed]
-    asked = plan.space.batch_sizes
-    own = run["target"].get("own_batch_size", {}).get(phase)
-    return sorted({*(asked or DEFAULT_BATCH_SIZES), *([own] if own and not asked else [])})
 
 
 def _most_memory() -> int | None:
@@ -314,6 +321,7 @@ def _account(space: Space, records: list[Record]) -> dict[str, Any]:
     return {
         "summary": space.summary(),
         "merged": dict(space.merged),
+        "dropped": dict(space.dropped),
         "settings": len(every),
         "left": sum((s.config, s.batch_size) not in tried for s in every),
     }

@@ -13,7 +13,15 @@ from dataclasses import dataclass
 from autocompile.record import Outcome, Record
 from autocompile.stats import Interval, across_processes, median, ratio
 
-__all__ = ["Candidate", "Limits", "candidates", "noise_floor", "rank", "tie_set"]
+__all__ = [
+    "Candidate",
+    "Limits",
+    "candidates",
+    "noise_floor",
+    "rank",
+    "tie_set",
+    "with_refreshes",
+]
 
 SAME = 0.01
 """Two settings whose speed differs by less are as good as one another."""
@@ -65,8 +73,24 @@ class Candidate:
         """Samples per second, or steps per second where there is no batch."""
         return self.speedup.scaled((self.record.batch_size or 1) / self.eager_call_s)
 
+    @property
+    def refresh_s(self) -> float | None:
+        """What new weights cost; None where they cost nothing."""
+        return self.record.refresh_s
+
+    @property
+    def is_known_to_pay(self) -> bool:
+        """Whether it is known how often weights change, where that costs something.
+
+        A plain model's forward pass is taken to be of weights that stay; an agent's change.
+        """
+        changes = self.record.phase.startswith("forward_")
+        return not (self.refresh_s and changes and not self.record.calls_per_update)
+
     def keeps(self, limits: Limits) -> bool:
-        """Whether it is within the limits."""
+        """Whether it is within the limits, and may be recommended."""
+        if not self.is_known_to_pay:
+            return False
         pairs = (
             (self.call_s, limits.latency_s),
             (self.record.peak_memory_bytes, limits.memory_bytes),
@@ -88,10 +112,7 @@ def candidates(records: Iterable[Record]) -> list[Candidate]:
         if record.repeats is not None and not from_outside:
             repeats.setdefault(record.repeats, []).append(record)
     working = [r for r in all_records if r.measurement is not None and r.ok]
-    eager: dict[int | None, list[Record]] = {}
-    for record in working:
-        assert record.measurement is not None
-        eager.setdefault(record.batch_size, []).append(record)
+    eager = _Eager(working)
     found = []
     for record in working:
         if record.role != "search" or record.duplicate_of is not None:
@@ -103,14 +124,16 @@ def candidates(records: Iterable[Record]) -> list[Candidate]:
         sound = _sound(again)
         speedups = [r.measurement.speedup for r in sound if r.measurement is not None]
         warm = [r.compile_s for r in again if r.compile_s is not None]
+        speedup = across_processes(speedups or [record.measurement.speedup])
+        if record.config.is_plain_eager:
+            # Eager is its own baseline: an A/A run says how noisy it is, not how fast.
+            speedup = Interval(1.0, 1.0, 1.0)
+        speedup = with_refreshes(speedup, [record, *again], eager.of(record))
         found.append(
             Candidate(
                 record=record,
-                # Eager is its own baseline: an A/A run says how noisy it is, not how fast.
-                speedup=Interval(1.0, 1.0, 1.0)
-                if record.config.is_eager
-                else across_processes(speedups or [record.measurement.speedup]),
-                eager_call_s=_eager_call_s(eager[record.batch_size]),
+                speedup=eager.against_own(record, speedup),
+                eager_call_s=eager.of(record, own=True),
                 confirmed=len(sound),
                 warm_compile_s=median(warm) if warm else None,
                 flags=tuple({f for r in sound if r.measurement for f in r.measurement.flags}),
@@ -119,8 +142,51 @@ def candidates(records: Iterable[Record]) -> list[Candidate]:
     return found
 
 
-def _eager_call_s(records: Sequence[Record]) -> float:
-    return median([r.measurement.eager_call_s for r in _sound(records) if r.measurement])
+def with_refreshes(speedup: Interval, records: Sequence[Record], eager_s: float) -> Interval:
+    """The speed-up over all calls from one change of the weights to the next."""
+    costs = [r.refresh_s for r in records if r.refresh_s is not None]
+    calls = records[0].calls_per_update
+    if not costs or not calls:
+        return speedup
+    share = median(costs) / calls / eager_s
+    low, value, high = (1 / (1 / x + share) for x in (speedup.low, speedup.value, speedup.high))
+    return Interval(value, low, high)
+
+
+class _Eager:
+    """Seconds of an eager call at each batch size in each environment, pooled over all trials."""
+
+    def __init__(self, working: Iterable[Record]) -> None:
+        self._records: dict[tuple[str, int | None], list[Record]] = {}
+        for record in working:
+            key = record.config.environment, record.batch_size
+            self._records.setdefault(key, []).append(record)
+
+    def of(self, record: Record, own: bool = False) -> float:
+        """In the record's environment, or in the tuner's own, where it was measured there."""
+        return median(self._seconds(self._key(record, own)))
+
+    def against_own(self, record: Record, speedup: Interval) -> Interval:
+        """A speed-up over another environment's eager as one over that of the tuner's own.
+
+        Only this is a comparison between processes, so its interval is that of the processes.
+        """
+        theirs, ours = self._key(record, False), self._key(record, True)
+        if theirs == ours:
+            return speedup
+        pair = [
+            across_processes([Interval(s, s, s) for s in self._seconds(key)])
+            for key in (theirs, ours)
+        ]
+        return ratio(speedup, ratio(*pair))
+
+    def _key(self, record: Record, own: bool) -> tuple[str, int | None]:
+        ours = "default", record.batch_size
+        return ours if own and ours in self._records else (record.config.environment, ours[1])
+
+    def _seconds(self, key: tuple[str, int | None]) -> list[float]:
+        found = _sound(self._records[key])
+        return [r.measurement.eager_call_s for r in found if r.measurement]
 
 
 def _sound(records: Sequence[Record]) -> Sequence[Record]:
@@ -135,7 +201,7 @@ def noise_floor(records: Iterable[Record], batch_size: int | None) -> float:
     eager was never measured.
     """
     found = [
-        r for r in records if r.config.is_eager and r.batch_size == batch_size and r.measurement
+        r for r in records if r.config.is_baseline and r.batch_size == batch_size and r.measurement
     ]
     intervals = [r.measurement.speedup for r in _sound(found) if r.measurement]
     return median([max(i.high - 1, 1 - i.low) for i in intervals]) if intervals else 0.0
@@ -146,7 +212,7 @@ def rank(found: Sequence[Candidate], objective: str) -> list[Candidate]:
 
     def merit(c: Candidate) -> tuple[bool, float]:
         value = c.throughput.value if objective == "throughput" else 1 / c.call_s
-        return (c.confirmed > 0 or c.record.config.is_eager, value)
+        return (c.confirmed > 0 or c.record.config.is_baseline, value)
 
     return sorted(found, key=merit, reverse=True)
 

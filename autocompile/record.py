@@ -126,6 +126,10 @@ class Record:
         duplicate_of: the trial whose result answered this one without a process of its own.
         compile_s: the first three calls minus as many steady ones, empty cache (``confirm``: warm
             cache).
+        refresh_s: what the first call after new weights takes beyond others; None where weights
+            are no constants of what was compiled.
+        calls_per_update: how often the phase is called between two changes of the weights; None if
+            that was not said.
         peak_memory_bytes: highest memory in use while the compiled side ran.
         notes: plain sentences about this trial that a user should read.
     """
@@ -142,6 +146,8 @@ class Record:
     duplicate_of: int | None = None
     measurement: Measurement | None = None
     compile_s: float | None = None
+    refresh_s: float | None = None
+    calls_per_update: int | None = None
     peak_memory_bytes: int | None = None
     eager_peak_memory_bytes: int | None = None
     graphs: int | None = None
@@ -222,12 +228,12 @@ class RunFolder:
         entries = {p.name for p in self.path.iterdir()}
         left = {"lock", "trials"}
         if (self.path / "probe" / "request.json").is_file():
-            left |= {"probe", "cache"}
+            left |= {"cache", *(p.name for p in self.path.glob("probe*/"))}
         return not entries <= left or ("trials" in entries and any(self.trials.iterdir()))
 
     def remove(self) -> None:
         """Remove what a run that never began has put here; the folder too, if it made it."""
-        for part in (self.path / "probe", self.cache):
+        for part in (*self.path.glob("probe*/"), self.cache):
             shutil.rmtree(part, ignore_errors=True)
         with contextlib.suppress(OSError):  # whatever else is there stays
             (self.path / "lock").unlink(missing_ok=True)

@@ -22,7 +22,7 @@ import autocompile
 from autocompile.api import load, tune
 from autocompile.errors import NothingWorked, RunError, UsageError
 from autocompile.execute.executor import Ended, Ending, Event, Job
-from autocompile.record import RunFolder
+from autocompile.record import Outcome, RunFolder, Step
 from autocompile.report.live import SilentProgress
 from autocompile.search.space import SearchSpace
 from autocompile.testing import FakeExecutor, failed, measured, probed
@@ -64,7 +64,7 @@ def test_baselines_come_first_and_every_setting_is_tried_once(target: Path) -> N
 
 def test_what_cannot_differ_is_answered_from_the_record(target: Path) -> None:
     executor = FakeExecutor(script)
-    result = tune(target, executor=executor, space=SearchSpace(batch_sizes=(4,)))
+    result = tune(target, executor=executor, space=SearchSpace(batch_sizes=(4,), freezing=(False,)))
     by_number = {r.number: r for r in result.trials}
     twins = [r for r in result.trials if r.duplicate_of is not None]
     assert twins
@@ -393,7 +393,7 @@ def test_ctrl_c_before_a_second_try_loses_neither_the_setting_nor_what_was_seen(
     # A test run in the background of a shell would have inherited an ignored SIGINT.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
-    space = SearchSpace(batch_sizes=(4,))
+    space = SearchSpace(batch_sizes=(4,), freezing=(False,))
     result = tune(target, executor=Impatient(doubtful, slots=2), space=space, run_dir="mine")
     assert result.interrupted
     (stopped,) = [r for r in result.trials if r.outcome.value == "interrupted"]
@@ -589,7 +589,9 @@ def test_what_may_be_best_gets_more_processes_until_it_is_known(target: Path) ->
             return measured(1.0)
         return measured(next(values[request["config"]["mode"]]))
 
-    space = SearchSpace(batch_sizes=(4,), modes=("default", "max-autotune"), fullgraph=(False,))
+    space = SearchSpace(
+        batch_sizes=(4,), freezing=(False,), modes=("default", "max-autotune"), fullgraph=(False,)
+    )
     result = tune(target, executor=FakeExecutor(varied), space=space)
     repeats = Counter(r.config.mode for r in result.trials if r.repeats and not r.config.is_eager)
     assert repeats == {"max-autotune": 9, "default": 5}
@@ -606,7 +608,7 @@ def test_a_process_that_was_disturbed_does_not_count_and_is_replaced(target: Pat
             return measured(1.8, flags=["contended"])
         return measured(1.2)
 
-    space = SearchSpace(batch_sizes=(4,), modes=("default",), fullgraph=(False,))
+    space = SearchSpace(batch_sizes=(4,), freezing=(False,), modes=("default",), fullgraph=(False,))
     result = tune(target, executor=FakeExecutor(script_), space=space)
     best = result.to_dict()["phases"]["forward"]["best"]
     assert best["speedup"]["value"] == pytest.approx(1.2, rel=0.01)
@@ -731,3 +733,57 @@ def test_a_break_under_dynamic_says_nothing_of_static_shapes(target: Path) -> No
     for r in result.trials:
         broken = r.outcome.value == "graph_break"
         assert broken == (r.config.fullgraph and r.config.dynamic is True)
+
+
+def frozen(request: Mapping[str, Any], refresh_s: float) -> Ending:
+    """Frozen weights make calls of 1 ms twice as fast."""
+    if not request["config"]["freezing"]:
+        return script(request)
+    return measured(2.0, refresh_s=refresh_s, calls_per_update=request["calls_per_update"])
+
+
+@pytest.mark.parametrize(
+    ("refresh_s", "calls", "wins", "tried"),
+    [(0.1, None, True, 2), (0.1, 1000, True, 2), (0.1, 150, False, 2), (0.2, 100, False, 1)],
+)
+def test_what_new_weights_cost_decides_whether_constant_ones_pay(
+    target: Path, refresh_s: float, calls: int | None, wins: bool, tried: int
+) -> None:
+    """At 150 calls between updates a call takes 0.5 ms and its share of 0.1 s: more than eager."""
+    executor = FakeExecutor(partial(frozen, refresh_s=refresh_s))
+    space = SearchSpace(batch_sizes=(4,), fullgraph=(False,), dynamic=(None,))
+    result = tune(target, executor=executor, space=space, calls_per_update=calls)
+    assert result.config["forward"].freezing is wins
+    search = [r for r in executor.requests if "repeats" not in r]
+    assert sum(r["config"]["freezing"] for r in search) == tried
+    skipped = [r for r in result.trials if r.message.startswith("not tried: new weights cost")]
+    assert len(skipped) == 2 - tried
+
+
+def test_an_agents_weights_change_at_times_that_somebody_has_to_say(target: Path) -> None:
+    probe = probed()
+    phases = {**probe.payload["target"], "phases": ["forward_exploration"], "is_rl": True}
+    probe = dataclasses.replace(probe, payload={**probe.payload, "target": phases})
+    executor = FakeExecutor(partial(frozen, refresh_s=0.1), probe)
+    result = tune(target, executor=executor, space=SearchSpace(batch_sizes=(4,)))
+    assert result.config["forward_exploration"].mode == "max-autotune"
+    notes = result.to_dict()["phases"]["forward_exploration"]["notes"]
+    assert any("nobody has said how often they change (--calls-per-update)" in n for n in notes)
+
+
+def test_code_that_has_been_timed_is_not_timed_again(target: Path) -> None:
+    def coded(request: Mapping[str, Any]) -> Ending:
+        if request["config"]["backend"] == "eager":
+            return script(request)
+        if twin := request.get("known_codes", {}).get("abc"):
+            return Ending(Outcome.OK, Step.EXIT, payload={"same_code_as": twin}, wall_s=3.0)
+        return measured(1.3, code="abc")
+
+    space = SearchSpace(batch_sizes=(4,), fullgraph=(False,), dynamic=(None,), freezing=(False,))
+    result = tune(target, executor=FakeExecutor(coded), space=space)
+    assert result.config["forward"].mode == "default"
+    (twin,) = [r for r in result.trials if r.config.mode == "max-autotune"]
+    source = result.best["forward"]
+    assert (twin.duplicate_of, twin.wall_s) == (source.number, 3.0)
+    assert twin.measurement == source.measurement
+    assert f"same code as for trial {source.number}" in twin.notes[-1]

@@ -37,6 +37,11 @@ class Effort:
     confirm_half_width: float
     budget_s: float | None
 
+    def includes(self, name: str) -> bool:
+        """Whether what the effort of that name does is done at this one too."""
+        order = list(EFFORTS)
+        return order.index(self.name) >= order.index(name)
+
 
 EFFORTS = {
     e.name: e

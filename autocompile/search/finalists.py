@@ -38,7 +38,7 @@ def choose(
     A setting whose whole interval lies below eager has lost already and is not repeated.
     """
     every = candidates(records)
-    found = [c for c in every if not c.record.config.is_eager and c.keeps(limits)]
+    found = [c for c in every if not c.record.config.is_baseline and c.keeps(limits)]
     promising = [c for c in _by_lower_bound(found, objective) if c.speedup.high > 1]
     chosen: list[Candidate] = []
     if promising:
@@ -54,7 +54,15 @@ def choose(
             c for c in found if c.record.config == DEFAULT_INDUCTOR and c.record.batch_size == size
         ]
         # Eager as well: the noise floor must not hang on one run of one process.
-        chosen += [c for c in every if c.record.config.is_eager and c.record.batch_size == size]
+        # Likewise that of another environment: what is there is over it.
+        places = {"default", *(c.record.config.environment for c in chosen)}
+        chosen += [
+            c
+            for c in every
+            if c.record.config.is_plain_eager
+            and c.record.batch_size == size
+            and c.record.config.environment in places
+        ]
         for other in dict.fromkeys(c.record.batch_size for c in promising):
             chosen += [c for c in promising if c.record.batch_size == other][:1]
     return list({c.record.number: c.record for c in chosen}.values())
@@ -113,7 +121,7 @@ def _next_round(finalists: Sequence[Record], study: PhaseStudy, effort: Effort) 
         for c in candidates(study.records)
         if c.confirmed
         and c.record.batch_size == finalists[0].batch_size
-        and not c.record.config.is_eager
+        and not c.record.config.is_baseline
         and c.record in finalists
     }
     contenders = set()
@@ -167,9 +175,16 @@ def _repeat(study: PhaseStudy, finalist: Record, effort: Effort, left: int) -> O
             "patience": _PATIENCE,
         },
         "repeats": finalist.number,
+        "calls_per_update": study.calls_per_update,
     }
     warm = study.workshop.has_cache(finalist.number)
-    job = study.workshop.job(number, request, cache_of=finalist.number, alone=True)
+    job = study.workshop.job(
+        number,
+        request,
+        cache_of=finalist.number,
+        alone=True,
+        environment=finalist.config.environment,
+    )
     study.observer.started(number, finalist.config, finalist.batch_size, "confirm")
     ending, interrupted = run_job(study.executor, job, study.observer)
     setting = Setting(finalist.config, finalist.batch_size)

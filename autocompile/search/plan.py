@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import re
+import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from autocompile.ranking import Limits
 from autocompile.search.effort import effort
 from autocompile.search.space import SearchSpace
 
-__all__ = ["OBJECTIVES", "Plan", "target_spec"]
+__all__ = ["OBJECTIVES", "Plan", "environments", "target_spec"]
 
 OBJECTIVES = ("throughput", "latency")
 
@@ -27,10 +29,13 @@ class Plan:
         target: as a spec: ``PATH``, ``PATH:NAME`` or ``package.module:NAME``.
         phases: None for the target's two default phases.
         tolerance: relative, of outputs; None for what fits their dtype.
+        calls_per_update: how often a forward phase is called between two changes of the weights;
+            None for what the target says, or for weights that stay as they are.
+        pythons: name and interpreter of each environment beside the tuner's own.
 
     Raises:
         UsageError: an effort or an objective that does not exist, a repeated phase, or a tolerance
-            that is no positive number below 1.
+            that is no positive number below 1, or fewer than one call per update.
     """
 
     target: str
@@ -42,6 +47,8 @@ class Plan:
     device: str | None = None
     seed: int = 0
     tolerance: float | None = None
+    calls_per_update: int | None = None
+    pythons: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         effort(self.effort)
@@ -49,6 +56,8 @@ class Plan:
             raise UsageError(f"objective {self.objective!r} is none of {', '.join(OBJECTIVES)}")
         if self.phases is not None and len(set(self.phases)) != len(self.phases):
             raise UsageError("a phase is named twice")
+        if self.calls_per_update is not None and self.calls_per_update < 1:
+            raise UsageError(f"{self.calls_per_update} calls per update are fewer than one")
         if self.tolerance is not None and not 0 < self.tolerance < 1:
             raise UsageError(
                 f"the tolerance {self.tolerance} is not between 0 and 1",
@@ -68,8 +77,11 @@ class Plan:
     def from_dict(cls, data: Mapping[str, Any]) -> Plan:
         """Read what :meth:`to_dict` wrote."""
         kept = {f.name: data[f.name] for f in fields(cls) if f.name in data}
-        lists = {k: v if v is None else tuple(v) for k, v in data["space"].items()}
+        lists: dict[str, Any] = {k: v if v is None else tuple(v) for k, v in data["space"].items()}
+        if lists.get("options") is not None:
+            lists["options"] = tuple(tuple((n, v) for n, v in each) for each in lists["options"])
         kept["space"], kept["limits"] = SearchSpace(**lists), Limits(**data["limits"])
+        kept["pythons"] = tuple((name, path) for name, path in data.get("pythons", ()))
         kept["phases"] = None if data["phases"] is None else tuple(data["phases"])
         return cls(**kept)
 
@@ -91,6 +103,30 @@ class Plan:
                     hint="leave the option out, or start a new run without --resume",
                 )
         return earlier
+
+
+def environments(pythons: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """A name for each interpreter: ``NAME=PATH``, or that of the folder it is installed in.
+
+    Raises:
+        UsageError: there is no such interpreter, or two have one name.
+    """
+    found: dict[str, str] = {}
+    for text in pythons:
+        name, equals, path = text.rpartition("=")
+        place = shutil.which(path if equals else text)
+        if place is None:
+            raise UsageError(f"there is no interpreter {path}", hint="--python .venv/bin/python")
+        # Not resolved: a virtual environment's interpreter is a link, and the link makes it one.
+        folder = Path(place).absolute().parent
+        name = name or (folder.parent.name if folder.name in ("bin", "Scripts") else folder.name)
+        name = re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-") or "other"
+        if name in found or name == "default":
+            raise UsageError(
+                f"two environments are called {name}", hint=f"--python {name}-2={path or text}"
+            )
+        found[name] = str(folder / Path(place).name)
+    return tuple(found.items())
 
 
 def target_spec(target: str | Path | Callable[..., Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from autocompile.errors import TargetError, UsageError
@@ -16,8 +17,21 @@ from autocompile.search.space import DEFAULT_BATCH_SIZES, Catalogue
 __all__ = ["catalogue", "probe"]
 
 
-def probe(plan: Plan, workshop: Workshop, executor: Executor, observer: Observer) -> dict[str, Any]:
+def probe(
+    plan: Plan,
+    workshop: Workshop,
+    executor: Executor,
+    observer: Observer,
+    environment: str = "default",
+) -> dict[str, Any]:
     """What the probe sends: ``environment``, ``backends``, ``modes`` and ``target``.
+
+    Args:
+        plan: what was asked for.
+        workshop: makes the job.
+        executor: runs it.
+        observer: is told of it.
+        environment: whose interpreter looks.
 
     Raises:
         TargetError: the target cannot be loaded, built or run in eager mode.
@@ -29,7 +43,8 @@ def probe(plan: Plan, workshop: Workshop, executor: Executor, observer: Observer
         "batch_size": max(plan.space.batch_sizes or DEFAULT_BATCH_SIZES),
         "backends": list(backends) if backends else None,
     }
-    job = workshop.probe_job(request, toolchain=backends is None or "inductor" in backends)
+    compiles = backends is None or "inductor" in backends
+    job = workshop.probe_job(request, compiles, environment)
     ending, interrupted = run_job(executor, job, observer)
     if interrupted:
         raise KeyboardInterrupt
@@ -38,17 +53,22 @@ def probe(plan: Plan, workshop: Workshop, executor: Executor, observer: Observer
             f"the target was loaded again in a fresh interpreter: {ending.first.message}"
         )
     if ending.outcome is not Outcome.OK:
-        raise _target_error(plan, ending, str(workshop.folder.path / "probe" / "log.txt"))
+        error = _target_error(plan, ending, str(job.folder / "log.txt"))
+        if environment == "default":
+            raise error
+        where = f"in the environment {environment} ({job.python})"
+        raise TargetError(f"{where}: {error.what}", *error.details, hint=error.hint)
     return dict(ending.payload)
 
 
-def catalogue(found: dict[str, Any]) -> Catalogue:
+def catalogue(found: Mapping[str, Any]) -> Catalogue:
     """What the probe found, for :func:`autocompile.search.space.build_space`."""
     return Catalogue(
         backends=found["backends"],
         all_backends=found["all_backends"],
         modes=found["modes"],
         device=found["environment"]["device"].split(":")[0],
+        options=found.get("options", ()),
     )
 
 

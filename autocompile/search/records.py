@@ -25,7 +25,7 @@ def to_record(number: int, phase: str, setting: Setting, ending: Ending) -> Reco
             detail["where"] = where
         if ending.stack:
             detail["stack"] = ending.stack
-        detail |= {name: data[name] for name in ("pace_s", "strain") if data.get(name)}
+        detail |= {name: data[name] for name in ("pace_s", "strain", "code") if data.get(name)}
         return Record(
             number=number,
             phase=phase,
@@ -40,6 +40,8 @@ def to_record(number: int, phase: str, setting: Setting, ending: Ending) -> Reco
             notes=(*map(str, data.get("notes", ())), *_of_first_try(ending)),
             detail=detail,
             compile_s=_compile_s(data, ending),
+            refresh_s=data.get("refresh_s"),
+            calls_per_update=data.get("calls_per_update"),
             peak_memory_bytes=data.get("peak_memory_bytes"),
             eager_peak_memory_bytes=data.get("eager_peak_memory_bytes"),
             graphs=data.get("graphs"),

@@ -16,6 +16,7 @@ from typing import Any
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 
+from autocompile.ranking import with_refreshes
 from autocompile.record import Outcome, Record
 from autocompile.search.space import Setting, Space
 
@@ -53,7 +54,10 @@ class Effects:
 
     def add(self, record: Record) -> None:
         """Learn from a trial."""
-        speedup = record.measurement.speedup.value if record.ok and record.measurement else None
+        speedup = None
+        if record.ok and record.measurement:
+            seen = record.measurement.speedup
+            speedup = with_refreshes(seen, [record], record.measurement.eager_call_s).value
         for value in _values(Setting(record.config, record.batch_size)):
             effect = self._known[value]
             effect.tried += 1

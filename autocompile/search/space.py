@@ -6,17 +6,28 @@ backends or modes is written down here. Settings that cannot differ on this devi
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from autocompile.config import EAGER, CompileConfig
+from autocompile.config import EAGER, CompileConfig, OptionValue
 from autocompile.errors import UsageError
+from autocompile.search.constraints import (
+    BACKENDS,
+    DENIED,
+    DIMENSIONS,
+    Backend,
+    Dimension,
+    Place,
+    why_not,
+)
 from autocompile.search.effort import Effort
 
-__all__ = ["Catalogue", "SearchSpace", "Setting", "Space", "build_space"]
+__all__ = ["Catalogue", "SearchSpace", "Setting", "Space", "build_space", "joined"]
 
 DEFAULT_BATCH_SIZES = (1, 4, 16)
 
@@ -30,9 +41,11 @@ class SearchSpace:
         modes: Inductor's modes.
         batch_sizes: positive; not used by ``optimizer_step``.
         fullgraph, dynamic: the values to try.
+        options: of Inductor, each a tuple of pairs; ``()`` for none.
+        scope, memory_format, optimizer, freezing, threads: as in :class:`CompileConfig`.
 
     Raises:
-        UsageError: an empty dimension, or a batch size below 1.
+        UsageError: an empty dimension, a batch size below 1, or a value that does not exist.
     """
 
     backends: tuple[str, ...] | None = None
@@ -40,6 +53,12 @@ class SearchSpace:
     batch_sizes: tuple[int, ...] | None = None
     fullgraph: tuple[bool, ...] | None = None
     dynamic: tuple[bool | None, ...] | None = None
+    options: tuple[tuple[tuple[str, OptionValue], ...], ...] | None = None
+    scope: tuple[str, ...] | None = None
+    memory_format: tuple[str, ...] | None = None
+    optimizer: tuple[str, ...] | None = None
+    freezing: tuple[bool, ...] | None = None
+    threads: tuple[int | None, ...] | None = None
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
@@ -48,6 +67,9 @@ class SearchSpace:
         for size in self.batch_sizes or ():
             if size < 1:
                 raise UsageError(f"batch size {size} is below 1", hint="--batch-size 1,4,16")
+        for dimension in DIMENSIONS:
+            for value in getattr(self, dimension.field) or ():
+                CompileConfig(**{dimension.field: value})  # raises where there is no such value
 
 
 @dataclass(frozen=True)
@@ -59,12 +81,14 @@ class Catalogue:
         all_backends: every name that Dynamo knows, the target's own included.
         modes: Inductor's modes, each with the plainest mode that is equal to it on this device.
         device: as torch names it.
+        options: the names of Inductor's options.
     """
 
     backends: Mapping[str, str]
     all_backends: Sequence[str]
     modes: Mapping[str, str]
     device: str
+    options: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -76,12 +100,16 @@ class Setting:
 
     def params(self) -> dict[str, Any]:
         """As Optuna stores it; ``None`` is spelled out, since dashboards drop it."""
+        options = ",".join(f"{name}={value}" for name, value in self.config.options)
         return {
             "backend": self.config.backend,
             "mode": self.config.mode,
+            "options": options or "none",
             "fullgraph": self.config.fullgraph,
             "dynamic": str(self.config.dynamic).lower(),
             "batch_size": self.batch_size or 0,
+            "environment": self.config.environment,
+            **{d.field: str(getattr(self.config, d.field)).lower() for d in DIMENSIONS},
         }
 
 
@@ -93,13 +121,15 @@ class Space:
         settings: all that differ, in the order in which they were enumerated; baselines first.
         unusable: settings that are recorded without being run, with the reason.
         merged: pairs of words: what was left out, and what it equals here.
-        raw: how many combinations there were before merging.
+        dropped: why combinations were left out that cannot work, and how many that are.
+        raw: how many combinations there were before merging and dropping.
     """
 
     phase: str
     settings: tuple[Setting, ...]
     unusable: Mapping[Setting, str]
     merged: Mapping[str, str] = field(default_factory=dict)
+    dropped: Mapping[str, int] = field(default_factory=dict)
     raw: int = 0
 
     def choices(self) -> dict[str, list[Any]]:
@@ -112,36 +142,38 @@ class Space:
         first = {EAGER: 0, CompileConfig(): 1}
         for mode in ("reduce-overhead", "max-autotune-no-cudagraphs"):
             first[CompileConfig(mode=mode)] = 2
-        ours = [s for s in self.settings if s.config in first]
-        return sorted(ours, key=lambda s: first[s.config])
+
+        def rank(setting: Setting) -> int | None:
+            return first.get(dataclasses.replace(setting.config, environment="default"))
+
+        ours = [(rank(s), i, s) for i, s in enumerate(self.settings)]
+        return [s for r, _, s in sorted((r, i, s) for r, i, s in ours if r is not None)]
 
     def summary(self) -> str:
         """One line for the screen."""
         values = self.choices()
         words = {"backend": "backend", "mode": "mode", "batch_size": "batch size"}
-        parts = []
-        for name, word in words.items():
-            count = len(values[name])
-            if count > 1:
-                parts.append(f"{count} {word}s")
-        parts += [name for name in ("fullgraph", "dynamic") if len(values[name]) > 1]
+        counted = {word: len(values[name]) for name, word in words.items()}
+        parts = [f"{count} {word}s" for word, count in counted.items() if count > 1]
+        plain = ("environment", "fullgraph", "dynamic", "options", *(d.field for d in DIMENSIONS))
+        parts += [name.replace("_", " ") for name in plain if len(values[name]) > 1]
         kept = len(self.settings) + len(self.unusable)
         return f"{' × '.join(parts)} → {self.raw} settings, {kept} after merging equals"
 
 
 def build_space(
-    phase: str,
     wanted: SearchSpace,
     offered: Catalogue,
     effort: Effort,
+    place: Place,
     batch_sizes: Sequence[int | None],
+    environment: str = "default",
 ) -> Space:
-    """Enumerate the settings of a phase.
+    """Enumerate the settings of a phase under one interpreter.
 
     Raises:
         UsageError: a backend or a mode that does not exist here.
     """
-    modes = _modes(wanted, offered)
     merged = {
         f"mode {name}": f"{equal} (no other effect on {offered.device})"
         for name, equal in offered.modes.items()
@@ -149,30 +181,118 @@ def build_space(
     }
     if "inductor" not in (wanted.backends or offered.backends):
         merged = {}
+    modes = _modes(wanted, offered)
+    here: dict[str, Any] = {"environment": environment}
+    around = [_values(dimension, wanted, effort, place) for dimension in DIMENSIONS]
+    combinations = [
+        {**here, **dict(zip((d.field for d in DIMENSIONS), values, strict=True))}
+        for values in itertools.product(*around)
+    ]
     flags = list(
         itertools.product(wanted.fullgraph or effort.fullgraph, wanted.dynamic or effort.dynamic)
     )
-    asked = [b for b in (wanted.backends or offered.backends) if b != "eager"]
-    configs: list[CompileConfig] = [EAGER]
+    kept = {CompileConfig("eager", **here): None}  # the answer is compared with it, and with ...
+    if "inductor" in (wanted.backends or offered.backends):
+        kept[CompileConfig(**here)] = None
     unusable: dict[Setting, str] = {}
-    raw = 1
-    for backend in asked:
-        _check_backend(backend, offered)
-        names = modes if backend == "inductor" else ["default"]
-        raw += len(wanted.modes or offered.modes) * len(flags)
+    dropped: Counter[str] = Counter()
+    raw = 0
+    for backend in dict.fromkeys(("eager", *(wanted.backends or offered.backends))):
+        if backend != "eager":
+            _check_backend(backend, offered)
         if reason := offered.backends.get(backend, ""):
-            unusable[Setting(CompileConfig(backend), batch_sizes[0])] = reason
+            unusable[Setting(CompileConfig(backend, **here), batch_sizes[0])] = reason
             continue
-        configs += [
-            CompileConfig(backend, mode, fullgraph=fullgraph, dynamic=dynamic)
-            for mode in names
-            for fullgraph, dynamic in flags
-        ]
-    plain = CompileConfig()
-    if "inductor" in asked and plain not in configs:
-        configs.insert(1, plain)  # always measured: the answer is compared with it
-    settings = [Setting(c, size) for c in dict.fromkeys(configs) for size in batch_sizes]
-    return Space(phase, tuple(settings), unusable, merged, raw * len(batch_sizes))
+        options = _options(backend, wanted, offered, effort)
+        for config in _variants(backend, modes, options, flags, combinations):
+            raw += 1
+            if config in kept:
+                continue
+            if reason := why_not(config, place):
+                dropped[reason] += 1
+            else:
+                kept[config] = None
+    settings = [Setting(c, size) for c in kept for size in batch_sizes]
+    return Space(
+        place.phase, tuple(settings), unusable, merged, dict(dropped), raw * len(batch_sizes)
+    )
+
+
+def joined(spaces: Sequence[Space]) -> Space:
+    """The spaces of one phase under several interpreters as one."""
+    first, *others = spaces
+    merged, dropped = dict(first.merged), Counter(first.dropped)
+    unusable, settings, raw = dict(first.unusable), list(first.settings), first.raw
+    for space in others:
+        name = space.settings[0].config.environment
+        merged |= {f"{name}: {what}": equal for what, equal in space.merged.items()}
+        dropped.update(space.dropped)
+        unusable |= space.unusable
+        settings += space.settings
+        raw += space.raw
+    return Space(first.phase, tuple(settings), unusable, merged, dict(dropped), raw)
+
+
+def _values(
+    dimension: Dimension, wanted: SearchSpace, effort: Effort, place: Place
+) -> tuple[Any, ...]:
+    """What is asked for, or what the effort tries by itself."""
+    if (asked := getattr(wanted, dimension.field)) is not None:
+        return tuple(asked)
+    every = dimension.values(place)
+    tries = effort.includes(dimension.since) and not dimension.missing(place)
+    return every if tries else every[:1]
+
+
+def _options(
+    backend: str, wanted: SearchSpace, offered: Catalogue, effort: Effort
+) -> list[Mapping[str, OptionValue]]:
+    """The options that a backend is tried with; none at all is one of them."""
+    known = BACKENDS.get(backend, Backend())
+    if wanted.options is not None and known.has_modes:
+        _check_options(wanted.options, offered)
+        return [dict(each) for each in wanted.options]
+    return [{}] + [
+        variant.options
+        for variant in known.variants
+        if effort.includes(variant.since)
+        and variant.device in (None, offered.device)
+        and (not known.has_modes or set(variant.options) <= set(offered.options))
+    ]
+
+
+def _check_options(asked: Sequence[Sequence[tuple[str, Any]]], offered: Catalogue) -> None:
+    for name, _ in itertools.chain.from_iterable(asked):
+        if why := DENIED.get(name):
+            raise UsageError(f"the option {name} is not taken", why)
+        if name not in offered.options:
+            close = difflib.get_close_matches(name, offered.options, 1)
+            raise UsageError(
+                f"Inductor's option {name!r} is unknown to this torch",
+                hint=f"--option {close[0]}=..." if close else None,
+            )
+
+
+def _variants(
+    backend: str,
+    modes: Sequence[str],
+    variants: Sequence[Mapping[str, OptionValue]],
+    flags: Sequence[tuple[bool, bool | None]],
+    combinations: Sequence[Mapping[str, Any]],
+) -> Iterator[CompileConfig]:
+    """Every setting of a backend; some are equal to others in their canonical form."""
+    known = BACKENDS.get(backend, Backend())
+    takes = modes if known.has_modes else ["default"]
+    for around in combinations:
+        if backend == "eager":
+            yield CompileConfig(backend, **around)
+            continue
+        for mode, options in itertools.product(takes, variants):
+            if options and mode != "default":
+                continue  # torch takes either
+            for fullgraph, dynamic in flags:
+                given = tuple(options.items())
+                yield CompileConfig(backend, mode, given, fullgraph, dynamic, **around)
 
 
 def _modes(wanted: SearchSpace, offered: Catalogue) -> list[str]:

@@ -15,12 +15,13 @@ from pathlib import Path
 from autocompile.config import DEFAULT_INDUCTOR
 from autocompile.execute.executor import Ending, Executor, Job
 from autocompile.execute.job import Workshop, adaptive_timeout_s
-from autocompile.record import Outcome, Record, Step
+from autocompile.record import Outcome, Record
+from autocompile.search.answers import answer, known_codes, of_twin
 from autocompile.search.crew import Crew, put_first_log_aside
 from autocompile.search.ledger import Ledger
 from autocompile.search.observer import Observer
 from autocompile.search.records import to_record
-from autocompile.search.sampler import Effects, next_setting, plainer_twins
+from autocompile.search.sampler import Effects, next_setting
 from autocompile.search.space import Setting, Space
 
 __all__ = ["Budget", "Interrupted", "PhaseStudy"]
@@ -65,6 +66,7 @@ class PhaseStudy:
         observer: is told of everything.
         limits: of a measurement: ``half_width``, ``max_rounds``, ``max_s``.
         objective: ``throughput`` or ``latency``.
+        calls_per_update: between two changes of the weights; None: not known, or they stay.
         database: the run's own file, or the URL of an Optuna storage.
         records: of this phase, of earlier sessions too.
     """
@@ -77,6 +79,7 @@ class PhaseStudy:
     objective: str
     database: Path | str
     study_name: str
+    calls_per_update: int | None = None
     records: list[Record] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -140,7 +143,7 @@ class PhaseStudy:
             setting = ledger.ask()
             del self._left[setting]
             number = self.workshop.next_number()
-            record = self._answer(number, setting)
+            record = answer(number, setting, self.space, self._known, self.calls_per_update)
             if record is not None:
                 self._keep(ledger, record)
                 continue
@@ -161,6 +164,8 @@ class PhaseStudy:
             "config": setting.config.to_dict(),
             "batch_size": setting.batch_size,
             "limits": dict(self.limits),
+            "calls_per_update": self.calls_per_update,
+            "known_codes": known_codes(setting, self._known),
         }
         config = setting.config
         seen = [
@@ -172,7 +177,12 @@ class PhaseStudy:
         ]
         timeout_s = None if fresh else adaptive_timeout_s(self.workshop.timeout_s, seen)
         return self.workshop.job(
-            number, request, compile_timeout_s=timeout_s, fresh=fresh, alone=fresh
+            number,
+            request,
+            compile_timeout_s=timeout_s,
+            fresh=fresh,
+            alone=fresh,
+            environment=setting.config.environment,
         )
 
     def _deserves_another_try(self, number: int, ending: Ending) -> bool:
@@ -185,9 +195,11 @@ class PhaseStudy:
     def _concluded(self, number: int, setting: Setting, ending: Ending) -> Record:
         ending = dataclasses.replace(ending, first=self._first_ends.pop(number, None))
         record = to_record(number, self.space.phase, setting, ending)
+        if record.outcome is Outcome.OK and record.measurement is None:
+            record = of_twin(record, ending.payload.get("same_code_as"), self._known)
         if not record.ok or setting.config.is_eager:
             self.workshop.drop_cache(number)
-        if record.ok and setting.config.is_eager and record.measurement:
+        if record.ok and setting.config.is_baseline and record.measurement:
             interval = record.measurement.speedup
             self.observer.noise_floor(max(interval.high - 1, 1 - interval.low))
         return record
@@ -203,42 +215,6 @@ class PhaseStudy:
         what = f"stopped before its second try; the first ended with {said}"
         ending = dataclasses.replace(first, outcome=Outcome.INTERRUPTED, message=what)
         return self._concluded(number, setting, ending)
-
-    def _answer(self, number: int, setting: Setting) -> Record | None:
-        """A record that needs no process: an unusable backend, or what another trial has shown."""
-        if reason := self.space.unusable.get(setting):
-            ending = Ending(Outcome.UNSUPPORTED, Step.IMPORT, reason)
-            return to_record(number, self.space.phase, setting, ending)
-        source, same = None, None
-        for twin in plainer_twins(setting):
-            record = self._known.get(twin)
-            if record and record.ok and not record.graph_breaks and not record.recompiles:
-                source = record
-                same = record.number if record.duplicate_of is None else record.duplicate_of
-                break
-        if source is None and setting.config.fullgraph:
-            source = self._break_of(setting)
-            same = source.number if source else None
-        if source is None:
-            return None
-        return dataclasses.replace(
-            source,
-            number=number,
-            config=setting.config,
-            batch_size=setting.batch_size,
-            duplicate_of=same,
-            wall_s=0.0,
-        )
-
-    def _break_of(self, setting: Setting) -> Record | None:
-        """A trial in which Dynamo broke this graph: it does so whatever compiles the parts."""
-        dynamic = setting.config.dynamic is True
-        for record in self._known.values():
-            broke = record.outcome is Outcome.GRAPH_BREAK and record.duplicate_of is None
-            same_shapes = record.batch_size == setting.batch_size
-            if broke and same_shapes and (record.config.dynamic is True) == dynamic:
-                return record
-        return None
 
     def _keep(self, ledger: Ledger, record: Record) -> None:
         """The record is on disk before Optuna hears of it."""

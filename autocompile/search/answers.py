@@ -1,0 +1,113 @@
+"""Results that need no timing: what is known of a setting before it is tried, or of its code."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from autocompile.config import EAGER
+from autocompile.execute.executor import Ending
+from autocompile.record import Outcome, Record, Step
+from autocompile.search.records import to_record
+from autocompile.search.sampler import plainer_twins
+from autocompile.search.space import Setting, Space
+
+__all__ = ["answer", "known_codes", "of_twin"]
+
+Known = Mapping[Setting, Record]
+
+
+def answer(
+    number: int, setting: Setting, space: Space, known: Known, calls_per_update: int | None
+) -> Record | None:
+    """A record that needs no process: an unusable backend, or what another trial has shown."""
+    if reason := space.unusable.get(setting):
+        ending = Ending(Outcome.UNSUPPORTED, Step.IMPORT, reason)
+        return to_record(number, space.phase, setting, ending)
+    if reason := _cannot_pay(setting, known, calls_per_update):
+        return to_record(
+            number, space.phase, setting, Ending(Outcome.UNSUPPORTED, Step.IMPORT, reason)
+        )
+    source, same = None, None
+    for twin in plainer_twins(setting):
+        record = known.get(twin)
+        if record and record.ok and not record.graph_breaks and not record.recompiles:
+            source = record
+            same = record.number if record.duplicate_of is None else record.duplicate_of
+            break
+    if source is None and setting.config.fullgraph:
+        source = _break_of(setting, known)
+        same = source.number if source else None
+    if source is None:
+        return None
+    return dataclasses.replace(
+        source,
+        number=number,
+        config=setting.config,
+        batch_size=setting.batch_size,
+        duplicate_of=same,
+        wall_s=0.0,
+    )
+
+
+def _cannot_pay(setting: Setting, known: Known, calls: int | None) -> str:
+    """Why constant weights cannot win here, however fast the calls are; empty if they may."""
+    config = setting.config
+    eager = known.get(Setting(EAGER, setting.batch_size))
+    if not calls or not config.bakes_weights or eager is None or eager.measurement is None:
+        return ""
+    costs = [
+        r.refresh_s
+        for r in known.values()
+        if r.refresh_s
+        and (r.config.backend, r.config.freezing) == (config.backend, config.freezing)
+    ]
+    if not costs or min(costs) / calls < eager.measurement.eager_call_s:
+        return ""
+    return (
+        f"not tried: new weights cost such a setting {min(costs):.2g} s, more than the "
+        f"{calls} calls between them take in eager mode"
+    )
+
+
+def _break_of(setting: Setting, known: Known) -> Record | None:
+    """A trial in which Dynamo broke this graph: it does so whatever compiles the parts."""
+    dynamic = setting.config.dynamic is True
+    for record in known.values():
+        broke = record.outcome is Outcome.GRAPH_BREAK and record.duplicate_of is None
+        same_shapes = record.batch_size == setting.batch_size
+        if broke and same_shapes and (record.config.dynamic is True) == dynamic:
+            return record
+    return None
+
+
+def known_codes(setting: Setting, known: Known) -> dict[str, int]:
+    """The code that finished trials of the same inputs ended in, and their numbers."""
+    return {
+        str(r.detail["code"]): r.number
+        for r in known.values()
+        if r.ok
+        and r.duplicate_of is None
+        and r.batch_size == setting.batch_size
+        and r.config.environment == setting.config.environment
+        and r.detail.get("code")
+    }
+
+
+def of_twin(record: Record, twin: Any, known: Known) -> Record:
+    """The result of a trial that ended in the code of another one, which was measured."""
+    source = next((r for r in known.values() if r.number == twin and r.ok), None)
+    if source is None:
+        what = "it has no measurement, and names no trial that has one"
+        return dataclasses.replace(record, outcome=Outcome.INFRASTRUCTURE, message=what)
+    return dataclasses.replace(
+        source,
+        number=record.number,
+        config=record.config,
+        duplicate_of=source.number,
+        wall_s=record.wall_s,
+        step_s=record.step_s,
+        compile_s=record.compile_s,
+        notes=(*source.notes, f"Inductor wrote the same code as for trial {source.number}"),
+    )

@@ -1,0 +1,104 @@
+"""From what was typed, and a file of what is typed often, to a SearchSpace."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from autocompile import options
+from autocompile.errors import UsageError
+from autocompile.search.space import SearchSpace
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = ["asked"]
+
+_FLAGS = {"true": True, "false": False}
+
+
+def asked(
+    file: Path | None,
+    *,
+    backend: str | None,
+    mode: str | None,
+    option: Sequence[str],
+    batch_size: str | None,
+    fullgraph: str | None,
+    dynamic: str | None,
+    scope: str | None,
+    memory_format: str | None,
+    optimizer: str | None,
+    freezing: str | None,
+    threads: str | None,
+) -> SearchSpace:
+    """The space that a command line asks for; what it names goes before what the file says.
+
+    Raises:
+        UsageError: a value that cannot be read, or a dimension that does not exist.
+    """
+    typed: dict[str, tuple[Any, ...] | None] = {
+        "backends": options.words(backend),
+        "modes": options.words(mode),
+        "options": tuple(map(_pairs, option)) or None,
+        "batch_sizes": options.integers("--batch-size", batch_size),
+        "fullgraph": options.choices("--fullgraph", fullgraph, _FLAGS),
+        "dynamic": options.choices("--dynamic", dynamic, {"none": None, **_FLAGS}),
+        "scope": options.words(scope),
+        "memory_format": options.words(memory_format),
+        "optimizer": options.words(optimizer),
+        "freezing": options.choices("--freezing", freezing, _FLAGS),
+        "threads": options.integers("--threads", threads),
+    }
+    given = {name: values for name, values in typed.items() if values is not None}
+    every: dict[str, Any] = {**(_table(file) if file else {}), **given}
+    return SearchSpace(**every)
+
+
+def _pairs(text: str) -> tuple[tuple[str, Any], ...]:
+    """``cpp_wrapper=true,cpp.simdlen=256`` as pairs; ``none`` for no options."""
+    if text.strip().lower() == "none":
+        return ()
+    pairs = []
+    for part in options.words(text) or ():
+        name, equals, value = part.partition("=")
+        if not equals:
+            raise UsageError(f"--option {part!r} has no value", hint=f"--option {part}=true")
+        try:
+            pairs.append((name.strip(), json.loads(value.strip().lower())))
+        except ValueError:
+            pairs.append((name.strip(), value.strip()))
+    return tuple(pairs)
+
+
+def _table(path: Path) -> dict[str, tuple[Any, ...]]:
+    """A search space in TOML: a list for each dimension; ``"none"`` stands for torch's own choice.
+
+    Raises:
+        UsageError: no such file, no TOML, or a dimension that does not exist.
+    """
+    try:
+        read = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is no TOML: {error}") from None
+    names = SearchSpace.__dataclass_fields__.keys() - {"options"}
+    found: dict[str, tuple[Any, ...]] = {}
+    for name, values in read.items():
+        if name not in names:
+            close = difflib.get_close_matches(name, names, 1)
+            raise UsageError(
+                f"{path} speaks of {name!r}, which is no dimension",
+                f"there are: {', '.join(sorted(names))}",
+                hint=f"{close[0]} = [...]" if close else None,
+            )
+        listed = values if isinstance(values, list) else [values]
+        found[name] = tuple(None if value == "none" else value for value in listed)
+    return found

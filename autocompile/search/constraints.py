@@ -1,0 +1,222 @@
+"""What goes with what: one entry for each backend and each dimension, and nothing elsewhere.
+
+A backend that a newcomer adds is a file in ``runtime/backends``, an entry point, and an entry in
+:data:`BACKENDS`; a dimension is a field of :class:`autocompile.config.CompileConfig`, a line where
+it is applied, and an entry in :data:`DIMENSIONS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autocompile.config import MEMORY_FORMATS, OPTIMIZERS, SCOPES, CompileConfig, OptionValue
+
+__all__ = [
+    "BACKENDS",
+    "DENIED",
+    "DIMENSIONS",
+    "Backend",
+    "Dimension",
+    "Place",
+    "Variant",
+    "why_not",
+]
+
+_TRAINING = ("forward_train", "optimizer_step", "train_step")
+_STEPPING = ("optimizer_step", "train_step")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a setting is to run, as far as constraints look at it.
+
+    Attributes:
+        phase: what is timed.
+        device: its type: ``cpu``, ``cuda``, ...
+        threads: how many torch takes by itself.
+        has_convolutions: whether the model has weights of four dimensions.
+        regions: the blocks that the model repeats, in words; empty if there are none.
+        optimizers: the implementations that the target's optimizer has beside its own.
+    """
+
+    phase: str
+    device: str
+    threads: int = 1
+    has_convolutions: bool = False
+    regions: str = ""
+    optimizers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Options that are tried beside none, in place of a mode: torch takes either.
+
+    Attributes:
+        options: as ``torch.compile`` takes them.
+        device: the type of device that they are about; None for all.
+        since: the lowest effort that tries them by itself.
+    """
+
+    options: Mapping[str, OptionValue]
+    device: str | None = None
+    since: str = "full"
+
+
+@dataclass(frozen=True)
+class Backend:
+    """What a probe of the backend cannot show.
+
+    Attributes:
+        trains: it computes gradients, or leaves them to torch.
+        has_modes: it takes Inductor's modes.
+        variants: of its options.
+        todo: what to do where it does not work.
+    """
+
+    trains: bool = True
+    has_modes: bool = False
+    variants: tuple[Variant, ...] = ()
+    todo: str = ""
+
+
+_GRAPHS: Mapping[str, OptionValue] = {"triton.cudagraphs": True}
+# Of Inductor's several hundred options those that change speed and nothing else, and that no mode
+# turns on by itself. A name that the installed torch does not know is passed over.
+_INDUCTOR = (
+    Variant({"cpp_wrapper": True}, "cpu"),
+    Variant({"cpp.simdlen": 256}, "cpu"),
+    Variant({**_GRAPHS, "coordinate_descent_tuning": True}, "cuda"),
+    Variant({**_GRAPHS, "max_autotune_pointwise": True}, "cuda"),
+    Variant({**_GRAPHS, "combo_kernels": True}, "cuda"),
+    Variant({**_GRAPHS, "layout_optimization": False}, "cuda"),
+    Variant({**_GRAPHS, "conv_1x1_as_mm": True}, "cuda"),
+    Variant({"cpp_wrapper": True}, "cuda"),
+)
+
+
+BACKENDS: Mapping[str, Backend] = {
+    "inductor": Backend(
+        has_modes=True,
+        variants=_INDUCTOR,
+        todo="install a C++ compiler (g++ or clang++), on a GPU also triton",
+    ),
+    "cudagraphs": Backend(todo="run where there is an NVIDIA GPU"),
+    "onnxrt": Backend(
+        trains=False,
+        variants=(Variant({"weights": "baked"}, since="normal"),),
+        todo="pip install onnxruntime onnx onnxscript (onnxruntime-gpu for a GPU)",
+    ),
+    "openvino": Backend(trains=False, todo="pip install 'torch-autocompile[openvino]'"),
+    "ipex": Backend(todo="make an environment of its own: pip install 'torch-autocompile[ipex]'"),
+    "tensorrt": Backend(trains=False, todo="pip install torch-tensorrt"),
+}
+"""Others can be named too; they are taken to train and to have neither modes nor variants."""
+
+DENIED: Mapping[str, str] = {
+    "freezing": "as an option it does nothing for a module's parameters: --freezing true",
+    "compile_threads": "trials compile on one thread each",
+    "fx_graph_cache": "a trial's compile time is that of an empty cache",
+    "force_disable_caches": "a trial's compile time is that of an empty cache",
+    "fallback_random": "it is set where a phase draws random numbers",
+}
+"""Options of Inductor that are not taken, and why."""
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """A field of a setting that is tried with several values.
+
+    Attributes:
+        field: of the setting.
+        values: all that there are in a place, the plain one first.
+        since: the lowest effort that tries them by itself.
+        missing: why nothing but the plain value makes sense in a place; or empty.
+        why_not: why a setting that has another value than the plain one is not tried; or empty.
+    """
+
+    field: str
+    values: Callable[[Place], tuple[Any, ...]]
+    since: str
+    missing: Callable[[Place], str]
+    why_not: Callable[[CompileConfig, Place], str] = lambda config, place: ""
+
+
+def _no_memory_format(place: Place) -> str:
+    if place.phase == "optimizer_step":
+        return "an optimizer's step does the same in any memory format"
+    return "" if place.has_convolutions else "the model has no convolutions"
+
+
+def _takes_memory_format(config: CompileConfig, place: Place) -> str:
+    takes = config.backend in ("eager", "inductor", "aot_eager", "cudagraphs")
+    return "" if takes else f"{config.backend} lays weights out as it likes"
+
+
+def _no_scope(place: Place) -> str:
+    if place.phase == "optimizer_step":
+        return "an optimizer has no blocks"
+    return "" if place.regions else "the model repeats no block"
+
+
+def _takes_scope(config: CompileConfig, place: Place) -> str:
+    return "frozen weights are those of a whole model" if config.freezing else ""
+
+
+def _no_freezing(place: Place) -> str:
+    return "weights that are trained cannot be frozen" if place.phase in _TRAINING else ""
+
+
+def _takes_freezing(config: CompileConfig, place: Place) -> str:
+    return "" if config.backend == "inductor" else "only Inductor freezes weights"
+
+
+def _no_optimizer(place: Place) -> str:
+    return "" if place.phase in _STEPPING else "nothing steps in this phase"
+
+
+def _takes_optimizer(config: CompileConfig, place: Place) -> str:
+    known = config.optimizer in place.optimizers
+    return "" if known else f"the optimizer has no {config.optimizer} implementation here"
+
+
+def _no_threads(place: Place) -> str:
+    return "" if place.device == "cpu" else "threads are about CPUs"
+
+
+def _some_threads(place: Place) -> tuple[int | None, ...]:
+    """All, half of them, one: None is all."""
+    fewer = {max(1, place.threads // 2), 1} - {place.threads}
+    return (None, *sorted(fewer, reverse=True))
+
+
+DIMENSIONS = (
+    Dimension(
+        "memory_format", lambda _: MEMORY_FORMATS, "normal", _no_memory_format, _takes_memory_format
+    ),
+    Dimension(
+        "optimizer",
+        lambda place: ("default", *(o for o in OPTIMIZERS if o in place.optimizers)),
+        "normal",
+        _no_optimizer,
+        _takes_optimizer,
+    ),
+    Dimension("freezing", lambda _: (False, True), "normal", _no_freezing, _takes_freezing),
+    Dimension("scope", lambda _: SCOPES, "full", _no_scope, _takes_scope),
+    Dimension("threads", _some_threads, "full", _no_threads),
+)
+
+
+def why_not(config: CompileConfig, place: Place) -> str:
+    """Why a setting is not tried in a place, in words; empty if it is."""
+    backend = BACKENDS.get(config.backend)
+    if backend and not backend.trains and place.phase in _TRAINING:
+        return f"{config.backend} computes no gradients"
+    for dimension in DIMENSIONS:
+        plain = CompileConfig.__dataclass_fields__[dimension.field].default
+        if getattr(config, dimension.field) == plain:
+            continue
+        if reason := dimension.missing(place) or dimension.why_not(config, place):
+            return reason
+    return ""

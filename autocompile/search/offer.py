@@ -1,0 +1,102 @@
+"""What a plan comes to for a target on a machine: a space for each phase."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from autocompile.search.constraints import Place
+from autocompile.search.effort import effort
+from autocompile.search.plan import Plan
+from autocompile.search.probe import catalogue
+from autocompile.search.space import DEFAULT_BATCH_SIZES, Space, build_space, joined
+
+__all__ = ["calls_between_updates", "predicted_s", "spaces_of"]
+
+# Seconds of a trial besides its compile, and of compiles: what the recorded studies took.
+_TRIAL_S = {"cpu": 3.0, "cuda": 4.0}
+_COMPILE_S = {"cpu": (4.0, 6.0), "cuda": (3.0, 25.0)}
+
+
+def spaces_of(plan: Plan, found: Mapping[str, Mapping[str, Any]]) -> dict[str, Space]:
+    """The settings of each phase.
+
+    Args:
+        plan: what was asked for.
+        found: what the probe of each environment has sent, the tuner's own first.
+
+    Raises:
+        UsageError: a backend or a mode that no environment has.
+    """
+    target = next(iter(found.values()))["target"]
+    return {
+        phase: joined([_space(plan, phase, name, seen) for name, seen in found.items()])
+        for phase in target["phases"]
+    }
+
+
+def _space(plan: Plan, phase: str, environment: str, seen: Mapping[str, Any]) -> Space:
+    offered = catalogue(seen)
+    sizes = _sizes(phase, plan, seen["target"])
+    wanted = plan.space
+    if environment != "default":  # the tuner's own may have what this one lacks
+        known = set(offered.all_backends) | set(offered.backends)
+        wanted = dataclasses.replace(
+            wanted,
+            backends=_those(wanted.backends, known, "eager"),
+            modes=_those(wanted.modes, set(offered.modes), "default"),
+        )
+    place = _place(phase, seen)
+    return build_space(wanted, offered, effort(plan.effort), place, sizes, environment)
+
+
+def _those(asked: tuple[str, ...] | None, known: set[str], plain: str) -> tuple[str, ...] | None:
+    return None if asked is None else tuple(a for a in asked if a in known) or (plain,)
+
+
+def calls_between_updates(phase: str, run: Mapping[str, Any]) -> int | None:
+    """As the user or the target says; None where weights stay as they are or nobody knows."""
+    asked: int | None = run["plan"].get("calls_per_update")
+    derived: int | None = run["target"].get("calls_per_update", {}).get(phase)
+    return asked or derived
+
+
+def predicted_s(space: Space, device: str, jobs: int) -> float:
+    """About how long a search of the space takes, in seconds, by what others took elsewhere.
+
+    Settings that may be answered by a plainer twin are counted as answered.
+    """
+    kind = device if device in _TRIAL_S else "cuda"
+    compiling, alone = 0.0, 0.0
+    for setting in space.settings:
+        config = setting.config
+        if config.fullgraph or config.dynamic is False:
+            continue
+        alone += _TRIAL_S[kind]
+        if not config.is_eager:
+            compiling += _COMPILE_S[kind]["max-autotune" in config.mode]
+    return alone + compiling / jobs
+
+
+def _place(phase: str, run: Mapping[str, Any]) -> Place:
+    target, environment = run["target"], run["environment"]
+    return Place(
+        phase,
+        environment["device"].split(":")[0],
+        environment["threads"],
+        target.get("has_convolutions", False),
+        target.get("regions", ""),
+        tuple(target.get("optimizers", ())),
+    )
+
+
+def _sizes(phase: str, plan: Plan, target: Mapping[str, Any]) -> list[int | None]:
+    """The batch sizes of a phase: asked for, or the defaults and the target's own."""
+    if phase == "optimizer_step":
+        return [None]
+    if fixed := target.get("fixed_batch_size"):
+        return [fixed]
+    asked = plan.space.batch_sizes
+    own = target.get("own_batch_size", {}).get(phase)
+    return sorted({*(asked or DEFAULT_BATCH_SIZES), *([own] if own and not asked else [])})

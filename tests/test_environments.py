@@ -1,0 +1,101 @@
+"""Other interpreters as a dimension: found, named, lent this package, probed and compared."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autocompile.api import tune
+from autocompile.config import EAGER, CompileConfig
+from autocompile.errors import UsageError
+from autocompile.execute.executor import Ending
+from autocompile.ranking import candidates
+from autocompile.search.plan import environments
+from autocompile.search.space import SearchSpace
+from autocompile.testing import FakeExecutor, measured
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Path:
+    """An environment of its own with the packages of this one, but without autocompile."""
+    folder = tmp_path / "old-torch"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    import numpy
+    import torch
+
+    for module in (torch, numpy):
+        place = Path(str(module.__file__)).parent.parent
+        # Not as a .pth of all of it: there, autocompile itself may be installed.
+        for part in place.iterdir():
+            link = packages / part.name
+            if not link.exists() and "autocompile" not in part.name:
+                link.symlink_to(part)
+    return folder / "bin" / "python"
+
+
+def test_an_environment_is_called_by_its_folder_or_by_its_given_name(tmp_path: Path) -> None:
+    python = tmp_path / "ipex" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
+    assert environments([str(python)]) == (("ipex", str(python)),)
+    assert environments([f"old torch={python}"]) == (("old-torch", str(python)),)
+    with pytest.raises(UsageError, match="two environments are called ipex"):
+        environments([str(python), str(python)])
+    with pytest.raises(UsageError, match="there is no interpreter"):
+        environments([str(tmp_path / "nowhere")])
+    assert os.path.islink(environments([str(python)])[0][1])
+
+
+def test_what_runs_elsewhere_is_compared_with_eager_here(work: Path) -> None:
+    """There, eager is half as fast as here: twice as fast as it is no gain."""
+    target = work / "net.py"
+    target.write_text("never run: the executor is a fake")
+
+    def script(request: Mapping[str, Any]) -> Ending:
+        config = request["config"]
+        slow = config["environment"] != "default"
+        speedup = {"eager": 1.0, "inductor": 2.0 if slow else 1.2}[config["backend"]]
+        return measured(speedup, eager_s=2e-3 if slow else 1e-3)
+
+    result = tune(
+        target,
+        executor=FakeExecutor(script),
+        space=SearchSpace(backends=("inductor",), modes=("default",), batch_sizes=(4,)),
+        effort="quick",
+        pythons=(f"old={sys.executable}",),
+    )
+    assert result.config["forward"] == CompileConfig()
+    found = {c.record.config: c.speedup.value for c in candidates(result.trials)}
+    assert found[EAGER] == 1.0
+    assert found[CompileConfig("eager", environment="old")] == pytest.approx(0.5, rel=0.01)
+    assert found[CompileConfig(environment="old")] == pytest.approx(1.0, rel=0.01)
+
+
+@pytest.mark.timeout(600)
+def test_another_interpreter_tries_its_own_settings(work: Path, other: Path) -> None:
+    target = work / "net.py"
+    target.write_text(
+        "import torch\n"
+        "def get_model(): return torch.nn.Linear(8, 8)\n"
+        "def get_inputs(batch_size): return torch.ones(batch_size, 8)\n"
+    )
+    result = tune(
+        target,
+        phases=("forward",),
+        space=SearchSpace(backends=("aot_eager",), batch_sizes=(4,)),
+        effort="quick",
+        pythons=(str(other),),
+    )
+    ran = {(r.config.environment, r.config.backend) for r in result.trials if r.ok}
+    assert ran == {
+        (place, backend) for place in ("default", "old-torch") for backend in ("eager", "aot_eager")
+    }
+    seen = result.to_dict()["environments"]["old-torch"]
+    assert seen["python_path"] == str(other)

@@ -1,0 +1,105 @@
+"""The list of settings: what is asked for, offered and sensible, and why the rest is left out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from autocompile.config import EAGER, CompileConfig
+from autocompile.errors import UsageError
+from autocompile.search.constraints import BACKENDS, DIMENSIONS, Place, why_not
+from autocompile.search.effort import effort
+from autocompile.search.space import Catalogue, SearchSpace, Space, build_space
+
+OFFERED = Catalogue(
+    backends={"inductor": "", "onnxrt": "", "cudagraphs": "no CUDA device"},
+    all_backends=["aot_eager", "cudagraphs", "inductor", "onnxrt"],
+    modes={"default": "default", "reduce-overhead": "default", "max-autotune": "max-autotune"},
+    device="cpu",
+)
+CNN = Place("forward", "cpu", threads=4, has_convolutions=True)
+ADAM = Place("optimizer_step", "cpu", optimizers=("fused", "tensor_lr"))
+
+
+def space(place: Place = CNN, level: str = "normal", **asked: Any) -> Space:
+    return build_space(SearchSpace(**asked), OFFERED, effort(level), place, (1,))
+
+
+def configs(found: Space) -> set[CompileConfig]:
+    return {s.config for s in found.settings}
+
+
+def test_the_baselines_are_always_there() -> None:
+    for place in (CNN, ADAM):
+        found = [s.config for s in space(place, memory_format=("channels_last",)).settings]
+        assert found[:2] == [EAGER, CompileConfig()]
+
+
+def test_eager_is_a_backend_like_any_other() -> None:
+    assert CompileConfig("eager", memory_format="channels_last") in configs(space())
+    eager = {c.optimizer for c in configs(space(ADAM)) if c.is_eager}
+    assert eager == {"default", "fused", "tensor_lr"}
+
+
+def test_a_backend_that_bakes_weights_has_two_variants() -> None:
+    ours = {c.options for c in configs(space()) if c.backend == "onnxrt"}
+    assert ours == {(), (("weights", "baked"),)}
+
+
+def test_what_cannot_work_is_left_out_with_its_reason() -> None:
+    found = space(ADAM)
+    assert not any(c.backend == "onnxrt" for c in configs(found))
+    assert "onnxrt computes no gradients" in found.dropped
+    plain = space(Place("forward", "cpu"), memory_format=("default", "channels_last"))
+    assert "the model has no convolutions" in plain.dropped
+    assert configs(plain) == configs(space(Place("forward", "cpu")))
+
+
+@pytest.mark.parametrize(
+    ("level", "fields"),
+    [
+        ("quick", set()),
+        ("normal", {"memory_format", "freezing"}),
+        ("full", {"memory_format", "freezing", "scope", "threads"}),
+    ],
+)
+def test_the_effort_decides_which_dimensions_are_tried(level: str, fields: set[str]) -> None:
+    place = Place("forward", "cpu", threads=4, has_convolutions=True, regions="4 Block")
+    values = space(place, level).choices()
+    assert {d.field for d in DIMENSIONS if len(values[d.field]) > 1} == fields
+
+
+def test_a_flag_decides_over_the_effort() -> None:
+    found = space(level="quick", memory_format=("channels_last",), freezing=(True,))
+    ours = configs(found) - {EAGER, CompileConfig()}
+    assert {c.memory_format for c in ours if c.backend == "inductor"} == {"channels_last"}
+    assert {c.freezing for c in ours if c.backend == "inductor"} == {True}
+
+
+def test_a_value_that_does_not_exist_is_refused_in_words() -> None:
+    with pytest.raises(UsageError, match="memory_format 'nhwc' is none of default, channels_last"):
+        SearchSpace(memory_format=("nhwc",))
+    with pytest.raises(UsageError, match="0 threads are too few"):
+        SearchSpace(threads=(0,))
+
+
+def test_every_entry_of_the_tables_is_used() -> None:
+    """A constraint that refuses nothing, or a dimension that is nowhere tried, is dead."""
+    places = [
+        CNN,
+        ADAM,
+        Place("train_step", "cuda", threads=4, optimizers=("fused",)),
+        Place("forward", "cpu", threads=4, has_convolutions=True, regions="4 Block"),
+    ]
+    for dimension in DIMENSIONS:
+        reasons = set()
+        for place in places:
+            reasons.add(dimension.missing(place))
+            for value in dimension.values(place)[1:]:
+                for backend in ("eager", *BACKENDS):
+                    config = CompileConfig(backend, **{dimension.field: value})
+                    if getattr(config, dimension.field) == value:
+                        reasons.add(why_not(config, place))
+        assert "" in reasons, dimension.field
+        assert len(reasons) > 1, dimension.field
