@@ -9,11 +9,11 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
-from autocompile import options
+from autocompile import arguments, options
 from autocompile.errors import AutocompileError, ExitCode, UsageError
 
 __all__ = ["app", "main"]
@@ -26,27 +26,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-Effort = Literal["quick", "normal", "full"]
-Objective = Literal["throughput", "latency"]
-Format = Literal["python", "json", "rllib", "accelerate", "transformers"]
-Isolation = Literal["auto", "fork", "spawn"]
-ProgressKind = Literal["auto", "plain", "none"]
-
-
-Target = Annotated[
-    str, typer.Argument(metavar="TARGET", help="model.py, PATH:NAME or package.module:NAME")
-]
-Run = Annotated[
-    str,
-    typer.Argument(
-        metavar="RUN", help="a folder, its short name, or last", autocompletion=options.known_runs
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="one JSON document on stdout, nothing else")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="say more")]
-Tolerance = Annotated[str | None, typer.Option(help="relative, of outputs; else by dtype")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; a GPU where there is one")]
 
 
 def _version(wanted: bool) -> None:
@@ -87,67 +66,83 @@ def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
 @app.command()
 @_interruptible
 def tune(
-    target: Target,
-    phase: Annotated[
-        list[str] | None, typer.Option(help="what to time (repeatable); two phases if left out")
-    ] = None,
-    backend: Annotated[
-        str | None, typer.Option(help="comma list, e.g. inductor,cudagraphs")
-    ] = None,
-    mode: Annotated[str | None, typer.Option(help="comma list of Inductor modes")] = None,
-    batch_size: Annotated[str | None, typer.Option(help="comma list, e.g. 1,4,16")] = None,
-    fullgraph: Annotated[str | None, typer.Option(help="comma list of true, false")] = None,
-    dynamic: Annotated[str | None, typer.Option(help="comma list of none, true, false")] = None,
-    effort: Annotated[Effort, typer.Option(help="how much it may cost")] = "normal",
-    trials: Annotated[
-        int | None, typer.Option(min=1, help="most trials in the search of one phase")
-    ] = None,
-    budget: Annotated[str | None, typer.Option(help="most time to search, e.g. 10m")] = None,
-    timeout: Annotated[str, typer.Option(help="longest stay in one step of a trial")] = "300s",
-    objective: Annotated[Objective, typer.Option(help="what best means")] = "throughput",
-    max_latency: Annotated[str | None, typer.Option(help="only settings below, e.g. 5ms")] = None,
-    max_memory: Annotated[str | None, typer.Option(help="only settings below, e.g. 2GiB")] = None,
-    max_compile_time: Annotated[str | None, typer.Option(help="only settings below")] = None,
-    memory_limit: Annotated[
-        str | None, typer.Option(help="kill a trial above, e.g. 8GiB; 80 % of free, shared")
-    ] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="trials at once; one a core")] = None,
-    isolation: Annotated[Isolation, typer.Option(help="how a trial's process begins")] = "auto",
-    device: Device = None,
-    storage: Annotated[str | None, typer.Option(help="Optuna storage URL")] = None,
-    run_dir: Annotated[Path | None, typer.Option(help="the run's folder")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="go on with the last run")] = False,
-    seed: Annotated[int, typer.Option(help="of weights, inputs and orders")] = 0,
-    tolerance: Tolerance = None,
-    require_speedup: Annotated[
-        float | None, typer.Option(help="exit code 1 unless every phase is faster by this factor")
-    ] = None,
-    as_json: Json = False,
-    progress: Annotated[ProgressKind, typer.Option(help="what stderr shows meanwhile")] = "auto",
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="no progress")] = False,
-    verbose: Verbose = False,
+    target: arguments.Target,
+    phase: arguments.Phase = None,
+    backend: arguments.Backend = None,
+    mode: arguments.Mode = None,
+    option: arguments.Option = None,
+    batch_size: arguments.BatchSize = None,
+    fullgraph: arguments.Fullgraph = None,
+    dynamic: arguments.Dynamic = None,
+    scope: arguments.Scope = None,
+    memory_format: arguments.MemoryFormat = None,
+    optimizer: arguments.Optimizer = None,
+    freezing: arguments.Freezing = None,
+    threads: arguments.Threads = None,
+    space: arguments.Space = None,
+    calls_per_update: arguments.CallsPerUpdate = None,
+    python: arguments.Python = None,
+    effort: arguments.EffortChoice = "normal",
+    trials: arguments.Trials = None,
+    budget: arguments.Budget = None,
+    timeout: arguments.Timeout = "300s",
+    objective: arguments.ObjectiveChoice = "throughput",
+    max_latency: arguments.MaxLatency = None,
+    max_memory: arguments.MaxMemory = None,
+    max_compile_time: arguments.MaxCompileTime = None,
+    memory_limit: arguments.MemoryLimit = None,
+    jobs: arguments.Jobs = None,
+    isolation: arguments.IsolationChoice = "auto",
+    device: arguments.Device = None,
+    storage: arguments.Storage = None,
+    run_dir: arguments.RunDir = None,
+    resume: arguments.Resume = False,
+    seed: arguments.Seed = 0,
+    tolerance: arguments.Tolerance = None,
+    require_speedup: arguments.RequireSpeedup = None,
+    dry_run: arguments.DryRun = False,
+    as_json: arguments.Json = False,
+    progress: arguments.ProgressChoice = "auto",
+    quiet: arguments.Quiet = False,
+    verbose: arguments.Verbose = False,
 ) -> None:
     """Search the settings of torch.compile for TARGET and report the best."""
-    flags = {"true": True, "false": False}
     from autocompile import api
     from autocompile.ranking import Limits
     from autocompile.report.live import progress as progress_of
-    from autocompile.search.space import SearchSpace
+    from autocompile.search.asked import asked
 
+    phases = tuple(phase) if phase else None
+    timeout_s = options.seconds("--timeout", timeout, "300s") or 300.0
+    wanted = asked(
+        space,
+        backend=backend,
+        mode=mode,
+        option=option or (),
+        batch_size=batch_size,
+        fullgraph=fullgraph,
+        dynamic=dynamic,
+        scope=scope,
+        memory_format=memory_format,
+        optimizer=optimizer,
+        freezing=freezing,
+        threads=threads,
+    )
+    if dry_run:
+        from autocompile.preview import preview
+        from autocompile.report.checks import render_preview
+
+        found = preview(target, phases, wanted, effort, device, jobs, timeout_s)
+        _print(found, as_json, lambda console: render_preview(found, console))
+        return
     result = api.tune(
         target,
-        phases=tuple(phase) if phase else None,
-        space=SearchSpace(
-            backends=options.words(backend),
-            modes=options.words(mode),
-            batch_sizes=options.integers("--batch-size", batch_size),
-            fullgraph=options.choices("--fullgraph", fullgraph, flags),
-            dynamic=options.choices("--dynamic", dynamic, {"none": None, **flags}),
-        ),
+        phases=phases,
+        space=wanted,
         effort=effort,
         trials=trials,
         budget_s=options.seconds("--budget", budget, "10m"),
-        timeout_s=options.seconds("--timeout", timeout, "300s") or 300.0,
+        timeout_s=timeout_s,
         memory_limit_bytes=options.size("--memory-limit", memory_limit),
         objective=objective,
         limits=Limits(
@@ -163,6 +158,8 @@ def tune(
         resume=resume,
         seed=seed,
         tolerance=options.fraction("--tolerance", tolerance),
+        calls_per_update=calls_per_update,
+        pythons=tuple(python or ()),
         progress=progress_of("none" if quiet else progress, sys.stderr),
     )
     _show(result, as_json, verbose)
@@ -177,7 +174,9 @@ def tune(
 
 @app.command()
 @_interruptible
-def show(run: Run = "last", as_json: Json = False, verbose: Verbose = False) -> None:
+def show(
+    run: arguments.Run = "last", as_json: arguments.Json = False, verbose: arguments.Verbose = False
+) -> None:
     """Show the report of a run that was made before."""
     from autocompile import api
 
@@ -187,8 +186,8 @@ def show(run: Run = "last", as_json: Json = False, verbose: Verbose = False) -> 
 @app.command()
 @_interruptible
 def export(
-    run: Run = "last",
-    to: Annotated[Format, typer.Option(help="the stack that reads it")] = "python",
+    run: arguments.Run = "last",
+    to: Annotated[arguments.Format, typer.Option(help="the stack that reads it")] = "python",
 ) -> None:
     """Print the best settings of RUN in the form of a training stack."""
     from autocompile import api
@@ -199,14 +198,14 @@ def export(
 @app.command()
 @_interruptible
 def check(
-    target: Target,
+    target: arguments.Target,
     phase: Annotated[list[str] | None, typer.Option(help="what to try (repeatable)")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="of the inputs")] = 4,
-    device: Device = None,
+    device: arguments.Device = None,
     timeout: Annotated[str, typer.Option(help="longest stay in one step")] = "300s",
-    tolerance: Tolerance = None,
-    as_json: Json = False,
-    verbose: Verbose = False,
+    tolerance: arguments.Tolerance = None,
+    as_json: arguments.Json = False,
+    verbose: arguments.Verbose = False,
 ) -> None:
     """Load TARGET, run it in eager mode and under torch.compile() as it comes, and compare."""
     from autocompile import diagnose
@@ -225,9 +224,9 @@ def check(
 @_interruptible
 def doctor(
     backend: Annotated[str | None, typer.Argument(help="only this backend")] = None,
-    device: Device = None,
-    as_json: Json = False,
-    verbose: Verbose = False,
+    device: arguments.Device = None,
+    as_json: arguments.Json = False,
+    verbose: arguments.Verbose = False,
 ) -> None:
     """Say which backends and modes work here, and for each that does not: why, and what to do."""
     from autocompile import diagnose

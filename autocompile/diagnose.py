@@ -15,31 +15,23 @@ from autocompile.execute.job import Workshop
 from autocompile.execute.process import LocalExecutor
 from autocompile.record import Record, RunFolder
 from autocompile.report.live import SilentProgress
+from autocompile.search.constraints import BACKENDS
 from autocompile.search.crew import run_job
 from autocompile.search.plan import Plan, target_spec
 from autocompile.search.probe import catalogue, probe
 from autocompile.search.records import to_record
 from autocompile.search.space import Catalogue, SearchSpace, Setting
 
-__all__ = ["check", "doctor"]
+__all__ = ["bench", "check", "doctor", "probed"]
 
 _SAMPLE = "autocompile.trial.sample"
 _LIMITS = {"half_width": 0.05, "max_rounds": 16, "max_s": 1.0}
 
 _LOG_LINES = 12  # enough for the end of a traceback
 
-_WHAT_TO_DO = {
-    "cudagraphs": "run where there is an NVIDIA GPU",
-    "inductor": "install a C++ compiler (g++ or clang++), on a GPU also triton",
-    "ipex": "make an environment of its own: pip install 'torch-autocompile[ipex]'",
-    "onnxrt": "use another backend; torch 2.8 was the last one with it",
-    "openvino": "pip install 'torch-autocompile[openvino]'",
-    "tensorrt": "pip install torch-tensorrt",
-}
-
 
 @contextlib.contextmanager
-def _bench(plan: Plan, timeout_s: float) -> Iterator[tuple[Workshop, LocalExecutor]]:
+def bench(plan: Plan, timeout_s: float) -> Iterator[tuple[Workshop, LocalExecutor]]:
     """A workshop in a temporary folder and an executor, both gone afterwards."""
     executor = LocalExecutor()
     with tempfile.TemporaryDirectory(prefix="autocompile-") as scratch:
@@ -51,7 +43,7 @@ def _bench(plan: Plan, timeout_s: float) -> Iterator[tuple[Workshop, LocalExecut
             executor.close()
 
 
-def _probed(plan: Plan, workshop: Workshop, executor: LocalExecutor) -> dict[str, Any]:
+def probed(plan: Plan, workshop: Workshop, executor: LocalExecutor) -> dict[str, Any]:
     """What the probe found; the log that an error speaks of is shown, since it will be gone.
 
     Raises:
@@ -126,8 +118,8 @@ def check(
     space = SearchSpace(batch_sizes=(batch_size,))
     spec = target_spec(target)
     plan = Plan(spec, phases=phases, space=space, device=device, tolerance=tolerance)
-    with _bench(plan, timeout_s) as (workshop, executor):
-        found = _probed(plan, workshop, executor)
+    with bench(plan, timeout_s) as (workshop, executor):
+        found = probed(plan, workshop, executor)
         rows = {}
         for phase in found["target"]["phases"]:
             size = None if phase == "optimizer_step" else batch_size
@@ -149,8 +141,8 @@ def doctor(backend: str | None, device: str | None) -> dict[str, Any]:
     """
     names = None if backend is None else (backend,)
     plan = Plan(f"{_SAMPLE}:get_model", space=SearchSpace(backends=names), device=device)
-    with _bench(plan, 120.0) as (workshop, executor):
-        found = _probed(plan, workshop, executor)
+    with bench(plan, 120.0) as (workshop, executor):
+        found = probed(plan, workshop, executor)
         offered = catalogue(found)
         rows = {
             name: _examine(name, reason, offered, workshop, executor)
@@ -164,7 +156,8 @@ def doctor(backend: str | None, device: str | None) -> dict[str, Any]:
 def _examine(
     name: str, reason: str, offered: Catalogue, workshop: Workshop, executor: LocalExecutor
 ) -> dict[str, Any]:
-    todo = _WHAT_TO_DO.get(name, "autocompile doctor   (lists what torch knows)")
+    known = BACKENDS.get(name)
+    todo = known.todo if known else "autocompile doctor   (lists what torch knows)"
     if reason:
         return {"works": False, "reason": reason, "todo": todo, "modes": {}}
     modes: dict[str, dict[str, Any]] = {}

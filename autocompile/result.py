@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import shlex
 import warnings
 from collections.abc import Mapping
@@ -64,7 +65,7 @@ class Result:
         return sure and self.speedup[phase].low >= factor
 
     def compile(self, model: Model, phase: str | None = None) -> Model:
-        """Compile a model with the best settings of a phase, in this process.
+        """Apply the best settings of a phase to a model, in this process.
 
         Args:
             model: an ``nn.Module`` or RLModule for a forward phase; for ``optimizer_step`` or
@@ -74,19 +75,38 @@ class Result:
         Returns:
             The model or function to use from now on; unchanged if the answer is eager.
 
+        Warns:
+            UserWarning: of a step, what has to be done to the model or the optimizer beside it.
+
         Raises:
-            UsageError: the phase was not tuned.
+            UsageError: the phase was not tuned, or the best setting is another interpreter's.
         """
-        from autocompile.runtime.compiling import compile_function, compile_model
+        from autocompile.runtime.compiling import (
+            beside_a_step,
+            compile_function,
+            compile_model,
+            set_threads,
+        )
 
         name = phase or self._forward_phase()
         if name not in self.config:
             known = ", ".join(self.config) or "none"
             raise UsageError(f"phase {name!r} has no result in this run; those that have: {known}")
         config = self.config[name]
+        if config.environment != "default":
+            python = self.to_dict()["environments"].get(config.environment, {}).get("python_path")
+            raise UsageError(
+                f"the best setting of {name} is one of the environment {config.environment}",
+                hint=f"run your program with {python}",
+            )
+        if config.threads is not None:
+            set_threads(config.threads)
         if name in ("optimizer_step", "train_step"):
             function: Callable[..., Any] = model  # type: ignore[assignment]
-            return compile_function(function, config)  # type: ignore[return-value]
+            for todo in beside_a_step(config):
+                warnings.warn(f"to be done before the first step: {todo}", stacklevel=2)
+            plain = dataclasses.replace(config, scope="full")
+            return compile_function(function, plain)  # type: ignore[return-value]
         return compile_model(model, config, name)  # type: ignore[arg-type, return-value]
 
     def _forward_phase(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -50,6 +51,7 @@ def build_report(
         "schema": SCHEMA,
         "target": {"spec": plan["target"], **target},
         "environment": run["environment"],
+        "environments": run.get("environments", {}),
         "run_dir": run_dir,
         "interrupted": interrupted,
         "running": run.get("running", False),
@@ -130,7 +132,7 @@ def _phase(
 def _too_early(records: list[Record], space: Mapping[str, Any], interrupted: bool) -> str:
     """Why there is no verdict: it ended before any compiled setting did; empty if one has."""
     tried = (r for r in records if r.outcome is not Outcome.INTERRUPTED)
-    if not space.get("left") or any(not r.config.is_eager for r in tried):
+    if not space.get("left") or any(not r.config.is_baseline for r in tried):
         return ""
     return f"{_why_left(interrupted)} before a compiled setting had ended"
 
@@ -151,9 +153,9 @@ def _decide(
     size = leader.record.batch_size
     floor = noise_floor(records, size)
     eager = next(
-        (c for c in every if c.record.config.is_eager and c.record.batch_size == size), None
+        (c for c in every if c.record.config.is_baseline and c.record.batch_size == size), None
     )
-    rivals = [c for c in order if c.record.batch_size == size and not c.record.config.is_eager]
+    rivals = [c for c in order if c.record.batch_size == size and not c.record.config.is_baseline]
     faster = [c for c in rivals if c.speedup.low > 1 and c.speedup.value > 1 + floor]
     # What no fresh process has confirmed is reported only where nothing was: an interrupted run.
     tested = any(c.confirmed for c in rivals) or any(r.role == "confirm" for r in records)
@@ -182,8 +184,8 @@ def _decide(
 
 
 def _why_nothing(every: list[Candidate], records: list[Record]) -> str:
-    every = [c for c in every if not c.record.config.is_eager]
-    failed = [r for r in records if not r.ok and not r.config.is_eager]
+    every = [c for c in every if not c.record.config.is_baseline]
+    failed = [r for r in records if not r.ok and not r.config.is_baseline]
     if every:
         return "every setting that works is outside the limits that were asked for"
     if not records:
@@ -191,7 +193,7 @@ def _why_nothing(every: list[Candidate], records: list[Record]) -> str:
     if not failed:
         return "no compiled setting was measured"
     again = [r for r in failed if r.repeats is not None]
-    if any(r.ok and not r.config.is_eager for r in records):
+    if any(r.ok and not r.config.is_baseline for r in records):
         counted = _counted(again)
         return f"every setting that worked in the search failed when it was repeated: {counted}"
     return f"all {len(failed)} compiled settings failed: {_counted(failed)}"
@@ -221,7 +223,7 @@ def _best(best: Candidate, every: list[Candidate]) -> dict[str, Any]:
         ),
         None,
     )
-    is_eager = record.config.is_eager
+    is_eager = record.config.is_baseline
     saved = best.eager_call_s - best.call_s
     against = None
     if plain is not None and not is_eager and record.config != DEFAULT_INDUCTOR:
@@ -241,6 +243,9 @@ def _best(best: Candidate, every: list[Candidate]) -> dict[str, Any]:
         "break_even_calls": (
             round((record.compile_s or 0.0) / saved) if saved > 0 and not is_eager else None
         ),
+        "refresh_s": best.refresh_s,
+        "calls_per_update": record.calls_per_update,
+        "calls_to_repay_refresh": _calls_to_repay(best),
         "confirmed_processes": best.confirmed,
         "flags": sorted({*(record.measurement.flags if record.measurement else ()), *best.flags}),
         "call_s": best.call_s,
@@ -249,13 +254,22 @@ def _best(best: Candidate, every: list[Candidate]) -> dict[str, Any]:
     }
 
 
+def _calls_to_repay(best: Candidate) -> int | None:
+    """How many calls with the same weights it takes until freezing them has paid."""
+    measured = best.record.measurement
+    if not best.refresh_s or measured is None:
+        return None
+    saved = measured.eager_call_s - measured.compiled_call_s
+    return math.ceil(best.refresh_s / saved) if saved > 0 else None
+
+
 def _by_batch_size(allowed: list[Candidate], objective: str) -> list[dict[str, Any]]:
     """The RLlib benchmark's table: the best compiled setting of each batch size."""
     rows = []
     sizes = sorted({c.record.batch_size for c in allowed}, key=lambda s: s or 0)
     for size in sizes:
         here = [c for c in allowed if c.record.batch_size == size]
-        compiled = [c for c in here if not c.record.config.is_eager]
+        compiled = [c for c in here if not c.record.config.is_baseline]
         if not compiled:
             continue
         top = rank(compiled, objective)[0]
@@ -291,11 +305,15 @@ def _notes(
     notes = [f"{left} is the same as {kept}" for left, kept in space.get("merged", {}).items()]
     if space.get("left"):
         notes.append(f"{space['left']} settings were not tried: {_why_left(interrupted)}")
-    if len(every) > len(allowed):
+    unknown = sum(not c.is_known_to_pay for c in every)
+    if unknown:
         notes.append(
-            f"{len(every) - len(allowed)} settings are outside the limits that were asked for"
+            f"{unknown} settings take the weights as constants and are not recommended, since "
+            "nobody has said how often they change (--calls-per-update)"
         )
+    if outside := len(every) - len(allowed) - unknown:
+        notes.append(f"{outside} settings are outside the limits that were asked for")
     # What every trial says is said once.
-    said = [set(c.record.notes) for c in every if not c.record.config.is_eager]
+    said = [set(c.record.notes) for c in every if not c.record.config.is_baseline]
     notes += sorted(set.intersection(*said)) if said else []
     return notes

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from autocompile.report import text
 
-__all__ = ["render_check", "render_doctor"]
+__all__ = ["render_check", "render_doctor", "render_preview"]
 
 
 def render_check(found: Mapping[str, Any], console: Console, verbose: bool = False) -> None:
@@ -86,3 +86,41 @@ def _why(row: Mapping[str, Any]) -> Text:
     if row["todo"]:
         parts.append(f"→ {row['todo']}")
     return Text(" ".join(parts))
+
+
+def render_preview(found: Mapping[str, Any], console: Console) -> None:
+    """The list of settings of each phase, and what is not in it and why."""
+    console.print(Text(f"target  {text.target_name(found['target'])}"))
+    console.print(Text(f"torch   {text.machine(found['environment'])}"))
+    for phase, row in found["phases"].items():
+        console.print()
+        console.print(Text(phase, "bold"))
+        table = Table(box=None, pad_edge=False, header_style="dim")
+        for name in ("setting", "batch sizes", ""):
+            table.add_column(name)
+        for label, sizes, remark in _by_label(row["settings"]):
+            table.add_row(Text(f"  {label}"), sizes, Text(remark, "dim"))
+        console.print(table)
+        for name, why in row["unusable"].items():
+            console.print(Text(f"  {name} cannot be used: {text.plain(why)}", "dim"))
+        for name, why in row["merged"].items():
+            console.print(Text(f"  {name} is the same as {text.plain(why)}", "dim"))
+        for why in row["dropped"]:
+            console.print(Text(f"  left out: {text.plain(why)}", "dim"))
+        settings = f"{row['raw']} settings, {len(row['settings'])} to try"
+        about = text.clock(row["predicted_s"])
+        console.print(Text(f"  {settings}, about {about}, and the confirmation of the best"))
+
+
+def _by_label(settings: list[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
+    """One line for each setting: its label, its batch sizes, and what may answer it."""
+    sizes: dict[str, list[str]] = {}
+    twins: dict[str, str] = {}
+    for setting in settings:
+        size = setting["batch_size"]
+        sizes.setdefault(setting["label"], []).append("-" if size is None else str(size))
+        twins[setting["label"]] = "".join(setting["may_equal"])
+    return [
+        (label, ", ".join(each), f"likely as {twins[label]}" if twins[label] else "")
+        for label, each in sizes.items()
+    ]

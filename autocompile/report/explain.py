@@ -95,7 +95,7 @@ def why(best: Candidate | None, verdict: str, every: Sequence[Candidate], device
         told = ["; ".join(fact for fact in facts if fact)]
         return [sentence for sentence in (*told, _time(best.record, False)) if sentence]
     size = best.record.batch_size
-    rivals = [c for c in every if c.record.batch_size == size and not c.record.config.is_eager]
+    rivals = [c for c in every if c.record.batch_size == size and not c.record.config.is_baseline]
     if not rivals:
         return []
     near = max(rivals, key=lambda c: (c.confirmed > 0, c.speedup.value)).record
@@ -123,7 +123,7 @@ def why_not(
     groups: dict[str, list[tuple[Record, float | None]]] = {}
     left_out = {*ties, best.record.number if best else None}
     for c in every:
-        if best is None or c.record.number in left_out or c.record.config.is_eager:
+        if best is None or c.record.number in left_out or c.record.config.is_baseline:
             continue
         if c.record.batch_size == best.record.batch_size and (reason := _lost(c, best, device)):
             behind = c.speedup.value / best.speedup.value
@@ -141,7 +141,7 @@ def _group(
 ) -> dict[str, Any]:
     speeds = sorted({f"{b:.2f}" for _, b in members if b is not None})
     if speeds and not reason.startswith("as fast"):
-        whose = "eager's" if best and best.record.config.is_eager else "the best's"
+        whose = "eager's" if best and best.record.config.is_baseline else "the best's"
         reason += f" ({' to '.join(dict.fromkeys((speeds[0], speeds[-1])))}× {whose} speed)"
     return {
         "settings": list(dict.fromkeys(show.label(r.config) for r, _ in members)),
@@ -159,7 +159,7 @@ def _lost(c: Candidate, best: Candidate, device: str) -> str:
     told += _fuses_less(c.record, best.record)
     if _replays(best.record, device) and not _wants_cudagraphs(c.record):
         told.append("no CUDA graphs")
-    if ratio(best.speedup, c.speedup).low <= 1 and not best.record.config.is_eager:
+    if ratio(best.speedup, c.speedup).low <= 1 and not best.record.config.is_baseline:
         mine, its = best.record.compile_s, c.record.compile_s
         longer = its - mine if mine is not None and its is not None else 0.0
         rest = [f"compiles {show.seconds(longer)} longer"] if longer >= 0.1 else []

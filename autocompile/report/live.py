@@ -121,7 +121,7 @@ class PlainProgress(Progress):
             # A setting that is known not to work here had no process, and so has no log.
             log = f"{self._run_dir}/trials/{record.number:04d}/log.txt" if record.wall_s else ""
             return " · ".join(filter(None, (message or f"in step {record.step.value}", log)))
-        eager, compile_s = record.config.is_eager, record.compile_s
+        eager, compile_s = record.config.is_baseline, record.compile_s
         result = "1.00x" if eager else show.ratio(record.measurement.speedup, "x")
         result += "" if compile_s is None else f"  compile {show.seconds(compile_s, '')}"
         return result + ("" if record.repeats is None else f"  repeats #{record.repeats}")

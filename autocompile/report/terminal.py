@@ -301,8 +301,8 @@ def leaderboard(leaders: Sequence[Leader], height: int) -> list[Text]:
     titles = f"{'#':>4}  {'batch':>5}  {unit:>14}   against eager    compile   setting"
     lines = [Text(titles, "dim")]
     for x in (x for x in ranked if x in fixed or x in free):
-        r, is_first = x.record, x is ranked[0] and not x.record.config.is_eager
-        ratio = show.speedup(1.0) if r.config.is_eager else show.ratio(x.speedup)
+        r, is_first = x.record, x is ranked[0] and not x.record.config.is_baseline
+        ratio = show.speedup(1.0) if r.config.is_baseline else show.ratio(x.speedup)
         line = f"{r.number:>4}  {or_dash(r.batch_size):>5}  {show.measured(x.throughput):>14}   "
         line += f"{ratio:<13}  {show.seconds(r.compile_s):>9}   {show.label(r.config)}"
         lines.append(Text(line, "bold green" if is_first else ""))

@@ -276,6 +276,13 @@ def best_facts(best: Mapping[str, Any]) -> Iterator[str]:
         compiles += f" ({seconds(warm)} warm)" if warm is not None else ""
         repaid = f", repaid after {thousands(calls)} call{'s' * (calls != 1)}" if calls else ""
         yield compiles + repaid
+    if refresh_s := best.get("refresh_s"):
+        apart, least = best.get("calls_per_update"), best.get("calls_to_repay_refresh")
+        cost = f"new weights cost {seconds(refresh_s)}"
+        if apart:
+            yield f"{cost}, which is counted: they change every {thousands(apart)} calls"
+        elif least:
+            yield f"{cost}: worth it if they stay for more than {thousands(least)} calls"
     live = best.get("weights_live")
     follow = "" if live is None else " and follow" if live else " but do not follow"
     yield "outputs match eager" + (f"{follow} weight updates" if follow else "")

@@ -1,0 +1,71 @@
+"""What a tune would do, and about what it would cost: nothing but the probe is run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autocompile.diagnose import bench, probed
+from autocompile.execute.process import default_jobs
+from autocompile.search.offer import predicted_s, spaces_of
+from autocompile.search.plan import Plan, target_spec
+from autocompile.search.sampler import plainer_twins
+from autocompile.search.space import SearchSpace, Space
+
+__all__ = ["preview"]
+
+
+def preview(
+    target: str,
+    phases: tuple[str, ...] | None,
+    space: SearchSpace,
+    effort: str,
+    device: str | None,
+    jobs: int | None,
+    timeout_s: float,
+) -> dict[str, Any]:
+    """The settings of each phase, what was merged or dropped and why, and the predicted time.
+
+    Args:
+        target, phases, space, effort, device: as for :func:`autocompile.api.tune`.
+        jobs: how many trials would run side by side; one for each core if None.
+        timeout_s: the longest that the probe may stay in one step.
+
+    Returns:
+        ``target``, ``environment``, and under ``phases`` one row for each phase.
+
+    Raises:
+        UsageError, TargetError: as :func:`autocompile.api.tune`.
+    """
+    plan = Plan(target_spec(target), phases=phases, space=space, effort=effort, device=device)
+    with bench(plan, timeout_s) as (workshop, executor):
+        found = probed(plan, workshop, executor)
+    spaces = spaces_of(plan, {"default": found})
+    device = found["environment"]["device"].split(":")[0]
+    return {
+        "target": {"spec": plan.target, **found["target"]},
+        "environment": found["environment"],
+        "phases": {
+            name: _row(space, predicted_s(space, device, jobs or default_jobs()))
+            for name, space in spaces.items()
+        },
+    }
+
+
+def _row(space: Space, seconds: float) -> dict[str, Any]:
+    listed = {s: None for s in space.settings}
+    return {
+        "raw": space.raw,
+        "predicted_s": round(seconds, 1),
+        "settings": [
+            {
+                "config": s.config.to_dict(),
+                "batch_size": s.batch_size,
+                "label": s.config.label(),
+                "may_equal": [t.config.label() for t in plainer_twins(s) if t in listed][:1],
+            }
+            for s in space.settings
+        ],
+        "unusable": {s.config.backend: reason for s, reason in space.unusable.items()},
+        "merged": dict(space.merged),
+        "dropped": dict(space.dropped),
+    }
