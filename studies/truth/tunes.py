@@ -24,6 +24,7 @@ from models import EAGER, HERE, MODELS, ROOT
 from store import append, load, neighbour
 
 import autocompile.api
+import autocompile.search.offer
 from autocompile.config import CompileConfig
 from autocompile.errors import AutocompileError
 from autocompile.ranking import candidates
@@ -51,13 +52,16 @@ def space_of(model: str, device: str) -> SearchSpace:
         batch_sizes=None if size is None else (size,),
         fullgraph=(False,),
         dynamic=values("dynamic"),
+        memory_format=("default",),
+        optimizer=("default",),
+        freezing=(False,),
     )
 
 
 @contextlib.contextmanager
 def only(wanted: dict[CompileConfig, str]) -> Iterator[None]:
     """Leave out of a product what the study does not have."""
-    whole = autocompile.api.build_space
+    whole = autocompile.search.offer.build_space
 
     def narrowed(*args: Any) -> Space:
         space = whole(*args)
@@ -67,11 +71,11 @@ def only(wanted: dict[CompileConfig, str]) -> Iterator[None]:
             unusable={s: why for s, why in space.unusable.items() if s.config in wanted},
         )
 
-    autocompile.api.build_space = narrowed
+    autocompile.search.offer.build_space = narrowed
     try:
         yield
     finally:
-        autocompile.api.build_space = whole
+        autocompile.search.offer.build_space = whole
 
 
 def run(model: str, device: str, effort: str, seed: int) -> dict[str, Any]:

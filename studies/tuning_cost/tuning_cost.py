@@ -54,6 +54,8 @@ class Workload:
             batch_sizes=self.batch_sizes,
             fullgraph=(False,),
             dynamic=(None,),
+            memory_format=("default",),
+            freezing=(False,),
         )
 
     def settings(self) -> list[tuple[dict[str, Any], int]]:
