@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,10 @@ from autocompile import noise, runs
 from autocompile.errors import RunError, UsageError
 from autocompile.execute.executor import Executor
 from autocompile.execute.job import Workshop, is_held, locked
-from autocompile.execute.memory import available_memory_bytes
+from autocompile.execute.memory import most_memory_bytes
 from autocompile.execute.process import Isolation, LocalExecutor
 from autocompile.files import write_json
-from autocompile.ranking import Limits, noise_floor
+from autocompile.ranking import Limits, noise_floors
 from autocompile.record import SCHEMA, Record, RunFolder
 from autocompile.report.live import Progress, SilentProgress
 from autocompile.result import Result, make_result, write_result
@@ -119,7 +119,7 @@ def tune(
     chosen = effort_of(plan.effort)
     budget_s = chosen.budget_s if budget_s is None else budget_s
     runner = executor or LocalExecutor(isolation=isolation, jobs=jobs)
-    alone = memory_limit_bytes or _most_memory()
+    alone = memory_limit_bytes or most_memory_bytes()
     workshop = Workshop(folder, plan.requested(), timeout_s, alone, alone, dict(plan.pythons))
     interrupted = False
     with _gone_if_never_begun(folder), locked(folder), contextlib.ExitStack() as stack:
@@ -130,7 +130,7 @@ def tune(
             workshop.memory_limit_bytes = alone // runner.slots
         every = {"default": found}
         for name, _ in plan.pythons:
-            every[name] = probe(plan, workshop, runner, show, name)
+            every[name] = _probed(plan, workshop, runner, show, name)
         run = _described(folder, plan, every)
         show.header({"spec": plan.target, **run["target"]}, run["environment"], str(folder.path))
         spaces = spaces_of(plan, every)
@@ -160,17 +160,8 @@ def tune(
     run["usual_noise_floor"] = noise.usual(run["environment"])
     write_json(folder.run_json, run)
     result = write_result(folder, run, records, plan.limits)
-    noise.remember(run["environment"], _floors(r for r in records if r.number not in known))
+    noise.remember(run["environment"], noise_floors(r for r in records if r.number not in known))
     return result
-
-
-def _floors(records: Iterable[Record]) -> list[float]:
-    """The noise floor of each phase and batch size in which eager was measured just now."""
-    eager: dict[tuple[str, int | None], list[Record]] = {}
-    for r in records:
-        if r.ok and r.config.is_baseline:
-            eager.setdefault((r.phase, r.batch_size), []).append(r)
-    return [noise_floor(found, size) for (_, size), found in eager.items()]
 
 
 def load(run: str | Path = "last") -> Result:
@@ -217,10 +208,16 @@ def _gone_if_never_begun(folder: RunFolder) -> Iterator[None]:
         raise
 
 
-def _probed(plan: Plan, workshop: Workshop, executor: Executor, show: Progress) -> dict[str, Any]:
+def _probed(
+    plan: Plan,
+    workshop: Workshop,
+    executor: Executor,
+    show: Progress,
+    environment: str = "default",
+) -> dict[str, Any]:
     """What the probe found; the folder of a run that never began is removed, if it is new."""
     try:
-        return probe(plan, workshop, executor, show)
+        return probe(plan, workshop, executor, show, environment)
     except UsageError as error:
         if not workshop.folder.run_json.exists() and "log:" not in error.text():
             workshop.folder.remove()
@@ -246,6 +243,14 @@ def _described(
                 raise RunError(
                     f"{folder.path} was made with another {name}",
                     f"{run['environment'][name]} then, {environment[name]} now",
+                    hint="the same command without --resume",
+                )
+        for name, seen in run.get("environments", {}).items():
+            if name in every and seen["torch"] != every[name]["environment"]["torch"]:
+                now = every[name]["environment"]["torch"]
+                raise RunError(
+                    f"{folder.path} was made with another torch in the environment {name}",
+                    f"{seen['torch']} then, {now} now",
                     hint="the same command without --resume",
                 )
         if run["target"].get("sha256") != found["target"].get("sha256"):
@@ -304,11 +309,6 @@ def _study(
         else f"{workshop.folder.path.name}-{run.get('id', '')}/{name}",
         records=[r for r in records if r.phase == name],
     )
-
-
-def _most_memory() -> int | None:
-    free = available_memory_bytes()
-    return None if free is None else int(free * 0.8)
 
 
 def _account(space: Space, records: list[Record]) -> dict[str, Any]:

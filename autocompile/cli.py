@@ -132,7 +132,8 @@ def tune(
         from autocompile.preview import preview
         from autocompile.report.checks import render_preview
 
-        found = preview(target, phases, wanted, effort, device, jobs, timeout_s)
+        others = tuple(python or ())
+        found = preview(target, phases, wanted, effort, device, jobs, timeout_s, others)
         _print(found, as_json, lambda console: render_preview(found, console))
         return
     result = api.tune(

@@ -38,24 +38,30 @@ def bench(plan: Plan, timeout_s: float) -> Iterator[tuple[Workshop, LocalExecuto
         folder = RunFolder(Path(scratch))
         folder.create()
         try:
-            yield Workshop(folder, plan.requested(), timeout_s, None), executor
+            yield (
+                Workshop(folder, plan.requested(), timeout_s, None, pythons=dict(plan.pythons)),
+                executor,
+            )
         finally:
             executor.close()
 
 
-def probed(plan: Plan, workshop: Workshop, executor: LocalExecutor) -> dict[str, Any]:
+def probed(
+    plan: Plan, workshop: Workshop, executor: LocalExecutor, environment: str = "default"
+) -> dict[str, Any]:
     """What the probe found; the log that an error speaks of is shown, since it will be gone.
 
     Raises:
         TargetError: as the probe.
     """
     try:
-        return probe(plan, workshop, executor, SilentProgress())
+        return probe(plan, workshop, executor, SilentProgress(), environment)
     except UsageError as error:
         details = [line for line in error.details if not line.startswith("log: ")]
         if len(details) == len(error.details):
             raise
-        log = (workshop.folder.path / "probe" / "log.txt").read_text("utf-8", "replace")
+        name = "probe" if environment == "default" else f"probe-{environment}"
+        log = (workshop.folder.path / name / "log.txt").read_text("utf-8", "replace")
         raise TargetError(error.what, *details, *log.strip().splitlines()[-_LOG_LINES:]) from None
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from autocompile.diagnose import bench, probed
 from autocompile.execute.process import default_jobs
 from autocompile.search.offer import predicted_s, spaces_of
-from autocompile.search.plan import Plan, target_spec
+from autocompile.search.plan import Plan, environments, target_spec
 from autocompile.search.sampler import plainer_twins
 from autocompile.search.space import SearchSpace, Space
 
@@ -22,6 +22,7 @@ def preview(
     device: str | None,
     jobs: int | None,
     timeout_s: float,
+    pythons: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     """The settings of each phase, what was merged or dropped and why, and the predicted time.
 
@@ -29,6 +30,7 @@ def preview(
         target, phases, space, effort, device: as for :func:`autocompile.api.tune`.
         jobs: how many trials would run side by side; one for each core if None.
         timeout_s: the longest that the probe may stay in one step.
+        pythons: as for :func:`autocompile.api.tune`.
 
     Returns:
         ``target``, ``environment``, and under ``phases`` one row for each phase.
@@ -36,10 +38,18 @@ def preview(
     Raises:
         UsageError, TargetError: as :func:`autocompile.api.tune`.
     """
-    plan = Plan(target_spec(target), phases=phases, space=space, effort=effort, device=device)
+    plan = Plan(
+        target_spec(target),
+        phases=phases,
+        space=space,
+        effort=effort,
+        device=device,
+        pythons=environments(pythons),
+    )
     with bench(plan, timeout_s) as (workshop, executor):
-        found = probed(plan, workshop, executor)
-    spaces = spaces_of(plan, {"default": found})
+        names = ("default", *(name for name, _ in plan.pythons))
+        every = {name: probed(plan, workshop, executor, name) for name in names}
+    found, spaces = every["default"], spaces_of(plan, every)
     device = found["environment"]["device"].split(":")[0]
     return {
         "target": {"spec": plan.target, **found["target"]},

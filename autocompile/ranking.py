@@ -18,6 +18,7 @@ __all__ = [
     "Limits",
     "candidates",
     "noise_floor",
+    "noise_floors",
     "rank",
     "tie_set",
     "with_refreshes",
@@ -205,6 +206,15 @@ def noise_floor(records: Iterable[Record], batch_size: int | None) -> float:
     ]
     intervals = [r.measurement.speedup for r in _sound(found) if r.measurement]
     return median([max(i.high - 1, 1 - i.low) for i in intervals]) if intervals else 0.0
+
+
+def noise_floors(records: Iterable[Record]) -> list[float]:
+    """The noise floor of each phase and batch size in which eager was measured just now."""
+    eager: dict[tuple[str, int | None], list[Record]] = {}
+    for r in records:
+        if r.ok and r.config.is_baseline:
+            eager.setdefault((r.phase, r.batch_size), []).append(r)
+    return [noise_floor(found, size) for (_, size), found in eager.items()]
 
 
 def rank(found: Sequence[Candidate], objective: str) -> list[Candidate]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import shlex
 import warnings
 from collections.abc import Mapping
@@ -105,8 +104,9 @@ class Result:
             function: Callable[..., Any] = model  # type: ignore[assignment]
             for todo in beside_a_step(config):
                 warnings.warn(f"to be done before the first step: {todo}", stacklevel=2)
-            plain = dataclasses.replace(config, scope="full")
-            return compile_function(function, plain)  # type: ignore[return-value]
+            if config.scope != "full":  # the blocks are compiled, not the step
+                return function  # type: ignore[return-value]
+            return compile_function(function, config)  # type: ignore[return-value]
         return compile_model(model, config, name)  # type: ignore[arg-type, return-value]
 
     def _forward_phase(self) -> str:

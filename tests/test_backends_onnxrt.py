@@ -129,3 +129,37 @@ def test_what_is_returned_as_it_came_is_the_same_object() -> None:
     same, more, three = torch.compile(passing, backend="onnxrt")(x)
     assert same is x and three == 3
     torch.testing.assert_close(more, x + 1)
+
+
+def test_a_graph_that_writes_in_place_is_not_cut() -> None:
+    """A part would write to a copy of what another part gave."""
+
+    def local(x: torch.Tensor) -> torch.Tensor:
+        view = x.exp()[:, :2]
+        view.add_(torch.linalg.svdvals(x)[0])
+        return view
+
+    compiled = torch.compile(local, backend="onnxrt")
+    with pytest.raises(Exception, match="it writes in place, and"):
+        compiled(torch.randn(5, 5))
+
+
+def test_weights_are_baked_into_the_parts_of_a_graph_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    baked: list[int] = []
+    build = ort_session.OrtSession._build
+    monkeypatch.setattr(
+        ort_session.OrtSession,
+        "_build",
+        lambda self, args: (baked.append(len(self._baked)), build(self, args)),
+    )
+    model = torch.nn.Linear(5, 5)
+    compiled = torch.compile(
+        lambda x: torch.linalg.svdvals(model(x)), backend="onnxrt", options={"weights": "baked"}
+    )
+    x = torch.randn(5, 5)
+    with pytest.warns(UserWarning, match="leaves linalg_svdvals to torch"):
+        compiled(x)
+    assert sum(baked) == 2
+    model.weight.mul_(2.0)
+    want = torch.linalg.svdvals(model(x))
+    torch.testing.assert_close(compiled(x), want, rtol=1e-4, atol=1e-4)

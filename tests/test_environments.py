@@ -78,6 +78,24 @@ def test_what_runs_elsewhere_is_compared_with_eager_here(work: Path) -> None:
     assert found[CompileConfig(environment="old")] == pytest.approx(1.0, rel=0.01)
 
 
+def test_a_break_elsewhere_says_nothing_about_here(work: Path) -> None:
+    from autocompile.search.answers import answer
+    from autocompile.search.records import to_record
+    from autocompile.search.space import Setting, Space
+    from autocompile.testing import failed
+
+    broken = Setting(CompileConfig(fullgraph=True), 4)
+    known = {broken: to_record(0, "forward", broken, failed("graph_break"))}
+    space = Space("forward", (broken,), {})
+    for more, answered in (
+        ({}, True),
+        ({"environment": "old"}, False),
+        ({"scope": "regional"}, False),
+    ):
+        other = Setting(CompileConfig(mode="max-autotune", fullgraph=True, **more), 4)
+        assert (answer(1, other, space, known, None) is not None) is answered
+
+
 @pytest.mark.timeout(600)
 def test_another_interpreter_tries_its_own_settings(work: Path, other: Path) -> None:
     target = work / "net.py"

@@ -193,7 +193,9 @@ with torch.no_grad():
 
 
 @pytest.mark.parametrize("name", ["fused", "tensor_lr"])
-def test_the_python_script_makes_the_optimizer_that_won(name: str, tmp_path: Path) -> None:
+def test_the_python_script_has_the_optimizer_step_as_the_one_that_won(
+    name: str, tmp_path: Path
+) -> None:
     phase = faster(backend="eager", optimizer=name)
     text = export(plain(tmp_path, {"optimizer_step": phase}, WIDE), "python")
     look = (

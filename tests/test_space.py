@@ -10,7 +10,8 @@ from autocompile.config import EAGER, CompileConfig
 from autocompile.errors import UsageError
 from autocompile.search.constraints import BACKENDS, DIMENSIONS, Place, why_not
 from autocompile.search.effort import effort
-from autocompile.search.space import Catalogue, SearchSpace, Space, build_space
+from autocompile.search.enumeration import build_space
+from autocompile.search.space import Catalogue, SearchSpace, Space
 
 OFFERED = Catalogue(
     backends={"inductor": "", "onnxrt": "", "cudagraphs": "no CUDA device"},
@@ -82,6 +83,23 @@ def test_a_value_that_does_not_exist_is_refused_in_words() -> None:
         SearchSpace(memory_format=("nhwc",))
     with pytest.raises(UsageError, match="0 threads are too few"):
         SearchSpace(threads=(0,))
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"freezing": ("false",)}, "freezing: 'false' is no bool"),
+        ({"batch_sizes": ("4",)}, "batch_sizes: '4' is no int"),
+        ({"threads": ("2",)}, "threads: '2' is no int"),
+        (
+            {"modes": ("max-autotune",), "options": ((("cpp_wrapper", True),),)},
+            "torch takes either",
+        ),
+    ],
+)
+def test_a_value_of_another_kind_is_refused_in_words(asked: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        SearchSpace(**asked)
 
 
 def test_every_entry_of_the_tables_is_used() -> None:

@@ -14,7 +14,7 @@ import secrets
 import time
 from pathlib import Path
 
-__all__ = ["Cage", "available_memory_bytes", "oom_kills", "usable_cores"]
+__all__ = ["Cage", "available_memory_bytes", "most_memory_bytes", "oom_kills", "usable_cores"]
 
 _PROC = Path("/proc")
 
@@ -156,3 +156,9 @@ def available_memory_bytes() -> int | None:
 def oom_kills() -> int:
     """How many processes the kernel has killed for want of memory since it started."""
     return _number_behind(_PROC / "vmstat", "oom_kill ") or 0
+
+
+def most_memory_bytes() -> int | None:
+    """What trials may hold together: most of what is free; None where that is not known."""
+    free = available_memory_bytes()
+    return None if free is None else int(free * 0.8)

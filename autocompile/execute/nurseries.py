@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -57,4 +58,5 @@ class Nurseries:
             self._library = tempfile.TemporaryDirectory(prefix="autocompile-lib-")
             package = Path(autocompile.__file__).parent
             (Path(self._library.name) / "autocompile").symlink_to(package)
-        return {"PYTHONPATH": self._library.name}
+        paths = [self._library.name, os.environ.get("PYTHONPATH", "")]
+        return {"PYTHONPATH": os.pathsep.join(filter(None, paths))}

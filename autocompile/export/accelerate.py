@@ -43,6 +43,7 @@ BACKENDS = (
 )
 """The names of ``accelerate.utils.DynamoBackend``; it takes no other."""
 
+_FORWARD_ONLY = ("onnxrt", "openvino", "tensorrt")
 _CARRIED = ("backend", "mode", "options", "fullgraph", "dynamic", "scope")
 
 
@@ -74,6 +75,11 @@ def model_choice(report: Report, stack: str) -> Choice:
         raise ExportError(
             f"{stack} does not take the backend {config.backend!r}",
             f"accelerate {ACCELERATE_READ} knows: {', '.join(BACKENDS).lower()}",
+            hint="autocompile export last --to python",
+        )
+    if config and config.backend in _FORWARD_ONLY:
+        raise ExportError(
+            f"{stack} trains, and the backend {config.backend} computes no gradients",
             hint="autocompile export last --to python",
         )
     return choice

@@ -30,7 +30,7 @@ __all__ = [
     "literal",
     "not_carried",
     "one_line",
-    "optimizer_arguments",
+    "optimizer_lines",
     "program",
     "quoted",
     "speedup_text",
@@ -129,16 +129,23 @@ def is_rl(report: Report) -> bool:
     )
 
 
-def optimizer_arguments(config: CompileConfig) -> str:
-    """Source of what an optimizer's constructor is given for its implementation; may be empty."""
+_FLAGS = {
+    "for_loop": "foreach=False, fused=False",
+    "foreach": "foreach=True, fused=False",
+    "fused": "foreach=False, fused=True",
+    "capturable": "capturable=True, fused=False",
+}
+
+
+def optimizer_lines(config: CompileConfig) -> list[str]:
+    """Source that has ``optimizer``, which has not stepped yet, step in the setting's way."""
+    if config.optimizer == "default":
+        return []
+    change = f"group.update({_FLAGS.get(config.optimizer)})"
     if config.optimizer == "tensor_lr":
-        return "lr=torch.tensor(1e-3)"
-    flags = {"for_loop": "foreach=False"}
-    return (
-        ""
-        if config.optimizer == "default"
-        else flags.get(config.optimizer, f"{config.optimizer}=True")
-    )
+        place = 'device=group["params"][0].device'
+        change = f'group["lr"] = torch.tensor(float(group["lr"]), {place})'
+    return ["for group in optimizer.param_groups:", f"    {change}"]
 
 
 def not_carried(config: CompileConfig, carried: Iterable[str]) -> list[str]:

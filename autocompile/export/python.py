@@ -19,7 +19,7 @@ from autocompile.export.common import (
     literal,
     not_carried,
     one_line,
-    optimizer_arguments,
+    optimizer_lines,
     program,
     quoted,
 )
@@ -191,6 +191,7 @@ def _prepare(config: CompileConfig, constant: str) -> list[str]:
     lines = []
     if config.threads is not None:
         lines += [f"torch.set_num_threads({config.threads})"]
+    lines += optimizer_lines(config)
     if config.memory_format == "channels_last":
         lines += ["model.to(memory_format=torch.channels_last)"]
     if config.scope == "regional":
@@ -216,9 +217,7 @@ def _main(report: Report, found: list[Choice]) -> str:
     if phases & {"optimizer_step", "train_step"}:
         measured = report["target"].get("choices", {}).get("optimizer", "Adam with its defaults")
         lines += comment(f"Put your own optimizer here; measured: {measured}.", "    ").splitlines()
-        given = [optimizer_arguments(c.config) for c in found if c.config]
-        arguments = ", ".join(["model.parameters()", *dict.fromkeys(filter(None, given))])
-        lines += [f"    optimizer = torch.optim.Adam({arguments})"]
+        lines += ["    optimizer = torch.optim.Adam(model.parameters())"]
     for choice in found:
         lines += _applied(choice)
     return "\n".join(lines)

@@ -11,7 +11,7 @@ from autocompile.export.common import (
     choices,
     is_rl,
     literal,
-    optimizer_arguments,
+    quoted,
 )
 
 __all__ = ["use_line"]
@@ -28,15 +28,16 @@ _SCRIPT = "autocompile export last --to python   (the settings take more than on
 
 
 def _line(config: CompileConfig, result: str, function: str) -> str:
-    if config.freezing or config.scope != "full":
+    if config.freezing or config.scope != "full" or config.environment != "default":
         return _SCRIPT
     parts = []
     if config.threads is not None:
         parts.append(f"torch.set_num_threads({config.threads})")
     if config.memory_format != "default":
         parts.append(f"model.to(memory_format=torch.{config.memory_format})")
-    if arguments := optimizer_arguments(config):
-        parts.append(f"optimizer = torch.optim.Adam(model.parameters(), {arguments})")
+    if config.optimizer != "default":
+        call = f"set_implementation(optimizer, {quoted(config.optimizer)})"
+        parts.append(f"from autocompile.runtime.optimizers import set_implementation; {call}")
     if not config.is_eager:
         given = ", ".join(f"{k}={literal(v)}" for k, v in config.compile_kwargs().items())
         parts.append(f"{result} = torch.compile({function}, {given})")

@@ -107,7 +107,7 @@ def render_preview(found: Mapping[str, Any], console: Console) -> None:
             console.print(Text(f"  {name} is the same as {text.plain(why)}", "dim"))
         for why in row["dropped"]:
             console.print(Text(f"  left out: {text.plain(why)}", "dim"))
-        settings = f"{row['raw']} settings, {len(row['settings'])} to try"
+        settings = f"{len(row['settings'])} settings to try"
         about = text.clock(row["predicted_s"])
         console.print(Text(f"  {settings}, about {about}, and the confirmation of the best"))
 

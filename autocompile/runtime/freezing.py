@@ -10,6 +10,7 @@ write through ``.data`` moves no counter, here as in autograd, and is not seen.
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable
 from types import CodeType, FunctionType
 from typing import Any
@@ -36,11 +37,12 @@ class Frozen:
         # Where each is kept, since another tensor may take its place.
         self._places = [
             (held, name)
-            for module in model.modules()
-            for held in (module._parameters, module._buffers)
-            for name, tensor in held.items()
-            if tensor is not None
+            for module in _reachable(model)
+            for held in (module._parameters, module._buffers, vars(module))
+            for name, value in held.items()
+            if isinstance(value, torch.Tensor)
         ]
+        self._artifacts: list[Any] = []
         self._seen: list[tuple[int, int]] | None = None
         self._compiled: Callable[..., Any] = function
 
@@ -55,22 +57,38 @@ class Frozen:
         seen = self._versions()
         is_first = seen != self._seen
         if is_first:
+            self._forget()
             self._seen, self._compiled = seen, torch.compile(self._anew(), **self._kwargs)
+        cache = importlib.import_module("torch._inductor.codecache").PyCodeCache
+        known = len(cache.modules)
         before = self._config.freezing
         self._config.freezing = True
         try:
             result = self._compiled(*args, **kwargs)
         finally:
             self._config.freezing = before
+            self._artifacts += cache.modules[known:]
         if is_first and self._versions() != seen:
             raise RuntimeError("the model writes to its own buffers, so they cannot be frozen")
         return result
 
+    def _forget(self) -> None:
+        """Let go of the last artifact, which holds a copy of the weights."""
+        cache = importlib.import_module("torch._inductor.codecache").PyCodeCache
+        for module in self._artifacts:
+            if module in cache.modules:
+                cache.modules.remove(module)
+            for path in [p for p, kept in cache.modules_no_attr.items() if kept is module]:
+                del cache.modules_no_attr[path]
+            sys.modules.pop(module.__name__, None)
+            vars(module).clear()
+        self._artifacts = []
+        self._compiled = self._function
+
     def _versions(self) -> list[tuple[int, int]]:
         found = []
         for held, name in self._places:
-            tensor = held[name]
-            assert tensor is not None
+            tensor: Any = held[name]
             found.append((tensor.data_ptr(), tensor._version))
         return found
 
@@ -83,3 +101,20 @@ class Frozen:
 
         code: CodeType = frozen.__code__.replace(co_name="frozen")
         return FunctionType(code, globals(), "frozen", None, frozen.__closure__)
+
+
+def _reachable(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """The model's modules, those in plain lists and dicts of theirs too: Dynamo goes there."""
+    found: dict[int, torch.nn.Module] = {}
+    waiting: list[Any] = [model]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, torch.nn.Module):
+            if id(value) not in found:
+                found[id(value)] = value
+                waiting += [*value.children(), *vars(value).values()]
+        elif type(value) in (list, tuple, set):
+            waiting += value
+        elif type(value) is dict:
+            waiting += value.values()
+    return list(found.values())

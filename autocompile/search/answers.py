@@ -77,7 +77,9 @@ def _break_of(setting: Setting, known: Known) -> Record | None:
     for record in known.values():
         broke = record.outcome is Outcome.GRAPH_BREAK and record.duplicate_of is None
         same_shapes = record.batch_size == setting.batch_size
-        if broke and same_shapes and (record.config.dynamic is True) == dynamic:
+        ours, theirs = setting.config, record.config
+        same_code = (ours.environment, ours.scope) == (theirs.environment, theirs.scope)
+        if broke and same_shapes and same_code and (record.config.dynamic is True) == dynamic:
             return record
     return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 import sys
@@ -70,10 +71,12 @@ def _pairs(text: str) -> tuple[tuple[str, Any], ...]:
         name, equals, value = part.partition("=")
         if not equals:
             raise UsageError(f"--option {part!r} has no value", hint=f"--option {part}=true")
-        try:
-            pairs.append((name.strip(), json.loads(value.strip().lower())))
-        except ValueError:
-            pairs.append((name.strip(), value.strip()))
+        read: Any = value.strip()
+        with contextlib.suppress(ValueError):
+            read = json.loads(read.lower())
+        if isinstance(read, (list, dict)):
+            raise UsageError(f"--option {part!r}: a list is no value of an option here")
+        pairs.append((name.strip(), read))
     return tuple(pairs)
 
 

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from autocompile.errors import UsageError
 from autocompile.search.constraints import Place
 from autocompile.search.effort import effort
+from autocompile.search.enumeration import build_space, joined
 from autocompile.search.plan import Plan
 from autocompile.search.probe import catalogue
-from autocompile.search.space import DEFAULT_BATCH_SIZES, Space, build_space, joined
+from autocompile.search.sampler import plainer_twins
+from autocompile.search.space import (
+    DEFAULT_BATCH_SIZES,
+    Catalogue,
+    SearchSpace,
+    Space,
+)
 
 __all__ = ["calls_between_updates", "predicted_s", "spaces_of"]
 
@@ -30,22 +38,58 @@ def spaces_of(plan: Plan, found: Mapping[str, Mapping[str, Any]]) -> dict[str, S
         UsageError: a backend or a mode that no environment has.
     """
     target = next(iter(found.values()))["target"]
+    if len(found) > 1:
+        _demand_known(plan.space, [catalogue(seen) for seen in found.values()])
     return {
-        phase: joined([_space(plan, phase, name, seen) for name, seen in found.items()])
+        phase: joined(
+            [_space(plan, phase, name, seen, len(found) > 1) for name, seen in found.items()]
+        )
         for phase in target["phases"]
     }
 
 
-def _space(plan: Plan, phase: str, environment: str, seen: Mapping[str, Any]) -> Space:
+def _demand_known(wanted: SearchSpace, offers: Sequence[Catalogue]) -> None:
+    """Whether each backend, mode and option is known to some environment.
+
+    Raises:
+        UsageError: none has it.
+    """
+    known = {
+        "backend": (wanted.backends, {"eager"}.union(*(o.all_backends for o in offers))),
+        "mode": (wanted.modes, set().union(*(o.modes for o in offers))),
+        "option": (
+            [name for each in wanted.options or () for name in _names(each)],
+            set().union(*(o.options for o in offers)),
+        ),
+    }
+    for what, (asked, there) in known.items():
+        for name in asked or ():
+            if name not in there and not any(name in o.backends for o in offers):
+                raise UsageError(f"the {what} {name!r} is unknown to every environment")
+
+
+def _names(options: Sequence[tuple[str, Any]]) -> set[str]:
+    return {name for name, _ in options}
+
+
+def _space(
+    plan: Plan,
+    phase: str,
+    environment: str,
+    seen: Mapping[str, Any],
+    is_one_of_several: bool,
+) -> Space:
     offered = catalogue(seen)
     sizes = _sizes(phase, plan, seen["target"])
     wanted = plan.space
-    if environment != "default":  # the tuner's own may have what this one lacks
+    if is_one_of_several:  # another may have what this one lacks
         known = set(offered.all_backends) | set(offered.backends)
+        options = [each for each in wanted.options or () if _names(each) <= set(offered.options)]
         wanted = dataclasses.replace(
             wanted,
             backends=_those(wanted.backends, known, "eager"),
             modes=_those(wanted.modes, set(offered.modes), "default"),
+            options=None if wanted.options is None else tuple(options) or ((),),
         )
     place = _place(phase, seen)
     return build_space(wanted, offered, effort(plan.effort), place, sizes, environment)
@@ -67,11 +111,11 @@ def predicted_s(space: Space, device: str, jobs: int) -> float:
 
     Settings that may be answered by a plainer twin are counted as answered.
     """
-    kind = device if device in _TRIAL_S else "cuda"
+    kind, listed = device if device in _TRIAL_S else "cuda", set(space.settings)
     compiling, alone = 0.0, 0.0
     for setting in space.settings:
         config = setting.config
-        if config.fullgraph or config.dynamic is False:
+        if any(twin in listed for twin in plainer_twins(setting)):
             continue
         alone += _TRIAL_S[kind]
         if not config.is_eager:

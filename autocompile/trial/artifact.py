@@ -39,6 +39,14 @@ def same_code_key(config: CompileConfig, device: torch.device) -> str:
     launch = {
         k: v for k, v in options.items() if device.type != "cpu" and k.startswith(_AT_RUN_TIME)
     }
-    around = (config.memory_format, config.optimizer, config.threads, config.freezing, config.scope)
+    # An option may be a flag of the C++ compiler, which no source shows.
+    around = (
+        config.options,
+        config.memory_format,
+        config.optimizer,
+        config.threads,
+        config.freezing,
+        config.scope,
+    )
     text = repr((sorted(texts), sorted(launch.items()), around))
     return hashlib.sha256(text.encode()).hexdigest()[:16]

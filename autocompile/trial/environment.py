@@ -128,13 +128,21 @@ def _why_not(name: str, device: torch.device, registered: list[str]) -> str:
         return ""
     if name == "tensorrt" and importlib.util.find_spec("torch_tensorrt") is not None:
         return ""
+    if name == "onnxrt" and not _has_our_onnxrt():
+        return "autocompile is not installed in this interpreter, and the backend is its own"
     if name in registered:
         return ""
-    if name == "onnxrt":
-        return "autocompile is not installed in this interpreter, and the backend is its own"
     if name == "openvino":
         return "openvino is not installed"
     return f"torch {version} knows no backend of this name"
+
+
+def _has_our_onnxrt() -> bool:
+    """Torch 2.8 has one of its own, which fails with the onnxscript of today."""
+    from importlib.metadata import entry_points
+
+    found = entry_points(group="torch_dynamo_backends", name="onnxrt")
+    return any(entry.value.startswith("autocompile.") for entry in found)
 
 
 def backends(device: torch.device, names: list[str] | None = None) -> dict[str, str]:

@@ -161,7 +161,8 @@ def _trial(request: dict[str, Any], channel: Channel, result: dict[str, Any]) ->
     if not config.is_eager:
         result["compile_s"] = clock.compile_s(measurement.compiled_call_s)
         result["compile_window"] = clock.window  # the parent takes out what it held us
-        _prove_compiled(result, notes, witness)
+        if not config.bakes_weights:  # whose refreshes were compiles too
+            _prove_compiled(result, notes, witness)
     if request.get("repeats") is None and measurement.eager_call_s < _TOO_LONG_S:
         with failures.only_logged():  # it is a good trial, whatever cannot be explained of it
             _count(eager, compiled, config, device, witness, result)

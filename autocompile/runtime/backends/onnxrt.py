@@ -22,7 +22,13 @@ from typing import Any
 import torch
 from torch.fx.passes.split_module import split_module
 
-from autocompile.runtime.backends.ort_session import OrtSession, Unsupported, export
+from autocompile.runtime.backends.ort_session import (
+    OrtSession,
+    Unsupported,
+    export,
+    no_random_numbers_spent,
+    writes_in_place,
+)
 
 __all__ = ["onnxrt"]
 
@@ -124,6 +130,11 @@ def _in_parts(
     Raises:
         RuntimeError: too many of them, or all.
     """
+    if writes_in_place(graph, inputs):
+        # A part that ONNX Runtime does gives copies: what is written to one would be lost.
+        raise RuntimeError(
+            f"ONNX Runtime can do nothing with this graph: it writes in place, and {why}"
+        ) from None
     calls = [node for node in graph.graph.nodes if _is_call(node)]
     left = _unsupported(graph, inputs, calls)
     if not left or len(left) > min(_MOST_LEFT_TO_TORCH, len(calls) - 1):
@@ -179,9 +190,9 @@ class _Parts:
         )
         self._given: dict[str, tuple[Any, ...]] = {}
         watching = _Watching(self.whole, self._given)
-        copies = [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in inputs]
-        with torch.no_grad():
-            watching.run(*copies)
+        # Nothing is written in place, so the weights themselves can be given: parts know them.
+        with torch.no_grad(), no_random_numbers_spent(inputs):
+            watching.run(*inputs)
 
     def chosen(self) -> list[tuple[str, tuple[Any, ...]]]:
         """Name and arguments of each part of chosen operators."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -74,6 +75,8 @@ def export(graph: torch.fx.GraphModule, args: Sequence[Any]) -> Exported:
         t.layout is not torch.strided or t.is_complex() or not t.numel() for t in tensors.values()
     ):
         raise Unsupported("an argument is an empty, complex or sparse tensor")
+    if len({t.device for t in tensors.values()}) > 1:
+        raise Unsupported("its arguments are on several devices")
     leaves, spec, examples = _returned(graph, args)
     wanted = {i for i, (kind, _) in enumerate(leaves) if kind == "output"}
     names = [f"input_{i}" for i in tensors]
@@ -103,14 +106,33 @@ def export(graph: torch.fx.GraphModule, args: Sequence[Any]) -> Exported:
     )
 
 
+def no_random_numbers_spent(args: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
+    """The generators of the CPU and of these tensors' devices are afterwards as before."""
+    devices = [x.device for x in args if isinstance(x, torch.Tensor) and x.is_cuda]
+    return torch.random.fork_rng(devices=list(dict.fromkeys(devices)))
+
+
+def writes_in_place(graph: torch.fx.GraphModule, args: Sequence[Any]) -> bool:
+    """Whether an operator of the graph changes one of its inputs; True if that cannot be told."""
+    tensors = [a.detach() for a in args if isinstance(a, torch.Tensor)]
+    try:
+        with _quietly(), torch.no_grad():
+            program = torch.export.export(_Flat(graph, args, set()), tuple(tensors), strict=False)
+    except Exception:
+        return True
+    return any(
+        getattr(getattr(node.target, "_schema", None), "is_mutable", False)
+        for node in program.graph.nodes
+    )
+
+
 def _returned(
     graph: torch.fx.GraphModule, args: Sequence[Any]
 ) -> tuple[tuple[tuple[str, Any], ...], Any, list[torch.Tensor]]:
     """What the graph returns, seen by running it on copies."""
     copies = [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in args]
     places = {id(copy): i for i, copy in enumerate(copies) if isinstance(copy, torch.Tensor)}
-    devices = [x.device for x in copies if isinstance(x, torch.Tensor) and x.is_cuda]
-    with torch.no_grad(), torch.random.fork_rng(devices=list(dict.fromkeys(devices))):
+    with torch.no_grad(), no_random_numbers_spent(copies):
         values, spec = pytree.tree_flatten(graph(*copies))
     leaves: list[tuple[str, Any]] = []
     examples: list[torch.Tensor] = []
@@ -177,7 +199,7 @@ class OrtSession:
     """
 
     def __init__(self, exported: Exported, args: Sequence[Any], baked: bool) -> None:
-        self._exported = exported
+        self._exported, self._lock = exported, threading.Lock()
         self._device = next(
             (a.device for a in args if isinstance(a, torch.Tensor)), torch.device("cpu")
         )
@@ -202,6 +224,10 @@ class OrtSession:
         }
 
     def __call__(self, *args: Any) -> Any:
+        with self._lock:  # the binding is one, and a run gives the interpreter's lock away
+            return self._run(args)
+
+    def _run(self, args: Sequence[Any]) -> Any:
         for (_, i), known in zip(self._baked, self._versions, strict=True):
             if (args[i].data_ptr(), args[i]._version) != known:
                 self._build(args)

@@ -1,0 +1,185 @@
+"""The finite list of settings of one phase: what was asked for, crossed with what is offered here.
+
+The catalogue comes from the installed torch, read by a probe in a trial's process; nothing about
+modes is written down here. Settings that cannot differ on this device are one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from autocompile.config import CompileConfig, OptionValue
+from autocompile.errors import UsageError
+from autocompile.search.constraints import (
+    BACKENDS,
+    DENIED,
+    DIMENSIONS,
+    Backend,
+    Dimension,
+    Place,
+    why_not,
+)
+from autocompile.search.effort import Effort
+from autocompile.search.space import Catalogue, SearchSpace, Setting, Space
+
+__all__ = ["build_space", "joined"]
+
+
+def build_space(
+    wanted: SearchSpace,
+    offered: Catalogue,
+    effort: Effort,
+    place: Place,
+    batch_sizes: Sequence[int | None],
+    environment: str = "default",
+) -> Space:
+    """Enumerate the settings of a phase under one interpreter.
+
+    Raises:
+        UsageError: a backend or a mode that does not exist here.
+    """
+    merged = {
+        f"mode {name}": f"{equal} (no other effect on {offered.device})"
+        for name, equal in offered.modes.items()
+        if name != equal and name in (wanted.modes or offered.modes)
+    }
+    if "inductor" not in (wanted.backends or offered.backends):
+        merged = {}
+    modes = _modes(wanted, offered)
+    here: dict[str, Any] = {"environment": environment}
+    around = [_values(dimension, wanted, effort, place) for dimension in DIMENSIONS]
+    combinations = [
+        {**here, **dict(zip((d.field for d in DIMENSIONS), values, strict=True))}
+        for values in itertools.product(*around)
+    ]
+    flags = list(
+        itertools.product(wanted.fullgraph or effort.fullgraph, wanted.dynamic or effort.dynamic)
+    )
+    kept = {CompileConfig("eager", **here): None}  # the answer is compared with it, and with ...
+    if "inductor" in (wanted.backends or offered.backends):
+        kept[CompileConfig(**here)] = None
+    unusable: dict[Setting, str] = {}
+    dropped: Counter[str] = Counter()
+    raw = 0
+    for backend in dict.fromkeys(("eager", *(wanted.backends or offered.backends))):
+        if backend != "eager":
+            _check_backend(backend, offered)
+        if reason := offered.backends.get(backend, ""):
+            unusable[Setting(CompileConfig(backend, **here), batch_sizes[0])] = reason
+            continue
+        options = _options(backend, wanted, offered, effort)
+        for config in _variants(backend, modes, options, flags, combinations):
+            raw += 1
+            if config in kept:
+                continue
+            if reason := why_not(config, place):
+                dropped[reason] += 1
+            else:
+                kept[config] = None
+    settings = [Setting(c, size) for c in kept for size in batch_sizes]
+    return Space(
+        place.phase, tuple(settings), unusable, merged, dict(dropped), raw * len(batch_sizes)
+    )
+
+
+def joined(spaces: Sequence[Space]) -> Space:
+    """The spaces of one phase under several interpreters as one."""
+    first, *others = spaces
+    merged, dropped = dict(first.merged), Counter(first.dropped)
+    unusable, settings, raw = dict(first.unusable), list(first.settings), first.raw
+    for space in others:
+        name = space.settings[0].config.environment
+        merged |= {f"{name}: {what}": equal for what, equal in space.merged.items()}
+        dropped.update(space.dropped)
+        unusable |= space.unusable
+        settings += space.settings
+        raw += space.raw
+    return Space(first.phase, tuple(settings), unusable, merged, dict(dropped), raw)
+
+
+def _values(
+    dimension: Dimension, wanted: SearchSpace, effort: Effort, place: Place
+) -> tuple[Any, ...]:
+    """What is asked for, or what the effort tries by itself."""
+    if (asked := getattr(wanted, dimension.field)) is not None:
+        return tuple(asked)
+    every = dimension.values(place)
+    tries = effort.includes(dimension.since) and not dimension.missing(place)
+    return every if tries else every[:1]
+
+
+def _options(
+    backend: str, wanted: SearchSpace, offered: Catalogue, effort: Effort
+) -> list[Mapping[str, OptionValue]]:
+    """The options that a backend is tried with; none at all is one of them."""
+    known = BACKENDS.get(backend, Backend())
+    if wanted.options is not None and known.has_modes:
+        _check_options(wanted.options, offered)
+        return [dict(each) for each in wanted.options]
+    return [{}] + [
+        variant.options
+        for variant in known.variants
+        if effort.includes(variant.since)
+        and variant.device in (None, offered.device)
+        and (not known.has_modes or set(variant.options) <= set(offered.options))
+    ]
+
+
+def _check_options(asked: Sequence[Sequence[tuple[str, Any]]], offered: Catalogue) -> None:
+    for name, _ in itertools.chain.from_iterable(asked):
+        if why := DENIED.get(name):
+            raise UsageError(f"the option {name} is not taken", why)
+        if name not in offered.options:
+            close = difflib.get_close_matches(name, offered.options, 1)
+            raise UsageError(
+                f"Inductor's option {name!r} is unknown to this torch",
+                hint=f"--option {close[0]}=..." if close else None,
+            )
+
+
+def _variants(
+    backend: str,
+    modes: Sequence[str],
+    variants: Sequence[Mapping[str, OptionValue]],
+    flags: Sequence[tuple[bool, bool | None]],
+    combinations: Sequence[Mapping[str, Any]],
+) -> Iterator[CompileConfig]:
+    """Every setting of a backend; some are equal to others in their canonical form."""
+    known = BACKENDS.get(backend, Backend())
+    takes = modes if known.has_modes else ["default"]
+    for around in combinations:
+        if backend == "eager":
+            yield CompileConfig(backend, **around)
+            continue
+        for mode, options in itertools.product(takes, variants):
+            if options and mode != "default":
+                continue  # torch takes either
+            for fullgraph, dynamic in flags:
+                given = tuple(options.items())
+                yield CompileConfig(backend, mode, given, fullgraph, dynamic, **around)
+
+
+def _modes(wanted: SearchSpace, offered: Catalogue) -> list[str]:
+    for mode in wanted.modes or ():
+        if mode not in offered.modes:
+            raise UsageError(
+                f"mode {mode!r} is unknown to this torch",
+                f"it knows: {', '.join(offered.modes)}",
+            )
+    names = wanted.modes or tuple(offered.modes)
+    return list(dict.fromkeys(offered.modes[name] for name in names))
+
+
+def _check_backend(name: str, offered: Catalogue) -> None:
+    if name in offered.all_backends or name in ("onnxrt", "ipex", "openvino", "tensorrt"):
+        return
+    close = difflib.get_close_matches(name, [*offered.all_backends, "eager"], 1)
+    raise UsageError(
+        f"backend {name!r} is unknown to torch and is not registered by the target",
+        f"known here: {', '.join(n for n in offered.all_backends if 'TESTING' not in n)}",
+        hint=f"--backend {close[0]}" if close else "autocompile doctor",
+    )

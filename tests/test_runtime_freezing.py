@@ -1,0 +1,63 @@
+"""Frozen weights: everything that Dynamo takes as a constant is watched, and let go of in time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch._dynamo
+from torch import nn
+from torch._inductor.codecache import PyCodeCache
+
+from autocompile.runtime.freezing import Frozen
+
+
+@pytest.fixture(autouse=True)
+def clean() -> Iterator[None]:
+    torch._dynamo.reset()
+    with torch.no_grad():
+        yield
+    torch._dynamo.reset()
+
+
+class Hiding(nn.Module):
+    """A plain tensor, and a module that is registered nowhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.ones(8)
+        self.hidden = [nn.Linear(8, 8)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.hidden[0](x) * self.scale  # type: ignore[no-any-return]
+
+
+def test_what_is_no_parameter_of_the_model_is_watched_too() -> None:
+    model, x = Hiding(), torch.randn(4, 8)
+    frozen = Frozen(model, model, {"backend": "inductor"})
+    for change in (
+        lambda: None,
+        lambda: model.scale.fill_(3.0),
+        lambda: model.hidden[0].weight.add_(1.0),
+        lambda: setattr(model, "scale", torch.full((8,), 2.0)),
+    ):
+        change()
+        torch.testing.assert_close(frozen(x), model(x))
+
+
+def test_the_last_artifact_goes_when_the_next_comes() -> None:
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU()), torch.randn(4, 8)
+    frozen = Frozen(model, model, {"backend": "inductor"})
+    counts = []
+    for _ in range(3):
+        model[0].weight.add_(1.0)
+        torch.testing.assert_close(frozen(x), model(x))
+        counts.append(len(PyCodeCache.modules))
+    assert counts[0] == counts[1] == counts[2]
+
+
+def test_gradients_are_refused_in_words() -> None:
+    model = nn.Linear(3, 3)
+    with torch.enable_grad(), pytest.raises(RuntimeError, match="frozen weights have no gradients"):
+        Frozen(model, model, {"backend": "inductor"})(torch.ones(1, 3))
