@@ -79,6 +79,8 @@ def neighbours() -> None:
 
 def main() -> None:
     cpu = {name: arm("cpu/compare.json", name) for name in ("naive", "one", "again", "many")}
+    for name in ("naive", "one", "many"):
+        alone(f"busy hour, {name}", arm("cpu/busy_hour.json", name))
     gpu = {
         "loop, first machine": arm("h200/compare.json", "naive"),
         "16 jobs, first machine": arm("h200/compare.json", "many"),
