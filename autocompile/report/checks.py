@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -95,12 +96,8 @@ def render_preview(found: Mapping[str, Any], console: Console) -> None:
     for phase, row in found["phases"].items():
         console.print()
         console.print(Text(phase, "bold"))
-        table = Table(box=None, pad_edge=False, header_style="dim")
-        for name in ("setting", "batch sizes", ""):
-            table.add_column(name)
-        for label, sizes, remark in _by_label(row["settings"]):
-            table.add_row(Text(f"  {label}"), sizes, Text(remark, "dim"))
-        console.print(table)
+        for line in _lines(row["settings"]):
+            console.print(Text(line), soft_wrap=True)
         for name, why in row["unusable"].items():
             console.print(Text(f"  {name} cannot be used: {text.plain(why)}", "dim"))
         for name, why in row["merged"].items():
@@ -112,15 +109,24 @@ def render_preview(found: Mapping[str, Any], console: Console) -> None:
         console.print(Text(f"  {settings}, about {about}, and the confirmation of the best"))
 
 
-def _by_label(settings: list[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
-    """One line for each setting: its label, its batch sizes, and what may answer it."""
+def _lines(settings: list[Mapping[str, Any]]) -> list[str]:
+    """A line for each setting that no plainer one may answer, and how many it may answer."""
     sizes: dict[str, list[str]] = {}
-    twins: dict[str, str] = {}
+    answered: Counter[str] = Counter()
+    twins = {s["label"]: s["may_equal"][0] for s in settings if s["may_equal"]}
     for setting in settings:
-        size = setting["batch_size"]
-        sizes.setdefault(setting["label"], []).append("-" if size is None else str(size))
-        twins[setting["label"]] = "".join(setting["may_equal"])
-    return [
-        (label, ", ".join(each), f"likely as {twins[label]}" if twins[label] else "")
-        for label, each in sizes.items()
-    ]
+        label, size = setting["label"], setting["batch_size"]
+        if label not in twins:
+            sizes.setdefault(label, []).append("" if size is None else str(size))
+    for label in twins:
+        plainest = label
+        while plainest in twins:
+            plainest = twins[plainest]
+        answered[plainest] += 1
+    width = max(map(len, sizes), default=0)
+    lines = []
+    for label, each in sizes.items():
+        batches = f"batch {', '.join(each)}" if any(each) else ""
+        more = f"+ {answered[label]} likely the same" if answered[label] else ""
+        lines.append(f"  {label:<{width}}  {batches:<16}{more}".rstrip())
+    return lines

@@ -1,0 +1,32 @@
+"""``tune --dry-run``: what would be tried, what is left out and why, and about how long."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from conftest import TARGETS
+from rich.console import Console
+
+from autocompile.preview import preview
+from autocompile.report.checks import render_preview
+from autocompile.search.space import SearchSpace
+
+
+def test_the_list_says_what_is_tried_and_why_the_rest_is_not(work: Path) -> None:
+    space = SearchSpace(backends=("inductor", "cudagraphs"), modes=("default",), batch_sizes=(1, 4))
+    target = str(TARGETS / "dimensions.py")
+    found = preview(target, ("forward", "optimizer_step"), space, "normal", "cpu", 2, 200.0)
+    row = found["phases"]["forward"]
+    labels = {setting["label"] for setting in row["settings"]}
+    assert {"eager", "eager · channels_last", "torch.compile() as it comes"} <= labels
+    assert row["unusable"] == {"cudagraphs": "no CUDA device: torch would run it as eager"}
+    assert row["predicted_s"] > 0
+    assert not Path("runs").exists()
+    text = io.StringIO()
+    render_preview(found, Console(file=text, width=80))
+    lines = text.getvalue().splitlines()
+    (ours,) = [line for line in lines if line.startswith("  inductor · channels_last")]
+    assert ours.endswith("batch 1, 4      + 3 likely the same")
+    assert any(line.startswith("  eager · fused optimizer") for line in lines)
+    assert "  cudagraphs cannot be used: no CUDA device: torch would run it as eager" in lines
