@@ -74,6 +74,14 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
+def target(work: Path) -> Path:
+    """A file for trials that a fake executor runs."""
+    path = work / "net.py"
+    path.write_text("never run: the executor is a fake")
+    return path
+
+
+@pytest.fixture
 def _dynamo_as_it_was() -> Iterator[None]:
     """Backends that a test registers and what it compiles are gone after it."""
     import torch

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from autocompile.api import tune
 from autocompile.execute.executor import Ending, Job
 from autocompile.search.space import SearchSpace
@@ -16,13 +14,6 @@ from autocompile.testing import FakeExecutor, failed, measured, probed
 
 SPACE = SearchSpace(backends=("inductor",), batch_sizes=(4,))
 TRUTH = {"eager": 1.0, "default": 1.2, "max-autotune": 1.5}
-
-
-@pytest.fixture
-def target(work: Path) -> Path:
-    path = work / "net.py"
-    path.write_text("never run: the executor is a fake")
-    return path
 
 
 def script(request: Mapping[str, Any]) -> Ending:

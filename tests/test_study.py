@@ -37,13 +37,6 @@ def script(request: Mapping[str, Any]) -> Ending:
     return measured(TRUTH[config["mode"]], compile_s=2.0 if config["dynamic"] else 1.0)
 
 
-@pytest.fixture
-def target(work: Path) -> Path:
-    path = work / "net.py"
-    path.write_text("never run: the executor is a fake")
-    return path
-
-
 def studies(run: str | Path) -> optuna.Study:
     storage = f"sqlite:///{Path(run).resolve()}/study.db"
     return optuna.load_study(study_name="forward", storage=storage)
