@@ -18,8 +18,8 @@ from conftest import TARGETS, assert_nothing_left
 from conftest import Clock as MachineClock
 
 from autocompile.errors import UsageError
-from autocompile.execute import memory, process
-from autocompile.execute.child import Clock
+from autocompile.execute import ending, memory, process
+from autocompile.execute.child import Child, Clock
 from autocompile.execute.ending import Sighting, conclude
 from autocompile.execute.executor import Ended, Ending, Event, Job, Stepped, Told
 from autocompile.execute.job import Workshop, adaptive_timeout_s
@@ -193,6 +193,18 @@ def test_what_was_seen_has_a_name(seen: Sighting, outcome: Outcome, words: str) 
     assert words in message
 
 
+@pytest.mark.parametrize(
+    ("garbage", "outcome"), [("no JSON", Outcome.CRASHED), (None, Outcome.OUT_OF_MEMORY)]
+)
+def test_a_kill_of_ours_is_not_laid_at_the_kernels_door(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, garbage: str | None, outcome: Outcome
+) -> None:
+    monkeypatch.setattr(ending, "oom_kills", lambda: 1)  # a neighbour was killed for memory
+    job = Job(0, tmp_path, 60.0)
+    child = Child(job, Mock(), Mock(), code=-9, garbage=garbage)
+    assert ending.ending_of(child, Step.COMPILE).outcome is outcome
+
+
 # Memory ------------------------------------------------------------------------------------------
 
 
@@ -210,12 +222,14 @@ needs_cage = pytest.mark.skipif(not can_cage(), reason="may not make a memory cg
 def test_the_kernel_holds_a_cage_to_its_limit() -> None:
     cage = memory.Cage.build(100 * 2**20)
     assert cage is not None
+    outside = memory.oom_kills()
     code = "import sys; open(sys.argv[1], 'w').write('0'); x = bytearray(int(sys.argv[2]))"
     command = [sys.executable, "-c", code, str(cage.entrance)]
     assert subprocess.run([*command, str(20 * 2**20)]).returncode == 0
     assert cage.kills() == 0
     assert subprocess.run([*command, str(300 * 2**20)]).returncode == -9
     assert cage.kills() == 1
+    assert memory.oom_kills() == outside  # what happens in a neighbour's cage is not about us
     cage.remove()
     assert not cage.entrance.parent.exists()
 

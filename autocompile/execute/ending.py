@@ -102,8 +102,10 @@ def ending_of(child: Child | None, step: Step) -> Ending:
     if child is None:
         return Ending(Outcome.INTERRUPTED, step, "stopped by the user before it began")
     caged_kills = child.cage.kills() if child.cage else 0
-    # Without a cage all we know is that somebody on the machine was killed while it ran.
-    anywhere = child.cage is None and child.code == -signal.SIGKILL
+    # Without a cage all we know is that somebody near it was killed while it ran, which explains
+    # nothing where the SIGKILL was ours.
+    ours = child.killed_for is not None or child.garbage is not None
+    anywhere = child.cage is None and child.code == -signal.SIGKILL and not ours
     oom_killed = caged_kills > 0 or (anywhere and oom_kills() > child.oom_before)
     gib = f"{(child.job.memory_limit_bytes or 0) / 2**30:.1f} GiB"
     limit = {
@@ -129,7 +131,7 @@ def ending_of(child: Child | None, step: Step) -> Ending:
     payload = {k: v for k, v in (child.result or {}).items() if k not in _ENVELOPE}
     # Forking or a neighbour can cause these; a setting that raises would raise again.
     doubtful = outcome in (Outcome.TIMEOUT, Outcome.OUT_OF_MEMORY, Outcome.INFRASTRUCTURE) or (
-        outcome is Outcome.CRASHED and child.code is not None and child.code < 0
+        outcome is Outcome.CRASHED and child.code is not None and child.code < 0 and not ours
     )
     circumstances = {
         "forked": child.forked,

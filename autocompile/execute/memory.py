@@ -154,7 +154,16 @@ def available_memory_bytes() -> int | None:
 
 
 def oom_kills() -> int:
-    """How many processes the kernel has killed for want of memory since it started."""
+    """How many processes near us the kernel has killed for want of memory.
+
+    Those of our own cgroup, without the cgroups in it, where the kernel counts them; else those
+    of the whole machine. Only a difference of two calls says something.
+    """
+    for folder, version_2 in _own_groups():
+        name = "memory.events.local" if version_2 else "memory.oom_control"
+        kills = _number_behind(folder / name, "oom_kill ")
+        if kills is not None:
+            return kills
     return _number_behind(_PROC / "vmstat", "oom_kill ") or 0
 
 
