@@ -133,7 +133,10 @@ def tune(
         from autocompile.report.checks import render_preview
 
         others = tuple(python or ())
-        found = preview(target, phases, wanted, effort, device, jobs, timeout_s, others)
+        budget_s = options.seconds("--budget", budget, "10m")
+        found = preview(
+            target, phases, wanted, effort, device, jobs, timeout_s, others, trials, budget_s
+        )
         _print(found, as_json, lambda console: render_preview(found, console))
         return
     result = api.tune(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,9 @@ from autocompile.search.crew import run_job
 from autocompile.search.plan import Plan, target_spec
 from autocompile.search.probe import catalogue, probe
 from autocompile.search.records import to_record
-from autocompile.search.space import Catalogue, SearchSpace, Setting
+from autocompile.search.space import DEFAULT_BATCH_SIZES, Catalogue, SearchSpace, Setting
 
-__all__ = ["bench", "check", "doctor", "probed"]
+__all__ = ["bench", "check", "doctor", "probed", "traced_by_dynamo"]
 
 _SAMPLE = "autocompile.trial.sample"
 _LIMITS = {"half_width": 0.05, "max_rounds": 16, "max_s": 1.0}
@@ -63,6 +63,24 @@ def probed(
         name = "probe" if environment == "default" else f"probe-{environment}"
         log = (workshop.folder.path / name / "log.txt").read_text("utf-8", "replace")
         raise TargetError(error.what, *details, *log.strip().splitlines()[-_LOG_LINES:]) from None
+
+
+def traced_by_dynamo(
+    plan: Plan, target: Mapping[str, Any], workshop: Workshop, executor: LocalExecutor
+) -> dict[str, dict[str, Any]]:
+    """What Dynamo alone makes of each phase, told in seconds; or ``error``, why it cannot be."""
+    size = max(plan.space.batch_sizes or DEFAULT_BATCH_SIZES)
+    request = {
+        "kind": "trace",
+        "phases": target["phases"],
+        "batch_size": target.get("fixed_batch_size", size),
+    }
+    job = workshop.job(workshop.next_number(), request, alone=True)
+    ending, interrupted = run_job(executor, job, SilentProgress())
+    if interrupted:
+        raise KeyboardInterrupt
+    found: dict[str, dict[str, Any]] = ending.payload.get("traced", {})
+    return found or {phase: {"error": ending.message} for phase in target["phases"]}
 
 
 def _try(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from autocompile.diagnose import bench, probed
+from autocompile.diagnose import bench, probed, traced_by_dynamo
 from autocompile.execute.process import default_jobs
-from autocompile.search.offer import predicted_s, spaces_of
+from autocompile.search.effort import effort as effort_of
+from autocompile.search.offer import predicted, spaces_of
 from autocompile.search.plan import Plan, environments, target_spec
 from autocompile.search.sampler import plainer_twins
 from autocompile.search.space import SearchSpace, Space
@@ -23,14 +25,18 @@ def preview(
     jobs: int | None,
     timeout_s: float,
     pythons: tuple[str, ...] = (),
+    trials: int | None = None,
+    budget_s: float | None = None,
 ) -> dict[str, Any]:
     """The settings of each phase, what was merged or dropped and why, and the predicted time.
+
+    Dynamo traces each phase once, which tells in seconds what every ``fullgraph`` will say.
 
     Args:
         target, phases, space, effort, device: as for :func:`autocompile.api.tune`.
         jobs: how many trials would run side by side; one for each core if None.
         timeout_s: the longest that the probe may stay in one step.
-        pythons: as for :func:`autocompile.api.tune`.
+        pythons, trials, budget_s: as for :func:`autocompile.api.tune`.
 
     Returns:
         ``target``, ``environment``, and under ``phases`` one row for each phase.
@@ -49,15 +55,27 @@ def preview(
     with bench(plan, timeout_s) as (workshop, executor):
         names = ("default", *(name for name, _ in plan.pythons))
         every = {name: probed(plan, workshop, executor, name) for name in names}
-    found, spaces = every["default"], spaces_of(plan, every)
+        found, spaces = every["default"], spaces_of(plan, every)
+        traced = traced_by_dynamo(plan, found["target"], workshop, executor)
     device = found["environment"]["device"].split(":")[0]
+    if budget_s is None:
+        budget_s = effort_of(effort).budget_s
+    share_s = math.inf if budget_s is None else budget_s / len(spaces)
+    rows = {}
+    for name, one in spaces.items():
+        seconds, processes = predicted(one, device, jobs or default_jobs())
+        if trials is not None and processes > trials:
+            seconds *= trials / processes
+        rows[name] = {
+            **_row(one, min(seconds, share_s)),
+            "processes": processes if trials is None else min(processes, trials),
+            "ends_early": seconds > share_s or (trials is not None and processes > trials),
+            "dynamo": traced.get(name, {}),
+        }
     return {
         "target": {"spec": plan.target, **found["target"]},
         "environment": found["environment"],
-        "phases": {
-            name: _row(space, predicted_s(space, device, jobs or default_jobs()))
-            for name, space in spaces.items()
-        },
+        "phases": rows,
     }
 
 

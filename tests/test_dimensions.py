@@ -86,9 +86,10 @@ def test_a_setting_may_have_fewer_threads_than_eager(try_it: Try, backend: str) 
 def test_the_probe_says_what_the_model_offers(try_it: Try) -> None:
     found = try_it(MODELS, "train_step", kind="probe")["target"]
     assert found["has_convolutions"] is True
-    assert (found["regions"], found["blocks"]) == ("", [])
+    assert (found["regions"], found["blocks"]) == ({"forward": ""}, {"forward": []})
     assert found["optimizers"] == ["fused", "tensor_lr"]
     found = try_it(f"{MODELS}:blocks", kind="probe")["target"]
     assert found["has_convolutions"] is False
-    assert (found["regions"], found["blocks"]) == ("4 Block", ["0", "1", "2", "3"])
+    assert found["regions"] == {"forward": "4 Block"}
+    assert found["blocks"] == {"forward": ["0", "1", "2", "3"]}
     assert found["optimizers"] == []

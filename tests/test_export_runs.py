@@ -173,7 +173,7 @@ def test_the_python_script_lays_weights_out_and_compiles_nothing(tmp_path: Path)
 
 def test_the_python_script_compiles_the_blocks_that_a_model_repeats(tmp_path: Path) -> None:
     report = plain(tmp_path, {"forward": faster(scope="regional")}, WIDE)
-    report["target"]["blocks"] = ["0", "1", "2"]
+    report["target"]["blocks"] = {"forward": ["0", "1", "2"]}
     look = f"with torch.no_grad(): tuned_model({X})"
     lines = run(f"{export(report, 'python')}\n{look}\n{COUNT}", tmp_path).stdout.splitlines()
     assert lines[-1] == "graphs 1"

@@ -117,7 +117,7 @@ def test_plain_progress_tells_what_a_log_needs(plain: Plain) -> None:
     assert "space   forward · 5 backends → 27 settings\n" in out
     assert "noise floor ±0.6 %\n" in out
     assert "#0  ok       batch 4   eager                            1.00x\n" in out
-    assert "same as trial 0\n" in out
+    assert "same code as trial 0\n" in out
     assert "needs torch 2.8\n" in out  # no process, no log
     assert "confirming in 5 fresh processes\n" in out
     assert "repeats #1\n" in out

@@ -58,7 +58,7 @@ def test_the_tables_of_a_phase_are_complete(report: dict[str, Any]) -> None:
     assert batches[2] == ["16", "852.0", "1204.4", "+41.0 %", "5"]
     assert failures[1][:3] == ["2", "inductor", "compile_error"]
     assert [row[0] for row in trials[1:]] == "5 3 4 1 6 2 0 7 8 9 10 11".split()
-    assert trials[3][-1] == "same as trial 3"
+    assert trials[3][-1] == "same code as trial 3"
     assert trials[10][-2:] == ["openvino", "crashed: SIGSEGV in compile"]
 
 

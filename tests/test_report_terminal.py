@@ -234,6 +234,6 @@ def test_the_leaderboard_has_every_trial_of_the_search_once(report: dict[str, An
     first = out.split("optimizer_step: all trials")[0]
     numbers = [line.split()[0] for line in first.splitlines()[2:]]
     assert numbers == ["5", "3", "4", "1", "6", "2", "0", "7", "8", "9", "10", "11"]
-    assert "inductor · fullgraph  (same as trial 3)" in first
+    assert "inductor · fullgraph  (same code as trial 3)" in first
     assert "inductor max-autotune  (repeated in 1 process: 1.41×)" in first
     assert "crashed         openvino: SIGSEGV in compile" in first

@@ -134,4 +134,4 @@ def test_remarks_tell_repeats_breaks_and_doubts() -> None:
         "1 graph break",
         "not steady",
     ]
-    assert text.trial_remarks({"number": 6, "duplicate_of": 5}, []) == ["same as trial 5"]
+    assert text.trial_remarks({"number": 6, "duplicate_of": 5}, []) == ["same code as trial 5"]

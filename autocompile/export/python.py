@@ -6,6 +6,8 @@ change.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from autocompile.config import CompileConfig
 from autocompile.errors import ExportError
 from autocompile.export.common import (
@@ -112,20 +114,22 @@ def export(report: Report) -> str:
     """
     found = choices(report)
     faster = [choice for choice in found.values() if choice.config is not None]
-    blocks = list(report["target"].get("blocks") or ())
+    blocks = report["target"].get("blocks") or {}
     for choice in found.values():
-        _demand_form(choice, blocks)
+        _demand_form(choice, blocks.get(choice.phase, ()))
     device = str(report["environment"].get("device") or "cpu")
     build = build_function(report, "model" if device == "cpu" else f"model.to({quoted(device)})")
     phases = [block for choice in found.values() for block in _phase(choice)]
-    if any(choice.config and choice.config.scope == "regional" for choice in faster):
-        phases.insert(0, f"BLOCKS = {literal(blocks, '')}")
+    for choice in faster:
+        if choice.config and choice.config.scope == "regional":
+            names = literal(list(blocks[choice.phase]), "")
+            phases.insert(0, f"{_constant(choice)}_BLOCKS = {names}")
     main = _main(report, list(found.values())) if build else _NO_BUILD
     top = header(report, "torch.compile settings")
     return program(top, _imports(faster), *phases, build, main)
 
 
-def _demand_form(choice: Choice, blocks: list[str]) -> None:
+def _demand_form(choice: Choice, blocks: Sequence[str]) -> None:
     if choice.phase not in _FUNCTIONS:
         raise ExportError(f"the phase {choice.phase!r} has no form in plain torch")
     config = choice.config
@@ -196,7 +200,7 @@ def _prepare(config: CompileConfig, constant: str) -> list[str]:
         lines += ["model.to(memory_format=torch.channels_last)"]
     if config.scope == "regional":
         compiled = f"torch.nn.Module.compile(model.get_submodule(name), **{constant})"
-        lines += ["for name in BLOCKS:", f"    {compiled}"]
+        lines += [f"for name in {constant}_BLOCKS:", f"    {compiled}"]
     return lines
 
 

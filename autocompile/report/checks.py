@@ -104,9 +104,23 @@ def render_preview(found: Mapping[str, Any], console: Console) -> None:
             console.print(Text(f"  {name} is the same as {text.plain(why)}", "dim"))
         for why in row["dropped"]:
             console.print(Text(f"  left out: {text.plain(why)}", "dim"))
+        console.print(Text(f"  {_of_dynamo(row['dynamo'])}", "dim"))
         settings = f"{len(row['settings'])} settings to try"
+        if row["ends_early"]:
+            settings += " until the budget is spent"
         about = text.clock(row["predicted_s"])
         console.print(Text(f"  {settings}, about {about}, and the confirmation of the best"))
+
+
+def _of_dynamo(traced: Mapping[str, Any]) -> str:
+    """What a trace of the phase says of graphs, and so of ``fullgraph``."""
+    if error := traced.get("error"):
+        return f"Dynamo cannot trace it: {text.plain(error)}"
+    if not traced.get("graph_breaks"):
+        return "Dynamo makes one graph of it: fullgraph will do"
+    places = [f"{b['place']} ({b['reason']})" for b in traced["breaks"] if b.get("place")][:1]
+    where = f", first at {text.plain(places[0])}" if places else ""
+    return f"Dynamo breaks the graph {traced['graph_breaks']} times{where}: fullgraph will fail"
 
 
 def _lines(settings: list[Mapping[str, Any]]) -> list[str]:

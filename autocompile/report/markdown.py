@@ -260,7 +260,7 @@ def why_not_lines(phase: Mapping[str, Any], most: int | None) -> list[tuple[str,
 def failure_reason(trial: Mapping[str, Any]) -> str:
     """What a trial without figures says for itself."""
     if (same := trial.get("duplicate_of")) is not None:
-        return f"same as trial {same}"
+        return show.same_as(same, trial["outcome"])
     return show.plain(trial.get("message", "")) or f"in step {show.plain(trial.get('step', '?'))}"
 
 

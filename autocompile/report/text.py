@@ -37,6 +37,7 @@ __all__ = [
     "rate",
     "ratio",
     "read_interval",
+    "same_as",
     "seconds",
     "shorten",
     "size",
@@ -300,11 +301,16 @@ def memory_facts(best: Mapping[str, Any]) -> Iterator[str]:
         yield f"peak memory {size(mine)}{against}"
 
 
+def same_as(number: int, outcome: str) -> str:
+    """What answers a trial that had no timing, or no process at all."""
+    return f"same code as trial {number}" if outcome == "ok" else f"as trial {number}"
+
+
 def trial_remarks(trial: Mapping[str, Any], trials: Iterable[Mapping[str, Any]]) -> list[str]:
     """What a table says behind a trial's name: duplicates, repeats, graph breaks, doubts."""
     remarks = []
     if trial.get("duplicate_of") is not None:
-        return [f"same as trial {trial['duplicate_of']}"]
+        return [same_as(trial["duplicate_of"], trial.get("outcome", "ok"))]
     repeats = [t for t in trials if t.get("repeats") == trial["number"]]
     if repeats:
         good = [t["speedup"]["value"] for t in repeats if t["outcome"] == "ok" and t["speedup"]]

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from autocompile.config import EAGER
+from autocompile.config import EAGER, CompileConfig
 from autocompile.execute.executor import Ending
 from autocompile.record import Outcome, Record, Step
 from autocompile.search.records import to_record
@@ -36,9 +36,8 @@ def answer(
             source = record
             same = record.number if record.duplicate_of is None else record.duplicate_of
             break
-    if source is None and setting.config.fullgraph:
-        source = _break_of(setting, known)
-        same = source.number if source else None
+    if source is None and setting.config.fullgraph and (broke := _break_of(setting, known)):
+        return _broken(number, setting, broke)
     if source is None:
         return None
     return dataclasses.replace(
@@ -48,6 +47,26 @@ def answer(
         batch_size=setting.batch_size,
         duplicate_of=same,
         wall_s=0.0,
+    )
+
+
+def _broken(number: int, setting: Setting, broke: Record) -> Record:
+    """``graph_break``, as another trial has shown it."""
+    breaks = broke.detail.get("breaks", [])
+    message = broke.message
+    if broke.ok:
+        told = [f": {b.get('reason', '')} ({b.get('place', '')})" for b in breaks[:1]]
+        message = f"trial {broke.number} broke the graph {broke.graph_breaks} times{''.join(told)}"
+    return Record(
+        number=number,
+        phase=broke.phase,
+        config=setting.config,
+        batch_size=setting.batch_size,
+        outcome=Outcome.GRAPH_BREAK,
+        step=Step.COMPILE,
+        message=message,
+        detail={"breaks": breaks},
+        duplicate_of=None if broke.ok else broke.number,
     )
 
 
@@ -72,16 +91,28 @@ def _cannot_pay(setting: Setting, known: Known, calls: int | None) -> str:
 
 
 def _break_of(setting: Setting, known: Known) -> Record | None:
-    """A trial in which Dynamo broke this graph: it does so whatever compiles the parts."""
-    dynamic = setting.config.dynamic is True
-    for record in known.values():
-        broke = record.outcome is Outcome.GRAPH_BREAK and record.duplicate_of is None
-        same_shapes = record.batch_size == setting.batch_size
-        ours, theirs = setting.config, record.config
-        same_code = (ours.environment, ours.scope) == (theirs.environment, theirs.scope)
-        if broke and same_shapes and same_code and (record.config.dynamic is True) == dynamic:
-            return record
-    return None
+    """A trial in which Dynamo broke this graph: it does so whatever compiles the parts.
+
+    One that allowed it and says that it happened is as good as one that failed of it.
+    """
+    found = [
+        r
+        for r in known.values()
+        if r.duplicate_of is None
+        and (r.outcome is Outcome.GRAPH_BREAK or (r.ok and r.graph_breaks))
+        and r.batch_size == setting.batch_size
+        and _traces_alike(r.config, setting.config)
+    ]
+    # The one that failed says why in torch's words.
+    return min(found, key=lambda r: r.ok, default=None)
+
+
+def _traces_alike(ours: CompileConfig, theirs: CompileConfig) -> bool:
+    """Whether Dynamo, which comes before any backend, sees one program and the same shapes."""
+    same = ("environment", "scope", "optimizer")
+    return all(getattr(ours, name) == getattr(theirs, name) for name in same) and (
+        ours.dynamic is True
+    ) == (theirs.dynamic is True)
 
 
 def known_codes(setting: Setting, known: Known) -> dict[str, int]:

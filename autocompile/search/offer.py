@@ -20,7 +20,7 @@ from autocompile.search.space import (
     Space,
 )
 
-__all__ = ["calls_between_updates", "predicted_s", "spaces_of"]
+__all__ = ["calls_between_updates", "predicted", "spaces_of"]
 
 # Seconds of a trial besides its compile, and of compiles: what the recorded studies took.
 _TRIAL_S = {"cpu": 3.0, "cuda": 4.0}
@@ -106,21 +106,22 @@ def calls_between_updates(phase: str, run: Mapping[str, Any]) -> int | None:
     return asked or derived
 
 
-def predicted_s(space: Space, device: str, jobs: int) -> float:
-    """About how long a search of the space takes, in seconds, by what others took elsewhere.
+def predicted(space: Space, device: str, jobs: int) -> tuple[float, int]:
+    """About how many seconds a search of the space takes, by what others took, and how many trials.
 
     Settings that may be answered by a plainer twin are counted as answered.
     """
     kind, listed = device if device in _TRIAL_S else "cuda", set(space.settings)
-    compiling, alone = 0.0, 0.0
+    compiling, alone, processes = 0.0, 0.0, 0
     for setting in space.settings:
         config = setting.config
         if any(twin in listed for twin in plainer_twins(setting)):
             continue
+        processes += 1
         alone += _TRIAL_S[kind]
         if not config.is_eager:
             compiling += _COMPILE_S[kind]["max-autotune" in config.mode]
-    return alone + compiling / jobs
+    return alone + compiling / jobs, processes
 
 
 def _place(phase: str, run: Mapping[str, Any]) -> Place:
@@ -130,7 +131,7 @@ def _place(phase: str, run: Mapping[str, Any]) -> Place:
         environment["device"].split(":")[0],
         environment["threads"],
         target.get("has_convolutions", False),
-        target.get("regions", ""),
+        target.get("regions", {}).get(phase, ""),
         tuple(target.get("optimizers", ())),
     )
 

@@ -9,22 +9,32 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 
+from autocompile.config import DEFAULT_INDUCTOR
 from autocompile.ranking import with_refreshes
 from autocompile.record import Outcome, Record
 from autocompile.search.space import Setting, Space
 
-__all__ = ["Effects", "SettingSampler", "next_setting", "plainer_twins"]
+__all__ = [
+    "Effects",
+    "SettingSampler",
+    "fingerprint",
+    "next_setting",
+    "plainer_twins",
+    "resets",
+]
 
 _PRIOR_WEIGHT = 1.0  # how many observations of "no difference" each value starts with
 _CURIOSITY = 0.1  # log speed-up that an untried value may hide
 _FIRST_COST_S = 15.0
+_PLACES = ("backend", "environment")  # what is compiled with, not how
 
 
 @dataclasses.dataclass
@@ -39,6 +49,24 @@ class _Effect:
     cost_s: float = 0.0
 
 
+@dataclasses.dataclass(frozen=True)
+class _Failure:
+    """What the settings that failed in one way have in common, and how many they are."""
+
+    common: frozenset[tuple[str, Any]]
+    count: int = 0
+
+
+def fingerprint(record: Record) -> str:
+    """Equal for failures that look alike: numbers, addresses and paths in the message differ."""
+    words = re.sub(r"0x[0-9a-f]+|\d+|\S*[/\\]\S+", "#", record.message)
+    return f"{record.outcome.value} {record.step.value} {words[:120]}"
+
+
+def _setting(record: Record) -> Setting:
+    return Setting(record.config, record.batch_size)
+
+
 def _values(setting: Setting) -> list[tuple[str, Any]]:
     values = setting.params()
     # A mode's effect is its backend's own, and batch sizes differ in what a mode brings.
@@ -47,18 +75,27 @@ def _values(setting: Setting) -> list[tuple[str, Any]]:
 
 
 class Effects:
-    """Main effects of the values that have been tried; each record is looked at once."""
+    """Main effects of the values that have been tried; each record is looked at once.
+
+    What fails with one fingerprint fails for one reason, and what those settings have in common is
+    the best guess at it: whatever has that in common with them too comes later.
+    """
 
     def __init__(self) -> None:
         self._known: defaultdict[tuple[str, Any], _Effect] = defaultdict(_Effect)
+        self._failures: dict[str, _Failure] = {}
 
     def add(self, record: Record) -> None:
         """Learn from a trial."""
         speedup = None
+        if not record.ok:
+            mark, values = fingerprint(record), frozenset(_values(_setting(record)))
+            seen = self._failures.get(mark, _Failure(values))
+            self._failures[mark] = _Failure(seen.common & values, seen.count + 1)
         if record.ok and record.measurement:
-            seen = record.measurement.speedup
-            speedup = with_refreshes(seen, [record], record.measurement.eager_call_s).value
-        for value in _values(Setting(record.config, record.batch_size)):
+            measured = record.measurement.speedup
+            speedup = with_refreshes(measured, [record], record.measurement.eager_call_s).value
+        for value in _values(_setting(record)):
             effect = self._known[value]
             effect.tried += 1
             effect.fine += record.outcome is Outcome.OK
@@ -79,6 +116,10 @@ class Effects:
             works *= (seen.fine + _PRIOR_WEIGHT) / (seen.tried + _PRIOR_WEIGHT)
             if value[0] == "mode" and seen.timed:
                 cost = seen.cost_s / seen.timed
+        mine = frozenset(_values(setting))
+        for failure in self._failures.values():
+            if failure.common <= mine:
+                works /= 1 + failure.count
         return math.exp(gain) * works / cost
 
 
@@ -86,15 +127,23 @@ _UNKNOWN = _Effect()
 
 
 def next_setting(
-    space: Space, left: Collection[Setting], running: Collection[Setting], effects: Effects
+    space: Space,
+    left: Collection[Setting],
+    running: Collection[Setting],
+    effects: Effects,
+    leaders: Iterable[Setting] = (),
 ) -> Setting | None:
     """The setting to try next.
+
+    First those without which no number means anything; then what tells whether each field of a
+    leader matters, so that none is recommended for nothing; then by promise.
 
     Args:
         space: of the phase.
         left: neither tried nor running, in order.
         running: being tried now.
         effects: what is known so far.
+        leaders: the best so far of each batch size.
 
     Returns:
         None where each that is left waits for a twin that is running and may answer it.
@@ -105,21 +154,28 @@ def next_setting(
     # A twin that the first one's result may answer for free is not tried before it is there.
     waiting = {*left, *running}
     free = [s for s in left if not any(twin in waiting for twin in plainer_twins(s))]
-    return max(free, key=effects.score, default=None)
+    simpler = {reset for leader in leaders for reset in resets(leader)}
+    return max(free, key=lambda s: (s in simpler, effects.score(s)), default=None)
 
 
 def plainer_twins(setting: Setting) -> list[Setting]:
     """Settings whose result answers this one if nothing broke the graph and nothing recompiled.
 
-    Under ``fullgraph`` that compiles there is one graph, as without it; ``dynamic=False`` differs
-    from ``None`` only after a recompile.
+    Under ``fullgraph`` that compiles there is one graph, as without it, and torch does a few
+    microseconds more at each call: it is never the faster one. ``dynamic=False`` is no such twin of
+    ``None``: to set it at each call costs twice as much again.
     """
-    twins = []
-    if setting.config.fullgraph:
-        twins.append(dataclasses.replace(setting.config, fullgraph=False))
-    if setting.config.dynamic is False:
-        twins.append(dataclasses.replace(setting.config, dynamic=None))
-    return [Setting(config, setting.batch_size) for config in twins]
+    if not setting.config.fullgraph:
+        return []
+    return [Setting(dataclasses.replace(setting.config, fullgraph=False), setting.batch_size)]
+
+
+def resets(setting: Setting) -> list[Setting]:
+    """The setting with one of its fields as ``torch.compile()`` has it, for each that differs."""
+    plain, config = DEFAULT_INDUCTOR.to_dict(), setting.config
+    fields = [n for n, v in config.to_dict().items() if n not in _PLACES and v != plain[n]]
+    configs = [dataclasses.replace(config, **{n: getattr(DEFAULT_INDUCTOR, n)}) for n in fields]
+    return [Setting(c, setting.batch_size) for c in configs]
 
 
 class SettingSampler(optuna.samplers.BaseSampler):

@@ -135,9 +135,8 @@ class PhaseStudy:
         if any(number in self._first_ends for number in self._running):
             return
         while crew.has_room and self._left and not budget.spent(self._processes):
-            self._picked = next_setting(
-                self.space, self._left, self._running.values(), self._effects
-            )
+            running, leaders = self._running.values(), self._leaders()
+            self._picked = next_setting(self.space, self._left, running, self._effects, leaders)
             if self._picked is None:
                 return
             setting = ledger.ask()
@@ -152,6 +151,17 @@ class PhaseStudy:
             job = self._job(number, setting)
             self.observer.started(number, setting.config, setting.batch_size, "search")
             crew.start(job)
+
+    def _leaders(self) -> list[Setting]:
+        """The fastest so far of each batch size."""
+        best: dict[int | None, tuple[float, Setting]] = {}
+        for setting, record in self._known.items():
+            if record.ok and record.measurement and not setting.config.is_eager:
+                found = record.measurement.speedup.value, setting
+                best[setting.batch_size] = max(
+                    found, best.get(setting.batch_size, found), key=lambda pair: pair[0]
+                )
+        return [setting for _, setting in best.values()]
 
     def _pick(self) -> Setting:
         assert self._picked is not None  # _fill asks only when there is one

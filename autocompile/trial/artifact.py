@@ -42,6 +42,7 @@ def same_code_key(config: CompileConfig, device: torch.device) -> str:
     # An option may be a flag of the C++ compiler, which no source shows.
     around = (
         config.options,
+        config.dynamic is None,  # else torch sets it at each call, which takes a while
         config.memory_format,
         config.optimizer,
         config.threads,

@@ -94,7 +94,7 @@ def _describe(target: Target, phases: list[str]) -> dict[str, Any]:
             f"this target has no phase {unknown[0]}",
             f"a {target.kind} has: {', '.join(phases_of(target))}",
         )
-    regions = regions_of(target.model_of(phases[0]))
+    regions = {phase: regions_of(target.model_of(phase)) for phase in phases}
     return {
         "kind": target.kind,
         "description": type(target.model).__name__,
@@ -105,8 +105,8 @@ def _describe(target: Target, phases: list[str]) -> dict[str, Any]:
         "own_batch_size": target.own_batch_size,
         "calls_per_update": target.calls_per_update,
         "has_convolutions": any(p.dim() == 4 for p in target.model.parameters()),
-        "regions": regions.describe(),
-        "blocks": [name for name, _ in regions.blocks],
+        "regions": {phase: found.describe() for phase, found in regions.items()},
+        "blocks": {phase: [n for n, _ in found.blocks] for phase, found in regions.items()},
         "optimizers": _implementations(target, phases),
         "is_rl": target.is_rl,
         "choices": target.choices,

@@ -30,6 +30,7 @@ from autocompile.trial.probing import inputs_of, load, probe
 from autocompile.trial.schedule import try_schedule
 from autocompile.trial.strain import Strain
 from autocompile.trial.target import split_spec
+from autocompile.trial.tracing import trace
 
 __all__ = ["run"]
 
@@ -58,7 +59,7 @@ def run(
     home = Path(place).resolve().parent  # found now: the target may change directory
     result: dict[str, Any] = {}
     request["zygote"], request["home"] = zygote, home
-    task = probe if request["kind"] == "probe" else _trial
+    task = {"probe": probe, "trace": trace}.get(request["kind"], _trial)
     try:
         task(request, channel, result)
         result["outcome"] = Outcome.OK.value

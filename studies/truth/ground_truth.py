@@ -1,15 +1,16 @@
 """The true speed-ups, measured at length by a script that shares no code with autocompile.
 
-    python studies/truth/ground_truth.py                 # about 23 minutes on two cores
-    python studies/truth/ground_truth.py --device cuda --processes 3 --rounds 100
+    python studies/truth/ground_truth.py                 # about 45 minutes on two calm cores
+    python studies/truth/ground_truth.py --device cuda --processes 3
     python studies/truth/ground_truth.py --models mlp --processes 1 --rounds 10 --folder smoke
 
 Each setting gets fresh processes with an empty compiler cache. In each, a block of eager calls and
 a block of compiled calls alternate in random order; the processes of all settings come in random
 order too. Before and after each round a yardstick is timed, products of matrices that are always
-the same: a virtual machine has neighbours that no counter shows. Rounds go on until 300 calm ones
-are there, or four times as many in all. What is there already is not measured again. Raw times go
-to ``<device>/truth_<model>.json``, in microseconds per call.
+the same: a virtual machine has neighbours that no counter shows. Rounds go on until 100 calm ones
+are there, or four times as many in all; a process without enough of them is kept, and another one
+takes its place. What is there already is not measured again. Raw times go to
+``<device>/truth_<model>.json``, in microseconds per call.
 """
 
 from __future__ import annotations
@@ -31,11 +32,15 @@ from models import EAGER, HERE, MODELS, Side, make, of_device
 from store import append, last_line, load
 
 BLOCK_S = 0.025
+ROUNDS = 100  # calm ones in each process
 WARM_ROUNDS = 20
 SAME = 0.01  # settings within 1 % of the best are as good as it
 RESAMPLES = 2000
 CALM = 1.08  # times the yardstick's 5 % quantile
 MOST = 4  # rounds for each calm one that is wanted
+ENOUGH = 0.3  # of the calm rounds that are wanted: with fewer a process tells nothing
+TRIES = 3  # processes for each that is wanted
+WAIT_S = 120.0  # for a calm moment before a process begins
 
 
 def block_us(side: Side, calls: int, synchronize: Callable[[], None]) -> float:
@@ -117,12 +122,12 @@ def measure(
 def measure_all(names: list[str], device: str, processes: int, rounds: int, folder: Path) -> None:
     """Every missing process, in random order, model by model."""
     for name in names:
-        path = folder / f"truth_{name}.json"
-        there = {(row["setting"], row["process"]) for row in load(path)}
-        settings = MODELS[name].settings[device]
-        jobs = [(s, p) for p in range(processes) for s in settings if (s, p) not in there]
-        random.Random(name).shuffle(jobs)
-        for setting, process in jobs:
+        path, order = folder / f"truth_{name}.json", random.Random(name)
+        while missing := _missing(
+            load(path), list(MODELS[name].settings[device]), processes, rounds
+        ):
+            setting, process = order.choice(missing), len(load(path))
+            wait_for_calm(best_yard_us(load(path)))
             began = time.monotonic()
             with tempfile.TemporaryDirectory(prefix="truth-") as cache:
                 places = {"TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": f"{cache}/triton"}
@@ -131,8 +136,38 @@ def measure_all(names: list[str], device: str, processes: int, rounds: int, fold
                 command += ["--known-us", str(best_yard_us(load(path)))]
                 found = last_line(command, places, 1200)
             append(path, device, {"setting": setting, "process": process, **found})
-            said = found.get("error") or f"{np.median(ratios(found, found['known_us'])):.3f}x"
-            print(f"{name} {setting} {process}: {said}, {time.monotonic() - began:.0f} s")
+            said = found.get("error")
+            if said is None:
+                calm = calm_ratios(found, best_yard_us(load(path)))
+                said = f"{np.median(calm):.3f}x" if calm.size else "no calm round"
+                said += f" ({calm.size} of {len(found['yard_us'])} rounds)"
+            print(
+                f"{name} {setting} {process}: {said}, {time.monotonic() - began:.0f} s", flush=True
+            )
+
+
+def _missing(
+    rows: list[dict[str, Any]], settings: list[str], processes: int, rounds: int
+) -> list[str]:
+    """The settings of which fewer calm processes are there than wanted, and tries are left."""
+    calm = dict.fromkeys(settings, 0)
+    tries = dict.fromkeys(settings, 0)
+    for row in rows:
+        tries[row["setting"]] += 1
+        calm[row["setting"]] += _is_calm(row, best_yard_us(rows), rounds)
+    return [s for s in settings if calm[s] < processes and tries[s] < TRIES * processes]
+
+
+def _is_calm(row: dict[str, Any], yard_us: float, rounds: int) -> bool:
+    return "error" not in row and calm_ratios(row, yard_us).size >= ENOUGH * rounds
+
+
+def wait_for_calm(known_us: float) -> None:
+    """Until the yardstick is what it was at best, twice in a row; not for ever."""
+    yardstick, until, calm = make_yardstick(), time.monotonic() + WAIT_S, 0
+    while calm < 2 and time.monotonic() < until:
+        calm = calm + 1 if yardstick() <= CALM * known_us else 0
+        time.sleep(0.5)
 
 
 def best_yard_us(rows: list[dict[str, Any]]) -> float:
@@ -140,11 +175,10 @@ def best_yard_us(rows: list[dict[str, Any]]) -> float:
     return min((row["known_us"] for row in rows if "error" not in row), default=1e9)
 
 
-def ratios(row: dict[str, Any], yard_us: float) -> np.ndarray:
-    """Eager time over compiled time, calm round by calm round; all where too few are calm."""
+def calm_ratios(row: dict[str, Any], yard_us: float) -> np.ndarray:
+    """Eager time over compiled time, round by round, of the calm ones."""
     every = np.asarray(row["eager_us"]) / np.asarray(row["compiled_us"])
-    calm = every[np.asarray(row["yard_us"]) <= CALM * yard_us]
-    return calm if calm.size >= 30 else every
+    return every[np.asarray(row["yard_us"]) <= CALM * yard_us]
 
 
 @dataclass(frozen=True)
@@ -157,16 +191,16 @@ class Truth:
     processes: tuple[float, ...]
 
 
-def analyse(rows: list[dict[str, Any]]) -> dict[str, Truth]:
-    """For each setting, the median of the calm rounds' ratios, pooled over its processes.
+def analyse(rows: list[dict[str, Any]], rounds: int = ROUNDS) -> dict[str, Truth]:
+    """For each setting, the median of the calm rounds' ratios, pooled over its calm processes.
 
     The interval is a bootstrap over processes and, within each, over rounds. Eager is 1 exactly.
     """
     found, yard_us = {EAGER: Truth(1.0, 1.0, 1.0, ())}, best_yard_us(rows)
-    for setting in dict.fromkeys(row["setting"] for row in rows):
-        ours = [ratios(r, yard_us) for r in rows if r["setting"] == setting and "error" not in r]
-        if not ours:
-            continue
+    calm = [row for row in rows if _is_calm(row, yard_us, rounds)]
+    for setting in dict.fromkeys(row["setting"] for row in calm):
+        # As many rounds of each: a process that had more is no better informed.
+        ours = [calm_ratios(r, yard_us)[:rounds] for r in calm if r["setting"] == setting]
         draw = np.random.default_rng(0)
         again = [
             np.median(np.concatenate([draw.choice(ours[i], ours[i].size) for i in picked]))
@@ -188,8 +222,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", help="comma list; all of the device if left out")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--processes", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument("--processes", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--folder", type=Path, help="for the JSON; beside this file if left out")
     parser.add_argument("--known-us", type=float, default=1e9, help=argparse.SUPPRESS)
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
@@ -203,7 +237,7 @@ def main() -> None:
     folder = args.folder or HERE / args.device
     measure_all(names, args.device, args.processes, args.rounds, folder)
     for name in names:
-        truth = analyse(load(folder / f"truth_{name}.json"))
+        truth = analyse(load(folder / f"truth_{name}.json"), args.rounds)
         for setting, t in truth.items():
             tied = "tied for best" if setting in ties(truth) else ""
             print(f"{name:5} {setting:28} {t.value:.3f} [{t.low:.3f}, {t.high:.3f}] {tied}")
