@@ -51,6 +51,15 @@ Optimizer = Annotated[
 ]
 Freezing = Annotated[str | None, typer.Option(help="comma list of true, false")]
 Threads = Annotated[str | None, typer.Option(help="comma list, e.g. 1,2; all if left out")]
+Precision = Annotated[
+    str | None, typer.Option(help="comma list of default, high, medium: changes numbers")
+]
+Autocast = Annotated[
+    str | None, typer.Option(help="comma list of none, bfloat16, float16: changes numbers")
+]
+Guards = Annotated[
+    str | None, typer.Option(help="comma list, e.g. all,skip_inbuilt_modules: drops checks")
+]
 Space = Annotated[Path | None, typer.Option(help="a TOML file of such lists; options go before it")]
 CallsPerUpdate = Annotated[
     int | None, typer.Option(min=1, help="calls between two changes of the weights")

@@ -79,6 +79,9 @@ def tune(
     optimizer: arguments.Optimizer = None,
     freezing: arguments.Freezing = None,
     threads: arguments.Threads = None,
+    precision: arguments.Precision = None,
+    autocast: arguments.Autocast = None,
+    guards: arguments.Guards = None,
     space: arguments.Space = None,
     calls_per_update: arguments.CallsPerUpdate = None,
     python: arguments.Python = None,
@@ -127,6 +130,9 @@ def tune(
         optimizer=optimizer,
         freezing=freezing,
         threads=threads,
+        precision=precision,
+        autocast=autocast,
+        guards=guards,
     )
     if dry_run:
         from autocompile.preview import preview

@@ -11,7 +11,20 @@ from typing import Any
 
 from autocompile.errors import UsageError
 
-__all__ = ["DEFAULT_INDUCTOR", "EAGER", "MEMORY_FORMATS", "OPTIMIZERS", "CompileConfig"]
+__all__ = [
+    "AUTOCASTS",
+    "DEFAULT_INDUCTOR",
+    "EAGER",
+    "GUARDS",
+    "GUARD_FILTERS",
+    "MEMORY_FORMATS",
+    "OPTIMIZERS",
+    "PRECISIONS",
+    "SCOPES",
+    "CompileConfig",
+]
+
+_OF_A_COMPILER = ("mode", "options", "fullgraph", "dynamic", "scope", "freezing", "guards")
 
 OptionValue = bool | int | float | str | None
 
@@ -19,6 +32,17 @@ MEMORY_FORMATS = ("default", "channels_last")
 OPTIMIZERS = ("default", "for_loop", "foreach", "fused", "capturable", "tensor_lr")
 """How an optimizer steps; ``default`` is as the target made it."""
 SCOPES = ("full", "regional")
+PRECISIONS = ("default", "high", "medium")
+"""Of products of float32 matrices, as ``torch.set_float32_matmul_precision`` names them."""
+AUTOCASTS = ("none", "bfloat16", "float16")
+GUARD_FILTERS = {
+    "skip_inbuilt_modules": "skip_guard_on_inbuilt_nn_modules_unsafe",
+    "skip_modules": "skip_guard_on_all_nn_modules_unsafe",
+    "keep_tensors": "keep_tensor_guards_unsafe",
+    "skip_all": "skip_all_guards_unsafe",
+}
+"""What is checked at each call before compiled code is taken: names in ``torch.compiler``."""
+GUARDS = ("all", *GUARD_FILTERS)
 
 
 @dataclass(frozen=True)
@@ -38,9 +62,13 @@ class CompileConfig:
         optimizer: one of :data:`OPTIMIZERS`.
         freezing: Inductor takes the weights as constants; they are read again when they change.
         threads: of torch's operators on a CPU; None for as many as torch takes by itself.
+        precision: of products of float32 matrices; one of :data:`PRECISIONS`.
+        autocast: the lower precision that ``torch.autocast`` computes in; :data:`AUTOCASTS`.
+        guards: one of :data:`GUARDS`; all but the first are unsafe.
 
     Raises:
-        UsageError: a mode and options together (torch refuses the pair), or a value that is none.
+        UsageError: a mode together with options or guards (torch refuses the pair), or a value
+            that is none.
     """
 
     backend: str = "inductor"
@@ -54,6 +82,9 @@ class CompileConfig:
     optimizer: str = "default"
     freezing: bool = False
     threads: int | None = None
+    precision: str = "default"
+    autocast: str = "none"
+    guards: str = "all"
 
     def __post_init__(self) -> None:
         options: Any = self.options
@@ -65,14 +96,26 @@ class CompileConfig:
                 f"mode {self.mode!r} and options {dict(self.options)} cannot go together",
                 "torch.compile takes either a mode or options",
             )
-        known = {"memory_format": MEMORY_FORMATS, "optimizer": OPTIMIZERS, "scope": SCOPES}
+        if self.guards != "all" and self.mode != "default":
+            raise UsageError(
+                f"mode {self.mode!r} and guards {self.guards!r} cannot go together",
+                "torch.compile takes a filter of guards as an option, and either a mode or options",
+            )
+        known = {
+            "memory_format": MEMORY_FORMATS,
+            "optimizer": OPTIMIZERS,
+            "scope": SCOPES,
+            "precision": PRECISIONS,
+            "autocast": AUTOCASTS,
+            "guards": GUARDS,
+        }
         for name, values in known.items():
             if getattr(self, name) not in values:
                 raise UsageError(f"{name} {getattr(self, name)!r} is none of {', '.join(values)}")
         if self.threads is not None and self.threads < 1:
             raise UsageError(f"{self.threads} threads are too few")
         if self.backend == "eager":  # nothing is compiled, so this has no meaning
-            for name in ("mode", "options", "fullgraph", "dynamic", "scope", "freezing"):
+            for name in _OF_A_COMPILER:
                 object.__setattr__(self, name, type(self).__dataclass_fields__[name].default)
 
     @property
@@ -96,6 +139,11 @@ class CompileConfig:
         return self.freezing or dict(self.options).get("weights") == "baked"
 
     @property
+    def numbers(self) -> CompileConfig:
+        """Eager mode with what of this setting changes numbers by intention."""
+        return CompileConfig("eager", precision=self.precision, autocast=self.autocast)
+
+    @property
     def key(self) -> str:
         """Twelve hex digits that are the same for equal settings on every machine."""
         text = json.dumps(self.to_dict(), sort_keys=True)
@@ -115,6 +163,9 @@ class CompileConfig:
             "optimizer": self.optimizer,
             "freezing": self.freezing,
             "threads": self.threads,
+            "precision": self.precision,
+            "autocast": self.autocast,
+            "guards": self.guards,
         }
 
     @classmethod
@@ -167,6 +218,12 @@ class CompileConfig:
             parts.append(f"{self.optimizer} optimizer")
         if self.threads is not None:
             parts.append(f"{self.threads} thread{'s' * (self.threads != 1)}")
+        if self.precision != "default":
+            parts.append(f"{self.precision} precision")
+        if self.autocast != "none":
+            parts.append(f"autocast {self.autocast}")
+        if self.guards != "all":
+            parts.append(f"guards {self.guards}")
         if self.environment != "default":
             parts.append(self.environment)
         return " · ".join(parts)

@@ -84,6 +84,7 @@ class Result:
             beside_a_step,
             compile_function,
             compile_model,
+            set_precision,
             set_threads,
         )
 
@@ -100,6 +101,7 @@ class Result:
             )
         if config.threads is not None:
             set_threads(config.threads)
+        set_precision(config.precision)
         if name in ("optimizer_step", "train_step"):
             function: Callable[..., Any] = model  # type: ignore[assignment]
             for todo in beside_a_step(config):

@@ -317,3 +317,14 @@ for what in ("forward_train", "complete_update"):
 def test_what_the_rllib_warning_says_of_ray_is_still_true(tmp_path: Path) -> None:
     lines = run(CLAIMS, tmp_path).stdout.splitlines()
     assert lines == ["uses 1", "forward_train False False", "complete_update False True"]
+
+
+def test_the_python_script_computes_in_the_precision_that_won(tmp_path: Path) -> None:
+    phase = faster(autocast="bfloat16", precision="high", guards="skip_inbuilt_modules")
+    text = export(plain(tmp_path, {"forward": phase}, WIDE), "python")
+    look = f"""
+off = (tuned_model({X}) - model({X})).abs().max()
+print(bool(1e-5 < off < 1), torch.get_float32_matmul_precision())
+"""
+    lines = run(f"{text}\n{look}\n{COUNT}", tmp_path).stdout.splitlines()
+    assert lines[-2:] == ["True high", "graphs 1"]

@@ -27,6 +27,31 @@ def test_the_list_says_what_is_tried_and_why_the_rest_is_not(work: Path) -> None
     render_preview(found, Console(file=text, width=80))
     lines = text.getvalue().splitlines()
     (ours,) = [line for line in lines if line.startswith("  inductor · channels_last")]
-    assert ours.endswith("batch 1, 4      + 3 likely the same")
+    assert ours.endswith("batch 1, 4      + 1 likely the same")
     assert any(line.startswith("  eager · fused optimizer") for line in lines)
     assert "  cudagraphs cannot be used: no CUDA device: torch would run it as eager" in lines
+    assert "  Dynamo makes one graph of it: fullgraph will do" in lines
+
+
+def test_dynamo_says_where_it_breaks_the_graph_and_a_budget_ends_the_search(work: Path) -> None:
+    net = work / "net.py"
+    net.write_text(
+        "import torch\n"
+        "class Net(torch.nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        torch._dynamo.graph_break()\n"
+        "        return x.sin()\n"
+        "def get_model(): return Net()\n"
+        "def get_inputs(batch_size): return torch.ones(batch_size, 8)\n"
+    )
+    space = SearchSpace(backends=("aot_eager",), batch_sizes=(4,))
+    found = preview(
+        str(net), ("forward",), space, "quick", "cpu", 1, 200.0, trials=1, budget_s=600.0
+    )
+    row = found["phases"]["forward"]
+    assert row["processes"] == 1
+    assert row["ends_early"]
+    assert row["dynamo"]["graph_breaks"] == 1
+    text = io.StringIO()
+    render_preview(found, Console(file=text, width=80))
+    assert "Dynamo breaks the graph once, at net.py:4" in " ".join(text.getvalue().split())

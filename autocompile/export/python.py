@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autocompile.config import CompileConfig
+from autocompile.config import GUARD_FILTERS, CompileConfig
 from autocompile.errors import ExportError
 from autocompile.export.common import (
     PACKAGE_OF_BACKEND,
@@ -136,6 +136,8 @@ def _demand_form(choice: Choice, blocks: Sequence[str]) -> None:
     lost = not_carried(config, _CARRIED) if config else []
     if config and config.scope == "regional" and not blocks:
         lost.append("scope='regional', of a model whose blocks the report does not name")
+    if config and config.scope == "regional" and config.guards != "all":
+        lost.append(f"guards={config.guards!r} beside scope='regional'")
     if lost:
         raise ExportError(
             f"the best setting of {choice.phase} has no form in plain torch",
@@ -155,6 +157,9 @@ _CARRIED = (
     "optimizer",
     "freezing",
     "threads",
+    "precision",
+    "autocast",
+    "guards",
 )
 
 
@@ -186,8 +191,13 @@ def _phase(choice: Choice) -> list[str]:
     )
     if choice.config.is_eager:
         return [evidence + source]
-    arguments = literal(choice.config.compile_kwargs(), "")
-    return [f"{evidence}{_constant(choice)} = {arguments}", source]
+    constant, arguments = _constant(choice), literal(choice.config.compile_kwargs(), "")
+    lines = [f"{evidence}{constant} = {arguments}"]
+    if choice.config.guards != "all":
+        given = f"**{constant}.get('options', {{}})"
+        filtered = f"'guard_filter_fn': torch.compiler.{GUARD_FILTERS[choice.config.guards]}"
+        lines += [f"{constant}['options'] = {{{given}, {filtered}}}".replace("'", '"')]
+    return ["\n".join(lines), source]
 
 
 def _prepare(config: CompileConfig, constant: str) -> list[str]:
@@ -195,6 +205,8 @@ def _prepare(config: CompileConfig, constant: str) -> list[str]:
     lines = []
     if config.threads is not None:
         lines += [f"torch.set_num_threads({config.threads})"]
+    if config.precision != "default":
+        lines += [f"torch.set_float32_matmul_precision({quoted(config.precision)})"]
     lines += optimizer_lines(config)
     if config.memory_format == "channels_last":
         lines += ["model.to(memory_format=torch.channels_last)"]
@@ -205,6 +217,14 @@ def _prepare(config: CompileConfig, constant: str) -> list[str]:
 
 
 def _compiled(config: CompileConfig, phase: str, constant: str) -> str:
+    compiled = _without_autocast(config, phase, constant)
+    if config.autocast == "none":
+        return compiled
+    kind = "next(model.parameters()).device.type"
+    return f"torch.autocast({kind}, dtype=torch.{config.autocast})({compiled})"
+
+
+def _without_autocast(config: CompileConfig, phase: str, constant: str) -> str:
     what = {"forward": "model", "optimizer_step": "step", "train_step": "step"}
     function = what.get(phase, "function")
     if config.is_eager or config.scope == "regional":

@@ -28,9 +28,13 @@ _SCRIPT = "autocompile export last --to python   (the settings take more than on
 
 
 def _line(config: CompileConfig, result: str, function: str) -> str:
-    if config.freezing or config.scope != "full" or config.environment != "default":
+    plain = {"freezing": False, "scope": "full", "environment": "default"}
+    plain |= {"autocast": "none", "guards": "all"}
+    if any(getattr(config, name) != value for name, value in plain.items()):
         return _SCRIPT
     parts = []
+    if config.precision != "default":
+        parts.append(f"torch.set_float32_matmul_precision({quoted(config.precision)})")
     if config.threads is not None:
         parts.append(f"torch.set_num_threads({config.threads})")
     if config.memory_format != "default":

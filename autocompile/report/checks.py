@@ -119,8 +119,10 @@ def _of_dynamo(traced: Mapping[str, Any]) -> str:
     if not traced.get("graph_breaks"):
         return "Dynamo makes one graph of it: fullgraph will do"
     places = [f"{b['place']} ({b['reason']})" for b in traced["breaks"] if b.get("place")][:1]
-    where = f", first at {text.plain(places[0])}" if places else ""
-    return f"Dynamo breaks the graph {traced['graph_breaks']} times{where}: fullgraph will fail"
+    count = traced["graph_breaks"]
+    often = "once" if count == 1 else f"{count} times"
+    where = f", {'at' if count == 1 else 'first at'} {text.plain(places[0])}" if places else ""
+    return f"Dynamo breaks the graph {often}{where}: fullgraph will fail"
 
 
 def _lines(settings: list[Mapping[str, Any]]) -> list[str]:

@@ -8,19 +8,22 @@ from typing import Any, cast
 
 import torch
 
-from autocompile.config import CompileConfig
+from autocompile.config import GUARD_FILTERS, CompileConfig
 from autocompile.errors import UsageError
 from autocompile.runtime.freezing import Frozen
 from autocompile.runtime.regions import regions_of
 
 __all__ = [
     "RL_PHASES",
+    "autocast",
     "beside_a_step",
     "compile_function",
     "compile_model",
     "prepare_model",
     "register_backend_of",
+    "set_precision",
     "set_threads",
+    "torch_arguments",
     "uses_cuda_graphs",
 ]
 
@@ -63,10 +66,17 @@ def compile_function(
     Raises:
         UsageError: the setting needs a model, and there is none or none of repeated blocks.
     """
+    compiled = _compiled(function, config, model)
+    return compiled if model is None else autocast(compiled, config, model)
+
+
+def _compiled(
+    function: Callable[..., Any], config: CompileConfig, model: torch.nn.Module | None
+) -> Callable[..., Any]:
     if config.is_eager:
         return function
     register_backend_of(config.backend)
-    kwargs = config.compile_kwargs()
+    kwargs = torch_arguments(config)
     if config.scope == "full" and not config.freezing:
         compiled: Callable[..., Any] = torch.compile(function, **kwargs)
         return compiled
@@ -79,6 +89,41 @@ def compile_function(
         raise UsageError(f"{type(model).__name__} repeats no block, so there are no regions")
     regions.compile(**kwargs)
     return function
+
+
+def torch_arguments(config: CompileConfig) -> dict[str, Any]:
+    """Keyword arguments for ``torch.compile``, the filter of guards included.
+
+    Raises:
+        UsageError: this torch has no such filter.
+    """
+    kwargs = config.compile_kwargs()
+    if config.guards != "all":
+        name = GUARD_FILTERS[config.guards]
+        found = getattr(torch.compiler, name, None)
+        if found is None:
+            raise UsageError(
+                f"torch {torch.__version__} has no torch.compiler.{name}",
+                hint="torch 2.8 or later",
+            )
+        kwargs["options"] = {**kwargs.get("options", {}), "guard_filter_fn": found}
+    return kwargs
+
+
+def autocast(
+    function: Callable[..., Any], config: CompileConfig, model: torch.nn.Module
+) -> Callable[..., Any]:
+    """The function under ``torch.autocast`` on the model's device; itself without one."""
+    if config.autocast == "none":
+        return function
+    kind = next((p.device.type for p in model.parameters()), "cpu")
+    dtype = getattr(torch, config.autocast)
+
+    def lower(*args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(kind, dtype=dtype):
+            return function(*args, **kwargs)
+
+    return lower
 
 
 def compile_model(model: torch.nn.Module, config: CompileConfig, phase: str) -> Callable[..., Any]:
@@ -101,7 +146,7 @@ def compile_model(model: torch.nn.Module, config: CompileConfig, phase: str) -> 
     if phase == "forward":
         return compile_function(model, config, model)
     name = f"_{phase}"
-    if not config.is_eager:
+    if not config.is_eager or config.autocast != "none":
         compiled = compile_function(getattr(model, name), config, model)
         # Callers of an RLModule leave it to the function beneath to record no gradients.
         setattr(model, name, torch.no_grad()(compiled) if config.freezing else compiled)
@@ -113,6 +158,12 @@ def set_threads(count: int) -> None:
     torch.set_num_threads(count)
 
 
+def set_precision(name: str) -> None:
+    """Of products of float32 matrices in this process, from now on; ``default`` leaves it."""
+    if name != "default":
+        torch.set_float32_matmul_precision(name)
+
+
 def beside_a_step(config: CompileConfig) -> list[str]:
     """What a setting asks for that a function which does a step cannot be given."""
     todo = []
@@ -121,6 +172,8 @@ def beside_a_step(config: CompileConfig) -> list[str]:
     if config.optimizer != "default":
         name = config.optimizer
         todo.append(f"autocompile.runtime.optimizers.set_implementation(optimizer, {name!r})")
+    if config.autocast != "none":
+        todo.append(f"forward and loss under torch.autocast(..., dtype=torch.{config.autocast})")
     if config.scope != "full":
         todo.append(f"autocompile.runtime.regions.regions_of(model), compiled: {config.label()}")
     return todo

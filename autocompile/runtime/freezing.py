@@ -58,7 +58,9 @@ class Frozen:
         is_first = seen != self._seen
         if is_first:
             self._forget()
-            self._seen, self._compiled = seen, torch.compile(self._anew(), **self._kwargs)
+            # Options of its own: torch.compile takes some out of the dictionary it is given.
+            own: Any = {k: dict(v) if k == "options" else v for k, v in self._kwargs.items()}
+            self._seen, self._compiled = seen, torch.compile(self._anew(), **own)
         cache = importlib.import_module("torch._inductor.codecache").PyCodeCache
         known = len(cache.modules)
         before = self._config.freezing

@@ -45,7 +45,9 @@ class Regions:
         """
         for _, block in self.blocks:
             # Not block.compile: a subclass may have a method of this name and another meaning.
-            torch.nn.Module.compile(block, **kwargs)
+            # And options of its own: torch.compile takes some out of the dictionary it is given.
+            own = {k: dict(v) if k == "options" else v for k, v in kwargs.items()}
+            torch.nn.Module.compile(block, **own)
 
 
 def regions_of(model: torch.nn.Module) -> Regions:

@@ -109,7 +109,7 @@ def _break_of(setting: Setting, known: Known) -> Record | None:
 
 def _traces_alike(ours: CompileConfig, theirs: CompileConfig) -> bool:
     """Whether Dynamo, which comes before any backend, sees one program and the same shapes."""
-    same = ("environment", "scope", "optimizer")
+    same = ("environment", "scope", "optimizer", "autocast")
     return all(getattr(ours, name) == getattr(theirs, name) for name in same) and (
         ours.dynamic is True
     ) == (theirs.dynamic is True)

@@ -38,6 +38,9 @@ def asked(
     optimizer: str | None,
     freezing: str | None,
     threads: str | None,
+    precision: str | None = None,
+    autocast: str | None = None,
+    guards: str | None = None,
 ) -> SearchSpace:
     """The space that a command line asks for; what it names goes before what the file says.
 
@@ -56,6 +59,9 @@ def asked(
         "optimizer": options.words(optimizer),
         "freezing": options.choices("--freezing", freezing, _FLAGS),
         "threads": options.integers("--threads", threads),
+        "precision": options.words(precision),
+        "autocast": options.words(autocast),
+        "guards": options.words(guards),
     }
     given = {name: values for name, values in typed.items() if values is not None}
     every: dict[str, Any] = {**(_table(file) if file else {}), **given}

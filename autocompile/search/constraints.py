@@ -11,7 +11,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autocompile.config import MEMORY_FORMATS, OPTIMIZERS, SCOPES, CompileConfig, OptionValue
+from autocompile.config import (
+    AUTOCASTS,
+    GUARDS,
+    MEMORY_FORMATS,
+    OPTIMIZERS,
+    PRECISIONS,
+    SCOPES,
+    CompileConfig,
+    OptionValue,
+)
 
 __all__ = [
     "BACKENDS",
@@ -131,14 +140,15 @@ class Dimension:
     Attributes:
         field: of the setting.
         values: all that there are in a place, the plain one first.
-        since: the lowest effort that tries them by itself.
+        since: the lowest effort that tries them by itself; None if it must be asked for, because
+            it changes numbers or drops a check.
         missing: why nothing but the plain value makes sense in a place; or empty.
         why_not: why a setting that has another value than the plain one is not tried; or empty.
     """
 
     field: str
     values: Callable[[Place], tuple[Any, ...]]
-    since: str
+    since: str | None
     missing: Callable[[Place], str]
     why_not: Callable[[CompileConfig, Place], str] = lambda config, place: ""
 
@@ -185,6 +195,11 @@ def _no_threads(place: Place) -> str:
     return "" if place.device == "cpu" else "threads are about CPUs"
 
 
+def _no_numbers(place: Place) -> str:
+    is_step = place.phase == "optimizer_step"
+    return "an optimizer's step multiplies no matrices" if is_step else ""
+
+
 def _some_threads(place: Place) -> tuple[int | None, ...]:
     """All, half of them, one: None is all."""
     fewer = {max(1, place.threads // 2), 1} - {place.threads}
@@ -205,6 +220,9 @@ DIMENSIONS = (
     Dimension("freezing", lambda _: (False, True), "normal", _no_freezing, _takes_freezing),
     Dimension("scope", lambda _: SCOPES, "full", _no_scope, _takes_scope),
     Dimension("threads", _some_threads, "full", _no_threads),
+    Dimension("precision", lambda _: PRECISIONS, None, _no_numbers),
+    Dimension("autocast", lambda _: AUTOCASTS, None, _no_numbers),
+    Dimension("guards", lambda _: GUARDS, None, lambda place: ""),
 )
 
 

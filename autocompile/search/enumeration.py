@@ -108,7 +108,8 @@ def _values(
     if (asked := getattr(wanted, dimension.field)) is not None:
         return tuple(asked)
     every = dimension.values(place)
-    tries = effort.includes(dimension.since) and not dimension.missing(place)
+    since = dimension.since
+    tries = since is not None and effort.includes(since) and not dimension.missing(place)
     return every if tries else every[:1]
 
 
@@ -156,7 +157,7 @@ def _variants(
             yield CompileConfig(backend, **around)
             continue
         for mode, options in itertools.product(takes, variants):
-            if options and mode != "default":
+            if mode != "default" and (options or around.get("guards", "all") != "all"):
                 continue  # torch takes either
             for fullgraph, dynamic in flags:
                 given = tuple(options.items())

@@ -29,6 +29,8 @@ class SearchSpace:
         fullgraph, dynamic: the values to try.
         options: of Inductor, each a tuple of pairs; ``()`` for none.
         scope, memory_format, optimizer, freezing, threads: as in :class:`CompileConfig`.
+        precision, autocast, guards: likewise; tried only where they are asked for, since they
+            change numbers or drop checks.
 
     Raises:
         UsageError: an empty dimension, a batch size below 1, or a value that does not exist.
@@ -45,6 +47,9 @@ class SearchSpace:
     optimizer: tuple[str, ...] | None = None
     freezing: tuple[bool, ...] | None = None
     threads: tuple[int | None, ...] | None = None
+    precision: tuple[str, ...] | None = None
+    autocast: tuple[str, ...] | None = None
+    guards: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:

@@ -46,6 +46,9 @@ def same_code_key(config: CompileConfig, device: torch.device) -> str:
         config.memory_format,
         config.optimizer,
         config.threads,
+        config.precision,
+        config.autocast,
+        config.guards,
         config.freezing,
         config.scope,
     )

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from autocompile.config import EAGER, CompileConfig
 from autocompile.record import Outcome
 from autocompile.runtime.compiling import RL_PHASES
 from autocompile.trial import comparison
@@ -55,9 +56,11 @@ class Judge:
         seed: of the random numbers of each call.
         notes: gets a sentence for each thing that a user should know.
         tolerance: the user's own, of outputs.
+        numbers: eager with what the setting changes of the numbers by intention; it is then what
+            the compiled side has to agree with.
 
     Attributes:
-        eager: the eager side, ready to be timed.
+        eager: that side, ready to be timed.
         noise: the largest relative difference between two equal eager runs.
 
     Raises:
@@ -72,13 +75,14 @@ class Judge:
         seed: int,
         notes: list[str],
         tolerance: float | None = None,
+        numbers: CompileConfig = EAGER,
     ) -> None:
         self._target, self._phase, self._draws, self._seed = target, phase, draws, seed
         self._notes, self._tolerance = notes, tolerance
         self._eager_overwrites: set[str] = set()
-        self.eager = make_side(target, phase, draws[0])
+        self.eager = make_side(target, phase, draws[0], numbers)
         self._expected = self._observe(self.eager)
-        again = self._observe(make_side(target, phase, draws[0]))
+        again = self._observe(make_side(target, phase, draws[0], numbers))
         pairs = list(zip(self._expected, again, strict=True))
         self._check = target.check if "outputs" in self._expected[0] else None
         if self._check:
@@ -125,6 +129,28 @@ class Judge:
         side.inputs = copy_inputs(self._draws[index % 2])
         seed_everything(self._seed + index)
         return side.run()
+
+    def against_plain(self, plain: Side) -> None:
+        """Say how far the numbers that were asked for are from the model's own.
+
+        Args:
+            plain: eager without any such change; it is ready to be timed afterwards.
+
+        Raises:
+            Failed: ``wrong_output``: they are not within the user's tolerance, or not finite.
+        """
+        own = copy_view(plain.view(self.seeded_call(plain, 0)))
+        plain.keep()
+        if has_nan(self._expected[0]) and not has_nan(own):
+            what = "eager mode itself gives NaN at the precision that was asked for"
+            raise Failed(Outcome.WRONG_OUTPUT, what)
+        # Of gradients and updates some are noise, which is another at every precision.
+        pair = ({k: v[k] for k in ("outputs", "loss") if k in v} for v in (own, self._expected[0]))
+        scale = mismatch_scale(*pair)
+        self._notes.append(f"at the precision that was asked for, outputs change by {scale:.1g}")
+        if self._tolerance is not None and scale > self._tolerance:
+            what = f"outputs change by {scale:.2g} (relative RMS; tolerance {self._tolerance:g})"
+            raise Failed(Outcome.WRONG_OUTPUT, what)
 
     def first_calls(self, compiled: Side, first_output: Any) -> None:
         """Compare the first three calls with eager's; the first has been made already.

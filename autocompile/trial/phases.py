@@ -19,6 +19,7 @@ from autocompile.runtime.compiling import (
     compile_function,
     compile_model,
     prepare_model,
+    set_precision,
     uses_cuda_graphs,
 )
 from autocompile.runtime.optimizers import set_implementation
@@ -51,6 +52,7 @@ class Side:
         is_eager: nothing of it is compiled.
         reuses_outputs: a call may overwrite what the one before returned, by torch's contract.
         threads: for torch's operators while it runs; None for as many as there are.
+        precision: of products of float32 matrices while it runs.
         bakes: what was compiled holds the weights: writing to one costs a refresh.
     """
 
@@ -66,18 +68,24 @@ class Side:
     is_eager: bool = True
     reuses_outputs: bool = False
     threads: int | None = None
+    precision: str = "default"
     bakes: bool = False
 
     @contextlib.contextmanager
     def context(self) -> Iterator[None]:
-        """The grad mode that the phase runs in, and the threads that the setting asks for."""
+        """The grad mode that the phase runs in, and what the setting asks of the process."""
         usual = torch.get_num_threads()
+        # Asked only where it is set: torch refuses to answer where its newer switches were used.
+        own = None if self.precision == "default" else torch.get_float32_matmul_precision()
+        set_precision(self.precision)
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         try:
             with torch.enable_grad() if self.grad else torch.no_grad():
                 yield
         finally:
+            if own is not None:
+                torch.set_float32_matmul_precision(own)
             if self.threads is not None:
                 torch.set_num_threads(usual)
 
@@ -184,7 +192,8 @@ def make_side(target: Target, phase: str, inputs: Any, config: CompileConfig = E
         _make_optimizer_step(target, side, config)
     elif phase == "train_step":
         _make_train_step(target, side, config)
-    side.threads, side.bakes = config.threads, config.bakes_weights
+    side.threads, side.precision = config.threads, config.precision
+    side.bakes = config.bakes_weights
     return side
 
 

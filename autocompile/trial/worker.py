@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from autocompile.config import DEFAULT_INDUCTOR, CompileConfig
+from autocompile.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
 from autocompile.errors import AutocompileError
 from autocompile.record import Outcome, Step
 from autocompile.trial import explain, failures, memory, telemetry
@@ -105,8 +105,11 @@ def _trial(request: dict[str, Any], channel: Channel, result: dict[str, Any]) ->
     with channel.quiet() if device.type == "cpu" else contextlib.nullcontext():
         channel.step(Step.EAGER)
         draws, tolerance = (inputs, other), request.get("tolerance")
-        judge = Judge(target, phase, draws, request["seed"], notes, tolerance)
+        judge = Judge(target, phase, draws, request["seed"], notes, tolerance, config.numbers)
         eager = judge.eager
+        if config.numbers != EAGER:  # what is timed against is the model as it stands
+            eager = make_side(target, phase, inputs)
+            judge.against_plain(eager)
 
     channel.step(Step.COMPILE)
     telemetry.reset_dynamo(config.backend)

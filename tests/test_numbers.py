@@ -1,0 +1,69 @@
+"""What changes numbers or drops checks: only where it is asked for, and then said and bounded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from conftest import TARGETS
+from in_process import Try
+
+from autocompile.config import EAGER, CompileConfig
+from autocompile.errors import UsageError
+from autocompile.search.asked import asked
+from autocompile.search.constraints import DIMENSIONS
+from autocompile.search.space import SearchSpace
+
+MODELS = TARGETS / "dimensions.py"
+
+
+def setting(backend: str, **more: Any) -> dict[str, Any]:
+    return {"config": CompileConfig(backend, **more).to_dict()}
+
+
+def test_no_effort_tries_them_by_itself() -> None:
+    unsafe = {d.field for d in DIMENSIONS if d.since is None}
+    assert unsafe == {"precision", "autocast", "guards"}
+    flags = "backend mode batch_size fullgraph dynamic scope memory_format optimizer"
+    nothing = dict.fromkeys(f"{flags} freezing threads".split())
+    typed = asked(None, option=(), autocast="none,bfloat16", **nothing)
+    assert typed == SearchSpace(autocast=("none", "bfloat16"))
+    with pytest.raises(UsageError, match="autocast 'bf16' is none of none, bfloat16, float16"):
+        SearchSpace(autocast=("bf16",))
+
+
+def test_a_filter_of_guards_is_an_option_and_no_mode_goes_with_it() -> None:
+    with pytest.raises(UsageError, match="cannot go together"):
+        CompileConfig(mode="max-autotune", guards="skip_all")
+    assert CompileConfig("eager", guards="skip_all") == EAGER
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("phase", ["forward", "train_step"])
+def test_lower_precision_is_compared_with_eager_at_that_precision(
+    try_it: Try, backend: str, phase: str
+) -> None:
+    result = try_it(MODELS, phase, **setting(backend, autocast="bfloat16"))
+    assert result["outcome"] == "ok", result["message"]
+    (said,) = [n for n in result["notes"] if n.startswith("at the precision that was asked for")]
+    assert 1e-4 < float(said.rpartition(" ")[2]) < 0.1
+
+
+def test_the_users_tolerance_holds_for_lower_precision_too(try_it: Try) -> None:
+    result = try_it(MODELS, tolerance=1e-5, **setting("eager", autocast="bfloat16"))
+    assert result["outcome"] == "wrong_output"
+    assert "tolerance 1e-05" in result["message"]
+
+
+def test_a_liar_is_caught_under_autocast(try_it: Try) -> None:
+    target = TARGETS / "faulty_backends.py"
+    result = try_it(target, **setting("zeros", autocast="bfloat16"))
+    assert result["outcome"] == "wrong_output", result["message"]
+
+
+@pytest.mark.parametrize("more", [{"guards": "skip_inbuilt_modules"}, {"precision": "high"}])
+def test_dropped_guards_and_fast_products_are_tried_like_anything_else(
+    try_it: Try, more: dict[str, str]
+) -> None:
+    result = try_it(MODELS, **setting("aot_eager", **more))
+    assert (result["outcome"], result.get("weights_live")) == ("ok", True), result["message"]
