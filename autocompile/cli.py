@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 import signal
 import sys
@@ -15,6 +14,7 @@ import typer
 
 from autocompile import arguments, options
 from autocompile.errors import AutocompileError, ExitCode, UsageError
+from autocompile.screen import print_or_draw, say
 
 __all__ = ["app", "main"]
 
@@ -143,7 +143,7 @@ def tune(
         found = preview(
             target, phases, wanted, effort, device, jobs, timeout_s, others, trials, budget_s
         )
-        _print(found, as_json, lambda console: render_preview(found, console))
+        print_or_draw(found, as_json, lambda console: render_preview(found, console))
         return
     result = api.tune(
         target,
@@ -178,7 +178,7 @@ def tune(
     if require_speedup is not None:
         failed = [n for n in result.verdict if not result.is_faster_by(require_speedup, n)]
         if failed:
-            _say(f"gate: {', '.join(failed)} is not surely faster by {require_speedup:g}x")
+            say(f"gate: {', '.join(failed)} is not surely faster by {require_speedup:g}x")
             raise typer.Exit(ExitCode.GATE)
 
 
@@ -225,7 +225,7 @@ def check(
     within = options.fraction("--tolerance", tolerance)
     phases = tuple(phase) if phase else None
     found = diagnose.check(target, phases, batch_size, device, seconds, within)
-    _print(found, as_json, lambda console: checks.render_check(found, console, verbose))
+    print_or_draw(found, as_json, lambda console: checks.render_check(found, console, verbose))
     if not all(row["outcome"] == "ok" for row in found["phases"].values()):
         raise typer.Exit(ExitCode.GATE)
 
@@ -243,7 +243,7 @@ def doctor(
     from autocompile.report import checks
 
     found = diagnose.doctor(backend, device)
-    _print(found, as_json, lambda console: checks.render_doctor(found, console, verbose))
+    print_or_draw(found, as_json, lambda console: checks.render_doctor(found, console, verbose))
 
 
 @app.command()
@@ -266,23 +266,6 @@ def init(
 # Output ------------------------------------------------------------------------------------------
 
 
-def _say(text: str) -> None:
-    from autocompile.report.text import plain
-
-    for line in text.splitlines():  # it may quote what a trial said
-        indent = line[: len(line) - len(line.lstrip())]
-        typer.echo(indent + plain(line), err=True)
-
-
-def _print(data: Any, as_json: bool, render: Callable[[Any], None]) -> None:
-    if as_json:
-        typer.echo(json.dumps(data, indent=1))
-        return
-    from rich.console import Console
-
-    render(Console(highlight=False, soft_wrap=not sys.stdout.isatty()))
-
-
 def _show(result: Any, as_json: bool, verbose: bool) -> None:
     from autocompile import runs
     from autocompile.export import use_line
@@ -300,7 +283,7 @@ def _show(result: Any, as_json: bool, verbose: bool) -> None:
         line = following if others else ""
         render(report, console, use=use_line(report), next_line=line, verbose=verbose)
 
-    _print(report, as_json, draw)
+    print_or_draw(report, as_json, draw)
 
 
 def _terminated(signum: int, frame: Any) -> NoReturn:
@@ -314,10 +297,10 @@ def main() -> None:
     try:
         app()
     except AutocompileError as error:
-        _say(f"error: {error.text()}")
+        say(f"error: {error.text()}")
         sys.exit(error.exit_code)
     except (_Stopped, KeyboardInterrupt):
-        _say("interrupted")
+        say("interrupted")
         sys.exit(ExitCode.INTERRUPTED)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -325,7 +308,7 @@ def main() -> None:
     except Exception as error:
         if verbose:
             raise
-        _say(
+        say(
             f"error: a defect in autocompile: {type(error).__name__}: {error}\n"
             "  finished trials are safe in the run's folder\n"
             "  try: the same command with -v, and report what it prints"

@@ -44,7 +44,8 @@ ALLOWED = {
     "diagnose": {"ground", "execute", "search", "report"},
     "preview": {"ground", "execute", "search", "diagnose"},
     "api": {"ground", "execute", "search", "report", "export", "result"},
-    "cli": {"ground", "api", "search", "report", "export", "diagnose", "preview"},
+    "screen": {"ground", "report"},
+    "cli": {"ground", "api", "search", "report", "export", "diagnose", "preview", "screen"},
     "__main__": {"cli"},
 }
 HEAVY = {"torch", "ray", "accelerate", "transformers"}

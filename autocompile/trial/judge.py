@@ -24,7 +24,7 @@ from autocompile.trial.phases import Side, make_side
 from autocompile.trial.reference import in_float64
 from autocompile.trial.state import copy_inputs, perturb, random_states
 from autocompile.trial.target import Target, seed_everything
-from autocompile.trial.verify import compare, differences, mismatch_scale
+from autocompile.trial.verify import by_path, compare, differences, mismatch_scale
 from autocompile.trial.view import View, comparable, copy_view, has_nan, has_tensor, opaque_types
 
 __all__ = ["Failed", "Judge"]
@@ -89,7 +89,7 @@ class Judge:
             notes.append("outputs are compared by check() of the target")
             for first, second in pairs:
                 comparison.demand_steady(self._check, first["outputs"], second["outputs"])
-        self._noise = _by_path(leaf for pair in pairs for leaf in differences(*pair))
+        self._noise = by_path(leaf for pair in pairs for leaf in differences(*pair))
         self.noise = max(self._noise.values(), default=0.0)
         # An Adam step is of either sign where a gradient is near zero; compare() bounds updates.
         free = ("['updates']", "['outputs']") if self._check else ("['updates']",)
@@ -130,28 +130,6 @@ class Judge:
         seed_everything(self._seed + index)
         return side.run()
 
-    def against_plain(self, plain: Side) -> None:
-        """Say how far the numbers that were asked for are from the model's own.
-
-        Args:
-            plain: eager without any such change; it is ready to be timed afterwards.
-
-        Raises:
-            Failed: ``wrong_output``: they are not within the user's tolerance, or not finite.
-        """
-        own = copy_view(plain.view(self.seeded_call(plain, 0)))
-        plain.keep()
-        if has_nan(self._expected[0]) and not has_nan(own):
-            what = "eager mode itself gives NaN at the precision that was asked for"
-            raise Failed(Outcome.WRONG_OUTPUT, what)
-        # Of gradients and updates some are noise, which is another at every precision.
-        pair = ({k: v[k] for k in ("outputs", "loss") if k in v} for v in (own, self._expected[0]))
-        scale = mismatch_scale(*pair)
-        self._notes.append(f"at the precision that was asked for, outputs change by {scale:.1g}")
-        if self._tolerance is not None and scale > self._tolerance:
-            what = f"outputs change by {scale:.2g} (relative RMS; tolerance {self._tolerance:g})"
-            raise Failed(Outcome.WRONG_OUTPUT, what)
-
     def first_calls(self, compiled: Side, first_output: Any) -> None:
         """Compare the first three calls with eager's; the first has been made already.
 
@@ -168,7 +146,7 @@ class Judge:
             got, want = compiled.view(output), self._expected[index]
             reference = self._reference(self._target.model_of(self._phase), range(index + 1))
             self._demand(got, want, self._noise, reference, f"call {index + 1}")
-            self._drift = _by_path([*self._drift.items(), *differences(want, got)])
+            self._drift = by_path([*self._drift.items(), *differences(want, got)])
             held = Held(got)
 
     def last_call(self, compiled: Side) -> None:
@@ -235,7 +213,12 @@ class Judge:
     @property
     def accepted(self) -> dict[str, float]:
         """The error of each leaf that eager's noise or the first calls have shown to be right."""
-        return _by_path([*self._noise.items(), *self._drift.items()])
+        return by_path([*self._noise.items(), *self._drift.items()])
+
+    @property
+    def expected(self) -> View:
+        """What eager gave at the first call."""
+        return self._expected[0]
 
     @property
     def _is_forward(self) -> bool:
@@ -336,14 +319,6 @@ class Judge:
 
 def _largest_below(limit: float, errors: dict[str, float]) -> float:
     return max((error for error in errors.values() if error <= limit), default=0.0)
-
-
-def _by_path(leaves: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """The largest error at each path."""
-    largest: dict[str, float] = {}
-    for path, error in leaves:
-        largest[path] = max(error, largest.get(path, 0.0))
-    return largest
 
 
 def _without_outputs(view: View) -> View:

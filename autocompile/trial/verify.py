@@ -8,7 +8,7 @@ around zero, so single elements cannot be held to a tolerance there.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from autocompile.trial.view import View, comparable
 
-__all__ = ["compare", "differences", "mismatch_scale"]
+__all__ = ["by_path", "compare", "differences", "mismatch_scale"]
 
 # Relative tolerances by dtype: what PyTorch's own dynamo benchmarks accept for inference.
 _TOLERANCE = {torch.float16: 1e-3, torch.bfloat16: 1e-2, torch.float64: 1e-8}
@@ -138,6 +138,14 @@ def differences(first: View, second: View) -> list[tuple[str, float]]:
             error = _error(a, b, whole=path.startswith(_BY_RMS), floor=least)
         found.append((path, error))
     return found
+
+
+def by_path(leaves: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """The largest error at each path."""
+    largest: dict[str, float] = {}
+    for path, error in leaves:
+        largest[path] = max(error, largest.get(path, 0.0))
+    return largest
 
 
 def mismatch_scale(first: View, second: View) -> float:

@@ -26,6 +26,7 @@ from autocompile.trial.judge import Failed, Judge
 from autocompile.trial.measure import Limits, Timed, watched_blocks
 from autocompile.trial.pace import Pace
 from autocompile.trial.phases import Side, make_side
+from autocompile.trial.precision import demand_close
 from autocompile.trial.probing import inputs_of, load, probe
 from autocompile.trial.schedule import try_schedule
 from autocompile.trial.strain import Strain
@@ -109,7 +110,7 @@ def _trial(request: dict[str, Any], channel: Channel, result: dict[str, Any]) ->
         eager = judge.eager
         if config.numbers != EAGER:  # what is timed against is the model as it stands
             eager = make_side(target, phase, inputs)
-            judge.against_plain(eager)
+            demand_close(judge, eager, notes, tolerance)
 
     channel.step(Step.COMPILE)
     telemetry.reset_dynamo(config.backend)
