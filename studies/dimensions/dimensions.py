@@ -1,0 +1,229 @@
+"""What each dimension brings over backend x mode x fullgraph, alone and all together.
+
+    python studies/dimensions/dimensions.py --model ppo_cnn      # about 25 minutes on two cores
+    python studies/dimensions/dimensions.py --model cnn --device cuda
+
+One run of ``tune`` for each model, with the dimensions asked for by name. Its search measures every
+setting; of each row of the table the two that look best are then measured again in fresh
+processes, as finalists are, and only that is reported. Written to ``<device>/<model>.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import platform
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import autocompile.api
+import autocompile.search.finalists
+from autocompile.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
+from autocompile.ranking import Candidate, candidates
+from autocompile.record import Record
+from autocompile.report.live import progress
+from autocompile.search.space import SearchSpace
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+BASE = "backend, mode, fullgraph"
+ALL = "all together"
+CONFIRMED = 2  # of each row
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is tuned: ``sizes`` are batch sizes."""
+
+    target: str
+    phase: str
+    sizes: tuple[int, ...] | None = (1, 4, 16)
+
+
+MODELS = {
+    "ppo_cnn": Model("examples/ppo_breakout.py", "forward_exploration"),
+    "ppo_mlp": Model("studies/dimensions/targets/ppo_mlp.py", "forward_exploration"),
+    "atari": Model("studies/tuning_cost/ppo_cnn.py", "forward"),  # ppo_cnn where there is no ray
+    "cnn": Model("examples/cnn.py", "forward"),
+    "transformer": Model("examples/transformer.py", "forward"),
+    "lstm": Model("studies/dimensions/targets/lstm_policy.py", "forward"),
+    "adam": Model("examples/adam.py", "optimizer_step", None),
+}
+
+# Who uses a dimension: a row of the table for each.
+ROWS: dict[str, Callable[[CompileConfig], bool]] = {
+    "memory format": lambda c: c.memory_format != "default",
+    "frozen weights": lambda c: c.freezing,
+    "onnxrt": lambda c: c.backend == "onnxrt",
+    "Inductor options": lambda c: bool(c.options) and c.backend == "inductor",
+    "regions": lambda c: c.scope != "full",
+    "dynamic": lambda c: c.dynamic is not None,
+    "threads": lambda c: c.threads is not None,
+    "optimizer": lambda c: c.optimizer != "default",
+}
+
+
+def uses(config: CompileConfig) -> set[str]:
+    """The dimensions in which a setting differs from a plain one."""
+    return {name for name, is_used in ROWS.items() if is_used(config)}
+
+
+def row_of(name: str, found: Iterable[Candidate]) -> list[Candidate]:
+    """The settings that a row may choose from: the base with one dimension, or with all."""
+    if name == ALL:
+        return list(found)
+    allowed = set() if name == BASE else {name}
+    return [c for c in found if uses(c.record.config) <= allowed]
+
+
+def rows() -> list[str]:
+    return [BASE, *ROWS, ALL]
+
+
+def choose(records: Sequence[Record], *_: Any) -> list[Record]:
+    """In place of autocompile's own choice of finalists: the best of every row and batch size."""
+    found = [c for c in candidates(records) if c.is_known_to_pay]
+    chosen: dict[int, Record] = {}
+    for size in {c.record.batch_size for c in found}:
+        here = [c for c in found if c.record.batch_size == size]
+        for name in rows():
+            ours = [c for c in row_of(name, here) if not c.record.config.is_baseline]
+            # Those that are confirmed already stay, so that a round is not one of strangers.
+            order = sorted(ours, key=lambda c: (c.confirmed > 0, c.speedup.low), reverse=True)
+            chosen |= {c.record.number: c.record for c in order[:CONFIRMED]}
+        plain = (DEFAULT_INDUCTOR, EAGER)
+        chosen |= {c.record.number: c.record for c in here if c.record.config in plain}
+    return list(chosen.values())
+
+
+def space_of(model: Model, device: str) -> SearchSpace:
+    """Every dimension by name; autocompile leaves out what has no sense in the phase."""
+    on_cpu = device == "cpu"
+    return SearchSpace(
+        batch_sizes=model.sizes,
+        fullgraph=(False, True),
+        dynamic=(None, False) if on_cpu else (None,),
+        threads=(None, 1) if on_cpu else None,
+    )
+
+
+def spent(records: Sequence[Record], phase: dict[str, Any]) -> dict[str, Any]:
+    """How many settings needed no process, and about how many seconds that saved."""
+    search = [r for r in records if r.role == "search"]
+    ran = [r for r in search if r.wall_s > 0]
+    answered = [r for r in search if r.wall_s == 0]
+    typical = sorted(r.wall_s for r in ran)[len(ran) // 2] if ran else 0.0
+    reasons = Counter(
+        "same code by construction"
+        if r.ok
+        else ("graph break known" if r.outcome.value == "graph_break" else "cannot be used here")
+        for r in answered
+    )
+    untimed = [r for r in ran if r.duplicate_of is not None]
+    return {
+        "space": phase.get("space"),
+        "listed": len(search),
+        "processes": len(ran),
+        "answered": dict(reasons),
+        "same_code_found_after_compiling": len(untimed),
+        "typical_trial_s": round(typical, 2),
+        "trial_seconds": round(sum(r.wall_s for r in ran), 1),
+        "confirm_processes": sum(r.role == "confirm" for r in records),
+    }
+
+
+def machine(environment: dict[str, Any]) -> dict[str, Any]:
+    names = ("torch", "python", "device", "device_name", "threads")
+    found = {name: environment.get(name) for name in names}
+    found["cores"] = environment.get("cores")
+    return {**found, "platform": platform.machine(), "optuna": metadata.version("optuna")}
+
+
+def run(name: str, device: str, seed: int) -> dict[str, Any]:
+    model = MODELS[name]
+    autocompile.search.finalists.choose = choose
+    # Dimensions of full effort, timed as at quick effort: what counts is confirmed anyway.
+    quick = autocompile.api.effort_of("quick")
+    wide = dataclasses.replace(
+        autocompile.api.effort_of("full"),
+        half_width=quick.half_width,
+        max_s=quick.max_s,
+        processes=3,
+        most_processes=5,
+        fullgraph=(False, True),
+    )
+    autocompile.api.effort_of = lambda _: wide
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="dimensions-") as scratch:
+        result = autocompile.api.tune(
+            str(ROOT / model.target),
+            phases=(model.phase,),
+            space=space_of(model, device),
+            effort="full",
+            device=device,
+            seed=seed,
+            run_dir=Path(scratch) / "run",
+            progress=progress("plain", sys.stderr),
+        )
+        report = result.to_dict()
+    records = [r for r in result.trials if r.phase == model.phase]
+    found = candidates(records)
+    return {
+        "schema": 1,
+        "model": name,
+        "phase": model.phase,
+        "machine": machine(report["environment"]),
+        "wall_s": round(time.monotonic() - began, 1),
+        "calls_per_update": report["target"].get("calls_per_update", {}).get(model.phase),
+        "spent": spent(records, report["phases"][model.phase]),
+        "noise_floor": report["phases"][model.phase].get("noise_floor"),
+        "settings": [
+            {
+                "number": c.record.number,
+                "config": c.record.config.to_dict(),
+                "label": c.record.config.label(),
+                "batch_size": c.record.batch_size,
+                "uses": sorted(uses(c.record.config)),
+                "confirmed": c.confirmed,
+                "speedup": [round(v, 5) for v in (c.speedup.value, c.speedup.low, c.speedup.high)],
+                "call_us": round(c.call_s * 1e6, 2),
+                "compile_s": c.record.compile_s and round(c.record.compile_s, 2),
+                "refresh_s": c.refresh_s,
+                "flags": list(c.flags),
+            }
+            for c in found
+        ],
+        "failed": dict(
+            Counter(
+                f"{r.config.label()}: {r.outcome.value}: {r.message[:120]}"
+                for r in records
+                if not r.ok and r.wall_s > 0
+            )
+        ),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", choices=MODELS, required=True)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folder", type=Path, help="for the JSON; beside this file if left out")
+    args = parser.parse_args()
+    folder = args.folder or HERE / args.device
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{args.model}.json"
+    path.write_text(json.dumps(run(args.model, args.device, args.seed), indent=1) + "\n")
+    print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    main()

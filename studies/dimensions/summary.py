@@ -1,0 +1,106 @@
+"""The tables of the README, from the recorded JSON.
+
+    python studies/dimensions/summary.py --device cpu --write
+
+A row says what the best setting brings that uses, of all dimensions, only that one; the last row
+may use all. The figure is that of the setting that is best of those that were measured again, with
+the 95 % interval over processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from dimensions import ALL, BASE, MODELS, ROWS
+
+HERE = Path(__file__).parent
+README = HERE / "README.md"
+
+
+def allowed(row: str, setting: dict[str, Any]) -> bool:
+    if row == ALL:
+        return True
+    return set(setting["uses"]) <= (set() if row == BASE else {row})
+
+
+def best(row: str, size: int | None, found: dict[str, Any]) -> dict[str, Any] | None:
+    """The best of a row that was measured in fresh processes."""
+    ours = [
+        s
+        for s in found["settings"]
+        if s["batch_size"] == size and s["confirmed"] and allowed(row, s)
+    ]
+    return max(ours, key=lambda s: s["speedup"][0], default=None)
+
+
+def cell(setting: dict[str, Any] | None, row: str) -> str:
+    if setting is None:
+        return "–"
+    value, low, high = setting["speedup"]
+    is_new = row in (BASE, ALL) or row in setting["uses"]
+    return f"{value:.2f} [{low:.2f}, {high:.2f}]" if is_new else "no more"
+
+
+def table(found: dict[str, Any]) -> list[str]:
+    """One model: rows of dimensions, columns of batch sizes."""
+    sizes = sorted({s["batch_size"] for s in found["settings"]}, key=lambda size: size or 0)
+    names = [f"batch {size}" if size else "a step" for size in sizes]
+    lines = [
+        f"**{found['model']}**, `{found['phase']}`",
+        "",
+        f"| | {' | '.join(names)} |",
+        f"|---|{'---|' * len(sizes)}",
+    ]
+    used = {name for s in found["settings"] for name in s["uses"] if s["confirmed"]}
+    for row in (BASE, *ROWS, ALL):
+        if row in (BASE, ALL) or row in used:
+            cells = [cell(best(row, size, found), row) for size in sizes]
+            lines.append(f"| {row} | {' | '.join(cells)} |")
+    winners = []
+    for size in sizes:
+        if one := best(ALL, size, found):
+            where = f"batch {size}: " if size else ""
+            winners.append(f"{where}{one['label']} ({one['call_us']:.0f} µs)")
+    return [*lines, "", f"Best: {'; '.join(winners)}.", ""]
+
+
+def savings(every: list[dict[str, Any]]) -> list[str]:
+    """What needed no process, and what that saved."""
+    lines = [
+        "| model | settings | processes | answered without one | same code, not timed | saved |",
+        "|---|---|---|---|---|---|",
+    ]
+    for found in every:
+        spent = found["spent"]
+        answered = ", ".join(f"{n} {why}" for why, n in spent["answered"].items()) or "–"
+        saved = sum(spent["answered"].values()) * spent["typical_trial_s"]
+        lines.append(
+            f"| {found['model']} | {spent['listed']} | {spent['processes']} | {answered} "
+            f"| {spent['same_code_found_after_compiling']} | {saved:.0f} s of trials |"
+        )
+    return [*lines, ""]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--write", action="store_true", help="into the README")
+    args = parser.parse_args()
+    paths = [HERE / args.device / f"{name}.json" for name in MODELS]
+    every = [json.loads(p.read_text()) for p in paths if p.exists()]
+    text = "\n".join([line for found in every for line in table(found)] + savings(every))
+    if not args.write:
+        print(text)
+        return
+    begin, end = f"<!-- tables of {args.device} -->", f"<!-- end of {args.device} -->"
+    pattern = re.compile(f"{begin}.*?{end}", re.S)
+    readme = README.read_text("utf-8")
+    README.write_text(pattern.sub(lambda _: f"{begin}\n\n{text}\n{end}", readme), "utf-8")
+
+
+if __name__ == "__main__":
+    main()
