@@ -231,11 +231,22 @@ def test_the_modes_are_those_of_the_installed_torch() -> None:
     assert set(modes.values()) <= set(modes)
 
 
-def test_modes_that_are_the_same_on_a_cpu_are_told_apart_on_a_gpu() -> None:
+def test_modes_that_differ_in_nothing_that_matters_on_a_device_are_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import torch._inductor
+
+    options = {"default": {}, "tuned": {"coordinate_descent_tuning": True}}
+    monkeypatch.setattr(torch._inductor, "list_mode_options", lambda: options)
+    assert environment.modes(CPU) == {"default": "default", "tuned": "default"}
+    assert environment.modes(torch.device("cuda")) == {"default": "default", "tuned": "tuned"}
+
+
+def test_no_mode_of_torch_s_own_is_taken_for_another() -> None:
+    """Not even ``reduce-overhead`` on a CPU: there Inductor leaves out the checks of inputs."""
     on_cpu, on_cuda = environment.modes(CPU), environment.modes(torch.device("cuda"))
-    assert on_cpu["reduce-overhead"] == "default"
-    assert on_cpu["max-autotune"] == on_cpu["max-autotune-no-cudagraphs"]
-    assert on_cpu["max-autotune"] != "default"
+    assert on_cpu["reduce-overhead"] == "reduce-overhead"
+    assert on_cpu["max-autotune"] == "max-autotune"
     assert {on_cuda[m] for m in ("default", "reduce-overhead", "max-autotune")} == {
         "default", "reduce-overhead", "max-autotune",
     }  # fmt: skip

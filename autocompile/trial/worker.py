@@ -242,6 +242,6 @@ def _prove_compiled(result: dict[str, Any], notes: list[str], witness: explain.W
     }
     if facts.graphs == 0:
         raise Failed(Outcome.NOT_COMPILED, "Dynamo captured no graph: everything ran in eager mode")
-    skipped = "no effect: Inductor gave up CUDA graphs here"
+    skipped = "no CUDA graphs: Inductor gave them up here"
     if facts.cudagraph_skips and skipped not in notes:
         notes.append(skipped)
