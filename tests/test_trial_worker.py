@@ -231,17 +231,6 @@ def test_the_modes_are_those_of_the_installed_torch() -> None:
     assert set(modes.values()) <= set(modes)
 
 
-def test_modes_that_differ_in_nothing_that_matters_on_a_device_are_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    import torch._inductor
-
-    options = {"default": {}, "tuned": {"coordinate_descent_tuning": True}}
-    monkeypatch.setattr(torch._inductor, "list_mode_options", lambda: options)
-    assert environment.modes(CPU) == {"default": "default", "tuned": "default"}
-    assert environment.modes(torch.device("cuda")) == {"default": "default", "tuned": "tuned"}
-
-
 def test_no_mode_of_torch_s_own_is_taken_for_another() -> None:
     """Not even ``reduce-overhead`` on a CPU: there Inductor leaves out the checks of inputs."""
     on_cpu, on_cuda = environment.modes(CPU), environment.modes(torch.device("cuda"))
@@ -258,12 +247,13 @@ def test_a_mode_that_only_a_newer_torch_has_is_offered(monkeypatch: pytest.Monke
     options = {
         **torch._inductor.list_mode_options(),
         "from-the-future": {"warp_speed": True},
-        "just-graphs": {"triton.cudagraphs": True},
+        "just-tuned": {"coordinate_descent_tuning": True},
     }
     monkeypatch.setattr(torch._inductor, "list_mode_options", lambda: options)
     modes = environment.modes(CPU)
     assert modes["from-the-future"] == "from-the-future"
-    assert modes["just-graphs"] == "default"
+    assert modes["just-tuned"] == "default"
+    assert environment.modes(torch.device("cuda"))["just-tuned"] == "just-tuned"
 
 
 def test_each_default_backend_works_or_has_a_reason() -> None:
