@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import signal
@@ -293,6 +294,9 @@ def _terminated(signum: int, frame: Any) -> NoReturn:
 def main() -> None:
     """The ``autocompile`` command: every failure is a paragraph and an exit code."""
     signal.signal(signal.SIGTERM, _terminated)
+    for stream in (sys.stdout, sys.stderr):  # a terminal that has no × shows a ? in its place
+        with contextlib.suppress(AttributeError, ValueError):
+            stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     verbose = "-v" in sys.argv or "--verbose" in sys.argv
     try:
         app()

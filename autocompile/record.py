@@ -30,6 +30,7 @@ __all__ = [
     "Step",
 ]
 
+_OF_A_RUN = ("plan", "environment", "target", "phases")
 SCHEMA = 1
 """Version of every JSON file of a run. 1: the first."""
 
@@ -282,4 +283,6 @@ class RunFolder:
             raise RunError(f"cannot read {self.run_json}: {error}") from error
         if not isinstance(data, dict) or data.get("schema") != SCHEMA:
             raise RunError(f"{self.run_json} is not of schema {SCHEMA}")
+        if lost := [name for name in _OF_A_RUN if not data.get(name)]:
+            raise RunError(f"{self.run_json} has been changed: it has no {lost[0]}")
         return data

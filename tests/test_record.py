@@ -82,3 +82,15 @@ def test_a_folder_where_a_run_was_killed_at_its_start_is_used_again(tmp_path: Pa
     assert not folder.holds_something_else()
     (folder.path / "notes.txt").write_text("mine")
     assert folder.holds_something_else()
+
+
+def test_a_run_that_was_edited_by_hand_is_refused_in_words(tmp_path: Path) -> None:
+    run = {
+        "schema": 1,
+        "plan": {"target": "net.py"},
+        "environment": {"torch": "2"},
+        "phases": ["f"],
+    }
+    (tmp_path / "run.json").write_text(json.dumps(run))
+    with pytest.raises(RunError, match="has been changed: it has no target"):
+        RunFolder(tmp_path).read_run()
