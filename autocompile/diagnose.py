@@ -80,7 +80,8 @@ def traced_by_dynamo(
     if interrupted:
         raise KeyboardInterrupt
     found: dict[str, dict[str, Any]] = ending.payload.get("traced", {})
-    return found or {phase: {"error": ending.message} for phase in target["phases"]}
+    what = f"{ending.outcome.value}: {ending.message}"
+    return {phase: found.get(phase, {"error": what}) for phase in target["phases"]}
 
 
 def _try(

@@ -1,4 +1,4 @@
-"""What a tune would do, and about what it would cost: nothing but the probe is run."""
+"""What a tune would do, and about what it would cost: the target is run once and traced once."""
 
 from __future__ import annotations
 

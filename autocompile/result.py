@@ -106,9 +106,10 @@ class Result:
             function: Callable[..., Any] = model  # type: ignore[assignment]
             for todo in beside_a_step(config):
                 warnings.warn(f"to be done before the first step: {todo}", stacklevel=2)
-            if config.scope != "full":  # the blocks are compiled, not the step
-                return function  # type: ignore[return-value]
-            return compile_function(function, config)  # type: ignore[return-value]
+            device = self.to_dict()["environment"]["device"].split(":")[0]
+            # Of a model in regions the blocks are compiled, not the step.
+            own = config if config.scope == "full" else config.numbers
+            return compile_function(function, own, kind=device)  # type: ignore[return-value]
         return compile_model(model, config, name)  # type: ignore[arg-type, return-value]
 
     def _forward_phase(self) -> str:

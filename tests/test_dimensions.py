@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -9,6 +10,11 @@ from conftest import TARGETS
 from in_process import Try
 
 from autocompile.config import CompileConfig
+from autocompile.execute.executor import Ending
+from autocompile.record import Outcome, Step
+from autocompile.search.answers import answer
+from autocompile.search.records import to_record
+from autocompile.search.space import Setting, Space
 
 MODELS = TARGETS / "dimensions.py"
 
@@ -93,3 +99,17 @@ def test_the_probe_says_what_the_model_offers(try_it: Try) -> None:
     assert found["regions"] == {"forward": "4 Block"}
     assert found["blocks"] == {"forward": ["0", "1", "2", "3"]}
     assert found["optimizers"] == []
+
+
+def test_a_graph_given_up_as_a_whole_does_not_answer_for_fullgraph(try_it: Try) -> None:
+    """Dynamo counts no graph break where one is inside a loop."""
+    result = try_it(f"{MODELS}:looping", **setting("aot_eager"))
+    assert (result["outcome"], result["graph_breaks"]) == ("ok", 0), result["message"]
+    ours = CompileConfig("aot_eager")
+    plain = Setting(ours, 4)
+    record = to_record(0, "forward", plain, Ending(Outcome.OK, Step.EXIT, payload=result))
+    full = Setting(dataclasses.replace(ours, fullgraph=True), 4)
+    assert answer(1, full, Space("forward", (full,), {}), {plain: record}, None) is None
+    whole = try_it(MODELS, **setting("aot_eager"))
+    record = to_record(0, "forward", plain, Ending(Outcome.OK, Step.EXIT, payload=whole))
+    assert answer(1, full, Space("forward", (full,), {}), {plain: record}, None) is not None

@@ -402,3 +402,13 @@ def test_the_exporters_import_no_stack() -> None:
     root = Path(__file__).parent.parent
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_an_eager_winner_has_no_arguments_and_all_of_its_setting(
+    plain_report: dict[str, Any],
+) -> None:
+    best = plain_report["phases"]["forward"]["best"]
+    best["config"] = {**EAGER, "memory_format": "channels_last", "autocast": "bfloat16"}
+    found = json.loads(export(plain_report, "json"))["phases"]["forward"]
+    assert found["torch_compile"] is None
+    assert found["config"]["autocast"] == "bfloat16"

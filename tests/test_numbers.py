@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from conftest import TARGETS
 from in_process import Try
 
 from autocompile.config import EAGER, CompileConfig
 from autocompile.errors import UsageError
+from autocompile.runtime.compiling import compile_function, compile_model
 from autocompile.search.asked import asked
 from autocompile.search.constraints import DIMENSIONS
 from autocompile.search.space import SearchSpace
@@ -67,3 +70,44 @@ def test_dropped_guards_and_fast_products_are_tried_like_anything_else(
 ) -> None:
     result = try_it(MODELS, **setting("aot_eager", **more))
     assert (result["outcome"], result.get("weights_live")) == ("ok", True), result["message"]
+
+
+def test_what_overflows_at_a_lower_precision_is_refused(try_it: Try) -> None:
+    result = try_it(f"{MODELS}:loud", **setting("eager", autocast="float16"))
+    assert result["outcome"] == "wrong_output"
+    assert "overflows in eager mode itself" in result["message"]
+
+
+def test_labels_that_change_count_and_bound_as_numbers_do(try_it: Try) -> None:
+    more = setting("eager", autocast="bfloat16")
+    result = try_it(f"{MODELS}:labels", **more)
+    (said,) = [n for n in result["notes"] if n.startswith("at the precision that was asked for")]
+    assert float(said.rpartition(" ")[2]) > 0
+    assert try_it(f"{MODELS}:labels", tolerance=1e-9, **more)["outcome"] == "wrong_output"
+
+
+def test_a_file_may_say_that_there_is_to_be_no_autocast(tmp_path: Path) -> None:
+    file = tmp_path / "space.toml"
+    file.write_text('autocast = ["none", "bfloat16"]\ndynamic = ["none", true]\n')
+    flags = "backend mode batch_size fullgraph dynamic scope memory_format optimizer"
+    nothing = dict.fromkeys(f"{flags} freezing threads".split())
+    found = asked(file, option=(), **nothing)
+    assert found == SearchSpace(autocast=("none", "bfloat16"), dynamic=(None, True))
+
+
+def test_modes_and_filters_of_guards_alone_are_refused_in_words() -> None:
+    with pytest.raises(UsageError, match="torch takes either"):
+        SearchSpace(modes=("max-autotune",), guards=("skip_all",))
+    SearchSpace(modes=("max-autotune",), guards=("all", "skip_all"))
+
+
+def test_a_compiled_module_stays_one_under_autocast() -> None:
+    model = torch.nn.Linear(4, 4).eval()
+    config = CompileConfig("aot_eager", autocast="bfloat16", guards="skip_inbuilt_modules")
+    compiled = compile_model(model, config, "forward")
+    assert isinstance(compiled, torch.nn.Module)
+    for _ in range(2):
+        assert compiled(torch.ones(2, 4)).dtype is torch.bfloat16
+    assert model(torch.ones(2, 4)).dtype is torch.float32
+    step = compile_function(lambda: model(torch.ones(2, 4)).dtype, config.numbers, kind="cpu")
+    assert step() is torch.bfloat16

@@ -33,6 +33,15 @@ def test_the_list_says_what_is_tried_and_why_the_rest_is_not(work: Path) -> None
     assert "  Dynamo makes one graph of it: fullgraph will do" in lines
 
 
+def test_a_break_inside_a_loop_is_no_single_graph(work: Path) -> None:
+    space = SearchSpace(backends=("aot_eager",), batch_sizes=(4,))
+    target = f"{TARGETS / 'dimensions.py'}:looping"
+    found = preview(target, ("forward",), space, "quick", "cpu", 1, 200.0)
+    text = io.StringIO()
+    render_preview(found, Console(file=text, width=80))
+    assert "fullgraph will fail" in " ".join(text.getvalue().split())
+
+
 def test_dynamo_says_where_it_breaks_the_graph_and_a_budget_ends_the_search(work: Path) -> None:
     net = work / "net.py"
     net.write_text(

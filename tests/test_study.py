@@ -781,3 +781,26 @@ def test_code_that_has_been_timed_is_not_timed_again(target: Path) -> None:
     assert (twin.duplicate_of, twin.wall_s) == (source.number, 3.0)
     assert twin.measurement == source.measurement
     assert f"same code as for trial {source.number}" in twin.notes[-1]
+
+
+def test_a_run_with_settings_that_are_not_listed_any_more_is_resumed(target: Path) -> None:
+    space = SearchSpace(batch_sizes=(4,), dynamic=(None, False))
+    tune(target, executor=FakeExecutor(script), space=space, run_dir="mine", trials=4)
+    file = Path("mine/run.json")
+    run = json.loads(file.read_text())
+    run["plan"]["space"]["dynamic"] = [None]  # as an autocompile lists it that tries less
+    file.write_text(json.dumps(run))
+    result = tune(target, executor=FakeExecutor(script), run_dir="mine", resume=True)
+    assert result.config["forward"].mode == "max-autotune"
+
+
+def test_the_blocks_of_a_model_reach_the_script_that_compiles_them(target: Path) -> None:
+    def regional(request: Mapping[str, Any]) -> Ending:
+        return measured(2.0 if request["config"]["scope"] == "regional" else 1.0)
+
+    found = probed().payload["target"]
+    more = {"regions": {"forward": "2 Linear"}, "blocks": {"forward": ["0", "1"]}}
+    executor = FakeExecutor(regional, probed(target={**found, **more}))
+    space = SearchSpace(batch_sizes=(4,), modes=("default",), scope=("full", "regional"))
+    result = tune(target, executor=executor, space=space, effort="quick")
+    assert "FORWARD_BLOCKS" in result.export("python"), result.export("python")

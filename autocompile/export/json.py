@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from autocompile.export.common import Report, choices
+from autocompile.export.common import Choice, Report, choices
 
 __all__ = ["export"]
 
 _ABOUT = {
     "torch_compile": "keyword arguments for torch.compile; null: leave the phase uncompiled",
+    "config": "all of the setting: what is no argument of torch.compile has to be done beside it",
     "speedup": "eager time over compiled time of paired blocks, with its 95 % interval",
     "throughput": "of the compiled side, in its unit; eager_throughput is eager's",
     "compile_s": "seconds of the first call beyond a steady one, empty cache; warm_: filled cache",
@@ -31,6 +32,11 @@ _EVIDENCE = (
 )
 
 
+def _arguments(choice: Choice) -> dict[str, Any] | None:
+    is_compiled = choice.config is not None and not choice.config.is_eager
+    return choice.config.compile_kwargs() if choice.config and is_compiled else None
+
+
 def export(report: Report) -> str:
     """The result as a JSON document; its key ``about`` says what the numbers are.
 
@@ -44,7 +50,7 @@ def export(report: Report) -> str:
         phases[name] = {
             "verdict": choice.verdict,
             "reason": phase.get("reason"),
-            "torch_compile": choice.config.compile_kwargs() if choice.config else None,
+            "torch_compile": _arguments(choice),
             "config": best.get("config"),
             "trial": best.get("number"),
             **{key: best.get(key) for key in _EVIDENCE},

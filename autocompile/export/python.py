@@ -85,6 +85,13 @@ def sum_of_outputs(output, inputs):
     return sum(x.float().sum() for x in leaves if x.requires_grad)
 '''
 
+# torch.compile takes the filter out of the dictionary that it is given.
+_FILTERED = '''def filtered(arguments, guard_filter):
+    """The arguments with a filter of guards, in a dictionary of their own."""
+    options = {**arguments.get("options", {}), "guard_filter_fn": guard_filter}
+    return {**arguments, "options": options}
+'''
+
 _FUNCTIONS = {
     "forward": _FORWARD,
     "forward_exploration": _RL_FORWARD,
@@ -120,6 +127,8 @@ def export(report: Report) -> str:
     device = str(report["environment"].get("device") or "cpu")
     build = build_function(report, "model" if device == "cpu" else f"model.to({quoted(device)})")
     phases = [block for choice in found.values() for block in _phase(choice)]
+    if any(choice.config and choice.config.guards != "all" for choice in faster):
+        phases.insert(0, _FILTERED)
     for choice in faster:
         if choice.config and choice.config.scope == "regional":
             names = literal(list(blocks[choice.phase]), "")
@@ -136,8 +145,6 @@ def _demand_form(choice: Choice, blocks: Sequence[str]) -> None:
     lost = not_carried(config, _CARRIED) if config else []
     if config and config.scope == "regional" and not blocks:
         lost.append("scope='regional', of a model whose blocks the report does not name")
-    if config and config.scope == "regional" and config.guards != "all":
-        lost.append(f"guards={config.guards!r} beside scope='regional'")
     if lost:
         raise ExportError(
             f"the best setting of {choice.phase} has no form in plain torch",
@@ -191,13 +198,8 @@ def _phase(choice: Choice) -> list[str]:
     )
     if choice.config.is_eager:
         return [evidence + source]
-    constant, arguments = _constant(choice), literal(choice.config.compile_kwargs(), "")
-    lines = [f"{evidence}{constant} = {arguments}"]
-    if choice.config.guards != "all":
-        given = f"**{constant}.get('options', {{}})"
-        filtered = f"'guard_filter_fn': torch.compiler.{GUARD_FILTERS[choice.config.guards]}"
-        lines += [f"{constant}['options'] = {{{given}, {filtered}}}".replace("'", '"')]
-    return ["\n".join(lines), source]
+    arguments = literal(choice.config.compile_kwargs(), "")
+    return [f"{evidence}{_constant(choice)} = {arguments}", source]
 
 
 def _prepare(config: CompileConfig, constant: str) -> list[str]:
@@ -211,7 +213,8 @@ def _prepare(config: CompileConfig, constant: str) -> list[str]:
     if config.memory_format == "channels_last":
         lines += ["model.to(memory_format=torch.channels_last)"]
     if config.scope == "regional":
-        compiled = f"torch.nn.Module.compile(model.get_submodule(name), **{constant})"
+        given = _given(config, constant)
+        compiled = f"torch.nn.Module.compile(model.get_submodule(name), **{given})"
         lines += [f"for name in {constant}_BLOCKS:", f"    {compiled}"]
     return lines
 
@@ -230,9 +233,16 @@ def _without_autocast(config: CompileConfig, phase: str, constant: str) -> str:
     if config.is_eager or config.scope == "regional":
         return function
     if config.freezing:
-        frozen = f"Frozen({function}, model, {constant})"
+        frozen = f"Frozen({function}, model, {_given(config, constant)})"
         return frozen if phase == "forward" else f"torch.no_grad()({frozen})"
-    return f"torch.compile({function}, **{constant})"
+    return f"torch.compile({function}, **{_given(config, constant)})"
+
+
+def _given(config: CompileConfig, constant: str) -> str:
+    """The arguments of torch.compile in the script."""
+    if config.guards == "all":
+        return constant
+    return f"filtered({constant}, torch.compiler.{GUARD_FILTERS[config.guards]})"
 
 
 def _main(report: Report, found: list[Choice]) -> str:

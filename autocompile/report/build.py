@@ -85,6 +85,8 @@ _TARGET_KEYS = (
     "algorithm",
     "build",
     "own_batch_size",
+    "calls_per_update",
+    "blocks",
     "choices",
 )
 

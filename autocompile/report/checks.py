@@ -115,9 +115,12 @@ def render_preview(found: Mapping[str, Any], console: Console) -> None:
 def _of_dynamo(traced: Mapping[str, Any]) -> str:
     """What a trace of the phase says of graphs, and so of ``fullgraph``."""
     if error := traced.get("error"):
-        return f"Dynamo cannot trace it: {text.plain(error)}"
+        return f"a trace by Dynamo alone failed: {text.plain(error)}"
+    graphs, skipped = traced.get("graphs"), traced.get("skipped_frames")
     if not traced.get("graph_breaks"):
-        return "Dynamo makes one graph of it: fullgraph will do"
+        if graphs == 1 and not skipped:
+            return "Dynamo makes one graph of it: fullgraph will do"
+        return f"Dynamo makes {graphs} graphs of it and leaves some of it out: fullgraph will fail"
     places = [f"{b['place']} ({b['reason']})" for b in traced["breaks"] if b.get("place")][:1]
     count = traced["graph_breaks"]
     often = "once" if count == 1 else f"{count} times"

@@ -15,7 +15,6 @@ from autocompile.runtime.regions import regions_of
 
 __all__ = [
     "RL_PHASES",
-    "autocast",
     "beside_a_step",
     "compile_function",
     "compile_model",
@@ -54,7 +53,10 @@ def prepare_model(model: torch.nn.Module, config: CompileConfig) -> None:
 
 
 def compile_function(
-    function: Callable[..., Any], config: CompileConfig, model: torch.nn.Module | None = None
+    function: Callable[..., Any],
+    config: CompileConfig,
+    model: torch.nn.Module | None = None,
+    kind: str = "cpu",
 ) -> Callable[..., Any]:
     """Compile what a phase calls; the function itself where nothing is compiled.
 
@@ -62,12 +64,19 @@ def compile_function(
         function: of no argument or of the phase's inputs.
         config: the setting; its ``scope`` and ``freezing`` need ...
         model: ... the module that the function calls.
+        kind: the type of device that ``autocast`` is about where there is no model.
 
     Raises:
         UsageError: the setting needs a model, and there is none or none of repeated blocks.
     """
     compiled = _compiled(function, config, model)
-    return compiled if model is None else autocast(compiled, config, model)
+    if config.autocast == "none":
+        return compiled
+    if isinstance(compiled, torch.nn.Module):  # it stays one
+        module: Any = compiled
+        module.forward = _autocast(module.forward, config, model, kind)
+        return compiled
+    return _autocast(compiled, config, model, kind)
 
 
 def _compiled(
@@ -110,17 +119,18 @@ def torch_arguments(config: CompileConfig) -> dict[str, Any]:
     return kwargs
 
 
-def autocast(
-    function: Callable[..., Any], config: CompileConfig, model: torch.nn.Module
+def _autocast(
+    function: Callable[..., Any], config: CompileConfig, model: torch.nn.Module | None, kind: str
 ) -> Callable[..., Any]:
-    """The function under ``torch.autocast`` on the model's device; itself without one."""
-    if config.autocast == "none":
-        return function
-    kind = next((p.device.type for p in model.parameters()), "cpu")
+    """The function under ``torch.autocast`` on the device that the model is on when it is called.
+
+    ``kind`` is that of a step, whose model is not known, and of a model without parameters.
+    """
     dtype = getattr(torch, config.autocast)
 
     def lower(*args: Any, **kwargs: Any) -> Any:
-        with torch.autocast(kind, dtype=dtype):
+        first = next(model.parameters(), None) if model is not None else None
+        with torch.autocast(kind if first is None else first.device.type, dtype=dtype):
             return function(*args, **kwargs)
 
     return lower
@@ -172,8 +182,6 @@ def beside_a_step(config: CompileConfig) -> list[str]:
     if config.optimizer != "default":
         name = config.optimizer
         todo.append(f"autocompile.runtime.optimizers.set_implementation(optimizer, {name!r})")
-    if config.autocast != "none":
-        todo.append(f"forward and loss under torch.autocast(..., dtype=torch.{config.autocast})")
     if config.scope != "full":
         todo.append(f"autocompile.runtime.regions.regions_of(model), compiled: {config.label()}")
     return todo

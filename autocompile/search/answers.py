@@ -32,7 +32,7 @@ def answer(
     source, same = None, None
     for twin in plainer_twins(setting):
         record = known.get(twin)
-        if record and record.ok and not record.graph_breaks and not record.recompiles:
+        if record and record.ok and _is_one_graph(record):
             source = record
             same = record.number if record.duplicate_of is None else record.duplicate_of
             break
@@ -50,6 +50,12 @@ def answer(
     )
 
 
+def _is_one_graph(record: Record) -> bool:
+    """Whether all of it was compiled, at once, as one graph: then fullgraph says the same."""
+    skipped = record.graph_breaks or record.recompiles or record.detail.get("skipped_frames")
+    return not skipped and record.graphs in (None, 1)
+
+
 def _broken(number: int, setting: Setting, broke: Record) -> Record:
     """``graph_break``, as another trial has shown it."""
     breaks = broke.detail.get("breaks", [])
@@ -65,7 +71,7 @@ def _broken(number: int, setting: Setting, broke: Record) -> Record:
         outcome=Outcome.GRAPH_BREAK,
         step=Step.COMPILE,
         message=message,
-        detail={"breaks": breaks},
+        detail={"breaks": breaks, "answered": True},
         duplicate_of=None if broke.ok else broke.number,
     )
 
@@ -99,6 +105,7 @@ def _break_of(setting: Setting, known: Known) -> Record | None:
         r
         for r in known.values()
         if r.duplicate_of is None
+        and not r.detail.get("answered")
         and (r.outcome is Outcome.GRAPH_BREAK or (r.ok and r.graph_breaks))
         and r.batch_size == setting.batch_size
         and _traces_alike(r.config, setting.config)

@@ -109,5 +109,6 @@ def _table(path: Path) -> dict[str, tuple[Any, ...]]:
                 hint=f"{close[0]} = [...]" if close else None,
             )
         listed = values if isinstance(values, list) else [values]
-        found[name] = tuple(None if value == "none" else value for value in listed)
+        is_none = {"none": None} if name in ("dynamic", "threads") else {}
+        found[name] = tuple(is_none.get(v, v) if isinstance(v, str) else v for v in listed)
     return found

@@ -96,7 +96,6 @@ _GRAPHS: Mapping[str, OptionValue] = {"triton.cudagraphs": True}
 _INDUCTOR = (
     Variant({"cpp_wrapper": True}, "cpu"),
     Variant({"cpp.simdlen": 256}, "cpu"),
-    Variant({"size_asserts": False}),  # of inputs, which Dynamo's guards have looked at
     Variant({**_GRAPHS, "coordinate_descent_tuning": True}, "cuda"),
     Variant({**_GRAPHS, "max_autotune_pointwise": True}, "cuda"),
     Variant({**_GRAPHS, "combo_kernels": True}, "cuda"),

@@ -72,7 +72,7 @@ def build_space(
             unusable[Setting(CompileConfig(backend, **here), batch_sizes[0])] = reason
             continue
         options = _options(backend, wanted, offered, effort)
-        for config in _variants(backend, modes, options, flags, combinations):
+        for config in _variants(backend, modes, options, flags, combinations, dropped):
             raw += 1
             if config in kept:
                 continue
@@ -148,6 +148,7 @@ def _variants(
     variants: Sequence[Mapping[str, OptionValue]],
     flags: Sequence[tuple[bool, bool | None]],
     combinations: Sequence[Mapping[str, Any]],
+    dropped: Counter[str],
 ) -> Iterator[CompileConfig]:
     """Every setting of a backend; some are equal to others in their canonical form."""
     known = BACKENDS.get(backend, Backend())
@@ -157,7 +158,10 @@ def _variants(
             yield CompileConfig(backend, **around)
             continue
         for mode, options in itertools.product(takes, variants):
-            if mode != "default" and (options or around.get("guards", "all") != "all"):
+            if mode != "default" and around.get("guards", "all") != "all":
+                dropped["torch takes a filter of guards or a mode"] += len(flags)
+                continue
+            if mode != "default" and options:
                 continue  # torch takes either
             for fullgraph, dynamic in flags:
                 given = tuple(options.items())

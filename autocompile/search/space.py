@@ -64,6 +64,12 @@ class SearchSpace:
                 "modes and options are asked for, and torch takes either",
                 hint="a run with --mode, and another with --option",
             )
+        plain = "default" in (self.modes or ("default",)) or "all" in (self.guards or ("all",))
+        if not plain:
+            raise UsageError(
+                "modes and filters of guards are asked for, and torch takes either",
+                hint="--mode default, or --guards all,... to try both beside one another",
+            )
         for size in self.batch_sizes or ():
             if size < 1:
                 raise UsageError(f"batch size {size} is below 1", hint="--batch-size 1,4,16")

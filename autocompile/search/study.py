@@ -106,7 +106,14 @@ class PhaseStudy:
         where, warn = (self.study_name, self.database), self.observer.warning
         ledger = Ledger(self.space, self.objective, *where, self._pick, warn)
         with Crew(self.executor, self.observer) as crew:
-            ledger.restore([r for r in self.records if r.role == "search"])
+            listed = {*self.space.settings, *self.space.unusable}
+            ledger.restore(  # an older autocompile may have tried what is not listed now
+                [
+                    r
+                    for r in self.records
+                    if r.role == "search" and Setting(r.config, r.batch_size) in listed
+                ]
+            )
             while True:
                 self._fill(crew, ledger, budget)
                 if not crew.size:

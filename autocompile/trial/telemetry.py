@@ -33,6 +33,8 @@ class DynamoFacts:
     Attributes:
         graphs: graphs handed to the backend.
         graph_breaks: places where a graph had to end.
+        skipped_frames: functions that Dynamo began and gave up as a whole, as it does where a graph
+            breaks inside a loop; it counts no graph break then.
         recompiles: compilations of code that had been compiled before.
         break_reasons: torch's own words, most frequent first, at most five.
         recompile_reasons: likewise.
@@ -41,6 +43,7 @@ class DynamoFacts:
 
     graphs: int
     graph_breaks: int
+    skipped_frames: int
     recompiles: int
     break_reasons: tuple[str, ...]
     recompile_reasons: tuple[str, ...]
@@ -86,6 +89,7 @@ def dynamo_facts() -> DynamoFacts:
     return DynamoFacts(
         graphs=int(counters["stats"]["unique_graphs"]),
         graph_breaks=sum(count for _, count in breaks),
+        skipped_frames=int(counters["frames"]["total"] - counters["frames"]["ok"]),
         recompiles=len(reasons),
         break_reasons=tuple(_first_line(reason) for reason, _ in breaks[:5]),
         recompile_reasons=tuple(reasons[:5]),

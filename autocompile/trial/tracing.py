@@ -18,10 +18,11 @@ _DYNAMO_ALONE = CompileConfig("eager_noexcept")  # runs the graphs of Dynamo as 
 
 
 def trace(request: dict[str, Any], channel: Channel, result: dict[str, Any]) -> None:
-    """For each phase ``graphs``, ``graph_breaks``, ``breaks`` and ``trace_s``, or ``error``."""
+    """For each phase ``graphs``, ``graph_breaks``, ``skipped_frames``, ``breaks``, or ``error``."""
     target, device = load(request, channel)
     channel.step(Step.COMPILE)
     found: dict[str, dict[str, Any]] = {}
+    result["traced"] = found  # what is known is sent, whatever becomes of the next phase
     for phase in request["phases"]:
         inputs = inputs_of(target, {**request, "phase": phase}, device, 0)
         telemetry.reset_dynamo(_DYNAMO_ALONE.backend)
@@ -36,7 +37,7 @@ def trace(request: dict[str, Any], channel: Channel, result: dict[str, Any]) -> 
         found[phase] = {
             "graphs": facts.graphs,
             "graph_breaks": facts.graph_breaks,
+            "skipped_frames": facts.skipped_frames,
             "breaks": witness.facts()["breaks"],
             "trace_s": time.monotonic() - began,
         }
-    result["traced"] = found

@@ -110,7 +110,7 @@ def _trial(request: dict[str, Any], channel: Channel, result: dict[str, Any]) ->
         eager = judge.eager
         if config.numbers != EAGER:  # what is timed against is the model as it stands
             eager = make_side(target, phase, inputs)
-            demand_close(judge, eager, notes, tolerance)
+            demand_close(judge, eager, notes, tolerance, target.check)
 
     channel.step(Step.COMPILE)
     telemetry.reset_dynamo(config.backend)
@@ -238,6 +238,7 @@ def _prove_compiled(result: dict[str, Any], notes: list[str], witness: explain.W
         "break_reasons": list(facts.break_reasons),
         "recompile_reasons": list(facts.recompile_reasons),
         "cudagraph_skips": facts.cudagraph_skips,
+        "skipped_frames": facts.skipped_frames,
         **witness.facts(),
     }
     if facts.graphs == 0:

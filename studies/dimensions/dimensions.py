@@ -115,7 +115,7 @@ def space_of(model: Model, device: str) -> SearchSpace:
     )
 
 
-def spent(records: Sequence[Record], phase: dict[str, Any]) -> dict[str, Any]:
+def spent(records: Sequence[Record]) -> dict[str, Any]:
     """How many settings needed no process, and about how many seconds that saved."""
     search = [r for r in records if r.role == "search"]
     ran = [r for r in search if r.wall_s > 0]
@@ -129,7 +129,6 @@ def spent(records: Sequence[Record], phase: dict[str, Any]) -> dict[str, Any]:
     )
     untimed = [r for r in ran if r.duplicate_of is not None]
     return {
-        "space": phase.get("space"),
         "listed": len(search),
         "processes": len(ran),
         "answered": dict(reasons),
@@ -182,8 +181,8 @@ def run(name: str, device: str, seed: int) -> dict[str, Any]:
         "phase": model.phase,
         "machine": machine(report["environment"]),
         "wall_s": round(time.monotonic() - began, 1),
-        "calls_per_update": report["target"].get("calls_per_update", {}).get(model.phase),
-        "spent": spent(records, report["phases"][model.phase]),
+        "calls_per_update": report["target"]["calls_per_update"].get(model.phase),
+        "spent": spent(records),
         "noise_floor": report["phases"][model.phase].get("noise_floor"),
         "settings": [
             {

@@ -77,7 +77,9 @@ def savings(every: list[dict[str, Any]]) -> list[str]:
     for found in every:
         spent = found["spent"]
         answered = ", ".join(f"{n} {why}" for why, n in spent["answered"].items()) or "–"
-        saved = sum(spent["answered"].values()) * spent["typical_trial_s"]
+        never = ("cannot be used here",)  # such a trial would have ended at once
+        would = sum(n for why, n in spent["answered"].items() if why not in never)
+        saved = would * spent["typical_trial_s"]
         lines.append(
             f"| {found['model']} | {spent['listed']} | {spent['processes']} | {answered} "
             f"| {spent['same_code_found_after_compiling']} | {saved:.0f} s of trials |"

@@ -22,6 +22,7 @@ import random
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,12 +151,14 @@ def _missing(
     rows: list[dict[str, Any]], settings: list[str], processes: int, rounds: int
 ) -> list[str]:
     """The settings of which fewer calm processes are there than wanted, and tries are left."""
-    calm = dict.fromkeys(settings, 0)
-    tries = dict.fromkeys(settings, 0)
-    for row in rows:
-        tries[row["setting"]] += 1
-        calm[row["setting"]] += _is_calm(row, best_yard_us(rows), rounds)
-    return [s for s in settings if calm[s] < processes and tries[s] < TRIES * processes]
+    calm = Counter(r["setting"] for r in rows if _is_calm(r, best_yard_us(rows), rounds))
+    tries = Counter(r["setting"] for r in rows)
+    failed = Counter(r["setting"] for r in rows if "error" in r)
+    return [
+        s
+        for s in settings
+        if calm[s] < processes and tries[s] < TRIES * processes and failed[s] < TRIES
+    ]
 
 
 def _is_calm(row: dict[str, Any], yard_us: float, rounds: int) -> bool:
@@ -241,6 +244,8 @@ def main() -> None:
         for setting, t in truth.items():
             tied = "tied for best" if setting in ties(truth) else ""
             print(f"{name:5} {setting:28} {t.value:.3f} [{t.low:.3f}, {t.high:.3f}] {tied}")
+        for setting in set(MODELS[name].settings[args.device]) - set(truth):
+            print(f"{name:5} {setting:28} no process was calm")
 
 
 if __name__ == "__main__":

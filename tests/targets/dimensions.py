@@ -53,3 +53,52 @@ def blocks():
 
 def counting():
     return Counting()
+
+
+class Loud(torch.nn.Module):
+    """Fits into float32 and not into float16."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(12, 4)
+        torch.nn.init.constant_(self.layer.weight, 1e4)
+
+    def forward(self, x):
+        return self.layer(x.abs().sum((1, 2)))
+
+
+class Labels(torch.nn.Module):
+    """Gives whole numbers, of which each change of precision changes some."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(432, 64)
+
+    def forward(self, x):
+        return (1000 * self.layer(x.flatten(1))).long()
+
+
+class Looping(torch.nn.Module):
+    """Breaks the graph inside a loop, which Dynamo gives up as a whole."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(Block() for _ in range(3))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+            torch._dynamo.graph_break()
+        return x
+
+
+def loud():
+    return Loud()
+
+
+def labels():
+    return Labels()
+
+
+def looping():
+    return Looping()
