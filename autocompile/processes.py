@@ -15,6 +15,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 __all__ = [
     "MARKER",
@@ -71,11 +72,23 @@ def keep_others_from_writing() -> None:
     os.umask(os.umask(0o022) | 0o022)
 
 
-def _state_and_parent(pid: int) -> tuple[str, int] | None:
+class _Seen(NamedTuple):
+    """What the kernel says of a process."""
+
+    state: str
+    parent: int
+    group: int
+
+    @property
+    def is_moving(self) -> bool:
+        return self.state not in "TtZX"
+
+
+def _look_at(pid: int) -> _Seen | None:
     try:  # without pathlib, which takes twice as long: this is read for every process
         with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
-            words = file.read().rpartition(b")")[2].split(None, 2)
-        return words[0].decode(), int(words[1])
+            words = file.read().rpartition(b")")[2].split(None, 3)
+        return _Seen(words[0].decode(), int(words[1]), int(words[2]))
     except (OSError, ValueError, IndexError):
         return None
 
@@ -97,7 +110,7 @@ def descendants(root: int, include_zombies: bool = False) -> list[int]:
         found += below
     if include_zombies:
         return found
-    return [p for p in found if (seen := _state_and_parent(p)) and seen[0] not in "ZX"]
+    return [p for p in found if (seen := _look_at(p)) and seen.state not in "ZX"]
 
 
 def _signal_all(pids: Iterable[int], number: int) -> None:
@@ -175,41 +188,70 @@ def kill_tree(root: int | None, marker: str, patience_s: float = 10.0) -> bool:
     return _until_quiet(lambda: _marked(marker), patience_s)
 
 
-def _families(roots: Collection[int]) -> dict[int, str]:
-    """Every process below any of these with its state, from one look at all processes.
+def _families(roots: Collection[int]) -> dict[int, dict[int, _Seen]]:
+    """What is below each of these, from one look at all processes.
 
     A process under CUDA has dozens of threads, each with a list of children of its own: for many
     trees it is cheaper to ask every process for its parent.
     """
-    below, states = defaultdict[int, list[int]](list), dict[int, str]()
-    for name in os.listdir(_PROC) if _PROC.is_dir() else ():
-        if name.isdigit() and (seen := _state_and_parent(int(name))):
-            states[int(name)] = seen[0]
-            below[seen[1]].append(int(name))
-    found, todo = dict[int, str](), list(roots)
-    while todo:
-        children = below[todo.pop()]
-        todo += children
-        found |= {child: states[child] for child in children}
+    every, children = dict[int, _Seen](), defaultdict[int, list[int]](list)
+    for name in os.listdir(_PROC):
+        if name.isdigit() and (seen := _look_at(int(name))):
+            every[int(name)] = seen
+            children[seen.parent].append(int(name))
+    found = {root: dict[int, _Seen]() for root in roots}
+    for root, below in found.items():
+        todo = [root]
+        while todo:
+            born = children[todo.pop()]
+            todo += born
+            below |= {child: every[child] for child in born}
     return found
 
 
-def pause(roots: Collection[int], patience_s: float = 0.25) -> None:
-    """Stop every process below these, and wait until they stand still."""
-    deadline, nap_s = time.monotonic() + patience_s, 0.0005
-    while roots and time.monotonic() < deadline:
-        moving = [pid for pid, state in _families(roots).items() if state not in "TtZX"]
-        if not moving:
-            return
-        _signal_all(moving, signal.SIGSTOP)
+def pause(
+    roots: Collection[int], groups: Collection[int] = (), patience_s: float = 0.25
+) -> dict[int, list[int]]:
+    """Stop every process below these, and wait until they stand still.
+
+    Args:
+        roots: of the trees; they themselves go on.
+        groups: process groups that lie in the trees with all of their members. The kernel stops
+            such a group at once, forks included, so that one look at all processes is enough; what
+            has left it is stopped one by one, and looked for again.
+        patience_s: how long to wait: one that is deep in a driver takes its time.
+
+    Returns:
+        For each root the processes below it, for :func:`resume`; as they stand still, they remain
+        the same.
+    """
+    if not roots or not _PROC.is_dir():
+        return {root: [] for root in roots}
+    for group in groups:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, signal.SIGSTOP)
+    deadline = time.monotonic() + patience_s
+    while True:
+        trees = _families(roots)
+        moving = {p: seen for tree in trees.values() for p, seen in tree.items() if seen.is_moving}
+        outside = [pid for pid, seen in moving.items() if seen.group not in groups]
+        _signal_all(outside, signal.SIGSTOP)
+        _await_stillness(moving, deadline)
+        if not outside or time.monotonic() >= deadline:
+            return {root: list(tree) for root, tree in trees.items()}
+
+
+def _await_stillness(pids: Iterable[int], deadline: float) -> None:
+    nap_s, left = 0.0005, list(pids)
+    while left and time.monotonic() < deadline:
         time.sleep(nap_s)
-        nap_s *= 2  # one that is deep in a driver takes its time
+        nap_s *= 2
+        left = [pid for pid in left if (seen := _look_at(pid)) and seen.is_moving]
 
 
-def resume(roots: Collection[int]) -> None:
-    """Let every process below these go on."""
-    if roots:
-        _signal_all(_families(roots), signal.SIGCONT)
+def resume(pids: Iterable[int]) -> None:
+    """Let processes that :func:`pause` has stopped go on."""
+    _signal_all(pids, signal.SIGCONT)
 
 
 def thread_count() -> int:

@@ -22,7 +22,11 @@ if __name__ == "__main__":
     result = autocompile.tune(
         get_model,
         phases=("forward",),
-        space=autocompile.SearchSpace(backends=("inductor",), batch_sizes=(16,)),
+        space=autocompile.SearchSpace(
+            backends=("inductor",),
+            modes=("default", "max-autotune-no-cudagraphs"),
+            batch_sizes=(16,),
+        ),
         effort="quick",
     )
     speedup = result.speedup["forward"]

@@ -88,7 +88,12 @@ def test_a_mistake_on_the_command_line_is_one_paragraph(
         (MODEL, ["--phase", "forward_exploration"], ["no phase forward_exploration", "forward"]),
         (MODEL, ["--device", "cuda:7"], ["'cuda:7' cannot be used here"]),
         ("import os; os._exit(3)", [], ["crashed", "exited with code 3 in import"]),
-        ("import time; time.sleep(600)", ["--timeout", "8s"], ["timeout", "after 8 s"]),
+        pytest.param(
+            "import time; time.sleep(600)",
+            ["--timeout", "8s"],
+            ["timeout", "after 8 s"],
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_mistake_in_the_target_is_one_paragraph(
@@ -177,6 +182,8 @@ def test_a_gate_that_is_not_met_is_exit_code_1(work: Path) -> None:
 def test_shell_completion_works(work: Path, shell: str) -> None:
     done = subprocess.run(
         [str(Path(sys.executable).with_name("autocompile")), "--show-completion", shell],
+        # Typer guesses the shell from the processes above, and there may be none.
+        env={**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"},
         capture_output=True,
         text=True,
     )

@@ -28,7 +28,7 @@ def test_each_example_is_short_and_says_how_to_run_it(path: Path) -> None:
     assert f"examples/{path.name}" in (ast.get_docstring(ast.parse(text)) or "")
 
 
-_TAKE_LONG = ("cnn.py", "transformer.py")  # to compile
+_TAKE_LONG = ("adam.py", "cnn.py", "transformer.py")  # to compile
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,7 @@ def test_a_break_elsewhere_says_nothing_about_here(work: Path) -> None:
         assert (answer(1, other, space, known, None) is not None) is answered
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_another_interpreter_tries_its_own_settings(work: Path, other: Path) -> None:
     target = work / "net.py"

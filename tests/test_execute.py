@@ -265,14 +265,18 @@ def until(condition):
         time.sleep(0.01)
     assert condition(), states()
 
-top = subprocess.Popen([sys.executable, "-c", *sys.argv[1:]], stdout=subprocess.PIPE)
+grouped, *theirs = sys.argv[1:]
+command = [sys.executable, "-c", *theirs]
+top = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+groups = [top.pid] if grouped == "grouped" else []
 try:
     assert top.stdout.readline() == b"here\\n"  # before that it may not be its own program yet
     below = processes.descendants(os.getpid())
     assert len(below) == 2, "the second has left the session and is found all the same"
-    processes.pause([os.getpid()])
+    stopped = processes.pause([os.getpid()], groups)
+    assert sorted(stopped[os.getpid()]) == sorted(below)
     until(lambda: states() == {"T"})
-    processes.resume([os.getpid()])
+    processes.resume(stopped[os.getpid()])
     until(lambda: "T" not in states())
 finally:
     ended = processes.end_descendants(60)
@@ -281,9 +285,10 @@ assert not processes.descendants(os.getpid())
 """
 
 
-def test_a_tree_is_paused_and_goes_on() -> None:
+@pytest.mark.parametrize("grouped", ["grouped", "one by one"])
+def test_a_tree_is_paused_and_goes_on(grouped: str) -> None:
     # In a process that has no other children: this one may have those of earlier tests.
-    command = [sys.executable, "-c", ROOT_OF_A_TREE, TOP, SECOND]
+    command = [sys.executable, "-c", ROOT_OF_A_TREE, grouped, TOP, SECOND]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
 

@@ -115,7 +115,14 @@ def test_the_python_script_compiles_each_phase_of_a_module(
     assert int(lines[-1].split()[1]) >= 1
 
 
-@pytest.mark.parametrize("phase", ["forward_exploration", "forward_inference", "forward_train"])
+@pytest.mark.parametrize(
+    "phase",
+    [
+        "forward_exploration",
+        pytest.param("forward_inference", marks=pytest.mark.slow),
+        pytest.param("forward_train", marks=pytest.mark.slow),
+    ],
+)
 def test_the_python_script_compiles_each_phase_of_an_rlmodule(phase: str, tmp_path: Path) -> None:
     text = export(rl(tmp_path, {phase: faster(dynamic=False)}), "python")
     call = f'model.{phase}({{"obs": torch.zeros(2, 4)}})'

@@ -117,6 +117,7 @@ class Child:
     Attributes:
         warden: the pid of the process below which all of the trial's are.
         worker: the pid of the one that does the work, once the warden has said it.
+        stopped: the processes of it that stand still while another trial is timed.
         forked: it came from the zygote.
         company: other trials ran at some time beside it.
         lost: it could not be killed (a driver or a file system holds it).
@@ -136,6 +137,7 @@ class Child:
     clock: Clock = field(default_factory=Clock)
     warden: int = 0
     worker: int | None = None
+    stopped: list[int] = field(default_factory=list)
     process: subprocess.Popen[bytes] | None = None
     pidfd: int | None = None
     forked: bool = False

@@ -225,7 +225,11 @@ class LocalExecutor:
         for child in children:
             self._await_birth(child)
             child.clock.hold()
-        pause([child.warden for child in children])
+        # A worker leads a session of its own: its group is itself and whatever stays with it.
+        groups = [child.worker for child in children if child.worker and not child.gone]
+        stopped = pause([child.warden for child in children], groups)
+        for child in children:
+            child.stopped = stopped[child.warden]
 
     def _await_birth(self, child: Child) -> None:
         """A worker that is not there yet cannot be stopped, and would start beside the timing."""
@@ -236,8 +240,9 @@ class LocalExecutor:
 
     def _release(self, numbers: list[int]) -> None:
         children = [self._children[n] for n in numbers if n in self._children]
-        resume([child.warden for child in children])
         for child in children:
+            resume(child.stopped)
+            child.stopped = []
             child.clock.go()
 
     def _grant(self, number: int) -> None:

@@ -61,8 +61,10 @@ def _broken(number: int, setting: Setting, broke: Record) -> Record:
     breaks = broke.detail.get("breaks", [])
     message = broke.message
     if broke.ok:
-        told = [f": {b.get('reason', '')} ({b.get('place', '')})" for b in breaks[:1]]
-        message = f"trial {broke.number} broke the graph {broke.graph_breaks} times{''.join(told)}"
+        first = breaks[0] if breaks else {}
+        told = f": {first['reason']}" if first.get("reason") else ""
+        told += f" ({first['place']})" if first.get("place") else ""
+        message = f"trial {broke.number} broke the graph {broke.graph_breaks} times{told}"
     return Record(
         number=number,
         phase=broke.phase,

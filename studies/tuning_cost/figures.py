@@ -87,6 +87,8 @@ def main() -> None:
         "1 job, second machine": arm("h200/one.json", "one"),
         "16 jobs, second machine, profiled": arm("h200/many_profiled.json", "many"),
         "16 jobs, third machine, later code": arm("h200/many_after.json", "many"),
+        "loop, busy host": arm("h200/busy_host.json", "naive"),
+        "16 jobs, busy host": arm("h200/busy_host.json", "many"),
     }
     for label, found in {**cpu, **gpu}.items():
         alone(label, found)
@@ -94,6 +96,7 @@ def main() -> None:
     beside("2 cores, 1 job over 1 job", cpu["one"], cpu["again"])
     beside("H200, 16 jobs over the loop", *(list(gpu.values())[:2]))
     beside("H200, 16 jobs over 1", *(list(gpu.values())[2:4]))
+    beside("H200, busy host, 16 jobs over the loop", *(list(gpu.values())[5:7]))
     loops = [arm(f"h200/naive_{number}.json", "naive") for number in (1, 2)]
     beside("H200, one loop over another on another machine", *loops)
     neighbours()
