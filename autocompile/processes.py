@@ -218,27 +218,32 @@ def pause(
         roots: of the trees; they themselves go on.
         groups: process groups that lie in the trees with all of their members. The kernel stops
             such a group at once, forks included, so that one look at all processes is enough; what
-            has left it is stopped one by one, and looked for again.
-        patience_s: how long to wait: one that is deep in a driver takes its time.
+            is in no such group is stopped one by one, and looked for again.
+        patience_s: how long to wait: one that is deep in a driver takes its time, and after this
+            it is left to stop when it comes out.
 
     Returns:
-        For each root the processes below it, for :func:`resume`; as they stand still, they remain
-        the same.
+        For each root the living processes below it, for :func:`resume`.
     """
     if not roots or not _PROC.is_dir():
         return {root: [] for root in roots}
+    held = set()  # a process that is only about to lead its group is none of it yet
     for group in groups:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGSTOP)
+            held.add(group)
     deadline = time.monotonic() + patience_s
     while True:
         trees = _families(roots)
         moving = {p: seen for tree in trees.values() for p, seen in tree.items() if seen.is_moving}
-        outside = [pid for pid, seen in moving.items() if seen.group not in groups]
+        outside = [pid for pid, seen in moving.items() if seen.group not in held]
         _signal_all(outside, signal.SIGSTOP)
         _await_stillness(moving, deadline)
         if not outside or time.monotonic() >= deadline:
-            return {root: list(tree) for root, tree in trees.items()}
+            return {
+                root: [pid for pid, seen in tree.items() if seen.state not in "ZX"]
+                for root, tree in trees.items()
+            }
 
 
 def _await_stillness(pids: Iterable[int], deadline: float) -> None:
@@ -249,9 +254,12 @@ def _await_stillness(pids: Iterable[int], deadline: float) -> None:
         left = [pid for pid in left if (seen := _look_at(pid)) and seen.is_moving]
 
 
-def resume(pids: Iterable[int]) -> None:
-    """Let processes that :func:`pause` has stopped go on."""
+def resume(pids: Iterable[int], groups: Iterable[int] = ()) -> None:
+    """Let the processes and groups that :func:`pause` has stopped go on."""
     _signal_all(pids, signal.SIGCONT)
+    for group in groups if _PROC.is_dir() else ():
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, signal.SIGCONT)
 
 
 def thread_count() -> int:

@@ -250,45 +250,95 @@ TOP = """
 import subprocess, sys
 subprocess.run([sys.executable, "-c", sys.argv[1]], start_new_session=True)
 """
-ROOT_OF_A_TREE = """
+ROOT_OF_TREES = """
 import os, subprocess, sys, time
 from pathlib import Path
 from autocompile import processes
 
-def states():
-    stats = [Path(f"/proc/{p}/stat").read_text() for p in below]
+def states(pids):
+    stats = [Path(f"/proc/{p}/stat").read_text() for p in pids]
     return {s.rpartition(")")[2].split()[0] for s in stats}
 
-def until(condition):
+def until(pids, condition):
     deadline = time.monotonic() + 60  # one that is in the kernel stops when it comes out
-    while not condition() and time.monotonic() < deadline:
+    while not condition(states(pids)) and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert condition(), states()
+    assert condition(states(pids)), states(pids)
 
 grouped, *theirs = sys.argv[1:]
-command = [sys.executable, "-c", *theirs]
-top = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
-groups = [top.pid] if grouped == "grouped" else []
+command = [sys.executable, "-c", theirs[0], sys.executable, "-c", *theirs[1:]]
+roots = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(2)]
 try:
-    assert top.stdout.readline() == b"here\\n"  # before that it may not be its own program yet
-    below = processes.descendants(os.getpid())
-    assert len(below) == 2, "the second has left the session and is found all the same"
-    stopped = processes.pause([os.getpid()], groups)
-    assert sorted(stopped[os.getpid()]) == sorted(below)
-    until(lambda: states() == {"T"})
-    processes.resume(stopped[os.getpid()])
-    until(lambda: "T" not in states())
+    # Before that they may not be their own programs yet.
+    assert [root.stdout.readline() for root in roots] == [b"here\\n", b"here\\n"]
+    trees = {root.pid: processes.descendants(root.pid) for root in roots}
+    assert [len(t) for t in trees.values()] == [2, 2], "the second has left the session"
+    groups = [tree[0] for tree in trees.values()] if grouped == "grouped" else []
+    stopped = processes.pause([*trees], groups)
+    assert {root: sorted(pids) for root, pids in stopped.items()} == {
+        root: sorted(pids) for root, pids in trees.items()
+    }
+    first, second = trees
+    for tree in trees.values():
+        until(tree, lambda seen: seen == {"T"})
+    assert "T" not in states(trees), "the roots themselves go on"
+    processes.resume(stopped[first])
+    until(trees[first], lambda seen: "T" not in seen)
+    assert states(trees[second]) == {"T"}
+    processes.resume(stopped[second])
+    until(trees[second], lambda seen: "T" not in seen)
 finally:
     ended = processes.end_descendants(60)
 assert ended
 assert not processes.descendants(os.getpid())
 """
+ROOT = """
+import subprocess, sys
+subprocess.run(sys.argv[1:], start_new_session=True)
+"""
 
 
 @pytest.mark.parametrize("grouped", ["grouped", "one by one"])
-def test_a_tree_is_paused_and_goes_on(grouped: str) -> None:
+def test_trees_are_paused_and_go_on(grouped: str) -> None:
     # In a process that has no other children: this one may have those of earlier tests.
-    command = [sys.executable, "-c", ROOT_OF_A_TREE, grouped, TOP, SECOND]
+    command = [sys.executable, "-c", ROOT_OF_TREES, grouped, ROOT, TOP, SECOND]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+
+
+BEFORE_ITS_GROUP = """
+import os, sys, time
+from autocompile import processes
+
+told, tell = os.pipe()
+led, lead = os.pipe()
+worker = os.fork()
+if worker == 0:
+    os.read(told, 1)
+    os.setsid()
+    os.write(lead, b"!")
+    while True:
+        time.sleep(0.001)
+real = os.killpg
+
+def too_early(group, number):
+    try:
+        real(group, number)
+    finally:  # the worker comes to lead its group just after the signal has found none
+        os.write(tell, b"!")
+        os.read(led, 1)
+
+os.killpg = too_early
+try:
+    processes.pause([os.getpid()], [worker], patience_s=60)
+    assert processes._look_at(worker).state == "T"
+finally:
+    os.kill(worker, 9)
+"""
+
+
+def test_one_that_does_not_lead_its_group_yet_is_stopped_too() -> None:
+    command = [sys.executable, "-c", BEFORE_ITS_GROUP]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
 

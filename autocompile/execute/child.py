@@ -116,8 +116,8 @@ class Child:
 
     Attributes:
         warden: the pid of the process below which all of the trial's are.
-        worker: the pid of the one that does the work, once the warden has said it.
-        stopped: the processes of it that stand still while another trial is timed.
+        worker: the pid of the one that does the work, once it has said it.
+        stopped: the processes of it that were stopped while another trial is timed.
         forked: it came from the zygote.
         company: other trials ran at some time beside it.
         lost: it could not be killed (a driver or a file system holds it).
@@ -165,6 +165,12 @@ class Child:
             "cage": str(self.cage.entrance) if self.cage else "",
             "environment": {**self.job.environment, MARKER: self.marker},
         }
+
+    @property
+    def groups(self) -> list[int]:
+        """The worker's process group, while it lives: the worker leads a session of its own."""
+        over = self.code is not None or self.gone
+        return [] if self.worker is None or over else [self.worker]
 
     def left_s(self) -> float:
         """Seconds until its next deadline."""

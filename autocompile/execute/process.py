@@ -225,8 +225,7 @@ class LocalExecutor:
         for child in children:
             self._await_birth(child)
             child.clock.hold()
-        # A worker leads a session of its own: its group is itself and whatever stays with it.
-        groups = [child.worker for child in children if child.worker and not child.gone]
+        groups = [group for child in children for group in child.groups]
         stopped = pause([child.warden for child in children], groups)
         for child in children:
             child.stopped = stopped[child.warden]
@@ -241,7 +240,7 @@ class LocalExecutor:
     def _release(self, numbers: list[int]) -> None:
         children = [self._children[n] for n in numbers if n in self._children]
         for child in children:
-            resume(child.stopped)
+            resume(child.stopped, child.groups)
             child.stopped = []
             child.clock.go()
 

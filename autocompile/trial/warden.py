@@ -49,7 +49,8 @@ def guard(work: Callable[[], None], descriptor: int, nonce: str, cage: str, pare
 
     Args:
         work: what the trial does.
-        descriptor: the result channel; it is told the worker's pid and how the worker ended.
+        descriptor: the result channel; the worker tells it its pid as soon as it can be stopped and
+            asked for its stacks, and this process how it ended.
         nonce: of the channel.
         cage: a file that takes the pid of a process which is to be held to a memory limit;
             empty for none.
@@ -66,6 +67,7 @@ def guard(work: Callable[[], None], descriptor: int, nonce: str, cage: str, pare
     if worker == 0:
         try:
             _become_worker(warden)
+            _say(descriptor, nonce, event="born", pid=os.getpid())
             if cage and not _enter(cage):
                 _say(descriptor, nonce, event="uncaged")
             work()
@@ -76,7 +78,6 @@ def guard(work: Callable[[], None], descriptor: int, nonce: str, cage: str, pare
                 sys.stdout.flush()
                 sys.stderr.flush()
             os._exit(70)  # work() leaves by itself; this is for what it could not handle
-    _say(descriptor, nonce, event="born", pid=worker)
     while True:
         pid, status = os.waitpid(-1, 0)
         if pid == worker:

@@ -42,23 +42,26 @@ def main() -> None:
     command = [sys.executable, "-c", WARDEN, WORKER]
     wardens = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(TREES)]
     workers = [int(w.stdout.readline()) for w in wardens if w.stdout]
-    began, used = time.monotonic(), time.process_time()
-    for _ in range(TIMES):
-        for stopped in processes.pause([w.pid for w in wardens], workers).values():
-            assert len(stopped) == 1
-            processes.resume(stopped)
+    try:
+        began, used = time.monotonic(), time.process_time()
+        for _ in range(TIMES):
+            for stopped in processes.pause([w.pid for w in wardens], workers).values():
+                assert len(stopped) == 1
+                processes.resume(stopped)
+        cpu_s, wall_s = time.process_time() - used, time.monotonic() - began
+    finally:
+        for pid in (*workers, *(p.pid for p in (*wardens, *strangers))):
+            os.kill(pid, signal.SIGKILL)
     found = {
         "schema": 1,
         "trees": TREES,
         "threads": THREADS,
         "strangers": STRANGERS,
-        "cpu_ms": round(1e3 * (time.process_time() - used) / TIMES, 2),
-        "wall_ms": round(1e3 * (time.monotonic() - began) / TIMES, 2),
+        "cpu_ms": round(1e3 * cpu_s / TIMES, 2),
+        "wall_ms": round(1e3 * wall_s / TIMES, 2),
         "python": sys.version.split()[0],
         "cores": len(os.sched_getaffinity(0)),
     }
-    for pid in (*workers, *(p.pid for p in (*wardens, *strangers))):
-        os.kill(pid, signal.SIGKILL)
     (Path(__file__).parent / "stops.json").write_text(json.dumps(found, indent=1) + "\n")
     print(found)
 
