@@ -2,10 +2,12 @@
 
     python studies/dimensions/dimensions.py --model ppo_cnn      # about 25 minutes on two cores
     python studies/dimensions/dimensions.py --model cnn --device cuda
+    python studies/dimensions/dimensions.py --model cnn --sizes 4 --python ipex=VENV/bin/python
 
 One run of ``tune`` for each model, with the dimensions asked for by name. Its search measures every
 setting; of each row of the table the two that look best are then measured again in fresh
-processes, as finalists are, and only that is reported. Written to ``<device>/<model>.json``.
+processes, as finalists are, and only that is reported. Written to ``<device>/<model>.json``, and
+with other interpreters to ``<device>/<model>_environments.json``.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 BASE = "backend, mode, fullgraph"
 ALL = "all together"
+ELSEWHERE = "another environment"
 CONFIRMED = 2  # of each row
 
 
@@ -68,6 +71,7 @@ ROWS: dict[str, Callable[[CompileConfig], bool]] = {
     "dynamic": lambda c: c.dynamic is not None,
     "threads": lambda c: c.threads is not None,
     "optimizer": lambda c: c.optimizer != "default",
+    ELSEWHERE: lambda c: c.environment != "default",
 }
 
 
@@ -76,12 +80,19 @@ def uses(config: CompileConfig) -> set[str]:
     return {name for name, is_used in ROWS.items() if is_used(config)}
 
 
+def allows(row: str, used: set[str]) -> bool:
+    """Whether a row may choose a setting that uses these dimensions.
+
+    It is the base with one dimension, or with all; in another environment everything goes.
+    """
+    if row == ALL or (row == ELSEWHERE and row in used):
+        return True
+    return used <= (set() if row == BASE else {row})
+
+
 def row_of(name: str, found: Iterable[Candidate]) -> list[Candidate]:
-    """The settings that a row may choose from: the base with one dimension, or with all."""
-    if name == ALL:
-        return list(found)
-    allowed = set() if name == BASE else {name}
-    return [c for c in found if uses(c.record.config) <= allowed]
+    """The settings that a row may choose from."""
+    return [c for c in found if allows(name, uses(c.record.config))]
 
 
 def rows() -> list[str]:
@@ -146,8 +157,10 @@ def machine(environment: dict[str, Any]) -> dict[str, Any]:
     return {**found, "platform": platform.machine(), "optuna": metadata.version("optuna")}
 
 
-def run(name: str, device: str, seed: int) -> dict[str, Any]:
-    model = MODELS[name]
+def run(
+    name: str, device: str, seed: int, sizes: tuple[int, ...] | None, pythons: tuple[str, ...]
+) -> dict[str, Any]:
+    model = dataclasses.replace(MODELS[name], sizes=sizes or MODELS[name].sizes)
     autocompile.search.finalists.choose = choose
     # Dimensions of full effort, timed as at quick effort: what counts is confirmed anyway.
     quick = autocompile.api.effort_of("quick")
@@ -169,6 +182,7 @@ def run(name: str, device: str, seed: int) -> dict[str, Any]:
             effort="full",
             device=device,
             seed=seed,
+            pythons=pythons,
             run_dir=Path(scratch) / "run",
             progress=progress("plain", sys.stderr),
         )
@@ -180,6 +194,10 @@ def run(name: str, device: str, seed: int) -> dict[str, Any]:
         "model": name,
         "phase": model.phase,
         "machine": machine(report["environment"]),
+        "environments": {
+            place: {k: v for k, v in seen.items() if k in ("torch", "python")}
+            for place, seen in report.get("environments", {}).items()
+        },
         "wall_s": round(time.monotonic() - began, 1),
         "calls_per_update": report["target"]["calls_per_update"].get(model.phase),
         "spent": spent(records),
@@ -215,12 +233,16 @@ def main() -> None:
     parser.add_argument("--model", choices=MODELS, required=True)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--sizes", type=int, nargs="+", help="batch sizes instead of the model's")
+    parser.add_argument("--python", action="append", default=[], help="NAME=PATH; repeatable")
     parser.add_argument("--folder", type=Path, help="for the JSON; beside this file if left out")
     args = parser.parse_args()
     folder = args.folder or HERE / args.device
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{args.model}.json"
-    path.write_text(json.dumps(run(args.model, args.device, args.seed), indent=1) + "\n")
+    path = folder / f"{args.model}{'_environments' if args.python else ''}.json"
+    sizes = tuple(args.sizes) if args.sizes else None
+    found = run(args.model, args.device, args.seed, sizes, tuple(args.python))
+    path.write_text(json.dumps(found, indent=1) + "\n")
     print(f"wrote {path}")
 
 

@@ -15,16 +15,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from dimensions import ALL, BASE, MODELS, ROWS
+from dimensions import ALL, BASE, MODELS, ROWS, allows
 
 HERE = Path(__file__).parent
 README = HERE / "README.md"
-
-
-def allowed(row: str, setting: dict[str, Any]) -> bool:
-    if row == ALL:
-        return True
-    return set(setting["uses"]) <= (set() if row == BASE else {row})
 
 
 def best(row: str, size: int | None, found: dict[str, Any]) -> dict[str, Any] | None:
@@ -32,7 +26,7 @@ def best(row: str, size: int | None, found: dict[str, Any]) -> dict[str, Any] | 
     ours = [
         s
         for s in found["settings"]
-        if s["batch_size"] == size and s["confirmed"] and allowed(row, s)
+        if s["batch_size"] == size and s["confirmed"] and allows(row, set(s["uses"]))
     ]
     return max(ours, key=lambda s: s["speedup"][0], default=None)
 
@@ -49,8 +43,10 @@ def table(found: dict[str, Any]) -> list[str]:
     """One model: rows of dimensions, columns of batch sizes."""
     sizes = sorted({s["batch_size"] for s in found["settings"]}, key=lambda size: size or 0)
     names = [f"batch {size}" if size else "a step" for size in sizes]
+    others = [f"{name} (torch {seen['torch']})" for name, seen in found["environments"].items()]
+    beside = f", and in {', '.join(others)}" if others else ""
     lines = [
-        f"**{found['model']}**, `{found['phase']}`",
+        f"**{found['model']}**, `{found['phase']}`{beside}",
         "",
         f"| | {' | '.join(names)} |",
         f"|---|{'---|' * len(sizes)}",
@@ -92,7 +88,8 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--write", action="store_true", help="into the README")
     args = parser.parse_args()
-    paths = [HERE / args.device / f"{name}.json" for name in MODELS]
+    names = [f"{name}{more}" for more in ("", "_environments") for name in MODELS]
+    paths = [HERE / args.device / f"{name}.json" for name in names]
     every = [json.loads(p.read_text()) for p in paths if p.exists()]
     text = "\n".join([line for found in every for line in table(found)] + savings(every))
     if not args.write:

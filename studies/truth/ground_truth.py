@@ -38,6 +38,8 @@ WARM_ROUNDS = 20
 SAME = 0.01  # settings within 1 % of the best are as good as it
 RESAMPLES = 2000
 CALM = 1.08  # times the yardstick's 5 % quantile
+CALM_OF_MANY = 1.2  # with many threads the yardstick itself is no steadier
+MANY = 4  # threads
 MOST = 4  # rounds for each calm one that is wanted
 ENOUGH = 0.3  # of the calm rounds that are wanted: with fewer a process tells nothing
 TRIES = 3  # processes for each that is wanted
@@ -106,7 +108,8 @@ def measure(
         for kept, us in zip(times, here, strict=True):
             kept.append(float(f"{us:.4g}"))
         yard_us.append(float(f"{max(before_us, yardstick()):.4g}"))
-        calm += yard_us[-1] <= CALM * min(known_us, float(np.quantile(yard_us, 0.05)))
+        best_us = min(known_us, float(np.quantile(yard_us, 0.05)))
+        calm += yard_us[-1] <= calm_limit(torch.get_num_threads()) * best_us
         if calm >= rounds:
             break
     return {
@@ -165,11 +168,19 @@ def _is_calm(row: dict[str, Any], yard_us: float, rounds: int) -> bool:
     return "error" not in row and calm_ratios(row, yard_us).size >= ENOUGH * rounds
 
 
+def calm_limit(threads: int) -> float:
+    """How far the yardstick may be above its best, as a factor."""
+    return CALM if threads <= MANY else CALM_OF_MANY
+
+
 def wait_for_calm(known_us: float) -> None:
     """Until the yardstick is what it was at best, twice in a row; not for ever."""
+    import torch
+
     yardstick, until, calm = make_yardstick(), time.monotonic() + WAIT_S, 0
+    limit_us = calm_limit(torch.get_num_threads()) * known_us
     while calm < 2 and time.monotonic() < until:
-        calm = calm + 1 if yardstick() <= CALM * known_us else 0
+        calm = calm + 1 if yardstick() <= limit_us else 0
         time.sleep(0.5)
 
 
@@ -181,7 +192,7 @@ def best_yard_us(rows: list[dict[str, Any]]) -> float:
 def calm_ratios(row: dict[str, Any], yard_us: float) -> np.ndarray:
     """Eager time over compiled time, round by round, of the calm ones."""
     every = np.asarray(row["eager_us"]) / np.asarray(row["compiled_us"])
-    return every[np.asarray(row["yard_us"]) <= CALM * yard_us]
+    return every[np.asarray(row["yard_us"]) <= calm_limit(row["threads"]) * yard_us]
 
 
 @dataclass(frozen=True)
