@@ -14,6 +14,7 @@ from autocompile.record import Outcome, Record
 from autocompile.stats import Interval, across_processes, median, ratio
 
 __all__ = [
+    "ENOUGH_PROCESSES",
     "Candidate",
     "Limits",
     "candidates",
@@ -23,6 +24,9 @@ __all__ = [
     "tie_set",
     "with_refreshes",
 ]
+
+ENOUGH_PROCESSES = 3
+"""With fewer that nothing disturbed, how far processes differ is not known."""
 
 SAME = 0.01
 """Two settings whose speed differs by less are as good as one another."""
@@ -52,9 +56,9 @@ class Candidate:
         speedup: against eager at the same batch size.
         eager_call_s: seconds of an eager call at this batch size, pooled over the phase.
         confirmed: in how many fresh processes it was measured again; those that something
-            disturbed count only where there are no others.
+            disturbed count only where there are fewer than three others.
         warm_compile_s: compile time on a warm cache; None if it was never repeated.
-        flags: what makes the repeats doubtful.
+        flags: what makes its figures doubtful: those of the repeats, where there are any.
     """
 
     record: Record
@@ -122,7 +126,7 @@ def candidates(records: Iterable[Record]) -> list[Candidate]:
         again = repeats.get(record.number, [])
         if not all(r.ok for r in again):
             continue
-        sound = _sound(again)
+        sound = _sound(again) if sum(_is_sound(r) for r in again) >= ENOUGH_PROCESSES else again
         speedups = [r.measurement.speedup for r in sound if r.measurement is not None]
         warm = [r.compile_s for r in again if r.compile_s is not None]
         speedup = across_processes(speedups or [record.measurement.speedup])
@@ -137,7 +141,7 @@ def candidates(records: Iterable[Record]) -> list[Candidate]:
                 eager_call_s=eager.of(record, own=True),
                 confirmed=len(sound),
                 warm_compile_s=median(warm) if warm else None,
-                flags=tuple({f for r in sound if r.measurement for f in r.measurement.flags}),
+                flags=tuple({f for r in sound or [record] for f in _flags(r)}),
             )
         )
     return found
@@ -160,6 +164,8 @@ class _Eager:
     def __init__(self, working: Iterable[Record]) -> None:
         self._records: dict[tuple[str, int | None], list[Record]] = {}
         for record in working:
+            if record.duplicate_of is not None:
+                continue  # the same process again
             key = record.config.environment, record.batch_size
             self._records.setdefault(key, []).append(record)
 
@@ -190,9 +196,17 @@ class _Eager:
         return [r.measurement.eager_call_s for r in found if r.measurement]
 
 
+def _flags(record: Record) -> tuple[str, ...]:
+    return record.measurement.flags if record.measurement else ()
+
+
+def _is_sound(record: Record) -> bool:
+    return record.measurement is not None and record.measurement.is_sound
+
+
 def _sound(records: Sequence[Record]) -> Sequence[Record]:
     """Those that nothing disturbed; all of them if there is none."""
-    return [r for r in records if r.measurement and r.measurement.is_sound] or records
+    return [r for r in records if _is_sound(r)] or records
 
 
 def noise_floor(records: Iterable[Record], batch_size: int | None) -> float:

@@ -23,6 +23,7 @@ from autocompile.stats import Interval, median, speedup
 __all__ = [
     "ENOUGH_ROUNDS",
     "SCHEMA",
+    "UNSOUND",
     "Measurement",
     "Outcome",
     "Record",
@@ -70,6 +71,10 @@ ENOUGH_ROUNDS = 8
 """From so many rounds of a measurement on its 95 % interval is worth something."""
 
 
+UNSOUND = frozenset({"contended", "throttled", "eager_slowed"})
+"""Flags of a measurement that proves nothing: something was in the way of one side."""
+
+
 @dataclass(frozen=True)
 class Measurement:
     """Raw block times of one process: one entry for each round, in seconds per call.
@@ -108,7 +113,7 @@ class Measurement:
     @property
     def is_sound(self) -> bool:
         """Whether enough of it was measured with nothing else in the way."""
-        return not {"contended", "throttled"} & set(self.flags)
+        return not UNSOUND & set(self.flags)
 
     def _clean(self, times: tuple[float, ...]) -> tuple[float, ...]:
         left_out = set(self.disturbed)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -200,11 +200,6 @@ def test_several_threads_may_call_it(compiler: Compile) -> None:
                     wrong.append(x)
 
     wanted = [model(x)["logits"] for x in inputs]
-    threads = [
-        threading.Thread(target=call, args=pair) for pair in zip(inputs, wanted, strict=True)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(len(inputs)) as pool:
+        list(pool.map(call, inputs, wanted))  # raises what a thread has raised
     assert not wrong

@@ -50,6 +50,7 @@ def test_each_example_compiles_and_is_right(path: Path, work: Path) -> None:
     assert {row["outcome"] for row in phases.values()} == {"ok"}
 
 
+@pytest.mark.slow
 def test_the_api_example_runs(work: Path) -> None:
     done = run(sys.executable, str(ROOT / "examples" / "api.py"), cwd=work)
     assert done.returncode == 0, done.stderr

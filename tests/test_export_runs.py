@@ -131,6 +131,40 @@ def test_the_python_script_compiles_each_phase_of_an_rlmodule(phase: str, tmp_pa
     assert lines[-1] == "graphs 1"
 
 
+def test_a_policy_acts_through_a_backend_that_refuses_gradients(tmp_path: Path) -> None:
+    """As RLlib calls it: nobody has entered no_grad outside."""
+    text = export(rl(tmp_path, {"forward_exploration": faster(backend="onnxrt")}), "python")
+    call = (
+        'print(model.forward_exploration({"obs": torch.zeros(2, 4)})["action_dist_inputs"].shape)'
+    )
+    assert run(f"{text}\n{call}", tmp_path).stdout.splitlines()[-1] == "torch.Size([2, 2])"
+
+
+DROPPING = """
+import torch
+
+def get_model():
+    return torch.nn.Sequential(torch.nn.Linear(4, 64), torch.nn.Dropout(0.5))
+"""
+
+
+def test_each_phase_of_the_python_script_has_the_mode_that_it_was_measured_in(
+    tmp_path: Path,
+) -> None:
+    phases = {"forward": faster(), "train_step": faster()}
+    text = export(plain(tmp_path, phases, DROPPING), "python")
+    calls = """
+x = torch.ones(2, 4)
+for _ in range(2):
+    train_step((x,))
+    print("trains", model.training)
+    with torch.no_grad():
+        print("acts", torch.equal(tuned_model(x), tuned_model(x)))
+"""
+    said = run(text + calls, tmp_path).stdout.splitlines()[-4:]
+    assert said == ["trains True", "acts True"] * 2
+
+
 def test_the_python_script_trains_an_rlmodule(tmp_path: Path) -> None:
     text = export(rl(tmp_path, {"train_step": faster()}), "python")
     call = 'train_step({"obs": torch.ones(2, 4)})'

@@ -18,6 +18,8 @@ HONEST = TARGETS / "honest_models.py"
         ("zeros", "forward", "", "wrong_output", "is off by 1 "),
         ("off_by_a_hundredth", "forward", "", "wrong_output", "is off by 0.01 "),
         ("bakes_weights", "forward", "", "stale_weights", "in-place update of the weights"),
+        ("bakes_buffers", "forward", ":normalizing", "wrong_output", "update of the weights"),
+        ("ignores_writes", "forward", ":writing", "wrong_output", "['inputs'][0] is off by"),
         ("right_twice", "forward", "", "wrong_output", "(call 3)"),
         ("wears_out", "forward", "", "wrong_output", "(after the timing)"),
         ("same_memory", "forward", "", "wrong_output", "overwritten by the next call (call 2)"),
@@ -75,6 +77,13 @@ def test_an_honest_model_is_not_refused(
     assert result["outcome"] == "ok", result["message"]
     assert result["graphs"] >= 1
     assert not any("overwritten" in note for note in result["notes"])
+
+
+@pytest.mark.parametrize("model", ["normalizing", "writing"])
+def test_an_honest_backend_is_not_refused_where_a_liar_is(try_it: Try, model: str) -> None:
+    result = try_it(f"{LIARS}:{model}", "forward", "aot_eager")
+    assert result["outcome"] == "ok", result["message"]
+    assert result["weights_live"] is True
 
 
 def test_an_lstm_that_dynamo_leaves_in_eager_is_not_called_compiled(

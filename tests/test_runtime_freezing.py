@@ -46,6 +46,37 @@ def test_what_is_no_parameter_of_the_model_is_watched_too() -> None:
         torch.testing.assert_close(frozen(x), model(x))
 
 
+def test_a_part_that_is_put_in_later_is_watched_too() -> None:
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)), torch.randn(4, 8)
+    frozen = Frozen(model, model, {"backend": "inductor"})
+    for change in (
+        lambda: None,
+        lambda: setattr(model, "2", nn.Linear(8, 8)),
+        lambda: model[2].weight.add_(1.0),
+    ):
+        change()
+        torch.testing.assert_close(frozen(x), model(x))
+
+
+class Breaking(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        torch._dynamo.graph_break()
+        return self.second(x)  # type: ignore[no-any-return]
+
+
+def test_a_graph_that_breaks_is_refused_in_words() -> None:
+    """What follows a break would keep the weights that it was compiled with."""
+    model = Breaking()
+    frozen = Frozen(model, model, {"backend": "inductor"})
+    with pytest.raises(RuntimeError, match="the graph breaks"):
+        frozen(torch.randn(4, 8))
+
+
 def test_the_last_artifact_goes_when_the_next_comes() -> None:
     model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU()), torch.randn(4, 8)
     frozen = Frozen(model, model, {"backend": "inductor"})

@@ -142,6 +142,57 @@ def test_a_gain_within_the_noise_is_no_gain(target: Path) -> None:
     assert "noise" in result.to_dict()["phases"]["forward"]["reason"]
 
 
+def test_what_slows_eager_down_beside_it_is_not_faster(target: Path) -> None:
+    def spinning(request: Mapping[str, Any]) -> Ending:
+        if request["config"]["mode"] == "max-autotune":
+            return measured(1.5, flags=("eager_slowed",))
+        return script(request)
+
+    result = tune(target, executor=FakeExecutor(spinning), space=SearchSpace(batch_sizes=(4,)))
+    assert result.config["forward"].mode == "default"
+
+
+def test_one_calm_process_among_disturbed_ones_is_no_certainty(target: Path) -> None:
+    calm = cycle([True, False, False, False, False])
+
+    def busy(request: Mapping[str, Any]) -> Ending:
+        flags = () if next(calm) or "repeats" not in request else ("contended",)
+        speedup = 1.5 if flags else 1.6
+        return measured(1.0 if request["config"]["backend"] == "eager" else speedup, flags=flags)
+
+    result = tune(
+        target,
+        executor=FakeExecutor(busy),
+        space=SearchSpace(modes=("default",), batch_sizes=(4,), freezing=(False,)),
+    )
+    best = result.to_dict()["phases"]["forward"]["best"]
+    assert "contended" in best["flags"]
+    assert best["confirmed_processes"] > 2
+    assert not result.is_faster_by(1.01, "forward")
+
+
+def test_a_search_trial_that_was_disturbed_casts_no_doubt_on_calm_repeats(target: Path) -> None:
+    def late(request: Mapping[str, Any]) -> Ending:
+        flags = () if "repeats" in request else ("contended", "noisy")
+        return measured(
+            1.0 if request["config"]["backend"] == "eager" else 1.5, noise=0.005, flags=flags
+        )
+
+    result = tune(target, executor=FakeExecutor(late), space=SearchSpace(batch_sizes=(4,)))
+    assert result.to_dict()["phases"]["forward"]["best"]["flags"] == []
+    assert result.is_faster_by(1.4, "forward")
+
+
+def test_without_eager_there_is_no_verdict(target: Path) -> None:
+    def alone(request: Mapping[str, Any]) -> Ending:
+        if request["config"]["backend"] == "eager":
+            return failed("timeout", "eager")
+        return script(request)
+
+    with pytest.raises(NothingWorked, match="eager was not measured"):
+        tune(target, executor=FakeExecutor(alone), space=SearchSpace(batch_sizes=(4,)))
+
+
 def test_of_equal_settings_the_cheapest_to_compile_wins(target: Path) -> None:
     def equal(request: Mapping[str, Any]) -> Ending:
         config = request["config"]
@@ -179,7 +230,18 @@ class PressesCtrlC(FakeExecutor):
         return super().wait(timeout_s)
 
 
-@pytest.mark.parametrize("at", [0, 2, 4])  # a baseline, the search, a confirmation
+def test_ctrl_c_in_the_first_confirmation_reports_what_the_search_found(target: Path) -> None:
+    space = SearchSpace(batch_sizes=(4,))
+    undisturbed = FakeExecutor(script)
+    tune(target, executor=undisturbed, space=space)
+    searched = sum("repeats" not in request for request in undisturbed.requests)
+    stopped = tune(target, executor=PressesCtrlC(searched), space=space)
+    assert stopped.trials[-1].role == "confirm"
+    assert stopped.verdict == {"forward": "faster"}
+    assert stopped.config["forward"].mode == "max-autotune"
+
+
+@pytest.mark.parametrize("at", [0, 2, 4])  # a baseline, and twice the search
 def test_after_ctrl_c_there_is_a_report_and_resume_repeats_nothing(target: Path, at: int) -> None:
     space = SearchSpace(batch_sizes=(4,))
     first = PressesCtrlC(at)
@@ -745,7 +807,7 @@ def test_what_new_weights_cost_decides_whether_constant_ones_pay(
 ) -> None:
     """At 150 calls between updates a call takes 0.5 ms and its share of 0.1 s: more than eager."""
     executor = FakeExecutor(partial(frozen, refresh_s=refresh_s))
-    space = SearchSpace(batch_sizes=(4,), fullgraph=(False,), dynamic=(None,))
+    space = SearchSpace(modes=("default",), batch_sizes=(4, 8), fullgraph=(False,))
     result = tune(target, executor=executor, space=space, calls_per_update=calls)
     assert result.config["forward"].freezing is wins
     search = [r for r in executor.requests if "repeats" not in r]

@@ -387,3 +387,20 @@ def test_restore_puts_weights_and_optimizer_state_back() -> None:
     side.restore()
     assert all(torch.equal(a, b) for a, b in zip(kept, state(), strict=True))
     assert len(kept) > len(list(nn.Module.parameters(side.model)))
+
+
+@pytest.mark.parametrize(
+    ("compiled", "said"),
+    [("torch.compile(net)", "it has been"), ("net[0].compile(); net", "its part '0' has been")],
+)
+def test_a_model_that_is_compiled_already_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: str, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    *first, last = compiled.split("; ")
+    lines = ["net = torch.nn.Sequential(torch.nn.Linear(4, 4))", *first, f"return {last}"]
+    body = "".join(f"    {line}\n" for line in lines)
+    text = f"import torch\ndef get_model():\n{body}def get_inputs(n): return torch.ones(n, 4)\n"
+    error = error_of(write(tmp_path, text))
+    assert "compiled already" in error.what
+    assert said in str(error.details)

@@ -294,6 +294,50 @@ def test_a_wrong_gradient_of_one_parameter_is_not_diluted_by_the_others() -> Non
     assert "['gradients']['bias'] is off by 1 " in str(compare(expected, actual))
 
 
+def trained(gradient: torch.Tensor, update: torch.Tensor) -> dict[str, Any]:
+    """A view of a step in which ``w`` moves by 0.1 or so, beside a parameter of our choice."""
+    return {
+        "gradients": {"b": gradient, "w": values(100)},
+        "updates": {"b": update, "w": values(100, scale=0.1)},
+    }
+
+
+def test_a_step_along_noise_may_go_anywhere_but_not_far() -> None:
+    noise, step = values(100, scale=1e-9), values(100, scale=0.1)
+    expected = trained(noise, step)
+    assert compare(expected, trained(-noise, -step)) is None
+    for far in (step * 100, step * INF):
+        assert "['updates']['b'] moves by" in str(compare(expected, trained(noise, far)))
+
+
+def test_what_eager_does_not_move_stays() -> None:
+    """A group of parameters with a learning rate of zero, say."""
+    still = torch.zeros(100)
+    expected = trained(values(100), still)
+    assert compare(expected, trained(values(100), still)) is None
+    moved = trained(values(100), values(100, scale=3e-3))
+    assert "['updates']['b'] moves by" in str(compare(expected, moved))
+
+
+def test_no_step_is_no_step_also_where_eagers_direction_is_noise() -> None:
+    """The gradients of a sum of probabilities are rounding errors: float64 has almost none."""
+    step, other = values(1000), values(1000).roll(1)
+    golden = {"updates": {"w": values(1000, dtype=torch.float64) * 1e-3}}
+    expected = {"updates": {"w": step}}
+    assert compare(expected, {"updates": {"w": other}}, reference=lambda: golden) is None
+    for wrong in (torch.zeros(1000), other * 5):
+        actual = {"updates": {"w": wrong}}
+        assert "is off by" in str(compare(expected, actual, reference=lambda: golden))
+
+
+def test_a_number_of_python_is_held_to_the_tolerance_of_its_tensor() -> None:
+    mean = 0.3
+    assert compare(out(mean, NAN), out(mean * (1 + 1e-6), NAN)) is None
+    assert compare(out(mean), out(mean * 1.01)) is not None
+    assert compare(out(mean), out(NAN)) is not None
+    assert compare(out(3), out(3.0)) is not None
+
+
 def test_a_missing_gradient_is_another_structure() -> None:
     expected = {"gradients": {"weight": values(4), "bias": values(4)}}
     assert "another structure" in str(compare(expected, {"gradients": {"weight": values(4)}}))

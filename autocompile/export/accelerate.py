@@ -61,7 +61,7 @@ def model_choice(report: Report, stack: str) -> Choice:
             ", forward_inference() and forward_train()",
             hint="autocompile export last --to rllib",
         )
-    present = [found[name] for name in ("forward", "train_step") if name in found]
+    present = [found[name] for name in ("train_step", "forward") if name in found]
     usable = [choice for choice in present if choice.verdict != "failed"]
     if not usable:
         raise ExportError(

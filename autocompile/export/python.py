@@ -29,7 +29,7 @@ from autocompile.export.common import (
 __all__ = ["export"]
 
 _FORWARD = '''def compile_forward(model):
-    """The model with the settings: call it in place of the model."""
+    """The model with the settings: call it in place of the model, under torch.no_grad()."""
 {prepare}    return {compiled}
 '''
 
@@ -92,6 +92,16 @@ _FILTERED = '''def filtered(arguments, guard_filter):
     return {**arguments, "options": options}
 '''
 
+_IN_MODE = '''def in_mode(model, training, function):
+    """The function with the model in the mode in which it was measured."""
+
+    def call(*args, **kwargs):
+        model.train(training)
+        return function(*args, **kwargs)
+
+    return call
+'''
+
 _FUNCTIONS = {
     "forward": _FORWARD,
     "forward_exploration": _RL_FORWARD,
@@ -133,7 +143,9 @@ def export(report: Report) -> str:
         if choice.config and choice.config.scope == "regional":
             names = literal(list(blocks[choice.phase]), "")
             phases.insert(0, f"{_constant(choice)}_BLOCKS = {names}")
-    main = _main(report, list(found.values())) if build else _NO_BUILD
+    if both := {"forward", "train_step"} <= {choice.phase for choice in faster}:
+        phases.append(_IN_MODE)
+    main = _main(report, list(found.values()), both) if build else _NO_BUILD
     top = header(report, "torch.compile settings")
     return program(top, _imports(faster), *phases, build, main)
 
@@ -233,9 +245,12 @@ def _without_autocast(config: CompileConfig, phase: str, constant: str) -> str:
     if config.is_eager or config.scope == "regional":
         return function
     if config.freezing:
-        frozen = f"Frozen({function}, model, {_given(config, constant)})"
-        return frozen if phase == "forward" else f"torch.no_grad()({frozen})"
-    return f"torch.compile({function}, **{_given(config, constant)})"
+        compiled = f"Frozen({function}, model, {_given(config, constant)})"
+    else:
+        compiled = f"torch.compile({function}, **{_given(config, constant)})"
+    # RLlib enters no_grad further in: there a backend would still be asked for gradients.
+    acts = phase in ("forward_exploration", "forward_inference")
+    return f"torch.no_grad()({compiled})" if acts else compiled
 
 
 def _given(config: CompileConfig, constant: str) -> str:
@@ -245,7 +260,8 @@ def _given(config: CompileConfig, constant: str) -> str:
     return f"filtered({constant}, torch.compiler.{GUARD_FILTERS[config.guards]})"
 
 
-def _main(report: Report, found: list[Choice]) -> str:
+def _main(report: Report, found: list[Choice], both: bool) -> str:
+    """Build the model and apply every choice; ``both``: it is trained and used in turns."""
     lines = ['if __name__ == "__main__":', "    model = build_model()"]
     phases = {choice.phase for choice in found if choice.config is not None}
     if phases & {"optimizer_step", "train_step"}:
@@ -254,6 +270,9 @@ def _main(report: Report, found: list[Choice]) -> str:
         lines += ["    optimizer = torch.optim.Adam(model.parameters())"]
     for choice in found:
         lines += _applied(choice)
+    if both:
+        lines += ["    tuned_model = in_mode(model, False, tuned_model)"]
+        lines += ["    train_step = in_mode(model, True, train_step)"]
     return "\n".join(lines)
 
 

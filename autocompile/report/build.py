@@ -17,6 +17,7 @@ from autocompile.stats import Interval, ratio
 
 __all__ = ["build_report"]
 
+_NO_EAGER = "eager was not measured, so nothing can be compared with it"
 _ROLES = {
     "forward_exploration": "worker",
     "forward_inference": "worker",
@@ -157,22 +158,25 @@ def _decide(
     eager = next(
         (c for c in every if c.record.config.is_baseline and c.record.batch_size == size), None
     )
+    if eager is None:
+        return leader, [leader], "failed", _NO_EAGER
     rivals = [c for c in order if c.record.batch_size == size and not c.record.config.is_baseline]
-    faster = [c for c in rivals if c.speedup.low > 1 and c.speedup.value > 1 + floor]
+    faster = [
+        c
+        for c in rivals
+        # What slows eager down beside it would be faster than anything.
+        if c.speedup.low > 1 and c.speedup.value > 1 + floor and "eager_slowed" not in c.flags
+    ]
     # What no fresh process has confirmed is reported only where nothing was: an interrupted run.
-    tested = any(c.confirmed for c in rivals) or any(r.role == "confirm" for r in records)
+    tested = any(
+        r.role == "confirm" and not r.config.is_baseline and r.outcome is not Outcome.INTERRUPTED
+        for r in records
+    )
     confirmed = [c for c in faster if c.confirmed] if tested else faster
     if confirmed:
         top = confirmed[0]
         ties = tie_set(top, confirmed)
         return ties[0], ties, "faster", "faster than eager by more than the noise"
-    if eager is None:
-        return (
-            leader,
-            [leader],
-            "failed",
-            "eager was not measured, so nothing can be compared with it",
-        )
     ties = [eager, *(c for c in rivals if c.speedup.high >= 1)]
     if not rivals:
         return eager, [eager], "keep_eager", _why_nothing(every, records)
@@ -249,7 +253,7 @@ def _best(best: Candidate, every: list[Candidate]) -> dict[str, Any]:
         "calls_per_update": record.calls_per_update,
         "calls_to_repay_refresh": _calls_to_repay(best),
         "confirmed_processes": best.confirmed,
-        "flags": sorted({*(record.measurement.flags if record.measurement else ()), *best.flags}),
+        "flags": sorted(best.flags),
         "call_s": best.call_s,
         "weights_live": record.detail.get("weights_live"),
         "notes": list(record.notes),

@@ -158,8 +158,9 @@ def compile_model(model: torch.nn.Module, config: CompileConfig, phase: str) -> 
     name = f"_{phase}"
     if not config.is_eager or config.autocast != "none":
         compiled = compile_function(getattr(model, name), config, model)
-        # Callers of an RLModule leave it to the function beneath to record no gradients.
-        setattr(model, name, torch.no_grad()(compiled) if config.freezing else compiled)
+        # Callers of an RLModule leave it to the function beneath to record no gradients; but a
+        # backend is asked in the mode of the caller, and may then refuse, or compile a backward.
+        setattr(model, name, compiled if phase == "forward_train" else torch.no_grad()(compiled))
     return model
 
 

@@ -32,16 +32,9 @@ class Frozen:
     def __init__(
         self, function: Callable[..., Any], model: torch.nn.Module, kwargs: dict[str, Any]
     ) -> None:
-        self._function, self._kwargs = function, kwargs
+        self._function, self._model, self._kwargs = function, model, kwargs
         self._config: Any = importlib.import_module("torch._inductor.config")
-        # Where each is kept, since another tensor may take its place.
-        self._places = [
-            (held, name)
-            for module in _reachable(model)
-            for held in (module._parameters, module._buffers, vars(module))
-            for name, value in held.items()
-            if isinstance(value, torch.Tensor)
-        ]
+        self._places = _places(model)
         self._artifacts: list[Any] = []
         self._seen: list[tuple[int, int]] | None = None
         self._compiled: Callable[..., Any] = function
@@ -50,7 +43,8 @@ class Frozen:
         """Call it; freezes the weights first if they are not those of the last call.
 
         Raises:
-            RuntimeError: gradients are recorded, or the call itself writes to what is frozen.
+            RuntimeError: gradients are recorded, the graph breaks, or the call itself writes to
+                what is frozen.
         """
         if torch.is_grad_enabled():
             raise RuntimeError("frozen weights have no gradients: call it under torch.no_grad()")
@@ -62,14 +56,21 @@ class Frozen:
             own: Any = {k: dict(v) if k == "options" else v for k, v in self._kwargs.items()}
             self._seen, self._compiled = seen, torch.compile(self._anew(), **own)
         cache = importlib.import_module("torch._inductor.codecache").PyCodeCache
-        known = len(cache.modules)
+        known, breaks = len(cache.modules), _graph_breaks()
         before = self._config.freezing
         self._config.freezing = True
         try:
             result = self._compiled(*args, **kwargs)
         finally:
             self._config.freezing = before
-            self._artifacts += cache.modules[known:]
+            made = cache.modules[known:]
+            self._artifacts += made
+        if is_first and _graph_breaks() != breaks:
+            # What Dynamo compiled after a break hangs on other code, and would not be made anew.
+            raise RuntimeError("the graph breaks, and only one graph can be frozen")
+        if made and not is_first:  # other shapes, or the model has other parts than it had
+            self._places = _places(self._model)
+            self._seen = self._versions()
         if is_first and self._versions() != seen:
             raise RuntimeError("the model writes to its own buffers, so they cannot be frozen")
         return result
@@ -90,8 +91,9 @@ class Frozen:
     def _versions(self) -> list[tuple[int, int]]:
         found = []
         for held, name in self._places:
-            tensor: Any = held[name]
-            found.append((tensor.data_ptr(), tensor._version))
+            value: Any = held.get(name)
+            is_tensor = isinstance(value, torch.Tensor)
+            found.append((value.data_ptr(), value._version) if is_tensor else (id(value), -1))
         return found
 
     def _anew(self) -> Callable[..., Any]:
@@ -103,6 +105,21 @@ class Frozen:
 
         code: CodeType = frozen.__code__.replace(co_name="frozen")
         return FunctionType(code, globals(), "frozen", None, frozen.__closure__)
+
+
+def _graph_breaks() -> int:
+    return sum(importlib.import_module("torch._dynamo.utils").counters["graph_break"].values())
+
+
+def _places(model: torch.nn.Module) -> list[tuple[dict[str, Any], str]]:
+    """Where each tensor of the model is kept, since another may take its place."""
+    return [
+        (held, name)
+        for module in _reachable(model)
+        for held in (module._parameters, module._buffers, vars(module))
+        for name, value in held.items()
+        if isinstance(value, torch.Tensor)
+    ]
 
 
 def _reachable(model: torch.nn.Module) -> list[torch.nn.Module]:

@@ -81,14 +81,14 @@ def _broken(number: int, setting: Setting, broke: Record) -> Record:
 def _cannot_pay(setting: Setting, known: Known, calls: int | None) -> str:
     """Why constant weights cannot win here, however fast the calls are; empty if they may."""
     config = setting.config
+    alike = ("backend", "mode", "options", "freezing")  # what a refresh does depends on these
     eager = known.get(Setting(EAGER, setting.batch_size))
     if not calls or not config.bakes_weights or eager is None or eager.measurement is None:
         return ""
     costs = [
         r.refresh_s
         for r in known.values()
-        if r.refresh_s
-        and (r.config.backend, r.config.freezing) == (config.backend, config.freezing)
+        if r.refresh_s and all(getattr(r.config, n) == getattr(config, n) for n in alike)
     ]
     if not costs or min(costs) / calls < eager.measurement.eager_call_s:
         return ""

@@ -153,6 +153,9 @@ class Dimension:
     why_not: Callable[[CompileConfig, Place], str] = lambda config, place: ""
 
 
+_OWN_LAYOUT = ("onnxrt", "openvino", "tensorrt")
+
+
 def _no_memory_format(place: Place) -> str:
     if place.phase == "optimizer_step":
         return "an optimizer's step does the same in any memory format"
@@ -160,8 +163,8 @@ def _no_memory_format(place: Place) -> str:
 
 
 def _takes_memory_format(config: CompileConfig, place: Place) -> str:
-    takes = config.backend in ("eager", "inductor", "aot_eager", "cudagraphs")
-    return "" if takes else f"{config.backend} lays weights out as it likes"
+    own = config.backend in _OWN_LAYOUT
+    return f"{config.backend} lays weights out as it likes" if own else ""
 
 
 def _no_scope(place: Place) -> str:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 
 from autocompile.config import DEFAULT_INDUCTOR
-from autocompile.ranking import Candidate, Limits, candidates, rank, tie_set
+from autocompile.ranking import ENOUGH_PROCESSES, Candidate, Limits, candidates, rank, tie_set
 from autocompile.record import Outcome, Record
 from autocompile.search.crew import run_job
 from autocompile.search.effort import Effort
@@ -27,7 +27,7 @@ __all__ = ["choose", "confirm"]
 _BLOCK_S, _PATIENCE = 0.03, 3.0
 _CHOICES = 5  # how often finalists are chosen anew when one fails or loses its lead
 _SPARE = 4  # processes that may be disturbed before no more are tried
-_AT_LEAST = 3  # processes for each; who has lost by then, or leads elsewhere, gets no more
+_AT_LEAST = ENOUGH_PROCESSES  # for each; who has lost by then, or leads elsewhere, gets no more
 
 
 def choose(

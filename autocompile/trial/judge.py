@@ -182,8 +182,10 @@ class Judge:
             return None
         before = self._steady(self._from_kept_state(self.eager))
         originals = {id(s): copy.deepcopy(s.model.state_dict()) for s in (self.eager, compiled)}
+        kept = self.eager.saved
         for side in (self.eager, compiled):
             perturb(side.model, self._seed)
+        self.eager.keep()  # new buffers too, from which each call is to start now
         want = self._steady(self._from_kept_state(self.eager))
         got = self._steady(self._from_kept_state(compiled))
         known = 10 * _largest_below(_MAX_NOISE, self._noise)
@@ -195,6 +197,7 @@ class Judge:
             self._demand_live(got, want, before, "an in-place update of the weights")
         for side in (self.eager, compiled):
             side.model.load_state_dict(originals[id(side)])
+        self.eager.saved = kept
         got = self._steady(self._from_kept_state(compiled))
         if visible:
             self._demand_live(got, before, want, "load_state_dict")

@@ -23,6 +23,7 @@ from autocompile.runtime.compiling import (
     uses_cuda_graphs,
 )
 from autocompile.runtime.optimizers import set_implementation
+from autocompile.trial.state import is_expanded
 from autocompile.trial.target import Target, sum_of_floats
 from autocompile.trial.view import View, plain
 
@@ -114,7 +115,7 @@ class Side:
     def changing(self) -> list[torch.Tensor]:
         """The tensors that calls change, in an order that both sides share."""
         leaves = (t for t in pytree.tree_leaves(self.held()) if isinstance(t, torch.Tensor))
-        return [t for t in leaves if not _is_expanded(t)]
+        return [t for t in leaves if not is_expanded(t)]
 
     def _dictionaries(self) -> list[dict[str, Any]]:
         """Where an optimizer may count its steps as plain numbers; torch's own use tensors."""
@@ -131,13 +132,6 @@ class Side:
         # Flags are left alone: Dynamo may have changed those of the side that it has compiled.
         for own, kept in zip(self._dictionaries(), numbers, strict=False):
             own.update({k: v for k, v in kept.items() if type(own.get(k)) is type(v)})
-
-
-def _is_expanded(tensor: torch.Tensor) -> bool:
-    """Several elements share memory: no call can change it in place, and nor can we."""
-    if tensor.layout is not torch.strided:
-        return False
-    return any(s == 0 and n > 1 for s, n in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 def phases_of(target: Target) -> tuple[str, ...]:
@@ -176,6 +170,7 @@ def make_side(target: Target, phase: str, inputs: Any, config: CompileConfig = E
     side = Side(model, grad=phase in _TRAINING, inputs=inputs, is_eager=config.is_eager)
     side.reuses_outputs = uses_cuda_graphs(config)
     side.held = lambda: dict(model.named_buffers())
+    side.view = lambda output: {"outputs": output, "inputs": side.inputs}
     if phase == "forward":
         model.eval()
         compiled = compile_model(model, config, phase)
@@ -212,12 +207,13 @@ def _loss(target: Target, output: Any, inputs: Any) -> torch.Tensor:
 
 
 def _gradients_view(target: Target, side: Side, output: Any) -> View:
-    """Outputs and the gradients of the loss."""
+    """Outputs, the gradients of the loss, and what a call may change beside them."""
     side.model.zero_grad(set_to_none=True)
     torch.autograd.backward(_loss(target, output, side.inputs))
     named = _parameters(side.model).items()
     gradients = {name: p.grad for name, p in named if p.grad is not None}
-    return {"outputs": output, "gradients": gradients}
+    buffers = dict(side.model.named_buffers())
+    return {"outputs": output, "inputs": side.inputs, "gradients": gradients, "buffers": buffers}
 
 
 def _updates(side: Side, before: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

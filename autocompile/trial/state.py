@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-__all__ = ["copy_inputs", "perturb", "random_states"]
+__all__ = ["copy_inputs", "is_expanded", "perturb", "random_states"]
 
 _PERTURBATION = 0.1  # of each parameter's own root mean square
 
@@ -28,6 +28,13 @@ def copy_inputs(tree: Any) -> Any:
     return pytree.tree_map(copied, tree)
 
 
+def is_expanded(tensor: torch.Tensor) -> bool:
+    """Several elements share memory: no call can change it in place, and nor can we."""
+    if tensor.layout is not torch.strided:
+        return False
+    return any(s == 0 and n > 1 for s, n in zip(tensor.stride(), tensor.shape, strict=True))
+
+
 def random_states() -> list[bytes]:
     """Where the generators stand that a model may draw from."""
     states = [torch.get_rng_state()]
@@ -38,7 +45,10 @@ def random_states() -> list[bytes]:
 
 
 def perturb(model: torch.nn.Module, seed: int) -> None:
-    """Change every floating parameter in place, the same way on both sides."""
+    """Change every floating parameter and buffer in place, the same way on both sides.
+
+    A buffer keeps its signs and its zeros: it may be a variance or a mask.
+    """
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
         for p in model.parameters():
@@ -46,3 +56,6 @@ def perturb(model: torch.nn.Module, seed: int) -> None:
                 size = float(p.double().square().mean().sqrt()) if p.numel() else 0.0
                 noise = torch.randn(p.shape, generator=generator)
                 p.add_((noise * max(size, 1e-3) * _PERTURBATION).to(p))
+        for b in model.buffers():
+            if b.is_floating_point() and not is_expanded(b):
+                b.mul_((1 + _PERTURBATION * torch.rand(b.shape, generator=generator)).to(b))

@@ -146,10 +146,22 @@ def build(spec: str, module: ModuleType) -> Target:
         if not hasattr(module, name):
             raise TargetError(f"{place} does not define {name}", f"it defines: {_names(module)}")
         target = _from_object(getattr(module, name), module, f"{source}[{name!r}]", spec)
+    _demand_uncompiled(target.model, place)
     target.build = [*imports, *target.build]
     with contextlib.suppress(OSError, TypeError):
         target.sha256 = hashlib.sha256(Path(str(module.__file__)).read_bytes()).hexdigest()
     return target
+
+
+def _demand_uncompiled(model: torch.nn.Module, place: str) -> None:
+    for name, part in model.named_modules():
+        if part._compiled_call_impl is not None or hasattr(part, "_orig_mod"):
+            which = f"its part {name!r}" if name else "it"
+            raise TargetError(
+                f"the model of {place} is compiled already",
+                f"{which} has been given to torch.compile, so nothing here would be timed in eager",
+                hint="leave torch.compile out of what builds the model",
+            )
 
 
 def _source(place: str) -> tuple[str, list[str]]:

@@ -38,6 +38,8 @@ _NOISE_GRADIENT = 1e-6
 # Such a bias still moves, and with it the running mean behind it.
 _LOOSE_BUFFERS = 5e-2
 _MAX_UPDATE_TOLERANCE = 0.5
+# So far may an update go whose direction is noise, times the largest that eager makes.
+_FREE_MULTIPLE = 2.0
 _BY_RMS = ("['gradients']", "['updates']")
 
 
@@ -180,14 +182,20 @@ def compare(
     wanted, got_leaves = _paths(expected), pytree.tree_leaves(actual)
     floor = _gradient_floor(wanted)
     free = _noise_parameters(wanted, floor)
+    largest = _largest_update(wanted)
     golden: list[Any] | None = None
     for index, ((path, want), got) in enumerate(zip(wanted, got_leaves, strict=True)):
         own_noise = noise.get(path, 0.0) if isinstance(noise, Mapping) else noise
         if free and path.startswith("['buffers']"):
             own_noise = max(own_noise, _LOOSE_BUFFERS / 3)
         own = _tolerance(path, want, tolerance)
-        least = math.inf if path in free else floor
-        problem = _compare_leaf(path, want, got, max(own, 3 * own_noise), least)
+        still = path.startswith("['updates']") and _is_real(want) and not want.any()
+        if still or path in free:
+            limit = (_FREE_MULTIPLE if path in free else _UPDATE_TOLERANCE) * largest
+            if problem := _compare_free(path, want, got, limit):
+                return problem
+            continue
+        problem = _compare_leaf(path, want, got, max(own, 3 * own_noise), floor)
         if problem is None:
             continue
         if reference is None or not _comparable(want, got):
@@ -212,10 +220,30 @@ def _tolerance(path: str, want: Any, asked: float | None) -> float:
 
 
 def _compare_leaf(path: str, want: Any, got: Any, tolerance: float, floor: float) -> str | None:
+    if problem := _compare_kind(path, want, got, tolerance):
+        return problem
+    if not _is_real(want):
+        return None
+    want, got = _as_real(want), _as_real(got)
+    if path.startswith(_BY_RMS):
+        # However unsteady eager is, a step that does nothing is off by 1.
+        tolerance = min(max(tolerance, _UPDATE_TOLERANCE), _MAX_UPDATE_TOLERANCE)
+        return _compare_rms(path, want, got, tolerance, floor if _is_gradient(path) else 0.0)
+    # The absolute part follows the size of the values: with a fixed one, zeros would pass for
+    # any output that is small.
+    size = _rms(_finite(want)[_ordinary(want)])
+    close = torch.isclose(got, want, rtol=tolerance, atol=tolerance * size, equal_nan=True)
+    if bool(close.all()):
+        return None
+    return f"{path} is off by {_error(want, got):.2g} (relative RMS; tolerance {tolerance:.0e})"
+
+
+def _compare_kind(path: str, want: Any, got: Any, tolerance: float) -> str | None:
+    """All but the values of floating tensors."""
     if type(want) is not type(got) and not isinstance(want, torch.Tensor):
         return f"{path} is a {type(got).__name__} instead of a {type(want).__name__}"
     if not isinstance(want, torch.Tensor):
-        return None if want is got or want == got else f"{path} is {got!r} instead of {want!r}"
+        return None if _is_same(want, got, tolerance) else f"{path} is {got!r} instead of {want!r}"
     if not isinstance(got, torch.Tensor):
         return f"{path} is a {type(got).__name__} instead of a tensor"
     for name in ("shape", "dtype", "device"):
@@ -225,22 +253,16 @@ def _compare_leaf(path: str, want: Any, got: Any, tolerance: float, floor: float
     if not _is_real(want):
         same = torch.equal(want, got)
         return None if same else f"{path} differs in {int((want != got).sum())} elements"
-    want, got = _as_real(want), _as_real(got)
-    strange = int((want.isnan() != got.isnan()).sum())
+    strange = int((_as_real(want).isnan() != _as_real(got).isnan()).sum())
     if strange:
         return f"{path} has NaN where eager has none, or the reverse, in {strange} elements"
-    if path.startswith(_BY_RMS):
-        # However unsteady eager is, a step that does nothing is off by 1.
-        tolerance = min(max(tolerance, _UPDATE_TOLERANCE), _MAX_UPDATE_TOLERANCE)
-        is_absolute = _is_gradient(path) or math.isinf(floor)
-        return _compare_rms(path, want, got, tolerance, floor if is_absolute else 0.0)
-    # The absolute part follows the size of the values: with a fixed one, zeros would pass for
-    # any output that is small.
-    size = _rms(_finite(want)[_ordinary(want)])
-    close = torch.isclose(got, want, rtol=tolerance, atol=tolerance * size, equal_nan=True)
-    if bool(close.all()):
-        return None
-    return f"{path} is off by {_error(want, got):.2g} (relative RMS; tolerance {tolerance:.0e})"
+    return None
+
+
+def _is_same(want: Any, got: Any, tolerance: float) -> bool:
+    if isinstance(want, float):  # what ``.item()`` gave is rounded as its tensor was
+        return math.isclose(want, got, rel_tol=tolerance) or (want != want and got != got)
+    return want is got or bool(want == got)
 
 
 def _compare_rms(
@@ -252,6 +274,21 @@ def _compare_rms(
     if error <= tolerance:
         return None
     return f"{path} is off by {error:.2g} (relative RMS; tolerance {tolerance:.0e})"
+
+
+def _largest_update(paths: list[tuple[str, Any]]) -> float:
+    updates = (x for path, x in paths if path.startswith("['updates']") and _is_real(x))
+    return max((_rms(_finite(_as_real(x))) for x in updates), default=0.0)
+
+
+def _compare_free(path: str, want: Any, got: Any, limit: float) -> str | None:
+    """An update whose direction is noise, or that eager does not make: only its length counts."""
+    if problem := _compare_kind(path, want, got, 0.0):
+        return problem
+    moved = _rms(_as_real(got))
+    if moved <= limit:
+        return None
+    return f"{path} moves by {moved:.2g} (RMS), where no more than {limit:.2g} can be right"
 
 
 def _comparable(want: Any, got: Any) -> bool:
@@ -283,5 +320,8 @@ def _as_good_as_eager(
     whole = path.startswith(_BY_RMS)
     own = _error(golden, want, whole=whole)
     if own > _FP64_USELESS and not whole:
+        return False
+    # A step whose direction is noise must still be a step of about that length.
+    if whole and not _rms(want) / _FREE_MULTIPLE <= _rms(got) <= _FREE_MULTIPLE * _rms(want):
         return False
     return _error(golden, got, whole=whole) <= multiple * own + slack

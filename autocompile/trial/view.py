@@ -15,7 +15,10 @@ from torch.utils import _pytree as pytree
 __all__ = ["View", "comparable", "copy_view", "has_nan", "has_tensor", "opaque_types", "plain"]
 
 View = Mapping[str, Any]
-"""By part: ``outputs``, ``loss``, ``buffers``, ``gradients``, ``updates``; each a tree."""
+"""By part, each a tree: ``outputs`` and ``loss``, which a call gives, ``gradients``, ``updates``,
+and what it may change: ``inputs`` and ``buffers``."""
+
+_GIVEN_BEFORE = ("inputs", "buffers")
 
 _DEPTH = 5  # of objects in objects: a cache holds layers that hold tensors
 _NOT_ENTERED = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, torch.nn.Module)
@@ -57,7 +60,7 @@ def _expanded(tree: Any, inside: tuple[int, ...]) -> Any:
 
 def opaque_types(view: View) -> set[str]:
     """The names of the types of which only the type can be compared."""
-    leaves = pytree.tree_leaves(plain(dict(view)))
+    leaves = pytree.tree_leaves(plain(_results(view)))
     return {_name(type(leaf)) for leaf in leaves if not _attributes(leaf) and _is_opaque(leaf)}
 
 
@@ -90,14 +93,19 @@ def copy_view(view: View) -> View:
 
 def has_nan(view: View) -> bool:
     """Whether any of its floating tensors holds NaN."""
-    leaves = (x for x in pytree.tree_leaves(comparable(dict(view))) if isinstance(x, torch.Tensor))
+    every = pytree.tree_leaves(comparable(_results(view)))
+    leaves = (x for x in every if isinstance(x, torch.Tensor))
     return any(bool(x.isnan().any()) for x in leaves if x.is_floating_point())
 
 
 def has_tensor(view: View) -> bool:
     """Whether there is anything to compare."""
-    leaves = pytree.tree_leaves(comparable(dict(view)))
+    leaves = pytree.tree_leaves(comparable(_results(view)))
     return any(isinstance(leaf, torch.Tensor) for leaf in leaves)
+
+
+def _results(view: View) -> dict[str, Any]:
+    return {name: part for name, part in view.items() if name not in _GIVEN_BEFORE}
 
 
 def _is_dataclass(leaf: Any) -> bool:

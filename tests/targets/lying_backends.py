@@ -35,6 +35,35 @@ def two_heads():
     return TwoHeads()
 
 
+class Normalizing(torch.nn.Module):
+    """It has a parameter and a buffer, as a policy that normalizes what it observes."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(16, 4)
+        self.register_buffer("scale", torch.full((16,), 2.0))
+
+    def forward(self, x):
+        return self.linear(x / self.scale)
+
+
+def normalizing():
+    return Normalizing()
+
+
+class Writing(TwoHeads):
+    """It gives one head and leaves the other in its input, as a cache of keys is filled."""
+
+    def forward(self, x):
+        left, right = super().forward(x)
+        x[:, :4] = right
+        return left
+
+
+def writing():
+    return Writing()
+
+
 class NeverCaptured(TwoHeads):
     @torch.compiler.disable
     def forward(self, x):
@@ -105,6 +134,22 @@ _changing("same_memory_late", _same_memory(_LATE))
 def bakes_weights(graph, inputs):
     kept = [x.detach().clone() if isinstance(x, torch.nn.Parameter) else None for x in inputs]
     return lambda *args: graph(*(a if k is None else k for a, k in zip(args, kept, strict=True)))
+
+
+@register_backend
+def bakes_buffers(graph, inputs):
+    names = [node.name for node in graph.graph.nodes if node.op == "placeholder"]
+    kept = [
+        x.detach().clone() if "buffer" in name else None
+        for name, x in zip(names, inputs, strict=True)
+    ]
+    assert any(k is not None for k in kept), names
+    return lambda *args: graph(*(a if k is None else k for a, k in zip(args, kept, strict=True)))
+
+
+@register_backend
+def ignores_writes(graph, inputs):
+    return lambda *args: graph(*(a.clone() for a in args))
 
 
 def _wrong_backward(graph, inputs):

@@ -14,6 +14,7 @@ Options (``torch.compile(..., options={...})``):
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -99,16 +100,18 @@ class _ByShape:
     def __init__(self, graph: torch.fx.GraphModule, changing: Sequence[int], baked: bool) -> None:
         self._graph, self._changing, self._baked = graph, changing, baked
         self._made: OrderedDict[Any, Compiled] = OrderedDict()
+        self._lock = threading.Lock()
 
     def __call__(self, *args: Any) -> Any:
         chosen = [args[i] for i in self._changing]
         key = tuple(tuple(x.shape) if isinstance(x, torch.Tensor) else x for x in chosen)
-        made = self._made.get(key)
-        if made is None:
-            made = self._made[key] = _for_these(self._graph, args, self._baked)
-            if len(self._made) > _MOST_SESSIONS:
-                self._made.popitem(last=False)
-        self._made.move_to_end(key)
+        with self._lock:
+            made = self._made.get(key)
+            if made is None:
+                made = self._made[key] = _for_these(self._graph, args, self._baked)
+                if len(self._made) > _MOST_SESSIONS:
+                    self._made.popitem(last=False)
+            self._made.move_to_end(key)
         return made(*args)
 
 

@@ -144,6 +144,10 @@ def _returned(
         else:
             if value.is_complex() or not value.numel() or value.layout is not torch.strided:
                 raise Unsupported("an output is an empty, complex or sparse tensor")
+            if any(
+                value.device != copy.device for copy in copies if isinstance(copy, torch.Tensor)
+            ):
+                raise Unsupported("an output is on another device than the arguments")
             leaves.append(("output", len(examples)))
             examples.append(value)
     return tuple(leaves), spec, examples
@@ -211,11 +215,13 @@ class OrtSession:
     def _build(self, args: Sequence[Any]) -> None:
         """A session with the weights as they are now."""
         # Read before the weights are: what changes in between is seen at the next call.
-        self._versions = [(args[i].data_ptr(), args[i]._version) for _, i in self._baked]
+        self._weights = [args[i] for _, i in self._baked]  # while held, no other has its address
+        self._versions = [(w.data_ptr(), w._version) for w in self._weights]
         model = self._exported.model
         if self._baked:
             model = _with_constants(model, {name: args[i] for name, i in self._baked})
-        self._session = _session(model, self._device)
+        self._stream = _stream(self._device)
+        self._session = _session(model, self._device, self._stream)
         self._binding = self._session.io_binding()
         self._pointers = [0] * len(self._bound)
         self._types = {
@@ -254,6 +260,10 @@ class OrtSession:
             binding.bind_output(
                 name, kind, number, self._types[name], tuple(shape), result.data_ptr()
             )
+        stream = _stream(device)
+        if stream and not (stream.cuda_stream and stream == self._stream):
+            # ONNX Runtime takes 0, torch's usual stream, for none, and works on one of its own.
+            stream.synchronize()
         self._session.run_with_iobinding(binding)
         leaves = [
             results[value] if kind == "output" else args[value] if kind == "argument" else value
@@ -291,7 +301,11 @@ def _with_constants(model: Any, weights: dict[str, torch.Tensor]) -> Any:
     return baked
 
 
-def _session(model: Any, device: torch.device) -> Any:
+def _stream(device: torch.device) -> torch.cuda.Stream | None:
+    return torch.cuda.current_stream(device) if device.type == "cuda" else None
+
+
+def _session(model: Any, device: torch.device, stream: torch.cuda.Stream | None) -> Any:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -300,13 +314,12 @@ def _session(model: Any, device: torch.device) -> Any:
     # Its threads would go on spinning after a call and take the cores from what comes next.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     providers: list[Any] = ["CPUExecutionProvider"]
-    if device.type == "cuda":
+    if stream is not None:
         if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
             raise Unsupported(
                 "the onnxruntime here has no CUDA provider: pip install onnxruntime-gpu"
             )
-        stream = torch.cuda.current_stream(device).cuda_stream
-        cuda = {"device_id": device.index or 0, "user_compute_stream": str(stream)}
+        cuda = {"device_id": device.index or 0, "user_compute_stream": str(stream.cuda_stream)}
         providers.insert(0, ("CUDAExecutionProvider", cuda))
     elif device.type != "cpu":
         raise Unsupported(f"ONNX Runtime has no provider for {device.type} here")
