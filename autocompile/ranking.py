@@ -7,6 +7,7 @@ machine between two processes cannot decide.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -27,6 +28,8 @@ __all__ = [
 
 ENOUGH_PROCESSES = 3
 """With fewer that nothing disturbed, how far processes differ is not known."""
+
+_ONE = Interval(1.0, 1.0, 1.0)
 
 SAME = 0.01
 """Two settings whose speed differs by less are as good as one another."""
@@ -59,6 +62,7 @@ class Candidate:
             disturbed count only where there are fewer than three others.
         warm_compile_s: compile time on a warm cache; None if it was never repeated.
         flags: what makes its figures doubtful: those of the repeats, where there are any.
+        eager_error: how far ``eager_call_s`` may be off between processes, as a logarithm (95 %).
     """
 
     record: Record
@@ -67,6 +71,7 @@ class Candidate:
     confirmed: int
     warm_compile_s: float | None
     flags: tuple[str, ...] = ()
+    eager_error: float = 0.0
 
     @property
     def call_s(self) -> float:
@@ -76,7 +81,16 @@ class Candidate:
     @property
     def throughput(self) -> Interval:
         """Samples per second, or steps per second where there is no batch."""
-        return self.speedup.scaled((self.record.batch_size or 1) / self.eager_call_s)
+        return ratio(self.eager_throughput, ratio(_ONE, self.speedup))
+
+    @property
+    def eager_throughput(self) -> Interval:
+        """The same of eager."""
+        value, factor = (
+            (self.record.batch_size or 1) / self.eager_call_s,
+            math.exp(self.eager_error),
+        )
+        return Interval(value, value / factor, value * factor)
 
     @property
     def refresh_s(self) -> float | None:
@@ -132,13 +146,14 @@ def candidates(records: Iterable[Record]) -> list[Candidate]:
         speedup = across_processes(speedups or [record.measurement.speedup])
         if record.config.is_plain_eager:
             # Eager is its own baseline: an A/A run says how noisy it is, not how fast.
-            speedup = Interval(1.0, 1.0, 1.0)
+            speedup = _ONE
         speedup = with_refreshes(speedup, [record, *again], eager.of(record))
         found.append(
             Candidate(
                 record=record,
                 speedup=eager.against_own(record, speedup),
                 eager_call_s=eager.of(record, own=True),
+                eager_error=eager.error(record),
                 confirmed=len(sound),
                 warm_compile_s=median(warm) if warm else None,
                 flags=tuple({f for r in sound or [record] for f in _flags(r)}),
@@ -172,6 +187,12 @@ class _Eager:
     def of(self, record: Record, own: bool = False) -> float:
         """In the record's environment, or in the tuner's own, where it was measured there."""
         return median(self._seconds(self._key(record, own)))
+
+    def error(self, record: Record) -> float:
+        """How far the pooled time of the tuner's own environment may be off, as a logarithm."""
+        seconds = self._seconds(self._key(record, True))
+        spread = across_processes([Interval(s, s, s) for s in seconds])
+        return math.log(spread.high / spread.value)
 
     def against_own(self, record: Record, speedup: Interval) -> Interval:
         """A speed-up over another environment's eager as one over that of the tuner's own.

@@ -152,6 +152,21 @@ def test_what_slows_eager_down_beside_it_is_not_faster(target: Path) -> None:
     assert result.config["forward"].mode == "default"
 
 
+def test_one_process_that_is_off_does_not_end_the_best(target: Path) -> None:
+    """Its own interval is narrow, and says nothing of how far processes are apart."""
+    first = iter([0.88])
+
+    def once_slow(request: Mapping[str, Any]) -> Ending:
+        if "repeats" in request and request["config"]["mode"] == "max-autotune":
+            off = next(first, None)
+            return measured(off or 1.5, flags=("contended",) if off else ())
+        return script(request)
+
+    result = tune(target, executor=FakeExecutor(once_slow), space=SearchSpace(batch_sizes=(4,)))
+    assert result.config["forward"].mode == "max-autotune"
+    assert result.speedup["forward"].value == pytest.approx(1.5, rel=0.01)
+
+
 def test_one_calm_process_among_disturbed_ones_is_no_certainty(target: Path) -> None:
     calm = cycle([True, False, False, False, False])
 
@@ -181,6 +196,21 @@ def test_a_search_trial_that_was_disturbed_casts_no_doubt_on_calm_repeats(target
     result = tune(target, executor=FakeExecutor(late), space=SearchSpace(batch_sizes=(4,)))
     assert result.to_dict()["phases"]["forward"]["best"]["flags"] == []
     assert result.is_faster_by(1.4, "forward")
+
+
+def test_a_throughput_is_as_uncertain_as_eager_is_between_processes(target: Path) -> None:
+    paces = cycle([1e-3, 1.1e-3])
+
+    def uneven(request: Mapping[str, Any]) -> Ending:
+        speedup = 1.0 if request["config"]["backend"] == "eager" else 1.5
+        return measured(speedup, eager_s=next(paces), noise=0.001)
+
+    result = tune(target, executor=FakeExecutor(uneven), space=SearchSpace(batch_sizes=(4,)))
+    best = result.to_dict()["phases"]["forward"]["best"]
+    eager, tuned = best["eager_throughput"], best["throughput"]
+    assert eager["value"] / eager["low"] > 1.01
+    assert tuned["value"] / tuned["low"] >= eager["value"] / eager["low"]
+    assert best["speedup"]["value"] / best["speedup"]["low"] < 1.005
 
 
 def test_without_eager_there_is_no_verdict(target: Path) -> None:

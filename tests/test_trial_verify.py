@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from autocompile.trial.verify import compare, mismatch_scale
-from autocompile.trial.view import copy_view
+from autocompile.trial.view import copy_view, dense
 
 Pair = namedtuple("Pair", "logits value")
 INF, NAN = float("inf"), float("nan")
@@ -353,3 +353,11 @@ def test_a_copied_view_does_not_change_with_the_original() -> None:
     assert torch.equal(copied["outputs"][0]["a"], torch.ones(3))
     assert torch.equal(copied["outputs"][0]["b"][0], torch.ones(3))
     assert not copied["outputs"][0]["a"].requires_grad
+
+
+def test_what_has_no_elements_to_go_through_is_left_out_of_the_inputs() -> None:
+    tree = {"edges": torch.eye(3).to_sparse(), "x": torch.ones(3), "name": "graph"}
+    found = dense(tree)
+    assert found["edges"] is None
+    assert found["x"] is tree["x"]
+    assert found["name"] == "graph"

@@ -13,7 +13,7 @@ from autocompile.ranking import Candidate, Limits, candidates, noise_floor, rank
 from autocompile.record import SCHEMA, Outcome, Record
 from autocompile.report.explain import why, why_not
 from autocompile.report.rows import failures, number, trial_row, unit
-from autocompile.stats import Interval, ratio
+from autocompile.stats import ratio
 
 __all__ = ["build_report"]
 
@@ -211,14 +211,6 @@ def _counted(failed: list[Record]) -> str:
     return ", ".join(f"{number} × {kind}" for kind, number in kinds.most_common())
 
 
-def _exact(value: float) -> Interval:
-    return Interval(value, value, value)
-
-
-def _eager_throughput(c: Candidate) -> float:
-    return (c.record.batch_size or 1) / c.eager_call_s
-
-
 def _best(best: Candidate, every: list[Candidate]) -> dict[str, Any]:
     record = best.record
     plain = next(
@@ -239,7 +231,7 @@ def _best(best: Candidate, every: list[Candidate]) -> dict[str, Any]:
         "config": record.config.to_dict(),
         "batch_size": record.batch_size,
         "throughput": number(best.throughput, unit(record)),
-        "eager_throughput": number(_exact(_eager_throughput(best)), unit(record)),
+        "eager_throughput": number(best.eager_throughput, unit(record)),
         "speedup": best.speedup.to_dict(),
         "speedup_against_default": against,
         "compile_s": 0.0 if is_eager else record.compile_s,
@@ -282,7 +274,7 @@ def _by_batch_size(allowed: list[Candidate], objective: str) -> list[dict[str, A
         rows.append(
             {
                 "batch_size": size,
-                "eager_throughput": _eager_throughput(top),
+                "eager_throughput": top.eager_throughput.value,
                 "best_throughput": top.throughput.value,
                 "speedup": top.speedup.to_dict(),
                 "number": top.record.number,

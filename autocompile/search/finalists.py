@@ -35,11 +35,14 @@ def choose(
 ) -> list[Record]:
     """The trials to repeat: the leaders, the best of each batch size, and default inductor.
 
-    A setting whose whole interval lies below eager has lost already and is not repeated.
+    A setting whose whole interval lies below eager has lost already and is not repeated; but one
+    process, whose interval knows nothing of others, does not undo what the search has seen.
     """
     every = candidates(records)
     found = [c for c in every if not c.record.config.is_baseline and c.keeps(limits)]
-    promising = [c for c in _by_lower_bound(found, objective) if c.speedup.high > 1]
+    begun = [c for c in found if c.confirmed and _repeats(c.record, records) < _AT_LEAST]
+    begun = [c for c in begun if c.record.measurement and c.record.measurement.speedup.high > 1]
+    promising = [c for c in _by_lower_bound(found, objective) if c.speedup.high > 1 or c in begun]
     chosen: list[Candidate] = []
     if promising:
         size = promising[0].record.batch_size
@@ -47,6 +50,7 @@ def choose(
         # The leader, and of those that may equal it the one that costs least to compile.
         order = {c.record.number: c for c in (same[0], tie_set(same[0], same)[0], *same)}
         chosen = list(order.values())[: effort.finalists]
+        chosen += [c for c in same if c in begun]
         # Whoever looked better in the search than the best of those that were confirmed.
         lead = max((c.speedup.value for c in same if c.confirmed), default=math.inf)
         chosen += [c for c in same if not c.confirmed and c.speedup.low > lead]

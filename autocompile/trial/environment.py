@@ -127,8 +127,8 @@ def _why_not(name: str, device: torch.device, registered: list[str]) -> str:
         return ""
     if name == "tensorrt" and importlib.util.find_spec("torch_tensorrt") is not None:
         return ""
-    if name == "onnxrt" and not _has_our_onnxrt():
-        return "autocompile is not installed in this interpreter, and the backend is its own"
+    if name == "onnxrt" and (reason := _not_our_onnxrt()):
+        return reason
     if name in registered:
         return ""
     if name == "openvino":
@@ -136,12 +136,18 @@ def _why_not(name: str, device: torch.device, registered: list[str]) -> str:
     return f"torch {version} knows no backend of this name"
 
 
-def _has_our_onnxrt() -> bool:
-    """Torch 2.8 has one of its own, which fails with the onnxscript of today."""
+def _not_our_onnxrt() -> str:
     from importlib.metadata import entry_points
 
+    from torch._dynamo.backends.registry import _COMPILER_FNS
+
+    known = _COMPILER_FNS.get("onnxrt")
+    if known is not None and not known.__module__.startswith("autocompile."):
+        return "this torch has an onnxrt of its own, which fails with the onnxscript of today"
     found = entry_points(group="torch_dynamo_backends", name="onnxrt")
-    return any(entry.value.startswith("autocompile.") for entry in found)
+    if any(entry.value.startswith("autocompile.") for entry in found):
+        return ""
+    return "autocompile is not installed in this interpreter, and the backend is its own"
 
 
 def backends(device: torch.device, names: list[str] | None = None) -> dict[str, str]:

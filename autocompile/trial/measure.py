@@ -26,7 +26,7 @@ from autocompile.trial.strain import Strain
 __all__ = ["Limits", "Timed", "paired_blocks", "watched_blocks"]
 
 _LOOK_EVERY = 4
-_ALONE_BLOCKS, _ALONE_BLOCK_S = 7, 0.02
+_ALONE_BLOCKS, _ALONE_BLOCK_S, _ALONE_TRIES = 7, 0.02, 3
 _DRIFT = 0.05  # by which eager may differ from itself before a measurement is made again
 _GAP_S = 0.01  # by then OpenMP's and onnxruntime's threads have stopped to spin
 _WARM_CALLS = 3  # CUDA graphs: warm-up, record, replay
@@ -223,7 +223,9 @@ def watched_blocks(
         return paired_blocks(eager, compiled, synchronize, limits, seed, strain), []
 
     def alone() -> float | None:
-        return _alone(eager, synchronize, min(limits.block_s, _ALONE_BLOCK_S), strain)
+        block_s = min(limits.block_s, _ALONE_BLOCK_S)
+        tries = (_alone(eager, synchronize, block_s, strain) for _ in range(_ALONE_TRIES))
+        return next((t for t in tries if t is not None), None)
 
     def slowing(found: Measurement, *around: float | None) -> float:
         known = [t for t in around if t is not None]

@@ -25,7 +25,7 @@ from autocompile.runtime.compiling import (
 from autocompile.runtime.optimizers import set_implementation
 from autocompile.trial.state import is_expanded
 from autocompile.trial.target import Target, sum_of_floats
-from autocompile.trial.view import View, plain
+from autocompile.trial.view import View, dense, plain
 
 __all__ = ["PHASES", "Side", "call_model", "make_side", "phases_of"]
 
@@ -170,7 +170,7 @@ def make_side(target: Target, phase: str, inputs: Any, config: CompileConfig = E
     side = Side(model, grad=phase in _TRAINING, inputs=inputs, is_eager=config.is_eager)
     side.reuses_outputs = uses_cuda_graphs(config)
     side.held = lambda: dict(model.named_buffers())
-    side.view = lambda output: {"outputs": output, "inputs": side.inputs}
+    side.view = lambda output: {"outputs": output, "inputs": dense(side.inputs)}
     if phase == "forward":
         model.eval()
         compiled = compile_model(model, config, phase)
@@ -213,7 +213,8 @@ def _gradients_view(target: Target, side: Side, output: Any) -> View:
     named = _parameters(side.model).items()
     gradients = {name: p.grad for name, p in named if p.grad is not None}
     buffers = dict(side.model.named_buffers())
-    return {"outputs": output, "inputs": side.inputs, "gradients": gradients, "buffers": buffers}
+    inputs = dense(side.inputs)
+    return {"outputs": output, "inputs": inputs, "gradients": gradients, "buffers": buffers}
 
 
 def _updates(side: Side, before: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -12,7 +12,16 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-__all__ = ["View", "comparable", "copy_view", "has_nan", "has_tensor", "opaque_types", "plain"]
+__all__ = [
+    "View",
+    "comparable",
+    "copy_view",
+    "dense",
+    "has_nan",
+    "has_tensor",
+    "opaque_types",
+    "plain",
+]
 
 View = Mapping[str, Any]
 """By part, each a tree: ``outputs`` and ``loss``, which a call gives, ``gradients``, ``updates``,
@@ -35,6 +44,18 @@ def plain(tree: Any) -> Any:
         return leaf
 
     return pytree.tree_map(expand, tree)
+
+
+def dense(tree: Any) -> Any:
+    """The tree without its sparse and nested tensors, which have no elements to go through."""
+
+    def kept(leaf: Any) -> Any:
+        is_odd = isinstance(leaf, torch.Tensor) and (
+            leaf.layout is not torch.strided or leaf.is_nested
+        )
+        return None if is_odd else leaf
+
+    return pytree.tree_map(kept, tree)
 
 
 def comparable(tree: Any) -> Any:
