@@ -162,7 +162,8 @@ def test_one_process_that_is_off_does_not_end_the_best(target: Path) -> None:
             return measured(off or 1.5, flags=("contended",) if off else ())
         return script(request)
 
-    result = tune(target, executor=FakeExecutor(once_slow), space=SearchSpace(batch_sizes=(4,)))
+    space = SearchSpace(batch_sizes=(4,), freezing=(False,))
+    result = tune(target, executor=FakeExecutor(once_slow), space=space)
     assert result.config["forward"].mode == "max-autotune"
     assert result.speedup["forward"].value == pytest.approx(1.5, rel=0.01)
 
