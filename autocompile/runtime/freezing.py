@@ -67,6 +67,7 @@ class Frozen:
             self._artifacts += made
         if is_first and _graph_breaks() != breaks:
             # What Dynamo compiled after a break hangs on other code, and would not be made anew.
+            self._seen = None  # so that the next call is refused as well
             raise RuntimeError("the graph breaks, and only one graph can be frozen")
         if made and not is_first:  # other shapes, or the model has other parts than it had
             self._places = _places(self._model)

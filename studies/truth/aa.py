@@ -1,6 +1,6 @@
 """How often autocompile tells equals apart, and how often it sees a slow-down of 2 %.
 
-    python studies/truth/aa.py                                # about 27 minutes on two cores
+    python studies/truth/aa.py                                # about half an hour on two cores
     python studies/truth/aa.py --processes 5 --pairs 1 --folder smoke
 
 Everything is timed by the product's own code, judged by its own rules, on a model of the study
