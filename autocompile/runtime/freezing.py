@@ -19,6 +19,8 @@ import torch
 
 __all__ = ["Frozen"]
 
+_BREAKS = "the graph breaks, and only one graph can be frozen"
+
 
 class Frozen:
     """A function of a model, compiled with the weights that the model has.
@@ -34,7 +36,7 @@ class Frozen:
     ) -> None:
         self._function, self._model, self._kwargs = function, model, kwargs
         self._config: Any = importlib.import_module("torch._inductor.config")
-        self._places = _places(model)
+        self._places, self._breaks = _places(model), False
         self._artifacts: list[Any] = []
         self._seen: list[tuple[int, int]] | None = None
         self._compiled: Callable[..., Any] = function
@@ -48,6 +50,8 @@ class Frozen:
         """
         if torch.is_grad_enabled():
             raise RuntimeError("frozen weights have no gradients: call it under torch.no_grad()")
+        if self._breaks:
+            raise RuntimeError(_BREAKS)
         seen = self._versions()
         is_first = seen != self._seen
         if is_first:
@@ -67,8 +71,8 @@ class Frozen:
             self._artifacts += made
         if is_first and _graph_breaks() != breaks:
             # What Dynamo compiled after a break hangs on other code, and would not be made anew.
-            self._seen = None  # so that the next call is refused as well
-            raise RuntimeError("the graph breaks, and only one graph can be frozen")
+            self._breaks = True
+            raise RuntimeError(_BREAKS)
         if made and not is_first:  # other shapes, or the model has other parts than it had
             self._places = _places(self._model)
             self._seen = self._versions()
