@@ -8,7 +8,7 @@ import itertools
 import random
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -135,6 +135,43 @@ def test_the_time_limit_counts_once_eight_rounds_are_there(clock: Clock) -> None
     found = paired_blocks(timed(call), timed(call), nothing, Limits(0.01, 64, 1.0), 0)
     assert len(found.eager_s) == 8
     assert "noisy" in found.flags
+
+
+class Contention:
+    """Others take the cores while there are ``tries`` to come; each look is one."""
+
+    def __init__(self, tries: int) -> None:
+        self.left = tries
+        self.throttled = False
+
+    def mark(self) -> Any:
+        return 0.0, 0.0, 0.0, False
+
+    def disturbed_since(self, mark: Any) -> bool:
+        self.left -= 1
+        return self.left >= 0
+
+
+def test_a_wait_for_a_core_while_blocks_are_sized_does_not_size_them(clock: Clock) -> None:
+    """A call that waited for 100 ms seemed to fill a block: then one call was all that it had."""
+    others = Contention(tries=3)
+
+    def call() -> None:
+        clock.work(0.1 if others.left > 0 else 1e-4)
+
+    found = paired_blocks(timed(call), timed(call), nothing, QUICK, 0, cast(Strain, others))
+    assert found.calls == (500, 500)
+
+
+def test_blocks_are_sized_as_well_as_can_be_where_others_never_stop(clock: Clock) -> None:
+    others = Contention(tries=1_000_000)
+
+    def call() -> None:
+        clock.work(0.2 if clock.monotonic() % 2 < 1.3 else 1e-2)
+
+    found = paired_blocks(timed(call), timed(call), nothing, QUICK, 0, cast(Strain, others))
+    assert found.calls == (5, 5) and "contended" in found.flags
+    assert clock.monotonic() < 20.0
 
 
 def test_a_side_that_never_settles_is_flagged(clock: Clock) -> None:

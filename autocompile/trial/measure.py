@@ -28,6 +28,7 @@ __all__ = ["Limits", "Timed", "paired_blocks", "watched_blocks"]
 _LOOK_EVERY = 4
 _ALONE_BLOCKS, _ALONE_BLOCK_S, _ALONE_TRIES = 7, 0.02, 3
 _DRIFT = 0.05  # by which eager may differ from itself before a measurement is made again
+_CALIBRATION_S = 1.0  # of tries, while others disturb them; they rarely do for so long
 _GAP_S = 0.01  # by then OpenMP's and onnxruntime's threads have stopped to spin
 _WARM_CALLS = 3  # CUDA graphs: warm-up, record, replay
 _TURNS, _WARM_BLOCKS = 4, 40
@@ -97,8 +98,24 @@ def _block(side: Timed, calls: int, synchronize: Callable[[], None]) -> float:
     return max(1, end - begin) / 1e9 / calls
 
 
-def _calibrate(side: Timed, synchronize: Callable[[], None], block_s: float) -> int:
-    """How many calls make a block."""
+def _calibrate(
+    side: Timed, synchronize: Callable[[], None], block_s: float, strain: Strain | None = None
+) -> int:
+    """How many calls make a block: the most of some tries, up to the first that is undisturbed.
+
+    One wait for a core can be longer than a block. Blocks of the one call that was seen then would
+    be timed with cold caches and threads asleep, on that side only.
+    """
+    most, last_try, disturbed = 0, time.monotonic() + _CALIBRATION_S, True
+    while disturbed and time.monotonic() <= last_try:
+        mark = strain.mark() if strain else None
+        most = max(most, _fill(side, synchronize, block_s))
+        disturbed = strain is not None and mark is not None and strain.disturbed_since(mark)
+    return most
+
+
+def _fill(side: Timed, synchronize: Callable[[], None], block_s: float) -> int:
+    """How many calls seem to fill a block just now."""
     calls = 1
     while True:
         took = _block(side, calls, synchronize) * calls
@@ -152,7 +169,7 @@ def paired_blocks(
     with _no_garbage_collection():
         calls, steady = [1, 1], True
         if not is_long:
-            calls = [_calibrate(side, synchronize, limits.block_s) for side in sides]
+            calls = [_calibrate(side, synchronize, limits.block_s, strain) for side in sides]
             patience = time.monotonic() + 2 * limits.max_s
             steady = all(
                 [_settle(s, n, synchronize, patience) for s, n in zip(sides, calls, strict=True)]
@@ -252,7 +269,7 @@ def _alone(
 ) -> float | None:
     """Median seconds of a call with nothing beside it; None if others disturbed it."""
     time.sleep(_GAP_S)
-    calls = _calibrate(side, synchronize, block_s)
+    calls = _calibrate(side, synchronize, block_s, strain)
     mark = strain.mark()
     times = [_block(side, calls, synchronize) for _ in range(_ALONE_BLOCKS)]
     return None if strain.disturbed_since(mark) else median(times)

@@ -28,6 +28,7 @@ import autocompile.search.offer
 from autocompile.config import CompileConfig
 from autocompile.errors import AutocompileError
 from autocompile.ranking import candidates
+from autocompile.record import Record
 from autocompile.search.effort import EFFORTS
 from autocompile.search.space import SearchSpace, Space
 
@@ -119,8 +120,28 @@ def run(model: str, device: str, effort: str, seed: int) -> dict[str, Any]:
             for r in result.trials
             if not r.ok
         },
+        "processes": [process(r, names) for r in result.trials if r.measurement],
         "wall_s": round(time.monotonic() - began, 1),
     }
+
+
+def process(record: Record, names: dict[CompileConfig, str]) -> list[Any]:
+    """What one process measured: role, setting, speed-up, seconds, calls, rounds, calm ones."""
+    found = record.measurement
+    assert found is not None
+    rounds = len(found.eager_s)
+    speedup = [round(v, 5) for v in (found.speedup.value, found.speedup.low, found.speedup.high)]
+    return [
+        record.role,
+        names[record.config],
+        speedup,
+        float(f"{found.eager_call_s:.4g}"),
+        float(f"{found.compiled_call_s:.4g}"),
+        list(found.calls),
+        rounds,
+        rounds - len(found.disturbed),
+        list(found.flags),
+    ]
 
 
 def main() -> None:
