@@ -168,6 +168,40 @@ def test_one_process_that_is_off_does_not_end_the_best(target: Path) -> None:
     assert result.speedup["forward"].value == pytest.approx(1.5, rel=0.01)
 
 
+def test_whom_the_search_could_not_see_for_others_gets_its_turn(target: Path) -> None:
+    """A neighbour was busy in the one trial of the best setting, and its interval says nothing."""
+    truth = {"default": 1.2, "lite": 1.1, "max-autotune": 1.5}
+
+    def script_(request: Mapping[str, Any]) -> Ending:
+        if request["config"]["backend"] == "eager":
+            return measured(1.0)
+        mode = request["config"]["mode"]
+        if mode == "max-autotune" and "repeats" not in request:
+            return measured(1.1, noise=0.5, flags=("noisy", "contended"))
+        return measured(truth[mode])
+
+    space = SearchSpace(batch_sizes=(4,), fullgraph=(False,), freezing=(False,))
+    executor = FakeExecutor(script_, probed(modes={m: m for m in truth}))
+    result = tune(target, executor=executor, space=space, effort="quick")
+    assert result.config["forward"].mode == "max-autotune"
+
+
+def test_where_others_never_stop_no_more_are_repeated_than_that(target: Path) -> None:
+    modes = ["default", *(f"mode-{n}" for n in range(20))]
+
+    def script_(request: Mapping[str, Any]) -> Ending:
+        if request["config"]["backend"] == "eager":
+            return measured(1.0, noise=0.3, flags=("contended",))
+        speedup = 1.1 + modes.index(request["config"]["mode"]) / 100
+        return measured(speedup, noise=0.3, flags=("contended",))
+
+    space = SearchSpace(batch_sizes=(4,), fullgraph=(False,), freezing=(False,))
+    executor = FakeExecutor(script_, probed(modes={m: m for m in modes}))
+    result = tune(target, executor=executor, space=space)
+    repeated = {r.config for r in result.trials if r.repeats and not r.config.is_eager}
+    assert 3 < len(repeated) <= 7
+
+
 def test_one_calm_process_among_disturbed_ones_is_no_certainty(target: Path) -> None:
     calm = cycle([True, False, False, False, False])
 

@@ -36,7 +36,8 @@ def choose(
     """The trials to repeat: the leaders, the best of each batch size, and default inductor.
 
     A setting whose whole interval lies below eager has lost already and is not repeated; but one
-    process, whose interval knows nothing of others, does not undo what the search has seen.
+    process, whose interval knows nothing of others, does not undo what the search has seen. Where
+    the search has seen nothing, since others kept the cores busy just then, the repeats must tell.
     """
     every = candidates(records)
     found = [c for c in every if not c.record.config.is_baseline and c.keeps(limits)]
@@ -54,6 +55,7 @@ def choose(
         # Whoever looked better in the search than the best of those that were confirmed.
         lead = max((c.speedup.value for c in same if c.confirmed), default=math.inf)
         chosen += [c for c in same if not c.confirmed and c.speedup.low > lead]
+        chosen += _unseen(same, same[0].speedup.low, effort.finalists)
         chosen += [
             c for c in found if c.record.config == DEFAULT_INDUCTOR and c.record.batch_size == size
         ]
@@ -70,6 +72,17 @@ def choose(
         for other in dict.fromkeys(c.record.batch_size for c in promising):
             chosen += [c for c in promising if c.record.batch_size == other][:1]
     return list({c.record.number: c.record for c in chosen}.values())
+
+
+def _unseen(found: Sequence[Candidate], lead: float, most: int) -> list[Candidate]:
+    """Of those whose search trial was disturbed, the best that may be faster than ``lead``.
+
+    It goes by the search alone: when these are known, no others take their place.
+    """
+    seen = [(c.record.measurement, c) for c in found]
+    unsound = [(m.speedup, c) for m, c in seen if m is not None and not m.is_sound]
+    best = sorted(unsound, key=lambda pair: pair[0].value, reverse=True)[:most]
+    return [c for speedup, c in best if speedup.high > lead]
 
 
 def _by_lower_bound(found: Sequence[Candidate], objective: str) -> list[Candidate]:
