@@ -80,12 +80,14 @@ class Backend:
     Attributes:
         trains: it computes gradients, or leaves them to torch.
         has_modes: it takes Inductor's modes.
+        lays_out: weights as it likes, whatever torch's memory format is.
         variants: of its options.
         todo: what to do where it does not work.
     """
 
     trains: bool = True
     has_modes: bool = False
+    lays_out: bool = False
     variants: tuple[Variant, ...] = ()
     todo: str = ""
 
@@ -114,12 +116,15 @@ BACKENDS: Mapping[str, Backend] = {
     "cudagraphs": Backend(todo="run where there is an NVIDIA GPU"),
     "onnxrt": Backend(
         trains=False,
+        lays_out=True,
         variants=(Variant({"weights": "baked"}, since="normal"),),
         todo="pip install onnxruntime onnx onnxscript (onnxruntime-gpu for a GPU)",
     ),
-    "openvino": Backend(trains=False, todo="pip install 'torch-autocompile[openvino]'"),
+    "openvino": Backend(
+        trains=False, lays_out=True, todo="pip install 'torch-autocompile[openvino]'"
+    ),
     "ipex": Backend(todo="make an environment of its own: pip install 'torch-autocompile[ipex]'"),
-    "tensorrt": Backend(trains=False, todo="pip install torch-tensorrt"),
+    "tensorrt": Backend(trains=False, lays_out=True, todo="pip install torch-tensorrt"),
 }
 """Others can be named too; they are taken to train and to have neither modes nor variants."""
 
@@ -153,9 +158,6 @@ class Dimension:
     why_not: Callable[[CompileConfig, Place], str] = lambda config, place: ""
 
 
-_OWN_LAYOUT = ("onnxrt", "openvino", "tensorrt")
-
-
 def _no_memory_format(place: Place) -> str:
     if place.phase == "optimizer_step":
         return "an optimizer's step does the same in any memory format"
@@ -163,8 +165,8 @@ def _no_memory_format(place: Place) -> str:
 
 
 def _takes_memory_format(config: CompileConfig, place: Place) -> str:
-    own = config.backend in _OWN_LAYOUT
-    return f"{config.backend} lays weights out as it likes" if own else ""
+    lays_out = BACKENDS.get(config.backend, Backend()).lays_out
+    return f"{config.backend} lays weights out as it likes" if lays_out else ""
 
 
 def _no_scope(place: Place) -> str:

@@ -126,7 +126,7 @@ def run(model: str, device: str, effort: str, seed: int) -> dict[str, Any]:
 
 
 def process(record: Record, names: dict[CompileConfig, str]) -> list[Any]:
-    """What one process measured: role, setting, speed-up, seconds, calls, rounds, calm ones."""
+    """One process: role, setting, speed-up, seconds, calls, rounds, calm ones, flags, its time."""
     found = record.measurement
     assert found is not None
     rounds = len(found.eager_s)
@@ -141,6 +141,7 @@ def process(record: Record, names: dict[CompileConfig, str]) -> list[Any]:
         rounds,
         rounds - len(found.disturbed),
         list(found.flags),
+        round(record.wall_s, 1),
     ]
 
 
