@@ -63,6 +63,7 @@ class Candidate:
         warm_compile_s: compile time on a warm cache; None if it was never repeated.
         flags: what makes its figures doubtful: those of the repeats, where there are any.
         eager_error: how far ``eager_call_s`` may be off between processes, as a logarithm (95 %).
+        settled: whether as many fresh processes as are needed measured it with nothing in the way.
     """
 
     record: Record
@@ -72,6 +73,7 @@ class Candidate:
     warm_compile_s: float | None
     flags: tuple[str, ...] = ()
     eager_error: float = 0.0
+    settled: bool = False
 
     @property
     def call_s(self) -> float:
@@ -140,7 +142,8 @@ def candidates(records: Iterable[Record]) -> list[Candidate]:
         again = repeats.get(record.number, [])
         if not all(r.ok for r in again):
             continue
-        sound = _sound(again) if sum(_is_sound(r) for r in again) >= ENOUGH_PROCESSES else again
+        settled = sum(_is_sound(r) for r in again) >= ENOUGH_PROCESSES
+        sound = _sound(again) if settled else again
         speedups = [r.measurement.speedup for r in sound if r.measurement is not None]
         warm = [r.compile_s for r in again if r.compile_s is not None]
         speedup = across_processes(speedups or [record.measurement.speedup])
@@ -157,6 +160,7 @@ def candidates(records: Iterable[Record]) -> list[Candidate]:
                 confirmed=len(sound),
                 warm_compile_s=median(warm) if warm else None,
                 flags=tuple({f for r in sound or [record] for f in _flags(r)}),
+                settled=settled or record.config.is_baseline,
             )
         )
     return found
@@ -253,10 +257,16 @@ def noise_floors(records: Iterable[Record]) -> list[float]:
 
 
 def rank(found: Sequence[Candidate], objective: str) -> list[Candidate]:
-    """Best first: highest throughput, or lowest latency. Confirmed ones go before the others."""
+    """Best first: highest throughput, or lowest latency. Confirmed ones go before the others.
+
+    Of those whose repeats were disturbed it is the lower bound that counts: a machine that is slow
+    for a while can flatter a setting by a third.
+    """
 
     def merit(c: Candidate) -> tuple[bool, float]:
         value = c.throughput.value if objective == "throughput" else 1 / c.call_s
+        if c.confirmed and not c.settled:
+            value *= c.speedup.low / c.speedup.value
         return (c.confirmed > 0 or c.record.config.is_baseline, value)
 
     return sorted(found, key=merit, reverse=True)
@@ -266,9 +276,9 @@ def tie_set(best: Candidate, found: Iterable[Candidate]) -> list[Candidate]:
     """Those of the same batch size that are not clearly slower than ``best``, it included.
 
     Clearly slower means that the interval of the ratio lies wholly beyond 1 %. The order is the
-    order of preference: those that seem equal (by the estimate within 1 %) before those of which
-    it is only not known; then those that compile about as fast as the cheapest; then the fewest
-    settings that differ from torch's; then the cheapest.
+    order of preference: those that were measured undisturbed; those that seem equal (by the
+    estimate within 1 %) before those of which it is only not known; then those that compile about
+    as fast as the cheapest; then the fewest settings that differ from torch's; then the cheapest.
     """
     ties = []
     seems_slower = {}
@@ -282,9 +292,9 @@ def tie_set(best: Candidate, found: Iterable[Candidate]) -> list[Candidate]:
 
     cheapest_s = min((c.record.compile_s or 0.0 for c in ties), default=0.0)
 
-    def preference(c: Candidate) -> tuple[bool, bool, int, float]:
-        compile_s = c.record.compile_s or 0.0
+    def preference(c: Candidate) -> tuple[bool, bool, bool, int, float]:
+        compile_s, behind = c.record.compile_s or 0.0, seems_slower[c.record.number]
         is_dear = compile_s > 1.25 * cheapest_s + 0.25
-        return seems_slower[c.record.number], is_dear, c.record.config.changes(), compile_s
+        return not c.settled, behind, is_dear, c.record.config.changes(), compile_s
 
     return sorted(ties, key=preference)

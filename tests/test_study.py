@@ -186,6 +186,41 @@ def test_whom_the_search_could_not_see_for_others_gets_its_turn(target: Path) ->
     assert result.config["forward"].mode == "max-autotune"
 
 
+def test_what_a_slow_machine_flatters_does_not_beat_what_was_seen_in_calm(target: Path) -> None:
+    """Of the flattered one all processes but two were disturbed, and look a third too fast."""
+    calm = cycle([True, False, False, False, True, False, False, False, False])
+
+    def script_(request: Mapping[str, Any]) -> Ending:
+        if request["config"]["backend"] == "eager":
+            return measured(1.0)
+        if request["config"]["mode"] == "default" or "repeats" not in request or next(calm):
+            return measured({"default": 1.25, "lite": 1.14}[request["config"]["mode"]])
+        return measured(1.45, flags=("noisy", "contended"))
+
+    space = SearchSpace(batch_sizes=(4,), fullgraph=(False,), freezing=(False,))
+    executor = FakeExecutor(script_, probed(modes={"default": "default", "lite": "lite"}))
+    result = tune(target, executor=executor, space=space)
+    assert result.config["forward"].mode == "default"
+    assert result.speedup["forward"].value == pytest.approx(1.25, rel=0.01)
+
+
+def test_what_is_never_seen_in_calm_wins_where_it_is_faster_by_far(target: Path) -> None:
+    """Its own threads wait for one another, say: then every process of it counts as disturbed."""
+
+    def script_(request: Mapping[str, Any]) -> Ending:
+        if request["config"]["backend"] == "eager":
+            return measured(1.0)
+        if request["config"]["mode"] == "lite":
+            return measured(1.8, flags=("contended",))
+        return measured(1.25)
+
+    space = SearchSpace(batch_sizes=(4,), fullgraph=(False,), freezing=(False,))
+    executor = FakeExecutor(script_, probed(modes={"default": "default", "lite": "lite"}))
+    result = tune(target, executor=executor, space=space)
+    assert result.config["forward"].mode == "lite"
+    assert result.to_dict()["phases"]["forward"]["best"]["flags"] == ["contended"]
+
+
 def test_where_others_never_stop_no_more_are_repeated_than_that(target: Path) -> None:
     modes = ["default", *(f"mode-{n}" for n in range(20))]
 

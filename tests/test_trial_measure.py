@@ -147,9 +147,9 @@ class Contention:
     def mark(self) -> Any:
         return 0.0, 0.0, 0.0, False
 
-    def disturbed_since(self, mark: Any) -> bool:
+    def disturbed_since(self, mark: Any) -> frozenset[str]:
         self.left -= 1
-        return self.left >= 0
+        return frozenset({"waited"} if self.left >= 0 else ())
 
 
 def test_a_wait_for_a_core_while_blocks_are_sized_does_not_size_them(clock: Clock) -> None:
@@ -172,6 +172,21 @@ def test_blocks_are_sized_as_well_as_can_be_where_others_never_stop(clock: Clock
     found = paired_blocks(timed(call), timed(call), nothing, QUICK, 0, cast(Strain, others))
     assert found.calls == (5, 5) and "contended" in found.flags
     assert clock.monotonic() < 20.0
+
+
+def test_where_nothing_is_calm_it_ends_sooner_than_where_something_is(clock: Clock) -> None:
+    def call() -> None:
+        clock.work(0.02)
+
+    limits = Limits(1e-9, 10_000, 2.0, 0.02, patience=3.0)
+    rounds = itertools.count()
+    never: Any = Neighbour(lambda: True)
+    seldom: Any = Neighbour(lambda: next(rounds) % 20 > 0)
+    hopeless = paired_blocks(timed(call), timed(call), nothing, limits, 0, never)
+    assert "contended" in hopeless.flags
+    assert sum(hopeless.eager_s + hopeless.compiled_s) == pytest.approx(2.0, abs=0.1)
+    some = paired_blocks(timed(call), timed(call), nothing, limits, 0, seldom)
+    assert sum(some.eager_s + some.compiled_s) == pytest.approx(6.0, abs=0.1)
 
 
 def test_a_side_that_never_settles_is_flagged(clock: Clock) -> None:
@@ -328,8 +343,8 @@ class Neighbour:
         self.seen = self.is_there()
         return (0.0, 0.0, 0.0)
 
-    def disturbed_since(self, mark: object) -> bool:
-        return self.seen
+    def disturbed_since(self, mark: object) -> frozenset[str]:
+        return frozenset({"waited"} if self.seen else ())
 
 
 def test_disturbed_rounds_are_made_again_kept_and_left_out(clock: Clock) -> None:

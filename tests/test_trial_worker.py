@@ -120,7 +120,7 @@ def test_the_times_of_a_trial_are_plausible(
     work: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Other tests that run beside this one would have some rounds made again.
-    monkeypatch.setattr(Strain, "disturbed_since", lambda self, mark: False)
+    monkeypatch.setattr(Strain, "disturbed_since", lambda self, mark: frozenset())
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # with more of them each waits for the others
     try:

@@ -26,7 +26,7 @@ __all__ = ["choose", "confirm"]
 
 _BLOCK_S, _PATIENCE = 0.03, 3.0
 _CHOICES = 5  # how often finalists are chosen anew when one fails or loses its lead
-_SPARE = 4  # processes that may be disturbed before no more are tried
+_SPARE = 6  # processes that may be disturbed before no more are tried
 _AT_LEAST = ENOUGH_PROCESSES  # for each; who has lost by then, or leads elsewhere, gets no more
 
 

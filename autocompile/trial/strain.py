@@ -58,8 +58,8 @@ class Strain:
         is_slow = self._pace is not None and self._pace.is_slow()
         return time.perf_counter(), self._waited_s(), self._held_back_s(), is_slow
 
-    def disturbed_since(self, mark: Mark) -> bool:
-        """Whether others or heat slowed this process since then; notes what did."""
+    def disturbed_since(self, mark: Mark) -> frozenset[str]:
+        """What slowed this process since then: ``waited``, ``throttled``, ``slow``; notes it."""
         then, waited, held_back, was_slow = mark
         wall_s = max(time.perf_counter() - then, 1e-9)
         waited_s, held_back_s = self._waited_s() - waited, self._held_back_s() - held_back
@@ -74,8 +74,9 @@ class Strain:
             "slow": was_slow or is_slow,
             "waited": waited_s > _TOLERATED * wall_s,
         }
-        self._disturbances.update(name for name, is_so in found.items() if is_so)
-        return any(found.values())
+        names = frozenset(name for name, is_so in found.items() if is_so)
+        self._disturbances.update(names)
+        return names
 
     def summary(self) -> dict[str, Any]:
         """What there was since this was made.
