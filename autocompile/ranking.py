@@ -8,14 +8,14 @@ machine between two processes cannot decide.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from autocompile.calm import ENOUGH_PROCESSES, Calm, calmness, witnesses
 from autocompile.record import Outcome, Record
 from autocompile.stats import Interval, across_processes, median, ratio
 
 __all__ = [
-    "ENOUGH_PROCESSES",
     "Candidate",
     "Limits",
     "candidates",
@@ -25,9 +25,6 @@ __all__ = [
     "tie_set",
     "with_refreshes",
 ]
-
-ENOUGH_PROCESSES = 3
-"""With fewer that nothing disturbed, how far processes differ is not known."""
 
 _ONE = Interval(1.0, 1.0, 1.0)
 
@@ -58,22 +55,25 @@ class Candidate:
         record: the trial of the study.
         speedup: against eager at the same batch size.
         eager_call_s: seconds of an eager call at this batch size, pooled over the phase.
+        searched: the speed-up by the trial of the study alone.
         confirmed: in how many fresh processes it was measured again; those that something
             disturbed count only where there are fewer than three others.
         warm_compile_s: compile time on a warm cache; None if it was never repeated.
         flags: what makes its figures doubtful: those of the repeats, where there are any.
         eager_error: how far ``eager_call_s`` may be off between processes, as a logarithm (95 %).
-        settled: whether as many fresh processes as are needed measured it with nothing in the way.
+        calm: ``ENOUGH`` where nothing disturbed its repeats, or three of them; ``SOME`` where some
+            rounds of some repeat were calm. Before a repeat it is that of the trial.
     """
 
     record: Record
     speedup: Interval
+    searched: Interval
     eager_call_s: float
     confirmed: int
     warm_compile_s: float | None
     flags: tuple[str, ...] = ()
     eager_error: float = 0.0
-    settled: bool = False
+    calm: Calm = Calm.ENOUGH
 
     @property
     def call_s(self) -> float:
@@ -133,37 +133,46 @@ def candidates(records: Iterable[Record]) -> list[Candidate]:
         if record.repeats is not None and not from_outside:
             repeats.setdefault(record.repeats, []).append(record)
     working = [r for r in all_records if r.measurement is not None and r.ok]
-    eager = _Eager(working)
+    calm = calmness(working)
+    eager = _Eager(working, calm)
     found = []
     for record in working:
         if record.role != "search" or record.duplicate_of is not None:
             continue
-        assert record.measurement is not None
         again = repeats.get(record.number, [])
         if not all(r.ok for r in again):
             continue
-        settled = sum(_is_sound(r) for r in again) >= ENOUGH_PROCESSES
-        sound = _sound(again) if settled else again
-        speedups = [r.measurement.speedup for r in sound if r.measurement is not None]
+        measured = again or [record]
+        used, how_calm = witnesses(measured, calm)
+        heard = used if how_calm is Calm.ENOUGH else measured
         warm = [r.compile_s for r in again if r.compile_s is not None]
-        speedup = across_processes(speedups or [record.measurement.speedup])
-        if record.config.is_plain_eager:
-            # Eager is its own baseline: an A/A run says how noisy it is, not how fast.
-            speedup = _ONE
-        speedup = with_refreshes(speedup, [record, *again], eager.of(record))
         found.append(
             Candidate(
                 record=record,
-                speedup=eager.against_own(record, speedup),
+                speedup=eager.whole(_speedup(used, measured), record, again),
+                searched=eager.whole(_speedup([record], [record]), record, again),
                 eager_call_s=eager.of(record, own=True),
                 eager_error=eager.error(record),
-                confirmed=len(sound),
+                confirmed=len(heard) if again else 0,
                 warm_compile_s=median(warm) if warm else None,
-                flags=tuple({f for r in sound or [record] for f in _flags(r)}),
-                settled=settled or record.config.is_baseline,
+                flags=tuple({f for r in heard for f in _flags(r)}),
+                calm=Calm.ENOUGH if record.config.is_baseline else how_calm,
             )
         )
     return found
+
+
+def _speedup(used: Sequence[Record], measured: Sequence[Record]) -> Interval:
+    """By those that count; where they are few, as uncertain as all of them together."""
+    few, every = (
+        across_processes([r.measurement.speedup for r in records if r.measurement])
+        for records in (used, measured)
+    )
+    if len(used) >= min(ENOUGH_PROCESSES, len(measured)):
+        return few
+    spread = math.sqrt(every.high / every.low)
+    low, high = few.value / spread, few.value * spread
+    return Interval(few.value, min(low, few.low), max(high, few.high))
 
 
 def with_refreshes(speedup: Interval, records: Sequence[Record], eager_s: float) -> Interval:
@@ -180,7 +189,8 @@ def with_refreshes(speedup: Interval, records: Sequence[Record], eager_s: float)
 class _Eager:
     """Seconds of an eager call at each batch size in each environment, pooled over all trials."""
 
-    def __init__(self, working: Iterable[Record]) -> None:
+    def __init__(self, working: Iterable[Record], calm: Mapping[int, Calm]) -> None:
+        self._calm = calm
         self._records: dict[tuple[str, int | None], list[Record]] = {}
         for record in working:
             if record.duplicate_of is not None:
@@ -198,7 +208,14 @@ class _Eager:
         spread = across_processes([Interval(s, s, s) for s in seconds])
         return math.log(spread.high / spread.value)
 
-    def against_own(self, record: Record, speedup: Interval) -> Interval:
+    def whole(self, speedup: Interval, record: Record, again: Sequence[Record]) -> Interval:
+        """With what new weights cost, and over the tuner's own eager."""
+        if record.config.is_plain_eager:
+            # Eager is its own baseline: an A/A run says how noisy it is, not how fast.
+            speedup = _ONE
+        return self._against_own(record, with_refreshes(speedup, [record, *again], self.of(record)))
+
+    def _against_own(self, record: Record, speedup: Interval) -> Interval:
         """A speed-up over another environment's eager as one over that of the tuner's own.
 
         Only this is a comparison between processes, so its interval is that of the processes.
@@ -217,7 +234,7 @@ class _Eager:
         return ours if own and ours in self._records else (record.config.environment, ours[1])
 
     def _seconds(self, key: tuple[str, int | None]) -> list[float]:
-        found = _sound(self._records[key])
+        found = _calmest(self._records[key], self._calm)
         return [r.measurement.eager_call_s for r in found if r.measurement]
 
 
@@ -225,13 +242,9 @@ def _flags(record: Record) -> tuple[str, ...]:
     return record.measurement.flags if record.measurement else ()
 
 
-def _is_sound(record: Record) -> bool:
-    return record.measurement is not None and record.measurement.is_sound
-
-
-def _sound(records: Sequence[Record]) -> Sequence[Record]:
+def _calmest(records: Sequence[Record], calm: Mapping[int, Calm]) -> Sequence[Record]:
     """Those that nothing disturbed; all of them if there is none."""
-    return [r for r in records if _is_sound(r)] or records
+    return [r for r in records if calm.get(r.number) is Calm.ENOUGH] or records
 
 
 def noise_floor(records: Iterable[Record], batch_size: int | None) -> float:
@@ -240,10 +253,10 @@ def noise_floor(records: Iterable[Record], batch_size: int | None) -> float:
     The median over its processes. No smaller speed-up can be claimed at this batch size. 0.0 if
     eager was never measured.
     """
-    found = [
-        r for r in records if r.config.is_baseline and r.batch_size == batch_size and r.measurement
-    ]
-    intervals = [r.measurement.speedup for r in _sound(found) if r.measurement]
+    every = [r for r in records if r.measurement]
+    found = [r for r in every if r.config.is_baseline and r.batch_size == batch_size]
+    calmest = _calmest(found, calmness(every))
+    intervals = [r.measurement.speedup for r in calmest if r.measurement]
     return median([max(i.high - 1, 1 - i.low) for i in intervals]) if intervals else 0.0
 
 
@@ -259,15 +272,16 @@ def noise_floors(records: Iterable[Record]) -> list[float]:
 def rank(found: Sequence[Candidate], objective: str) -> list[Candidate]:
     """Best first: highest throughput, or lowest latency. Confirmed ones go before the others.
 
-    Of those whose repeats were disturbed it is the lower bound that counts: a machine that is slow
-    for a while can flatter a setting by a third.
+    A machine that is slow for a while can flatter a setting by a third. So those of which no round
+    was calm come last, and of those of which some were, the lower bound counts.
     """
 
-    def merit(c: Candidate) -> tuple[bool, float]:
+    def merit(c: Candidate) -> tuple[bool, bool, float]:
         value = c.throughput.value if objective == "throughput" else 1 / c.call_s
-        if c.confirmed and not c.settled:
+        if c.confirmed and c.calm < Calm.ENOUGH:
             value *= c.speedup.low / c.speedup.value
-        return (c.confirmed > 0 or c.record.config.is_baseline, value)
+        is_confirmed = c.confirmed > 0 or c.record.config.is_baseline
+        return is_confirmed, not (c.confirmed and c.calm is Calm.NONE), value
 
     return sorted(found, key=merit, reverse=True)
 
@@ -280,21 +294,21 @@ def tie_set(best: Candidate, found: Iterable[Candidate]) -> list[Candidate]:
     estimate within 1 %) before those of which it is only not known; then those that compile about
     as fast as the cheapest; then the fewest settings that differ from torch's; then the cheapest.
     """
-    ties = []
-    seems_slower = {}
-    for c in found:
-        if c.record.batch_size != best.record.batch_size:
-            continue
-        behind = ratio(best.speedup, c.speedup)
-        if c is best or behind.low <= 1 + SAME:
-            ties.append(c)
-            seems_slower[c.record.number] = behind.value > 1 + SAME
-
+    ties = [
+        c
+        for c in found
+        if c.record.batch_size == best.record.batch_size
+        and (c is best or ratio(best.speedup, c.speedup).low <= 1 + SAME)
+    ]
     cheapest_s = min((c.record.compile_s or 0.0 for c in ties), default=0.0)
+    calm = [c for c in ties if c.calm is Calm.ENOUGH] or ties
+    fastest = max((c.speedup.value for c in calm), default=0.0)
 
     def preference(c: Candidate) -> tuple[bool, bool, bool, int, float]:
-        compile_s, behind = c.record.compile_s or 0.0, seems_slower[c.record.number]
+        compile_s = c.record.compile_s or 0.0
+        seems_slower = fastest > (1 + SAME) * c.speedup.value
         is_dear = compile_s > 1.25 * cheapest_s + 0.25
-        return not c.settled, behind, is_dear, c.record.config.changes(), compile_s
+        changes = c.record.config.changes()
+        return c.calm < Calm.ENOUGH, seems_slower, is_dear, changes, compile_s
 
     return sorted(ties, key=preference)

@@ -71,6 +71,9 @@ ENOUGH_ROUNDS = 8
 """From so many rounds of a measurement on its 95 % interval is worth something."""
 
 
+FEW_ROUNDS = 3
+"""With fewer that nothing disturbed, the disturbed ones are the better witnesses."""
+
 UNSOUND = frozenset({"contended", "throttled", "eager_slowed"})
 """Flags of a measurement that proves nothing: something was in the way of one side."""
 
@@ -86,7 +89,7 @@ class Measurement:
         flags: what makes these numbers doubtful (``noisy``, ``not_steady``, ``contended``,
             ``throttled``, ``eager_slowed``).
         disturbed: the rounds in which other processes or heat slowed this one. They are kept, and
-            left out of what is computed from at least :data:`ENOUGH_ROUNDS` others.
+            left out of what is computed from at least :data:`FEW_ROUNDS` others.
     """
 
     eager_s: tuple[float, ...]
@@ -115,10 +118,16 @@ class Measurement:
         """Whether enough of it was measured with nothing else in the way."""
         return not UNSOUND & set(self.flags)
 
+    @property
+    def is_partly_sound(self) -> bool:
+        """Whether a little of it was, and the rest is left out."""
+        calm = len(self.eager_s) - len(self.disturbed)
+        return calm >= FEW_ROUNDS and UNSOUND & set(self.flags) == {"contended"}
+
     def _clean(self, times: tuple[float, ...]) -> tuple[float, ...]:
         left_out = set(self.disturbed)
         clean = tuple(t for round_, t in enumerate(times) if round_ not in left_out)
-        return clean if len(clean) >= ENOUGH_ROUNDS else times
+        return clean if len(clean) >= FEW_ROUNDS else times
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,8 @@ def measured(
         "compiled_s": [eager_s / speedup * (1 + s) for s in spread],
         "calls": [1, 1],
         "flags": list(flags),
+        # A trial says "contended" where hardly a round was calm.
+        "disturbed": list(range(rounds)) if "contended" in flags else [],
     }
     payload = {"measurement": measurement, "compile_s": compile_s, "graphs": 1, "graph_breaks": 0}
     return Ending(

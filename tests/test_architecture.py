@@ -18,6 +18,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # A column may import itself and the columns named here.
 GROUND = {
     "arguments",
+    "calm",
     "config",
     "errors",
     "files",

@@ -140,8 +140,9 @@ def test_the_time_limit_counts_once_eight_rounds_are_there(clock: Clock) -> None
 class Contention:
     """Others take the cores while there are ``tries`` to come; each look is one."""
 
-    def __init__(self, tries: int) -> None:
+    def __init__(self, tries: int, what: str = "waited") -> None:
         self.left = tries
+        self.what = what
         self.throttled = False
 
     def mark(self) -> Any:
@@ -149,7 +150,30 @@ class Contention:
 
     def disturbed_since(self, mark: Any) -> frozenset[str]:
         self.left -= 1
-        return frozenset({"waited"} if self.left >= 0 else ())
+        return frozenset({self.what} if self.left >= 0 else ())
+
+
+@pytest.mark.parametrize("stalled", range(1, 12))
+def test_a_stall_that_no_counter_shows_does_not_size_blocks(clock: Clock, stalled: int) -> None:
+    calls = itertools.count(1)
+
+    def call() -> None:
+        clock.work(0.1 if next(calls) == stalled else 1e-4)
+
+    steady = timed(lambda: clock.work(1e-4))
+    found = paired_blocks(timed(call), steady, nothing, QUICK, 0)
+    assert found.calls == (500, 500)
+
+
+def test_a_machine_that_is_slow_all_the_time_sizes_blocks_at_once(clock: Clock) -> None:
+    slow = Contention(1_000_000, "slow")
+
+    def call() -> None:
+        clock.work(1e-3)
+
+    found = paired_blocks(timed(call), timed(call), nothing, QUICK, 0, cast(Strain, slow))
+    assert found.calls == (50, 50)
+    assert 1_000_000 - slow.left == len(found.eager_s) + 2, "a look for each round and each side"
 
 
 def test_a_wait_for_a_core_while_blocks_are_sized_does_not_size_them(clock: Clock) -> None:

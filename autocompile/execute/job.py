@@ -58,27 +58,27 @@ class Workshop:
     memory_limit_bytes: int | None
     memory_alone_bytes: int | None = None
     pythons: Mapping[str, str] = field(default_factory=dict)
-    _paces: list[tuple[float, ...]] = field(default_factory=list)
+    _paces: dict[str, list[tuple[float, ...]]] = field(default_factory=dict)
     _next: int | None = None
 
-    def learn_pace(self, seen: Any) -> None:
+    def learn_pace(self, seen: Any, environment: str = "default") -> None:
         """What a trial reached at best; anything but positive numbers is left out."""
         try:
             found = tuple(float(s) for s in seen)
         except (TypeError, ValueError):
             return
         if found and all(0 < s < 1 for s in found):
-            same = [pace for pace in self._paces if len(pace) == len(found)]
-            self._paces = [*same, found][-_PACES_KEPT:]
+            same = [p for p in self._paces.get(environment, []) if len(p) == len(found)]
+            self._paces[environment] = [*same, found][-_PACES_KEPT:]
 
-    @property
-    def pace_s(self) -> tuple[float, ...]:
-        """How fast work that is always the same is done here, by the last trials; or nothing.
+    def pace_s(self, environment: str = "default") -> tuple[float, ...]:
+        """How fast work that is always the same is done there, by the last trials; or nothing.
 
         The median of what each reached at best, so that neither a clock that is high only while
         the machine is cool nor a few trials in a slow spell decide what is usual here.
         """
-        return tuple(sorted(each)[len(each) // 2] for each in zip(*self._paces, strict=True))
+        known = self._paces.get(environment, [])
+        return tuple(sorted(each)[len(each) // 2] for each in zip(*known, strict=True))
 
     def next_number(self) -> int:
         """The number of a new trial; each call gives another."""
@@ -116,7 +116,8 @@ class Workshop:
         path = self.folder.trial(number)
         make_folder(path)
         self._demand_space()
-        known = {"pace_s": list(self.pace_s)} if self.pace_s else {}
+        pace_s = self.pace_s(environment)
+        known = {"pace_s": list(pace_s)} if pace_s else {}
         write_json(path / "request.json", {**self.base, **known, **request, "number": number})
         cache = self.folder.cache / f"{number if cache_of is None else cache_of:04d}"
         if cache_of is None:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from autocompile.calm import Calm
 from autocompile.config import DEFAULT_INDUCTOR
 from autocompile.noise import unusual
 from autocompile.ranking import Candidate, Limits, candidates, noise_floor, rank, tie_set
@@ -308,6 +309,13 @@ def _notes(
         notes.append(
             f"{unknown} settings take the weights as constants and are not recommended, since "
             "nobody has said how often they change (--calls-per-update)"
+        )
+    hidden = [c for c in allowed if c.confirmed and c.calm is Calm.NONE]
+    if hidden and any(c.confirmed and c.calm > Calm.NONE for c in allowed):
+        names = ", ".join(f"trial {c.record.number}" for c in hidden)
+        notes.append(
+            f"{names}: something else kept the cores busy in all repeats, so that how fast this "
+            "is remains unknown; tune again while nothing else runs"
         )
     if outside := len(every) - len(allowed) - unknown:
         notes.append(f"{outside} settings are outside the limits that were asked for")

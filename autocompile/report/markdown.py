@@ -285,7 +285,8 @@ def ties(phase: Mapping[str, Any]) -> list[str]:
 def _tie_reason(best: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     """Why ``best`` was preferred to a trial that is not different from it.
 
-    Cheapest to compile comes first, then the fewest changes to ``torch.compile()`` as it comes.
+    Of those that nothing disturbed the cheapest to compile comes first, then the fewest changes to
+    ``torch.compile()`` as it comes.
     """
     name, mine, theirs = f"trial {best['number']}", best.get("compile_s"), other.get("compile_s")
     if mine is not None and theirs is not None and show.seconds(mine) != show.seconds(theirs):

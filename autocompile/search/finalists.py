@@ -11,10 +11,11 @@ import dataclasses
 import math
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from autocompile.calm import ENOUGH_PROCESSES, Calm, calmness
 from autocompile.config import DEFAULT_INDUCTOR
-from autocompile.ranking import ENOUGH_PROCESSES, Candidate, Limits, candidates, rank, tie_set
+from autocompile.ranking import Candidate, Limits, candidates, rank, tie_set
 from autocompile.record import Outcome, Record
 from autocompile.search.crew import run_job
 from autocompile.search.effort import Effort
@@ -26,7 +27,8 @@ __all__ = ["choose", "confirm"]
 
 _BLOCK_S, _PATIENCE = 0.03, 3.0
 _CHOICES = 5  # how often finalists are chosen anew when one fails or loses its lead
-_SPARE = 6  # processes that may be disturbed before no more are tried
+_SPARE = 4  # processes that may be disturbed before no more are tried ...
+_SPARE_WHERE_SOME = 12  # ... where none was calm; and where some were
 _AT_LEAST = ENOUGH_PROCESSES  # for each; who has lost by then, or leads elsewhere, gets no more
 
 
@@ -41,13 +43,14 @@ def choose(
     """
     every = candidates(records)
     found = [c for c in every if not c.record.config.is_baseline and c.keeps(limits)]
-    begun = [c for c in found if c.confirmed and _repeats(c.record, records) < _AT_LEAST]
+    calm = calmness(records)
+    begun = [c for c in found if c.confirmed and _repeats(c.record, records, calm) < _AT_LEAST]
     begun = [c for c in begun if c.record.measurement and c.record.measurement.speedup.high > 1]
     promising = [c for c in _by_lower_bound(found, objective) if c.speedup.high > 1 or c in begun]
     chosen: list[Candidate] = []
     if promising:
         size = promising[0].record.batch_size
-        same = [c for c in promising if c.record.batch_size == size]
+        same = _of_size(promising, size)
         # The leader, and of those that may equal it the one that costs least to compile.
         order = {c.record.number: c for c in (same[0], tie_set(same[0], same)[0], *same)}
         chosen = list(order.values())[: effort.finalists]
@@ -55,7 +58,7 @@ def choose(
         # Whoever looked better in the search than the best of those that were confirmed.
         lead = max((c.speedup.value for c in same if c.confirmed), default=math.inf)
         chosen += [c for c in same if not c.confirmed and c.speedup.low > lead]
-        chosen += _unseen(same, same[0].speedup.low, effort.finalists)
+        chosen += _unseen(_of_size(found, size), calm, effort.finalists)
         chosen += [
             c for c in found if c.record.config == DEFAULT_INDUCTOR and c.record.batch_size == size
         ]
@@ -70,19 +73,25 @@ def choose(
             and c.record.config.environment in places
         ]
         for other in dict.fromkeys(c.record.batch_size for c in promising):
-            chosen += [c for c in promising if c.record.batch_size == other][:1]
+            chosen += _of_size(promising, other)[:1]
+            if other != size:
+                chosen += _unseen(_of_size(found, other), calm, 1)
     return list({c.record.number: c.record for c in chosen}.values())
 
 
-def _unseen(found: Sequence[Candidate], lead: float, most: int) -> list[Candidate]:
-    """Of those whose search trial was disturbed, the best that may be faster than ``lead``.
+def _of_size(found: Sequence[Candidate], size: int | None) -> list[Candidate]:
+    return [c for c in found if c.record.batch_size == size]
+
+
+def _unseen(every: Sequence[Candidate], calm: Mapping[int, Calm], most: int) -> list[Candidate]:
+    """Of those whose search trial was disturbed, the ones that may be best of all.
 
     It goes by the search alone: when these are known, no others take their place.
     """
-    seen = [(c.record.measurement, c) for c in found]
-    unsound = [(m.speedup, c) for m, c in seen if m is not None and not m.is_sound]
-    best = sorted(unsound, key=lambda pair: pair[0].value, reverse=True)[:most]
-    return [c for speedup, c in best if speedup.high > lead]
+    seen = [c for c in every if calm.get(c.record.number) is Calm.ENOUGH]
+    lead = max((c.searched.low for c in seen), default=0.0)
+    hidden = sorted((c for c in every if c not in seen), key=lambda c: -c.searched.high)
+    return [c for c in hidden[:most] if c.searched.high > lead]
 
 
 def _by_lower_bound(found: Sequence[Candidate], objective: str) -> list[Candidate]:
@@ -109,7 +118,7 @@ def confirm(study: PhaseStudy, effort: Effort, limits: Limits, budget: Budget, s
         Interrupted: after Ctrl-C.
     """
     order = random.Random(seed)
-    for _ in range(_CHOICES + effort.most_processes + _SPARE):
+    for _ in range(_CHOICES + effort.most_processes + _SPARE_WHERE_SOME):
         finalists = choose(study.records, effort, study.objective, limits)
         jobs = _next_round(finalists, study, effort)
         if not jobs:
@@ -141,14 +150,17 @@ def _next_round(finalists: Sequence[Record], study: PhaseStudy, effort: Effort) 
         and not c.record.config.is_baseline
         and c.record in finalists
     }
+    calm = calmness(study.records)
+    any_calm = any(_repeats(f, study.records, calm) for f in finalists)
+    spare = _SPARE_WHERE_SOME if any_calm else _SPARE
     contenders = set()
     if rivals:
         best = rank(list(rivals.values()), study.objective)[0]
         contenders = {c.record.number for c in tie_set(best, rivals.values())}
 
     def goes_on(finalist: Record) -> bool:
-        had = _repeats(finalist, study.records)
-        if _tries(finalist, study.records) - had >= _SPARE:
+        had = _repeats(finalist, study.records, calm)
+        if _tries(finalist, study.records) - had >= spare:
             return False
         if had < min(_AT_LEAST, effort.processes):
             return True
@@ -170,12 +182,9 @@ def _tries(finalist: Record, records: Sequence[Record]) -> int:
     )
 
 
-def _repeats(finalist: Record, records: Sequence[Record]) -> int:
+def _repeats(finalist: Record, records: Sequence[Record], calm: Mapping[int, Calm]) -> int:
     """How often it was repeated with nothing else in the way."""
-    return sum(
-        r.repeats == finalist.number and r.measurement is not None and r.measurement.is_sound
-        for r in records
-    )
+    return sum(r.repeats == finalist.number and calm.get(r.number) is Calm.ENOUGH for r in records)
 
 
 def _repeat(study: PhaseStudy, finalist: Record, effort: Effort, left: int) -> Outcome:
@@ -211,7 +220,7 @@ def _repeat(study: PhaseStudy, finalist: Record, effort: Effort, left: int) -> O
         record = dataclasses.replace(record, compile_s=None)
     study.workshop.folder.save(record)
     study.records.append(record)
-    study.workshop.learn_pace(record.detail.get("pace_s"))
+    study.workshop.learn_pace(record.detail.get("pace_s"), record.config.environment)
     study.observer.ended(record, left)
     if interrupted:
         raise Interrupted

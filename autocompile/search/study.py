@@ -26,7 +26,7 @@ from autocompile.search.space import Setting, Space
 
 __all__ = ["Budget", "Interrupted", "PhaseStudy"]
 
-_CACHES_KEPT = 6  # compiler caches of each batch size: more than finalists that it can have
+_CACHES_KEPT = 8  # compiler caches of each batch size: as many as it seldom has finalists
 
 
 class Interrupted(Exception):
@@ -244,7 +244,7 @@ class PhaseStudy:
 
     def _learn(self, record: Record) -> None:
         """A setting that was interrupted has no result: it is still to be tried."""
-        self.workshop.learn_pace(record.detail.get("pace_s"))
+        self.workshop.learn_pace(record.detail.get("pace_s"), record.config.environment)
         if record.role != "search" or record.outcome is Outcome.INTERRUPTED:
             return
         setting = Setting(record.config, record.batch_size)
@@ -265,5 +265,5 @@ class PhaseStudy:
             and self.workshop.has_cache(r.number)
         ]
         if len(same) > _CACHES_KEPT:
-            slowest = min(same, key=lambda r: r.measurement.speedup.value if r.measurement else 0)
+            slowest = min(same, key=lambda r: r.measurement.speedup.high if r.measurement else 0)
             self.workshop.drop_cache(slowest.number)

@@ -28,7 +28,6 @@ __all__ = ["Limits", "Timed", "paired_blocks", "watched_blocks"]
 _LOOK_EVERY = 4
 _ALONE_BLOCKS, _ALONE_BLOCK_S, _ALONE_TRIES = 7, 0.02, 3
 _DRIFT = 0.05  # by which eager may differ from itself before a measurement is made again
-_CALIBRATION_S = 1.0  # of tries, while others disturb them; they rarely do for so long
 _GAP_S = 0.01  # by then OpenMP's and onnxruntime's threads have stopped to spin
 _WARM_CALLS = 3  # CUDA graphs: warm-up, record, replay
 _TURNS, _WARM_BLOCKS = 4, 40
@@ -100,20 +99,24 @@ def _block(side: Timed, calls: int, synchronize: Callable[[], None]) -> float:
 
 
 def _calibrate(
-    side: Timed, synchronize: Callable[[], None], block_s: float, strain: Strain | None = None
+    side: Timed,
+    synchronize: Callable[[], None],
+    block_s: float,
+    strain: Strain | None,
+    patience_s: float,
 ) -> int:
-    """How many calls make a block: the most of some tries, up to the first that nothing held up.
+    """How many calls make a block: the most of two tries, or of more while threads wait for cores.
 
-    One wait for a core can be longer than a block. Blocks of the one call that was seen then would
-    be timed with cold caches and threads asleep, on that side only.
+    One wait can be longer than a block. Blocks of the one call that was seen then would be timed
+    with cold caches and threads asleep, on that side only. Other reasons to be slow matter less.
     """
-    most, last_try, held_up = 0, time.monotonic() + _CALIBRATION_S, True
-    while held_up and time.monotonic() <= last_try:
+    most, last_try = _fill(side, synchronize, block_s), time.monotonic() + patience_s
+    while True:
         mark = strain.mark() if strain else None
         most = max(most, _fill(side, synchronize, block_s))
-        # A machine that is slow all the time sizes blocks well enough.
-        held_up = bool(strain and mark and strain.disturbed_since(mark) - {"slow"})
-    return most
+        waited = strain and mark and "waited" in strain.disturbed_since(mark)
+        if not waited or time.monotonic() > last_try:
+            return most
 
 
 def _fill(side: Timed, synchronize: Callable[[], None], block_s: float) -> int:
@@ -171,7 +174,10 @@ def paired_blocks(
     with _no_garbage_collection():
         calls, steady = [1, 1], True
         if not is_long:
-            calls = [_calibrate(side, synchronize, limits.block_s, strain) for side in sides]
+            patience_s = limits.max_s / 2
+            calls = [
+                _calibrate(side, synchronize, limits.block_s, strain, patience_s) for side in sides
+            ]
             patience = time.monotonic() + 2 * limits.max_s
             steady = all(
                 [_settle(s, n, synchronize, patience) for s, n in zip(sides, calls, strict=True)]

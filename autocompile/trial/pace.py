@@ -13,11 +13,12 @@ from collections.abc import Sequence
 
 import torch
 
+from autocompile.calm import SLOWER
+
 __all__ = ["Pace"]
 
 _SIZE, _PRODUCTS, _SUMS = 128, 12, 150
 _BEST_SHARE = 0.1  # of all samples: their fastest tenth says what this machine can do
-_SLOWER = 1.08
 
 
 class Pace:
@@ -41,7 +42,7 @@ class Pace:
         # The better of two: a short interruption is not what is looked for here.
         sample = [min(kind(), kind()) for kind in self._kinds]
         self._samples.append(sample)
-        return any(s > _SLOWER * b for s, b in zip(sample, self.best(), strict=True))
+        return any(s > SLOWER * b for s, b in zip(sample, self.best(), strict=True))
 
     def best(self) -> list[float]:
         """What can be reached here, as far as is known."""
