@@ -13,6 +13,7 @@ __all__ = [
     "DynamoFacts",
     "busy_seconds",
     "dynamo_facts",
+    "frames_seen",
     "others_busy",
     "reset_dynamo",
     "synchronizer",
@@ -73,6 +74,13 @@ def reset_dynamo(backend: str) -> None:
 def _first_line(text: object) -> str:
     lines = [line.strip() for line in str(text).splitlines() if line.strip()]
     return lines[0][:300] if lines else ""
+
+
+def frames_seen() -> int:
+    """How many frames Dynamo has tried to compile since the last reset."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["frames"]["total"])
 
 
 def dynamo_facts() -> DynamoFacts:
