@@ -144,7 +144,8 @@ def tune(
                     spent = time.monotonic() - began
                     left = max(0.0, budget_s - spent) / (len(spaces) - index)
                     until = time.monotonic() + left
-                study = _study(one, workshop, runner, show, chosen, run, storage, records)
+                so_far = list(folder.records())
+                study = _study(one, workshop, runner, show, chosen, run, storage, so_far)
                 budget = Budget(until, trials)
                 study.run(budget)
                 confirm(study, chosen, plan.limits, budget, plan.seed)
@@ -308,6 +309,7 @@ def _study(
         if storage is None
         else f"{workshop.folder.path.name}-{run.get('id', '')}/{name}",
         records=[r for r in records if r.phase == name],
+        others=[r for r in records if r.phase != name],
     )
 
 

@@ -7,7 +7,7 @@ from enum import IntEnum
 
 from autocompile.record import Record
 
-__all__ = ["ENOUGH_PROCESSES", "SLOWER", "Calm", "calmness", "witnesses"]
+__all__ = ["ENOUGH_PROCESSES", "SLOWER", "Calm", "calmness", "slows_eager", "witnesses"]
 
 ENOUGH_PROCESSES = 3
 """With fewer that nothing disturbed, how far processes differ is not known."""
@@ -31,14 +31,25 @@ def calmness(records: Iterable[Record]) -> dict[int, Calm]:
     The first trials cannot know that the machine is slow just then; it shows when later ones do
     the same work faster (``pace_s``, which :mod:`autocompile.trial.pace` explains). What is usual
     is what a quarter of the trials reached: fewer may have met a clock that is high for a moment.
+
+    Args:
+        records: of the whole run, all its phases.
     """
     timed = [r for r in records if r.measurement is not None]
-    usual: dict[str, tuple[float, ...]] = {}
-    for place in {r.config.environment for r in timed}:
-        paces = [_pace_s(r) for r in timed if r.config.environment == place]
-        known = [p for p in paces if p and len(p) == len(paces[0])]
-        usual[place] = tuple(sorted(each)[len(each) // 4] for each in zip(*known, strict=True))
-    return {r.number: _calm(r, usual) for r in timed}
+    known: dict[tuple[str, int], list[tuple[float, ...]]] = {}
+    for r in timed:
+        if r.duplicate_of is None:  # otherwise it is the same process again
+            known.setdefault(_place(r), []).append(_pace_s(r))
+    usual = {
+        place: tuple(sorted(each)[len(each) // 4] for each in zip(*paces, strict=True))
+        for place, paces in known.items()
+    }
+    return {r.number: _calm(r, usual.get(_place(r), ())) for r in timed}
+
+
+def slows_eager(record: Record) -> bool:
+    """Whether it was the setting itself that stood in eager's way, not others."""
+    return record.measurement is not None and "eager_slowed" in record.measurement.flags
 
 
 def witnesses(
@@ -57,14 +68,19 @@ def witnesses(
     return (some, Calm.SOME) if some else (measured, Calm.NONE)
 
 
-def _calm(record: Record, usual: Mapping[str, tuple[float, ...]]) -> Calm:
+def _calm(record: Record, usual: tuple[float, ...]) -> Calm:
     assert record.measurement is not None
-    pairs = zip(_pace_s(record), usual[record.config.environment], strict=False)
+    pairs = zip(_pace_s(record), usual, strict=False)
     if any(seen > SLOWER * best for seen, best in pairs):
         return Calm.NONE
     if record.measurement.is_sound:
         return Calm.ENOUGH
     return Calm.SOME if record.measurement.is_partly_sound else Calm.NONE
+
+
+def _place(record: Record) -> tuple[str, int]:
+    """Where paces may be compared: in one environment, on one kind of device."""
+    return record.config.environment, len(_pace_s(record))
 
 
 def _pace_s(record: Record) -> tuple[float, ...]:

@@ -108,6 +108,11 @@ class Candidate:
         changes = self.record.phase.startswith("forward_")
         return not (self.refresh_s and changes and not self.record.calls_per_update)
 
+    @property
+    def is_unseen(self) -> bool:
+        """Whether something was in the way in all its repeats, so that its speed is not known."""
+        return self.confirmed > 0 and self.calm is Calm.NONE
+
     def keeps(self, limits: Limits) -> bool:
         """Whether it is within the limits, and may be recommended."""
         if not self.is_known_to_pay:
@@ -120,11 +125,17 @@ class Candidate:
         return all(most is None or seen is None or seen <= most for seen, most in pairs)
 
 
-def candidates(records: Iterable[Record]) -> list[Candidate]:
+def candidates(
+    records: Iterable[Record], calm: Mapping[int, Calm] | None = None
+) -> list[Candidate]:
     """Every setting of one phase that worked, repeats folded in, duplicates left out.
 
     A setting that failed even once in a repeat is no candidate: it cannot be relied on. What ended
     a repeat from outside says nothing about it.
+
+    Args:
+        records: of the phase.
+        calm: how calm each trial was, by the whole run; by these records alone if None.
     """
     all_records = list(records)
     repeats: dict[int, list[Record]] = {}
@@ -133,7 +144,7 @@ def candidates(records: Iterable[Record]) -> list[Candidate]:
         if record.repeats is not None and not from_outside:
             repeats.setdefault(record.repeats, []).append(record)
     working = [r for r in all_records if r.measurement is not None and r.ok]
-    calm = calmness(working)
+    calm = calmness(working) if calm is None else calm
     eager = _Eager(working, calm)
     found = []
     for record in working:
@@ -170,7 +181,8 @@ def _speedup(used: Sequence[Record], measured: Sequence[Record]) -> Interval:
     )
     if len(used) >= min(ENOUGH_PROCESSES, len(measured)):
         return few
-    spread = math.sqrt(every.high / every.low)
+    # Of fewer processes the estimate is the more uncertain.
+    spread = (every.high / every.low) ** (0.5 * math.sqrt(len(measured) / len(used)))
     low, high = few.value / spread, few.value * spread
     return Interval(few.value, min(low, few.low), max(high, few.high))
 
@@ -247,15 +259,17 @@ def _calmest(records: Sequence[Record], calm: Mapping[int, Calm]) -> Sequence[Re
     return [r for r in records if calm.get(r.number) is Calm.ENOUGH] or records
 
 
-def noise_floor(records: Iterable[Record], batch_size: int | None) -> float:
+def noise_floor(
+    records: Iterable[Record], batch_size: int | None, calm: Mapping[int, Calm] | None = None
+) -> float:
     """How far eager seemed faster or slower than itself, as a fraction: 0.006 is 0.6 %.
 
     The median over its processes. No smaller speed-up can be claimed at this batch size. 0.0 if
-    eager was never measured.
+    eager was never measured. ``calm`` is as for :func:`candidates`.
     """
     every = [r for r in records if r.measurement]
     found = [r for r in every if r.config.is_baseline and r.batch_size == batch_size]
-    calmest = _calmest(found, calmness(every))
+    calmest = _calmest(found, calmness(every) if calm is None else calm)
     intervals = [r.measurement.speedup for r in calmest if r.measurement]
     return median([max(i.high - 1, 1 - i.low) for i in intervals]) if intervals else 0.0
 
@@ -281,7 +295,7 @@ def rank(found: Sequence[Candidate], objective: str) -> list[Candidate]:
         if c.confirmed and c.calm < Calm.ENOUGH:
             value *= c.speedup.low / c.speedup.value
         is_confirmed = c.confirmed > 0 or c.record.config.is_baseline
-        return is_confirmed, not (c.confirmed and c.calm is Calm.NONE), value
+        return is_confirmed, not c.is_unseen, value
 
     return sorted(found, key=merit, reverse=True)
 
@@ -290,7 +304,7 @@ def tie_set(best: Candidate, found: Iterable[Candidate]) -> list[Candidate]:
     """Those of the same batch size that are not clearly slower than ``best``, it included.
 
     Clearly slower means that the interval of the ratio lies wholly beyond 1 %. The order is the
-    order of preference: those that were measured undisturbed; those that seem equal (by the
+    order of preference: those that were measured most undisturbed; those that seem equal (by the
     estimate within 1 %) before those of which it is only not known; then those that compile about
     as fast as the cheapest; then the fewest settings that differ from torch's; then the cheapest.
     """
@@ -301,14 +315,14 @@ def tie_set(best: Candidate, found: Iterable[Candidate]) -> list[Candidate]:
         and (c is best or ratio(best.speedup, c.speedup).low <= 1 + SAME)
     ]
     cheapest_s = min((c.record.compile_s or 0.0 for c in ties), default=0.0)
-    calm = [c for c in ties if c.calm is Calm.ENOUGH] or ties
-    fastest = max((c.speedup.value for c in calm), default=0.0)
+    calmest = max((c.calm for c in ties), default=Calm.ENOUGH)
+    fastest = max((c.speedup.value for c in ties if c.calm is calmest), default=0.0)
 
-    def preference(c: Candidate) -> tuple[bool, bool, bool, int, float]:
+    def preference(c: Candidate) -> tuple[int, bool, bool, int, float]:
         compile_s = c.record.compile_s or 0.0
         seems_slower = fastest > (1 + SAME) * c.speedup.value
         is_dear = compile_s > 1.25 * cheapest_s + 0.25
         changes = c.record.config.changes()
-        return c.calm < Calm.ENOUGH, seems_slower, is_dear, changes, compile_s
+        return -c.calm, seems_slower, is_dear, changes, compile_s
 
     return sorted(ties, key=preference)

@@ -40,7 +40,8 @@ def trial(number: int, config: CompileConfig = DEFAULT_INDUCTOR, **detail: Any) 
 
 
 def candidate(record: Record, speed: float = 2.0) -> Candidate:
-    return Candidate(record, Interval(speed, speed * 0.99, speed * 1.01), 1e-3, 5, None)
+    speedup = Interval(speed, speed * 0.99, speed * 1.01)
+    return Candidate(record, speedup, speedup, eager_call_s=1e-3, confirmed=5, warm_compile_s=None)
 
 
 def reasons(*losers: Candidate, best: Candidate | None = None, device: str = "cpu") -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,10 +13,11 @@ import pytest
 
 from autocompile import noise
 from autocompile.api import load, tune
+from autocompile.config import CompileConfig
 from autocompile.errors import RunError, TargetError
 from autocompile.execute.executor import Ending
 from autocompile.execute.job import Workshop
-from autocompile.record import Outcome, RunFolder, Step
+from autocompile.record import Outcome, Record, RunFolder, Step
 from autocompile.search.space import SearchSpace
 from autocompile.testing import FakeExecutor, measured
 
@@ -100,23 +102,31 @@ def test_a_live_run_is_shown_as_running(target: Path) -> None:
 
 def test_the_pace_is_what_the_last_trials_agree_on(tmp_path: Path) -> None:
     shop = Workshop(RunFolder(tmp_path), {}, 10.0, None)
+
+    def learn(pace_s: Any, environment: str = "default", duplicate_of: int | None = None) -> None:
+        config = CompileConfig(environment=environment)
+        record = Record(0, "forward", config, 4, Outcome.OK, Step.EXIT, duplicate_of=duplicate_of)
+        shop.learn_pace(dataclasses.replace(record, detail={"pace_s": pace_s}))
+
     assert shop.pace_s() == ()
-    shop.learn_pace([5e-7, 10e-6], "other torch")
-    shop.learn_pace([1e-6, 30e-6])  # one in a cool machine
+    learn([5e-7, 10e-6], environment="other torch")
+    learn([1e-6, 30e-6])  # one in a cool machine
     assert shop.pace_s() == (1e-6, 30e-6)
     for _ in range(2):
-        shop.learn_pace([1.2e-6, 36e-6])
+        learn([1.2e-6, 36e-6])
     assert shop.pace_s() == (1.2e-6, 36e-6)
     for _ in range(3):
-        shop.learn_pace([2e-6, 60e-6])  # a slow spell, of fewer than those before it
+        learn([2e-6, 60e-6])  # a slow spell, of fewer than those before it
     assert shop.pace_s() == (2e-6, 60e-6)
     for _ in range(9):
-        shop.learn_pace([1.2e-6, 36e-6])
+        learn([1.2e-6, 36e-6])
     for _ in range(4):
-        shop.learn_pace([2e-6, 60e-6])
+        learn([2e-6, 60e-6])
     assert shop.pace_s() == (1.2e-6, 36e-6)
     for nonsense in (None, [], ["x"], [-1.0], [3.0]):
-        shop.learn_pace(nonsense)
+        learn(nonsense)
+    for _ in range(9):
+        learn([2e-6, 60e-6], duplicate_of=0)  # nine times the same process
     assert shop.pace_s() == (1.2e-6, 36e-6)
 
 

@@ -7,7 +7,7 @@ import gc
 import itertools
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import pytest
@@ -16,6 +16,7 @@ from conftest import Clock
 
 from autocompile.stats import median
 from autocompile.trial.measure import Limits, Timed, paired_blocks, watched_blocks
+from autocompile.trial.pace import Pace
 from autocompile.trial.strain import Strain
 
 QUICK = Limits(half_width=0.02, max_rounds=12, max_s=1.0)
@@ -36,7 +37,8 @@ def timed(
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr("autocompile.trial.measure.time", made)
+    for module in ("measure", "rounds"):
+        monkeypatch.setattr(f"autocompile.trial.{module}.time", made)
     return made
 
 
@@ -146,11 +148,14 @@ class Contention:
         self.throttled = False
 
     def mark(self) -> Any:
-        return 0.0, 0.0, 0.0, False
+        return object()
 
     def disturbed_since(self, mark: Any) -> frozenset[str]:
         self.left -= 1
         return frozenset({self.what} if self.left >= 0 else ())
+
+    def slow(self, marks: Sequence[object]) -> list[bool]:
+        return [self.what == "slow"] * len(marks)
 
 
 @pytest.mark.parametrize("stalled", range(1, 12))
@@ -363,12 +368,15 @@ class Neighbour:
         self.is_there = is_there
         self.seen = False
 
-    def mark(self) -> tuple[float, float, float]:
+    def mark(self) -> object:
         self.seen = self.is_there()
-        return (0.0, 0.0, 0.0)
+        return object()
 
     def disturbed_since(self, mark: object) -> frozenset[str]:
         return frozenset({"waited"} if self.seen else ())
+
+    def slow(self, marks: Sequence[object]) -> list[bool]:
+        return [False] * len(marks)
 
 
 def test_disturbed_rounds_are_made_again_kept_and_left_out(clock: Clock) -> None:
@@ -392,6 +400,33 @@ def test_a_neighbour_that_never_rests_ends_the_measurement_and_is_flagged(clock:
     assert "contended" in found.flags
     assert found.speedup.value == 1.0  # what there is, is computed from all of it
     assert 8 <= len(found.eager_s) <= 120
+
+
+def test_rounds_from_before_the_best_pace_was_known_are_judged_by_it_as_well(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process begins in a slow spell, which flatters the other side, and takes it for usual."""
+    state = {"slow": True}
+    for kind, usual_s in (("_sums", 3e-6), ("_products", 30e-6)):
+        monkeypatch.setattr(Pace, kind, lambda self, s=usual_s: s * (1.5 if state["slow"] else 1))
+    monkeypatch.setattr(Strain, "_waited_s", lambda self: 0.0)
+    monkeypatch.setattr(Strain, "_held_back_s", lambda self: 0.0)
+    cpu = torch.device("cpu")
+    strain = Strain(cpu, Pace(cpu))
+    made, noise = itertools.count(), itertools.cycle([0.99, 1.0, 1.01])
+
+    def eager() -> None:
+        state["slow"] = next(made) < 30  # what it takes to warm up, and the first rounds
+        clock.work((0.06 if state["slow"] else 0.04) * next(noise))
+
+    limits = Limits(0.001, 24, 1e9, 0.02)
+    compiled = timed(lambda: clock.work(0.02))
+    found = paired_blocks(timed(eager), compiled, nothing, limits, 0, strain)
+    slow = [number for number, s in enumerate(found.eager_s) if s > 0.05]
+    assert len(slow) > 8
+    assert set(slow) <= set(found.disturbed)
+    assert found.speedup.value == pytest.approx(2.0, rel=0.005)
+    assert "contended" not in found.flags
 
 
 def test_where_the_machine_changed_meanwhile_it_is_measured_once_more(clock: Clock) -> None:

@@ -478,8 +478,11 @@ def test_what_is_timed_runs_as_it_will_run_later() -> None:
     assert seen == ["default"]
 
 
-def test_a_recompile_in_a_timed_block_is_an_error() -> None:
-    function = torch.compile(lambda x, by: x * by, backend="eager", dynamic=False)
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_a_recompile_in_a_timed_block_is_an_error(fullgraph: bool) -> None:
+    function = torch.compile(
+        lambda x, by: x * by, backend="eager", dynamic=False, fullgraph=fullgraph
+    )
     factors = iter(range(2, 9))
     side = Side(
         torch.nn.Linear(2, 2), grad=False, call=lambda: function(torch.ones(2), next(factors))

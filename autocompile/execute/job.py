@@ -12,7 +12,7 @@ from typing import Any
 from autocompile.errors import RunError
 from autocompile.execute.executor import Job
 from autocompile.files import make_folder, not_for_all, write_json
-from autocompile.record import SCHEMA, RunFolder
+from autocompile.record import SCHEMA, Record, RunFolder
 
 try:
     import fcntl
@@ -61,12 +61,15 @@ class Workshop:
     _paces: dict[str, list[tuple[float, ...]]] = field(default_factory=dict)
     _next: int | None = None
 
-    def learn_pace(self, seen: Any, environment: str = "default") -> None:
+    def learn_pace(self, record: Record) -> None:
         """What a trial reached at best; anything but positive numbers is left out."""
+        if record.duplicate_of is not None:
+            return  # the same process again
         try:
-            found = tuple(float(s) for s in seen)
+            found = tuple(float(s) for s in record.detail.get("pace_s") or ())
         except (TypeError, ValueError):
             return
+        environment = record.config.environment
         if found and all(0 < s < 1 for s in found):
             same = [p for p in self._paces.get(environment, []) if len(p) == len(found)]
             self._paces[environment] = [*same, found][-_PACES_KEPT:]

@@ -7,13 +7,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autocompile.calm import Calm
+from autocompile.calm import Calm, calmness
 from autocompile.config import DEFAULT_INDUCTOR
 from autocompile.noise import unusual
 from autocompile.ranking import Candidate, Limits, candidates, noise_floor, rank, tie_set
 from autocompile.record import SCHEMA, Outcome, Record
 from autocompile.report.explain import why, why_not
 from autocompile.report.rows import failures, number, trial_row, unit
+from autocompile.report.sizes import by_batch_size, elsewhere
 from autocompile.stats import ratio
 
 __all__ = ["build_report"]
@@ -48,6 +49,7 @@ def build_report(
         wall_s: how long the run took, in seconds.
     """
     plan = run["plan"]
+    calm = calmness(records)
     target = {k: run["target"].get(k) for k in _TARGET_KEYS}
     return {
         "schema": SCHEMA,
@@ -66,6 +68,7 @@ def build_report(
             name: _phase(
                 name,
                 [r for r in records if r.phase == name],
+                calm,
                 plan["objective"],
                 limits or Limits(),
                 run.get("spaces", {}).get(name, {}),
@@ -96,6 +99,7 @@ _TARGET_KEYS = (
 def _phase(
     name: str,
     records: list[Record],
+    calm: Mapping[int, Calm],
     objective: str,
     limits: Limits,
     space: Mapping[str, Any],
@@ -104,16 +108,19 @@ def _phase(
     usual_floor: float | None,
     device: str,
 ) -> dict[str, Any]:
-    every = candidates(records)
+    every = candidates(records, calm)
     allowed = [c for c in every if c.keeps(limits)]
     if early := _too_early(records, space, interrupted):
         best, verdict, reason = None, "failed", early
         ties: list[Candidate] = []
     else:
-        best, ties, verdict, reason = _decide(allowed, every, records, objective)
-    floor = noise_floor(records, best.record.batch_size) if best else 0.0
-    rows = _by_batch_size(allowed, objective)
-    notes = _notes(every, allowed, space, interrupted) + _elsewhere(verdict, rows, records)
+        best, ties, verdict, reason = _decide(allowed, every, records, calm, objective)
+    floor = noise_floor(records, best.record.batch_size, calm) if best else 0.0
+    rows = by_batch_size(allowed, objective)
+    notes = _notes(every, allowed, space, interrupted)
+    if verdict == "keep_eager":
+        unseen = {c.record.number for c in every if c.is_unseen}
+        notes += elsewhere([r for r in rows if r["number"] not in unseen], records, calm)
     if said := unusual(floor, usual_floor):
         notes.append(said)
     return {
@@ -146,7 +153,11 @@ def _why_left(interrupted: bool) -> str:
 
 
 def _decide(
-    allowed: list[Candidate], every: list[Candidate], records: list[Record], objective: str
+    allowed: list[Candidate],
+    every: list[Candidate],
+    records: list[Record],
+    calm: Mapping[int, Calm],
+    objective: str,
 ) -> tuple[Candidate | None, list[Candidate], str, str]:
     """The best setting, those that tie with it, the verdict and its reason."""
     order = rank(allowed, objective)
@@ -155,13 +166,16 @@ def _decide(
     # Eager's batch sizes compete too: the leader decides the batch size, eager is its baseline.
     leader = order[0]
     size = leader.record.batch_size
-    floor = noise_floor(records, size)
+    floor = noise_floor(records, size, calm)
     eager = next(
         (c for c in every if c.record.config.is_baseline and c.record.batch_size == size), None
     )
     if eager is None:
         return leader, [leader], "failed", _NO_EAGER
     rivals = [c for c in order if c.record.batch_size == size and not c.record.config.is_baseline]
+    # Where others were seen as they are, one that never was proves nothing by being faster.
+    if any(c.confirmed and not c.is_unseen for c in rivals):
+        rivals = [c for c in rivals if not c.is_unseen]
     faster = [
         c
         for c in rivals
@@ -262,42 +276,6 @@ def _calls_to_repay(best: Candidate) -> int | None:
     return math.ceil(best.refresh_s / saved) if saved > 0 else None
 
 
-def _by_batch_size(allowed: list[Candidate], objective: str) -> list[dict[str, Any]]:
-    """The RLlib benchmark's table: the best compiled setting of each batch size."""
-    rows = []
-    sizes = sorted({c.record.batch_size for c in allowed}, key=lambda s: s or 0)
-    for size in sizes:
-        here = [c for c in allowed if c.record.batch_size == size]
-        compiled = [c for c in here if not c.record.config.is_baseline]
-        if not compiled:
-            continue
-        top = rank(compiled, objective)[0]
-        rows.append(
-            {
-                "batch_size": size,
-                "eager_throughput": top.eager_throughput.value,
-                "best_throughput": top.throughput.value,
-                "speedup": top.speedup.to_dict(),
-                "number": top.record.number,
-                "confirmed_processes": top.confirmed,
-            }
-        )
-    return rows
-
-
-def _elsewhere(verdict: str, rows: list[dict[str, Any]], records: list[Record]) -> list[str]:
-    """Where compiling pays although it does not at the batch size that does most."""
-    if verdict != "keep_eager":
-        return []
-    return [
-        f"at batch size {row['batch_size']} trial {row['number']} is faster than eager: "
-        f"{row['speedup']['value']:.2f}x; --batch-size {row['batch_size']} decides for that"
-        for row in rows
-        if row["speedup"]["low"] > 1
-        and row["speedup"]["value"] > 1 + noise_floor(records, row["batch_size"])
-    ]
-
-
 def _notes(
     every: list[Candidate], allowed: list[Candidate], space: Mapping[str, Any], interrupted: bool
 ) -> list[str]:
@@ -310,8 +288,9 @@ def _notes(
             f"{unknown} settings take the weights as constants and are not recommended, since "
             "nobody has said how often they change (--calls-per-update)"
         )
-    hidden = [c for c in allowed if c.confirmed and c.calm is Calm.NONE]
-    if hidden and any(c.confirmed and c.calm > Calm.NONE for c in allowed):
+    hidden = [c for c in allowed if c.is_unseen and "eager_slowed" not in c.flags]
+    compiled = [c for c in allowed if not c.record.config.is_baseline]
+    if hidden and any(c.confirmed and not c.is_unseen for c in compiled):
         names = ", ".join(f"trial {c.record.number}" for c in hidden)
         notes.append(
             f"{names}: something else kept the cores busy in all repeats, so that how fast this "

@@ -13,7 +13,7 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 
-from autocompile.calm import ENOUGH_PROCESSES, Calm, calmness
+from autocompile.calm import ENOUGH_PROCESSES, Calm, slows_eager
 from autocompile.config import DEFAULT_INDUCTOR
 from autocompile.ranking import Candidate, Limits, candidates, rank, tie_set
 from autocompile.record import Outcome, Record
@@ -33,17 +33,27 @@ _AT_LEAST = ENOUGH_PROCESSES  # for each; who has lost by then, or leads elsewhe
 
 
 def choose(
-    records: Sequence[Record], effort: Effort, objective: str, limits: Limits
+    records: Sequence[Record],
+    calm: Mapping[int, Calm],
+    effort: Effort,
+    objective: str,
+    limits: Limits,
 ) -> list[Record]:
     """The trials to repeat: the leaders, the best of each batch size, and default inductor.
 
     A setting whose whole interval lies below eager has lost already and is not repeated; but one
     process, whose interval knows nothing of others, does not undo what the search has seen. Where
     the search has seen nothing, since others kept the cores busy just then, the repeats must tell.
+
+    Args:
+        records: of the phase.
+        calm: how calm each trial was, by the whole run.
+        effort: how many are repeated, and how often.
+        objective: ``throughput`` or ``latency``.
+        limits: what a setting must keep to be chosen.
     """
-    every = candidates(records)
+    every = candidates(records, calm)
     found = [c for c in every if not c.record.config.is_baseline and c.keeps(limits)]
-    calm = calmness(records)
     begun = [c for c in found if c.confirmed and _repeats(c.record, records, calm) < _AT_LEAST]
     begun = [c for c in begun if c.record.measurement and c.record.measurement.speedup.high > 1]
     promising = [c for c in _by_lower_bound(found, objective) if c.speedup.high > 1 or c in begun]
@@ -56,7 +66,8 @@ def choose(
         chosen = list(order.values())[: effort.finalists]
         chosen += [c for c in same if c in begun]
         # Whoever looked better in the search than the best of those that were confirmed.
-        lead = max((c.speedup.value for c in same if c.confirmed), default=math.inf)
+        seen = [c.speedup.value for c in same if c.confirmed and not c.is_unseen]
+        lead = max(seen, default=math.inf)
         chosen += [c for c in same if not c.confirmed and c.speedup.low > lead]
         chosen += _unseen(_of_size(found, size), calm, effort.finalists)
         chosen += [
@@ -90,7 +101,8 @@ def _unseen(every: Sequence[Candidate], calm: Mapping[int, Calm], most: int) -> 
     """
     seen = [c for c in every if calm.get(c.record.number) is Calm.ENOUGH]
     lead = max((c.searched.low for c in seen), default=0.0)
-    hidden = sorted((c for c in every if c not in seen), key=lambda c: -c.searched.high)
+    hidden = [c for c in every if c not in seen and not slows_eager(c.record)]
+    hidden.sort(key=lambda c: -c.searched.high)
     return [c for c in hidden[:most] if c.searched.high > lead]
 
 
@@ -98,12 +110,14 @@ def _by_lower_bound(found: Sequence[Candidate], objective: str) -> list[Candidat
     """Best first, those that are confirmed before the others.
 
     By the lower bound: of many settings the one with the highest value is likely a noisy one.
+    Whose repeats were all disturbed leads no longer, unless that is so of all.
     """
+    any_seen = any(c.confirmed and not c.is_unseen for c in found)
 
-    def merit(c: Candidate) -> tuple[bool, float]:
+    def merit(c: Candidate) -> tuple[bool, bool, float]:
         bound = c.speedup.low / c.eager_call_s
         size = (c.record.batch_size or 1) if objective == "throughput" else 1
-        return c.confirmed > 0, bound * size
+        return not (any_seen and c.is_unseen), c.confirmed > 0, bound * size
 
     return sorted(found, key=merit, reverse=True)
 
@@ -119,7 +133,7 @@ def confirm(study: PhaseStudy, effort: Effort, limits: Limits, budget: Budget, s
     """
     order = random.Random(seed)
     for _ in range(_CHOICES + effort.most_processes + _SPARE_WHERE_SOME):
-        finalists = choose(study.records, effort, study.objective, limits)
+        finalists = choose(study.records, study.calmness(), effort, study.objective, limits)
         jobs = _next_round(finalists, study, effort)
         if not jobs:
             break
@@ -142,15 +156,15 @@ def _next_round(finalists: Sequence[Record], study: PhaseStudy, effort: Effort) 
     """
     if not finalists:
         return []
+    calm = study.calmness()
     rivals = {
         c.record.number: c
-        for c in candidates(study.records)
+        for c in candidates(study.records, calm)
         if c.confirmed
         and c.record.batch_size == finalists[0].batch_size
         and not c.record.config.is_baseline
         and c.record in finalists
     }
-    calm = calmness(study.records)
     any_calm = any(_repeats(f, study.records, calm) for f in finalists)
     spare = _SPARE_WHERE_SOME if any_calm else _SPARE
     contenders = set()
@@ -159,6 +173,9 @@ def _next_round(finalists: Sequence[Record], study: PhaseStudy, effort: Effort) 
         contenders = {c.record.number for c in tie_set(best, rivals.values())}
 
     def goes_on(finalist: Record) -> bool:
+        again = [r for r in study.records if r.repeats == finalist.number]
+        if sum(map(slows_eager, again)) >= min(_AT_LEAST, effort.processes):
+            return False  # that is its own doing: no other process will be calmer
         had = _repeats(finalist, study.records, calm)
         if _tries(finalist, study.records) - had >= spare:
             return False
@@ -220,7 +237,7 @@ def _repeat(study: PhaseStudy, finalist: Record, effort: Effort, left: int) -> O
         record = dataclasses.replace(record, compile_s=None)
     study.workshop.folder.save(record)
     study.records.append(record)
-    study.workshop.learn_pace(record.detail.get("pace_s"), record.config.environment)
+    study.workshop.learn_pace(record)
     study.observer.ended(record, left)
     if interrupted:
         raise Interrupted

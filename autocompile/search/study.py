@@ -8,10 +8,11 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from autocompile.calm import Calm, calmness
 from autocompile.config import DEFAULT_INDUCTOR
 from autocompile.execute.executor import Ending, Executor, Job
 from autocompile.execute.job import Workshop, adaptive_timeout_s
@@ -69,6 +70,7 @@ class PhaseStudy:
         calls_per_update: between two changes of the weights; None: not known, or they stay.
         database: the run's own file, or the URL of an Optuna storage.
         records: of this phase, of earlier sessions too.
+        others: of other phases; they too tell what pace is usual here.
     """
 
     space: Space
@@ -81,6 +83,7 @@ class PhaseStudy:
     study_name: str
     calls_per_update: int | None = None
     records: list[Record] = field(default_factory=list)
+    others: Sequence[Record] = ()
 
     def __post_init__(self) -> None:
         self._effects = Effects()
@@ -95,6 +98,10 @@ class PhaseStudy:
         for record in self.records:
             self._learn(record)
         self._processes = sum(r.wall_s > 0 for r in self._known.values())
+
+    def calmness(self) -> dict[int, Calm]:
+        """How calm each trial was that timed something, by all that the run knows by now."""
+        return calmness((*self.others, *self.records))
 
     def run(self, budget: Budget) -> None:
         """Try settings, as many at once as the executor takes.
@@ -244,7 +251,7 @@ class PhaseStudy:
 
     def _learn(self, record: Record) -> None:
         """A setting that was interrupted has no result: it is still to be tried."""
-        self.workshop.learn_pace(record.detail.get("pace_s"), record.config.environment)
+        self.workshop.learn_pace(record)
         if record.role != "search" or record.outcome is Outcome.INTERRUPTED:
             return
         setting = Setting(record.config, record.batch_size)

@@ -21,6 +21,7 @@ from typing import Any
 
 from autocompile.record import ENOUGH_ROUNDS, Measurement
 from autocompile.stats import median, signed_rank_interval
+from autocompile.trial.rounds import Rounds
 from autocompile.trial.strain import Strain
 
 __all__ = ["Limits", "Timed", "paired_blocks", "watched_blocks"]
@@ -183,33 +184,26 @@ def paired_blocks(
                 [_settle(s, n, synchronize, patience) for s, n in zip(sides, calls, strict=True)]
             )
         order = random.Random(seed)
-        times: tuple[list[float], list[float]] = ([], [])
-        disturbed: list[int] = []
-        logs: list[float] = []
-        clean_s, last_try = 0.0, time.monotonic() + limits.patience * limits.max_s
-        no_hope = last_try - (limits.patience - 1) * limits.max_s
+        rounds = Rounds(strain)
+        no_hope = time.monotonic() + limits.max_s
+        last_try = no_hope + (limits.patience - 1) * limits.max_s
         while True:
-            mark, began = strain.mark() if strain else None, time.monotonic()
-            for index in order.sample((0, 1), 2):
-                if limits.gap_s:
-                    time.sleep(limits.gap_s)
-                times[index].append(_block(sides[index], calls[index], synchronize))
+            with rounds.one():
+                for index in order.sample((0, 1), 2):
+                    if limits.gap_s:
+                        time.sleep(limits.gap_s)
+                    rounds.times[index].append(_block(sides[index], calls[index], synchronize))
+            clean = len(rounds.logs)
             # Where nothing was calm so far, another process at another time is the better try.
-            end = last_try if logs else no_hope
-            late = time.monotonic() > end and len(times[0]) >= ENOUGH_ROUNDS
-            if strain and mark and strain.disturbed_since(mark):
-                disturbed.append(len(times[0]) - 1)
-                if late:
+            late = time.monotonic() > (last_try if clean else no_hope)
+            if late and len(rounds.times[0]) >= ENOUGH_ROUNDS:
+                break
+            if rounds.last_is_clean and clean >= ENOUGH_ROUNDS and clean % _LOOK_EVERY == 0:
+                rounds.judge_again()
+                if _is_enough(rounds.logs, rounds.clean_s, limits):
                     break
-                continue
-            clean_s += time.monotonic() - began
-            logs.append(math.log(times[0][-1] / times[1][-1]))
-            if not late and (len(logs) < ENOUGH_ROUNDS or len(logs) % _LOOK_EVERY):
-                continue
-            if late or _is_narrow(logs, limits) or len(logs) >= limits.max_rounds:
-                break
-            if clean_s > limits.max_s:
-                break
+        rounds.judge_again()
+    logs, times = rounds.logs, rounds.times
     doubts = {
         "noisy": not _is_narrow(logs, limits),
         "not_steady": not steady,
@@ -218,7 +212,15 @@ def paired_blocks(
     }
     flags = tuple(name for name, doubtful in doubts.items() if doubtful)
     sizes = calls[0], calls[1]
-    return Measurement(tuple(times[0]), tuple(times[1]), sizes, flags, tuple(disturbed))
+    return Measurement(tuple(times[0]), tuple(times[1]), sizes, flags, rounds.disturbed)
+
+
+def _is_enough(logs: list[float], clean_s: float, limits: Limits) -> bool:
+    """Whether no more rounds are needed, or wanted."""
+    if len(logs) < ENOUGH_ROUNDS:
+        return False
+    is_long = clean_s > limits.max_s or len(logs) >= limits.max_rounds
+    return is_long or _is_narrow(logs, limits)
 
 
 def _is_narrow(logs: list[float], limits: Limits) -> bool:

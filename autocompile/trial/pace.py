@@ -35,22 +35,27 @@ class Pace:
         self._kinds = [self._sums] if device.type == "cuda" else [self._sums, self._products]
         self._known = list(best) if len(best) == len(self._kinds) else []
         self._samples: list[list[float]] = []
-        self.is_slow()  # the first is always slow
+        self.sample()  # the first is always slow
 
-    def is_slow(self) -> bool:
-        """Do the work; whether any part of it took over 8 % longer than at best."""
+    def sample(self) -> int:
+        """Do the work once; the number of this sample."""
         # The better of two: a short interruption is not what is looked for here.
-        sample = [min(kind(), kind()) for kind in self._kinds]
-        self._samples.append(sample)
-        return any(s > SLOWER * b for s, b in zip(sample, self.best(), strict=True))
+        self._samples.append([min(kind(), kind()) for kind in self._kinds])
+        return len(self._samples) - 1
+
+    def slow(self) -> list[bool]:
+        """For each sample, whether a part of it took over 8 % longer than at best.
+
+        By what is known now: after more samples the answers may be others.
+        """
+        reached = self.best()
+        most = [SLOWER * min(pair) for pair in zip(reached, self._known or reached, strict=True)]
+        return [any(s > m for s, m in zip(seen, most, strict=True)) for seen in self._samples]
 
     def best(self) -> list[float]:
-        """What can be reached here, as far as is known."""
-        own = []
-        for values in zip(*self._samples, strict=True):
-            ordered = sorted(values)
-            own.append(ordered[int(_BEST_SHARE * len(ordered))])
-        return [min(pair) for pair in zip(own, self._known, strict=True)] if self._known else own
+        """What this process has reached, in seconds, one number for each kind of work."""
+        share = int(_BEST_SHARE * len(self._samples))
+        return [sorted(values)[share] for values in zip(*self._samples, strict=True)]
 
     def _products(self) -> float:
         """One product of small matrices, by as many threads as there are."""

@@ -13,6 +13,8 @@ import ctypes
 import os
 import time
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +33,22 @@ _QUOTAS = (
 # ClocksEventReason). The power cap is left out: under it a busy GPU runs all the time.
 _SLOWED = 0x08 | 0x20 | 0x40 | 0x80
 
-Mark = tuple[float, float, float, bool]
-"""Seconds: of the clock, that our threads have waited for a core, that our quota held us back; and
-whether the pace was slow."""
+
+@dataclass(frozen=True)
+class Mark:
+    """A moment.
+
+    Attributes:
+        clock_s: of the clock, in seconds.
+        waited_s: seconds that our threads have waited for a core.
+        held_back_s: seconds that our quota held us back.
+        pace: the number of the pace's sample; the next one is taken where the stretch ends.
+    """
+
+    clock_s: float
+    waited_s: float
+    held_back_s: float
+    pace: int
 
 
 class Strain:
@@ -55,28 +70,37 @@ class Strain:
 
     def mark(self) -> Mark:
         """Now."""
-        is_slow = self._pace is not None and self._pace.is_slow()
-        return time.perf_counter(), self._waited_s(), self._held_back_s(), is_slow
+        pace = self._pace.sample() if self._pace else 0
+        return Mark(time.perf_counter(), self._waited_s(), self._held_back_s(), pace)
 
     def disturbed_since(self, mark: Mark) -> frozenset[str]:
         """What slowed this process since then: ``waited``, ``throttled``, ``slow``; notes it."""
-        then, waited, held_back, was_slow = mark
-        wall_s = max(time.perf_counter() - then, 1e-9)
-        waited_s, held_back_s = self._waited_s() - waited, self._held_back_s() - held_back
+        wall_s = max(time.perf_counter() - mark.clock_s, 1e-9)
+        waited_s = self._waited_s() - mark.waited_s
+        held_back_s = self._held_back_s() - mark.held_back_s
         slowed = self._gpu is not None and self._gpu.is_slowed()
         if self._gpu is not None and (clock := self._gpu.clock_mhz()):
             self._clocks_mhz.append(clock)
         throttled = slowed or held_back_s > _TOLERATED * wall_s
         self.throttled = self.throttled or throttled
-        is_slow = self._pace is not None and self._pace.is_slow()
+        if self._pace:
+            self._pace.sample()
         found = {
             "throttled": throttled,
-            "slow": was_slow or is_slow,
+            "slow": self.slow([mark])[0],
             "waited": waited_s > _TOLERATED * wall_s,
         }
         names = frozenset(name for name, is_so in found.items() if is_so)
         self._disturbances.update(names)
         return names
+
+    def slow(self, marks: Sequence[Mark]) -> list[bool]:
+        """Of stretches that have ended, by their marks: was the pace slow at the begin or the end?
+
+        By what is known now: at first a process cannot know how fast it can be.
+        """
+        samples = self._pace.slow() if self._pace else []
+        return [any(samples[mark.pace : mark.pace + 2]) for mark in marks]
 
     def summary(self) -> dict[str, Any]:
         """What there was since this was made.

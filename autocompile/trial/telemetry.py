@@ -12,8 +12,8 @@ import torch
 __all__ = [
     "DynamoFacts",
     "busy_seconds",
+    "compilations",
     "dynamo_facts",
-    "frames_seen",
     "others_busy",
     "reset_dynamo",
     "synchronizer",
@@ -76,11 +76,14 @@ def _first_line(text: object) -> str:
     return lines[0][:300] if lines else ""
 
 
-def frames_seen() -> int:
-    """How many frames Dynamo has tried to compile since the last reset."""
+def compilations() -> int:
+    """Counts up whenever Dynamo compiles something; what the number is means nothing.
+
+    With ``fullgraph=True`` Dynamo counts no frames, and a frame that ends in no graph is no graph.
+    """
     from torch._dynamo.utils import counters
 
-    return int(counters["frames"]["total"])
+    return int(counters["frames"]["total"] + counters["stats"]["unique_graphs"])
 
 
 def dynamo_facts() -> DynamoFacts:

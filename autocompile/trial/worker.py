@@ -192,7 +192,8 @@ def _count(
         return
 
     def steady() -> None:
-        with _timing_context(compiled, config)():
+        # Otherwise Dynamo would compile the profiler's function, which is called meanwhile.
+        with torch.compiler.set_stance("fail_on_recompile"), compiled.context():
             compiled.call()
 
     detail["compiled"] = witness.compiled(steady, result["recompiles"])
@@ -211,10 +212,10 @@ def _timing_context(
 
     @contextlib.contextmanager
     def context() -> Iterator[None]:
-        before = telemetry.frames_seen()
+        before = telemetry.compilations()
         with side.context():
             yield
-        if telemetry.frames_seen() != before:
+        if telemetry.compilations() != before:
             reasons = telemetry.dynamo_facts().recompile_reasons
             raise RuntimeError(f"it recompiled while it was timed: {(*reasons, 'no reason')[0]}")
 

@@ -1,0 +1,165 @@
+"""What was measured while something else was in the way decides nothing where something was not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autocompile.api import tune
+from autocompile.calm import Calm, calmness
+from autocompile.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
+from autocompile.execute.executor import Ending
+from autocompile.ranking import Candidate, candidates, rank, tie_set
+from autocompile.record import Measurement, Outcome, Record, Step
+from autocompile.search.space import SearchSpace
+from autocompile.stats import Interval
+from autocompile.testing import FakeExecutor, measured, probed
+
+LITE = CompileConfig(mode="lite")
+USUAL_S, SLOW_S = [3e-6, 33e-6], [3e-6, 50e-6]
+DISTURBED = ("noisy", "contended")
+SPACE = SearchSpace(batch_sizes=(4,), fullgraph=(False,), freezing=(False,))
+
+
+def modes(*names: str) -> Ending:
+    return probed(modes={name: name for name in names})
+
+
+def trial(
+    number: int,
+    config: CompileConfig = DEFAULT_INDUCTOR,
+    speedup: float = 1.2,
+    pace_s: list[float] | None = None,
+    **more: Any,
+) -> Record:
+    measurement = Measurement((1e-3,) * 8, (1e-3 / speedup,) * 8, flags=more.pop("flags", ()))
+    return Record(
+        number, more.pop("phase", "forward"), config, 4, Outcome.OK, Step.EXIT,
+        measurement=measurement, detail={"pace_s": pace_s or USUAL_S}, **more,
+    )  # fmt: skip
+
+
+def candidate(number: int, config: CompileConfig, speed: float, calm: Calm) -> Candidate:
+    speedup = Interval(speed, speed * 0.99, speed * 1.01)
+    record = trial(number, config, speed)
+    return Candidate(record, speedup, speedup, 1e-3, 5, None, calm=calm)
+
+
+def test_a_process_that_was_slow_from_begin_to_end_is_told_by_the_others() -> None:
+    records = [trial(0, pace_s=SLOW_S), *(trial(n) for n in range(1, 5))]
+    assert calmness(records)[0] is Calm.NONE
+    assert calmness(records[:1])[0] is Calm.ENOUGH  # nothing is known of others
+
+
+def test_what_is_usual_is_known_by_all_phases() -> None:
+    others = [trial(n, phase="optimizer_step") for n in range(1, 5)]
+    assert calmness([trial(0, pace_s=SLOW_S), *others])[0] is Calm.NONE
+
+
+def test_one_process_is_one_witness_however_many_settings_it_answers() -> None:
+    cool = [0.5 * s for s in USUAL_S]
+    twins = [trial(n, pace_s=cool, duplicate_of=0) for n in range(10, 16)]
+    records = [trial(0, pace_s=cool), *(trial(n) for n in range(1, 8)), *twins]
+    assert calmness(records)[1] is Calm.ENOUGH
+
+
+def test_a_pace_of_another_kind_does_not_stand_in_the_way() -> None:
+    """Of another device, or of an older version: of another number of parts."""
+    odd = trial(0, pace_s=[1.0])
+    found = calmness([odd, trial(1, pace_s=SLOW_S), *(trial(n) for n in range(2, 6))])
+    assert (found[0], found[1], found[2]) == (Calm.ENOUGH, Calm.NONE, Calm.ENOUGH)
+
+
+def test_each_level_of_calm_goes_before_the_next() -> None:
+    some = candidate(0, DEFAULT_INDUCTOR, 1.2, Calm.SOME)
+    none = candidate(1, LITE, 1.5, Calm.NONE)
+    enough = candidate(2, CompileConfig(mode="max-autotune"), 1.19, Calm.ENOUGH)
+    assert tie_set(some, [some, none]) == [some, none]
+    assert tie_set(some, [none, some, enough]) == [enough, some, none]
+    assert rank([none, some], "throughput") == [some, none]
+
+
+def test_fewer_witnesses_are_less_certain_than_all() -> None:
+    speeds = (1.18, 1.20, 1.22, 1.16, 1.24)
+    again = [trial(n, speedup=s, repeats=0, role="confirm") for n, s in enumerate(speeds, 1)]
+    one = {r.number: Calm.ENOUGH if r.number == 2 else Calm.NONE for r in again}
+    few = candidates([trial(0), *again], {**one, 0: Calm.ENOUGH})[0]
+    every = candidates([trial(0), *again], dict.fromkeys(range(6), Calm.ENOUGH))[0]
+    assert few.speedup.value == pytest.approx(1.20)
+    assert few.speedup.half_width > 2 * every.speedup.half_width
+
+
+def test_what_was_never_calm_does_not_beat_an_eager_that_was(target: Path) -> None:
+    """In truth compiling costs 3 %; in a slow spell one of them looks 29 % faster."""
+
+    def script(request: Mapping[str, Any]) -> Ending:
+        if request["config"]["backend"] == "eager" or request["config"]["mode"] == "default":
+            return measured(1.0)
+        return measured(1.29, flags=DISTURBED)
+
+    executor = FakeExecutor(script, modes("default", "lite"))
+    result = tune(target, executor=executor, space=SPACE)
+    phase = result.to_dict()["phases"]["forward"]
+    assert result.verdict == {"forward": "keep_eager"}
+    assert "best 1.000x" in phase["reason"]
+    notes = " ".join(phase["notes"])
+    assert "in all repeats" in notes
+    assert "is faster than eager" not in notes
+
+
+def test_where_nothing_was_calm_what_there_is_decides_with_its_flags(target: Path) -> None:
+    """A machine that is never at rest is the one that the user has."""
+
+    def script(request: Mapping[str, Any]) -> Ending:
+        if request["config"]["backend"] == "eager":
+            return measured(1.0, flags=DISTURBED)
+        return measured({"default": 1.2, "lite": 1.5}[request["config"]["mode"]], flags=DISTURBED)
+
+    result = tune(target, executor=FakeExecutor(script, modes("default", "lite")), space=SPACE)
+    assert result.config["forward"].mode == "lite"
+    assert "contended" in result.to_dict()["phases"]["forward"]["best"]["flags"]
+
+
+def test_a_leader_that_was_never_calm_makes_room_for_the_next(target: Path) -> None:
+    """With quick effort one is confirmed beside the default, and that one cannot be seen."""
+    truth = {"default": 1.1, "lite": 1.05, "max-autotune": 1.3}
+
+    def script(request: Mapping[str, Any]) -> Ending:
+        mode = request["config"]["mode"]
+        if request["config"]["backend"] == "eager":
+            return measured(1.0)
+        if mode == "lite":
+            return measured(1.4, flags=DISTURBED if "repeats" in request else ())
+        return measured(truth[mode])
+
+    executor = FakeExecutor(script, modes(*truth))
+    result = tune(target, executor=executor, space=SPACE, effort="quick")
+    assert result.config["forward"].mode == "max-autotune"
+
+
+def test_who_slows_eager_himself_gets_no_more_processes_for_it(target: Path) -> None:
+    """No other time of day would help, and nobody else was to blame."""
+
+    def script(request: Mapping[str, Any]) -> Ending:
+        if request["config"]["backend"] == "eager":
+            return measured(1.0)
+        if request["config"]["mode"] == "lite":
+            return measured(1.5, flags=("eager_slowed",))
+        return measured(1.2)
+
+    executor = FakeExecutor(script, modes("default", "lite"))
+    result = tune(target, executor=executor, space=SPACE)
+    repeats = Counter(r.config for r in result.trials if r.repeats is not None)
+    assert repeats[LITE] <= 3 < repeats[DEFAULT_INDUCTOR]
+    assert result.config["forward"].mode == "default"
+    assert "in all repeats" not in " ".join(result.to_dict()["phases"]["forward"]["notes"])
+
+
+def test_eager_is_no_setting_that_could_not_be_seen() -> None:
+    eager = [trial(0, EAGER, 1.0, flags=DISTURBED)]
+    eager.append(trial(1, EAGER, 1.0, flags=DISTURBED, repeats=0, role="confirm"))
+    assert not candidates(eager)[0].is_unseen
