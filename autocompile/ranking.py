@@ -1,4 +1,4 @@
-"""From records to an order of preference: which settings lead, and how sure that is.
+"""From records to candidates: how fast each setting is, and how sure that is.
 
 Only ratios that were measured inside one process are compared. A setting's throughput is the
 eager throughput of its batch size, pooled over all trials, times its speed-up: so the drift of the
@@ -21,15 +21,10 @@ __all__ = [
     "candidates",
     "noise_floor",
     "noise_floors",
-    "rank",
-    "tie_set",
     "with_refreshes",
 ]
 
 _ONE = Interval(1.0, 1.0, 1.0)
-
-SAME = 0.01
-"""Two settings whose speed differs by less are as good as one another."""
 
 
 @dataclass(frozen=True)
@@ -117,8 +112,10 @@ class Candidate:
         """Whether it is within the limits, and may be recommended."""
         if not self.is_known_to_pay:
             return False
+        is_known = self.confirmed or self.calm is Calm.ENOUGH
+        call_s = self.call_s if is_known else self.eager_call_s / self.speedup.high
         pairs = (
-            (self.call_s, limits.latency_s),
+            (call_s, limits.latency_s),
             (self.record.peak_memory_bytes, limits.memory_bytes),
             (self.record.compile_s, limits.compile_s),
         )
@@ -281,48 +278,3 @@ def noise_floors(records: Iterable[Record]) -> list[float]:
         if r.ok and r.config.is_baseline:
             eager.setdefault((r.phase, r.batch_size), []).append(r)
     return [noise_floor(found, size) for (_, size), found in eager.items()]
-
-
-def rank(found: Sequence[Candidate], objective: str) -> list[Candidate]:
-    """Best first: highest throughput, or lowest latency. Confirmed ones go before the others.
-
-    A machine that is slow for a while can flatter a setting by a third. So those of which no round
-    was calm come last, and of those of which some were, the lower bound counts.
-    """
-
-    def merit(c: Candidate) -> tuple[bool, bool, float]:
-        value = c.throughput.value if objective == "throughput" else 1 / c.call_s
-        if c.confirmed and c.calm < Calm.ENOUGH:
-            value *= c.speedup.low / c.speedup.value
-        is_confirmed = c.confirmed > 0 or c.record.config.is_baseline
-        return is_confirmed, not c.is_unseen, value
-
-    return sorted(found, key=merit, reverse=True)
-
-
-def tie_set(best: Candidate, found: Iterable[Candidate]) -> list[Candidate]:
-    """Those of the same batch size that are not clearly slower than ``best``, it included.
-
-    Clearly slower means that the interval of the ratio lies wholly beyond 1 %. The order is the
-    order of preference: those that were measured most undisturbed; those that seem equal (by the
-    estimate within 1 %) before those of which it is only not known; then those that compile about
-    as fast as the cheapest; then the fewest settings that differ from torch's; then the cheapest.
-    """
-    ties = [
-        c
-        for c in found
-        if c.record.batch_size == best.record.batch_size
-        and (c is best or ratio(best.speedup, c.speedup).low <= 1 + SAME)
-    ]
-    cheapest_s = min((c.record.compile_s or 0.0 for c in ties), default=0.0)
-    calmest = max((c.calm for c in ties), default=Calm.ENOUGH)
-    fastest = max((c.speedup.value for c in ties if c.calm is calmest), default=0.0)
-
-    def preference(c: Candidate) -> tuple[int, bool, bool, int, float]:
-        compile_s = c.record.compile_s or 0.0
-        seems_slower = fastest > (1 + SAME) * c.speedup.value
-        is_dear = compile_s > 1.25 * cheapest_s + 0.25
-        changes = c.record.config.changes()
-        return -c.calm, seems_slower, is_dear, changes, compile_s
-
-    return sorted(ties, key=preference)

@@ -24,6 +24,7 @@ GROUND = {
     "files",
     "noise",
     "options",
+    "preference",
     "processes",
     "ranking",
     "record",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +14,8 @@ from autocompile.api import tune
 from autocompile.calm import Calm, calmness
 from autocompile.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
 from autocompile.execute.executor import Ending
-from autocompile.ranking import Candidate, candidates, rank, tie_set
+from autocompile.preference import rank, tie_reasons, tie_set
+from autocompile.ranking import Candidate, Limits, candidates
 from autocompile.record import Measurement, Outcome, Record, Step
 from autocompile.search.space import SearchSpace
 from autocompile.stats import Interval
@@ -81,6 +83,30 @@ def test_each_level_of_calm_goes_before_the_next() -> None:
     assert tie_set(some, [some, none]) == [some, none]
     assert tie_set(some, [none, some, enough]) == [enough, some, none]
     assert rank([none, some], "throughput") == [some, none]
+
+
+def test_what_decided_among_equals_is_the_first_that_differs() -> None:
+    best = candidate(0, DEFAULT_INDUCTOR, 1.20, Calm.ENOUGH)
+    others = [
+        candidate(1, LITE, 1.20, Calm.SOME),
+        candidate(2, LITE, 1.18, Calm.ENOUGH),
+        dear := candidate(3, LITE, 1.20, Calm.ENOUGH),
+        candidate(4, LITE, 1.20, Calm.ENOUGH),
+    ]
+    others[2] = dataclasses.replace(dear, record=dataclasses.replace(dear.record, compile_s=9.0))
+    assert tie_reasons([best, *others]) == {
+        "1": "disturbed",
+        "2": "seems_slower",
+        "3": "compile_s",
+        "4": "changes",
+    }
+
+
+def test_a_disturbed_trial_is_not_out_for_a_latency_that_it_may_keep() -> None:
+    slow = candidate(0, LITE, 1.0, Calm.NONE)
+    slow = dataclasses.replace(slow, confirmed=0, speedup=Interval(1.0, 0.7, 1.5))
+    assert slow.keeps(Limits(latency_s=0.8e-3))
+    assert not dataclasses.replace(slow, calm=Calm.ENOUGH).keeps(Limits(latency_s=0.8e-3))
 
 
 def test_fewer_witnesses_are_less_certain_than_all() -> None:

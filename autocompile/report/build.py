@@ -10,8 +10,10 @@ from typing import Any
 from autocompile.calm import Calm, calmness
 from autocompile.config import DEFAULT_INDUCTOR
 from autocompile.noise import unusual
-from autocompile.ranking import Candidate, Limits, candidates, noise_floor, rank, tie_set
+from autocompile.preference import rank, tie_reasons, tie_set
+from autocompile.ranking import Candidate, Limits, candidates, noise_floor
 from autocompile.record import SCHEMA, Outcome, Record
+from autocompile.report.advice import on_memory
 from autocompile.report.explain import why, why_not
 from autocompile.report.rows import failures, number, trial_row, unit
 from autocompile.report.sizes import by_batch_size, elsewhere
@@ -121,6 +123,7 @@ def _phase(
     if verdict == "keep_eager":
         unseen = {c.record.number for c in every if c.is_unseen}
         notes += elsewhere([r for r in rows if r["number"] not in unseen], records, calm)
+    notes += on_memory(records)
     if said := unusual(floor, usual_floor):
         notes.append(said)
     return {
@@ -133,6 +136,7 @@ def _phase(
         "why_not": why_not(best, allowed, records, [c.record.number for c in ties], device),
         "best": _best(best, every) if best else None,
         "ties": [c.record.number for c in ties],
+        "tie_reasons": tie_reasons(ties) if verdict == "faster" else {},
         "by_batch_size": rows,
         "failures": failures(records, run_dir),
         "notes": notes,

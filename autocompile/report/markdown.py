@@ -9,8 +9,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from autocompile.config import CompileConfig
-from autocompile.errors import UsageError
 from autocompile.report import text as show
 
 __all__ = [
@@ -273,27 +271,28 @@ def ties(phase: Mapping[str, Any]) -> list[str]:
     """Which trials are not different from the best one, and why that one was chosen."""
     best, sentences = phase["best"], []
     by_number = {t["number"]: t for t in phase["trials"]}
+    decided = phase.get("tie_reasons") or {}
     for number in phase.get("ties") or ():
         if number != best["number"]:
             other = by_number.get(number)
             setting = f" ({show.label(other['config'])})" if other else ""
-            why = _tie_reason(best, other) if other else f"trial {best['number']} was chosen"
+            why = _tie_reason(best, other or {}, decided.get(str(number), ""))
             sentences.append(f"trial {number}{setting} is not different; {why}")
     return sentences
 
 
-def _tie_reason(best: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """Why ``best`` was preferred to a trial that is not different from it.
-
-    Of those that nothing disturbed the cheapest to compile comes first, then the fewest changes to
-    ``torch.compile()`` as it comes.
-    """
+def _tie_reason(best: Mapping[str, Any], other: Mapping[str, Any], decided: str) -> str:
+    """In words what put ``best`` before a trial that is not different from it."""
     name, mine, theirs = f"trial {best['number']}", best.get("compile_s"), other.get("compile_s")
-    if mine is not None and theirs is not None and show.seconds(mine) != show.seconds(theirs):
-        figures = f"({show.seconds(mine)} against {show.seconds(theirs)})"
-        return f"{name} compiles faster {figures}" if mine < theirs else f"{name} was chosen"
-    try:
-        mine, theirs = (CompileConfig.from_dict(t["config"]).changes() for t in (best, other))
-    except (UsageError, TypeError):
-        return f"{name} was chosen"
-    return f"{name} changes fewer settings" if mine < theirs else f"{name} was chosen"
+    if decided == "compile_s" and None not in (mine, theirs):
+        figures = show.seconds(mine), show.seconds(theirs)
+        if figures[0] != figures[1]:
+            return f"{name} compiles faster ({figures[0]} against {figures[1]})"
+    return f"{name} {_DECIDED.get(decided, 'was chosen')}"
+
+
+_DECIDED = {
+    "disturbed": "was measured with less in the way",
+    "seems_slower": "seems faster, by less than is certain",
+    "changes": "changes fewer settings",
+}

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from autocompile.calm import Calm
-from autocompile.ranking import Candidate, noise_floor, rank
+from autocompile.preference import rank
+from autocompile.ranking import Candidate, noise_floor
 from autocompile.record import Record
 
 __all__ = ["by_batch_size", "elsewhere"]

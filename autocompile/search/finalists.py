@@ -15,7 +15,8 @@ from collections.abc import Mapping, Sequence
 
 from autocompile.calm import ENOUGH_PROCESSES, Calm, slows_eager
 from autocompile.config import DEFAULT_INDUCTOR
-from autocompile.ranking import Candidate, Limits, candidates, rank, tie_set
+from autocompile.preference import rank, tie_set
+from autocompile.ranking import Candidate, Limits, candidates
 from autocompile.record import Outcome, Record
 from autocompile.search.crew import run_job
 from autocompile.search.effort import Effort

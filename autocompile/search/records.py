@@ -12,6 +12,9 @@ from autocompile.search.space import Setting
 __all__ = ["to_record"]
 
 
+_KEPT = ("pace_s", "strain", "page_faults", "code")
+
+
 def to_record(number: int, phase: str, setting: Setting, ending: Ending) -> Record:
     """What is kept of a job that has ended; a payload that makes no sense is ``infrastructure``."""
     data: Mapping[str, Any] = ending.payload
@@ -25,7 +28,7 @@ def to_record(number: int, phase: str, setting: Setting, ending: Ending) -> Reco
             detail["where"] = where
         if ending.stack:
             detail["stack"] = ending.stack
-        detail |= {name: data[name] for name in ("pace_s", "strain", "code") if data.get(name)}
+        detail |= {name: data[name] for name in _KEPT if data.get(name)}
         return Record(
             number=number,
             phase=phase,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-__all__ = ["peak_bytes"]
+__all__ = ["page_faults", "peak_bytes"]
 
 _MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of malloc.h
 _TINY_BYTES = 2**17
@@ -99,6 +99,22 @@ def _status_bytes(name: str) -> int | None:
             if line.startswith(name):
                 return int(line.split()[1]) * 1024
     return None
+
+
+def page_faults(call: Callable[[], Any], calls: int = 3) -> int | None:
+    """How many pages of 4 KiB, mostly, the kernel has to hand out anew in each call; None: unknown.
+
+    Where glibc gives a call's memory back at its end, the next one pays for it again. Whether that
+    happens hangs on what lies at the end of the heap: chance, another one in each process.
+    """
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(calls):
+        call()
+    return round((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / calls)
 
 
 # --- CUDA ---------------------------------------------------------------------------------------

@@ -149,6 +149,8 @@ def _trial(request: dict[str, Any], channel: Channel, result: dict[str, Any]) ->
         notes += said
         result["measurement"] = asdict(measurement)
         result["pace_s"], result["strain"] = pace.best(), strain.summary()
+        if device.type == "cpu":
+            result["page_faults"] = [_page_faults(side) for side in (eager, compiled)]
         if others := telemetry.others_busy(before):
             left_out, rounds = len(measurement.disturbed), len(measurement.eager_s)
             notes.append(
@@ -220,6 +222,13 @@ def _timing_context(
             raise RuntimeError(f"it recompiled while it was timed: {(*reasons, 'no reason')[0]}")
 
     return context
+
+
+def _page_faults(side: Side) -> int | None:
+    side.restore()
+    found = memory.page_faults(side.run)
+    side.restore()
+    return found
 
 
 def _peak_memory(side: Side, phase: str, device: torch.device) -> int | None:

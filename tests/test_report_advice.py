@@ -1,0 +1,47 @@
+"""What would help beside settings: memory that is given back and taken again in each call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from autocompile.config import DEFAULT_INDUCTOR
+from autocompile.record import Measurement, Outcome, Record, Step
+from autocompile.report.advice import on_memory
+from autocompile.trial.memory import page_faults
+
+
+def trial(faults: Any, **more: Any) -> Record:
+    timed = Measurement((8e-3,) * 8, (7e-3,) * 8)
+    return Record(
+        0, "forward", DEFAULT_INDUCTOR, 4, Outcome.OK, Step.EXIT,
+        measurement=timed, detail={"page_faults": faults}, **more,
+    )  # fmt: skip
+
+
+def test_memory_that_is_taken_anew_in_each_call_is_told() -> None:
+    records = [trial([1600, 700]), trial([0, 0]), trial([0, 1500]), trial([1600, 700])]
+    (said,) = on_memory(records)
+    assert said.startswith("in 3 of 4 processes")
+    assert "1600 page faults" in said
+    assert "MALLOC_TRIM_THRESHOLD_" in said
+
+
+@pytest.mark.parametrize("faults", [[0, 0], [20, 0], None, [None, None], "x", [], {}])
+def test_where_it_costs_nothing_or_nothing_is_known_nothing_is_said(faults: Any) -> None:
+    assert on_memory([trial(faults), trial([1600, 1600], duplicate_of=0)]) == []
+
+
+def test_pages_are_counted_as_the_kernel_hands_them_out() -> None:
+    """A tensor of 64 MiB is too large for glibc to keep: each call maps it anew."""
+    pages = 64 * 2**20 // 4096
+    fresh = page_faults(lambda: torch.ones(16 * 2**20))
+    kept = torch.ones(16 * 2**20)
+    same = page_faults(lambda: kept.fill_(1.0))
+    assert fresh is not None
+    assert same is not None
+    # With huge pages of 2 MiB there are fewer.
+    assert pages / 600 < fresh < 1.1 * pages
+    assert same < fresh / 10
