@@ -9,7 +9,7 @@ from autocompile.calm import Calm
 from autocompile.ranking import Candidate
 from autocompile.stats import ratio
 
-__all__ = ["rank", "tie_reasons", "tie_set"]
+__all__ = ["rank", "some_are_seen", "tie_reasons", "tie_set"]
 
 _SAME = 0.01  # two settings whose speed differs by less are as good as one another
 
@@ -18,17 +18,24 @@ def rank(found: Sequence[Candidate], objective: str) -> list[Candidate]:
     """Best first: highest throughput, or lowest latency. Confirmed ones go before the others.
 
     A machine that is slow for a while can flatter a setting by a third. So those of which no round
-    was calm come last, and of those of which some were, the lower bound counts.
+    was calm come last, if others were seen; of those of which some were, the lower bound counts.
     """
+    hides_unseen = some_are_seen(found)
 
     def merit(c: Candidate) -> tuple[bool, bool, float]:
         value = c.throughput.value if objective == "throughput" else 1 / c.call_s
         if c.confirmed and c.calm < Calm.ENOUGH:
             value *= c.speedup.low / c.speedup.value
         is_confirmed = c.confirmed > 0 or c.record.config.is_baseline
-        return is_confirmed, not c.is_unseen, value
+        return is_confirmed, not (hides_unseen and c.is_unseen), value
 
     return sorted(found, key=merit, reverse=True)
+
+
+def some_are_seen(found: Iterable[Candidate]) -> bool:
+    """Whether a repeat of any compiled setting was calm: one of which none was comes after it."""
+    compiled = (c for c in found if not c.record.config.is_baseline)
+    return any(c.confirmed and not c.is_unseen for c in compiled)
 
 
 class _Merit(NamedTuple):

@@ -56,7 +56,7 @@ class Candidate:
         warm_compile_s: compile time on a warm cache; None if it was never repeated.
         flags: what makes its figures doubtful: those of the repeats, where there are any.
         eager_error: how far ``eager_call_s`` may be off between processes, as a logarithm (95 %).
-        calm: ``ENOUGH`` where nothing disturbed its repeats, or three of them; ``SOME`` where some
+        calm: ``ENOUGH`` where nothing disturbed its repeats, or two of them; ``SOME`` where some
             rounds of some repeat were calm. Before a repeat it is that of the trial.
     """
 
@@ -110,10 +110,17 @@ class Candidate:
 
     def keeps(self, limits: Limits) -> bool:
         """Whether it is within the limits, and may be recommended."""
+        return self._keeps(limits, self.call_s)
+
+    def may_keep(self, limits: Limits) -> bool:
+        """Whether repeats may show that it is: something may have slowed it when it was tried."""
+        is_known = self.confirmed or self.calm is Calm.ENOUGH
+        fastest_s = self.eager_call_s / self.speedup.high
+        return self._keeps(limits, self.call_s if is_known else fastest_s)
+
+    def _keeps(self, limits: Limits, call_s: float) -> bool:
         if not self.is_known_to_pay:
             return False
-        is_known = self.confirmed or self.calm is Calm.ENOUGH
-        call_s = self.call_s if is_known else self.eager_call_s / self.speedup.high
         pairs = (
             (call_s, limits.latency_s),
             (self.record.peak_memory_bytes, limits.memory_bytes),
@@ -152,7 +159,7 @@ def candidates(
             continue
         measured = again or [record]
         used, how_calm = witnesses(measured, calm)
-        heard = used if how_calm is Calm.ENOUGH else measured
+        heard = used if _are_enough(used, measured) else measured
         warm = [r.compile_s for r in again if r.compile_s is not None]
         found.append(
             Candidate(
@@ -170,13 +177,18 @@ def candidates(
     return found
 
 
+def _are_enough(used: Sequence[Record], measured: Sequence[Record]) -> bool:
+    """Whether those that count say how far processes are apart."""
+    return len(used) >= min(ENOUGH_PROCESSES, len(measured))
+
+
 def _speedup(used: Sequence[Record], measured: Sequence[Record]) -> Interval:
     """By those that count; where they are few, as uncertain as all of them together."""
     few, every = (
         across_processes([r.measurement.speedup for r in records if r.measurement])
         for records in (used, measured)
     )
-    if len(used) >= min(ENOUGH_PROCESSES, len(measured)):
+    if _are_enough(used, measured):
         return few
     # Of fewer processes the estimate is the more uncertain.
     spread = (every.high / every.low) ** (0.5 * math.sqrt(len(measured) / len(used)))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import random
+import types
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +14,7 @@ from typing import Any
 import pytest
 
 from autocompile.api import tune
-from autocompile.calm import Calm, calmness
+from autocompile.calm import Calm, calmness, pace_of, slows_eager
 from autocompile.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
 from autocompile.execute.executor import Ending
 from autocompile.preference import rank, tie_reasons, tie_set
@@ -105,8 +108,10 @@ def test_what_decided_among_equals_is_the_first_that_differs() -> None:
 def test_a_disturbed_trial_is_not_out_for_a_latency_that_it_may_keep() -> None:
     slow = candidate(0, LITE, 1.0, Calm.NONE)
     slow = dataclasses.replace(slow, confirmed=0, speedup=Interval(1.0, 0.7, 1.5))
-    assert slow.keeps(Limits(latency_s=0.8e-3))
-    assert not dataclasses.replace(slow, calm=Calm.ENOUGH).keeps(Limits(latency_s=0.8e-3))
+    limits = Limits(latency_s=0.8e-3)
+    assert slow.may_keep(limits)
+    assert not slow.keeps(limits)  # and is not recommended before that is known
+    assert not dataclasses.replace(slow, calm=Calm.ENOUGH).may_keep(limits)
 
 
 def test_fewer_witnesses_are_less_certain_than_all() -> None:
@@ -165,6 +170,86 @@ def test_a_leader_that_was_never_calm_makes_room_for_the_next(target: Path) -> N
     executor = FakeExecutor(script, modes(*truth))
     result = tune(target, executor=executor, space=SPACE, effort="quick")
     assert result.config["forward"].mode == "max-autotune"
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize("busy", [0.0, 0.6, 0.9, 1.0])
+def test_however_much_others_disturb_the_number_of_repeats_is_bounded(
+    target: Path, monkeypatch: pytest.MonkeyPatch, busy: float, is_late: bool
+) -> None:
+    """The default and eager are always seen, and make the others look as if they could be too."""
+    names = [f"backend{n}" for n in range(25)]
+    chance = random.Random(1)
+
+    def script(request: Mapping[str, Any]) -> Ending:
+        backend = request["config"]["backend"]
+        if backend in ("eager", "inductor"):
+            return measured(1.0 if backend == "eager" else 1.1)
+        is_busy = "repeats" in request and chance.random() < busy
+        speedup = 1.3 + 0.004 * names.index(backend)
+        return measured(speedup, flags=DISTURBED if is_busy else ())
+
+    if is_late:
+        late = types.SimpleNamespace(monotonic=lambda: 1e12)
+        monkeypatch.setattr("autocompile.search.finalists.time", late)
+    usable = {"inductor": "", **dict.fromkeys(names, "")}
+    probe = probed(modes={"default": "default"}, backends=usable, all_backends=list(usable))
+    space = SearchSpace(
+        ("inductor", *names), batch_sizes=(4,), fullgraph=(False,), freezing=(False,)
+    )
+    result = tune(target, executor=FakeExecutor(script, probe), space=space, budget_s=1000.0)
+    repeats = Counter(r.config.backend for r in result.trials if r.repeats is not None)
+    assert len(repeats) <= 2 + 6
+    assert sum(repeats.values()) <= (8 if is_late else 70)
+    assert repeats["backend24"] >= 1
+
+
+def test_where_nothing_was_calm_eager_does_not_choose_the_batch_size(target: Path) -> None:
+    """A large batch at which eager is fast, and a small one at which compiling pays threefold."""
+
+    def script(request: Mapping[str, Any]) -> Ending:
+        is_small = request["batch_size"] == 4
+        eager_s = 1e-3 if is_small else 12e-3
+        if request["config"]["backend"] == "eager":
+            return measured(1.0, eager_s=eager_s, flags=DISTURBED)
+        return measured(3.0 if is_small else 0.95, eager_s=eager_s, flags=DISTURBED)
+
+    space = SearchSpace(modes=("default",), batch_sizes=(4, 64), freezing=(False,))
+    result = tune(target, executor=FakeExecutor(script), space=space)
+    assert result.verdict == {"forward": "faster"}
+    assert result.to_dict()["phases"]["forward"]["best"]["batch_size"] == 4
+
+
+@pytest.mark.parametrize(
+    "pace_s", [3e-6, 5, "abc", [1e-6, "x"], [None, 1.0], {"a": 1}, [[1]], [-1.0], [math.nan]]
+)
+def test_a_pace_that_makes_no_sense_is_not_known(pace_s: Any) -> None:
+    odd = dataclasses.replace(trial(0), detail={"pace_s": pace_s})
+    assert pace_of(odd) == ()
+    assert calmness([odd, trial(1)]) == {0: Calm.ENOUGH, 1: Calm.ENOUGH}
+
+
+def test_a_machine_that_was_fast_while_it_was_cool_is_not_slow_for_the_rest_of_the_run() -> None:
+    cool_s = [0.9 * s for s in USUAL_S]
+    records = [trial(n, pace_s=cool_s if n < 6 else USUAL_S) for n in range(60)]
+    found = calmness(records)
+    assert sum(level is Calm.ENOUGH for level in found.values()) >= 55
+    assert all(found[n] is Calm.ENOUGH for n in range(20, 60))
+
+
+def test_a_disturbed_repeat_beside_two_calm_ones_takes_nothing_from_them() -> None:
+    again = [trial(n, speedup=s, repeats=0, role="confirm") for n, s in ((1, 1.25), (2, 1.26))]
+    more = trial(3, speedup=1.6, repeats=0, role="confirm", flags=DISTURBED)
+    two, three = (candidates([trial(0), *every])[0] for every in (again, [*again, more]))
+    assert two.calm is three.calm is Calm.ENOUGH
+    assert two.speedup.value == three.speedup.value
+    assert three.confirmed == 3  # and its flags say that one of them was in doubt
+    assert "contended" in three.flags
+
+
+def test_what_others_slowed_is_not_the_settings_own_doing() -> None:
+    assert slows_eager(trial(0, flags=("eager_slowed",)))
+    assert not slows_eager(trial(0, flags=("eager_slowed", "contended")))
 
 
 def test_who_slows_eager_himself_gets_no_more_processes_for_it(target: Path) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from autocompile.calm import pace_of
 from autocompile.errors import RunError
 from autocompile.execute.executor import Job
 from autocompile.files import make_folder, not_for_all, write_json
@@ -62,15 +63,11 @@ class Workshop:
     _next: int | None = None
 
     def learn_pace(self, record: Record) -> None:
-        """What a trial reached at best; anything but positive numbers is left out."""
+        """What a trial reached at best."""
         if record.duplicate_of is not None:
             return  # the same process again
-        try:
-            found = tuple(float(s) for s in record.detail.get("pace_s") or ())
-        except (TypeError, ValueError):
-            return
         environment = record.config.environment
-        if found and all(0 < s < 1 for s in found):
+        if found := pace_of(record):
             same = [p for p in self._paces.get(environment, []) if len(p) == len(found)]
             self._paces[environment] = [*same, found][-_PACES_KEPT:]
 

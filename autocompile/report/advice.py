@@ -17,26 +17,33 @@ _KEEP = "MALLOC_TRIM_THRESHOLD_=1073741824 MALLOC_MMAP_THRESHOLD_=33554432"
 
 
 def on_memory(records: Sequence[Record]) -> list[str]:
-    """Whether calls lose time to memory that the C library gives back and takes again."""
+    """Whether calls lose time to memory that the C library gives back and takes again.
+
+    Where only some processes do, it is chance: what lies at the end of the heap. Where all do, the
+    blocks may be too large to be kept at all.
+    """
     timed = [r for r in records if r.duplicate_of is None and r.measurement]
-    found = [(r, faults) for r in timed if (faults := _worst(r)) is not None]
-    hit = [faults for r, faults in found if faults * _FAULT_S > _MATTERS * _call_s(r)]
+    known = [(r, faults) for r in timed if (faults := _of_eager(r)) is not None]
+    hit = [faults for r, faults in known if faults * _FAULT_S > _MATTERS * _call_s(r)]
     if not hit:
         return []
-    return [
-        f"in {len(hit)} of {len(found)} processes a call got its memory from the kernel anew each "
-        f"time ({median(hit):.0f} page faults), in eager, compiled or both: whether that happens "
-        f"is chance, and processes differ by it more than by settings. {_KEEP} in the "
-        "environment, when tuning and later, ends it (glibc)"
-    ]
+    what = (
+        f"in {len(hit)} of {len(known)} processes a call of eager gets its memory from the kernel "
+        f"anew each time ({median(hit):.0f} page faults)"
+    )
+    if len(hit) < len(known):
+        why = "whether that happens is chance, and processes differ by it more than by settings"
+        return [
+            f"{what}: {why}. {_KEEP} in the environment, when tuning and later, ends it (glibc)"
+        ]
+    return [f"{what}: an allocator that keeps large blocks, such as jemalloc, may save that time"]
 
 
-def _worst(record: Record) -> int | None:
-    """Of the two sides, the page faults of one call."""
+def _of_eager(record: Record) -> int | None:
+    """Page faults of one call of eager: the same code in each process of a batch size."""
     seen: Any = record.detail.get("page_faults")
-    if not isinstance(seen, (list, tuple)):
-        return None
-    return max((n for n in seen if isinstance(n, int)), default=None)
+    first = seen[0] if isinstance(seen, (list, tuple)) and seen else None
+    return first if isinstance(first, int) else None
 
 
 def _call_s(record: Record) -> float:

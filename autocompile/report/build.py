@@ -10,9 +10,9 @@ from typing import Any
 from autocompile.calm import Calm, calmness
 from autocompile.config import DEFAULT_INDUCTOR
 from autocompile.noise import unusual
-from autocompile.preference import rank, tie_reasons, tie_set
+from autocompile.preference import rank, some_are_seen, tie_reasons, tie_set
 from autocompile.ranking import Candidate, Limits, candidates, noise_floor
-from autocompile.record import SCHEMA, Outcome, Record
+from autocompile.record import SCHEMA, UNSOUND, Outcome, Record
 from autocompile.report.advice import on_memory
 from autocompile.report.explain import why, why_not
 from autocompile.report.rows import failures, number, trial_row, unit
@@ -121,7 +121,8 @@ def _phase(
     rows = by_batch_size(allowed, objective)
     notes = _notes(every, allowed, space, interrupted)
     if verdict == "keep_eager":
-        unseen = {c.record.number for c in every if c.is_unseen}
+        hides_unseen = some_are_seen(every)
+        unseen = {c.record.number for c in every if hides_unseen and c.is_unseen}
         notes += elsewhere([r for r in rows if r["number"] not in unseen], records, calm)
     notes += on_memory(records)
     if said := unusual(floor, usual_floor):
@@ -178,7 +179,7 @@ def _decide(
         return leader, [leader], "failed", _NO_EAGER
     rivals = [c for c in order if c.record.batch_size == size and not c.record.config.is_baseline]
     # Where others were seen as they are, one that never was proves nothing by being faster.
-    if any(c.confirmed and not c.is_unseen for c in rivals):
+    if some_are_seen(rivals):
         rivals = [c for c in rivals if not c.is_unseen]
     faster = [
         c
@@ -292,13 +293,13 @@ def _notes(
             f"{unknown} settings take the weights as constants and are not recommended, since "
             "nobody has said how often they change (--calls-per-update)"
         )
-    hidden = [c for c in allowed if c.is_unseen and "eager_slowed" not in c.flags]
-    compiled = [c for c in allowed if not c.record.config.is_baseline]
-    if hidden and any(c.confirmed and not c.is_unseen for c in compiled):
+    hidden = [c for c in allowed if c.is_unseen and UNSOUND & set(c.flags) != {"eager_slowed"}]
+    if hidden and some_are_seen(allowed):
         names = ", ".join(f"trial {c.record.number}" for c in hidden)
         notes.append(
-            f"{names}: something else kept the cores busy in all repeats, so that how fast this "
-            "is remains unknown; tune again while nothing else runs"
+            f"{names}: something was in the way in all repeats (other processes, heat, a quota, a "
+            "slower machine), so that how fast this is remains unknown; tune again while nothing "
+            "else runs"
         )
     if outside := len(every) - len(allowed) - unknown:
         notes.append(f"{outside} settings are outside the limits that were asked for")

@@ -11,11 +11,11 @@ import dataclasses
 import math
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from autocompile.calm import ENOUGH_PROCESSES, Calm, slows_eager
 from autocompile.config import DEFAULT_INDUCTOR
-from autocompile.preference import rank, tie_set
+from autocompile.preference import rank, some_are_seen, tie_set
 from autocompile.ranking import Candidate, Limits, candidates
 from autocompile.record import Outcome, Record
 from autocompile.search.crew import run_job
@@ -28,8 +28,9 @@ __all__ = ["choose", "confirm"]
 
 _BLOCK_S, _PATIENCE = 0.03, 3.0
 _CHOICES = 5  # how often finalists are chosen anew when one fails or loses its lead
-_SPARE = 4  # processes that may be disturbed before no more are tried ...
-_SPARE_WHERE_SOME = 12  # ... where none was calm; and where some were
+_SPARE = 5  # processes that may be disturbed before a setting gets no more ...
+_SPARE_WHERE_SOME = 12  # ... of which none was calm; and one of which some were
+_MOST = 2  # times as many settings as the effort says, where some of them are never calm
 _AT_LEAST = ENOUGH_PROCESSES  # for each; who has lost by then, or leads elsewhere, gets no more
 
 
@@ -54,22 +55,28 @@ def choose(
         limits: what a setting must keep to be chosen.
     """
     every = candidates(records, calm)
-    found = [c for c in every if not c.record.config.is_baseline and c.keeps(limits)]
+    found = [c for c in every if not c.record.config.is_baseline and c.may_keep(limits)]
     begun = [c for c in found if c.confirmed and _repeats(c.record, records, calm) < _AT_LEAST]
     begun = [c for c in begun if c.record.measurement and c.record.measurement.speedup.high > 1]
-    promising = [c for c in _by_lower_bound(found, objective) if c.speedup.high > 1 or c in begun]
+    given_up = {c.record.number for c in found if _is_given_up(c, records)}
+    order_of_all = _by_lower_bound(found, objective, given_up)
+    promising = [c for c in order_of_all if c.speedup.high > 1 or c in begun]
     chosen: list[Candidate] = []
     if promising:
         size = promising[0].record.batch_size
         same = _of_size(promising, size)
         # The leader, and of those that may equal it the one that costs least to compile.
         order = {c.record.number: c for c in (same[0], tie_set(same[0], same)[0], *same)}
+        had = [c for c in same if c.confirmed and c.record.config != DEFAULT_INDUCTOR]
+        room = max(0, _MOST * effort.finalists - len(had))
         chosen = list(order.values())[: effort.finalists]
-        chosen += [c for c in same if c in begun]
         # Whoever looked better in the search than the best of those that were confirmed.
         seen = [c.speedup.value for c in same if c.confirmed and not c.is_unseen]
         lead = max(seen, default=math.inf)
         chosen += [c for c in same if not c.confirmed and c.speedup.low > lead]
+        new = dict.fromkeys(c.record.number for c in chosen if not c.confirmed)
+        chosen = [c for c in chosen if c.record.number not in list(new)[room:]]
+        chosen += [c for c in same if c in begun]
         chosen += _unseen(_of_size(found, size), calm, effort.finalists)
         chosen += [
             c for c in found if c.record.config == DEFAULT_INDUCTOR and c.record.batch_size == size
@@ -107,18 +114,26 @@ def _unseen(every: Sequence[Candidate], calm: Mapping[int, Calm], most: int) -> 
     return [c for c in hidden[:most] if c.searched.high > lead]
 
 
-def _by_lower_bound(found: Sequence[Candidate], objective: str) -> list[Candidate]:
+def _is_given_up(candidate: Candidate, records: Sequence[Record]) -> bool:
+    """Whether it had its share of processes, all of them disturbed."""
+    return candidate.is_unseen and _tries(candidate.record, records) >= _SPARE
+
+
+def _by_lower_bound(
+    found: Sequence[Candidate], objective: str, given_up: Collection[int]
+) -> list[Candidate]:
     """Best first, those that are confirmed before the others.
 
     By the lower bound: of many settings the one with the highest value is likely a noisy one.
-    Whose repeats were all disturbed leads no longer, unless that is so of all.
+    Who was given up leads no longer, if others were seen.
     """
-    any_seen = any(c.confirmed and not c.is_unseen for c in found)
+    hides = some_are_seen(found)
 
     def merit(c: Candidate) -> tuple[bool, bool, float]:
         bound = c.speedup.low / c.eager_call_s
         size = (c.record.batch_size or 1) if objective == "throughput" else 1
-        return not (any_seen and c.is_unseen), c.confirmed > 0, bound * size
+        is_hidden = hides and c.record.number in given_up
+        return not is_hidden, c.confirmed > 0, bound * size
 
     return sorted(found, key=merit, reverse=True)
 
@@ -138,9 +153,10 @@ def confirm(study: PhaseStudy, effort: Effort, limits: Limits, budget: Budget, s
         jobs = _next_round(finalists, study, effort)
         if not jobs:
             break
-        had_one = all(_tries(f, study.records) for f in jobs)
-        if had_one and budget.until is not None and time.monotonic() > budget.until:
-            return
+        if budget.until is not None and time.monotonic() > budget.until:
+            jobs = [f for f in jobs if not _tries(f, study.records)]
+            if not jobs:
+                return
         study.observer.confirming(len(jobs))
         # Forks share their origin's layout in memory, and so a part of their noise.
         study.executor.renew()
@@ -166,8 +182,6 @@ def _next_round(finalists: Sequence[Record], study: PhaseStudy, effort: Effort) 
         and not c.record.config.is_baseline
         and c.record in finalists
     }
-    any_calm = any(_repeats(f, study.records, calm) for f in finalists)
-    spare = _SPARE_WHERE_SOME if any_calm else _SPARE
     contenders = set()
     if rivals:
         best = rank(list(rivals.values()), study.objective)[0]
@@ -178,6 +192,7 @@ def _next_round(finalists: Sequence[Record], study: PhaseStudy, effort: Effort) 
         if sum(map(slows_eager, again)) >= min(_AT_LEAST, effort.processes):
             return False  # that is its own doing: no other process will be calmer
         had = _repeats(finalist, study.records, calm)
+        spare = _SPARE_WHERE_SOME if had else _SPARE
         if _tries(finalist, study.records) - had >= spare:
             return False
         if had < min(_AT_LEAST, effort.processes):

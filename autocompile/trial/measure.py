@@ -198,11 +198,9 @@ def paired_blocks(
             late = time.monotonic() > (last_try if clean else no_hope)
             if late and len(rounds.times[0]) >= ENOUGH_ROUNDS:
                 break
-            if rounds.last_is_clean and clean >= ENOUGH_ROUNDS and clean % _LOOK_EVERY == 0:
-                rounds.judge_again()
-                if _is_enough(rounds.logs, rounds.clean_s, limits):
-                    break
-        rounds.judge_again()
+            is_a_look = rounds.last_is_clean and clean % _LOOK_EVERY == 0
+            if is_a_look and _is_enough(rounds.logs, rounds.clean_s, limits):
+                break
     logs, times = rounds.logs, rounds.times
     doubts = {
         "noisy": not _is_narrow(logs, limits),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -107,10 +108,10 @@ def page_faults(call: Callable[[], Any], calls: int = 3) -> int | None:
     Where glibc gives a call's memory back at its end, the next one pays for it again. Whether that
     happens hangs on what lies at the end of the heap: chance, another one in each process.
     """
-    try:
-        import resource
-    except ImportError:  # Windows
+    if sys.platform != "linux":  # what a fault costs, and who gives memory back, is another story
         return None
+    import resource
+
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(calls):
         call()

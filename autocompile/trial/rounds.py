@@ -36,14 +36,10 @@ class Rounds:
             names = self._strain.disturbed_since(mark)
             self._marks.append(mark)
         self._took_s.append(time.monotonic() - began)
-        self._is_disturbed.append(bool(names))
         self._others.append(bool(names - {"slow"}))
-
-    def judge_again(self) -> None:
-        """By what is known now: the first rounds did not know how fast this machine can be."""
-        if self._strain:
-            pairs = zip(self._others, self._strain.slow(self._marks), strict=True)
-            self._is_disturbed = [others or slow for others, slow in pairs]
+        # All of them: the first ones did not know how fast this machine can be.
+        slow = self._strain.slow(self._marks) if self._strain else [False] * len(self._others)
+        self._is_disturbed = [a or b for a, b in zip(self._others, slow, strict=True)]
 
     @property
     def last_is_clean(self) -> bool:

@@ -105,7 +105,8 @@ class Strain:
     def summary(self) -> dict[str, Any]:
         """What there was since this was made.
 
-        Shares of the time; how many stretches were disturbed by what; clocks of a GPU; load.
+        Shares of the time; how many stretches seemed disturbed by what when they ended; clocks of a
+        GPU; load.
         """
         then, waited_s, stolen_s = self._first
         wall_s = max(time.perf_counter() - then, 1e-9)

@@ -149,14 +149,15 @@ def _trial(request: dict[str, Any], channel: Channel, result: dict[str, Any]) ->
         notes += said
         result["measurement"] = asdict(measurement)
         result["pace_s"], result["strain"] = pace.best(), strain.summary()
-        if device.type == "cpu":
-            result["page_faults"] = [_page_faults(side) for side in (eager, compiled)]
         if others := telemetry.others_busy(before):
             left_out, rounds = len(measurement.disturbed), len(measurement.eager_s)
             notes.append(
                 f"other processes kept {others:.0%} of a core busy while this was timed; "
                 f"{left_out} of {rounds} rounds were disturbed"
             )
+        if device.type == "cpu" and measurement.eager_call_s < _TOO_LONG_S:
+            with failures.only_logged():
+                result["page_faults"] = [_page_faults(side) for side in (eager, compiled)]
 
         channel.step(Step.VERIFY)
         judge.last_call(compiled)

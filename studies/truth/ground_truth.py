@@ -19,6 +19,7 @@ import argparse
 import gc
 import json
 import random
+import resource
 import sys
 import tempfile
 import time
@@ -99,6 +100,7 @@ def measure(
     gc.freeze()
     gc.disable()
     yardstick, yard_us, calm = make_yardstick(), [], 0
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for turn in range(WARM_ROUNDS + MOST * rounds):
         before_us, here = yardstick(), [0.0, 0.0]
         for index in order.sample((0, 1), 2):
@@ -112,8 +114,10 @@ def measure(
         calm += yard_us[-1] <= calm_limit(torch.get_num_threads()) * best_us
         if calm >= rounds:
             break
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
     return {
         "first_call_s": round(first_s, 2),
+        "page_faults": round(faults / (turn + 1) / sum(calls), 1),  # of a call, on average
         "threads": torch.get_num_threads(),
         "calls": calls,
         "eager_us": times[0],
@@ -138,7 +142,7 @@ def measure_all(names: list[str], device: str, processes: int, rounds: int, fold
                 command = [sys.executable, __file__, "--one", name, setting, str(process)]
                 command += ["--device", device, "--rounds", str(rounds)]
                 command += ["--known-us", str(best_yard_us(load(path)))]
-                found = last_line(command, places, 1200)
+                found = last_line(command, {**places, **MODELS[name].environment}, 1200)
             append(path, device, {"setting": setting, "process": process, **found})
             said = found.get("error")
             if said is None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import os
 import tempfile
 import time
 from collections.abc import Iterator
@@ -155,6 +156,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="for the JSON; beside this file if left out")
     args = parser.parse_args()
     path = (args.folder or HERE / args.device) / f"tunes_{args.model}.json"
+    os.environ.update(MODELS[args.model].environment)  # trials inherit it
     series = {"noise": args.noise, "effort": args.effort}
     there = {row["seed"] for row in load(path) if series.items() <= row.items()}
     # No two runs of a model have a seed in common, whatever the noise and the effort.
