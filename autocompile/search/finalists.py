@@ -28,8 +28,8 @@ __all__ = ["choose", "confirm"]
 
 _BLOCK_S, _PATIENCE = 0.03, 3.0
 _CHOICES = 5  # how often finalists are chosen anew when one fails or loses its lead
-_SPARE = 5  # processes that may be disturbed before a setting gets no more ...
-_SPARE_WHERE_SOME = 12  # ... of which none was calm; and one of which some were
+_SPARE = 5  # processes that may be disturbed before a setting gets no more, ...
+_SPARE_WHERE_SOME = 12  # ... and where another setting was seen at all: others do rest then
 _MOST = 2  # times as many settings as the effort says, where some of them are never calm
 _AT_LEAST = ENOUGH_PROCESSES  # for each; who has lost by then, or leads elsewhere, gets no more
 
@@ -61,41 +61,42 @@ def choose(
     given_up = {c.record.number for c in found if _is_given_up(c, records)}
     order_of_all = _by_lower_bound(found, objective, given_up)
     promising = [c for c in order_of_all if c.speedup.high > 1 or c in begun]
-    chosen: list[Candidate] = []
-    if promising:
-        size = promising[0].record.batch_size
-        same = _of_size(promising, size)
-        # The leader, and of those that may equal it the one that costs least to compile.
-        order = {c.record.number: c for c in (same[0], tie_set(same[0], same)[0], *same)}
-        had = [c for c in same if c.confirmed and c.record.config != DEFAULT_INDUCTOR]
-        room = max(0, _MOST * effort.finalists - len(had))
-        chosen = list(order.values())[: effort.finalists]
-        # Whoever looked better in the search than the best of those that were confirmed.
-        seen = [c.speedup.value for c in same if c.confirmed and not c.is_unseen]
-        lead = max(seen, default=math.inf)
-        chosen += [c for c in same if not c.confirmed and c.speedup.low > lead]
-        new = dict.fromkeys(c.record.number for c in chosen if not c.confirmed)
-        chosen = [c for c in chosen if c.record.number not in list(new)[room:]]
-        chosen += [c for c in same if c in begun]
-        chosen += _unseen(_of_size(found, size), calm, effort.finalists)
-        chosen += [
-            c for c in found if c.record.config == DEFAULT_INDUCTOR and c.record.batch_size == size
-        ]
-        # Eager as well: the noise floor must not hang on one run of one process.
-        # Likewise that of another environment: what is there is over it.
-        places = {"default", *(c.record.config.environment for c in chosen)}
-        chosen += [
-            c
-            for c in every
-            if c.record.config.is_plain_eager
-            and c.record.batch_size == size
-            and c.record.config.environment in places
-        ]
-        for other in dict.fromkeys(c.record.batch_size for c in promising):
-            chosen += _of_size(promising, other)[:1]
-            if other != size:
-                chosen += _unseen(_of_size(found, other), calm, 1)
+    if not promising:
+        return []
+    size = promising[0].record.batch_size
+    chosen = [
+        *_contenders(_of_size(promising, size), begun, effort.finalists),
+        *_unseen(_of_size(found, size), calm, effort.finalists),
+        *(c for c in _of_size(found, size) if c.record.config == DEFAULT_INDUCTOR),
+    ]
+    # Eager as well: the noise floor must not hang on one run of one process.
+    # Likewise that of another environment: what is there is over it.
+    places = {"default", *(c.record.config.environment for c in chosen)}
+    eager = [c for c in _of_size(every, size) if c.record.config.is_plain_eager]
+    chosen += [c for c in eager if c.record.config.environment in places]
+    for other in dict.fromkeys(c.record.batch_size for c in promising):
+        chosen += _of_size(promising, other)[:1]
+        if other != size:
+            chosen += _unseen(_of_size(found, other), calm, 1)
     return list({c.record.number: c.record for c in chosen}.values())
+
+
+def _contenders(
+    same: Sequence[Candidate], begun: Sequence[Candidate], finalists: int
+) -> list[Candidate]:
+    """Who may be the best of one batch size, of those there, which come best first."""
+    # The leader, and of those that may equal it the one that costs least to compile.
+    order = {c.record.number: c for c in (same[0], tie_set(same[0], same)[0], *same)}
+    chosen = list(order.values())[:finalists]
+    # Whoever looked better in the search than the best of those that were confirmed.
+    seen = [c.speedup.value for c in same if c.confirmed and not c.is_unseen]
+    lead = max(seen, default=math.inf)
+    chosen += [c for c in same if not c.confirmed and c.speedup.low > lead]
+    had = [c for c in same if c.confirmed and c.record.config != DEFAULT_INDUCTOR]
+    room = max(0, _MOST * finalists - len(had))
+    new = list(dict.fromkeys(c.record.number for c in chosen if not c.confirmed))
+    chosen = [c for c in chosen if c.record.number not in new[room:]]
+    return chosen + [c for c in same if c in begun]
 
 
 def _of_size(found: Sequence[Candidate], size: int | None) -> list[Candidate]:
@@ -115,7 +116,7 @@ def _unseen(every: Sequence[Candidate], calm: Mapping[int, Calm], most: int) -> 
 
 
 def _is_given_up(candidate: Candidate, records: Sequence[Record]) -> bool:
-    """Whether it had its share of processes, all of them disturbed."""
+    """Whether others get a turn in its place: its processes were all disturbed so far."""
     return candidate.is_unseen and _tries(candidate.record, records) >= _SPARE
 
 
@@ -182,6 +183,7 @@ def _next_round(finalists: Sequence[Record], study: PhaseStudy, effort: Effort) 
         and not c.record.config.is_baseline
         and c.record in finalists
     }
+    spare = _SPARE_WHERE_SOME if some_are_seen(rivals.values()) else _SPARE
     contenders = set()
     if rivals:
         best = rank(list(rivals.values()), study.objective)[0]
@@ -192,7 +194,6 @@ def _next_round(finalists: Sequence[Record], study: PhaseStudy, effort: Effort) 
         if sum(map(slows_eager, again)) >= min(_AT_LEAST, effort.processes):
             return False  # that is its own doing: no other process will be calmer
         had = _repeats(finalist, study.records, calm)
-        spare = _SPARE_WHERE_SOME if had else _SPARE
         if _tries(finalist, study.records) - had >= spare:
             return False
         if had < min(_AT_LEAST, effort.processes):

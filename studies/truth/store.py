@@ -38,6 +38,14 @@ def machine(device: str) -> dict[str, Any]:
     return found
 
 
+def commit() -> str | None:
+    """Which version of this repository is measured; None outside a checkout."""
+    with contextlib.suppress(OSError):
+        command = ["git", "-C", str(HERE), "rev-parse", "--short", "HEAD"]
+        return subprocess.run(command, capture_output=True, text=True).stdout.strip() or None
+    return None
+
+
 def load(path: Path) -> list[dict[str, Any]]:
     """The rows of a file; none if there is no such file."""
     return json.loads(path.read_text())["rows"] if path.exists() else []

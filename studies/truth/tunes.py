@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from models import EAGER, HERE, MODELS, ROOT
-from store import append, load, neighbour
+from store import append, commit, load, neighbour
 
 import autocompile.api
 import autocompile.search.offer
@@ -166,7 +166,8 @@ def main() -> None:
             continue
         with neighbour(args.noise, seed):
             row = run(args.model, args.device, args.effort, seed)
-        append(path, args.device, {"method": "autocompile", **series, "seed": seed, **row})
+        version = {"method": "autocompile", "commit": commit()}
+        append(path, args.device, {**version, **series, "seed": seed, **row})
         said = row.get("error") or f"{row['verdict']} {row['pick']} {row['speedup']}"
         print(f"{args.model} {args.noise} {seed}: {said}, {row['wall_s']:.0f} s", flush=True)
 
