@@ -127,7 +127,7 @@ def run(model: str, device: str, effort: str, seed: int) -> dict[str, Any]:
 
 
 def process(record: Record, names: dict[CompileConfig, str]) -> list[Any]:
-    """One process: role, setting, speed-up, seconds, calls, rounds, calm ones, flags, its time."""
+    """One process: role, setting, speed-up, seconds, calls, rounds, calm ones, flags, time, faults."""
     found = record.measurement
     assert found is not None
     rounds = len(found.eager_s)
@@ -143,6 +143,7 @@ def process(record: Record, names: dict[CompileConfig, str]) -> list[Any]:
         rounds - len(found.disturbed),
         list(found.flags),
         round(record.wall_s, 1),
+        record.detail.get("page_faults"),
     ]
 
 
