@@ -9,9 +9,10 @@ from autocompile.calm import Calm
 from autocompile.ranking import Candidate
 from autocompile.stats import ratio
 
-__all__ = ["rank", "some_are_seen", "tie_reasons", "tie_set"]
+__all__ = ["SAME", "rank", "some_are_seen", "tie_reasons", "tie_set"]
 
-_SAME = 0.01  # two settings whose speed differs by less are as good as one another
+SAME = 0.01
+"""Two settings whose speed differs by less are as good as one another."""
 
 
 def rank(found: Sequence[Candidate], objective: str) -> list[Candidate]:
@@ -60,7 +61,7 @@ def tie_set(best: Candidate, found: Iterable[Candidate]) -> list[Candidate]:
         c
         for c in found
         if c.record.batch_size == best.record.batch_size
-        and (c is best or ratio(best.speedup, c.speedup).low <= 1 + _SAME)
+        and (c is best or ratio(best.speedup, c.speedup).low <= 1 + SAME)
     ]
     merits = _merits(ties)
     return sorted(ties, key=lambda c: merits[c.record.number])
@@ -89,7 +90,7 @@ def _merits(ties: Sequence[Candidate]) -> Mapping[int, _Merit]:
         compile_s = c.record.compile_s or 0.0
         return _Merit(
             disturbed=-c.calm,
-            seems_slower=fastest > (1 + _SAME) * c.speedup.value,
+            seems_slower=fastest > (1 + SAME) * c.speedup.value,
             is_dear=compile_s > 1.25 * cheapest_s + 0.25,
             changes=c.record.config.changes(),
             compile_s=compile_s,

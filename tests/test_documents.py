@@ -50,6 +50,16 @@ def test_each_example_compiles_and_is_right(path: Path, work: Path) -> None:
     assert {row["outcome"] for row in phases.values()} == {"ok"}
 
 
+@pytest.mark.parametrize("folder", sorted(p for p in (ROOT / "studies").iterdir() if p.is_dir()))
+def test_the_scripts_of_a_study_fit_the_code(folder: Path) -> None:
+    """What they take from the package, and from one another, is there."""
+    names = [p.stem for p in sorted(folder.glob("*.py")) if p.stem != "plot"]  # needs matplotlib
+    # With -c the folder comes first on the path.
+    done = run(sys.executable, "-c", f"for name in {names}: __import__(name)", cwd=folder)
+    assert names
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.slow
 def test_the_api_example_runs(work: Path) -> None:
     done = run(sys.executable, str(ROOT / "examples" / "api.py"), cwd=work)

@@ -30,7 +30,7 @@ from typing import Any
 from models import HERE, MODELS, Side, make
 from store import append, last_line, load
 
-from autocompile.ranking import SAME
+from autocompile.preference import SAME
 from autocompile.search.effort import EFFORTS
 from autocompile.stats import Interval, across_processes, median, ratio
 
