@@ -213,6 +213,7 @@ class _Eager:
     def __init__(self, working: Iterable[Record], calm: Mapping[int, Calm]) -> None:
         self._calm = calm
         self._records: dict[tuple[str, int | None], list[Record]] = {}
+        self._known: dict[tuple[str, int | None], list[float]] = {}
         for record in working:
             if record.duplicate_of is not None:
                 continue  # the same process again
@@ -255,8 +256,10 @@ class _Eager:
         return ours if own and ours in self._records else (record.config.environment, ours[1])
 
     def _seconds(self, key: tuple[str, int | None]) -> list[float]:
-        found = _calmest(self._records[key], self._calm)
-        return [r.measurement.eager_call_s for r in found if r.measurement]
+        if key not in self._known:
+            found = _calmest(self._records[key], self._calm)
+            self._known[key] = [r.measurement.eager_call_s for r in found if r.measurement]
+        return self._known[key]
 
 
 def _flags(record: Record) -> tuple[str, ...]:
