@@ -127,7 +127,7 @@ def run(model: str, device: str, effort: str, seed: int) -> dict[str, Any]:
 
 
 def process(record: Record, names: dict[CompileConfig, str]) -> list[Any]:
-    """Role, setting, speed-up, seconds, calls, rounds, calm ones, flags, time, page faults."""
+    """Role, setting, speed-up, seconds, calls, rounds, calm ones, flags, time, page faults, steps."""
     found = record.measurement
     assert found is not None
     rounds = len(found.eager_s)
@@ -144,6 +144,7 @@ def process(record: Record, names: dict[CompileConfig, str]) -> list[Any]:
         list(found.flags),
         round(record.wall_s, 1),
         record.detail.get("page_faults"),
+        {step: round(seconds, 2) for step, seconds in record.step_s.items()},
     ]
 
 
