@@ -35,30 +35,32 @@ Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; a GPU where
 Phase = Annotated[
     list[str] | None, typer.Option(help="what to time (repeatable); two phases if left out")
 ]
-Backend = Annotated[str | None, typer.Option(help="comma list, e.g. inductor,cudagraphs")]
-Mode = Annotated[str | None, typer.Option(help="comma list of Inductor modes")]
+Backend = Annotated[list[str] | None, typer.Option(help="comma list, e.g. inductor,cudagraphs")]
+Mode = Annotated[list[str] | None, typer.Option(help="comma list of Inductor modes")]
 Option = Annotated[
     list[str] | None,
     typer.Option(help="Inductor's, e.g. cpp_wrapper=true; repeatable, none for none"),
 ]
-BatchSize = Annotated[str | None, typer.Option(help="comma list, e.g. 1,4,16")]
-Fullgraph = Annotated[str | None, typer.Option(help="comma list of true, false")]
-Dynamic = Annotated[str | None, typer.Option(help="comma list of none, true, false")]
-Scope = Annotated[str | None, typer.Option(help="comma list of full, regional")]
-MemoryFormat = Annotated[str | None, typer.Option(help="comma list of default, channels_last")]
-Optimizer = Annotated[
-    str | None, typer.Option(help="comma list, e.g. default,foreach,fused,tensor_lr")
+BatchSize = Annotated[list[str] | None, typer.Option(help="comma list, e.g. 1,4,16")]
+Fullgraph = Annotated[list[str] | None, typer.Option(help="comma list of true, false")]
+Dynamic = Annotated[list[str] | None, typer.Option(help="comma list of none, true, false")]
+Scope = Annotated[list[str] | None, typer.Option(help="comma list of full, regional")]
+MemoryFormat = Annotated[
+    list[str] | None, typer.Option(help="comma list of default, channels_last")
 ]
-Freezing = Annotated[str | None, typer.Option(help="comma list of true, false")]
-Threads = Annotated[str | None, typer.Option(help="comma list, e.g. 1,2; all if left out")]
+Optimizer = Annotated[
+    list[str] | None, typer.Option(help="comma list, e.g. default,foreach,fused,tensor_lr")
+]
+Freezing = Annotated[list[str] | None, typer.Option(help="comma list of true, false")]
+Threads = Annotated[list[str] | None, typer.Option(help="comma list, e.g. 1,2; all if left out")]
 Precision = Annotated[
-    str | None, typer.Option(help="comma list of default, high, medium: changes numbers")
+    list[str] | None, typer.Option(help="comma list of default, high, medium: changes numbers")
 ]
 Autocast = Annotated[
-    str | None, typer.Option(help="comma list of none, bfloat16, float16: changes numbers")
+    list[str] | None, typer.Option(help="comma list of none, bfloat16, float16: changes numbers")
 ]
 Guards = Annotated[
-    str | None, typer.Option(help="comma list, e.g. all,skip_inbuilt_modules: drops checks")
+    list[str] | None, typer.Option(help="comma list, e.g. all,skip_inbuilt_modules: drops checks")
 ]
 Space = Annotated[Path | None, typer.Option(help="a TOML file of such lists; options go before it")]
 CallsPerUpdate = Annotated[

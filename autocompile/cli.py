@@ -116,7 +116,7 @@ def tune(
     from autocompile.report.live import progress as progress_of
     from autocompile.search.asked import asked
 
-    phases = tuple(phase) if phase else None
+    phases = options.words(phase)
     timeout_s = options.seconds("--timeout", timeout, "300s") or 300.0
     wanted = asked(
         space,
@@ -224,7 +224,7 @@ def check(
 
     seconds = options.seconds("--timeout", timeout, "300s") or 300.0
     within = options.fraction("--tolerance", tolerance)
-    phases = tuple(phase) if phase else None
+    phases = options.words(phase)
     found = diagnose.check(target, phases, batch_size, device, seconds, within)
     print_or_draw(found, as_json, lambda console: checks.render_check(found, console, verbose))
     if not all(row["outcome"] == "ok" for row in found["phases"].values()):

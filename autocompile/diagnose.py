@@ -27,6 +27,7 @@ __all__ = ["bench", "check", "doctor", "probed", "traced_by_dynamo"]
 _SAMPLE = "autocompile.trial.sample"
 _LIMITS = {"half_width": 0.05, "max_rounds": 16, "max_s": 1.0}
 
+_LEFT_OUT = "it runs and is not right: tune leaves it out"
 _LOG_LINES = 12  # enough for the end of a traceback
 
 
@@ -186,20 +187,38 @@ def _examine(
     if reason:
         return {"works": False, "reason": reason, "todo": todo, "modes": {}}
     modes: dict[str, dict[str, Any]] = {}
-    for mode, equal in offered.modes.items() if name == "inductor" else [("default", "default")]:
-        if mode != equal:
-            modes[mode] = {"outcome": "same", "message": equal}
+    for label, config, equal in _tries(name, offered):
+        if equal != label:
+            modes[label] = {"outcome": "same", "message": equal}
             continue
-        setting = Setting(EAGER if name == "eager" else CompileConfig(name, mode), 4)
-        modes[mode] = _row(*_try(workshop, executor, "forward", setting))
+        modes[label] = _row(*_try(workshop, executor, "forward", Setting(config, 4)))
     worked = [m for m, row in modes.items() if row["outcome"] in ("ok", "same")]
-    first_failure = next(
-        (r["message"] for r in modes.values() if r["outcome"] not in ("ok", "same")), ""
-    )
+    failed = {m: row for m, row in modes.items() if m not in worked}
+    failure = next((f"{m}: {row['message']}" for m, row in failed.items()), "")
+    # What runs is installed; that its numbers are wrong no installation mends.
+    runs = {"wrong_output", "stale_weights", "not_compiled"} & {
+        str(row["outcome"]) for row in failed.values()
+    }
     return {
         "works": bool(worked),
-        "reason": first_failure,
-        "todo": "" if worked else todo,
+        "reason": failure.removeprefix("default: ") if len(modes) == 1 else failure,
+        "todo": "" if worked else _LEFT_OUT if runs else todo,
         "modes": modes,
-        "compile_s": modes["default"].get("compile_s"),
+        "compile_s": next((modes[m]["compile_s"] for m in worked if "compile_s" in modes[m]), None),
     }
+
+
+def _tries(name: str, offered: Catalogue) -> list[tuple[str, CompileConfig, str]]:
+    """A label, the setting, and the label of what it equals, which may be its own."""
+    if name == "eager":
+        return [("default", EAGER, "default")]
+    if name == "inductor":
+        return [(m, CompileConfig(name, m), equal) for m, equal in offered.modes.items()]
+    variants = BACKENDS[name].variants if name in BACKENDS else ()
+    found = [("default", CompileConfig(name), "default")]
+    for variant in variants:
+        label = " ".join(f"{key}={value}" for key, value in variant.options.items())
+        if variant.device in (None, offered.device):
+            options = tuple(variant.options.items())
+            found.append((label, CompileConfig(name, options=options), label))
+    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 from autocompile.errors import UsageError
@@ -17,29 +17,33 @@ _SIZE = {"": 1.0, "b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9}
 _SIZE |= {"kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30}
 
 
-def words(text: str | None) -> tuple[str, ...] | None:
-    """A comma list: ``a, b`` is ``("a", "b")``; None stays None."""
-    if text is None:
+def words(given: Iterable[str] | None) -> tuple[str, ...] | None:
+    """Comma lists: ``["a, b", "c"]`` is ``("a", "b", "c")``; None stays None."""
+    if given is None:
         return None
-    return tuple(part.strip() for part in text.split(",") if part.strip())
+    parts = (part.strip() for text in given for part in text.split(","))
+    return tuple(dict.fromkeys(part for part in parts if part))
 
 
-def choices(option: str, text: str | None, known: Mapping[str, Value]) -> tuple[Value, ...] | None:
-    """A comma list of known words, as their values."""
-    parts = words(text)
+def choices(
+    option: str, given: Iterable[str] | None, known: Mapping[str, Value]
+) -> tuple[Value, ...] | None:
+    """Comma lists of known words, as their values."""
+    parts = words(given)
     for part in parts or ():
         if part.lower() not in known:
             raise UsageError(f"{option} {part!r} is none of {', '.join(known)}")
     return None if parts is None else tuple(known[part.lower()] for part in parts)
 
 
-def integers(option: str, text: str | None) -> tuple[int, ...] | None:
-    """A comma list of whole numbers."""
-    parts = words(text)
+def integers(option: str, given: Iterable[str] | None) -> tuple[int, ...] | None:
+    """Comma lists of whole numbers."""
+    parts = words(given)
     try:
         return None if parts is None else tuple(int(part) for part in parts)
     except ValueError:
-        raise UsageError(f"{option} {text!r} is no list of whole numbers like 1,4,16") from None
+        said = ",".join(parts or ())
+        raise UsageError(f"{option} {said!r} is no list of whole numbers like 1,4,16") from None
 
 
 def fraction(option: str, text: str | None) -> float | None:

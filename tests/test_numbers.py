@@ -29,7 +29,7 @@ def test_no_effort_tries_them_by_itself() -> None:
     assert unsafe == {"precision", "autocast", "guards"}
     flags = "backend mode batch_size fullgraph dynamic scope memory_format optimizer"
     nothing = dict.fromkeys(f"{flags} freezing threads".split())
-    typed = asked(None, option=(), autocast="none,bfloat16", **nothing)
+    typed = asked(None, option=(), autocast=["none,bfloat16"], **nothing)
     assert typed == SearchSpace(autocast=("none", "bfloat16"))
     with pytest.raises(UsageError, match="autocast 'bf16' is none of none, bfloat16, float16"):
         SearchSpace(autocast=("bf16",))

@@ -173,7 +173,8 @@ def _graphs(record: Record) -> str:
     graphs = "one graph" if record.graphs == 1 else f"{record.graphs} graphs"
     if not record.graph_breaks:
         return f"{graphs}, no breaks"
-    return f"{graphs}; {_broken(record) or _many(record.graph_breaks, 'graph break')}"
+    rest = " and the rest in Python" if record.graphs == 1 else ""
+    return f"{graphs}{rest}; {_broken(record) or _many(record.graph_breaks, 'graph break')}"
 
 
 def _became(record: Record) -> str:

@@ -23,24 +23,26 @@ __all__ = ["asked"]
 
 _FLAGS = {"true": True, "false": False}
 
+Given = Sequence[str] | None  # comma lists, as often as the option was typed
+
 
 def asked(
     file: Path | None,
     *,
-    backend: str | None,
-    mode: str | None,
+    backend: Given,
+    mode: Given,
     option: Sequence[str],
-    batch_size: str | None,
-    fullgraph: str | None,
-    dynamic: str | None,
-    scope: str | None,
-    memory_format: str | None,
-    optimizer: str | None,
-    freezing: str | None,
-    threads: str | None,
-    precision: str | None = None,
-    autocast: str | None = None,
-    guards: str | None = None,
+    batch_size: Given,
+    fullgraph: Given,
+    dynamic: Given,
+    scope: Given,
+    memory_format: Given,
+    optimizer: Given,
+    freezing: Given,
+    threads: Given,
+    precision: Given = None,
+    autocast: Given = None,
+    guards: Given = None,
 ) -> SearchSpace:
     """The space that a command line asks for; what it names goes before what the file says.
 
@@ -73,7 +75,7 @@ def _pairs(text: str) -> tuple[tuple[str, Any], ...]:
     if text.strip().lower() == "none":
         return ()
     pairs = []
-    for part in options.words(text) or ():
+    for part in options.words((text,)) or ():
         name, equals, value = part.partition("=")
         if not equals:
             raise UsageError(f"--option {part!r} has no value", hint=f"--option {part}=true")

@@ -39,7 +39,7 @@ WARM_ROUNDS = 20
 SAME = 0.01  # settings within 1 % of the best are as good as it
 RESAMPLES = 2000
 CALM = 1.08  # times the yardstick's 5 % quantile
-CALM_OF_MANY = 1.2  # with many threads the yardstick itself is no steadier
+CALM_OF_MANY = 1.2  # arithmetic on many threads is no steadier by itself
 MANY = 4  # threads
 MOST = 4  # rounds for each calm one that is wanted
 ENOUGH = 0.3  # of the calm rounds that are wanted: with fewer a process tells nothing
@@ -60,17 +60,22 @@ def block_us(side: Side, calls: int, synchronize: Callable[[], None]) -> float:
     return (end - begin) / 1e3 / calls
 
 
-def make_yardstick() -> Callable[[], float]:
-    """Something whose time says how fast the machine is just now, in microseconds."""
+def make_yardstick(device: str) -> Callable[[], float]:
+    """Something whose time says how fast the machine is just now, in microseconds.
+
+    On a CPU arithmetic on all cores; beside a GPU, where one thread launches kernels, small calls
+    on one.
+    """
     import torch
 
-    left, right = torch.rand(160, 160), torch.rand(160, 160)
+    size, calls = (160, 10) if device == "cpu" else (2, 100)
+    left, right = torch.rand(size, size), torch.rand(size, size)
 
     def some() -> float:
         begin = time.perf_counter_ns()
-        for _ in range(10):
+        for _ in range(calls):
             left @ right
-        return (time.perf_counter_ns() - begin) / 1e4
+        return (time.perf_counter_ns() - begin) / 1e3 / calls
 
     return lambda: min(some(), some(), some())
 
@@ -99,7 +104,8 @@ def measure(
     gc.collect()
     gc.freeze()
     gc.disable()
-    yardstick, yard_us, calm = make_yardstick(), [], 0
+    yardstick, yard_us, calm = make_yardstick(device), [], 0
+    limit = calm_limit(device, torch.get_num_threads())
     faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for turn in range(WARM_ROUNDS + MOST * rounds):
         before_us, here = yardstick(), [0.0, 0.0]
@@ -111,7 +117,7 @@ def measure(
             kept.append(float(f"{us:.4g}"))
         yard_us.append(float(f"{max(before_us, yardstick()):.4g}"))
         best_us = min(known_us, float(np.quantile(yard_us, 0.05)))
-        calm += yard_us[-1] <= calm_limit(torch.get_num_threads()) * best_us
+        calm += yard_us[-1] <= limit * best_us
         if calm >= rounds:
             break
     faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
@@ -119,6 +125,7 @@ def measure(
         "first_call_s": round(first_s, 2),
         "page_faults": round(faults / (turn + 1) / sum(calls), 1),  # of a call, on average
         "threads": torch.get_num_threads(),
+        "limit": limit,
         "calls": calls,
         "eager_us": times[0],
         "compiled_us": times[1],
@@ -135,7 +142,7 @@ def measure_all(names: list[str], device: str, processes: int, rounds: int, fold
             load(path), list(MODELS[name].settings[device]), processes, rounds
         ):
             setting, process = order.choice(missing), len(load(path))
-            wait_for_calm(best_yard_us(load(path)))
+            wait_for_calm(best_yard_us(load(path)), device)
             began = time.monotonic()
             with tempfile.TemporaryDirectory(prefix="truth-") as cache:
                 places = {"TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": f"{cache}/triton"}
@@ -172,17 +179,17 @@ def _is_calm(row: dict[str, Any], yard_us: float, rounds: int) -> bool:
     return "error" not in row and calm_ratios(row, yard_us).size >= ENOUGH * rounds
 
 
-def calm_limit(threads: int) -> float:
+def calm_limit(device: str, threads: int) -> float:
     """How far the yardstick may be above its best, as a factor."""
-    return CALM if threads <= MANY else CALM_OF_MANY
+    return CALM_OF_MANY if device == "cpu" and threads > MANY else CALM
 
 
-def wait_for_calm(known_us: float) -> None:
+def wait_for_calm(known_us: float, device: str) -> None:
     """Until the yardstick is what it was at best, twice in a row; not for ever."""
     import torch
 
-    yardstick, until, calm = make_yardstick(), time.monotonic() + WAIT_S, 0
-    limit_us = calm_limit(torch.get_num_threads()) * known_us
+    yardstick, until, calm = make_yardstick(device), time.monotonic() + WAIT_S, 0
+    limit_us = calm_limit(device, torch.get_num_threads()) * known_us
     while calm < 2 and time.monotonic() < until:
         calm = calm + 1 if yardstick() <= limit_us else 0
         time.sleep(0.5)
@@ -196,7 +203,8 @@ def best_yard_us(rows: list[dict[str, Any]]) -> float:
 def calm_ratios(row: dict[str, Any], yard_us: float) -> np.ndarray:
     """Eager time over compiled time, round by round, of the calm ones."""
     every = np.asarray(row["eager_us"]) / np.asarray(row["compiled_us"])
-    return every[np.asarray(row["yard_us"]) <= calm_limit(row["threads"]) * yard_us]
+    limit = row.get("limit", CALM if row["threads"] <= MANY else CALM_OF_MANY)  # older rows
+    return every[np.asarray(row["yard_us"]) <= limit * yard_us]
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,7 @@ def run(model: str, device: str, effort: str, seed: int) -> dict[str, Any]:
 
 
 def process(record: Record, names: dict[CompileConfig, str]) -> list[Any]:
-    """Role, setting, speed-up, seconds, calls, rounds, calm ones, flags, time, page faults, steps."""
+    """Role, setting, speed-up, seconds, calls, rounds, calm ones, flags, time, faults, steps."""
     found = record.measurement
     assert found is not None
     rounds = len(found.eager_s)
