@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 from models import EAGER, HERE, MODELS, Side, make, of_device
 from store import append, last_line, load
+from yardstick import make_yardstick
 
 BLOCK_S = 0.025
 ROUNDS = 100  # calm ones in each process
@@ -58,26 +59,6 @@ def block_us(side: Side, calls: int, synchronize: Callable[[], None]) -> float:
         synchronize()
         end = time.perf_counter_ns()
     return (end - begin) / 1e3 / calls
-
-
-def make_yardstick(device: str) -> Callable[[], float]:
-    """Something whose time says how fast the machine is just now, in microseconds.
-
-    On a CPU arithmetic on all cores; beside a GPU, where one thread launches kernels, small calls
-    on one.
-    """
-    import torch
-
-    size, calls = (160, 10) if device == "cpu" else (2, 100)
-    left, right = torch.rand(size, size), torch.rand(size, size)
-
-    def some() -> float:
-        begin = time.perf_counter_ns()
-        for _ in range(calls):
-            left @ right
-        return (time.perf_counter_ns() - begin) / 1e3 / calls
-
-    return lambda: min(some(), some(), some())
 
 
 def measure(

@@ -7,6 +7,9 @@
 Each run searches the settings whose truth is known, with another seed and a folder of its own.
 Every result is kept at once in ``<device>/tunes_<model>.json``, and ``--count`` is about all that
 are there: a series can be stopped and gone on with.
+
+A run waits until the machine is as fast as the truth has seen it, since others share it; how fast
+it was before and after is kept (``host``), and a run whose machine was slow is one on a busy host.
 """
 
 from __future__ import annotations
@@ -15,14 +18,17 @@ import argparse
 import contextlib
 import dataclasses
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ground_truth import best_yard_us
 from models import EAGER, HERE, MODELS, ROOT
-from store import append, commit, load, neighbour
+from store import append, commit, last_line, load, neighbour
+from yardstick import is_busy
 
 import autocompile.api
 import autocompile.search.offer
@@ -148,30 +154,59 @@ def process(record: Record, names: dict[CompileConfig, str]) -> list[Any]:
     ]
 
 
+def host(device: str, known_us: float) -> float:
+    """How long the yardstick takes now, over its best."""
+    seen = last_line([sys.executable, str(HERE / "yardstick.py"), "5", device], {}, 120)
+    return round(seen["median"] / min(known_us, seen["best"]), 3)
+
+
+def calm_host(device: str, known_us: float, wait_s: float) -> float:
+    """The same as soon as nobody else has the machine.
+
+    Raises:
+        SystemExit: somebody had it all the time.
+    """
+    end = time.monotonic() + wait_s
+    while is_busy([found := host(device, known_us)]):
+        if time.monotonic() > end:
+            raise SystemExit(f"the machine was busy for {wait_s / 60:.0f} minutes ({found})")
+        time.sleep(10)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=sorted(MODELS), required=True)
     parser.add_argument("--noise", choices=("quiet", "noisy"), default="quiet")
-    parser.add_argument("--count", type=int, default=20, help="of runs, those there included")
+    parser.add_argument(
+        "--count", type=int, default=20, help="of runs on a calm host, those there included"
+    )
     parser.add_argument("--effort", choices=sorted(EFFORTS), default="normal")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--wait", type=float, default=30, help="minutes at most for a calm machine")
     parser.add_argument("--folder", type=Path, help="for the JSON; beside this file if left out")
     args = parser.parse_args()
     path = (args.folder or HERE / args.device) / f"tunes_{args.model}.json"
     os.environ.update(MODELS[args.model].environment)  # trials inherit it
     series = {"noise": args.noise, "effort": args.effort}
-    there = {row["seed"] for row in load(path) if series.items() <= row.items()}
+    # A run on a busy host is kept, and does not count for the series.
+    rows = [row for row in load(path) if series.items() <= row.items()]
+    calm = sum(not is_busy(row.get("host", ())) for row in rows)
+    known_us = best_yard_us(load(path.with_name(f"truth_{args.model}.json")))
     # No two runs of a model have a seed in common, whatever the noise and the effort.
     first = 1000 * (args.noise == "noisy") + 2000 * sorted(EFFORTS).index(args.effort)
-    for seed in range(first, first + args.count):
-        if seed in there:
-            continue
+    seed = max((row["seed"] + 1 for row in rows), default=first)
+    while calm < args.count:
+        before = calm_host(args.device, known_us, 60 * args.wait)
         with neighbour(args.noise, seed):
             row = run(args.model, args.device, args.effort, seed)
+        seen = [before, host(args.device, known_us)]
+        calm += not is_busy(seen)
         version = {"method": "autocompile", "commit": commit()}
-        append(path, args.device, {**version, **series, "seed": seed, **row})
+        append(path, args.device, {**version, **series, "seed": seed, "host": seen, **row})
         said = row.get("error") or f"{row['verdict']} {row['pick']} {row['speedup']}"
-        print(f"{args.model} {args.noise} {seed}: {said}, {row['wall_s']:.0f} s", flush=True)
+        print(f"{args.model} {args.noise} {seed}: {said}, {row['wall_s']:.0f} s {seen}", flush=True)
+        seed += 1
 
 
 if __name__ == "__main__":
