@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch._dynamo
 
-from autocompile.runtime.backends import onnxrt, ort_session
+from autocompile.runtime.backends import onnx_graph, onnx_session, onnxrt
 
 
 @pytest.fixture(autouse=True)
@@ -73,9 +73,9 @@ def test_baked_weights_are_read_again_only_when_they_changed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     builds = []
-    build = ort_session.OrtSession._build
+    build = onnx_session.Session._build
     monkeypatch.setattr(
-        ort_session.OrtSession, "_build", lambda self, args: (builds.append(1), build(self, args))
+        onnx_session.Session, "_build", lambda self, args: (builds.append(1), build(self, args))
     )
     model, x = torch.nn.Linear(3, 3), torch.ones(2, 3)
     compiled = torch.compile(model, backend="onnxrt", options={"weights": "baked"})
@@ -90,9 +90,9 @@ def test_baked_weights_are_read_again_only_when_they_changed(
 
 def test_live_weights_are_no_part_of_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
     builds = []
-    build = ort_session.OrtSession._build
+    build = onnx_session.Session._build
     monkeypatch.setattr(
-        ort_session.OrtSession, "_build", lambda self, args: (builds.append(1), build(self, args))
+        onnx_session.Session, "_build", lambda self, args: (builds.append(1), build(self, args))
     )
     model, x = torch.nn.Linear(3, 3), torch.ones(2, 3)
     compiled = torch.compile(model, backend="onnxrt")
@@ -106,11 +106,11 @@ def test_one_graph_for_all_shapes_keeps_a_session_for_each_of_the_last() -> None
     def double(x: torch.Tensor) -> torch.Tensor:
         return 2 * x.flatten(1).sum(1)
 
-    made: list[onnxrt._ByShape] = []
+    made: list[onnx_graph._ByShape] = []
 
-    def watched(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> onnxrt.Compiled:
+    def watched(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> onnx_graph.Compiled:
         sessions = onnxrt.onnxrt(graph, inputs)
-        assert isinstance(sessions, onnxrt._ByShape)
+        assert isinstance(sessions, onnx_graph._ByShape)
         made.append(sessions)
         return sessions
 
@@ -118,7 +118,7 @@ def test_one_graph_for_all_shapes_keeps_a_session_for_each_of_the_last() -> None
     for size in (*range(2, 24), 2):
         torch.testing.assert_close(compiled(torch.ones(size, 3)), double(torch.ones(size, 3)))
     assert len(made) == 1
-    assert len(made[0]._made) == onnxrt._MOST_SESSIONS
+    assert len(made[0]._made) == onnx_graph._MOST_SESSIONS
 
 
 def test_what_is_returned_as_it_came_is_the_same_object() -> None:
@@ -146,9 +146,9 @@ def test_a_graph_that_writes_in_place_is_not_cut() -> None:
 
 def test_weights_are_baked_into_the_parts_of_a_graph_too(monkeypatch: pytest.MonkeyPatch) -> None:
     baked: list[int] = []
-    build = ort_session.OrtSession._build
+    build = onnx_session.Session._build
     monkeypatch.setattr(
-        ort_session.OrtSession,
+        onnx_session.Session,
         "_build",
         lambda self, args: (baked.append(len(self._baked)), build(self, args)),
     )

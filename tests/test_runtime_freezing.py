@@ -46,6 +46,26 @@ def test_what_is_no_parameter_of_the_model_is_watched_too() -> None:
         torch.testing.assert_close(frozen(x), model(x))
 
 
+def test_the_step_of_a_fused_optimizer_is_a_change() -> None:
+    model, x = nn.Linear(8, 8), torch.randn(4, 8)
+    frozen = Frozen(model, model, {"backend": "inductor"})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+    model.weight.grad = torch.ones(8, 8)
+    before, step = model.weight._version, torch.compile(optimizer.step, backend="eager")
+    for change in (lambda: None, optimizer.step, step):
+        change()
+        torch.testing.assert_close(frozen(x), model(x))
+    assert model.weight._version == before + 2
+
+
+def test_weights_that_count_no_writes_can_be_frozen_where_they_lie() -> None:
+    with torch.inference_mode():
+        model = nn.Linear(8, 8)
+    x = torch.randn(4, 8)
+    frozen = Frozen(model, model, {"backend": "inductor"})
+    torch.testing.assert_close(frozen(x), model(x))
+
+
 def test_a_part_that_is_put_in_later_is_watched_too() -> None:
     model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)), torch.randn(4, 8)
     frozen = Frozen(model, model, {"backend": "inductor"})

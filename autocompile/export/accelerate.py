@@ -43,7 +43,7 @@ BACKENDS = (
 )
 """The names of ``accelerate.utils.DynamoBackend``; it takes no other."""
 
-_FORWARD_ONLY = ("onnxrt", "openvino", "tensorrt")
+_FORWARD_ONLY = ("onnxrt", "openvino_onnx", "openvino", "tensorrt")
 _CARRIED = ("backend", "mode", "options", "fullgraph", "dynamic", "scope")
 
 

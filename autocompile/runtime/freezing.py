@@ -3,8 +3,8 @@
 ``options={"freezing": True}`` does nothing for the parameters of a module: Dynamo asks the global
 ``torch._inductor.config.freezing``, under ``torch.no_grad()``, when it traces. And what was frozen
 stays as it was: an RL worker would act by its first policy for ever. So the global is set around
-each call, and weights whose version counters have moved are frozen anew, which is a compile. A
-write through ``.data`` moves no counter, here as in autograd, and is not seen.
+each call, and weights whose version counters have moved are frozen anew, which is a compile; what
+is not seen so, :mod:`autocompile.runtime.versions` says.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from types import CodeType, FunctionType
 from typing import Any
 
 import torch
+
+from autocompile.runtime.versions import count_fused_steps, stamp
 
 __all__ = ["Frozen"]
 
@@ -39,6 +41,8 @@ class Frozen:
         self._places, self._breaks = _places(model), False
         self._artifacts: list[Any] = []
         self._seen: list[tuple[int, int]] | None = None
+        self._held: list[torch.Tensor] = []
+        count_fused_steps()
         self._compiled: Callable[..., Any] = function
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -58,6 +62,7 @@ class Frozen:
             self._forget()
             # Options of its own: torch.compile takes some out of the dictionary it is given.
             own: Any = {k: dict(v) if k == "options" else v for k, v in self._kwargs.items()}
+            self._hold()
             self._seen, self._compiled = seen, torch.compile(self._anew(), **own)
         cache = importlib.import_module("torch._inductor.codecache").PyCodeCache
         known, breaks = len(cache.modules), _graph_breaks()
@@ -75,6 +80,7 @@ class Frozen:
             raise RuntimeError(_BREAKS)
         if made and not is_first:  # other shapes, or the model has other parts than it had
             self._places = _places(self._model)
+            self._hold()
             self._seen = self._versions()
         if is_first and self._versions() != seen:
             raise RuntimeError("the model writes to its own buffers, so they cannot be frozen")
@@ -97,9 +103,13 @@ class Frozen:
         found = []
         for held, name in self._places:
             value: Any = held.get(name)
-            is_tensor = isinstance(value, torch.Tensor)
-            found.append((value.data_ptr(), value._version) if is_tensor else (id(value), -1))
+            found.append(stamp(value) if isinstance(value, torch.Tensor) else (id(value), -1))
         return found
+
+    def _hold(self) -> None:
+        """Keep the memory of the weights as they are: no others may get their addresses."""
+        values = [held.get(name) for held, name in self._places]
+        self._held = [v.detach() for v in values if isinstance(v, torch.Tensor)]
 
     def _anew(self) -> Callable[..., Any]:
         """A function that Dynamo has never seen: what it has compiled hangs on the code object."""

@@ -105,6 +105,8 @@ _INDUCTOR = (
     Variant({**_GRAPHS, "conv_1x1_as_mm": True}, "cuda"),
     Variant({"cpp_wrapper": True}, "cuda"),
 )
+_WEIGHTS = (Variant({"weights": "baked"}, since="normal"),)
+_GET_OPENVINO = "pip install 'torch-autocompile[openvino]'"
 
 
 BACKENDS: Mapping[str, Backend] = {
@@ -117,12 +119,11 @@ BACKENDS: Mapping[str, Backend] = {
     "onnxrt": Backend(
         trains=False,
         lays_out=True,
-        variants=(Variant({"weights": "baked"}, since="normal"),),
+        variants=_WEIGHTS,
         todo="pip install onnxruntime onnx onnxscript (onnxruntime-gpu for a GPU)",
     ),
-    "openvino": Backend(
-        trains=False, lays_out=True, todo="pip install 'torch-autocompile[openvino]'"
-    ),
+    "openvino_onnx": Backend(trains=False, lays_out=True, variants=_WEIGHTS, todo=_GET_OPENVINO),
+    "openvino": Backend(trains=False, lays_out=True, todo=_GET_OPENVINO),
     "ipex": Backend(todo="make an environment of its own: pip install 'torch-autocompile[ipex]'"),
     "tensorrt": Backend(trains=False, lays_out=True, todo="pip install torch-tensorrt"),
 }

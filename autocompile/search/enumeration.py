@@ -180,7 +180,7 @@ def _modes(wanted: SearchSpace, offered: Catalogue) -> list[str]:
 
 
 def _check_backend(name: str, offered: Catalogue) -> None:
-    if name in offered.all_backends or name in ("onnxrt", "ipex", "openvino", "tensorrt"):
+    if name in offered.all_backends or name in BACKENDS:
         return
     close = difflib.get_close_matches(name, [*offered.all_backends, "eager"], 1)
     raise UsageError(

@@ -28,7 +28,7 @@ __all__ = [
     "prepare_toolchain",
 ]
 
-DEFAULT_BACKENDS = ("inductor", "cudagraphs", "onnxrt", "ipex", "openvino")
+DEFAULT_BACKENDS = ("inductor", "cudagraphs", "onnxrt", "openvino_onnx", "ipex", "openvino")
 """The backends that are tried when nobody names others, usable or not."""
 
 # Inductor options that have no effect on a device: modes that differ only in them are equal there.
@@ -127,24 +127,26 @@ def _why_not(name: str, device: torch.device, registered: list[str]) -> str:
         return ""
     if name == "tensorrt" and importlib.util.find_spec("torch_tensorrt") is not None:
         return ""
-    if name == "onnxrt" and (reason := _not_our_onnxrt()):
+    if name.startswith("openvino") and importlib.util.find_spec("openvino") is None:
+        return "openvino is not installed"
+    if name == "openvino_onnx" and device.type != "cpu":
+        return "it runs on CPUs only"
+    if name in ("onnxrt", "openvino_onnx") and (reason := _not_ours(name)):
         return reason
     if name in registered:
         return ""
-    if name == "openvino":
-        return "openvino is not installed"
     return f"torch {version} knows no backend of this name"
 
 
-def _not_our_onnxrt() -> str:
+def _not_ours(name: str) -> str:
     from importlib.metadata import entry_points
 
     from torch._dynamo.backends.registry import _COMPILER_FNS
 
-    known = _COMPILER_FNS.get("onnxrt")
+    known = _COMPILER_FNS.get(name)
     if known is not None and not known.__module__.startswith("autocompile."):
-        return "this torch has an onnxrt of its own, which fails with the onnxscript of today"
-    found = entry_points(group="torch_dynamo_backends", name="onnxrt")
+        return f"this torch has an {name} of its own, which fails with the onnxscript of today"
+    found = entry_points(group="torch_dynamo_backends", name=name)
     if any(entry.value.startswith("autocompile.") for entry in found):
         return ""
     return "autocompile is not installed in this interpreter, and the backend is its own"

@@ -1,42 +1,22 @@
 """The Dynamo backend ``onnxrt``: forward passes run in ONNX Runtime.
 
 torch had one until 2.8. This one exports each graph with ``torch.onnx.export(dynamo=True)``, and
-``torch.compile(model, backend="onnxrt")`` finds it in any process by its entry point.
-
-Options (``torch.compile(..., options={...})``):
-
-``weights``
-    ``"live"`` (default): parameters are inputs of the session, so that whatever changes them takes
-    effect. ``"baked"``: they are constants of it, which ONNX Runtime packs and folds; when a
-    parameter's version counter shows that it was changed, the session is built anew. A write
-    through ``.data`` moves no counter, here as in autograd, and is not seen.
+``torch.compile(model, backend="onnxrt")`` finds it in any process by its entry point. Its options
+are those of :mod:`autocompile.runtime.backends.onnx_graph`.
 """
 
 from __future__ import annotations
 
-import threading
-import warnings
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.fx.passes.split_module import split_module
 
-from autocompile.runtime.backends.ort_session import (
-    OrtSession,
-    Unsupported,
-    export,
-    no_random_numbers_spent,
-    writes_in_place,
-)
+from autocompile.runtime.backends.onnx_graph import compile_graph
+from autocompile.runtime.backends.onnx_model import Exported, Unsupported, first_line
+from autocompile.runtime.backends.onnx_session import Session
 
 __all__ = ["onnxrt"]
-
-_MOST_SESSIONS = 16  # of one graph whose shapes change; the one used longest ago goes first
-_MOST_LEFT_TO_TORCH = 8  # operators of one graph: with more there is nothing to be won
-
-Compiled = Callable[..., Any]
 
 
 def onnxrt(
@@ -45,205 +25,78 @@ def onnxrt(
     *,
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
-) -> Compiled:
-    """Compile a graph for ONNX Runtime; what it cannot do is left to torch, with a warning.
-
-    Args:
-        graph: as Dynamo captured it, parameters among its inputs.
-        inputs: example inputs: tensors, and integers where shapes are symbolic.
-        mode: there are none.
-        options: see the module.
-
-    Raises:
-        ValueError: a mode, or an option that does not exist.
-        RuntimeError: gradients are wanted, or nothing of the graph can be exported.
-    """
-    baked = _wants_baked(mode, options or {})
-    if torch.is_grad_enabled() and any(
-        isinstance(x, torch.Tensor) and x.requires_grad for x in inputs
-    ):
-        raise RuntimeError(
-            "the onnxrt backend computes no gradients: call the model under torch.no_grad()"
-        )
-    if not any(_is_call(node) for node in graph.graph.nodes):
-        return graph.forward
-    # Dynamo makes one graph for all shapes where it was told so or has seen two.
-    examples = [n.meta.get("example_value") for n in graph.graph.find_nodes(op="placeholder")]
-    if changing := [i for i, example in enumerate(examples) if _is_symbolic(example)]:
-        return _ByShape(graph, changing, baked)
-    return _for_these(graph, inputs, baked)
+) -> Callable[..., Any]:
+    """Compile a graph for ONNX Runtime; arguments and errors are those of ``compile_graph``."""
+    return compile_graph(graph, inputs, OrtSession, mode, options)
 
 
-def _wants_baked(mode: str | None, options: Mapping[str, Any]) -> bool:
-    if mode not in (None, "default"):
-        raise ValueError(f"the onnxrt backend has no modes; {mode!r} was asked for")
-    for name in options:
-        if name != "weights":
-            raise ValueError(f"the onnxrt backend has no option {name!r}; it has: weights")
-    weights = options.get("weights", "live")
-    if weights not in ("live", "baked"):
-        raise ValueError(f"weights={weights!r}: the onnxrt backend knows 'live' and 'baked'")
-    return bool(weights == "baked")
+class OrtSession(Session):
+    """A session of ONNX Runtime, on a CPU or on a CUDA device."""
+
+    backend, runtime = "onnxrt", "ONNX Runtime"
+
+    @classmethod
+    def demand(cls, exported: Exported, args: Sequence[Any]) -> None:
+        """A device without a provider."""
+        import onnxruntime
+
+        kinds = {a.device.type for a in args if isinstance(a, torch.Tensor)}
+        if "cuda" in kinds and "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+            raise Unsupported(
+                "the onnxruntime here has no CUDA provider: pip install onnxruntime-gpu"
+            )
+        for kind in kinds - {"cpu", "cuda"}:
+            raise Unsupported(f"ONNX Runtime has no provider for {kind} here")
+
+    def load(self, model: Any) -> None:
+        """Make a session and its binding."""
+        self._stream = _stream(self.device)
+        self._session = _session(model, self.device, self._stream)
+        self._binding = self._session.io_binding()
+        self._types = {
+            value.name: value.type.tensor_type.elem_type
+            for value in (*model.graph.input, *model.graph.output)
+        }
+
+    def bind_input(self, name: str, tensor: torch.Tensor) -> None:
+        """By its address."""
+        self._binding.bind_input(name, *self._place(name, tensor))
+
+    def bind_output(self, name: str, tensor: torch.Tensor) -> None:
+        """By its address."""
+        self._binding.bind_output(name, *self._place(name, tensor))
+
+    def _place(self, name: str, tensor: torch.Tensor) -> tuple[str, int, int, tuple[int, ...], int]:
+        device = self.device
+        shape = tuple(tensor.shape)
+        return device.type, device.index or 0, self._types[name], shape, tensor.data_ptr()
+
+    def run(self) -> None:
+        """Run once, after what torch has queued on the device."""
+        stream = _stream(self.device)
+        if stream and not (stream.cuda_stream and stream == self._stream):
+            # ONNX Runtime takes 0, torch's usual stream, for none, and works on one of its own.
+            stream.synchronize()
+        self._session.run_with_iobinding(self._binding)
 
 
-def _for_these(graph: torch.fx.GraphModule, args: Sequence[Any], baked: bool) -> Compiled:
-    """The graph for arguments of these shapes."""
+def _stream(device: torch.device) -> torch.cuda.Stream | None:
+    return torch.cuda.current_stream(device) if device.type == "cuda" else None
+
+
+def _session(model: Any, device: torch.device, stream: torch.cuda.Stream | None) -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = torch.get_num_threads()
+    # Its threads would go on spinning after a call and take the cores from what comes next.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    providers: list[Any] = ["CPUExecutionProvider"]
+    if stream is not None:
+        cuda = {"device_id": device.index or 0, "user_compute_stream": str(stream.cuda_stream)}
+        providers.insert(0, ("CUDAExecutionProvider", cuda))
     try:
-        return OrtSession(export(graph, args), args, baked)
-    except Unsupported as error:
-        return _in_parts(graph, args, baked, error)
-
-
-class _ByShape:
-    """One graph for many shapes: made anew for each combination that it is called with."""
-
-    def __init__(self, graph: torch.fx.GraphModule, changing: Sequence[int], baked: bool) -> None:
-        self._graph, self._changing, self._baked = graph, changing, baked
-        self._made: OrderedDict[Any, Compiled] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def __call__(self, *args: Any) -> Any:
-        chosen = [args[i] for i in self._changing]
-        key = tuple(tuple(x.shape) if isinstance(x, torch.Tensor) else x for x in chosen)
-        with self._lock:
-            made = self._made.get(key)
-            if made is None:
-                made = self._made[key] = _for_these(self._graph, args, self._baked)
-                if len(self._made) > _MOST_SESSIONS:
-                    self._made.popitem(last=False)
-            self._made.move_to_end(key)
-        return made(*args)
-
-
-def _is_symbolic(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return any(isinstance(size, torch.SymInt) for size in value.shape)
-    return value is None or isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
-
-
-def _is_call(node: torch.fx.Node) -> bool:
-    return node.op.startswith("call")
-
-
-def _in_parts(
-    graph: torch.fx.GraphModule, inputs: Sequence[Any], baked: bool, why: Unsupported
-) -> Compiled:
-    """Leave single operators to torch; what lies between them are graphs of their own.
-
-    Raises:
-        RuntimeError: too many of them, or all.
-    """
-    if writes_in_place(graph, inputs):
-        # A part that ONNX Runtime does gives copies: what is written to one would be lost.
-        raise RuntimeError(
-            f"ONNX Runtime can do nothing with this graph: it writes in place, and {why}"
-        ) from None
-    calls = [node for node in graph.graph.nodes if _is_call(node)]
-    left = _unsupported(graph, inputs, calls)
-    if not left or len(left) > min(_MOST_LEFT_TO_TORCH, len(calls) - 1):
-        raise RuntimeError(f"ONNX Runtime can do nothing with this graph: {why}") from None
-    parts = _Parts(graph, inputs, left)
-    try:
-        for name, given in parts.others():
-            part = getattr(parts.whole, name)
-            setattr(parts.whole, name, _Module(OrtSession(export(part, given), given, baked)))
-    except Unsupported as error:  # each operator can be exported, and all of them cannot
-        raise RuntimeError(f"ONNX Runtime can do nothing with this graph: {error}") from None
-    names = sorted({getattr(n.target, "__name__", str(n.target)) for n in left})
-    warnings.warn(
-        f"onnxrt leaves {', '.join(names)} to torch, in a graph of {len(calls)} operators: {why}",
-        stacklevel=2,
-    )
-    return parts.whole.forward
-
-
-class _Module(torch.nn.Module):
-    """What a graph that was split may call."""
-
-    def __init__(self, session: OrtSession) -> None:
-        super().__init__()
-        self._session = session
-
-    def forward(self, *args: Any) -> Any:
-        return self._session(*args)
-
-
-class _Parts:
-    """A graph cut wherever ``chosen`` operators and others meet.
-
-    Attributes:
-        whole: calls the parts in order.
-    """
-
-    def __init__(
-        self,
-        graph: torch.fx.GraphModule,
-        inputs: Sequence[Any],
-        chosen: Collection[torch.fx.Node],
-    ) -> None:
-        number, before, part = 0, None, {}
-        for node in graph.graph.nodes:
-            if _is_call(node):
-                is_chosen = node in chosen
-                number += before is not None and is_chosen != before
-                part[node], before = number, is_chosen
-        self._chosen = {f"submod_{part[node]}" for node in chosen}
-        self.whole: torch.fx.GraphModule = split_module(
-            graph, graph, lambda node: part[node], keep_original_order=True
-        )
-        self._given: dict[str, tuple[Any, ...]] = {}
-        watching = _Watching(self.whole, self._given)
-        # Nothing is written in place, so the weights themselves can be given: parts know them.
-        with torch.no_grad(), no_random_numbers_spent(inputs):
-            watching.run(*inputs)
-
-    def chosen(self) -> list[tuple[str, tuple[Any, ...]]]:
-        """Name and arguments of each part of chosen operators."""
-        return [(name, given) for name, given in self._given.items() if name in self._chosen]
-
-    def others(self) -> list[tuple[str, tuple[Any, ...]]]:
-        """Likewise of the other parts."""
-        return [(name, given) for name, given in self._given.items() if name not in self._chosen]
-
-
-class _Watching(torch.fx.Interpreter):
-    """Runs a graph and notes what each part is called with."""
-
-    def __init__(self, whole: torch.fx.GraphModule, given: dict[str, tuple[Any, ...]]) -> None:
-        super().__init__(whole)
-        self._given = given
-
-    def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """Note, then call."""
-        self._given[str(target)] = args
-        return super().call_module(target, args, kwargs)
-
-
-def _unsupported(
-    graph: torch.fx.GraphModule, inputs: Sequence[Any], calls: list[torch.fx.Node]
-) -> set[torch.fx.Node]:
-    """The operators that cannot be exported, found by halving."""
-    found: set[torch.fx.Node] = set()
-    ranges = [(0, len(calls))]
-    while ranges and len(found) <= _MOST_LEFT_TO_TORCH:
-        begin, end = ranges.pop()
-        if _can_export(graph, inputs, calls[begin:end]):
-            continue
-        if end - begin == 1:
-            found.add(calls[begin])
-            continue
-        middle = (begin + end) // 2
-        ranges += [(begin, middle), (middle, end)]
-    return found
-
-
-def _can_export(
-    graph: torch.fx.GraphModule, inputs: Sequence[Any], chosen: list[torch.fx.Node]
-) -> bool:
-    parts = _Parts(graph, inputs, chosen)
-    try:
-        for name, given in parts.chosen():
-            export(getattr(parts.whole, name), given)
-    except Unsupported:
-        return False
-    return True
+        return onnxruntime.InferenceSession(model.SerializeToString(), options, providers)
+    except Exception as error:
+        raise Unsupported(first_line(error)) from None

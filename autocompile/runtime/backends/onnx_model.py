@@ -1,10 +1,9 @@
-"""One graph with fixed shapes as an ONNX model, and as a session that is bound without copies."""
+"""One graph with fixed shapes as an ONNX model."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,13 +12,22 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-__all__ = ["Exported", "OrtSession", "Unsupported", "export"]
+__all__ = [
+    "Exported",
+    "Unsupported",
+    "export",
+    "first_line",
+    "is_weight",
+    "no_random_numbers_spent",
+    "with_constants",
+    "writes_in_place",
+]
 
 _LARGEST_BYTES = 1_900_000_000  # of weights in a model: a protocol buffer holds 2 GiB
 
 
 class Unsupported(Exception):
-    """ONNX Runtime cannot run this graph as torch would; the text says why, in one line."""
+    """A runtime cannot run this graph as torch would; the text says why, in one line."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +103,7 @@ def export(graph: torch.fx.GraphModule, args: Sequence[Any]) -> Exported:
     except Unsupported:
         raise
     except Exception as error:
-        raise Unsupported(_first_line(error)) from None
+        raise Unsupported(first_line(error)) from None
     order = dict(zip(names, tensors, strict=True))
     return Exported(
         model,
@@ -182,7 +190,7 @@ def _quietly() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     """The innermost cause says it best."""
     while error.__cause__ is not None:
         error = error.__cause__
@@ -190,95 +198,13 @@ def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0][:200] if lines else ''}"
 
 
-class OrtSession:
-    """Runs an exported graph; called with the graph's arguments, returns what the graph returns.
-
-    Args:
-        exported: the graph.
-        args: the arguments that it was exported for.
-        baked: parameters become constants of the session; see the module of the backend.
-
-    Raises:
-        Unsupported: ONNX Runtime refuses the model, or has no provider for the device.
-    """
-
-    def __init__(self, exported: Exported, args: Sequence[Any], baked: bool) -> None:
-        self._exported, self._lock = exported, threading.Lock()
-        self._device = next(
-            (a.device for a in args if isinstance(a, torch.Tensor)), torch.device("cpu")
-        )
-        self._baked = [(name, i) for name, i in exported.inputs if baked and _is_weight(args[i])]
-        constant = {name for name, _ in self._baked}
-        self._bound = [(name, i) for name, i in exported.inputs if name not in constant]
-        self._build(args)
-
-    def _build(self, args: Sequence[Any]) -> None:
-        """A session with the weights as they are now."""
-        # Read before the weights are: what changes in between is seen at the next call.
-        self._weights = [args[i] for _, i in self._baked]  # while held, no other has its address
-        self._versions = [(w.data_ptr(), w._version) for w in self._weights]
-        model = self._exported.model
-        if self._baked:
-            model = _with_constants(model, {name: args[i] for name, i in self._baked})
-        self._stream = _stream(self._device)
-        self._session = _session(model, self._device, self._stream)
-        self._binding = self._session.io_binding()
-        self._pointers = [0] * len(self._bound)
-        self._types = {
-            value.name: value.type.tensor_type.elem_type
-            for value in (*model.graph.input, *model.graph.output)
-        }
-
-    def __call__(self, *args: Any) -> Any:
-        with self._lock:  # the binding is one, and a run gives the interpreter's lock away
-            return self._run(args)
-
-    def _run(self, args: Sequence[Any]) -> Any:
-        for (_, i), known in zip(self._baked, self._versions, strict=True):
-            if (args[i].data_ptr(), args[i]._version) != known:
-                self._build(args)
-                break
-        binding, device = self._binding, self._device
-        kind, number = device.type, device.index or 0
-        kept = []  # until the run is over
-        for place, (name, i) in enumerate(self._bound):
-            tensor = args[i]
-            if not tensor.is_contiguous():
-                tensor = tensor.contiguous()
-                kept.append(tensor)
-            pointer = tensor.data_ptr()
-            # Shapes and types are this session's: the same address is the same binding.
-            if pointer != self._pointers[place]:
-                self._pointers[place] = pointer
-                binding.bind_input(
-                    name, kind, number, self._types[name], tuple(tensor.shape), pointer
-                )
-        results = []
-        for name, shape, dtype in self._exported.outputs:
-            result = torch.empty(shape, dtype=dtype, device=device)
-            results.append(result)
-            binding.bind_output(
-                name, kind, number, self._types[name], tuple(shape), result.data_ptr()
-            )
-        stream = _stream(device)
-        if stream and not (stream.cuda_stream and stream == self._stream):
-            # ONNX Runtime takes 0, torch's usual stream, for none, and works on one of its own.
-            stream.synchronize()
-        self._session.run_with_iobinding(binding)
-        leaves = [
-            results[value] if kind == "output" else args[value] if kind == "argument" else value
-            for kind, value in self._exported.leaves
-        ]
-        return pytree.tree_unflatten(leaves, self._exported.spec)
-
-
-def _is_weight(value: Any) -> bool:
+def is_weight(value: Any) -> bool:
     """A parameter, or a buffer of a module; one made under inference_mode counts no versions."""
     is_static = isinstance(value, torch.nn.Parameter) or hasattr(value, "_dynamo_static_input_type")
     return is_static and not value.is_inference()
 
 
-def _with_constants(model: Any, weights: dict[str, torch.Tensor]) -> Any:
+def with_constants(model: Any, weights: dict[str, torch.Tensor]) -> Any:
     """A copy of the model in which these inputs are constants."""
     import onnx
 
@@ -299,31 +225,3 @@ def _with_constants(model: Any, weights: dict[str, torch.Tensor]) -> Any:
         )
         baked.graph.input.remove(value)
     return baked
-
-
-def _stream(device: torch.device) -> torch.cuda.Stream | None:
-    return torch.cuda.current_stream(device) if device.type == "cuda" else None
-
-
-def _session(model: Any, device: torch.device, stream: torch.cuda.Stream | None) -> Any:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    options.intra_op_num_threads = torch.get_num_threads()
-    # Its threads would go on spinning after a call and take the cores from what comes next.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    providers: list[Any] = ["CPUExecutionProvider"]
-    if stream is not None:
-        if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
-            raise Unsupported(
-                "the onnxruntime here has no CUDA provider: pip install onnxruntime-gpu"
-            )
-        cuda = {"device_id": device.index or 0, "user_compute_stream": str(stream.cuda_stream)}
-        providers.insert(0, ("CUDAExecutionProvider", cuda))
-    elif device.type != "cpu":
-        raise Unsupported(f"ONNX Runtime has no provider for {device.type} here")
-    try:
-        return onnxruntime.InferenceSession(model.SerializeToString(), options, providers)
-    except Exception as error:
-        raise Unsupported(_first_line(error)) from None

@@ -1,0 +1,80 @@
+"""The Dynamo backend ``openvino_onnx``: forward passes run in OpenVINO, in full precision.
+
+OpenVINO brings a backend ``openvino`` of its own, which (2026.4) computes in bfloat16 where a CPU
+can, and returns memory that its next call overwrites. This one takes the way of ``onnxrt``: each
+graph becomes an ONNX model, which OpenVINO reads. On CPUs only. Integers of 64 bits are computed in
+32, as OpenVINO does on a CPU. Its options are those of
+:mod:`autocompile.runtime.backends.onnx_graph`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from autocompile.runtime.backends.onnx_graph import compile_graph
+from autocompile.runtime.backends.onnx_model import Exported, Unsupported, first_line
+from autocompile.runtime.backends.onnx_session import Session
+
+__all__ = ["openvino_onnx"]
+
+_TAKEN = (torch.float32, torch.float16, torch.int32, torch.int64, torch.uint8, torch.bool)
+
+
+def openvino_onnx(
+    graph: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """Compile a graph for OpenVINO; arguments and errors are those of ``compile_graph``."""
+    return compile_graph(graph, inputs, OvSession, mode, options)
+
+
+class OvSession(Session):
+    """A compiled model of OpenVINO on the CPU, and one request."""
+
+    backend, runtime = "openvino_onnx", "OpenVINO"
+
+    @classmethod
+    def demand(cls, exported: Exported, args: Sequence[Any]) -> None:
+        """Other devices, and numbers that it would compute in float32."""
+        tensors = [a for a in args if isinstance(a, torch.Tensor)]
+        if any(t.device.type != "cpu" for t in tensors):
+            raise Unsupported("OpenVINO runs on CPUs only")
+        for dtype in (*(t.dtype for t in tensors), *(dtype for _, _, dtype in exported.outputs)):
+            if dtype not in _TAKEN:
+                raise Unsupported(f"OpenVINO does not compute in {dtype}")
+
+    def load(self, model: Any) -> None:
+        """Compile the model."""
+        import openvino
+
+        settings = {
+            "INFERENCE_PRECISION_HINT": "f32",
+            "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+            "PERFORMANCE_HINT": "LATENCY",
+            "NUM_STREAMS": 1,
+            "ENABLE_CPU_PINNING": False,  # torch's threads use the same cores
+        }
+        try:
+            core = openvino.Core()
+            read = core.read_model(model.SerializeToString())
+            self._request = core.compile_model(read, "CPU", settings).create_infer_request()
+        except Exception as error:
+            raise Unsupported(first_line(error)) from None
+        self._tensor = openvino.Tensor
+
+    def bind_input(self, name: str, tensor: torch.Tensor) -> None:
+        """As an array in the same memory."""
+        shared = self._tensor(tensor.detach().numpy(), shared_memory=True)
+        self._request.set_tensor(name, shared)
+
+    bind_output = bind_input
+
+    def run(self) -> None:
+        """Run once."""
+        self._request.infer()
