@@ -217,3 +217,28 @@ def test_several_threads_may_call_it(compiler: Compile) -> None:
     with ThreadPoolExecutor(len(inputs)) as pool:
         list(pool.map(call, inputs, wanted))  # raises what a thread has raised
     assert not wrong
+
+
+def test_a_float_may_change(compiler: Compile) -> None:
+    def scaled(x: torch.Tensor, by: float) -> torch.Tensor:
+        return (x * by).softmax(-1)
+
+    compiled, x = compiler(scaled), images(4)
+    for by in (1.0, 0.7, 0.3, 1.0):
+        torch.testing.assert_close(compiled(x, by), scaled(x, by))
+
+
+def test_several_models_may_meet_new_shapes_in_several_threads(compiler: Compile) -> None:
+    models = [Small().eval() for _ in range(2)]
+    compiled = [compiler(model) for model in models]
+    for each in compiled:
+        for size in (2, 3):  # from now on one graph for all shapes
+            each(images(size))
+
+    def call(number: int) -> None:
+        with torch.no_grad():
+            for size in range(4, 8):
+                agree(models[number % 2], compiled[number % 2], images(size + number))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(call, range(4)))

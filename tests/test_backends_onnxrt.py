@@ -163,3 +163,12 @@ def test_weights_are_baked_into_the_parts_of_a_graph_too(monkeypatch: pytest.Mon
     model.weight.mul_(2.0)
     want = torch.linalg.svdvals(model(x))
     torch.testing.assert_close(compiled(x), want, rtol=1e-4, atol=1e-4)
+
+
+def test_attention_without_dropout_draws_nothing() -> None:
+    def attends(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x).relu()
+
+    x = torch.randn(2, 4, 8, 16)
+    compiled = torch.compile(attends, backend="onnxrt")  # it would warn of what is left to torch
+    torch.testing.assert_close(compiled(x), attends(x), rtol=1e-4, atol=1e-5)

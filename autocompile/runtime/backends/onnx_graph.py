@@ -11,6 +11,7 @@ Options (``torch.compile(..., options={...})``):
 
 from __future__ import annotations
 
+import copy
 import threading
 import warnings
 from collections import OrderedDict
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._dynamo.convert_frame import compile_lock
 from torch.fx.passes.split_module import split_module
 
 from autocompile.runtime.backends.onnx_model import (
@@ -88,9 +90,14 @@ def compile_graph(
     if not any(_is_call(node) for node in graph.graph.nodes):
         return graph.forward
     # Dynamo makes one graph for all shapes where it was told so or has seen two.
-    examples = [n.meta.get("example_value") for n in graph.graph.find_nodes(op="placeholder")]
-    if changing := [i for i, example in enumerate(examples) if _is_symbolic(example)]:
-        return _ByShape(graph, changing, way)
+    given = graph.graph.find_nodes(op="placeholder")
+    changing = [i for i, n in enumerate(given) if _is_symbolic(n.meta.get("example_value"))]
+    # And one for all values of a float, which then comes as a tensor that is read.
+    if numbers := [i for i, n in enumerate(given) if n.users and all(map(_is_read, n.users))]:
+        graph = _with_numbers(graph, numbers)
+        changing = sorted({*changing, *numbers})
+    if changing:
+        return _ByShape(graph, changing, numbers, way)
     return _for_these(graph, inputs, way)
 
 
@@ -115,30 +122,64 @@ def _for_these(graph: torch.fx.GraphModule, args: Sequence[Any], way: _Way) -> C
 
 
 class _ByShape:
-    """One graph for many shapes: made anew for each combination that it is called with."""
+    """One graph for many shapes and numbers: made anew for each combination that it meets."""
 
-    def __init__(self, graph: torch.fx.GraphModule, changing: Sequence[int], way: _Way) -> None:
+    def __init__(
+        self,
+        graph: torch.fx.GraphModule,
+        changing: Sequence[int],
+        numbers: Collection[int],
+        way: _Way,
+    ) -> None:
         self._graph, self._changing, self._way = graph, changing, way
+        self._numbers = frozenset(numbers)
         self._made: OrderedDict[Any, Compiled] = OrderedDict()
         self._lock = threading.Lock()
 
     def __call__(self, *args: Any) -> Any:
+        if self._numbers:
+            args = tuple(a.item() if i in self._numbers else a for i, a in enumerate(args))
         chosen = [args[i] for i in self._changing]
         key = tuple(tuple(x.shape) if isinstance(x, torch.Tensor) else x for x in chosen)
+        made = self._known(key)
+        if made is None:
+            # The exporter patches torch meanwhile, and so does Dynamo: one at a time.
+            with compile_lock:
+                made = self._known(key) or _for_these(self._graph, args, self._way)
+                with self._lock:
+                    self._made[key] = made
+                    if len(self._made) > _MOST_SESSIONS:
+                        self._made.popitem(last=False)
+        return made(*args)
+
+    def _known(self, key: Any) -> Compiled | None:
         with self._lock:
             made = self._made.get(key)
-            if made is None:
-                made = self._made[key] = _for_these(self._graph, args, self._way)
-                if len(self._made) > _MOST_SESSIONS:
-                    self._made.popitem(last=False)
-            self._made.move_to_end(key)
-        return made(*args)
+            if made is not None:
+                self._made.move_to_end(key)
+            return made
 
 
 def _is_symbolic(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return any(isinstance(size, torch.SymInt) for size in value.shape)
     return value is None or isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def _is_read(node: torch.fx.Node) -> bool:
+    return node.op == "call_method" and node.target == "item"
+
+
+def _with_numbers(graph: torch.fx.GraphModule, places: Collection[int]) -> torch.fx.GraphModule:
+    """The same for arguments of which these are numbers, and not tensors to read them from."""
+    made = torch.fx.GraphModule(graph, copy.deepcopy(graph.graph))
+    given = made.graph.find_nodes(op="placeholder")
+    for place in places:
+        for node in list(given[place].users):
+            node.replace_all_uses_with(given[place])
+            made.graph.erase_node(node)
+    made.recompile()
+    return made
 
 
 def _is_call(node: torch.fx.Node) -> bool:
@@ -159,7 +200,8 @@ def _in_parts(
     calls = [node for node in graph.graph.nodes if _is_call(node)]
     left = _unsupported(graph, inputs, calls, way)
     if not left or len(left) > min(_MOST_LEFT_TO_TORCH, len(calls) - 1):
-        raise way.nothing(why) from None
+        count = f"{len(left)} of {len(calls)} operators are refused: " if left else ""
+        raise way.nothing(f"{count}{why}") from None
     parts = _Parts(graph, inputs, left)
     try:
         for name, given in parts.others():
@@ -241,18 +283,21 @@ class _Watching(torch.fx.Interpreter):
 def _unsupported(
     graph: torch.fx.GraphModule, inputs: Sequence[Any], calls: list[torch.fx.Node], way: _Way
 ) -> set[torch.fx.Node]:
-    """The operators that cannot be exported, found by halving."""
+    """The operators that cannot be exported, found by halving.
+
+    What was refused once is not tried again in another place.
+    """
     found: set[torch.fx.Node] = set()
-    ranges = [(0, len(calls))]
+    ranges = [calls]
     while ranges and len(found) <= _MOST_LEFT_TO_TORCH:
-        begin, end = ranges.pop()
-        if _can_export(graph, inputs, calls[begin:end], way):
+        some = [node for node in ranges.pop() if node not in found]
+        if not some or _can_export(graph, inputs, some, way):
             continue
-        if end - begin == 1:
-            found.add(calls[begin])
+        if len(some) == 1:
+            found |= {node for node in calls if node.target == some[0].target}
             continue
-        middle = (begin + end) // 2
-        ranges += [(begin, middle), (middle, end)]
+        middle = len(some) // 2
+        ranges += [some[:middle], some[middle:]]
     return found
 
 

@@ -168,10 +168,17 @@ def _demand_plain(program: torch.export.ExportedProgram) -> None:
         raise Unsupported("it writes to its inputs")
     for node in program.graph.nodes:
         tags = getattr(node.target, "tags", ())
-        if torch.Tag.nondeterministic_seeded in tags:
+        if torch.Tag.nondeterministic_seeded in tags and not _never_drops(node):
             raise Unsupported(f"{node.target} draws random numbers")
         if torch.Tag.dynamic_output_shape in tags:
             raise Unsupported(f"the shape of what {node.target} returns depends on values")
+
+
+def _never_drops(node: torch.fx.Node) -> bool:
+    """Whether it would draw random numbers for its dropout, and has none."""
+    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    return "dropout_p" in names and given.get("dropout_p", 0.0) == 0.0
 
 
 @contextlib.contextmanager
