@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import assert_nothing_left
 
 from autocompile.api import tune
 from autocompile.config import EAGER, CompileConfig
 from autocompile.errors import UsageError
 from autocompile.execute.executor import Ending
+from autocompile.execute.interpreter import demand_torch
 from autocompile.ranking import candidates
 from autocompile.search.plan import environments
 from autocompile.search.space import SearchSpace
@@ -50,7 +53,30 @@ def test_an_environment_is_called_by_its_folder_or_by_its_given_name(tmp_path: P
         environments([str(python), str(python)])
     with pytest.raises(UsageError, match="there is no interpreter"):
         environments([str(tmp_path / "nowhere")])
+    with pytest.raises(UsageError, match="autocompile's own interpreter"):
+        environments([f"default={python}"])
     assert os.path.islink(environments([str(python)])[0][1])
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("exit 3", "cannot import torch: exit code 3"),
+        ("sleep 1000", "did not import torch within 1 s"),
+        ("exec python3 -S -E -c 'import torch'", "lacks what a trial imports: No module named"),
+    ],
+)
+def test_an_interpreter_that_cannot_run_trials_is_named_and_gone(
+    script: str, said: str, tmp_path: Path
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{script}\n")
+    python.chmod(0o755)
+    began = time.monotonic()
+    with pytest.raises(UsageError, match=said):
+        demand_torch(str(python), 1.0 if "sleep" in script else 60.0)
+    assert time.monotonic() - began < 60
+    assert_nothing_left(str(tmp_path))
 
 
 def test_what_runs_elsewhere_is_compared_with_eager_here(work: Path) -> None:

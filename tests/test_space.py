@@ -91,6 +91,9 @@ def test_a_value_that_does_not_exist_is_refused_in_words() -> None:
         ({"freezing": ("false",)}, "freezing: 'false' is no bool"),
         ({"batch_sizes": ("4",)}, "batch_sizes: '4' is no int"),
         ({"threads": ("2",)}, "threads: '2' is no int"),
+        ({"batch_sizes": 4}, "batch_sizes: 4 is no tuple of values"),
+        ({"backends": "onnxrt"}, "backends: 'onnxrt' is no tuple of values"),
+        ({"scope": []}, "the dimension scope is empty"),
         (
             {"modes": ("max-autotune",), "options": ((("cpp_wrapper", True),),)},
             "torch takes either",
@@ -100,6 +103,21 @@ def test_a_value_that_does_not_exist_is_refused_in_words() -> None:
 def test_a_value_of_another_kind_is_refused_in_words(asked: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         SearchSpace(**asked)
+
+
+def test_what_a_backend_does_not_take_is_left_out_with_its_reason() -> None:
+    found = space(backends=("onnxrt",), modes=("max-autotune",), level="quick")
+    assert {c.backend for c in configs(found)} == {"eager", "onnxrt"}
+    assert found.dropped["onnxrt has no modes"] == 1
+    found = space(backends=("onnxrt", "inductor"), options=({"weights": "baked"},))
+    assert {(c.backend, c.options) for c in configs(found)} >= {
+        ("onnxrt", (("weights", "baked"),)),
+        ("inductor", ()),
+    }
+    assert not any(c.backend == "onnxrt" and not c.options for c in configs(found))
+    assert found.dropped["inductor has no option weights"] == 1
+    with pytest.raises(UsageError, match="option 'weights' is unknown"):
+        space(backends=("inductor",), options=((("weights", "baked"),),))
 
 
 def test_every_entry_of_the_tables_is_used() -> None:

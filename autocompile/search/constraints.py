@@ -129,6 +129,15 @@ BACKENDS: Mapping[str, Backend] = {
 }
 """Others can be named too; they are taken to train and to have neither modes nor variants."""
 
+
+def own_options(backend: str) -> set[str]:
+    """The names of the options of a backend other than Inductor, which tells its own."""
+    known = BACKENDS.get(backend, Backend())
+    return set() if known.has_modes else {name for v in known.variants for name in v.options}
+
+
+OTHERS_OPTIONS = frozenset(name for backend in BACKENDS for name in own_options(backend))
+
 DENIED: Mapping[str, str] = {
     "freezing": "as an option it does nothing for a module's parameters: --freezing true",
     "compile_threads": "trials compile on one thread each",

@@ -21,6 +21,7 @@ from autocompile.search.constraints import (
     Backend,
     Dimension,
     Place,
+    own_options,
     why_not,
 )
 from autocompile.search.effort import Effort
@@ -50,6 +51,7 @@ def build_space(
     if "inductor" not in (wanted.backends or offered.backends):
         merged = {}
     modes = _modes(wanted, offered)
+    _check_options(wanted, offered)
     here: dict[str, Any] = {"environment": environment}
     around = [_values(dimension, wanted, effort, place) for dimension in DIMENSIONS]
     combinations = [
@@ -71,7 +73,10 @@ def build_space(
         if reason := offered.backends.get(backend, ""):
             unusable[Setting(CompileConfig(backend, **here), batch_sizes[0])] = reason
             continue
-        options = _options(backend, wanted, offered, effort)
+        options = _options(backend, wanted, offered, effort, dropped)
+        if backend != "eager" and not BACKENDS.get(backend, Backend()).has_modes:
+            asked_modes = modes if wanted.modes else []
+            dropped.update(f"{backend} has no modes" for mode in asked_modes if mode != "default")
         for config in _variants(backend, modes, options, flags, combinations, dropped):
             raw += 1
             if config in kept:
@@ -114,13 +119,20 @@ def _values(
 
 
 def _options(
-    backend: str, wanted: SearchSpace, offered: Catalogue, effort: Effort
+    backend: str,
+    wanted: SearchSpace,
+    offered: Catalogue,
+    effort: Effort,
+    dropped: Counter[str],
 ) -> list[Mapping[str, OptionValue]]:
-    """The options that a backend is tried with; none at all is one of them."""
+    """The options that a backend is tried with; none at all is one of them if none is asked for."""
     known = BACKENDS.get(backend, Backend())
-    if wanted.options is not None and known.has_modes:
-        _check_options(wanted.options, offered)
-        return [dict(each) for each in wanted.options]
+    if wanted.options is not None and backend != "eager":
+        there = set(offered.options) if known.has_modes else own_options(backend)
+        wrong = [name for each in wanted.options for name, _ in each if name not in there]
+        dropped.update(f"{backend} has no option {name}" for name in wrong)
+        asked = [dict(each) for each in wanted.options]
+        return [each for each in asked if set(each) <= there] or [{}]
     return [{}] + [
         variant.options
         for variant in known.variants
@@ -130,11 +142,12 @@ def _options(
     ]
 
 
-def _check_options(asked: Sequence[Sequence[tuple[str, Any]]], offered: Catalogue) -> None:
-    for name, _ in itertools.chain.from_iterable(asked):
+def _check_options(wanted: SearchSpace, offered: Catalogue) -> None:
+    others = {o for b in wanted.backends or offered.backends for o in own_options(b)}
+    for name, _ in itertools.chain.from_iterable(wanted.options or ()):
         if why := DENIED.get(name):
             raise UsageError(f"the option {name} is not taken", why)
-        if name not in offered.options:
+        if name not in offered.options and name not in others:
             close = difflib.get_close_matches(name, offered.options, 1)
             raise UsageError(
                 f"Inductor's option {name!r} is unknown to this torch",

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autocompile.errors import UsageError
-from autocompile.search.constraints import Place
+from autocompile.search.constraints import OTHERS_OPTIONS, Place
 from autocompile.search.effort import effort
 from autocompile.search.enumeration import build_space, joined
 from autocompile.search.plan import Plan
@@ -59,7 +59,7 @@ def _demand_known(wanted: SearchSpace, offers: Sequence[Catalogue]) -> None:
         "mode": (wanted.modes, set().union(*(o.modes for o in offers))),
         "option": (
             [name for each in wanted.options or () for name in _names(each)],
-            set().union(*(o.options for o in offers)),
+            OTHERS_OPTIONS.union(*(o.options for o in offers)),
         ),
     }
     for what, (asked, there) in known.items():
@@ -84,7 +84,8 @@ def _space(
     wanted = plan.space
     if is_one_of_several:  # another may have what this one lacks
         known = set(offered.all_backends) | set(offered.backends)
-        options = [each for each in wanted.options or () if _names(each) <= set(offered.options)]
+        there = OTHERS_OPTIONS | set(offered.options)
+        options = [each for each in wanted.options or () if _names(each) <= there]
         wanted = dataclasses.replace(
             wanted,
             backends=_those(wanted.backends, known, "eager"),

@@ -121,7 +121,12 @@ def environments(pythons: Sequence[str]) -> tuple[tuple[str, str], ...]:
         folder = Path(place).absolute().parent
         name = name or (folder.parent.name if folder.name in ("bin", "Scripts") else folder.name)
         name = re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-") or "other"
-        if name in found or name == "default":
+        if name == "default":
+            raise UsageError(
+                "default is the environment of autocompile's own interpreter",
+                hint=f"--python other={path or text}",
+            )
+        if name in found:
             raise UsageError(
                 f"two environments are called {name}", hint=f"--python {name}-2={path or text}"
             )

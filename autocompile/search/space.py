@@ -53,8 +53,17 @@ class SearchSpace:
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
-            if getattr(self, name) == ():
+            values = getattr(self, name)
+            if values is not None and not isinstance(values, (tuple, list)):
+                raise UsageError(
+                    f"{name}: {values!r} is no tuple of values", hint=f"{name}=({values!r},)"
+                )
+            object.__setattr__(self, name, None if values is None else tuple(values))
+            if values is not None and not values:
                 raise UsageError(f"the dimension {name} is empty")
+        if self.options is not None:  # mappings will do
+            pairs = (o.items() if isinstance(o, Mapping) else o for o in self.options)
+            object.__setattr__(self, "options", tuple(tuple(each) for each in pairs))
         for name, kinds in _KINDS.items():
             for value in getattr(self, name) or ():
                 if type(value) not in kinds:
