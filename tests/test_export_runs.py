@@ -370,3 +370,25 @@ print(bool(1e-5 < off < 1), torch.get_float32_matmul_precision())
 """
     lines = run(f"{text}\n{look}\n{COUNT}", tmp_path).stdout.splitlines()
     assert lines[-2:] == ["True high", "graphs 1"]
+
+
+def test_phases_that_differ_in_what_torch_has_one_of_do_not_overwrite_it(tmp_path: Path) -> None:
+    phases = {
+        "forward": faster(backend="eager", threads=1),
+        "optimizer_step": faster(backend="eager", optimizer="foreach", precision="high"),
+    }
+    text = export(plain(tmp_path, phases, WIDE), "python")
+    look = f"""
+def state(*_): seen.append((torch.get_num_threads(), torch.get_float32_matmul_precision()))
+seen, usual = [], DEFAULTS[0]
+model.register_forward_hook(state)
+optimizer.register_step_pre_hook(state)
+for _ in range(2):
+    tuned_model({X}).sum().backward()
+    optimizer_step()
+print([(n if n == 1 else n == usual, precision) for n, precision in seen])
+"""
+    last = run(f"{text}\n{look}", tmp_path).stdout.splitlines()[-1]
+    assert last == str([(1, "highest"), (True, "high")] * 2)
+    alone = export(plain(tmp_path, {"forward": phases["forward"]}, WIDE), "python")
+    assert "in_own_state" not in alone

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autocompile.config import GUARD_FILTERS, CompileConfig
+from autocompile.config import EAGER, GUARD_FILTERS, CompileConfig
 from autocompile.errors import ExportError
+from autocompile.export import functions
 from autocompile.export.common import (
     PACKAGE_OF_BACKEND,
     Choice,
@@ -28,93 +29,24 @@ from autocompile.export.common import (
 
 __all__ = ["export"]
 
-_FORWARD = '''def compile_forward(model):
-    """The model with the settings: call it in place of the model, under torch.no_grad()."""
-{prepare}    return {compiled}
-'''
-
-# An RLModule's own compile() takes other arguments, and its public forward_* methods switch
-# between train and eval on each call: the function beneath is what RLlib compiles too.
-_RL_FORWARD = '''def compile_{phase}(model):
-    """Apply the settings to what model.{phase}() runs, in place."""
-{prepare}    function = model._{phase}
-    model._{phase} = {compiled}
-    return model
-'''
-
-# Optimizer.step breaks the graph by design, so it is wrapped.
-_OPTIMIZER_STEP = '''def compile_optimizer_step(optimizer):
-    """The step with the settings: call it in place of optimizer.step()."""
-{prepare}
-    def step():
-        optimizer.step()
-
-    return {compiled}
-'''
-
-_TRAIN_STEP = '''def compile_train_step(model, forward, loss, optimizer):
-    """A training step with the settings: step(inputs) gives the loss.
-
-    forward(inputs) gives the output, loss(output, inputs) a tensor with one number.
-    """
-{prepare}
-    def step(inputs):
-        optimizer.zero_grad(set_to_none=True)
-        value = loss(forward(inputs), inputs)
-        value.backward()
-        optimizer.step()
-        return value.detach()
-
-    return {compiled}
-
-
-def call_model(model, inputs):
-    """Forward pass of a training step."""
-    if hasattr(model, "forward_train"):  # an RLModule of RLlib
-        return model.forward_train(inputs)
-    if isinstance(inputs, dict):
-        return model(**inputs)
-    if isinstance(inputs, (list, tuple)):
-        return model(*inputs)
-    return model(inputs)
-
-
-def sum_of_outputs(output, inputs):
-    """The sum of every floating output: put your own loss in its place."""
-    leaves = [x for x in tree_leaves(output) if isinstance(x, torch.Tensor)]
-    return sum(x.float().sum() for x in leaves if x.requires_grad)
-'''
-
-# torch.compile takes the filter out of the dictionary that it is given.
-_FILTERED = '''def filtered(arguments, guard_filter):
-    """The arguments with a filter of guards, in a dictionary of their own."""
-    options = {**arguments.get("options", {}), "guard_filter_fn": guard_filter}
-    return {**arguments, "options": options}
-'''
-
-_IN_MODE = '''def in_mode(model, training, function):
-    """The function with the model in the mode in which it was measured."""
-
-    def call(*args, **kwargs):
-        model.train(training)
-        return function(*args, **kwargs)
-
-    return call
-'''
-
 _FUNCTIONS = {
-    "forward": _FORWARD,
-    "forward_exploration": _RL_FORWARD,
-    "forward_inference": _RL_FORWARD,
-    "forward_train": _RL_FORWARD,
-    "optimizer_step": _OPTIMIZER_STEP,
-    "train_step": _TRAIN_STEP,
+    "forward": functions.FORWARD,
+    "forward_exploration": functions.RL_FORWARD,
+    "forward_inference": functions.RL_FORWARD,
+    "forward_train": functions.RL_FORWARD,
+    "optimizer_step": functions.OPTIMIZER_STEP,
+    "train_step": functions.TRAIN_STEP,
 }
 
 _NO_BUILD = comment(
     "The model was handed over as an object in Python: give it to the functions above."
 )
 
+_NAMES = {
+    "forward": "tuned_model",
+    "optimizer_step": "optimizer_step",
+    "train_step": "train_step",
+}
 _CALLS = {
     "forward": "tuned_model = compile_forward(model.eval())",
     "optimizer_step": "optimizer_step = compile_optimizer_step(optimizer)",
@@ -138,14 +70,16 @@ def export(report: Report) -> str:
     build = build_function(report, "model" if device == "cpu" else f"model.to({quoted(device)})")
     phases = [block for choice in found.values() for block in _phase(choice)]
     if any(choice.config and choice.config.guards != "all" for choice in faster):
-        phases.insert(0, _FILTERED)
+        phases.insert(0, functions.FILTERED)
     for choice in faster:
         if choice.config and choice.config.scope == "regional":
             names = literal(list(blocks[choice.phase]), "")
             phases.insert(0, f"{_constant(choice)}_BLOCKS = {names}")
     if both := {"forward", "train_step"} <= {choice.phase for choice in faster}:
-        phases.append(_IN_MODE)
-    main = _main(report, list(found.values()), both) if build else _NO_BUILD
+        phases.append(functions.IN_MODE)
+    if apart := _states_differ(list(found.values())):
+        phases.insert(0, functions.OWN_STATE)
+    main = _main(report, list(found.values()), both, apart) if build else _NO_BUILD
     top = header(report, "torch.compile settings")
     return program(top, _imports(faster), *phases, build, main)
 
@@ -260,8 +194,18 @@ def _given(config: CompileConfig, constant: str) -> str:
     return f"filtered({constant}, torch.compiler.{GUARD_FILTERS[config.guards]})"
 
 
-def _main(report: Report, found: list[Choice], both: bool) -> str:
-    """Build the model and apply every choice; ``both``: it is trained and used in turns."""
+def _states_differ(found: list[Choice]) -> bool:
+    """Whether phases were measured with other threads or another precision than one another."""
+    configs = [choice.config or EAGER for choice in found]
+    return len({(config.threads, config.precision) for config in configs}) > 1
+
+
+def _main(report: Report, found: list[Choice], both: bool, apart: bool) -> str:
+    """Build the model and apply every choice.
+
+    ``both``: it is trained and used in turns. ``apart``: what torch has one of for the whole
+    process is not the same for all phases.
+    """
     lines = ['if __name__ == "__main__":', "    model = build_model()"]
     phases = {choice.phase for choice in found if choice.config is not None}
     if phases & {"optimizer_step", "train_step"}:
@@ -270,10 +214,22 @@ def _main(report: Report, found: list[Choice], both: bool) -> str:
         lines += ["    optimizer = torch.optim.Adam(model.parameters())"]
     for choice in found:
         lines += _applied(choice)
+    for choice in found if apart else ():
+        lines += _in_own_state(choice)
     if both:
         lines += ["    tuned_model = in_mode(model, False, tuned_model)"]
         lines += ["    train_step = in_mode(model, True, train_step)"]
     return "\n".join(lines)
+
+
+def _in_own_state(choice: Choice) -> list[str]:
+    config = choice.config or EAGER
+    threads = config.threads
+    precision = None if config.precision == "default" else config.precision
+    if name := _NAMES.get(choice.phase) if choice.config else None:
+        return [f"    {name} = in_own_state({name}, {threads}, {literal(precision, '')})"]
+    given = f"in_own_state(function, {threads}, {literal(precision, '')})"
+    return comment(f"{choice.phase}: call it through {given}", "    ").splitlines()
 
 
 def _applied(choice: Choice) -> list[str]:
