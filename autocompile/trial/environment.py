@@ -145,7 +145,7 @@ def _not_ours(name: str) -> str:
 
     known = _COMPILER_FNS.get(name)
     if known is not None and not known.__module__.startswith("autocompile."):
-        return f"this torch has an {name} of its own, which fails with the onnxscript of today"
+        return f"this torch has its own {name}, which is not the one that is tuned here"
     found = entry_points(group="torch_dynamo_backends", name=name)
     if any(entry.value.startswith("autocompile.") for entry in found):
         return ""

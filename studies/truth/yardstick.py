@@ -16,9 +16,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 PAUSE_S = 0.02
-BUSY = (
-    1.15  # times its best: calm processes of the truth have 1.00 to 1.12, the others 1.22 to 1.41
-)
+BUSY = 1.15  # times its best: calm processes of the truth have 1.00 to 1.12, others 1.22 to 1.72
 
 
 def is_busy(seen: Iterable[float]) -> bool:
