@@ -39,7 +39,12 @@ def machine(device: str) -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """Which version of this repository is measured; None outside a checkout."""
+    """Which version of this repository is measured; None outside a checkout.
+
+    ``STUDY_COMMIT`` names it where only the files are.
+    """
+    if given := os.environ.get("STUDY_COMMIT"):
+        return given
     with contextlib.suppress(OSError):
         command = ["git", "-C", str(HERE), "rev-parse", "--short", "HEAD"]
         return subprocess.run(command, capture_output=True, text=True).stdout.strip() or None
@@ -51,13 +56,13 @@ def load(path: Path) -> list[dict[str, Any]]:
     return json.loads(path.read_text())["rows"] if path.exists() else []
 
 
-def append(path: Path, device: str, row: dict[str, Any]) -> None:
-    """Add a row; the file is whole at every moment.
+def append(path: Path, device: str, row: dict[str, Any], **where: Any) -> None:
+    """Add a row; the file is whole at every moment. ``where`` is added to what the machine is.
 
     Raises:
         SystemExit: the file was measured on another machine or with another torch.
     """
-    here, rows = machine(device), load(path)
+    here, rows = {**machine(device), **where}, load(path)
     if rows and (there := json.loads(path.read_text())["machine"]) != here:
         raise SystemExit(f"{path} was measured elsewhere: {there}; this is {here}")
     lines = ",\n".join(json.dumps(r, separators=(",", ":")) for r in [*rows, row])

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import json
 import os
 import sys
 import tempfile
@@ -174,6 +175,20 @@ def calm_host(device: str, known_us: float, wait_s: float) -> float:
     return found
 
 
+def next_seed(rows: list[dict[str, Any]], noise: str, effort: str) -> int:
+    """No two runs of a model have a seed in common, whatever the noise and the effort."""
+    first = 1000 * (noise == "noisy") + 2000 * sorted(EFFORTS).index(effort)
+    return max((row["seed"] + 1 for row in rows), default=first)
+
+
+def one(model: str, noise: str, device: str, effort: str, seed: int) -> dict[str, Any]:
+    """A row of the file, but for what the host was like."""
+    with neighbour(noise, seed):
+        found = run(model, device, effort, seed)
+    series = {"noise": noise, "effort": effort}
+    return {"method": "autocompile", "commit": commit(), **series, "seed": seed, **found}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=sorted(MODELS), required=True)
@@ -185,7 +200,15 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--wait", type=float, default=30, help="minutes at most for a calm machine")
     parser.add_argument("--folder", type=Path, help="for the JSON; beside this file if left out")
+    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--known-us", type=float, default=1e9, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.one is not None:
+        os.environ.update(MODELS[args.model].environment)
+        before = host(args.device, args.known_us)
+        row = one(args.model, args.noise, args.device, args.effort, args.one)
+        print(json.dumps({**row, "host": [before, host(args.device, args.known_us)]}), flush=True)
+        return
     path = (args.folder or HERE / args.device) / f"tunes_{args.model}.json"
     os.environ.update(MODELS[args.model].environment)  # trials inherit it
     series = {"noise": args.noise, "effort": args.effort}
@@ -193,17 +216,13 @@ def main() -> None:
     rows = [row for row in load(path) if series.items() <= row.items()]
     calm = sum(not is_busy(row.get("host", ())) for row in rows)
     known_us = best_yard_us(load(path.with_name(f"truth_{args.model}.json")))
-    # No two runs of a model have a seed in common, whatever the noise and the effort.
-    first = 1000 * (args.noise == "noisy") + 2000 * sorted(EFFORTS).index(args.effort)
-    seed = max((row["seed"] + 1 for row in rows), default=first)
+    seed = next_seed(rows, args.noise, args.effort)
     while calm < args.count:
         before = calm_host(args.device, known_us, 60 * args.wait)
-        with neighbour(args.noise, seed):
-            row = run(args.model, args.device, args.effort, seed)
+        row = one(args.model, args.noise, args.device, args.effort, seed)
         seen = [before, host(args.device, known_us)]
         calm += not is_busy(seen)
-        version = {"method": "autocompile", "commit": commit()}
-        append(path, args.device, {**version, **series, "seed": seed, "host": seen, **row})
+        append(path, args.device, {**row, "host": seen})
         said = row.get("error") or f"{row['verdict']} {row['pick']} {row['speedup']}"
         print(f"{args.model} {args.noise} {seed}: {said}, {row['wall_s']:.0f} s {seen}", flush=True)
         seed += 1

@@ -1,0 +1,193 @@
+"""The truth and the tunes on a machine with many cores: many at once, each on cores of its own.
+
+    python studies/truth/slots.py --folder studies/truth/server --count 24 \\
+        --truth mlp,cnn,ppo --tunes mlp=20,cnn=6,ppo=6
+    python studies/truth/slots.py --folder studies/truth/cuda --device cuda --cores 8 --count 2 \\
+        --truth adam,cnn --processes 3 --tunes adam=5,cnn=5 --noise quiet --effort quick
+
+A slot is a few cores that nothing else of this program runs on, and a GPU where one is needed.
+First all processes of the truth, then the tunes, model by model in turn; with ``--minutes`` nothing
+begins that would not end in time. What is there is not measured again. The files are those of
+``ground_truth.py`` and ``tunes.py``, which do the work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+import os
+import random
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from ground_truth import ROUNDS, best_yard_us
+from models import HERE, MODELS
+from store import append, last_line, load
+from tunes import next_seed
+
+TRUTH_S, TUNE_S = 100.0, 900.0  # what one may take, where nothing is known of it
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where one thing at a time runs."""
+
+    cores: tuple[int, ...]
+    gpu: str  # CUDA_VISIBLE_DEVICES
+    home: Path
+
+    def run(self, command: list[str], places: dict[str, str], timeout_s: float) -> dict[str, Any]:
+        """What a child of this slot says in its last line."""
+        whole = ["taskset", "-c", ",".join(map(str, self.cores)), sys.executable, *command]
+        own = {"XDG_CACHE_HOME": str(self.home), "CUDA_VISIBLE_DEVICES": self.gpu}
+        return last_line(whole, {**own, **places}, timeout_s)
+
+
+@dataclass(frozen=True)
+class Task:
+    """One process of the truth, or one tune."""
+
+    said: str
+    path: Path
+    run: Callable[[Slot, float], dict[str, Any]]
+    needs_s: float
+
+
+def truth_task(args: argparse.Namespace, name: str, setting: str, process: int) -> Task:
+    path = args.folder / f"truth_{name}.json"
+
+    def run(slot: Slot, timeout_s: float) -> dict[str, Any]:
+        with tempfile.TemporaryDirectory(prefix="truth-") as cache:
+            places = {"TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": f"{cache}/triton"}
+            command = [str(HERE / "ground_truth.py"), "--one", name, setting, str(process)]
+            command += ["--device", args.device, "--rounds", str(args.rounds)]
+            command += ["--known-us", str(best_yard_us(load(path)))]
+            found = slot.run(command, {**places, **MODELS[name].environment}, timeout_s)
+        return {"setting": setting, "process": process, **found}
+
+    return Task(f"truth {name} {setting}", path, run, args.truth_s)
+
+
+def tune_task(args: argparse.Namespace, name: str, noise: str, seed: int) -> Task:
+    path = args.folder / f"tunes_{name}.json"
+
+    def run(slot: Slot, timeout_s: float) -> dict[str, Any]:
+        known_us = best_yard_us(load(path.with_name(f"truth_{name}.json")))
+        command = [str(HERE / "tunes.py"), "--one", str(seed), "--model", name, "--noise", noise]
+        command += ["--effort", args.effort, "--device", args.device, "--known-us", str(known_us)]
+        return slot.run(command, {}, timeout_s)
+
+    return Task(f"tune {name} {noise} {seed}", path, run, args.tune_s)
+
+
+def tasks(args: argparse.Namespace) -> list[Task]:
+    """All that is missing: the truth in random order, then the tunes, model by model in turn."""
+    found = []
+    for name in args.truth.split(",") if args.truth else ():
+        rows = load(args.folder / f"truth_{name}.json")
+        there = Counter(row["setting"] for row in rows if "error" not in row)
+        for setting in MODELS[name].settings[args.device]:
+            for number in range(there[setting], args.processes):
+                found.append(truth_task(args, name, setting, 100 * number + len(rows)))
+    random.Random(0).shuffle(found)
+    series = []
+    for asked in args.tunes.split(",") if args.tunes else ():
+        name, count = asked.split("=")
+        for noise in args.noise.split(","):
+            rows = load(args.folder / f"tunes_{name}.json")
+            ours = [r for r in rows if (r["noise"], r["effort"]) == (noise, args.effort)]
+            seed = next_seed(ours, noise, args.effort)
+            missing = range(int(count) - sum("error" not in r for r in ours))
+            series.append([tune_task(args, name, noise, seed + i) for i in missing])
+    turns = itertools.chain.from_iterable(itertools.zip_longest(*series))
+    return [*found, *(task for task in turns if task is not None)]
+
+
+def slots(args: argparse.Namespace, home: Path) -> list[Slot]:
+    """Cores from ``--first-core`` on, and a GPU for each slot in turn."""
+    allowed = sorted(os.sched_getaffinity(0))[args.first_core :]
+    found = []
+    for number in range(args.count):
+        cores = tuple(allowed[number * args.cores : (number + 1) * args.cores])
+        if len(cores) < args.cores:
+            raise SystemExit(f"{args.count} slots of {args.cores} cores are more than there are")
+        gpu = str(number % args.gpus) if args.device == "cuda" else ""
+        found.append(Slot(cores, gpu, home / str(number)))
+    return found
+
+
+def work(
+    args: argparse.Namespace,
+    slot: Slot,
+    todo: SimpleQueue[Task],
+    end: float,
+    where: dict[str, Any],
+    lock: threading.Lock,
+) -> None:
+    """Do one thing after the other while there is time."""
+    while True:
+        try:
+            task = todo.get_nowait()
+        except Empty:
+            return
+        left_s = end - time.monotonic()
+        if left_s < task.needs_s:
+            continue
+        began = time.monotonic()
+        row = task.run(slot, min(left_s, 3 * TUNE_S))
+        if time.monotonic() > end:
+            return  # it was cut off
+        with lock:
+            append(task.path, args.device, {**row, "cores": list(slot.cores)}, **where)
+            said = row.get("error") or row.get("pick", "")
+            took_s = time.monotonic() - began
+            print(f"{slot.cores[0]:3}: {task.said} {said} {took_s:.0f} s", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--folder", type=Path, required=True, help="for the JSON")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--count", type=int, required=True, help="of slots")
+    parser.add_argument("--cores", type=int, default=2, help="of each slot")
+    parser.add_argument("--first-core", type=int, default=0)
+    parser.add_argument("--gpus", type=int, default=1, help="that the slots take in turn")
+    parser.add_argument("--truth", default="", help="comma list of models")
+    parser.add_argument("--processes", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--tunes", default="", help="comma list of MODEL=COUNT")
+    parser.add_argument("--noise", default="quiet,noisy")
+    parser.add_argument("--effort", default="normal")
+    parser.add_argument("--minutes", type=float, default=24 * 60)
+    parser.add_argument("--truth-s", type=float, default=TRUTH_S, help="that one process may take")
+    parser.add_argument("--tune-s", type=float, default=TUNE_S, help="that one tune may take")
+    args = parser.parse_args()
+    end = time.monotonic() + 60 * args.minutes
+    todo: SimpleQueue[Task] = SimpleQueue()
+    for task in tasks(args):
+        todo.put(task)
+    where = {"cores_of_each": args.cores, "at_once": args.count}
+    home = Path(tempfile.mkdtemp(prefix="slots-"))
+    try:
+        with ThreadPoolExecutor(args.count) as pool:
+            do = functools.partial(
+                work, args, todo=todo, end=end, where=where, lock=threading.Lock()
+            )
+            list(pool.map(do, slots(args, home)))
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
