@@ -157,6 +157,7 @@ def analyse(rows: list[dict[str, Any]]) -> dict[str, list[bool]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--processes", type=int, default=20, help="a multiple of five")
+    parser.add_argument("--first", type=int, default=0, help="process; without those before it")
     parser.add_argument("--pairs", type=int, default=5, help="of each kind in each process")
     parser.add_argument("--model", choices=("mlp", "cnn", "ppo"), default="cnn")
     parser.add_argument("--folder", type=Path, help="for the JSON; beside this file if left out")
@@ -167,7 +168,7 @@ def main() -> None:
         return
     path = (args.folder or HERE / "cpu") / "aa.json"
     there = {row["process"] for row in load(path) if row["model"] == args.model}
-    for process in sorted({*range(args.processes)} - there):
+    for process in sorted({*range(args.first, args.processes)} - there):
         began = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="truth-") as cache:
             command = [sys.executable, __file__, "--one", str(process), "--model", args.model]

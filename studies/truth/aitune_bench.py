@@ -105,6 +105,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--noise", choices=("quiet", "noisy"), default="quiet")
     parser.add_argument("--count", type=int, default=10, help="of runs, those there included")
+    parser.add_argument("--first", type=int, default=0, help="seed; without those before it")
     parser.add_argument("--batch-sizes", default=str(MODELS[MODEL].batch_size))
     parser.add_argument("--folder", type=Path, help="for the JSON; beside this file if left out")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
@@ -116,7 +117,7 @@ def main() -> None:
     path = (args.folder or HERE / "cpu") / "aitune.json"
     series = {"method": "AITune", "model": MODEL, "noise": args.noise, "batch_sizes": sizes}
     there = {row["seed"] for row in load(path) if series.items() <= row.items()}
-    for seed in sorted({*range(args.count)} - there):
+    for seed in sorted({*range(args.first, args.count)} - there):
         with tempfile.TemporaryDirectory(prefix="truth-") as cache, neighbour(args.noise, seed):
             places = {"TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor", "AITUNE_CACHE_DIR": cache}
             command = [sys.executable, __file__, "--one", str(seed)]

@@ -63,6 +63,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--noise", choices=("quiet", "noisy"), default="quiet")
     parser.add_argument("--count", type=int, default=10, help="of runs, those there included")
+    parser.add_argument("--first", type=int, default=0, help="seed; without those before it")
     parser.add_argument("--models", help="comma list; all of them if left out")
     parser.add_argument("--folder", type=Path, help="for the JSON; beside this file if left out")
     parser.add_argument("--one", help=argparse.SUPPRESS)
@@ -74,7 +75,7 @@ def main() -> None:
     for model in args.models.split(",") if args.models else of_device("cpu"):
         series = {"model": model, "noise": args.noise}
         there = {row["seed"] for row in load(path) if series.items() <= row.items()}
-        for seed in sorted({*range(args.count)} - there):
+        for seed in sorted({*range(args.first, args.count)} - there):
             began = time.monotonic()
             with tempfile.TemporaryDirectory(prefix="truth-") as cache, neighbour(args.noise, seed):
                 command = [sys.executable, __file__, "--one", model]
