@@ -40,7 +40,7 @@ WARM_ROUNDS = 20
 SAME = 0.01  # settings within 1 % of the best are as good as it
 RESAMPLES = 2000
 CALM = 1.08  # times the yardstick's 5 % quantile
-CALM_OF_MANY = 1.2  # arithmetic on many threads is no steadier by itself
+CALM_OF_MANY = 1.2  # arithmetic on many threads is no steadier by itself, nor is dispatch
 MANY = 4  # threads
 MOST = 4  # rounds for each calm one that is wanted
 ENOUGH = 0.3  # of the calm rounds that are wanted: with fewer a process tells nothing
@@ -162,7 +162,7 @@ def _is_calm(row: dict[str, Any], yard_us: float, rounds: int) -> bool:
 
 def calm_limit(device: str, threads: int) -> float:
     """How far the yardstick may be above its best, as a factor."""
-    return CALM_OF_MANY if device == "cpu" and threads > MANY else CALM
+    return CALM_OF_MANY if device == "cuda" or threads > MANY else CALM
 
 
 def wait_for_calm(known_us: float, device: str) -> None:

@@ -27,7 +27,7 @@ def main() -> None:
     args = parser.parse_args()
     folder = args.folder or HERE / args.device
     true = truths(folder, args.device)
-    found = {key: rows for key, rows in series(runs(folder)).items() if key[0] in true}
+    found = {key: rows for key, rows in series(runs(folder, args.device)).items() if key[0] in true}
     models = list(dict.fromkeys(model for model, _, _ in found))
     rows_of = {m: [key for key in found if key[0] == m] for m in models}
     figure, panels = plt.subplots(

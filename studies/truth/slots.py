@@ -110,7 +110,7 @@ def truth_tasks(args: argparse.Namespace) -> list[Task]:
     for name in _words(args.truth):
         rows = load(args.folder / f"truth_{name}.json")
         there = Counter(row["setting"] for row in rows if "error" not in row)
-        for setting in MODELS[name].settings[args.device]:
+        for setting in _words(args.settings) or MODELS[name].settings[args.device]:
             for number in range(there[setting], args.processes):
                 found.append(truth_task(args, name, setting, 100 * number + len(rows)))
     random.Random(0).shuffle(found)
@@ -208,6 +208,7 @@ def main() -> None:
     parser.add_argument("--first-core", type=int, default=0)
     parser.add_argument("--gpus", type=int, default=1, help="that the slots take in turn")
     parser.add_argument("--truth", default="", help="comma list of models")
+    parser.add_argument("--settings", default="", help="comma list, for the truth; all if left out")
     parser.add_argument("--processes", type=int, default=9)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--tunes", default="", help="comma list of MODEL=COUNT")

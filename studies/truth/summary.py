@@ -30,14 +30,18 @@ def truths(folder: Path, device: str) -> dict[str, dict[str, Truth]]:
     return {name: analyse(rows) for name, rows in found.items() if rows}
 
 
-def runs(folder: Path) -> list[dict[str, Any]]:
+def runs(folder: Path, device: str) -> list[dict[str, Any]]:
     """Every run of every method, those of autocompile first."""
     found = []
     for path in sorted(folder.glob("tunes_*.json")):
         name = path.stem.removeprefix("tunes_")
         found += [{"model": name, **row} for row in load(path)]
     found += load(folder / "aitune.json") + load(folder / "timer.json")
-    return [{**row, "method": method_of(row)} for row in found]
+    busy = (is_busy(row.get("host", ()), device) for row in found)
+    return [
+        {**row, "method": method_of(row), "is_busy": is_so}
+        for row, is_so in zip(found, busy, strict=True)
+    ]
 
 
 def method_of(row: dict[str, Any]) -> str:
@@ -97,7 +101,7 @@ def series(rows: list[dict[str, Any]]) -> dict[tuple[str, str, str], list[dict[s
     """The runs by model, condition and method; those on a busy host apart, and last."""
     found: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for row in rows:
-        condition = row["noise"] + BUSY_HOST * is_busy(row.get("host", ()))
+        condition = row["noise"] + BUSY_HOST * row["is_busy"]
         found.setdefault((row["model"], condition, row["method"]), []).append(row)
     order, conditions = list(MODELS), [n + b for b in ("", BUSY_HOST) for n in ERROR]
     return dict(
@@ -220,7 +224,7 @@ def text_of(device: str, folder: Path) -> str:
     if not true:
         return ""
     parts = [machine_line(folder), truth_table(true)]
-    if found := runs(folder):
+    if found := runs(folder, device):
         parts.append(pick_table(true, found))
     if rows := load(folder / "aa.json"):
         parts.append(equals_table(rows))

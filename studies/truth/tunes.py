@@ -168,7 +168,7 @@ def calm_host(device: str, known_us: float, wait_s: float) -> float:
         SystemExit: somebody had it all the time.
     """
     end = time.monotonic() + wait_s
-    while is_busy([found := host(device, known_us)]):
+    while is_busy([found := host(device, known_us)], device):
         if time.monotonic() > end:
             raise SystemExit(f"the machine was busy for {wait_s / 60:.0f} minutes ({found})")
         time.sleep(10)
@@ -214,14 +214,14 @@ def main() -> None:
     series = {"noise": args.noise, "effort": args.effort}
     # A run on a busy host is kept, and does not count for the series.
     rows = [row for row in load(path) if series.items() <= row.items()]
-    calm = sum(not is_busy(row.get("host", ())) for row in rows)
+    calm = sum(not is_busy(row.get("host", ()), args.device) for row in rows)
     known_us = best_yard_us(load(path.with_name(f"truth_{args.model}.json")))
     seed = next_seed(rows, args.noise, args.effort)
     while calm < args.count:
         before = calm_host(args.device, known_us, 60 * args.wait)
         row = one(args.model, args.noise, args.device, args.effort, seed)
         seen = [before, host(args.device, known_us)]
-        calm += not is_busy(seen)
+        calm += not is_busy(seen, args.device)
         append(path, args.device, {**row, "host": seen})
         said = row.get("error") or f"{row['verdict']} {row['pick']} {row['speedup']}"
         print(f"{args.model} {args.noise} {seed}: {said}, {row['wall_s']:.0f} s {seen}", flush=True)
