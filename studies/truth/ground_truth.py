@@ -40,7 +40,7 @@ WARM_ROUNDS = 20
 SAME = 0.01  # settings within 1 % of the best are as good as it
 RESAMPLES = 2000
 CALM = 1.08  # times the yardstick's 5 % quantile
-CALM_OF_MANY = 1.2  # arithmetic on many threads is no steadier by itself, nor is dispatch
+CALM_OF_MANY = 1.2  # beside many cores the yardstick is no steadier by itself
 MANY = 4  # threads
 MOST = 4  # rounds for each calm one that is wanted
 ENOUGH = 0.3  # of the calm rounds that are wanted: with fewer a process tells nothing
@@ -86,7 +86,7 @@ def measure(
     gc.freeze()
     gc.disable()
     yardstick, yard_us, calm = make_yardstick(device), [], 0
-    limit = calm_limit(device, torch.get_num_threads())
+    limit = calm_limit(torch.get_num_threads())
     faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for turn in range(WARM_ROUNDS + MOST * rounds):
         before_us, here = yardstick(), [0.0, 0.0]
@@ -106,7 +106,6 @@ def measure(
         "first_call_s": round(first_s, 2),
         "page_faults": round(faults / (turn + 1) / sum(calls), 1),  # of a call, on average
         "threads": torch.get_num_threads(),
-        "limit": limit,
         "calls": calls,
         "eager_us": times[0],
         "compiled_us": times[1],
@@ -160,9 +159,9 @@ def _is_calm(row: dict[str, Any], yard_us: float, rounds: int) -> bool:
     return "error" not in row and calm_ratios(row, yard_us).size >= ENOUGH * rounds
 
 
-def calm_limit(device: str, threads: int) -> float:
+def calm_limit(threads: int) -> float:
     """How far the yardstick may be above its best, as a factor."""
-    return CALM_OF_MANY if device == "cuda" or threads > MANY else CALM
+    return CALM_OF_MANY if threads > MANY else CALM
 
 
 def wait_for_calm(known_us: float, device: str) -> None:
@@ -170,7 +169,7 @@ def wait_for_calm(known_us: float, device: str) -> None:
     import torch
 
     yardstick, until, calm = make_yardstick(device), time.monotonic() + WAIT_S, 0
-    limit_us = calm_limit(device, torch.get_num_threads()) * known_us
+    limit_us = calm_limit(torch.get_num_threads()) * known_us
     while calm < 2 and time.monotonic() < until:
         calm = calm + 1 if yardstick() <= limit_us else 0
         time.sleep(0.5)
@@ -184,8 +183,7 @@ def best_yard_us(rows: list[dict[str, Any]]) -> float:
 def calm_ratios(row: dict[str, Any], yard_us: float) -> np.ndarray:
     """Eager time over compiled time, round by round, of the calm ones."""
     every = np.asarray(row["eager_us"]) / np.asarray(row["compiled_us"])
-    limit = row.get("limit", CALM if row["threads"] <= MANY else CALM_OF_MANY)  # older rows
-    return every[np.asarray(row["yard_us"]) <= limit * yard_us]
+    return every[np.asarray(row["yard_us"]) <= calm_limit(row["threads"]) * yard_us]
 
 
 @dataclass(frozen=True)
