@@ -219,7 +219,16 @@ def machine_line(folder: Path) -> str:
 
 
 def text_of(device: str, folder: Path) -> str:
-    """All tables of a device as markdown; empty without a truth."""
+    """All tables of a device as markdown; where several machines were measured, of each."""
+    hosts = sorted(folder.glob("host_*"))
+    if not hosts:
+        return tables(device, folder)
+    named = ((host.name.replace("_", " ").capitalize(), host) for host in hosts)
+    return "\n\n".join(f"**{name}:** {tables(device, host)}" for name, host in named)
+
+
+def tables(device: str, folder: Path) -> str:
+    """Those of one machine; empty without a truth."""
     true = truths(folder, device)
     if not true:
         return ""
