@@ -8,6 +8,7 @@ intervals come from the Wilcoxon signed-rank distribution (Hollander, Wolfe & Ch
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -71,6 +72,7 @@ def _merge_neighbours(values: np.ndarray) -> np.ndarray:
     return np.asarray(even.reshape(-1, 2).mean(axis=1))
 
 
+@functools.lru_cache(maxsize=512)
 def _signed_rank_cut(n: int, alpha: float = 0.05) -> int:
     """The largest c with P(W <= c - 1) <= alpha / 2, W being the signed-rank statistic of n.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import itertools
 import random
@@ -176,8 +177,9 @@ def test_a_machine_that_is_slow_all_the_time_sizes_blocks_at_once(clock: Clock) 
     def call() -> None:
         clock.work(1e-3)
 
-    found = paired_blocks(timed(call), timed(call), nothing, QUICK, 0, cast(Strain, slow))
-    assert found.calls == (50, 50)
+    patient = dataclasses.replace(QUICK, max_s=0.5)
+    found = paired_blocks(timed(call), timed(call), nothing, patient, 0, cast(Strain, slow))
+    assert found.calls == (8, 8), "8 of 50 ms: it stays slow"
     assert 1_000_000 - slow.left == len(found.eager_s) + 2, "a look for each round and each side"
 
 
@@ -199,8 +201,73 @@ def test_blocks_are_sized_as_well_as_can_be_where_others_never_stop(clock: Clock
         clock.work(0.2 if clock.monotonic() % 2 < 1.3 else 1e-2)
 
     found = paired_blocks(timed(call), timed(call), nothing, QUICK, 0, cast(Strain, others))
-    assert found.calls == (5, 5) and "contended" in found.flags
+    assert found.calls == (3, 3), "the short ones of 5"
+    assert "contended" in found.flags
     assert clock.monotonic() < 20.0
+
+
+def test_where_others_come_and_go_rounds_become_short_and_find_the_gaps(clock: Clock) -> None:
+    """Somebody has the core for 20 of every 60 ms, and slows one side more than the other."""
+    noise = random.Random(5)
+
+    def side(seconds: float, slowed: float) -> Timed:
+        def call() -> None:
+            clock.work(seconds * noise.lognormvariate(0, 0.02) * (slowed if is_there() else 1))
+
+        return timed(call)
+
+    def is_there() -> bool:
+        return clock.monotonic() % 0.06 < 0.02
+
+    class Bursts:
+        throttled = False
+
+        def mark(self) -> float:
+            return clock.monotonic()
+
+        def disturbed_since(self, mark: float) -> frozenset[str]:
+            steps = int((clock.monotonic() - mark) * 1e3) + 1
+            seen = any((mark + step / 1e3) % 0.06 < 0.02 for step in range(steps))
+            return frozenset({"stolen"} if seen else ())
+
+        def slow(self, marks: Sequence[object]) -> list[bool]:
+            return [False] * len(marks)
+
+    limits = Limits(1e-9, 32, 2.0, 0.03, patience=3.0)
+    sides = side(2e-4, 4.0), side(1e-4, 1.5)
+    found = paired_blocks(*sides, nothing, limits, 0, cast(Strain, Bursts()))
+    long = 2e-4 * found.calls[0] + 1e-4 * found.calls[1]
+    assert 0.01 < long < 0.025, "of two blocks"
+    assert len(found.eager_s) - len(found.disturbed) > 32, "more rounds, since they are shorter"
+    assert found.speedup.value == pytest.approx(2.0, rel=0.01)
+    assert "contended" not in found.flags
+
+
+def test_a_short_block_follows_calls_that_nobody_times(clock: Clock) -> None:
+    """The first call after the other side's finds cold caches, and takes three times as long."""
+    last = [""]
+
+    def side(name: str) -> Timed:
+        def call() -> None:
+            clock.work(1e-3 if last[0] == name else 3e-3)
+            last[0] = name
+
+        return timed(call)
+
+    limits = dataclasses.replace(QUICK, max_s=0.5)
+    never = cast(Strain, Contention(1_000_000))
+    found = paired_blocks(side("e"), side("c"), nothing, limits, 0, never)
+    assert found.calls == (8, 8)
+    assert found.eager_s[-1] == pytest.approx(1e-3) and found.compiled_s[-1] == pytest.approx(1e-3)
+
+
+def test_long_calls_keep_their_blocks_whoever_disturbs(clock: Clock) -> None:
+    def call() -> None:
+        clock.work(0.03)
+
+    never = cast(Strain, Contention(1_000_000))
+    found = paired_blocks(timed(call), timed(call), nothing, QUICK, 0, never)
+    assert found.calls == (2, 2)
 
 
 def test_where_nothing_is_calm_it_ends_sooner_than_where_something_is(clock: Clock) -> None:

@@ -60,6 +60,55 @@ def test_a_moment_is_disturbed_where_more_than_two_percent_of_it_were_waited(
     assert not strain.disturbed_since(mark), "what was before the mark does not count"
 
 
+def test_what_the_hypervisor_takes_from_our_cores_disturbs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = {"clock": 0.0, "stolen": 300.0}
+
+    class Clock:
+        perf_counter = staticmethod(lambda: now["clock"])
+
+    monkeypatch.setattr(strain_module, "time", Clock)
+    monkeypatch.setattr(strain_module, "_stolen_s", lambda: now["stolen"])
+    monkeypatch.setattr(Strain, "_waited_s", lambda self: 0.0)
+    monkeypatch.setattr(Strain, "_held_back_s", lambda self: 0.0)
+    strain = Strain(CPU)
+    seen = []
+    for stolen_s in (0.01, 0.0, 0.0):
+        mark = strain.mark()
+        now["clock"] += 0.1
+        now["stolen"] += stolen_s
+        seen.append(strain.disturbed_since(mark))
+    assert seen == [{"stolen"}, frozenset(), frozenset()]
+    assert strain.summary()["stolen"] == pytest.approx(0.01 / 0.3, abs=1e-4)
+
+
+def test_where_nothing_was_ever_stolen_nobody_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(strain_module, "_stolen_s", lambda: float(asked.append(1) or 0))
+    strain = Strain(CPU)
+    for _ in range(3):
+        assert "stolen" not in strain.disturbed_since(strain.mark())
+    assert len(asked) == 1
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/stat"), reason="this system does not count it")
+def test_only_what_was_stolen_from_our_cores_counts() -> None:
+    def read(name: str) -> float:
+        with open("/proc/stat") as file:
+            row = next(line.split() for line in file if line.split()[0] == name)
+        return int(row[8]) / os.sysconf("SC_CLK_TCK")
+
+    before = os.sched_getaffinity(0)
+    core = min(before)
+    os.sched_setaffinity(0, {core})
+    try:
+        low = read(f"cpu{core}")
+        assert low <= strain_module._stolen_s() <= read(f"cpu{core}")
+    finally:
+        os.sched_setaffinity(0, before)
+
+
 @needs_schedstat
 @pytest.mark.usefixtures("_one_core")
 def test_a_neighbour_on_the_same_core_is_seen() -> None:

@@ -15,7 +15,7 @@ import gc
 import math
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,10 @@ from autocompile.trial.strain import Strain
 __all__ = ["Limits", "Timed", "paired_blocks", "watched_blocks"]
 
 _LOOK_EVERY = 4
+_LOOK_SHARE = 16  # of the rounds there are: a look at many takes long
+_SHORT_BLOCK_S, _LEAD_S = 0.008, 0.001
+_SHORT_CALLS = 3
+_LATELY, _MANY = 6, 4  # so many disturbed ones of the last
 _ALONE_BLOCKS, _ALONE_BLOCK_S, _ALONE_TRIES = 7, 0.02, 3
 _DRIFT = 0.05  # by which eager may differ from itself before a measurement is made again
 _GAP_S = 0.01  # by then OpenMP's and onnxruntime's threads have stopped to spin
@@ -85,11 +89,13 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _block(side: Timed, calls: int, synchronize: Callable[[], None]) -> float:
-    """Seconds per call of one block."""
+def _block(side: Timed, calls: int, synchronize: Callable[[], None], lead: int = 0) -> float:
+    """Seconds per call of one block; ``lead`` calls before it warm the caches, unseen."""
     side.restore()
     call = side.call
     with side.context():
+        for _ in range(lead):
+            call()
         synchronize()
         begin = time.perf_counter_ns()
         for _ in range(calls):
@@ -115,7 +121,7 @@ def _calibrate(
     while True:
         mark = strain.mark() if strain else None
         most = max(most, _fill(side, synchronize, block_s))
-        waited = strain and mark and "waited" in strain.disturbed_since(mark)
+        waited = strain and mark and {"waited", "stolen"} & strain.disturbed_since(mark)
         if not waited or time.monotonic() > last_try:
             return most
 
@@ -183,7 +189,7 @@ def paired_blocks(
             steady = all(
                 [_settle(s, n, synchronize, patience) for s, n in zip(sides, calls, strict=True)]
             )
-        order = random.Random(seed)
+        order, leads = random.Random(seed), [0, 0]
         rounds = Rounds(strain)
         no_hope = time.monotonic() + limits.max_s
         last_try = no_hope + (limits.patience - 1) * limits.max_s
@@ -192,13 +198,17 @@ def paired_blocks(
                 for index in order.sample((0, 1), 2):
                     if limits.gap_s:
                         time.sleep(limits.gap_s)
-                    rounds.times[index].append(_block(sides[index], calls[index], synchronize))
+                    seconds = _block(sides[index], calls[index], synchronize, leads[index])
+                    rounds.times[index].append(seconds)
+            if leads == [0, 0] and rounds.disturbed_lately(_LATELY) >= _MANY:
+                calls, leads, shrink = _shorter(calls, limits.block_s)
+                limits = dataclasses.replace(limits, max_rounds=round(limits.max_rounds * shrink))
             clean = len(rounds.logs)
             # Where nothing was calm so far, another process at another time is the better try.
             late = time.monotonic() > (last_try if clean else no_hope)
             if late and len(rounds.times[0]) >= ENOUGH_ROUNDS:
                 break
-            is_a_look = rounds.last_is_clean and clean % _LOOK_EVERY == 0
+            is_a_look = rounds.last_is_clean and clean % _look_every(clean) == 0
             if is_a_look and _is_enough(rounds.logs, rounds.clean_s, limits):
                 break
     logs, times = rounds.logs, rounds.times
@@ -211,6 +221,23 @@ def paired_blocks(
     flags = tuple(name for name, doubtful in doubts.items() if doubtful)
     sizes = calls[0], calls[1]
     return Measurement(tuple(times[0]), tuple(times[1]), sizes, flags, rounds.disturbed)
+
+
+def _look_every(clean: int) -> int:
+    """Few rounds apart at first, a share of them later."""
+    return max(_LOOK_EVERY, _LOOK_EVERY * (clean // (_LOOK_EVERY * _LOOK_SHARE)))
+
+
+def _shorter(calls: Sequence[int], block_s: float) -> tuple[list[int], list[int], float]:
+    """Calls of shorter blocks, calls ahead of them, and how many times as many rounds they make.
+
+    The calls ahead make up for what a block of few calls pays for following the other side's.
+    Where that would not be shorter, all is as it was.
+    """
+    short = [max(_SHORT_CALLS, math.ceil(n * _SHORT_BLOCK_S / block_s)) for n in calls]
+    leads = [max(1, math.ceil(n * _LEAD_S / block_s)) for n in calls]
+    times = sum(calls) / (sum(short) + sum(leads))
+    return (short, leads, times) if times > 1 else (list(calls), [0, 0], 1.0)
 
 
 def _is_enough(logs: list[float], clean_s: float, limits: Limits) -> bool:

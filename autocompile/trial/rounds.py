@@ -46,6 +46,10 @@ class Rounds:
         """Whether nothing disturbed the last round."""
         return not self._is_disturbed[-1]
 
+    def disturbed_lately(self, count: int) -> int:
+        """How many of the last ones do not count."""
+        return sum(self._is_disturbed[-count:])
+
     @property
     def disturbed(self) -> tuple[int, ...]:
         """The numbers of those that do not count."""

@@ -2,8 +2,9 @@
 
 A block of 20 ms in which a thread waited for a core says nothing about the code that was timed.
 The kernel counts that wait for each thread in nanoseconds (``/proc/.../schedstat``, see
-sched-stats in the kernel's documentation), a container's quota counts the time in which it was
-held back, NVML says when a GPU lowers its clock, and what no counter shows, the pace does.
+sched-stats in the kernel's documentation), some hypervisors say what they took from a core, a
+container's quota counts the time in which it was held back, NVML says when a GPU lowers its clock,
+and what no counter shows, the pace does.
 """
 
 from __future__ import annotations
@@ -41,12 +42,14 @@ class Mark:
     Attributes:
         clock_s: of the clock, in seconds.
         waited_s: seconds that our threads have waited for a core.
+        stolen_s: seconds that the hypervisor took from our cores.
         held_back_s: seconds that our quota held us back.
         pace: the number of the pace's sample; the next one is taken where the stretch ends.
     """
 
     clock_s: float
     waited_s: float
+    stolen_s: float
     held_back_s: float
     pace: int
 
@@ -67,16 +70,23 @@ class Strain:
         self._clocks_mhz: list[int] = []
         self._disturbances: Counter[str] = Counter()
         self._first = time.perf_counter(), self._waited_s(), _stolen_s()
+        # Where nothing was ever stolen nobody counts it; the file has a line for each core.
+        self._is_stolen_from = self._first[2] > 0
 
     def mark(self) -> Mark:
         """Now."""
         pace = self._pace.sample() if self._pace else 0
-        return Mark(time.perf_counter(), self._waited_s(), self._held_back_s(), pace)
+        stolen_s = _stolen_s() if self._is_stolen_from else 0.0
+        return Mark(time.perf_counter(), self._waited_s(), stolen_s, self._held_back_s(), pace)
 
     def disturbed_since(self, mark: Mark) -> frozenset[str]:
-        """What slowed this process since then: ``waited``, ``throttled``, ``slow``; notes it."""
+        """What slowed this process since then; notes it.
+
+        ``waited``, ``stolen``, ``throttled`` or ``slow``.
+        """
         wall_s = max(time.perf_counter() - mark.clock_s, 1e-9)
         waited_s = self._waited_s() - mark.waited_s
+        stolen_s = _stolen_s() - mark.stolen_s if self._is_stolen_from else 0.0
         held_back_s = self._held_back_s() - mark.held_back_s
         slowed = self._gpu is not None and self._gpu.is_slowed()
         if self._gpu is not None and (clock := self._gpu.clock_mhz()):
@@ -89,6 +99,7 @@ class Strain:
             "throttled": throttled,
             "slow": self.slow([mark])[0],
             "waited": waited_s > _TOLERATED * wall_s,
+            "stolen": stolen_s > _TOLERATED * wall_s,
         }
         names = frozenset(name for name, is_so in found.items() if is_so)
         self._disturbances.update(names)
@@ -148,10 +159,13 @@ class Strain:
 
 
 def _stolen_s() -> float:
-    """What the hypervisor has admitted to have taken from all cores (proc(5), ``steal``)."""
+    """What the hypervisor has admitted to have taken from our cores (proc(5), ``steal``)."""
     with contextlib.suppress(OSError, ValueError, IndexError, AttributeError):
-        first = Path("/proc/stat").read_text().splitlines()[0]
-        return int(first.split()[8]) / os.sysconf("SC_CLK_TCK")
+        ours = {b"cpu%d" % core for core in os.sched_getaffinity(0)}
+        with open("/proc/stat", "rb", buffering=0) as file:
+            rows = [line.split() for line in file.readall().splitlines()]
+        ticks = sum(int(row[8]) for row in rows if row and row[0] in ours)
+        return ticks / os.sysconf("SC_CLK_TCK")
     return 0.0
 
 

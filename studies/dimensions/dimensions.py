@@ -66,6 +66,7 @@ ROWS: dict[str, Callable[[CompileConfig], bool]] = {
     "memory format": lambda c: c.memory_format != "default",
     "frozen weights": lambda c: c.freezing,
     "onnxrt": lambda c: c.backend == "onnxrt",
+    "openvino_onnx": lambda c: c.backend == "openvino_onnx",
     "Inductor options": lambda c: bool(c.options) and c.backend == "inductor",
     "regions": lambda c: c.scope != "full",
     "dynamic": lambda c: c.dynamic is not None,
