@@ -19,6 +19,7 @@ SLOWER = 1.08
 
 _NEAR = 12  # trials before, and as many after, that tell what is usual
 _FEW = 2  # wholly calm processes are better witnesses than all together
+_MANY, _SELDOM = 8, 0.25  # from so many processes on, so few calm ones are chance
 
 
 class Calm(IntEnum):
@@ -38,6 +39,10 @@ def calmness(records: Iterable[Record]) -> dict[int, Calm]:
     is what a quarter of the trials around it reached: fewer may have met the high clock of a
     machine that was still cool.
 
+    Where fewer than a quarter of all processes were calm, none was: beside a neighbour that rests
+    two thirds are, and on a machine that never rests a tenth seems so, by chance. To go by those
+    few would be to leave out most of what is known of one setting and not of another.
+
     Args:
         records: of the whole run, all its phases.
     """
@@ -52,6 +57,9 @@ def calmness(records: Iterable[Record]) -> dict[int, Calm]:
             near = [pace_of(r) for r in there[first : first + 2 * _NEAR + 1]]
             usual = tuple(sorted(each)[len(each) // 4] for each in zip(*near, strict=True))
             found[record.number] = _calm(record, usual)
+    calm = sum(found[r.number] is Calm.ENOUGH for r in processes)
+    if len(processes) >= _MANY and calm < _SELDOM * len(processes):
+        return dict.fromkeys(found, Calm.NONE)
     return found
 
 

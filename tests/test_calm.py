@@ -65,6 +65,34 @@ def test_what_is_usual_is_known_by_all_phases() -> None:
     assert calmness([trial(0, pace_s=SLOW_S), *others])[0] is Calm.NONE
 
 
+@pytest.mark.parametrize(
+    ("calm", "all_of_them", "counts"),
+    [(3, 8, True), (1, 8, False), (2, 8, True), (4, 20, False), (1, 7, True)],
+)
+def test_a_few_calm_processes_of_many_are_chance(calm: int, all_of_them: int, counts: bool) -> None:
+    flags = [()] * calm + [DISTURBED] * (all_of_them - calm)
+    records = [trial(number, flags=each) for number, each in enumerate(flags)]
+    found = list(calmness(records).values())
+    assert found.count(Calm.ENOUGH) == (calm if counts else 0)
+    assert found[-1] is (Calm.SOME if counts else Calm.NONE)
+
+
+def test_on_a_machine_that_hardly_rests_each_setting_is_judged_by_all_its_processes() -> None:
+    """One setting happens to have two calm processes, another four; both have twelve."""
+    speeds = [1.11, 1.19, 1.13, 1.17, 1.15, 1.16, 1.14, 1.12, 1.18, 1.15, 1.16, 1.14]
+    flags = {0: [(), (), *[DISTURBED] * 10], 1: [*[()] * 4, *[DISTURBED] * 8]}
+    records = [trial(0, flags=DISTURBED), trial(1, LITE, flags=DISTURBED)]
+    for index, speed in enumerate(speeds):
+        for repeats, config, off in ((0, DEFAULT_INDUCTOR, 1.0), (1, LITE, 0.93)):
+            more = {"repeats": repeats, "role": "confirm", "flags": flags[repeats][index]}
+            records.append(trial(len(records), config, speed * off, **more))
+    first, second = candidates(records)
+    assert (first.confirmed, second.confirmed) == (12, 12)
+    assert first.speedup.value == pytest.approx(1.15, rel=0.005)
+    assert first.speedup.half_width < 0.02
+    assert tie_set(first, [first, second]) == [first]
+
+
 def test_one_process_is_one_witness_however_many_settings_it_answers() -> None:
     cool = [0.5 * s for s in USUAL_S]
     twins = [trial(n, pace_s=cool, duplicate_of=0) for n in range(10, 16)]

@@ -28,8 +28,8 @@ __all__ = ["choose", "confirm"]
 
 _BLOCK_S, _PATIENCE = 0.03, 3.0
 _CHOICES = 5  # how often finalists are chosen anew when one fails or loses its lead
-_SPARE = 5  # processes that may be disturbed before a setting gets no more, ...
-_SPARE_WHERE_SOME = 12  # ... and where another setting was seen at all: others do rest then
+_HIDDEN = 5  # processes that were all disturbed before another setting gets a turn as well
+_SPARE = 12  # processes that may be disturbed where another setting's were not: others do rest then
 _MOST = 2  # times as many settings as the effort says, where some of them are never calm
 _AT_LEAST = ENOUGH_PROCESSES  # for each; who has lost by then, or leads elsewhere, gets no more
 
@@ -117,7 +117,7 @@ def _unseen(every: Sequence[Candidate], calm: Mapping[int, Calm], most: int) -> 
 
 def _is_given_up(candidate: Candidate, records: Sequence[Record]) -> bool:
     """Whether others get a turn in its place: its processes were all disturbed so far."""
-    return candidate.is_unseen and _tries(candidate.record, records) >= _SPARE
+    return candidate.is_unseen and _tries(candidate.record, records) >= _HIDDEN
 
 
 def _by_lower_bound(
@@ -149,7 +149,7 @@ def confirm(study: PhaseStudy, effort: Effort, limits: Limits, budget: Budget, s
         Interrupted: after Ctrl-C.
     """
     order = random.Random(seed)
-    for _ in range(_CHOICES + effort.most_processes + _SPARE_WHERE_SOME):
+    for _ in range(_CHOICES + effort.most_processes + _SPARE):
         finalists = choose(study.records, study.calmness(), effort, study.objective, limits)
         jobs = _next_round(finalists, study, effort)
         if not jobs:
@@ -183,7 +183,7 @@ def _next_round(finalists: Sequence[Record], study: PhaseStudy, effort: Effort) 
         and not c.record.config.is_baseline
         and c.record in finalists
     }
-    spare = _SPARE_WHERE_SOME if some_are_seen(rivals.values()) else _SPARE
+    some_calm = some_are_seen(rivals.values())
     contenders = set()
     if rivals:
         best = rank(list(rivals.values()), study.objective)[0]
@@ -193,8 +193,10 @@ def _next_round(finalists: Sequence[Record], study: PhaseStudy, effort: Effort) 
         again = [r for r in study.records if r.repeats == finalist.number]
         if sum(map(slows_eager, again)) >= min(_AT_LEAST, effort.processes):
             return False  # that is its own doing: no other process will be calmer
-        had = _repeats(finalist, study.records, calm)
-        if _tries(finalist, study.records) - had >= spare:
+        tries = _tries(finalist, study.records)
+        # Where nobody is calm every process counts.
+        had = _repeats(finalist, study.records, calm) if some_calm else tries
+        if tries - had >= _SPARE:
             return False
         if had < min(_AT_LEAST, effort.processes):
             return True
