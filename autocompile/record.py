@@ -23,6 +23,7 @@ from autocompile.stats import Interval, median, speedup
 __all__ = [
     "ENOUGH_ROUNDS",
     "SCHEMA",
+    "SELDOM",
     "UNSOUND",
     "Measurement",
     "Outcome",
@@ -71,8 +72,11 @@ ENOUGH_ROUNDS = 8
 """From so many rounds of a measurement on its 95 % interval is worth something."""
 
 
-FEW_ROUNDS = 3
-"""With fewer that nothing disturbed, the disturbed ones are the better witnesses."""
+FEW_ROUNDS, SELDOM = 3, 0.1
+"""With fewer that nothing disturbed, in number or as a share, the others are better witnesses.
+
+On a machine that never rests one round in thirty seems undisturbed, by chance.
+"""
 
 UNSOUND = frozenset({"contended", "throttled", "eager_slowed"})
 """Flags of a measurement that proves nothing: something was in the way of one side."""
@@ -89,7 +93,7 @@ class Measurement:
         flags: what makes these numbers doubtful (``noisy``, ``not_steady``, ``contended``,
             ``throttled``, ``eager_slowed``).
         disturbed: the rounds in which other processes or heat slowed this one. They are kept, and
-            left out of what is computed from at least :data:`FEW_ROUNDS` others.
+            left out where at least three others are there, and these are a tenth of all.
     """
 
     eager_s: tuple[float, ...]
@@ -122,12 +126,17 @@ class Measurement:
     def is_partly_sound(self) -> bool:
         """Whether a little of it was, and the rest is left out."""
         calm = len(self.eager_s) - len(self.disturbed)
-        return calm >= FEW_ROUNDS and UNSOUND & set(self.flags) == {"contended"}
+        return calm >= self._few and UNSOUND & set(self.flags) == {"contended"}
 
     def _clean(self, times: tuple[float, ...]) -> tuple[float, ...]:
         left_out = set(self.disturbed)
         clean = tuple(t for round_, t in enumerate(times) if round_ not in left_out)
-        return clean if len(clean) >= FEW_ROUNDS else times
+        return clean if len(clean) >= self._few else times
+
+    @property
+    def _few(self) -> float:
+        """So many undisturbed rounds say more than all."""
+        return max(FEW_ROUNDS, SELDOM * len(self.eager_s))
 
 
 @dataclass(frozen=True)

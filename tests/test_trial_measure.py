@@ -270,6 +270,20 @@ def test_long_calls_keep_their_blocks_whoever_disturbs(clock: Clock) -> None:
     assert found.calls == (2, 2)
 
 
+def test_a_few_undisturbed_rounds_of_many_are_chance(clock: Clock) -> None:
+    """One in thirty seems undisturbed, and shows another ratio than all the others."""
+    rounds = itertools.count()
+    neighbour: Any = Neighbour(lambda: next(rounds) % 30 > 0)
+    eager = timed(lambda: clock.work(0.004 if neighbour.seen else 0.006))
+    compiled = timed(lambda: clock.work(0.002))
+    limits = Limits(1e-9, 1000, 2.0, 0.03, patience=6.0)
+    found = paired_blocks(eager, compiled, nothing, limits, 0, neighbour)
+    seemed = len(found.eager_s) - len(found.disturbed)
+    assert 8 <= seemed < len(found.eager_s) / 20
+    assert found.speedup.value == pytest.approx(2.0)
+    assert "contended" in found.flags and not found.is_partly_sound
+
+
 def test_where_nothing_is_calm_it_ends_sooner_than_where_something_is(clock: Clock) -> None:
     def call() -> None:
         clock.work(0.02)

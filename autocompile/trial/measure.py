@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autocompile.record import ENOUGH_ROUNDS, Measurement
+from autocompile.record import ENOUGH_ROUNDS, SELDOM, Measurement
 from autocompile.stats import median, signed_rank_interval
 from autocompile.trial.rounds import Rounds
 from autocompile.trial.strain import Strain
@@ -212,11 +212,12 @@ def paired_blocks(
             if is_a_look and _is_enough(rounds.logs, rounds.clean_s, limits):
                 break
     logs, times = rounds.logs, rounds.times
+    are_few = len(logs) < max(ENOUGH_ROUNDS, SELDOM * len(times[0]))
     doubts = {
         "noisy": not _is_narrow(logs, limits),
         "not_steady": not steady,
-        "contended": len(logs) < ENOUGH_ROUNDS,
-        "throttled": strain is not None and strain.throttled and len(logs) < ENOUGH_ROUNDS,
+        "contended": are_few,
+        "throttled": strain is not None and strain.throttled and are_few,
     }
     flags = tuple(name for name, doubtful in doubts.items() if doubtful)
     sizes = calls[0], calls[1]
