@@ -196,13 +196,17 @@ class Truth:
     processes: tuple[float, ...]
 
 
-def analyse(rows: list[dict[str, Any]], rounds: int = ROUNDS) -> dict[str, Truth]:
+def analyse(
+    rows: list[dict[str, Any]], rounds: int = ROUNDS, *, calm_only: bool = True
+) -> dict[str, Truth]:
     """For each setting, the median of the calm rounds' ratios, pooled over its calm processes.
 
     The interval is a bootstrap over processes and, within each, over rounds. Eager is 1 exactly.
+    Where ``calm_only`` is false all rounds of all processes count, and the yardstick does not.
     """
-    found, yard_us = {EAGER: Truth(1.0, 1.0, 1.0, ())}, best_yard_us(rows)
-    calm = [row for row in rows if _is_calm(row, yard_us, rounds)]
+    found = {EAGER: Truth(1.0, 1.0, 1.0, ())}
+    yard_us = best_yard_us(rows) if calm_only else float("inf")
+    calm = [row for row in rows if _is_calm(row, yard_us, rounds if calm_only else 0)]
     for setting in dict.fromkeys(row["setting"] for row in calm):
         # As many rounds of each: a process that had more is no better informed.
         ours = [calm_ratios(r, yard_us)[:rounds] for r in calm if r["setting"] == setting]

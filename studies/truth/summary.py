@@ -2,6 +2,7 @@
 
 python studies/truth/summary.py --device cpu
 python studies/truth/summary.py --device cpu --write     # into README.md, between its markers
+python studies/truth/summary.py --device cpu --folder studies/truth/busy --write
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from yardstick import is_busy
 
 PICKED, COVERED, EQUALS, POWER = 0.95, 0.90, 0.05, 0.90  # targets
 ERROR = {"quiet": 0.01, "noisy": 0.02}
-BUSY_HOST = ", busy host"
+BUSY, BUSY_HOST = "busy", ", busy host"
 
 
 def truths(folder: Path, device: str) -> dict[str, dict[str, Truth]]:
-    """What was measured at length, model by model."""
+    """What was measured at length, model by model; on a busy host by all rounds."""
     found = {name: load(folder / f"truth_{name}.json") for name in of_device(device)}
-    return {name: analyse(rows) for name, rows in found.items() if rows}
+    calm_only = folder.name != BUSY
+    return {name: analyse(rows, calm_only=calm_only) for name, rows in found.items() if rows}
 
 
 def runs(folder: Path, device: str) -> list[dict[str, Any]]:
@@ -37,7 +39,8 @@ def runs(folder: Path, device: str) -> list[dict[str, Any]]:
         name = path.stem.removeprefix("tunes_")
         found += [{"model": name, **row} for row in load(path)]
     found += load(folder / "aitune.json") + load(folder / "timer.json")
-    busy = (is_busy(row.get("host", ()), device) for row in found)
+    # In a folder of a busy host all are alike.
+    busy = (folder.name != BUSY and is_busy(row.get("host", ()), device) for row in found)
     return [
         {**row, "method": method_of(row), "is_busy": is_so}
         for row, is_so in zip(found, busy, strict=True)
@@ -246,12 +249,13 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="of the JSON; beside this file if left out")
     parser.add_argument("--write", action="store_true", help="into README.md")
     args = parser.parse_args()
-    text = text_of(args.device, args.folder or HERE / args.device)
+    folder = (args.folder or HERE / args.device).resolve()
+    text = text_of(args.device, folder)
     if not args.write:
         print(text)
         return
     readme = HERE / "README.md"
-    begin, end = f"<!-- tables of {args.device} -->", f"<!-- end of {args.device} -->"
+    begin, end = f"<!-- tables of {folder.name} -->", f"<!-- end of {folder.name} -->"
     before, rest = readme.read_text().split(begin)
     after = rest.split(end)[1]
     readme.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}")
