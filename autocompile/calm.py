@@ -57,8 +57,9 @@ def calmness(records: Iterable[Record]) -> dict[int, Calm]:
             near = [pace_of(r) for r in there[first : first + 2 * _NEAR + 1]]
             usual = tuple(sorted(each)[len(each) // 4] for each in zip(*near, strict=True))
             found[record.number] = _calm(record, usual)
-    calm = sum(found[r.number] is Calm.ENOUGH for r in processes)
-    if len(processes) >= _MANY and calm < _SELDOM * len(processes):
+    # What slows eager by itself says nothing about the machine.
+    told = [found[r.number] is Calm.ENOUGH for r in processes if not slows_eager(r)]
+    if len(told) >= _MANY and sum(told) < _SELDOM * len(told):
         return dict.fromkeys(found, Calm.NONE)
     return found
 

@@ -77,6 +77,12 @@ def test_a_few_calm_processes_of_many_are_chance(calm: int, all_of_them: int, co
     assert found[-1] is (Calm.SOME if counts else Calm.NONE)
 
 
+def test_settings_that_slow_eager_do_not_make_a_calm_machine_a_busy_one() -> None:
+    spinning = [trial(number, flags=("eager_slowed",)) for number in range(9)]
+    found = calmness([*spinning, trial(9), trial(10)])
+    assert (found[0], found[9], found[10]) == (Calm.NONE, Calm.ENOUGH, Calm.ENOUGH)
+
+
 def test_on_a_machine_that_hardly_rests_each_setting_is_judged_by_all_its_processes() -> None:
     """One setting happens to have two calm processes, another four; both have twelve."""
     speeds = [1.11, 1.19, 1.13, 1.17, 1.15, 1.16, 1.14, 1.12, 1.18, 1.15, 1.16, 1.14]
