@@ -5,7 +5,8 @@
 
 In one process the MLP's best setting is timed against eager again and again by autocompile's own
 ``paired_blocks`` with the limits of a finalist, with short blocks allowed and not allowed in turn.
-Every measurement's estimate goes to ``busy/blocks.json``; printed is how far they are apart.
+Every measurement's estimate goes to ``busy/blocks.json``; printed is how wide their intervals are,
+and how far the estimates are apart, which on such a machine is also how far its states are apart.
 """
 
 from __future__ import annotations
@@ -77,9 +78,10 @@ def main() -> None:
             ours = [r for r in load(path) if (r["noise"], r["short"]) == (noise, short)]
             if len(ours) > 1:
                 logs = [math.log(r["speedup"]) for r in ours]
+                width = statistics.median(r["half_width"] for r in ours)
                 said = f"{noise} {'short' if short else 'long'}: {len(ours)} measurements, "
-                said += f"{math.exp(statistics.median(logs)):.3f}x, standard deviation "
-                said += f"{100 * statistics.stdev(logs):.1f} %, "
+                said += f"{math.exp(statistics.median(logs)):.3f}x, interval ±{100 * width:.1f} %, "
+                said += f"{100 * statistics.stdev(logs):.1f} % apart, "
                 print(said + f"{statistics.median(r['wall_s'] for r in ours):.1f} s")
 
 
