@@ -72,7 +72,8 @@ ENOUGH_ROUNDS = 8
 """From so many rounds of a measurement on its 95 % interval is worth something."""
 
 
-FEW_ROUNDS, SELDOM = 3, 0.1
+FEW_ROUNDS = 3
+SELDOM = 0.1
 """With fewer that nothing disturbed, in number or as a share, the others are better witnesses.
 
 On a machine that never rests one round in thirty seems undisturbed, by chance.
