@@ -40,8 +40,8 @@ def calmness(records: Iterable[Record]) -> dict[int, Calm]:
     machine that was still cool.
 
     Where fewer than a quarter of all processes were calm, none was: beside a neighbour that rests
-    two thirds are, and on a machine that never rests a tenth seems so, by chance. To go by those
-    few would be to leave out most of what is known of one setting and not of another.
+    two thirds are, and on a machine that never rests one in twenty seems so, by chance. To go by
+    those few would be to leave out most of what is known of one setting and not of another.
 
     Args:
         records: of the whole run, all its phases.
