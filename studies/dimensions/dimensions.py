@@ -4,16 +4,17 @@
     python studies/dimensions/dimensions.py --model cnn --device cuda
     python studies/dimensions/dimensions.py --model cnn --sizes 4 --python ipex=VENV/bin/python
 
-One run of ``tune`` for each model, with the dimensions asked for by name. Its search measures every
-setting; of each row of the table the two that look best are then measured again in fresh
-processes, as finalists are, and only that is reported. Written to ``<device>/<model>.json``, and
-with other interpreters to ``<device>/<model>_environments.json``.
+One run of ``tune`` for each model, with the dimensions asked for by name. Its search measures
+every setting; of each row of the table the two that look best (``--confirmed``) are then measured
+again in fresh processes, as finalists are, and only that is reported. Written to
+``<device>/<model>.json``, and with other interpreters to ``<device>/<model>_environments.json``.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import platform
 import sys
@@ -39,7 +40,6 @@ ROOT = HERE.parents[1]
 BASE = "backend, mode, fullgraph"
 ALL = "all together"
 ELSEWHERE = "another environment"
-CONFIRMED = 2  # of each row
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def rows() -> list[str]:
     return [BASE, *ROWS, ALL]
 
 
-def choose(records: Sequence[Record], *_: Any) -> list[Record]:
+def choose(confirmed: int, records: Sequence[Record], *_: Any) -> list[Record]:
     """In place of autocompile's own choice of finalists: the best of every row and batch size."""
     found = [c for c in candidates(records) if c.is_known_to_pay]
     chosen: dict[int, Record] = {}
@@ -110,7 +110,7 @@ def choose(records: Sequence[Record], *_: Any) -> list[Record]:
             ours = [c for c in row_of(name, here) if not c.record.config.is_baseline]
             # Those that are confirmed already stay, so that a round is not one of strangers.
             order = sorted(ours, key=lambda c: (c.confirmed > 0, c.speedup.low), reverse=True)
-            chosen |= {c.record.number: c.record for c in order[:CONFIRMED]}
+            chosen |= {c.record.number: c.record for c in order[:confirmed]}
         plain = (DEFAULT_INDUCTOR, EAGER)
         chosen |= {c.record.number: c.record for c in here if c.record.config in plain}
     return list(chosen.values())
@@ -159,10 +159,16 @@ def machine(environment: dict[str, Any]) -> dict[str, Any]:
 
 
 def run(
-    name: str, device: str, seed: int, sizes: tuple[int, ...] | None, pythons: tuple[str, ...]
+    name: str,
+    device: str,
+    seed: int,
+    sizes: tuple[int, ...] | None,
+    pythons: tuple[str, ...],
+    budget_s: float | None,
+    confirmed: int,
 ) -> dict[str, Any]:
     model = dataclasses.replace(MODELS[name], sizes=sizes or MODELS[name].sizes)
-    autocompile.search.finalists.choose = choose
+    autocompile.search.finalists.choose = functools.partial(choose, confirmed)
     # Dimensions of full effort, timed as at quick effort: what counts is confirmed anyway.
     quick = autocompile.api.effort_of("quick")
     wide = dataclasses.replace(
@@ -181,6 +187,7 @@ def run(
             phases=(model.phase,),
             space=space_of(model, device),
             effort="full",
+            budget_s=budget_s,
             device=device,
             seed=seed,
             pythons=pythons,
@@ -200,6 +207,8 @@ def run(
             for place, seen in report.get("environments", {}).items()
         },
         "wall_s": round(time.monotonic() - began, 1),
+        "budget_s": budget_s,
+        "interrupted": result.interrupted,
         "calls_per_update": report["target"]["calls_per_update"].get(model.phase),
         "spent": spent(records),
         "noise_floor": report["phases"][model.phase].get("noise_floor"),
@@ -236,13 +245,23 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--sizes", type=int, nargs="+", help="batch sizes instead of the model's")
     parser.add_argument("--python", action="append", default=[], help="NAME=PATH; repeatable")
+    parser.add_argument("--budget-s", type=float, help="of the search; to its end if left out")
+    parser.add_argument("--confirmed", type=int, default=2, help="the best so many of each row")
     parser.add_argument("--folder", type=Path, help="for the JSON; beside this file if left out")
     args = parser.parse_args()
     folder = args.folder or HERE / args.device
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{args.model}{'_environments' if args.python else ''}.json"
     sizes = tuple(args.sizes) if args.sizes else None
-    found = run(args.model, args.device, args.seed, sizes, tuple(args.python))
+    found = run(
+        args.model,
+        args.device,
+        args.seed,
+        sizes,
+        tuple(args.python),
+        args.budget_s,
+        args.confirmed,
+    )
     path.write_text(json.dumps(found, indent=1) + "\n")
     print(f"wrote {path}")
 
