@@ -39,9 +39,10 @@ def calmness(records: Iterable[Record]) -> dict[int, Calm]:
     is what a quarter of the trials around it reached: fewer may have met the high clock of a
     machine that was still cool.
 
-    Where fewer than a quarter of all processes were calm, none was: beside a neighbour that rests
-    two thirds are, and on a machine that never rests one in twenty seems so, by chance. To go by
-    those few would be to leave out most of what is known of one setting and not of another.
+    Where fewer than a quarter of the processes of a phase were calm, none was: beside a neighbour
+    that rests two thirds are, and on a machine that never rests one in twenty seems so, by chance.
+    To go by those few would be to leave out most of what is known of one setting and not of
+    another. What another phase saw, at another time, does not count.
 
     Args:
         records: of the whole run, all its phases.
@@ -57,10 +58,12 @@ def calmness(records: Iterable[Record]) -> dict[int, Calm]:
             near = [pace_of(r) for r in there[first : first + 2 * _NEAR + 1]]
             usual = tuple(sorted(each)[len(each) // 4] for each in zip(*near, strict=True))
             found[record.number] = _calm(record, usual)
-    # What slows eager by itself says nothing about the machine.
-    told = [found[r.number] is Calm.ENOUGH for r in processes if not slows_eager(r)]
-    if len(told) >= _MANY and sum(told) < _SELDOM * len(told):
-        return dict.fromkeys(found, Calm.NONE)
+    for phase in {r.phase for r in timed}:
+        # What slows eager by itself says nothing about the machine.
+        ours = [r for r in processes if r.phase == phase and not slows_eager(r)]
+        calm = sum(found[r.number] is Calm.ENOUGH for r in ours)
+        if len(ours) >= _MANY and calm < _SELDOM * len(ours):
+            found |= {r.number: Calm.NONE for r in timed if r.phase == phase}
     return found
 
 

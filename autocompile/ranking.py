@@ -8,6 +8,7 @@ machine between two processes cannot decide.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -104,6 +105,11 @@ class Candidate:
         return not (self.refresh_s and changes and not self.record.calls_per_update)
 
     @property
+    def slows_eager(self) -> bool:
+        """Whether eager was slower beside it than alone, so that its speed-up is not its own."""
+        return "eager_slowed" in self.flags
+
+    @property
     def is_unseen(self) -> bool:
         """Whether something was in the way in all its repeats, so that its speed is not known."""
         return self.confirmed > 0 and self.calm is Calm.NONE
@@ -135,7 +141,8 @@ def candidates(
     """Every setting of one phase that worked, repeats folded in, duplicates left out.
 
     A setting that failed even once in a repeat is no candidate: it cannot be relied on. What ended
-    a repeat from outside says nothing about it.
+    a repeat from outside says nothing about it. Of eager the repeats that worked count: all others
+    are compared with it.
 
     Args:
         records: of the phase.
@@ -155,7 +162,9 @@ def candidates(
         if record.role != "search" or record.duplicate_of is not None:
             continue
         again = repeats.get(record.number, [])
-        if not all(r.ok for r in again):
+        if record.config.is_plain_eager:
+            again = [r for r in again if r.ok]
+        elif not all(r.ok for r in again):
             continue
         measured = again or [record]
         used, how_calm = witnesses(measured, calm)
@@ -170,7 +179,7 @@ def candidates(
                 eager_error=eager.error(record),
                 confirmed=len(heard) if again else 0,
                 warm_compile_s=median(warm) if warm else None,
-                flags=tuple({f for r in heard for f in _flags(r)}),
+                flags=_flags_of(heard),
                 calm=Calm.ENOUGH if record.config.is_baseline else how_calm,
             )
         )
@@ -262,8 +271,13 @@ class _Eager:
         return self._known[key]
 
 
-def _flags(record: Record) -> tuple[str, ...]:
-    return record.measurement.flags if record.measurement else ()
+def _flags_of(heard: Sequence[Record]) -> tuple[str, ...]:
+    """What makes any of them doubtful; that eager was slowed beside it, if half of them say so.
+
+    That is a trait of the setting, which shows in every process; in one of five it was chance.
+    """
+    found = Counter(f for r in heard if r.measurement for f in r.measurement.flags)
+    return tuple(f for f, n in found.items() if f != "eager_slowed" or 2 * n >= len(heard))
 
 
 def _calmest(records: Sequence[Record], calm: Mapping[int, Calm]) -> Sequence[Record]:

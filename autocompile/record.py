@@ -22,6 +22,7 @@ from autocompile.stats import Interval, median, speedup
 
 __all__ = [
     "ENOUGH_ROUNDS",
+    "ONE_PROCESS",
     "SCHEMA",
     "SELDOM",
     "UNSOUND",
@@ -83,6 +84,10 @@ UNSOUND = frozenset({"contended", "throttled", "eager_slowed"})
 """Flags of a measurement that proves nothing: something was in the way of one side."""
 
 
+ONE_PROCESS = "one_process"
+"""Flag of a figure of a single process, which says nothing about how far processes are apart."""
+
+
 @dataclass(frozen=True)
 class Measurement:
     """Raw block times of one process: one entry for each round, in seconds per call.
@@ -91,6 +96,7 @@ class Measurement:
         eager_s: the eager block's seconds per call.
         compiled_s: the compiled block's, of the same round.
         calls: how many calls an eager and a compiled block held.
+        shortened: empty, or from which round on they held so many, and how many before.
         flags: what makes these numbers doubtful (``noisy``, ``not_steady``, ``contended``,
             ``throttled``, ``eager_slowed``).
         disturbed: the rounds in which other processes or heat slowed this one. They are kept, and
@@ -102,6 +108,7 @@ class Measurement:
     calls: tuple[int, int] = (1, 1)
     flags: tuple[str, ...] = ()
     disturbed: tuple[int, ...] = ()
+    shortened: tuple[int, ...] = ()
 
     @property
     def speedup(self) -> Interval:

@@ -13,7 +13,7 @@ from autocompile.errors import AutocompileError, NothingWorked, UsageError
 from autocompile.export import FORMATS, export
 from autocompile.files import write_json, write_text
 from autocompile.ranking import Limits
-from autocompile.record import UNSOUND, Outcome, Record, RunFolder
+from autocompile.record import ONE_PROCESS, UNSOUND, Outcome, Record, RunFolder
 from autocompile.report.build import build_report
 from autocompile.report.markdown import to_markdown
 from autocompile.stats import Interval
@@ -57,10 +57,12 @@ class Result:
     def is_faster_by(self, factor: float, phase: str) -> bool:
         """Whether a phase is surely faster than eager by a factor: what a gate asks.
 
-        A figure that was taken while something was in the way of one side proves nothing.
+        A figure that was taken while something was in the way of one side proves nothing, nor does
+        that of a single process.
         """
         best = self._report["phases"][phase]["best"]
-        sure = self.verdict[phase] == "faster" and not UNSOUND & set(best["flags"])
+        doubts = {*UNSOUND, ONE_PROCESS}
+        sure = self.verdict[phase] == "faster" and not doubts & set(best["flags"])
         return sure and self.speedup[phase].low >= factor
 
     def compile(self, model: Model, phase: str | None = None) -> Model:

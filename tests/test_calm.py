@@ -234,8 +234,27 @@ def test_however_much_others_disturb_the_number_of_repeats_is_bounded(
     result = tune(target, executor=FakeExecutor(script, probe), space=space, budget_s=1000.0)
     repeats = Counter(r.config.backend for r in result.trials if r.repeats is not None)
     assert len(repeats) <= 2 + 6
-    assert sum(repeats.values()) <= (8 if is_late else 90)
+    assert sum(repeats.values()) <= (3 * 8 if is_late else 90)
     assert repeats["backend24"] >= 1
+
+
+def test_what_one_phase_saw_does_not_make_the_calm_of_another_chance() -> None:
+    before = [trial(n, flags=() if n % 2 else DISTURBED) for n in range(8)]
+    later = [trial(8 + n, phase="optimizer_step", flags=DISTURBED) for n in range(40)]
+    found = calmness([*before, *later])
+    assert [found[n] for n in range(8)].count(Calm.ENOUGH) == 4
+    assert {found[n] for n in range(8, 48)} == {Calm.NONE}
+
+
+def test_that_one_process_of_five_slowed_eager_is_chance() -> None:
+    flags = [(), (), ("eager_slowed",), (), ()]
+    repeats = [trial(n, role="confirm", repeats=0, flags=each) for n, each in enumerate(flags, 1)]
+    (found,) = candidates([trial(0), *repeats])
+    assert not found.slows_eager
+    (found,) = candidates(
+        [trial(0), *repeats[1:4], trial(9, role="confirm", repeats=0, flags=flags[2])]
+    )
+    assert found.slows_eager, "two of four"
 
 
 def test_where_nothing_was_calm_eager_does_not_choose_the_batch_size(target: Path) -> None:

@@ -8,7 +8,7 @@ import shutil
 import signal
 import sqlite3
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -150,6 +150,21 @@ def test_what_slows_eager_down_beside_it_is_not_faster(target: Path) -> None:
 
     result = tune(target, executor=FakeExecutor(spinning), space=SearchSpace(batch_sizes=(4,)))
     assert result.config["forward"].mode == "default"
+    phase = result.to_dict()["phases"]["forward"]
+    assert any("eager runs slower beside it" in note for note in phase["notes"])
+    said = {tuple(row["settings"]): row["reason"] for row in phase["why_not"]}
+    assert "eager runs slower beside it" in str(said), said
+
+
+def test_where_all_settings_slow_eager_down_that_is_the_reason(target: Path) -> None:
+    def spinning(request: Mapping[str, Any]) -> Ending:
+        is_eager = request["config"]["backend"] == "eager"
+        return script(request) if is_eager else measured(2.5, flags=("eager_slowed",))
+
+    result = tune(target, executor=FakeExecutor(spinning), space=SearchSpace(batch_sizes=(4,)))
+    phase = result.to_dict()["phases"]["forward"]
+    assert phase["verdict"] == "keep_eager"
+    assert phase["reason"] == "beside every setting that works eager runs slower than alone"
 
 
 def test_one_process_that_is_off_does_not_end_the_best(target: Path) -> None:
@@ -332,6 +347,37 @@ def test_without_eager_there_is_no_verdict(target: Path) -> None:
         tune(target, executor=FakeExecutor(alone), space=SearchSpace(batch_sizes=(4,)))
 
 
+def test_where_one_phase_has_no_eager_nothing_is_recommended_for_it(target: Path) -> None:
+    def alone(request: Mapping[str, Any]) -> Ending:
+        is_eager = request["config"]["backend"] == "eager"
+        is_step = request["phase"] == "optimizer_step"
+        return failed("timeout", "eager") if is_eager and is_step else script(request)
+
+    probe = probed()
+    probe.payload["target"]["phases"] = ["forward", "optimizer_step"]
+    space = SearchSpace(batch_sizes=(4,), optimizer=("default",))
+    result = tune(target, executor=FakeExecutor(alone, probe), space=space)
+    assert result.verdict == {"forward": "faster", "optimizer_step": "failed"}
+    assert set(result.config) == {"forward"}
+
+
+@pytest.mark.parametrize("outcome", ["wrong_output", "out_of_memory"])
+def test_an_eager_repeat_that_fails_once_costs_no_verdict(target: Path, outcome: str) -> None:
+    """Nothing could be compared any more, and no resuming would mend it."""
+    unlucky = iter([True])
+
+    def once(request: Mapping[str, Any]) -> Ending:
+        is_eager = request["config"]["backend"] == "eager"
+        if is_eager and "repeats" in request and next(unlucky, False):
+            return failed(outcome, "eager")
+        return script(request)
+
+    result = tune(target, executor=FakeExecutor(once), space=SearchSpace(batch_sizes=(4,)))
+    assert result.verdict == {"forward": "faster"}
+    assert result.config["forward"].mode == "max-autotune"
+    assert Counter(r.outcome.value for r in result.trials)[outcome] == 1
+
+
 def test_of_equal_settings_the_cheapest_to_compile_wins(target: Path) -> None:
     def equal(request: Mapping[str, Any]) -> Ending:
         config = request["config"]
@@ -358,7 +404,7 @@ def test_trials_and_time_are_budgets(target: Path) -> None:
 class PressesCtrlC(FakeExecutor):
     """Ctrl-C while the trial runs that is started after so many others."""
 
-    def __init__(self, after: int) -> None:
+    def __init__(self, after: int, script: Callable[[Mapping[str, Any]], Ending] = script) -> None:
         super().__init__(script)
         self.after: int | None = after
 
@@ -378,6 +424,30 @@ def test_ctrl_c_in_the_first_confirmation_reports_what_the_search_found(target: 
     assert stopped.trials[-1].role == "confirm"
     assert stopped.verdict == {"forward": "faster"}
     assert stopped.config["forward"].mode == "max-autotune"
+
+
+@pytest.mark.parametrize("repeats", range(1, 7))
+def test_ctrl_c_on_the_way_through_a_round_does_not_undo_who_had_no_turn_yet(
+    target: Path, repeats: int
+) -> None:
+    """In whatever order: the best is reported, as not confirmed where it was not."""
+    space = SearchSpace(batch_sizes=(4,))
+
+    def near(request: Mapping[str, Any]) -> Ending:
+        is_default = request["config"]["mode"] == "default"
+        is_compiled = request["config"]["backend"] != "eager"
+        return measured(1.02, noise=0.03) if is_default and is_compiled else script(request)
+
+    undisturbed = FakeExecutor(near)
+    tune(target, executor=undisturbed, space=space)
+    searched = sum("repeats" not in request for request in undisturbed.requests)
+    stopped = tune(target, executor=PressesCtrlC(searched + repeats, near), space=space)
+    assert stopped.trials[-1].role == "confirm"
+    assert stopped.config["forward"].mode == "max-autotune"
+    best = stopped.to_dict()["phases"]["forward"]["best"]
+    assert ("one_process" in best["flags"]) is (best["confirmed_processes"] < 2)
+    if best["confirmed_processes"] < 2:
+        assert not stopped.is_faster_by(1.1, "forward")
 
 
 @pytest.mark.parametrize("at", [0, 2, 4])  # a baseline, and twice the search

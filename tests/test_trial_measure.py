@@ -16,6 +16,7 @@ import torch
 from conftest import Clock
 
 from autocompile.stats import median
+from autocompile.trial import strain as strain_module
 from autocompile.trial.measure import Limits, Timed, paired_blocks, watched_blocks
 from autocompile.trial.pace import Pace
 from autocompile.trial.strain import Strain
@@ -258,6 +259,8 @@ def test_a_short_block_follows_calls_that_nobody_times(clock: Clock) -> None:
     never = cast(Strain, Contention(1_000_000))
     found = paired_blocks(side("e"), side("c"), nothing, limits, 0, never)
     assert found.calls == (8, 8)
+    since, *before = found.shortened
+    assert 4 <= since <= 6 and before == [50, 50]
     assert found.eager_s[-1] == pytest.approx(1e-3) and found.compiled_s[-1] == pytest.approx(1e-3)
 
 
@@ -474,6 +477,18 @@ def test_disturbed_rounds_are_made_again_kept_and_left_out(clock: Clock) -> None
     assert found.flags == ()
 
 
+def test_of_calls_that_leave_no_time_for_more_rounds_the_disturbed_ones_are_made_again(
+    clock: Clock,
+) -> None:
+    rounds = itertools.count()
+    neighbour: Any = Neighbour(lambda: next(rounds) == 3)
+    eager, compiled = timed(lambda: clock.work(0.8)), timed(lambda: clock.work(0.4))
+    found = paired_blocks(eager, compiled, nothing, Limits(0.02, 64, 2.0, 0.03), 0, neighbour)
+    assert len(found.disturbed) == 1
+    assert len(found.eager_s) == 9
+    assert "contended" not in found.flags
+
+
 def test_a_neighbour_that_never_rests_ends_the_measurement_and_is_flagged(clock: Clock) -> None:
     neighbour: Any = Neighbour(lambda: True)
     side = timed(lambda: clock.work(0.02))
@@ -490,7 +505,7 @@ def test_rounds_from_before_the_best_pace_was_known_are_judged_by_it_as_well(
     state = {"slow": True}
     for kind, usual_s in (("_sums", 3e-6), ("_products", 30e-6)):
         monkeypatch.setattr(Pace, kind, lambda self, s=usual_s: s * (1.5 if state["slow"] else 1))
-    monkeypatch.setattr(Strain, "_waited_s", lambda self: 0.0)
+    monkeypatch.setattr(strain_module, "_waited_s", dict)
     monkeypatch.setattr(Strain, "_held_back_s", lambda self: 0.0)
     cpu = torch.device("cpu")
     strain = Strain(cpu, Pace(cpu))
@@ -546,6 +561,33 @@ def test_a_side_that_slows_the_other_is_measured_with_gaps_or_named(
     assert len(said) == len(flags)
     if not flags:
         assert found.speedup.value == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("spins", [False, True])
+def test_a_neighbour_in_most_rounds_is_not_taken_for_the_other_side(
+    clock: Clock, spins: bool
+) -> None:
+    """It slows eager in two of three rounds, a spinner in all; alone eager is as fast as it is."""
+    made, ended, since = itertools.count(), [-1e12], [False]
+
+    def is_there() -> bool:
+        had, since[0] = since[0], False
+        return had and next(made) % 3 > 0
+
+    neighbour: Any = Neighbour(is_there)
+
+    def compiled() -> None:
+        clock.work(0.02)
+        ended[0], since[0] = clock.monotonic(), True
+
+    def eager() -> None:
+        is_slow = clock.monotonic() < ended[0] + 0.05 if spins else neighbour.seen
+        clock.work(0.03 if is_slow else 0.02)
+
+    limits = Limits(1e-9, 64, 0.3, 0.02)
+    found, _ = watched_blocks(timed(eager), timed(compiled), nothing, limits, 0, neighbour)
+    assert "contended" in found.flags
+    assert ("eager_slowed" in found.flags) is spins
 
 
 def test_a_call_of_seconds_is_made_no_oftener_than_its_rounds_need(clock: Clock) -> None:

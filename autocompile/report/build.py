@@ -12,7 +12,7 @@ from autocompile.config import DEFAULT_INDUCTOR
 from autocompile.noise import unusual
 from autocompile.preference import rank, some_are_seen, tie_reasons, tie_set
 from autocompile.ranking import Candidate, Limits, candidates, noise_floor
-from autocompile.record import SCHEMA, UNSOUND, Outcome, Record
+from autocompile.record import ONE_PROCESS, SCHEMA, UNSOUND, Outcome, Record
 from autocompile.report.advice import on_memory
 from autocompile.report.explain import why, why_not
 from autocompile.report.rows import failures, number, trial_row, unit
@@ -22,6 +22,7 @@ from autocompile.stats import ratio
 __all__ = ["build_report"]
 
 _NO_EAGER = "eager was not measured, so nothing can be compared with it"
+_SLOWING = "beside every setting that works eager runs slower than alone"
 _ROLES = {
     "forward_exploration": "worker",
     "forward_inference": "worker",
@@ -116,7 +117,7 @@ def _phase(
         best, verdict, reason = None, "failed", early
         ties: list[Candidate] = []
     else:
-        best, ties, verdict, reason = _decide(allowed, every, records, calm, objective)
+        best, ties, verdict, reason = _decide(allowed, every, records, calm, objective, interrupted)
     floor = noise_floor(records, best.record.batch_size, calm) if best else 0.0
     rows = by_batch_size(allowed, objective)
     notes = _notes(every, allowed, space, interrupted)
@@ -163,6 +164,7 @@ def _decide(
     records: list[Record],
     calm: Mapping[int, Calm],
     objective: str,
+    interrupted: bool,
 ) -> tuple[Candidate | None, list[Candidate], str, str]:
     """The best setting, those that tie with it, the verdict and its reason."""
     order = rank(allowed, objective)
@@ -176,30 +178,31 @@ def _decide(
         (c for c in every if c.record.config.is_baseline and c.record.batch_size == size), None
     )
     if eager is None:
-        return leader, [leader], "failed", _NO_EAGER
+        return None, [], "failed", _NO_EAGER
     rivals = [c for c in order if c.record.batch_size == size and not c.record.config.is_baseline]
     # Where others were seen as they are, one that never was proves nothing by being faster.
     if some_are_seen(rivals):
         rivals = [c for c in rivals if not c.is_unseen]
-    faster = [
-        c
-        for c in rivals
-        # What slows eager down beside it would be faster than anything.
-        if c.speedup.low > 1 and c.speedup.value > 1 + floor and "eager_slowed" not in c.flags
-    ]
+    slowing = [c for c in rivals if c.slows_eager]
+    rivals = [c for c in rivals if c not in slowing]
+    faster = [c for c in rivals if c.speedup.low > 1 and c.speedup.value > 1 + floor]
     # What no fresh process has confirmed is reported only where nothing was: an interrupted run.
     tested = any(
         r.role == "confirm" and not r.config.is_baseline and r.outcome is not Outcome.INTERRUPTED
         for r in records
     )
     confirmed = [c for c in faster if c.confirmed] if tested else faster
+    if interrupted:  # in a round of random order: who leads may not have had its turn
+        lead = max((c.speedup.value for c in confirmed), default=0.0)
+        confirmed = [c for c in faster if not c.confirmed and c.speedup.low > lead] or confirmed
     if confirmed:
         top = confirmed[0]
         ties = tie_set(top, confirmed)
         return ties[0], ties, "faster", "faster than eager by more than the noise"
     ties = [eager, *(c for c in rivals if c.speedup.high >= 1)]
     if not rivals:
-        return eager, [eager], "keep_eager", _why_nothing(every, records)
+        why_none = _SLOWING if slowing else _why_nothing(every, records)
+        return eager, [eager], "keep_eager", why_none
     near = max(rivals, key=lambda c: (c.confirmed > 0, c.speedup.value)).speedup
     where = "" if size is None else f" at batch size {size}"
     reason = (
@@ -265,7 +268,7 @@ def _best(best: Candidate, every: list[Candidate]) -> dict[str, Any]:
         "calls_per_update": record.calls_per_update,
         "calls_to_repay_refresh": _calls_to_repay(best),
         "confirmed_processes": best.confirmed,
-        "flags": sorted(best.flags),
+        "flags": sorted({*best.flags, *(() if is_eager or best.confirmed > 1 else (ONE_PROCESS,))}),
         "call_s": best.call_s,
         "weights_live": record.detail.get("weights_live"),
         "notes": list(record.notes),
@@ -293,6 +296,12 @@ def _notes(
             f"{unknown} settings take the weights as constants and are not recommended, since "
             "nobody has said how often they change (--calls-per-update)"
         )
+    slowing = [c for c in allowed if c.slows_eager and c.speedup.low > 1]
+    notes += [
+        f"trial {c.record.number}: eager runs slower beside it than alone, so that it only looks "
+        f"{c.speedup.value:.2f} times as fast; it is not recommended"
+        for c in slowing
+    ]
     hidden = [c for c in allowed if c.is_unseen and UNSOUND & set(c.flags) != {"eager_slowed"}]
     if hidden and some_are_seen(allowed):
         names = ", ".join(f"trial {c.record.number}" for c in hidden)

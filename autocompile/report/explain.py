@@ -152,6 +152,8 @@ def _group(
 
 def _lost(c: Candidate, best: Candidate, device: str) -> str:
     """Why a setting that works is not the best; empty where nothing is known."""
+    if c.slows_eager:
+        return "eager runs slower beside it than alone, so how fast it is remains unknown"
     told = _gave_up(c.record, device)
     if (c.record.graph_breaks or 0) > (best.record.graph_breaks or 0):
         told.append(_broken(c.record) or _many(c.record.graph_breaks or 0, "graph break"))

@@ -176,9 +176,14 @@ def _circumstances(report: Mapping[str, Any]) -> Iterator[str]:
     again = any(b.get("confirmed_processes") for b in best)
     yield (
         "Blocks of eager and compiled calls alternate in one process, so that drift of the machine"
-        " cancels; a speed-up is the Hodges-Lehmann estimate of their paired log ratio with its"
-        " 95 % signed-rank interval."
+        " cancels; the speed-up in a process is the Hodges-Lehmann estimate of their paired log"
+        " ratio with its 95 % signed-rank interval."
     )
+    if again:
+        yield (
+            "That of several processes is their mean by a random-effects model, weighed by how"
+            " certain each is, with Student's t interval over them."
+        )
     start = "The best settings were measured again in fresh processes, and a" if again else "A"
     yield (
         f"{start} setting counts as faster only if it beats eager by more than eager differs from"

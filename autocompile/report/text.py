@@ -262,6 +262,7 @@ _DOUBTS = {
     "contended": "other processes were busy, or the machine ran slower than it can",
     "noisy": "the interval stayed wider than was aimed at",
     "not_steady": "its times had not settled",
+    "one_process": "one process alone: the next one may differ by more than the interval says",
 }
 
 

@@ -142,8 +142,9 @@ def _by_lower_bound(
 def confirm(study: PhaseStudy, effort: Effort, limits: Limits, budget: Budget, seed: int) -> None:
     """Repeat the finalists on their own warm caches, round by round, each in another order.
 
-    Rounds that a resumed run has already are not repeated; the first round is never cut short by
-    the time budget, since a winner that nobody confirmed is worth little.
+    Rounds that a resumed run has already are not repeated. When the time budget is spent there is
+    still a first round, and two more for those that may be the best and for what they are compared
+    with: one process says nothing about how far processes are apart.
 
     Raises:
         Interrupted: after Ctrl-C.
@@ -155,15 +156,38 @@ def confirm(study: PhaseStudy, effort: Effort, limits: Limits, budget: Budget, s
         if not jobs:
             break
         if budget.until is not None and time.monotonic() > budget.until:
-            jobs = [f for f in jobs if not _tries(f, study.records)]
+            jobs = _overdue(jobs, study)
             if not jobs:
                 return
         study.observer.confirming(len(jobs))
         # Forks share their origin's layout in memory, and so a part of their noise.
         study.executor.renew()
         for left, finalist in enumerate(order.sample(jobs, len(jobs)), 1 - len(jobs)):
-            if _repeat(study, finalist, effort, -left) is not Outcome.OK:
+            outcome = _repeat(study, finalist, effort, -left)
+            if outcome is not Outcome.OK and not finalist.config.is_plain_eager:
                 break  # it is no candidate any more: choose again
+
+
+def _overdue(jobs: Sequence[Record], study: PhaseStudy) -> list[Record]:
+    """Those of a round that are measured even after the budget was spent."""
+    rivals = [c for c in _rivals(jobs, study) if not c.record.config.is_plain_eager]
+    best = rank(rivals, study.objective)[:1]
+    contenders = {c.record.number for b in best for c in tie_set(b, rivals)}
+
+    def is_wanted(finalist: Record) -> bool:
+        tries, config = _tries(finalist, study.records), finalist.config
+        compared = config == DEFAULT_INDUCTOR or config.is_plain_eager
+        may_win = finalist.number in contenders
+        return not tries or (tries < _AT_LEAST and (compared or may_win))
+
+    return [f for f in jobs if is_wanted(f)]
+
+
+def _rivals(finalists: Sequence[Record], study: PhaseStudy) -> list[Candidate]:
+    """Those of the first one's batch size that were repeated."""
+    found = candidates(study.records, study.calmness())
+    same = [f for f in finalists if f.batch_size == finalists[0].batch_size]
+    return [c for c in found if c.confirmed and c.record in same]
 
 
 def _next_round(finalists: Sequence[Record], study: PhaseStudy, effort: Effort) -> list[Record]:
@@ -175,14 +199,8 @@ def _next_round(finalists: Sequence[Record], study: PhaseStudy, effort: Effort) 
     if not finalists:
         return []
     calm = study.calmness()
-    rivals = {
-        c.record.number: c
-        for c in candidates(study.records, calm)
-        if c.confirmed
-        and c.record.batch_size == finalists[0].batch_size
-        and not c.record.config.is_baseline
-        and c.record in finalists
-    }
+    there = _rivals(finalists, study)
+    rivals = {c.record.number: c for c in there if not c.record.config.is_baseline}
     some_calm = some_are_seen(rivals.values())
     contenders = set()
     if rivals:

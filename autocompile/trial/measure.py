@@ -189,7 +189,7 @@ def paired_blocks(
             steady = all(
                 [_settle(s, n, synchronize, patience) for s, n in zip(sides, calls, strict=True)]
             )
-        order, leads = random.Random(seed), [0, 0]
+        order, leads, shortened = random.Random(seed), [0, 0], list[int]()
         rounds = Rounds(strain)
         no_hope = time.monotonic() + limits.max_s
         last_try = no_hope + (limits.patience - 1) * limits.max_s
@@ -201,12 +201,16 @@ def paired_blocks(
                     seconds = _block(sides[index], calls[index], synchronize, leads[index])
                     rounds.times[index].append(seconds)
             if leads == [0, 0] and rounds.disturbed_lately(_LATELY) >= _MANY:
+                before = calls
                 calls, leads, shrink = _shorter(calls, limits.block_s)
+                shortened = [len(rounds.times[0]), *before] if shrink != 1 else []
                 limits = dataclasses.replace(limits, max_rounds=round(limits.max_rounds * shrink))
             clean = len(rounds.logs)
             # Where nothing was calm so far, another process at another time is the better try.
             late = time.monotonic() > (last_try if clean else no_hope)
-            if late and len(rounds.times[0]) >= ENOUGH_ROUNDS:
+            # Of calls so long that there was time for no more, disturbed ones are made again.
+            most = 2 * ENOUGH_ROUNDS if 0 < clean < ENOUGH_ROUNDS and not is_long else ENOUGH_ROUNDS
+            if late and len(rounds.times[0]) >= most:
                 break
             is_a_look = rounds.last_is_clean and clean % _look_every(clean) == 0
             if is_a_look and _is_enough(rounds.logs, rounds.clean_s, limits):
@@ -220,8 +224,14 @@ def paired_blocks(
         "throttled": strain is not None and strain.throttled and are_few,
     }
     flags = tuple(name for name, doubtful in doubts.items() if doubtful)
-    sizes = calls[0], calls[1]
-    return Measurement(tuple(times[0]), tuple(times[1]), sizes, flags, rounds.disturbed)
+    return Measurement(
+        eager_s=tuple(times[0]),
+        compiled_s=tuple(times[1]),
+        calls=(calls[0], calls[1]),
+        flags=flags,
+        disturbed=rounds.disturbed,
+        shortened=tuple(shortened),
+    )
 
 
 def _look_every(clean: int) -> int:
@@ -285,7 +295,12 @@ def watched_blocks(
 
     def slowing(found: Measurement, *around: float | None) -> float:
         known = [t for t in around if t is not None]
-        return found.eager_call_s / median(known) - 1 if len(known) == 2 else 0.0
+        if len(known) < 2:
+            return 0.0
+        # Others slow some rounds, what the other side does slows them all.
+        is_mixed = "contended" in found.flags
+        fast_s = sorted(found.eager_s)[len(found.eager_s) // 4] if is_mixed else found.eager_call_s
+        return fast_s / median(known) - 1
 
     before = alone()
     found = paired_blocks(eager, compiled, synchronize, limits, seed, strain)

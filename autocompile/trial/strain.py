@@ -25,7 +25,7 @@ from autocompile.trial.pace import Pace
 
 __all__ = ["Mark", "Strain"]
 
-_TOLERATED = 0.02  # share of a round that threads may wait: what the kernel's own work causes
+_TOLERATED = 0.02  # share of a round that a thread may wait: what the kernel's own work causes
 _QUOTAS = (
     ("/sys/fs/cgroup/cpu.stat", "throttled_usec", 1e-6),
     ("/sys/fs/cgroup/cpu/cpu.stat", "throttled_time", 1e-9),
@@ -41,14 +41,14 @@ class Mark:
 
     Attributes:
         clock_s: of the clock, in seconds.
-        waited_s: seconds that our threads have waited for a core.
-        stolen_s: seconds that the hypervisor took from our cores.
+        waited_s: seconds that each of our threads has waited for a core.
+        stolen_s: seconds that the hypervisor took from our cores, on average.
         held_back_s: seconds that our quota held us back.
         pace: the number of the pace's sample; the next one is taken where the stretch ends.
     """
 
     clock_s: float
-    waited_s: float
+    waited_s: dict[str, float]
     stolen_s: float
     held_back_s: float
     pace: int
@@ -69,7 +69,7 @@ class Strain:
         self.throttled = False
         self._clocks_mhz: list[int] = []
         self._disturbances: Counter[str] = Counter()
-        self._first = time.perf_counter(), self._waited_s(), _stolen_s()
+        self._first = time.perf_counter(), _waited_s(), _stolen_s()
         # Where nothing was ever stolen nobody counts it; the file has a line for each core.
         self._is_stolen_from = self._first[2] > 0
 
@@ -77,7 +77,7 @@ class Strain:
         """Now."""
         pace = self._pace.sample() if self._pace else 0
         stolen_s = _stolen_s() if self._is_stolen_from else 0.0
-        return Mark(time.perf_counter(), self._waited_s(), stolen_s, self._held_back_s(), pace)
+        return Mark(time.perf_counter(), _waited_s(), stolen_s, self._held_back_s(), pace)
 
     def disturbed_since(self, mark: Mark) -> frozenset[str]:
         """What slowed this process since then; notes it.
@@ -85,7 +85,7 @@ class Strain:
         ``waited``, ``stolen``, ``throttled`` or ``slow``.
         """
         wall_s = max(time.perf_counter() - mark.clock_s, 1e-9)
-        waited_s = self._waited_s() - mark.waited_s
+        waited_s = _longest_wait_s(mark.waited_s)
         stolen_s = _stolen_s() - mark.stolen_s if self._is_stolen_from else 0.0
         held_back_s = self._held_back_s() - mark.held_back_s
         slowed = self._gpu is not None and self._gpu.is_slowed()
@@ -122,7 +122,7 @@ class Strain:
         then, waited_s, stolen_s = self._first
         wall_s = max(time.perf_counter() - then, 1e-9)
         found: dict[str, Any] = {
-            "waited": round((self._waited_s() - waited_s) / wall_s, 4),
+            "waited": round(_longest_wait_s(waited_s) / wall_s, 4),
             "stolen": round((_stolen_s() - stolen_s) / wall_s, 4),
             "throttled": self.throttled,
             "disturbed": dict(self._disturbances),
@@ -132,20 +132,6 @@ class Strain:
         if self._clocks_mhz:
             found["clock_mhz"] = [min(self._clocks_mhz), max(self._clocks_mhz)]
         return found
-
-    def _waited_s(self) -> float:
-        """Of all threads together; those that have ended are no longer counted."""
-        total = 0
-        with contextlib.suppress(OSError):
-            for task in os.listdir("/proc/self/task"):
-                # Without pathlib, which takes longer than the reading.
-                path = f"/proc/self/task/{task}/schedstat"
-                with (
-                    contextlib.suppress(OSError, ValueError, IndexError),
-                    open(path, "rb", buffering=0) as file,
-                ):
-                    total += int(file.read().split()[1])
-        return total / 1e9
 
     def _held_back_s(self) -> float:
         if self._quota is None:
@@ -158,14 +144,41 @@ class Strain:
         return 0.0
 
 
+def _waited_s() -> dict[str, float]:
+    """Of each thread there is."""
+    found = {}
+    with contextlib.suppress(OSError):
+        for task in os.listdir("/proc/self/task"):
+            # Without pathlib, which takes longer than the reading.
+            path = f"/proc/self/task/{task}/schedstat"
+            with (
+                contextlib.suppress(OSError, ValueError, IndexError),
+                open(path, "rb", buffering=0) as file,
+            ):
+                found[task] = int(file.read().split()[1]) / 1e9
+    return found
+
+
+def _longest_wait_s(before: dict[str, float]) -> float:
+    """Of the thread that waited longest since then: of many that work together the last counts.
+
+    Not the sum, which among 64 threads is large when each waited next to nothing.
+    """
+    return max((s - before.get(task, 0.0) for task, s in _waited_s().items()), default=0.0)
+
+
 def _stolen_s() -> float:
-    """What the hypervisor has admitted to have taken from our cores (proc(5), ``steal``)."""
+    """What the hypervisor has admitted to have taken from each of our cores (proc(5), ``steal``).
+
+    The mean over the cores: which of them ours run on is not known, and in a container of many
+    cores most belong to others.
+    """
     with contextlib.suppress(OSError, ValueError, IndexError, AttributeError):
         ours = {b"cpu%d" % core for core in os.sched_getaffinity(0)}
         with open("/proc/stat", "rb", buffering=0) as file:
             rows = [line.split() for line in file.readall().splitlines()]
         ticks = sum(int(row[8]) for row in rows if row and row[0] in ours)
-        return ticks / os.sysconf("SC_CLK_TCK")
+        return ticks / os.sysconf("SC_CLK_TCK") / len(ours)
     return 0.0
 
 

@@ -12,12 +12,17 @@ Everything is timed by the product's own code, judged by its own rules, on a mod
 
 The final decision joins five processes, as a confirmation does. CPU only. What is there already
 is not measured again; ``aa.json`` holds every interval.
+
+These compare two sides of one process. Two settings of a tune are compared by processes of their
+own, which differ; so :func:`groups` takes processes of one setting from the recorded truth and asks
+whether four of them would be told from five others.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import random
 import sys
@@ -27,12 +32,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ground_truth import ROUNDS, best_yard_us, calm_limit, is_calm
 from models import HERE, MODELS, Side, make
 from store import append, last_line, load
 
+from autocompile import api
 from autocompile.preference import SAME
+from autocompile.search import finalists
 from autocompile.search.effort import EFFORTS
-from autocompile.stats import Interval, across_processes, median, ratio
+from autocompile.stats import Interval, across_processes, median, ratio, speedup
 
 SLOWER = 0.02
 JOINED = 5  # processes behind a final decision
@@ -40,10 +48,16 @@ EFFORT = EFFORTS["normal"]
 SEARCH = {
     "half_width": EFFORT.half_width,
     "max_s": EFFORT.max_s,
-    "max_rounds": 96,  # this and the blocks as autocompile/api.py and search/finalists.py have them
-    "block_s": 0.02,
+    "max_rounds": api._MAX_ROUNDS,
+    "block_s": api._SEARCH_BLOCK_S,
+    "patience": api._SEARCH_PATIENCE,
 }
-CONFIRM = {**SEARCH, "half_width": EFFORT.confirm_half_width, "block_s": 0.03}
+CONFIRM = {
+    **SEARCH,
+    "half_width": EFFORT.confirm_half_width,
+    "block_s": finalists._BLOCK_S,
+    "patience": finalists._PATIENCE,
+}
 
 
 def slowed(call: Callable[[], Any], share: float) -> Callable[[], None]:
@@ -151,6 +165,34 @@ def analyse(rows: list[dict[str, Any]]) -> dict[str, list[bool]]:
             joined = across_processes(several)
             found["power_final"].append(beats(joined, floor))
             found["power_final_tie"].append(behind(ratio(joined, equal)))
+    return found
+
+
+def groups(rows: list[dict[str, Any]]) -> list[bool]:
+    """Whether four processes of a setting would leave the tie set of five others, or they theirs.
+
+    Args:
+        rows: of ``truth_<model>.json``; each setting's first nine calm processes are parted in all
+            126 ways, which have processes in common: they are not so many independent tries.
+    """
+    yard_us = best_yard_us(rows)
+    found: list[bool] = []
+    for setting in dict.fromkeys(row["setting"] for row in rows if "error" not in row):
+        each = []
+        for row in rows:
+            if row["setting"] != setting or not is_calm(row, yard_us, ROUNDS):
+                continue
+            most_us = calm_limit(row["threads"]) * yard_us
+            calm = [i for i, us in enumerate(row["yard_us"]) if us <= most_us][:ROUNDS]
+            sides = row["eager_us"], row["compiled_us"]
+            each.append(speedup(*([side[i] for i in calm] for side in sides)))
+        for four in itertools.combinations(range(len(each[:9])), 4):
+            parts = (
+                [i for n, i in enumerate(each[:9]) if n in four],
+                [i for n, i in enumerate(each[:9]) if n not in four],
+            )
+            apart = ratio(*map(across_processes, parts))
+            found.append(behind(apart) or behind(ratio(Interval(1, 1, 1), apart)))
     return found
 
 

@@ -4,9 +4,10 @@
     python studies/truth/blocks.py --noise noisy --count 12
 
 In one process the MLP's best setting is timed against eager again and again by autocompile's own
-``paired_blocks`` with the limits of a finalist, with short blocks allowed and not allowed in turn.
-Every measurement's estimate goes to ``busy/blocks.json``; printed is how wide their intervals are,
-and how far the estimates are apart, which on such a machine is also how far its states are apart.
+``paired_blocks`` with short blocks allowed and not allowed in turn, at about the limits of a
+finalist (64 rounds for 96, and a pace that knows nothing of other processes). Every measurement's
+estimate goes to ``busy/blocks.json``; printed is how wide their intervals are, and how far the
+estimates are apart, which on such a machine is also how far its states are apart.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ def _missing(
     rows: list[dict[str, Any]], settings: list[str], processes: int, rounds: int
 ) -> list[str]:
     """The settings of which fewer calm processes are there than wanted, and tries are left."""
-    calm = Counter(r["setting"] for r in rows if _is_calm(r, best_yard_us(rows), rounds))
+    calm = Counter(r["setting"] for r in rows if is_calm(r, best_yard_us(rows), rounds))
     tries = Counter(r["setting"] for r in rows)
     failed = Counter(r["setting"] for r in rows if "error" in r)
     return [
@@ -155,7 +155,7 @@ def _missing(
     ]
 
 
-def _is_calm(row: dict[str, Any], yard_us: float, rounds: int) -> bool:
+def is_calm(row: dict[str, Any], yard_us: float, rounds: int) -> bool:
     return "error" not in row and calm_ratios(row, yard_us).size >= ENOUGH * rounds
 
 
@@ -206,7 +206,7 @@ def analyse(
     """
     found = {EAGER: Truth(1.0, 1.0, 1.0, ())}
     yard_us = best_yard_us(rows) if calm_only else float("inf")
-    calm = [row for row in rows if _is_calm(row, yard_us, rounds if calm_only else 0)]
+    calm = [row for row in rows if is_calm(row, yard_us, rounds if calm_only else 0)]
     for setting in dict.fromkeys(row["setting"] for row in calm):
         # As many rounds of each: a process that had more is no better informed.
         ours = [calm_ratios(r, yard_us)[:rounds] for r in calm if r["setting"] == setting]
