@@ -61,7 +61,10 @@ def table(found: dict[str, Any]) -> list[str]:
         if one := best(ALL, size, found):
             where = f"batch {size}: " if size else ""
             winners.append(f"{where}{one['label']} ({one['call_us']:.0f} µs)")
-    return [*lines, "", f"Best: {'; '.join(winners)}.", ""]
+    lines += ["", f"Best: {'; '.join(winners)}.", ""]
+    if any(s["confirmed"] == 1 and s["label"] != "eager" for s in found["settings"]):
+        lines[-1:] = ["Some in one process only: the interval knows nothing of other processes.", ""]
+    return lines
 
 
 def savings(every: list[dict[str, Any]]) -> list[str]:

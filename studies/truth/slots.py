@@ -158,9 +158,22 @@ def in_turn(series: Iterable[list[Task]]) -> Iterator[Task]:
         yield from (task for task in turn if task is not None)
 
 
+def siblings(core: int) -> list[int]:
+    """The logical cores that share a physical one with this, itself among them, in order."""
+    path = Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list")
+    found = [core]
+    for part in path.read_text().strip().split(",") if path.exists() else ():
+        first, _, last = part.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    return sorted(set(found))
+
+
 def slots(args: argparse.Namespace, home: Path) -> list[Slot]:
     """Cores from ``--first-core`` on, and a GPU for each slot in turn."""
-    allowed = sorted(os.sched_getaffinity(0))[args.first_core :]
+    allowed = sorted(os.sched_getaffinity(0))
+    if args.physical:
+        allowed = [core for core in allowed if core == siblings(core)[0]]
+    allowed = allowed[args.first_core :]
     found = []
     for number in range(args.count):
         cores = tuple(allowed[number * args.cores : (number + 1) * args.cores])
@@ -176,6 +189,7 @@ def work(
 ) -> None:
     """Do one thing after the other while there is time."""
     where = {"cores_of_each": args.cores, "at_once": args.count}
+    where |= {"physical": True} if args.physical else {}
     while True:
         try:
             task = todo.get_nowait()
@@ -206,6 +220,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, required=True, help="of slots")
     parser.add_argument("--cores", type=int, default=2, help="of each slot")
     parser.add_argument("--first-core", type=int, default=0)
+    parser.add_argument("--physical", action="store_true", help="one logical core of each only")
     parser.add_argument("--gpus", type=int, default=1, help="that the slots take in turn")
     parser.add_argument("--truth", default="", help="comma list of models")
     parser.add_argument("--settings", default="", help="comma list, for the truth; all if left out")
