@@ -63,7 +63,7 @@ def table(found: dict[str, Any]) -> list[str]:
             winners.append(f"{where}{one['label']} ({one['call_us']:.0f} µs)")
     lines += ["", f"Best: {'; '.join(winners)}.", ""]
     if any(s["confirmed"] == 1 and s["label"] != "eager" for s in found["settings"]):
-        lines[-1:] = ["Some in one process only: the interval knows nothing of other processes.", ""]
+        lines[-1:] = ["Some in one process: its interval knows nothing of other processes.", ""]
     return lines
 
 
