@@ -209,27 +209,35 @@ def _batch_sizes(page: _Page, phase: Mapping[str, Any]) -> None:
 
 
 def _failures(page: _Page, phase: Mapping[str, Any], verbose: bool) -> None:
-    groups: Sequence[Mapping[str, Any]] = phase.get("failures", ())
-    shown = groups if verbose else groups[:_KINDS_OF_FAILURE]
+    """What failed, and what was not even tried, since others had shown how it would end."""
+    for name, style, answered in (("Failed", "red", False), ("Untried", "dim", True)):
+        every = phase.get("failures", ())
+        groups = [g for g in every if bool(g.get("answered")) == answered]
+        shown = groups if verbose else groups[:_KINDS_OF_FAILURE]
+        _causes(page, name, style, shown, verbose)
+        if len(groups) > len(shown):
+            page.hanging(_head(""), f"and {len(groups) - len(shown)} more kinds (show -v has all)")
+
+
+def _causes(
+    page: _Page, name: str, style: str, shown: Sequence[Mapping[str, Any]], verbose: bool
+) -> None:
     rows = [(str(g["count"]), show.plain(g["backend"]), show.plain(g["outcome"])) for g in shown]
     widths = [max((cell_len(row[i]) for row in rows), default=0) for i in range(3)]
-    name = "Failed"
     for group, (count, backend, outcome) in zip(shown, rows, strict=True):
         message = show.plain(group.get("message", ""))
         message = message if verbose else show.shorten(message, _MESSAGE)
-        if outcome == "unsupported":
+        if outcome == "unsupported" and not group.get("answered"):
             message += f" → autocompile doctor {backend}"
         head = Text.assemble(
-            _head(name, "bold red"),
+            _head(name, f"bold {style}"),
             f"{count:>{widths[0]}} {backend:<{widths[1]}}   ",
-            (f"{outcome:<{widths[2]}}   ", "red"),
+            (f"{outcome:<{widths[2]}}   ", style),
         )
         page.hanging(head, message)
         if verbose and group.get("log"):
             page.line(Text(" " * head.cell_len + show.plain(group["log"]), "dim"))
         name = ""
-    if len(groups) > len(shown):
-        page.hanging(_head(""), f"and {len(groups) - len(shown)} more kinds (show -v has all)")
 
 
 def render_trials(report: Mapping[str, Any], console: Console) -> None:
@@ -266,7 +274,10 @@ def render_trials(report: Mapping[str, Any], console: Console) -> None:
 
 def _failed_trial(page: _Page, trial: Mapping[str, Any]) -> None:
     head = Text(f"{trial['number']:>4}  {or_dash(trial['batch_size']):>5}  ")
-    head.append(f"{show.plain(trial['outcome']):<14}  ", "red")
+    outcome, style = show.plain(trial["outcome"]), "red"
+    if trial.get("answered"):
+        outcome, style = "not tried", "dim"
+    head.append(f"{outcome:<14}  ", style)
     page.hanging(head, f"{show.label(trial['config'])}: {failure_reason(trial)}")
 
 
