@@ -78,6 +78,14 @@ def test_a_flag_decides_over_the_effort() -> None:
     assert {c.freezing for c in ours if c.backend == "inductor"} == {True}
 
 
+def test_as_many_threads_as_torch_takes_by_itself_are_no_setting_of_their_own() -> None:
+    found = space(threads=(1, 4, None))
+    assert {c.threads for c in configs(found)} == {1, None}
+    assert found.merged["threads 4"] == "threads as torch takes them by itself"
+    eager = [c for c in configs(space(threads=(4,))) if c.is_eager]
+    assert {c.threads for c in eager} == {None}
+
+
 def test_a_value_that_does_not_exist_is_refused_in_words() -> None:
     with pytest.raises(UsageError, match="memory_format 'nhwc' is none of default, channels_last"):
         SearchSpace(memory_format=("nhwc",))

@@ -753,6 +753,10 @@ def test_a_fixed_batch_and_the_targets_own_batch_size_are_used(target: Path) -> 
     executor = FakeExecutor(script, probed(target=fixed))
     tune(target, executor=executor)
     assert {r["batch_size"] for r in executor.requests} == {7}
+    tune(target, executor=executor, space=SearchSpace(batch_sizes=(7,)))
+    with pytest.raises(UsageError, match=r"inputs of .* have batch size 7"):
+        tune(target, executor=executor, space=SearchSpace(batch_sizes=(1, 7)), run_dir="refused")
+    assert not Path("refused").exists()
     own = {**probe.payload["target"], "own_batch_size": {"forward": 32}}
     executor = FakeExecutor(script, probed(target=own))
     tune(target, executor=executor)

@@ -159,6 +159,7 @@ class Dimension:
             it changes numbers or drops a check.
         missing: why nothing but the plain value makes sense in a place; or empty.
         why_not: why a setting that has another value than the plain one is not tried; or empty.
+        is_plain: whether a value, in a place, is the plain one by another name.
     """
 
     field: str
@@ -166,6 +167,7 @@ class Dimension:
     since: str | None
     missing: Callable[[Place], str]
     why_not: Callable[[CompileConfig, Place], str] = lambda config, place: ""
+    is_plain: Callable[[Any, Place], bool] = lambda value, place: False
 
 
 def _no_memory_format(place: Place) -> str:
@@ -234,7 +236,13 @@ DIMENSIONS = (
     ),
     Dimension("freezing", lambda _: (False, True), "normal", _no_freezing, _takes_freezing),
     Dimension("scope", lambda _: SCOPES, "full", _no_scope, _takes_scope),
-    Dimension("threads", _some_threads, "full", _no_threads),
+    Dimension(
+        "threads",
+        _some_threads,
+        "full",
+        _no_threads,
+        is_plain=lambda value, place: bool(value == place.threads),
+    ),
     Dimension("precision", lambda _: PRECISIONS, None, _no_numbers),
     Dimension("autocast", lambda _: AUTOCASTS, None, _no_numbers),
     Dimension("guards", lambda _: GUARDS, None, lambda place: ""),

@@ -50,6 +50,12 @@ def build_space(
     }
     if "inductor" not in (wanted.backends or offered.backends):
         merged = {}
+    merged |= {
+        f"{d.field} {value}": f"{d.field} as torch takes them by itself"
+        for d in DIMENSIONS
+        for value in getattr(wanted, d.field) or ()
+        if d.is_plain(value, place)
+    }
     modes = _modes(wanted, offered)
     _check_options(wanted, offered)
     here: dict[str, Any] = {"environment": environment}
@@ -109,10 +115,10 @@ def joined(spaces: Sequence[Space]) -> Space:
 def _values(
     dimension: Dimension, wanted: SearchSpace, effort: Effort, place: Place
 ) -> tuple[Any, ...]:
-    """What is asked for, or what the effort tries by itself."""
-    if (asked := getattr(wanted, dimension.field)) is not None:
-        return tuple(asked)
+    """What is asked for, each value once, or what the effort tries by itself."""
     every = dimension.values(place)
+    if (asked := getattr(wanted, dimension.field)) is not None:
+        return tuple(dict.fromkeys(every[0] if dimension.is_plain(v, place) else v for v in asked))
     since = dimension.since
     tries = since is not None and effort.includes(since) and not dimension.missing(place)
     return every if tries else every[:1]
