@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -126,6 +127,40 @@ def test_what_a_backend_does_not_take_is_left_out_with_its_reason() -> None:
     assert found.dropped["inductor has no option weights"] == 1
     with pytest.raises(UsageError, match="option 'weights' is unknown"):
         space(backends=("inductor",), options=((("weights", "baked"),),))
+
+
+@pytest.mark.parametrize(
+    ("place", "level", "reason", "count"),
+    [
+        (CNN, "quick", "--memory-format from --effort normal on", 1),
+        (CNN, "normal", "--threads from --effort full on", 2),
+        (CNN, "quick", "--fullgraph from --effort normal on", 1),
+        (CNN, "normal", "--dynamic from --effort full on", 2),
+        (CNN, "quick", "onnxrt's options from --effort normal on", 1),
+        (CNN, "full", "inductor's options for cuda are not for cpu", 6),
+        (CNN, "full", "the inductor of this torch has no option cpp.simdlen", 1),
+        (CNN, "full", "--guards only by name, since it changes numbers or drops checks", 4),
+        (CNN, "full", "the model repeats no block", 1),
+        (ADAM, "full", "weights that are trained cannot be frozen", 1),
+    ],
+)
+def test_all_that_nobody_asked_for_is_left_out_with_its_reason(
+    place: Place, level: str, reason: str, count: int
+) -> None:
+    assert space(place, level).dropped[reason] == count
+
+
+def test_what_was_asked_for_is_not_left_out() -> None:
+    found = space(level="quick", threads=(1,), fullgraph=(True,), dynamic=(None, True, False))
+    assert not [
+        reason for reason in found.dropped if reason.startswith(("--thr", "--full", "--dyn"))
+    ]
+
+
+def test_modes_that_options_leave_no_room_for_are_counted() -> None:
+    offered = dataclasses.replace(OFFERED, options=["cpp_wrapper"])
+    found = build_space(SearchSpace(), offered, effort("full"), CNN, (1,))
+    assert found.dropped["torch takes a mode or options"] > 0
 
 
 def test_every_entry_of_the_tables_is_used() -> None:

@@ -960,6 +960,12 @@ def test_what_new_weights_cost_decides_whether_constant_ones_pay(
     assert len(skipped) == 2 - tried
 
 
+def test_the_report_holds_why_settings_were_left_out(target: Path) -> None:
+    tune(target, executor=FakeExecutor(script), space=SearchSpace(batch_sizes=(4,)), run_dir="mine")
+    dropped = load("mine").to_dict()["phases"]["forward"]["dropped"]
+    assert dropped["the model has no convolutions"] == 1
+
+
 def test_what_was_not_tried_teaches_nothing_about_what_it_shares_with_others(
     target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
