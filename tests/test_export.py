@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from autocompile.backends import BACKENDS
 from autocompile.errors import ExportError, UsageError
 from autocompile.export import FORMATS, export, use_line
 from autocompile.export.rllib import framework_kwargs
@@ -253,11 +254,22 @@ def test_python_moves_the_model_to_the_device_it_was_measured_on(
     assert 'return model.to("cuda:0")\n' in export(plain_report, "python")
 
 
-def test_python_imports_the_package_that_registers_a_backend(
-    plain_report: dict[str, Any],
+@pytest.mark.parametrize("name", [n for n, known in BACKENDS.items() if known.registered_by])
+def test_python_imports_the_package_of_each_backend_that_has_one(
+    name: str, plain_report: dict[str, Any]
 ) -> None:
-    change_config(plain_report, "forward", backend="ipex", mode="default")
-    assert "\nimport intel_extension_for_pytorch" in export(plain_report, "python")
+    change_config(plain_report, "forward", backend=name, mode="default")
+    assert f"\nimport {BACKENDS[name].registered_by}  #" in export(plain_report, "python")
+
+
+@pytest.mark.parametrize("name", [n for n, known in BACKENDS.items() if not known.trains])
+@pytest.mark.parametrize("to", ["accelerate", "transformers"])
+def test_model_stacks_refuse_what_computes_no_gradients(
+    to: str, name: str, plain_report: dict[str, Any]
+) -> None:
+    change_config(plain_report, "forward", backend=name, mode="default")
+    with pytest.raises(ExportError, match=r"no gradients|not take the backend"):
+        export(plain_report, to)
 
 
 def test_python_refuses_a_setting_that_is_more_than_arguments(

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from autocompile.backends import BACKENDS
 from autocompile.config import EAGER, CompileConfig
 from autocompile.errors import UsageError
-from autocompile.search.constraints import BACKENDS, DIMENSIONS, Place
+from autocompile.search.constraints import DIMENSIONS, Place
 from autocompile.search.effort import effort
 from autocompile.search.enumeration import build_space
 from autocompile.search.space import Catalogue, SearchSpace, Space

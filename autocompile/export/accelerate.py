@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from autocompile import backends
 from autocompile.config import CompileConfig
 from autocompile.errors import ExportError
 from autocompile.export.common import (
@@ -43,7 +44,6 @@ BACKENDS = (
 )
 """The names of ``accelerate.utils.DynamoBackend``; it takes no other."""
 
-_FORWARD_ONLY = ("onnxrt", "openvino_onnx", "openvino", "tensorrt")
 _CARRIED = ("backend", "mode", "options", "fullgraph", "dynamic")
 _REGIONS = (
     "WARNING: Accelerate's regions are not those that were measured: of a model's blocks it knows "
@@ -81,7 +81,7 @@ def model_choice(report: Report, stack: str) -> Choice:
             f"accelerate {ACCELERATE_READ} knows: {', '.join(BACKENDS).lower()}",
             hint="autocompile export last --to python",
         )
-    if config and config.backend in _FORWARD_ONLY:
+    if config and not backends.BACKENDS.get(config.backend, backends.Backend()).trains:
         raise ExportError(
             f"{stack} trains, and the backend {config.backend} computes no gradients",
             hint="autocompile export last --to python",

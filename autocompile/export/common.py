@@ -18,7 +18,6 @@ from autocompile.config import DEFAULT_INDUCTOR, CompileConfig
 from autocompile.errors import ExportError
 
 __all__ = [
-    "PACKAGE_OF_BACKEND",
     "RL_FORWARD_PHASES",
     "Choice",
     "Report",
@@ -42,8 +41,6 @@ __all__ = [
 Report = Mapping[str, Any]
 
 RL_FORWARD_PHASES = ("forward_exploration", "forward_inference", "forward_train")
-PACKAGE_OF_BACKEND = {"ipex": "intel_extension_for_pytorch", "tensorrt": "torch_tensorrt"}
-"""Backends that torch knows only after their package has been imported."""
 
 _RL_KINDS = ("AlgorithmConfig", "RLModule", "RLModuleSpec")
 _WIDTH = 88

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from autocompile.backends import BACKENDS
 from autocompile.config import EAGER, GUARD_FILTERS, CompileConfig
 from autocompile.errors import ExportError
 from autocompile.export import functions
 from autocompile.export.common import (
-    PACKAGE_OF_BACKEND,
     Choice,
     Report,
     build_function,
@@ -157,8 +157,8 @@ def _imports(faster: list[Choice]) -> str:
 
 def _packages(faster: list[Choice]) -> str:
     """Imports that only the right interpreter can do."""
-    backends = {choice.config.backend for choice in faster if choice.config}
-    packages = sorted({PACKAGE_OF_BACKEND[b] for b in backends & PACKAGE_OF_BACKEND.keys()})
+    used = {c.config.backend for c in faster if c.config} & BACKENDS.keys()
+    packages = sorted({BACKENDS[name].registered_by for name in used} - {""})
     lines = [f"import {name}  # noqa: F401  (registers a backend)\n" for name in packages]
     if any(choice.config and choice.config.freezing for choice in faster):
         lines += ["from autocompile.runtime.freezing import Frozen\n"]

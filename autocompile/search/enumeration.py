@@ -12,13 +12,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from autocompile.backends import BACKENDS, Backend
 from autocompile.config import CompileConfig, OptionValue
 from autocompile.errors import UsageError
 from autocompile.search.constraints import (
-    BACKENDS,
     DENIED,
     DIMENSIONS,
-    Backend,
     Dimension,
     Place,
     own_options,
