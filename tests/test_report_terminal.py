@@ -157,9 +157,10 @@ def test_what_was_left_untried_is_no_failure(report: dict[str, Any]) -> None:
 def test_what_was_not_in_the_list_is_told_in_a_few_words(report: dict[str, Any]) -> None:
     assert "Skipped" not in printed(report)
     dropped = {"the model has no convolutions": 3, "one": 1, "two": 2, "onnxrt has no modes": 12}
+    dropped["--guards only by name"] = 40
     exploration(report)["dropped"] = dropped
     line = "Skipped onnxrt has no modes (12) · the model has no convolutions (3) · two (2)"
-    assert f"{line} · and 1 more reasons (show -v has all)" in " ".join(printed(report).split())
+    assert f"{line} · and 2 more reasons (show -v has all)" in " ".join(printed(report).split())
     assert f"{line} · one (1)" in " ".join(printed(report, verbose=True).split())
 
 

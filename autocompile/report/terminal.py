@@ -221,8 +221,9 @@ def _failures(page: _Page, phase: Mapping[str, Any], verbose: bool) -> None:
 
 
 def _left_out(page: _Page, phase: Mapping[str, Any], verbose: bool) -> None:
-    """Why settings were not in the list of those to try, and how many that are."""
-    dropped = sorted((phase.get("dropped") or {}).items(), key=lambda item: -item[1])
+    """Why settings were not listed, and how many; what only a flag would bring comes last."""
+    every = (phase.get("dropped") or {}).items()
+    dropped = sorted(every, key=lambda item: (item[0].startswith("--"), -item[1]))
     shown = dropped if verbose else dropped[:_KINDS_LEFT_OUT]
     facts = [f"{show.plain(reason)} ({count})" for reason, count in shown]
     if more := len(dropped) - len(shown):
