@@ -125,12 +125,12 @@ def tune(
     with _gone_if_never_begun(folder), locked(folder), contextlib.ExitStack() as stack:
         stack.callback(show.close)
         stack.callback(runner.close)
-        found = _probed(plan, workshop, runner, show)
+        found = probe(plan, workshop, runner, show)
         if alone and not memory_limit_bytes:  # the probe may have found room for fewer at once
             workshop.memory_limit_bytes = alone // runner.slots
         every = {"default": found}
         for name, _ in plan.pythons:
-            every[name] = _probed(plan, workshop, runner, show, name)
+            every[name] = probe(plan, workshop, runner, show, name)
         run = _described(folder, plan, every)
         show.header({"spec": plan.target, **run["target"]}, run["environment"], str(folder.path))
         spaces = spaces_of(plan, every)
@@ -200,28 +200,16 @@ def _open(plan: Plan, run_dir: str | Path | None, resume: bool) -> tuple[RunFold
 
 @contextlib.contextmanager
 def _gone_if_never_begun(folder: RunFolder) -> Iterator[None]:
-    """Ctrl-C before there is a run leaves no folder behind."""
+    """Ctrl-C or a wrong request before there is a run leave no folder behind.
+
+    It stays where an error points to a log that is in it.
+    """
     try:
         yield
-    except KeyboardInterrupt:
-        if not folder.run_json.exists():
+    except (KeyboardInterrupt, UsageError) as error:
+        points_into_it = isinstance(error, UsageError) and "log:" in error.text()
+        if not folder.run_json.exists() and not points_into_it:
             folder.remove()
-        raise
-
-
-def _probed(
-    plan: Plan,
-    workshop: Workshop,
-    executor: Executor,
-    show: Progress,
-    environment: str = "default",
-) -> dict[str, Any]:
-    """What the probe found; the folder of a run that never began is removed, if it is new."""
-    try:
-        return probe(plan, workshop, executor, show, environment)
-    except UsageError as error:
-        if not workshop.folder.run_json.exists() and "log:" not in error.text():
-            workshop.folder.remove()
         raise
 
 

@@ -277,12 +277,14 @@ def _show(result: Any, as_json: bool, verbose: bool) -> None:
     def draw(console: Any) -> None:
         if verbose:
             render_trials(report, console)
-        name = "rllib" if report["exports"].get("rllib") else "python"
-        others = ", ".join(n for n in report["exports"] if n != name)
         run = runs.shown(report["run_dir"])
+        use = use_line(report, run)
+        is_best_for_rllib = "rllib" in report["exports"] and "--to python" not in use
+        name = "rllib" if is_best_for_rllib else "python"
+        others = ", ".join(n for n in report["exports"] if n != name)
         following = f"autocompile export {run} --to {name}        (also: {others})"
         line = following if others else ""
-        render(report, console, use=use_line(report), next_line=line, verbose=verbose)
+        render(report, console, use=use, next_line=line, verbose=verbose)
 
     print_or_draw(report, as_json, draw)
 

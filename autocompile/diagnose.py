@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from autocompile import noise
+from autocompile.backends import BACKENDS
 from autocompile.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
 from autocompile.errors import TargetError, UsageError
 from autocompile.execute.job import Workshop
 from autocompile.execute.process import LocalExecutor
 from autocompile.record import Record, RunFolder
 from autocompile.report.live import SilentProgress
-from autocompile.search.constraints import BACKENDS
 from autocompile.search.crew import run_job
 from autocompile.search.plan import Plan, target_spec
 from autocompile.search.probe import catalogue, probe

@@ -176,6 +176,8 @@ def make_result(
         interrupted=run.get("interrupted", True),
         wall_s=run.get("wall_s", 0.0),
     )
+    for name, space in run.get("spaces", {}).items():
+        report["phases"][name]["dropped"] = dict(space.get("dropped", {}))
     for to in FORMATS:
         with contextlib.suppress(AutocompileError):
             report["exports"][to] = export(report, to)

@@ -1,37 +1,48 @@
-"""What every backend that is offered has to keep; a new one is added to ``BACKENDS``."""
+"""What every backend that is offered has to keep: one that is new in the table has to as well."""
 
 from __future__ import annotations
 
+import importlib.util
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
 import torch._dynamo
 
+from autocompile.backends import BACKENDS, DEFAULT_BACKENDS, Backend
 from autocompile.config import CompileConfig
-from autocompile.runtime.compiling import compile_function
-
-BACKENDS = {
-    "inductor": CompileConfig(),
-    "aot_eager": CompileConfig("aot_eager"),
-    "onnxrt live": CompileConfig("onnxrt"),
-    "onnxrt baked": CompileConfig("onnxrt", options=(("weights", "baked"),)),
-    "openvino_onnx live": CompileConfig("openvino_onnx"),
-    "openvino_onnx baked": CompileConfig("openvino_onnx", options=(("weights", "baked"),)),
-}
+from autocompile.runtime.compiling import _REGISTERED_BY, compile_function
+from autocompile.trial import environment
 
 Compile = Callable[[Any], Callable[..., Any]]
 
+FOUND_WRONG = {"openvino": "it computes in bfloat16 and overwrites its outputs: tune leaves it out"}
 
-@pytest.fixture(
-    params=[pytest.param(b, marks=[pytest.mark.slow] * (b == "inductor")) for b in BACKENDS]
-)
+
+def cases() -> Iterator[Any]:
+    """Each backend of the table, with each variant of it that is not for full effort alone."""
+    unusable = environment.backends(torch.device("cpu"), list(BACKENDS))
+    for name, known in BACKENDS.items():
+        marks = [pytest.mark.slow] * (name == "inductor")
+        if reason := unusable[name] or FOUND_WRONG.get(name):
+            marks.append(pytest.mark.skip(reason=reason))
+        usual = [v for v in known.variants if v.since != "full" and v.device in (None, "cpu")]
+        for options in ({}, *(variant.options for variant in usual)):
+            label = " ".join((name, *(f"{key}={value}" for key, value in options.items())))
+            config = CompileConfig(name, options=tuple(options.items()))
+            yield pytest.param(config, id=label, marks=marks)
+    yield pytest.param(CompileConfig("aot_eager"), id="aot_eager")  # torch's own, for comparison
+
+
+@pytest.fixture(params=cases())
 def compiler(request: pytest.FixtureRequest) -> Iterator[Compile]:
     torch._dynamo.reset()
-    yield lambda function: compile_function(function, BACKENDS[request.param])
+    yield lambda function: compile_function(function, request.param)
     torch._dynamo.reset()
 
 
@@ -39,6 +50,36 @@ def compiler(request: pytest.FixtureRequest) -> Iterator[Compile]:
 def no_gradients() -> Iterator[None]:
     with torch.no_grad():
         yield
+
+
+def test_ours_are_those_that_torch_finds_by_an_entry_point() -> None:
+    ours = {name for name, known in BACKENDS.items() if known.ours}
+    project = (Path(__file__).parent.parent / "pyproject.toml").read_text("utf-8")
+    points = re.findall(r'^(\w+) = "(autocompile\.runtime\.backends\.\w+):', project, re.MULTILINE)
+    assert {name for name, _ in points} == ours
+    assert all(importlib.util.find_spec(module) for _, module in points)
+
+
+def test_every_backend_says_what_to_do_and_how_it_is_registered() -> None:
+    assert all(known.todo for known in BACKENDS.values())
+    named = {name: known.registered_by for name, known in BACKENDS.items() if known.registered_by}
+    assert named == _REGISTERED_BY
+
+
+def test_a_new_entry_is_all_that_a_probe_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu, table = torch.device("cpu"), cast("dict[str, Backend]", BACKENDS)
+    for known, reason in (
+        (Backend(package="no_such_package"), "no_such_package is not installed"),
+        (Backend(registered_by="no_such_package"), "no_such_package is not installed"),
+        (Backend(package="no_such_package", needs="a flux"), "needs a flux; this is torch "),
+        (Backend(device="cuda"), "it runs on cuda only"),
+        (Backend(device="cuda", elsewhere="not here"), "not here"),
+        (Backend(ours=True), "autocompile is not installed in this interpreter"),
+        (Backend(), "knows no backend of this name"),
+    ):
+        monkeypatch.setitem(table, "fancy", known)
+        assert reason in environment.backends(cpu, ["fancy"])["fancy"]
+    assert set(environment.backends(cpu)) == set(DEFAULT_BACKENDS)
 
 
 class Small(torch.nn.Module):

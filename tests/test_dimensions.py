@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
+import torch
+import torch._dynamo
 from conftest import TARGETS
 from in_process import Try
+from torch._dynamo.backends.registry import _COMPILER_FNS
 
 from autocompile.config import CompileConfig
 from autocompile.execute.executor import Ending
@@ -23,16 +28,73 @@ def setting(backend: str = "inductor", **more: Any) -> dict[str, Any]:
     return {"config": CompileConfig(backend, **more).to_dict()}
 
 
-def test_eager_with_weights_channels_last_is_a_candidate(try_it: Try) -> None:
+@dataclasses.dataclass
+class Seen:
+    """What was seen from inside calls."""
+
+    threads: list[int] = dataclasses.field(default_factory=list)
+    channels_last: list[bool] = dataclasses.field(default_factory=list)
+
+    def look(self, tensors: Iterable[Any]) -> None:
+        self.threads.append(torch.get_num_threads())
+        for x in tensors:
+            if isinstance(x, torch.nn.Parameter) and x.dim() == 4:
+                self.channels_last.append(x.is_contiguous(memory_format=torch.channels_last))
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Seen]]:
+    """From inside the calls of a backend's code; of eager mode, those of both sides."""
+    found, hooks = Seen(), []
+
+    def spy(compiler: Callable[..., Any]) -> Callable[..., Any]:
+        def compile_it(*given: Any, **more: Any) -> Callable[..., Any]:
+            compiled = compiler(*given, **more)
+
+            def call(*args: Any) -> Any:
+                found.look(args)
+                return compiled(*args)
+
+            return call
+
+        return compile_it
+
+    def of(backend: str) -> Seen:
+        if backend == "eager":
+            look = torch.nn.modules.module.register_module_forward_pre_hook
+            hooks.append(look(lambda module, _: found.look(module.parameters(recurse=False))))
+        elif backend == "inductor":
+            place = importlib.import_module("torch._inductor.compile_fx")
+            monkeypatch.setattr(place, "compile_fx", spy(place.compile_fx))
+        else:
+            torch._dynamo.list_backends(None)
+            compiler = torch._dynamo.lookup_backend(backend)
+            monkeypatch.setitem(_COMPILER_FNS, backend, spy(compiler))
+        return found
+
+    yield of
+    for hook in hooks:
+        hook.remove()
+
+
+def test_eager_with_weights_channels_last_is_a_candidate(
+    try_it: Try, seen: Callable[[str], Seen]
+) -> None:
+    look = seen("eager")
     result = try_it(MODELS, **setting("eager", memory_format="channels_last"))
+    assert set(look.channels_last) == {True, False}  # and eager as it stands
     assert result["outcome"] == "ok", result["message"]
     assert result["weights_live"] is True
     assert "compile_s" not in result
 
 
 @pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
-def test_weights_channels_last_are_compiled_and_stay_live(try_it: Try, backend: str) -> None:
+def test_weights_channels_last_are_compiled_and_stay_live(
+    try_it: Try, backend: str, seen: Callable[[str], Seen]
+) -> None:
+    look = seen(backend)
     result = try_it(MODELS, **setting(backend, memory_format="channels_last"))
+    assert set(look.channels_last) == {True}
     assert (result["outcome"], result.get("weights_live")) == ("ok", True), result["message"]
 
 
@@ -84,8 +146,13 @@ def test_it_can_be_compiled_too(try_it: Try) -> None:
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_a_setting_may_have_fewer_threads_than_eager(try_it: Try, backend: str) -> None:
+def test_a_setting_may_have_fewer_threads_than_eager(
+    try_it: Try, backend: str, seen: Callable[[str], Seen]
+) -> None:
+    torch.set_num_threads(3)  # not one, wherever this runs; the fixture puts it back
+    look = seen(backend)
     result = try_it(MODELS, **setting(backend, threads=1))
+    assert set(look.threads) == ({1, 3} if backend == "eager" else {1})
     assert result["outcome"] == "ok", result["message"]
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from autocompile.backends import BACKENDS
 from autocompile.errors import ExportError, UsageError
 from autocompile.export import FORMATS, export, use_line
 from autocompile.export.rllib import framework_kwargs
@@ -150,10 +151,26 @@ def test_text_from_a_report_never_becomes_code(
     dirty["target"]["choices"]["optimizer"] = NASTY
     for phase in dirty["phases"].values():
         phase["reason"] = NASTY
-        phase["best"]["config"]["environment"] = NASTY
     text = export(dirty, to)
     assert ast.dump(ast.parse(text)) == ast.dump(ast.parse(export(clean, to)))
     assert text.isascii()
+
+
+@pytest.mark.parametrize("to", SCRIPTS)
+def test_text_of_an_environment_never_becomes_code(
+    to: str, report_for: Callable[[str], dict[str, Any]]
+) -> None:
+    shapes = []
+    for name in ("plain", NASTY):
+        report = report_for(to)
+        report["environments"] = {name: {"torch": name, "python_path": name}}
+        for phase in report["phases"].values():
+            if phase["verdict"] == "faster":
+                phase["best"]["config"]["environment"] = name
+        text = export(report, to)
+        assert text.isascii()
+        shapes.append([type(node).__name__ for node in ast.parse(text).body])
+    assert shapes[0] == shapes[1]
 
 
 def test_an_algorithm_that_is_no_dotted_name_is_not_imported(rl_report: dict[str, Any]) -> None:
@@ -237,11 +254,22 @@ def test_python_moves_the_model_to_the_device_it_was_measured_on(
     assert 'return model.to("cuda:0")\n' in export(plain_report, "python")
 
 
-def test_python_imports_the_package_that_registers_a_backend(
-    plain_report: dict[str, Any],
+@pytest.mark.parametrize("name", [n for n, known in BACKENDS.items() if known.registered_by])
+def test_python_imports_the_package_of_each_backend_that_has_one(
+    name: str, plain_report: dict[str, Any]
 ) -> None:
-    change_config(plain_report, "forward", backend="ipex", mode="default")
-    assert "\nimport intel_extension_for_pytorch" in export(plain_report, "python")
+    change_config(plain_report, "forward", backend=name, mode="default")
+    assert f"\nimport {BACKENDS[name].registered_by}  #" in export(plain_report, "python")
+
+
+@pytest.mark.parametrize("name", [n for n, known in BACKENDS.items() if not known.trains])
+@pytest.mark.parametrize("to", ["accelerate", "transformers"])
+def test_model_stacks_refuse_what_computes_no_gradients(
+    to: str, name: str, plain_report: dict[str, Any]
+) -> None:
+    change_config(plain_report, "forward", backend=name, mode="default")
+    with pytest.raises(ExportError, match=r"no gradients|not take the backend"):
+        export(plain_report, to)
 
 
 def test_python_refuses_a_setting_that_is_more_than_arguments(
@@ -326,12 +354,35 @@ def test_framework_kwargs_come_with_a_sentence_for_all_that_is_ignored(
     assert "fullgraph=True" in ignored[1]
 
 
-def test_rllib_takes_the_setting_of_the_users_own_batch_size(rl_report: dict[str, Any]) -> None:
+def test_scripts_take_the_setting_of_the_users_own_batch_size(rl_report: dict[str, Any]) -> None:
     rl_report["target"]["own_batch_size"] = {"forward_exploration": 1}
-    line = use_line(rl_report)
-    assert 'worker_dynamo_backend="inductor"' in line and "worker_dynamo_mode=None" in line
-    text = " ".join(_comments(export(rl_report, "rllib")))
-    assert "1.20x" in text and "batch size 1, which is this configuration's own (trial 2)" in text
+    assert "dynamo_mode=None" in export(rl_report, "rllib")
+    assert 'FORWARD_EXPLORATION = {\n    "backend": "inductor",\n}' in export(rl_report, "python")
+    for to in ("rllib", "python"):
+        text = " ".join(_comments(export(rl_report, to)))
+        assert "1.20x [1.18, 1.22] as fast as eager at batch size 1 (trial 2)" in text
+        assert "this configuration's own, over all of them trial 5 is best" in text
+
+
+def test_the_users_own_batch_size_counts_where_eager_is_best_over_all(
+    rl_report: dict[str, Any],
+) -> None:
+    phase = rl_report["phases"]["forward_exploration"]
+    phase["verdict"], phase["best"]["config"] = "keep_eager", EAGER
+    rl_report["target"]["own_batch_size"] = {"forward_exploration": 16}
+    assert "torch_compile_worker=False" in export(rl_report, "rllib")
+    rl_report["target"]["own_batch_size"] = {"forward_exploration": 1}
+    text = export(rl_report, "rllib")
+    assert "torch_compile_worker=True" in text
+    assert "over all of them eager is best" in " ".join(_comments(text))
+    phase["by_batch_size"][0]["proven"] = False
+    assert "torch_compile_worker=False" in export(rl_report, "rllib")
+
+
+def test_ties_decide_at_the_batch_size_of_the_best_setting(rl_report: dict[str, Any]) -> None:
+    rl_report["target"]["own_batch_size"] = {"forward_exploration": 16}
+    rl_report["phases"]["forward_exploration"]["by_batch_size"][1]["number"] = 6
+    assert 'dynamo_mode="max-autotune"' in export(rl_report, "rllib")
 
 
 def test_rllib_keeps_eager_where_the_users_own_batch_size_gains_nothing(
@@ -353,12 +404,95 @@ def test_rllib_says_when_the_users_own_batch_size_was_not_measured(
     assert "max-autotune" in export(rl_report, "rllib")
 
 
-def test_use_line_for_rllib_is_a_framework_call(rl_report: dict[str, Any]) -> None:
+def test_use_line_for_an_env_runner_is_the_script_since_ray_compiles_none(
+    rl_report: dict[str, Any],
+) -> None:
+    line = "autocompile export mine --to python   (ray's env runners never compile"
+    assert use_line(rl_report, "mine") == f"{line})"
+    change_config(rl_report, "forward_exploration", memory_format="channels_last")
+    lost = "ray has no field for memory_format='channels_last'"
+    assert use_line(rl_report, "mine") == f"{line}, {lost})"
+
+
+def test_use_line_for_a_learner_is_a_framework_call_where_ray_carries_all(
+    rl_report: dict[str, Any],
+) -> None:
+    rl_report["phases"] = {"train_step": rl_report["phases"]["forward_exploration"]}
     assert use_line(rl_report) == (
-        'config.framework("torch", torch_compile_worker=True, '
-        'torch_compile_worker_dynamo_backend="inductor", '
-        'torch_compile_worker_dynamo_mode="max-autotune", torch_compile_learner=False)'
+        'config.framework("torch", torch_compile_learner=True, '
+        'torch_compile_learner_what_to_compile="complete_update", '
+        'torch_compile_learner_dynamo_backend="inductor", '
+        'torch_compile_learner_dynamo_mode="max-autotune")'
     )
+    change_config(rl_report, "train_step", fullgraph=True)
+    assert use_line(rl_report) == (
+        "autocompile export last --to python   (ray has no field for fullgraph=True)"
+    )
+
+
+def test_use_line_for_a_phase_of_rllib_that_has_no_field_is_the_script(
+    rl_report: dict[str, Any],
+) -> None:
+    phases = rl_report["phases"]
+    phases["forward_inference"] = copy.deepcopy(phases["forward_exploration"])
+    phases["forward_exploration"]["verdict"] = "keep_eager"
+    assert use_line(rl_report).startswith("autocompile export last --to python")
+
+
+ELSEWHERE = {"torch": "2.8.0+cpu", "python_path": "/somewhere/ipex/bin/python"}
+
+
+def test_evidence_names_the_torch_of_another_interpreter(plain_report: dict[str, Any]) -> None:
+    plain_report["environments"] = {"ipex": ELSEWHERE}
+    change_config(plain_report, "forward", environment="ipex")
+    for to in SCRIPTS[:1] + SCRIPTS[2:]:
+        text = " ".join(_comments(export(plain_report, to)))
+        assert "torch 2.8.0+cpu on AMD EPYC" in text and "environment ipex" in text
+        assert "2.13.0" not in text
+
+
+@pytest.mark.parametrize("to", ["rllib", "accelerate", "transformers"])
+def test_stacks_warn_that_they_do_not_change_the_interpreter(
+    to: str, report_for: Callable[[str], dict[str, Any]]
+) -> None:
+    report = report_for(to)
+    report["environments"] = {"ipex": ELSEWHERE}
+    change_config(report, next(iter(report["phases"])), environment="ipex")
+    text = " ".join(_comments(export(report, to)))
+    assert "WARNING" in text and "environment='ipex'" in text
+
+
+def test_python_imports_what_is_of_another_interpreter_after_refusing_the_wrong_one(
+    plain_report: dict[str, Any],
+) -> None:
+    plain_report["environments"] = {"ipex": ELSEWHERE}
+    change_config(plain_report, "forward", environment="ipex", backend="ipex", mode="default")
+    text = export(plain_report, "python")
+    assert text.index("raise RuntimeError") < text.index("import intel_extension_for_pytorch")
+    del plain_report["environments"]["ipex"]
+    with pytest.raises(ExportError, match="has no form in plain torch"):
+        export(plain_report, "python")
+
+
+def test_phases_of_different_interpreters_have_no_script(plain_report: dict[str, Any]) -> None:
+    plain_report["environments"] = {"ipex": ELSEWHERE}
+    plain_report["phases"]["train_step"] = copy.deepcopy(plain_report["phases"]["forward"])
+    change_config(plain_report, "forward", environment="ipex")
+    with pytest.raises(ExportError, match="different interpreters") as caught:
+        export(plain_report, "python")
+    assert "forward: ipex" in str(caught.value)
+    assert "--to json" in use_line(plain_report)
+    found = json.loads(export(plain_report, "json"))
+    assert found["environments"] == {"ipex": ELSEWHERE}
+
+
+def test_accelerate_warns_that_its_regions_are_others(plain_report: dict[str, Any]) -> None:
+    change_config(plain_report, "forward", scope="regional")
+    text = export(plain_report, "accelerate")
+    assert "use_regional_compilation=True" in text
+    assert "the entries of an nn.ModuleList only" in " ".join(_comments(text))
+    change_config(plain_report, "forward", scope="full")
+    assert "WARNING" not in export(plain_report, "accelerate")
 
 
 def test_use_line_for_a_module_is_a_torch_compile_call(plain_report: dict[str, Any]) -> None:

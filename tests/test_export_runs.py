@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from autocompile.export import export
 from autocompile.export.accelerate import ACCELERATE_READ, BACKENDS
@@ -219,6 +220,20 @@ def test_the_python_script_compiles_the_blocks_that_a_model_repeats(tmp_path: Pa
     look = f"with torch.no_grad(): tuned_model({X})"
     lines = run(f"{export(report, 'python')}\n{look}\n{COUNT}", tmp_path).stdout.splitlines()
     assert lines[-1] == "graphs 1"
+
+
+def test_the_python_script_refuses_another_torch_than_it_was_measured_with(
+    tmp_path: Path,
+) -> None:
+    report = plain(tmp_path, {"forward": faster(environment="other")})
+    there = {"torch": torch.__version__, "python_path": "/somewhere/bin/python"}
+    report["environments"] = {"other": there}
+    text = export(report, "python")
+    assert run(text, tmp_path).stdout.startswith("forward: torch.compile with")
+    there["torch"] = "2.8.0"
+    report["target"]["build"] = None
+    with pytest.raises(RuntimeError, match=r"measured with torch 2\.8\.0, .*/somewhere/bin/python"):
+        exec(export(report, "python"), {})
 
 
 def test_the_python_script_freezes_weights_and_follows_them(tmp_path: Path) -> None:

@@ -86,13 +86,39 @@ def test_labels_that_change_count_and_bound_as_numbers_do(try_it: Try) -> None:
     assert try_it(f"{MODELS}:labels", tolerance=1e-9, **more)["outcome"] == "wrong_output"
 
 
+FLAGS = "backend mode batch_size fullgraph dynamic scope memory_format optimizer"
+NOTHING: dict[str, Any] = dict.fromkeys(f"{FLAGS} freezing threads".split())
+
+
 def test_a_file_may_say_that_there_is_to_be_no_autocast(tmp_path: Path) -> None:
     file = tmp_path / "space.toml"
     file.write_text('autocast = ["none", "bfloat16"]\ndynamic = ["none", true]\n')
-    flags = "backend mode batch_size fullgraph dynamic scope memory_format optimizer"
-    nothing = dict.fromkeys(f"{flags} freezing threads".split())
-    found = asked(file, option=(), **nothing)
+    found = asked(file, option=(), **NOTHING)
     assert found == SearchSpace(autocast=("none", "bfloat16"), dynamic=(None, True))
+
+
+def test_a_file_may_hold_options(tmp_path: Path) -> None:
+    file = tmp_path / "space.toml"
+    file.write_text("options = [{}, { cpp_wrapper = true, cpp.simdlen = 256 }]\n")
+    found = asked(file, option=(), **NOTHING)
+    typed = asked(None, option=("none", "cpp_wrapper=true,cpp.simdlen=256"), **NOTHING)
+    assert found == typed
+    assert asked(file, option=("none",), **NOTHING).options == ((),)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("options = ['cpp_wrapper']", "'cpp_wrapper' is no table of names and values"),
+        ("options = [{ cpp_wrapper = [1] }]", "cpp_wrapper = .1. is no value of an option"),
+        ("options = []", "the dimension options is empty"),
+    ],
+)
+def test_options_in_a_file_that_are_none_are_refused(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "space.toml"
+    file.write_text(text)
+    with pytest.raises(UsageError, match=said):
+        asked(file, option=(), **NOTHING)
 
 
 def test_modes_and_filters_of_guards_alone_are_refused_in_words() -> None:

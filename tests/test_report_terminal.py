@@ -141,6 +141,29 @@ def test_failures_are_grouped_and_logs_come_with_verbose(report: dict[str, Any])
     assert "batch sizes  1, 4 and 16 by default, 16 from num_envs_per_env_runner" in verbose
 
 
+def test_what_was_left_untried_is_no_failure(report: dict[str, Any]) -> None:
+    phase = exploration(report)
+    answered = {**phase["failures"][2], "message": "not tried: dear", "answered": True}
+    phase["failures"] = [phase["failures"][1], answered]
+    phase["trials"][7]["answered"] = True
+    out = printed(report)
+    assert "Failed  1 openvino   crashed   SIGSEGV in compile\n" in out
+    assert "Untried 1 ipex   unsupported   not tried: dear\n" in out
+    console = Console(file=io.StringIO())
+    render_trials(report, console)
+    assert "   7      1  not tried       ipex" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_what_was_not_in_the_list_is_told_in_a_few_words(report: dict[str, Any]) -> None:
+    assert "Skipped" not in printed(report)
+    dropped = {"the model has no convolutions": 3, "one": 1, "two": 2, "onnxrt has no modes": 12}
+    dropped["--guards only by name"] = 40
+    exploration(report)["dropped"] = dropped
+    line = "Skipped onnxrt has no modes (12) · the model has no convolutions (3) · two (2)"
+    assert f"{line} · and 2 more reasons (show -v has all)" in " ".join(printed(report).split())
+    assert f"{line} · one (1)" in " ".join(printed(report, verbose=True).split())
+
+
 def test_many_kinds_of_failure_are_cut_short_unless_verbose(report: dict[str, Any]) -> None:
     phase = exploration(report)
     phase["failures"] = [{**phase["failures"][0], "backend": f"b{i}"} for i in range(11)]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
+from autocompile.backends import BACKENDS
 from autocompile.config import EAGER, CompileConfig
 from autocompile.errors import UsageError
-from autocompile.search.constraints import BACKENDS, DIMENSIONS, Place
+from autocompile.search.constraints import DIMENSIONS, Place
 from autocompile.search.effort import effort
 from autocompile.search.enumeration import build_space
 from autocompile.search.space import Catalogue, SearchSpace, Space
@@ -78,6 +80,14 @@ def test_a_flag_decides_over_the_effort() -> None:
     assert {c.freezing for c in ours if c.backend == "inductor"} == {True}
 
 
+def test_as_many_threads_as_torch_takes_by_itself_are_no_setting_of_their_own() -> None:
+    found = space(threads=(1, 4, None))
+    assert {c.threads for c in configs(found)} == {1, None}
+    assert found.merged["threads 4"] == "threads as torch takes them by itself"
+    eager = [c for c in configs(space(threads=(4,))) if c.is_eager]
+    assert {c.threads for c in eager} == {None}
+
+
 def test_a_value_that_does_not_exist_is_refused_in_words() -> None:
     with pytest.raises(UsageError, match="memory_format 'nhwc' is none of default, channels_last"):
         SearchSpace(memory_format=("nhwc",))
@@ -118,6 +128,40 @@ def test_what_a_backend_does_not_take_is_left_out_with_its_reason() -> None:
     assert found.dropped["inductor has no option weights"] == 1
     with pytest.raises(UsageError, match="option 'weights' is unknown"):
         space(backends=("inductor",), options=((("weights", "baked"),),))
+
+
+@pytest.mark.parametrize(
+    ("place", "level", "reason", "count"),
+    [
+        (CNN, "quick", "--memory-format from --effort normal on", 1),
+        (CNN, "normal", "--threads from --effort full on", 2),
+        (CNN, "quick", "--fullgraph from --effort normal on", 1),
+        (CNN, "normal", "--dynamic from --effort full on", 2),
+        (CNN, "quick", "onnxrt's options from --effort normal on", 1),
+        (CNN, "full", "inductor's options for cuda are not for cpu", 6),
+        (CNN, "full", "the inductor of this torch has no option cpp.simdlen", 1),
+        (CNN, "full", "--guards only by name, since it changes numbers or drops checks", 4),
+        (CNN, "full", "the model repeats no block", 1),
+        (ADAM, "full", "weights that are trained cannot be frozen", 1),
+    ],
+)
+def test_all_that_nobody_asked_for_is_left_out_with_its_reason(
+    place: Place, level: str, reason: str, count: int
+) -> None:
+    assert space(place, level).dropped[reason] == count
+
+
+def test_what_was_asked_for_is_not_left_out() -> None:
+    found = space(level="quick", threads=(1,), fullgraph=(True,), dynamic=(None, True, False))
+    assert not [
+        reason for reason in found.dropped if reason.startswith(("--thr", "--full", "--dyn"))
+    ]
+
+
+def test_modes_that_options_leave_no_room_for_are_counted() -> None:
+    offered = dataclasses.replace(OFFERED, options=["cpp_wrapper"])
+    found = build_space(SearchSpace(), offered, effort("full"), CNN, (1,))
+    assert found.dropped["torch takes a mode or options"] > 0
 
 
 def test_every_entry_of_the_tables_is_used() -> None:

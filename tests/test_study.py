@@ -22,8 +22,9 @@ import autocompile
 from autocompile.api import load, tune
 from autocompile.errors import NothingWorked, RunError, UsageError
 from autocompile.execute.executor import Ended, Ending, Event, Job
-from autocompile.record import Outcome, RunFolder, Step
+from autocompile.record import Outcome, Record, RunFolder, Step
 from autocompile.report.live import SilentProgress
+from autocompile.search.sampler import Effects
 from autocompile.search.space import SearchSpace
 from autocompile.testing import FakeExecutor, failed, measured, probed
 
@@ -822,6 +823,10 @@ def test_a_fixed_batch_and_the_targets_own_batch_size_are_used(target: Path) -> 
     executor = FakeExecutor(script, probed(target=fixed))
     tune(target, executor=executor)
     assert {r["batch_size"] for r in executor.requests} == {7}
+    tune(target, executor=executor, space=SearchSpace(batch_sizes=(7,)))
+    with pytest.raises(UsageError, match=r"inputs of .* have batch size 7"):
+        tune(target, executor=executor, space=SearchSpace(batch_sizes=(1, 7)), run_dir="refused")
+    assert not Path("refused").exists()
     own = {**probe.payload["target"], "own_batch_size": {"forward": 32}}
     executor = FakeExecutor(script, probed(target=own))
     tune(target, executor=executor)
@@ -1023,6 +1028,33 @@ def test_what_new_weights_cost_decides_whether_constant_ones_pay(
     assert sum(r["config"]["freezing"] for r in search) == tried
     skipped = [r for r in result.trials if r.message.startswith("not tried: new weights cost")]
     assert len(skipped) == 2 - tried
+
+
+def test_the_report_holds_why_settings_were_left_out(target: Path) -> None:
+    tune(target, executor=FakeExecutor(script), space=SearchSpace(batch_sizes=(4,)), run_dir="mine")
+    dropped = load("mine").to_dict()["phases"]["forward"]["dropped"]
+    assert dropped["the model has no convolutions"] == 1
+
+
+def test_what_was_not_tried_teaches_nothing_about_what_it_shares_with_others(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaking(request: Mapping[str, Any]) -> Ending:
+        ending = frozen(request, refresh_s=0.2)
+        return dataclasses.replace(ending, payload={**ending.payload, "graph_breaks": 1})
+
+    learned: list[Record] = []
+    monkeypatch.setattr(Effects, "add", lambda self, record: learned.append(record))
+    space = SearchSpace(modes=("default",), batch_sizes=(4, 8))
+    result = tune(target, executor=FakeExecutor(breaking), space=space, calls_per_update=100)
+    failed_ = [r for r in result.trials if not r.ok]
+    assert {r.outcome.value for r in failed_} == {"graph_break", "unsupported"}
+    assert not any(r.wall_s for r in failed_)
+    assert learned
+    assert not set(r.number for r in failed_) & set(r.number for r in learned)
+    groups = result.to_dict()["phases"]["forward"]["failures"]
+    told = {(g["backend"], g["answered"]) for g in groups}
+    assert told == {("inductor", True), ("cudagraphs", False)}  # that one is not usable here
 
 
 def test_an_agents_weights_change_at_times_that_somebody_has_to_say(target: Path) -> None:

@@ -18,6 +18,7 @@ from conftest import ROOT, TARGETS
 from torch._dynamo import eval_frame
 from torch._dynamo.backends.registry import register_backend
 
+from autocompile.backends import DEFAULT_BACKENDS
 from autocompile.config import DEFAULT_INDUCTOR, CompileConfig
 from autocompile.errors import UsageError
 from autocompile.record import Outcome, Step
@@ -149,7 +150,7 @@ def test_a_probe_describes_target_and_machine(probe: tuple[list[str], dict[str, 
     assert result["environment"]["torch"] == torch.__version__
     assert result["environment"]["device"] == "cpu"
     assert list(result["modes"]) == list(environment.modes(CPU))
-    assert set(result["backends"]) == set(environment.DEFAULT_BACKENDS)
+    assert set(result["backends"]) == set(DEFAULT_BACKENDS)
     assert "aot_eager" in result["all_backends"]
 
 
@@ -260,7 +261,7 @@ def test_a_mode_that_only_a_newer_torch_has_is_offered(monkeypatch: pytest.Monke
 
 def test_each_default_backend_works_or_has_a_reason() -> None:
     found = environment.backends(CPU)
-    assert list(found) == list(environment.DEFAULT_BACKENDS)
+    assert list(found) == list(DEFAULT_BACKENDS)
     assert found["inductor"] == ""
     assert found["cudagraphs"] == "no CUDA device: torch would run it as eager"
     registered = torch._dynamo.list_backends(None)
@@ -280,7 +281,7 @@ def test_a_name_that_torch_does_not_know_has_a_reason_with_the_version() -> None
 def test_ipex_and_tensorrt_name_what_is_missing() -> None:
     found = environment.backends(CPU, ["ipex", "tensorrt"])
     assert "torch 2.8" in found["ipex"] and torch.__version__ in found["ipex"]
-    assert found["tensorrt"]
+    assert found["tensorrt"] == "torch_tensorrt is not installed"
 
 
 @pytest.mark.parametrize("name", ["warp", "cuda:99", "cuda"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from autocompile import backends
 from autocompile.config import CompileConfig
 from autocompile.errors import ExportError
 from autocompile.export.common import (
@@ -43,8 +44,11 @@ BACKENDS = (
 )
 """The names of ``accelerate.utils.DynamoBackend``; it takes no other."""
 
-_FORWARD_ONLY = ("onnxrt", "openvino_onnx", "openvino", "tensorrt")
-_CARRIED = ("backend", "mode", "options", "fullgraph", "dynamic", "scope")
+_CARRIED = ("backend", "mode", "options", "fullgraph", "dynamic")
+_REGIONS = (
+    "WARNING: Accelerate's regions are not those that were measured: of a model's blocks it knows "
+    "the entries of an nn.ModuleList only, and it compiles all that is outside them too."
+)
 
 
 def model_choice(report: Report, stack: str) -> Choice:
@@ -77,7 +81,7 @@ def model_choice(report: Report, stack: str) -> Choice:
             f"accelerate {ACCELERATE_READ} knows: {', '.join(BACKENDS).lower()}",
             hint="autocompile export last --to python",
         )
-    if config and config.backend in _FORWARD_ONLY:
+    if config and not backends.BACKENDS.get(config.backend, backends.Backend()).trains:
         raise ExportError(
             f"{stack} trains, and the backend {config.backend} computes no gradients",
             hint="autocompile export last --to python",
@@ -92,8 +96,7 @@ def export(report: Report) -> str:
         ExportError: the result has no form in Accelerate.
     """
     choice = model_choice(report, "Accelerate")
-    lost = not_carried(choice.config, _CARRIED) if choice.config else []
-    warning = [line for n in lost for line in wrapped(f"WARNING: Accelerate cannot carry {n}.", 76)]
+    warning = [line for text in _warnings(choice.config) for line in wrapped(text, 76)]
     plugin, setting = _plugin(choice.config)
     build = build_function(report)
     notes = comment(f"{choice.phase}: {choice.evidence}")
@@ -111,6 +114,14 @@ def export(report: Report) -> str:
         build,
         _MAIN.format(warn=warn, phase=choice.phase, setting=setting) if build else _NO_BUILD,
     )
+
+
+def _warnings(config: CompileConfig | None) -> list[str]:
+    if config is None:
+        return []
+    lost = not_carried(config, (*_CARRIED, "scope"))
+    regions = [_REGIONS] if config.scope == "regional" else []
+    return [f"WARNING: Accelerate cannot carry {name}." for name in lost] + regions
 
 
 _TF32 = (

@@ -18,13 +18,14 @@ from autocompile.config import DEFAULT_INDUCTOR, CompileConfig
 from autocompile.errors import ExportError
 
 __all__ = [
-    "PACKAGE_OF_BACKEND",
     "RL_FORWARD_PHASES",
     "Choice",
     "Report",
     "build_function",
     "choices",
     "comment",
+    "environment_of",
+    "evidence_of",
     "header",
     "is_rl",
     "literal",
@@ -40,8 +41,6 @@ __all__ = [
 Report = Mapping[str, Any]
 
 RL_FORWARD_PHASES = ("forward_exploration", "forward_inference", "forward_train")
-PACKAGE_OF_BACKEND = {"ipex": "intel_extension_for_pytorch", "tensorrt": "torch_tensorrt"}
-"""Backends that torch knows only after their package has been imported."""
 
 _RL_KINDS = ("AlgorithmConfig", "RLModule", "RLModuleSpec")
 _WIDTH = 88
@@ -89,21 +88,35 @@ def _choice(report: Report, name: str, phase: Mapping[str, Any]) -> Choice:
     config = CompileConfig.from_dict(best["config"])
     if verdict == "keep_eager" or config.is_baseline:
         return Choice(name, "keep_eager", None, reason or "nothing is faster than eager")
-    return Choice(name, "faster", config, _evidence(report, best, config))
+    return Choice(name, "faster", config, evidence_of(report, best, config))
 
 
-def _evidence(report: Report, best: Mapping[str, Any], config: CompileConfig) -> str:
-    """``1.41x [1.39, 1.42] as fast as eager at batch size 16 (trial 5, ...), torch 2.13, ...``."""
+def evidence_of(report: Report, best: Mapping[str, Any], config: CompileConfig) -> str:
+    """``1.41x [1.39, 1.42] as fast as eager at batch size 16 (trial 5, ...), torch 2.13, ...``.
+
+    Args:
+        report: names machine and torch.
+        best: a setting's entry of the report: its speed-up, batch size and number.
+        config: the setting; it may be one of another interpreter, with its own torch.
+    """
     text = f"{speedup_text(best.get('speedup'))} as fast as eager"
     if best.get("batch_size") is not None:
         text += f" at batch size {best['batch_size']}"
     text += f" (trial {best['number']}"
     if processes := best.get("confirmed_processes"):
         text += f", confirmed in {processes} fresh processes"
-    text += f"); torch {report['environment'].get('torch')} on {_machine(report)}"
+    there = environment_of(report, config)
+    text += f"); torch {there.get('torch', '(not known)')} on {_machine(report)}"
     if config.environment != "default":
         text += f", in the Python environment {config.environment}"
     return text
+
+
+def environment_of(report: Report, config: CompileConfig) -> Mapping[str, Any]:
+    """What the report says of the interpreter that a setting runs under; empty if nothing."""
+    if config.environment == "default":
+        return report["environment"]  # type: ignore[no-any-return]
+    return (report.get("environments") or {}).get(config.environment) or {}
 
 
 def speedup_text(speedup: Mapping[str, float] | None) -> str:
@@ -150,8 +163,7 @@ def optimizer_lines(config: CompileConfig) -> list[str]:
 
 def not_carried(config: CompileConfig, carried: Iterable[str]) -> list[str]:
     """``name=value`` for each field of a setting that differs from torch's default and is lost."""
-    kept = {"environment", *carried}  # the environment is named in the evidence
-    mine, plain = config.to_dict(), DEFAULT_INDUCTOR.to_dict()
+    kept, mine, plain = set(carried), config.to_dict(), DEFAULT_INDUCTOR.to_dict()
     return [f"{n}={mine[n]!r}" for n in plain if mine[n] != plain[n] and n not in kept]
 
 

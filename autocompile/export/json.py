@@ -60,6 +60,7 @@ def export(report: Report) -> str:
         "target": report["target"].get("spec"),
         "run_dir": report.get("run_dir"),
         "environment": report["environment"],
+        "environments": report.get("environments") or {},
         "about": _ABOUT,
         "phases": phases,
     }

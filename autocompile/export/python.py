@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from autocompile.backends import BACKENDS
 from autocompile.config import EAGER, GUARD_FILTERS, CompileConfig
 from autocompile.errors import ExportError
 from autocompile.export import functions
 from autocompile.export.common import (
-    PACKAGE_OF_BACKEND,
     Choice,
     Report,
     build_function,
-    choices,
     comment,
+    environment_of,
     header,
     literal,
     not_carried,
@@ -26,6 +26,7 @@ from autocompile.export.common import (
     program,
     quoted,
 )
+from autocompile.export.own_size import own_choices
 
 __all__ = ["export"]
 
@@ -61,11 +62,11 @@ def export(report: Report) -> str:
     Raises:
         ExportError: no phase has a result, or a setting is more than plain torch can do.
     """
-    found = choices(report)
+    found = own_choices(report)
     faster = [choice for choice in found.values() if choice.config is not None]
     blocks = report["target"].get("blocks") or {}
     for choice in found.values():
-        _demand_form(choice, blocks.get(choice.phase, ()))
+        _demand_form(report, choice, blocks.get(choice.phase, ()))
     device = str(report["environment"].get("device") or "cpu")
     build = build_function(report, "model" if device == "cpu" else f"model.to({quoted(device)})")
     phases = [block for choice in found.values() for block in _phase(choice)]
@@ -81,16 +82,46 @@ def export(report: Report) -> str:
         phases.insert(0, functions.OWN_STATE)
     main = _main(report, list(found.values()), both, apart) if build else _NO_BUILD
     top = header(report, "torch.compile settings")
-    return program(top, _imports(faster), *phases, build, main)
+    refusal = _refusal(report, faster)
+    return program(top, _imports(faster), refusal, _packages(faster), *phases, build, main)
 
 
-def _demand_form(choice: Choice, blocks: Sequence[str]) -> None:
+def _refusal(report: Report, faster: list[Choice]) -> str:
+    """Source that refuses to run where the settings of another interpreter are not its own.
+
+    Raises:
+        ExportError: no one interpreter has them all.
+    """
+    configs = {c.phase: c.config for c in faster if c.config}
+    if len(names := {config.environment for config in configs.values()}) > 1:
+        raise ExportError(
+            "the best settings of the phases are of different interpreters, and a script has one",
+            *(f"{phase}: {config.environment}" for phase, config in configs.items()),
+            hint="autocompile export last --to json",
+        )
+    if names <= {"default"}:
+        return ""
+    there = environment_of(report, next(iter(configs.values())))
+    text = f"TORCH = {quoted(str(there['torch']))}\n"
+    return text + f"PYTHON = {quoted(str(there['python_path']))}\n" + _REFUSE
+
+
+_REFUSE = """if str(torch.__version__) != TORCH:
+    raise RuntimeError(
+        f"measured with torch {TORCH}, and this is {torch.__version__}: run it with {PYTHON}"
+    )
+"""
+
+
+def _demand_form(report: Report, choice: Choice, blocks: Sequence[str]) -> None:
     if choice.phase not in _FUNCTIONS:
         raise ExportError(f"the phase {choice.phase!r} has no form in plain torch")
     config = choice.config
     lost = not_carried(config, _CARRIED) if config else []
     if config and config.scope == "regional" and not blocks:
         lost.append("scope='regional', of a model whose blocks the report does not name")
+    if config and config.environment != "default" and not environment_of(report, config):
+        lost.append(f"environment={config.environment!r}, which the report does not describe")
     if lost:
         raise ExportError(
             f"the best setting of {choice.phase} has no form in plain torch",
@@ -113,18 +144,24 @@ _CARRIED = (
     "precision",
     "autocast",
     "guards",
+    "environment",
 )
 
 
 def _imports(faster: list[Choice]) -> str:
-    backends = {choice.config.backend for choice in faster if choice.config}
-    packages = sorted({PACKAGE_OF_BACKEND[b] for b in backends & PACKAGE_OF_BACKEND.keys()})
-    lines = [f"import {name}  # noqa: F401  (registers a backend)\n" for name in packages]
-    lines = sorted([*lines, "import torch\n"])
+    lines = ["import torch\n"]
     if any(choice.phase == "train_step" for choice in faster):
         lines = ["import functools\n\n", *lines, "from torch.utils._pytree import tree_leaves\n"]
+    return "".join(lines)
+
+
+def _packages(faster: list[Choice]) -> str:
+    """Imports that only the right interpreter can do."""
+    used = {c.config.backend for c in faster if c.config} & BACKENDS.keys()
+    packages = sorted({BACKENDS[name].registered_by for name in used} - {""})
+    lines = [f"import {name}  # noqa: F401  (registers a backend)\n" for name in packages]
     if any(choice.config and choice.config.freezing for choice in faster):
-        lines += ["\nfrom autocompile.runtime.freezing import Frozen\n"]
+        lines += ["from autocompile.runtime.freezing import Frozen\n"]
     return "".join(lines)
 
 

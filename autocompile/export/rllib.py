@@ -8,29 +8,28 @@ from __future__ import annotations
 
 import keyword
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from autocompile.config import CompileConfig
 from autocompile.errors import ExportError
 from autocompile.export.common import (
     Choice,
     Report,
-    choices,
     comment,
     header,
     is_rl,
     literal,
     not_carried,
     program,
-    speedup_text,
     wrapped,
 )
+from autocompile.export.own_size import own_choices
 
-__all__ = ["export", "framework_kwargs"]
+__all__ = ["export", "framework_kwargs", "shortfall"]
 
 _WORKER_PHASES = ("forward_exploration", "forward_inference")
 _LEARNER_PHASES = ("train_step", "forward_train", "optimizer_step")
+_CARRIED = ("backend", "mode")
 _BASE = "ray.rllib.algorithms.algorithm_config:AlgorithmConfig"
 
 
@@ -67,6 +66,22 @@ def framework_kwargs(report: Report) -> tuple[dict[str, Any], list[str]]:
     """
     sides = _sides(report)
     return {k: v for side in sides for k, v in side.arguments.items()}, _ignored(sides)
+
+
+def shortfall(report: Report) -> str:
+    """Why the fields do not bring what was measured, in few words; empty where they do.
+
+    Raises:
+        ExportError: the target is no RLModule, or no phase has a result.
+    """
+    words: dict[str, None] = {}
+    for side in _sides(report):
+        if (config := side.choice.config) is None:
+            continue
+        if side.name == "worker" and not config.is_eager:
+            words["ray's env runners never compile"] = None
+        words |= dict.fromkeys(f"ray has no field for {x}" for x in not_carried(config, _CARRIED))
+    return ", ".join(words)
 
 
 def export(report: Report) -> str:
@@ -120,7 +135,7 @@ def _warning_comment(lines: list[str]) -> str:
 
 
 def _sides(report: Report) -> list[_Side]:
-    found = choices(report)
+    found = own_choices(report)
     if not is_rl(report):
         raise ExportError(
             "RLlib has no form for this result: the target is no RLModule",
@@ -130,7 +145,7 @@ def _sides(report: Report) -> list[_Side]:
     worker = _first(_WORKER_PHASES, found)
     learner = _first(_LEARNER_PHASES, found)
     sides = [("worker", worker), ("learner", learner)]
-    chosen = [_Side(name, _at_own_batch_size(report, choice)) for name, choice in sides if choice]
+    chosen = [_Side(name, choice) for name, choice in sides if choice]
     if not chosen:
         raise ExportError(
             f"RLlib has no form for the phases {', '.join(found)}",
@@ -143,35 +158,6 @@ def _first(names: tuple[str, ...], found: Mapping[str, Choice]) -> Choice | None
     """The first phase that has a result; a failed one only when there is no other."""
     present = [found[name] for name in names if name in found]
     return next((c for c in present if c.verdict != "failed"), present[0] if present else None)
-
-
-def _at_own_batch_size(report: Report, choice: Choice) -> Choice:
-    """The setting that was best at the batch size of the user's own configuration."""
-    phase = report["phases"][choice.phase]
-    own = (report["target"].get("own_batch_size") or {}).get(choice.phase)
-    rows = [r for r in phase.get("by_batch_size", ()) if r["batch_size"] == own]
-    if choice.config is None or own is None:
-        return choice
-    if not rows:
-        text = f"{choice.evidence}; this configuration's own batch size {own} was not measured"
-        return replace(choice, evidence=text)
-    number, speedup = rows[0].get("number"), rows[0].get("speedup")
-    if number == phase["best"]["number"]:
-        return choice
-    trial = next((t for t in phase["trials"] if t["number"] == number), None)
-    if trial is None:
-        return choice
-    what = (
-        f"{speedup_text(speedup)} as fast as eager at batch size {own}, which is this "
-        f"configuration's own (trial {number}); over all batch sizes trial "
-        f"{phase['best']['number']} is best"
-    )
-    config = CompileConfig.from_dict(trial["config"])
-    floor = 1 + (phase.get("noise_floor") or 0.0)
-    # A row names its best trial even where that is no better than eager.
-    if config.is_baseline or not speedup or speedup["low"] <= 1 or speedup["value"] <= floor:
-        return Choice(choice.phase, "keep_eager", None, f"not compiled: {what}")
-    return Choice(choice.phase, "faster", config, what)
 
 
 def _algorithm(report: Report) -> tuple[str, str]:
@@ -210,6 +196,6 @@ def _ignored(sides: list[_Side]) -> list[str]:
                     f"learner: the setting was measured on {phase}; ray compiles the complete "
                     "update with it."
                 )
-        if lost := not_carried(config, ("backend", "mode")):
+        if lost := not_carried(config, _CARRIED):
             texts.append(f"{side.name}: ray has no field for {', '.join(lost)}: dropped.")
     return texts

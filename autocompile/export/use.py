@@ -8,11 +8,11 @@ from autocompile.export import rllib
 from autocompile.export.common import (
     RL_FORWARD_PHASES,
     Report,
-    choices,
     is_rl,
     literal,
     quoted,
 )
+from autocompile.export.own_size import own_choices
 
 __all__ = ["use_line"]
 
@@ -24,14 +24,14 @@ _CALLS = {
 }
 
 
-_SCRIPT = "autocompile export last --to python   (the settings take more than one line)"
-
-
 def _line(config: CompileConfig, result: str, function: str) -> str:
+    """Source in one line; empty where the setting takes more, or there is no function to name."""
     plain = {"freezing": False, "scope": "full", "environment": "default"}
     plain |= {"autocast": "none", "guards": "all"}
     if any(getattr(config, name) != value for name, value in plain.items()):
-        return _SCRIPT
+        return ""
+    if not (config.is_eager or function):
+        return ""
     parts = []
     if config.precision != "default":
         parts.append(f"torch.set_float32_matmul_precision({quoted(config.precision)})")
@@ -48,24 +48,31 @@ def _line(config: CompileConfig, result: str, function: str) -> str:
     return "; ".join(parts)
 
 
-def use_line(report: Report) -> str:
-    """The line to paste; for a result that compiles nothing, a sentence that says so."""
+def use_line(report: Report, run: str = "last") -> str:
+    """The line to paste; for a result that compiles nothing, a sentence that says so.
+
+    Where no line brings what was measured, it is the command that writes a script.
+
+    Args:
+        report: what ``report.json`` holds.
+        run: as a user would type it.
+    """
     try:
-        found = choices(report)
+        found = own_choices(report)
         fields = rllib.framework_kwargs(report)[0] if is_rl(report) else {}
+        lost = rllib.shortfall(report) if fields else ""
     except ExportError:
         return "nothing to use: no setting worked"
-    sides = ("worker", "learner")
-    if any(fields.get(f"torch_compile_{side}") for side in sides):
-        given = ", ".join(f"{k}={literal(v)}" for k, v in fields.items())
-        return f'config.framework("torch", {given})'
     faster = {name: c.config for name, c in found.items() if c.config}
-    if fields:  # what ray has no field for, and needs no compiling
-        faster = {name: config for name, config in faster.items() if config.is_eager}
-    for name in RL_FORWARD_PHASES:
+    if len({config.environment for config in faster.values()}) > 1:
+        return f"autocompile export {run} --to json   (the phases' interpreters differ)"
+    script = f"autocompile export {run} --to python"
+    if any(fields.get(f"torch_compile_{side}") for side in ("worker", "learner")):
+        given = ", ".join(f"{k}={literal(v)}" for k, v in fields.items())
+        return f"{script}   ({lost})" if lost else f'config.framework("torch", {given})'
+    for name in (*RL_FORWARD_PHASES, *_CALLS):
         if config := faster.get(name):
-            return _line(config, "", "")
-    for name, (result, function) in _CALLS.items():
-        if config := faster.get(name):
-            return _line(config, result, function)
+            # RLlib calls the functions of an RLModule and of its learner by itself.
+            line = _line(config, *(("", "") if fields else _CALLS[name]))
+            return line or f"{script}   (the settings take more than one line)"
     return "leave it uncompiled: nothing is faster than eager by more than the noise"

@@ -21,7 +21,10 @@ def unit(record: Record) -> str:
 
 
 def failures(records: list[Record], run_dir: str) -> list[dict[str, Any]]:
-    """Failures grouped by cause; those answered by another trial count with it."""
+    """Failures grouped by cause; those answered by another trial count with it.
+
+    ``answered``: all of the group were left untried, since others had shown how they would end.
+    """
     groups: dict[tuple[str, str, str], dict[str, Any]] = {}
     for r in records:
         if r.outcome in (Outcome.OK, Outcome.INTERRUPTED):
@@ -36,12 +39,20 @@ def failures(records: list[Record], run_dir: str) -> list[dict[str, Any]]:
                 "step": r.step.value,
                 "message": r.message,
                 "numbers": [],
+                "answered": True,
                 "log": _log(r, run_dir),
             },
         )
+        row["answered"] = row["answered"] and _is_answered(r)
         row["count"] += 1
         row["numbers"].append(r.number)
     return sorted(groups.values(), key=lambda row: (-row["count"], row["backend"]))
+
+
+def _is_answered(record: Record) -> bool:
+    """Whether it was never tried; an older version told that by its message alone."""
+    said = record.wall_s == 0 and record.message.startswith("not tried: ")
+    return bool(record.detail.get("answered")) or said
 
 
 def _log(record: Record, run_dir: str) -> str | None:
@@ -62,6 +73,7 @@ def trial_row(record: Record, run_dir: str) -> dict[str, Any]:
         "role": record.role,
         "repeats": record.repeats,
         "duplicate_of": record.duplicate_of,
+        "answered": _is_answered(record),
         "speedup": None,
         "throughput": None,
         "call_s": None,

@@ -2,27 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autocompile.calm import Calm
-from autocompile.preference import rank
+from autocompile.preference import rank, some_are_seen
 from autocompile.ranking import Candidate, noise_floor
 from autocompile.record import Record
 
-__all__ = ["by_batch_size", "elsewhere"]
+__all__ = ["by_batch_size", "elsewhere", "proven"]
+
+
+def proven(rivals: Sequence[Candidate], tested: bool) -> list[Candidate]:
+    """The compiled settings of one batch size whose speed was seen as it is.
+
+    Where others were seen as they are, one that never was proves nothing by being faster; and what
+    slows eager down beside it would be faster than anything.
+
+    Args:
+        rivals: of one batch size.
+        tested: whether settings were measured again: then what was not is not believed.
+    """
+    seen = [c for c in rivals if not (c.is_unseen and some_are_seen(rivals))]
+    return [c for c in seen if "eager_slowed" not in c.flags and (c.confirmed or not tested)]
 
 
 def by_batch_size(allowed: list[Candidate], objective: str) -> list[dict[str, Any]]:
-    """The RLlib benchmark's table: the best compiled setting of each batch size."""
+    """The RLlib benchmark's table: the best compiled setting of each batch size.
+
+    ``proven`` says whether its speed may decide anything; one that is comes before those that are
+    not.
+    """
     rows = []
     sizes = sorted({c.record.batch_size for c in allowed}, key=lambda s: s or 0)
+    tested = any(c.confirmed and not c.record.config.is_baseline for c in allowed)
     for size in sizes:
         here = [c for c in allowed if c.record.batch_size == size]
         compiled = [c for c in here if not c.record.config.is_baseline]
         if not compiled:
             continue
-        top = rank(compiled, objective)[0]
+        sure = proven(compiled, tested)
+        top = rank(sure or compiled, objective)[0]
         rows.append(
             {
                 "batch_size": size,
@@ -31,6 +51,7 @@ def by_batch_size(allowed: list[Candidate], objective: str) -> list[dict[str, An
                 "speedup": top.speedup.to_dict(),
                 "number": top.record.number,
                 "confirmed_processes": top.confirmed,
+                "proven": bool(sure),
             }
         )
     return rows
@@ -44,6 +65,7 @@ def elsewhere(
         f"at batch size {row['batch_size']} trial {row['number']} is faster than eager: "
         f"{row['speedup']['value']:.2f}x; --batch-size {row['batch_size']} decides for that"
         for row in rows
-        if row["speedup"]["low"] > 1
+        if row["proven"]
+        and row["speedup"]["low"] > 1
         and row["speedup"]["value"] > 1 + noise_floor(records, row["batch_size"], calm)
     ]

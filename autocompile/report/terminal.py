@@ -38,6 +38,7 @@ _MESSAGE = 160
 _FIGURE = re.compile(r"\[[\d., ]+\]|±? ?[\d.]+ %|\d [a-zA-Zµ]+")
 _GLUE = "\ue000"  # stands for a space that must not end a line; private, one cell wide
 _KINDS_OF_FAILURE = 8
+_KINDS_LEFT_OUT = 3
 _REASONS = 5  # why other settings lose; more with -v
 
 
@@ -118,6 +119,7 @@ def render(
             page.hanging(_head("Note"), show.plain(note))
         _batch_sizes(page, phase)
         _failures(page, phase, verbose)
+        _left_out(page, phase, verbose)
         for note in phase.get("notes", ()):
             page.hanging(_head("Note"), show.plain(note))
     if not report["phases"]:
@@ -209,27 +211,45 @@ def _batch_sizes(page: _Page, phase: Mapping[str, Any]) -> None:
 
 
 def _failures(page: _Page, phase: Mapping[str, Any], verbose: bool) -> None:
-    groups: Sequence[Mapping[str, Any]] = phase.get("failures", ())
-    shown = groups if verbose else groups[:_KINDS_OF_FAILURE]
+    """What failed, and what was not even tried, since others had shown how it would end."""
+    for name, style, answered in (("Failed", "red", False), ("Untried", "dim", True)):
+        groups = [g for g in phase.get("failures", ()) if bool(g.get("answered")) == answered]
+        shown = groups if verbose else groups[:_KINDS_OF_FAILURE]
+        _causes(page, name, style, shown, verbose)
+        if len(groups) > len(shown):
+            page.hanging(_head(""), f"and {len(groups) - len(shown)} more kinds (show -v has all)")
+
+
+def _left_out(page: _Page, phase: Mapping[str, Any], verbose: bool) -> None:
+    """Why settings were not listed, and how many; what only a flag would bring comes last."""
+    every = (phase.get("dropped") or {}).items()
+    dropped = sorted(every, key=lambda item: (item[0].startswith("--"), -item[1]))
+    shown = dropped if verbose else dropped[:_KINDS_LEFT_OUT]
+    facts = [f"{show.plain(reason)} ({count})" for reason, count in shown]
+    if more := len(dropped) - len(shown):
+        facts.append(f"and {more} more reasons (show -v has all)")
+    page.facts("Skipped", facts, "bold dim")
+
+
+def _causes(
+    page: _Page, name: str, style: str, shown: Sequence[Mapping[str, Any]], verbose: bool
+) -> None:
     rows = [(str(g["count"]), show.plain(g["backend"]), show.plain(g["outcome"])) for g in shown]
     widths = [max((cell_len(row[i]) for row in rows), default=0) for i in range(3)]
-    name = "Failed"
     for group, (count, backend, outcome) in zip(shown, rows, strict=True):
         message = show.plain(group.get("message", ""))
         message = message if verbose else show.shorten(message, _MESSAGE)
-        if outcome == "unsupported":
+        if outcome == "unsupported" and not group.get("answered"):
             message += f" → autocompile doctor {backend}"
         head = Text.assemble(
-            _head(name, "bold red"),
+            _head(name, f"bold {style}"),
             f"{count:>{widths[0]}} {backend:<{widths[1]}}   ",
-            (f"{outcome:<{widths[2]}}   ", "red"),
+            (f"{outcome:<{widths[2]}}   ", style),
         )
         page.hanging(head, message)
         if verbose and group.get("log"):
             page.line(Text(" " * head.cell_len + show.plain(group["log"]), "dim"))
         name = ""
-    if len(groups) > len(shown):
-        page.hanging(_head(""), f"and {len(groups) - len(shown)} more kinds (show -v has all)")
 
 
 def render_trials(report: Mapping[str, Any], console: Console) -> None:
@@ -266,7 +286,8 @@ def render_trials(report: Mapping[str, Any], console: Console) -> None:
 
 def _failed_trial(page: _Page, trial: Mapping[str, Any]) -> None:
     head = Text(f"{trial['number']:>4}  {or_dash(trial['batch_size']):>5}  ")
-    head.append(f"{show.plain(trial['outcome']):<14}  ", "red")
+    outcome = "not tried" if trial.get("answered") else show.plain(trial["outcome"])
+    head.append(f"{outcome:<14}  ", "dim" if trial.get("answered") else "red")
     page.hanging(head, f"{show.label(trial['config'])}: {failure_reason(trial)}")
 
 

@@ -26,9 +26,9 @@ def answer(
         ending = Ending(Outcome.UNSUPPORTED, Step.IMPORT, reason)
         return to_record(number, space.phase, setting, ending)
     if reason := _cannot_pay(setting, known, calls_per_update):
-        return to_record(
-            number, space.phase, setting, Ending(Outcome.UNSUPPORTED, Step.IMPORT, reason)
-        )
+        known_before = {"detail": {"answered": True}}
+        ending = Ending(Outcome.UNSUPPORTED, Step.IMPORT, reason, payload=known_before)
+        return to_record(number, space.phase, setting, ending)
     source, same = None, None
     for twin in plainer_twins(setting):
         record = known.get(twin)

@@ -100,7 +100,7 @@ def _table(path: Path) -> dict[str, tuple[Any, ...]]:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is no TOML: {error}") from None
-    names = SearchSpace.__dataclass_fields__.keys() - {"options"}
+    names = SearchSpace.__dataclass_fields__.keys()
     found: dict[str, tuple[Any, ...]] = {}
     for name, values in read.items():
         if name not in names:
@@ -111,6 +111,27 @@ def _table(path: Path) -> dict[str, tuple[Any, ...]]:
                 hint=f"{close[0]} = [...]" if close else None,
             )
         listed = values if isinstance(values, list) else [values]
+        if name == "options":
+            found[name] = tuple(_options(path, each) for each in listed)
+            continue
         is_none = {"none": None} if name in ("dynamic", "threads") else {}
         found[name] = tuple(is_none.get(v, v) if isinstance(v, str) else v for v in listed)
     return found
+
+
+def _options(path: Path, table: Any) -> tuple[tuple[str, Any], ...]:
+    """One table of options as pairs; ``cpp.simdlen = 256`` is a table in a table to TOML."""
+    if not isinstance(table, dict):
+        raise UsageError(
+            f"options in {path}: {table!r} is no table of names and values",
+            hint="options = [{}, { cpp_wrapper = true }]   ({} for none)",
+        )
+    pairs: list[tuple[str, Any]] = []
+    for name, value in table.items():
+        if isinstance(value, dict):
+            pairs += [(f"{name}.{inner}", v) for inner, v in _options(path, value)]
+        elif isinstance(value, (bool, int, float, str)):
+            pairs.append((name, value))
+        else:
+            raise UsageError(f"options in {path}: {name} = {value!r} is no value of an option")
+    return tuple(pairs)

@@ -1,8 +1,8 @@
-"""What goes with what: one entry for each backend and each dimension, and nothing elsewhere.
+"""What goes with what: one entry for each dimension, and nothing elsewhere.
 
-A backend that a newcomer adds is a file in ``runtime/backends``, an entry point, and an entry in
-:data:`BACKENDS`; a dimension is a field of :class:`autocompile.config.CompileConfig`, a line where
-it is applied, and an entry in :data:`DIMENSIONS`.
+A dimension that a newcomer adds is a field of :class:`autocompile.config.CompileConfig`, a line
+where it is applied, and an entry in :data:`DIMENSIONS`; a backend is an entry in
+:data:`autocompile.backends.BACKENDS`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from autocompile.backends import BACKENDS, Backend
 from autocompile.config import (
     AUTOCASTS,
     GUARDS,
@@ -19,17 +20,15 @@ from autocompile.config import (
     PRECISIONS,
     SCOPES,
     CompileConfig,
-    OptionValue,
 )
 
 __all__ = [
-    "BACKENDS",
     "DENIED",
     "DIMENSIONS",
-    "Backend",
+    "OTHERS_OPTIONS",
     "Dimension",
     "Place",
-    "Variant",
+    "own_options",
     "why_not",
 ]
 
@@ -56,78 +55,6 @@ class Place:
     has_convolutions: bool = False
     regions: str = ""
     optimizers: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Variant:
-    """Options that are tried beside none, in place of a mode: torch takes either.
-
-    Attributes:
-        options: as ``torch.compile`` takes them.
-        device: the type of device that they are about; None for all.
-        since: the lowest effort that tries them by itself.
-    """
-
-    options: Mapping[str, OptionValue]
-    device: str | None = None
-    since: str = "full"
-
-
-@dataclass(frozen=True)
-class Backend:
-    """What a probe of the backend cannot show.
-
-    Attributes:
-        trains: it computes gradients, or leaves them to torch.
-        has_modes: it takes Inductor's modes.
-        lays_out: weights as it likes, whatever torch's memory format is.
-        variants: of its options.
-        todo: what to do where it does not work.
-    """
-
-    trains: bool = True
-    has_modes: bool = False
-    lays_out: bool = False
-    variants: tuple[Variant, ...] = ()
-    todo: str = ""
-
-
-_GRAPHS: Mapping[str, OptionValue] = {"triton.cudagraphs": True}
-# Of Inductor's several hundred options those that change speed and nothing else, and that no mode
-# turns on by itself. A name that the installed torch does not know is passed over.
-_INDUCTOR = (
-    Variant({"cpp_wrapper": True}, "cpu"),
-    Variant({"cpp.simdlen": 256}, "cpu"),
-    Variant({**_GRAPHS, "coordinate_descent_tuning": True}, "cuda"),
-    Variant({**_GRAPHS, "max_autotune_pointwise": True}, "cuda"),
-    Variant({**_GRAPHS, "combo_kernels": True}, "cuda"),
-    Variant({**_GRAPHS, "layout_optimization": False}, "cuda"),
-    Variant({**_GRAPHS, "conv_1x1_as_mm": True}, "cuda"),
-    Variant({"cpp_wrapper": True}, "cuda"),
-)
-_WEIGHTS = (Variant({"weights": "baked"}, since="normal"),)
-_GET_OPENVINO = "pip install 'torch-autocompile[openvino]'"
-
-
-BACKENDS: Mapping[str, Backend] = {
-    "inductor": Backend(
-        has_modes=True,
-        variants=_INDUCTOR,
-        todo="install a C++ compiler (g++ or clang++), on a GPU also triton",
-    ),
-    "cudagraphs": Backend(todo="run where there is an NVIDIA GPU"),
-    "onnxrt": Backend(
-        trains=False,
-        lays_out=True,
-        variants=_WEIGHTS,
-        todo="pip install onnxruntime onnx onnxscript (onnxruntime-gpu for a GPU)",
-    ),
-    "openvino_onnx": Backend(trains=False, lays_out=True, variants=_WEIGHTS, todo=_GET_OPENVINO),
-    "openvino": Backend(trains=False, lays_out=True, todo=_GET_OPENVINO),
-    "ipex": Backend(todo="make an environment of its own: pip install 'torch-autocompile[ipex]'"),
-    "tensorrt": Backend(trains=False, lays_out=True, todo="pip install torch-tensorrt"),
-}
-"""Others can be named too; they are taken to train and to have neither modes nor variants."""
 
 
 def own_options(backend: str) -> set[str]:
@@ -159,6 +86,7 @@ class Dimension:
             it changes numbers or drops a check.
         missing: why nothing but the plain value makes sense in a place; or empty.
         why_not: why a setting that has another value than the plain one is not tried; or empty.
+        is_plain: whether a value, in a place, is the plain one by another name.
     """
 
     field: str
@@ -166,6 +94,7 @@ class Dimension:
     since: str | None
     missing: Callable[[Place], str]
     why_not: Callable[[CompileConfig, Place], str] = lambda config, place: ""
+    is_plain: Callable[[Any, Place], bool] = lambda value, place: False
 
 
 def _no_memory_format(place: Place) -> str:
@@ -234,7 +163,13 @@ DIMENSIONS = (
     ),
     Dimension("freezing", lambda _: (False, True), "normal", _no_freezing, _takes_freezing),
     Dimension("scope", lambda _: SCOPES, "full", _no_scope, _takes_scope),
-    Dimension("threads", _some_threads, "full", _no_threads),
+    Dimension(
+        "threads",
+        _some_threads,
+        "full",
+        _no_threads,
+        is_plain=lambda value, place: bool(value == place.threads),
+    ),
     Dimension("precision", lambda _: PRECISIONS, None, _no_numbers),
     Dimension("autocast", lambda _: AUTOCASTS, None, _no_numbers),
     Dimension("guards", lambda _: GUARDS, None, lambda place: ""),

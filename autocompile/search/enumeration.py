@@ -12,19 +12,18 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from autocompile.backends import BACKENDS, Backend
 from autocompile.config import CompileConfig, OptionValue
 from autocompile.errors import UsageError
 from autocompile.search.constraints import (
-    BACKENDS,
     DENIED,
     DIMENSIONS,
-    Backend,
     Dimension,
     Place,
     own_options,
     why_not,
 )
-from autocompile.search.effort import Effort
+from autocompile.search.effort import EFFORTS, Effort
 from autocompile.search.space import Catalogue, SearchSpace, Setting, Space
 
 __all__ = ["build_space", "joined"]
@@ -50,22 +49,30 @@ def build_space(
     }
     if "inductor" not in (wanted.backends or offered.backends):
         merged = {}
+    merged |= {
+        f"{d.field} {value}": f"{d.field} as torch takes them by itself"
+        for d in DIMENSIONS
+        for value in getattr(wanted, d.field) or ()
+        if d.is_plain(value, place)
+    }
     modes = _modes(wanted, offered)
     _check_options(wanted, offered)
     here: dict[str, Any] = {"environment": environment}
-    around = [_values(dimension, wanted, effort, place) for dimension in DIMENSIONS]
+    dropped: Counter[str] = Counter()
+    around = [_values(dimension, wanted, effort, place, dropped) for dimension in DIMENSIONS]
     combinations = [
         {**here, **dict(zip((d.field for d in DIMENSIONS), values, strict=True))}
         for values in itertools.product(*around)
     ]
     flags = list(
-        itertools.product(wanted.fullgraph or effort.fullgraph, wanted.dynamic or effort.dynamic)
+        itertools.product(
+            _flag("fullgraph", wanted, effort, dropped), _flag("dynamic", wanted, effort, dropped)
+        )
     )
     kept = {CompileConfig("eager", **here): None}  # the answer is compared with it, and with ...
     if "inductor" in (wanted.backends or offered.backends):
         kept[CompileConfig(**here)] = None
     unusable: dict[Setting, str] = {}
-    dropped: Counter[str] = Counter()
     raw = 0
     for backend in dict.fromkeys(("eager", *(wanted.backends or offered.backends))):
         if backend != "eager":
@@ -107,15 +114,40 @@ def joined(spaces: Sequence[Space]) -> Space:
 
 
 def _values(
-    dimension: Dimension, wanted: SearchSpace, effort: Effort, place: Place
+    dimension: Dimension,
+    wanted: SearchSpace,
+    effort: Effort,
+    place: Place,
+    dropped: Counter[str],
 ) -> tuple[Any, ...]:
-    """What is asked for, or what the effort tries by itself."""
-    if (asked := getattr(wanted, dimension.field)) is not None:
-        return tuple(asked)
+    """What is asked for, each value once, or what the effort tries by itself."""
     every = dimension.values(place)
-    since = dimension.since
-    tries = since is not None and effort.includes(since) and not dimension.missing(place)
-    return every if tries else every[:1]
+    if (asked := getattr(wanted, dimension.field)) is not None:
+        return tuple(dict.fromkeys(every[0] if dimension.is_plain(v, place) else v for v in asked))
+    flag = f"--{dimension.field.replace('_', '-')}"
+    reason = dimension.missing(place) or _not_yet(flag, dimension.since, effort)
+    if reason and len(every) > 1:
+        dropped[reason] += len(every) - 1
+    return every[:1] if reason else every
+
+
+def _flag(name: str, wanted: SearchSpace, effort: Effort, dropped: Counter[str]) -> tuple[Any, ...]:
+    """Likewise of ``fullgraph`` or ``dynamic``, which each effort lists for itself."""
+    if asked := getattr(wanted, name):
+        return tuple(asked)
+    tried: tuple[Any, ...] = getattr(effort, name)
+    for later in EFFORTS.values():
+        if more := len(set(getattr(later, name)) - set(tried)):
+            dropped[_not_yet(f"--{name}", later.name, effort)] += more
+            break
+    return tried
+
+
+def _not_yet(what: str, since: str | None, effort: Effort) -> str:
+    """Why something is not tried where nobody asks for it; empty if the effort tries it."""
+    if since is None:
+        return f"{what} only by name, since it changes numbers or drops checks"
+    return "" if effort.includes(since) else f"{what} from --effort {since} on"
 
 
 def _options(
@@ -133,13 +165,20 @@ def _options(
         dropped.update(f"{backend} has no option {name}" for name in wrong)
         asked = [dict(each) for each in wanted.options]
         return [each for each in asked if set(each) <= there] or [{}]
-    return [{}] + [
-        variant.options
-        for variant in known.variants
-        if effort.includes(variant.since)
-        and variant.device in (None, offered.device)
-        and (not known.has_modes or set(variant.options) <= set(offered.options))
-    ]
+    found: list[Mapping[str, OptionValue]] = [{}]
+    for variant in known.variants:
+        names = ", ".join(variant.options)
+        if variant.device not in (None, offered.device):
+            reason = f"{backend}'s options for {variant.device} are not for {offered.device}"
+        elif known.has_modes and not set(variant.options) <= set(offered.options):
+            reason = f"the {backend} of this torch has no option {names}"
+        else:
+            reason = _not_yet(f"{backend}'s options", variant.since, effort)
+        if reason:
+            dropped[reason] += 1
+        else:
+            found.append(variant.options)
+    return found
 
 
 def _check_options(wanted: SearchSpace, offered: Catalogue) -> None:
@@ -175,7 +214,8 @@ def _variants(
                 dropped["torch takes a filter of guards or a mode"] += len(flags)
                 continue
             if mode != "default" and options:
-                continue  # torch takes either
+                dropped["torch takes a mode or options"] += len(flags)
+                continue
             for fullgraph, dynamic in flags:
                 given = tuple(options.items())
                 yield CompileConfig(backend, mode, given, fullgraph, dynamic, **around)

@@ -138,11 +138,22 @@ def _place(phase: str, run: Mapping[str, Any]) -> Place:
 
 
 def _sizes(phase: str, plan: Plan, target: Mapping[str, Any]) -> list[int | None]:
-    """The batch sizes of a phase: asked for, or the defaults and the target's own."""
+    """The batch sizes of a phase: asked for, or the defaults and the target's own.
+
+    Raises:
+        UsageError: others than the one that the target has are asked for.
+    """
     if phase == "optimizer_step":
         return [None]
-    if fixed := target.get("fixed_batch_size"):
-        return [fixed]
     asked = plan.space.batch_sizes
+    if fixed := target.get("fixed_batch_size"):
+        if asked and set(asked) != {fixed}:
+            raise UsageError(
+                f"batch sizes {', '.join(map(str, asked))} are asked for, and the inputs of "
+                f"{plan.target} have batch size {fixed}",
+                "its get_inputs() takes none",
+                hint="def get_inputs(batch_size), or the same command without --batch-size",
+            )
+        return [fixed]
     own = target.get("own_batch_size", {}).get(phase)
     return sorted({*(asked or DEFAULT_BATCH_SIZES), *([own] if own and not asked else [])})

@@ -147,7 +147,7 @@ class Space:
         settings: all that differ, in the order in which they were enumerated; baselines first.
         unusable: settings that are recorded without being run, with the reason.
         merged: pairs of words: what was left out, and what it equals here.
-        dropped: why combinations were left out that cannot work, and how many that are.
+        dropped: why values and combinations were left out, and how many that are.
         raw: how many combinations there were before merging and dropping.
     """
 

@@ -257,7 +257,9 @@ class PhaseStudy:
         setting = Setting(record.config, record.batch_size)
         self._left.pop(setting, None)
         self._known[setting] = record
-        self._effects.add(record)
+        # A failure that no process has shown is about this one setting, whatever it shares.
+        if record.ok or record.wall_s > 0:
+            self._effects.add(record)
 
     def _drop_caches_that_cannot_win(self, record: Record) -> None:
         """Disk is for those that may be measured again; they need their compiler cache."""

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
+from autocompile.backends import BACKENDS, DEFAULT_BACKENDS, Backend
 from autocompile.errors import UsageError
 from autocompile.runtime.compiling import register_backend_of
 
 __all__ = [
-    "DEFAULT_BACKENDS",
     "backends",
     "describe",
     "inductor_options",
@@ -27,9 +27,6 @@ __all__ = [
     "pick_device",
     "prepare_toolchain",
 ]
-
-DEFAULT_BACKENDS = ("inductor", "cudagraphs", "onnxrt", "openvino_onnx", "ipex", "openvino")
-"""The backends that are tried when nobody names others, usable or not."""
 
 # Inductor options that have no effect on a device: modes that differ only in them are equal there.
 _WITHOUT_EFFECT = {"cpu": ("coordinate_descent_tuning",)}
@@ -114,28 +111,22 @@ def inductor_options() -> list[str]:
 
 def _why_not(name: str, device: torch.device, registered: list[str]) -> str:
     """The reason why a backend cannot be used here; empty when it can be tried."""
-    version = torch.__version__
-    if name == "cudagraphs" and device.type != "cuda":
-        return "no CUDA device: torch would run it as eager"
-    if name == "ipex":
-        if importlib.util.find_spec("intel_extension_for_pytorch") is None:
-            return f"needs torch 2.8.* with intel-extension-for-pytorch 2.8.*; this is {version}"
+    version, known = torch.__version__, BACKENDS.get(name, Backend())
+    if known.device not in (None, device.type):
+        return known.elsewhere or f"it runs on {known.device} only"
+    wanted = f"needs {known.needs}; this is torch {version}" if known.needs else ""
+    for package in filter(None, (known.registered_by, known.package)):
+        if importlib.util.find_spec(package) is None:
+            return wanted or f"{package} is not installed"
+    if known.ours and (reason := _not_ours(name)):
+        return reason
+    if known.registered_by:
         try:
             register_backend_of(name)
         except ImportError as error:
-            return f"needs torch 2.8.*; this is {version} ({str(error)[:160]})"
+            return f"{wanted or 'it cannot be imported'} ({str(error)[:160]})"
         return ""
-    if name == "tensorrt" and importlib.util.find_spec("torch_tensorrt") is not None:
-        return ""
-    if name.startswith("openvino") and importlib.util.find_spec("openvino") is None:
-        return "openvino is not installed"
-    if name == "openvino_onnx" and device.type != "cpu":
-        return "it runs on CPUs only"
-    if name in ("onnxrt", "openvino_onnx") and (reason := _not_ours(name)):
-        return reason
-    if name in registered:
-        return ""
-    return f"torch {version} knows no backend of this name"
+    return "" if name in registered else f"torch {version} knows no backend of this name"
 
 
 def _not_ours(name: str) -> str:

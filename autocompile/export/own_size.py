@@ -1,0 +1,51 @@
+"""The choice at the batch size of the user's own configuration, where that is known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from autocompile.config import CompileConfig
+from autocompile.export.common import Choice, Report, choices, evidence_of
+
+__all__ = ["own_choices"]
+
+
+def own_choices(report: Report) -> dict[str, Choice]:
+    """The choice of each phase at the batch size that the target itself runs with.
+
+    It is the report's own where the target names no batch size: only an RLlib configuration does.
+
+    Raises:
+        ExportError: no phase has a result.
+    """
+    return {name: _at_own_batch_size(report, c) for name, c in choices(report).items()}
+
+
+def _at_own_batch_size(report: Report, choice: Choice) -> Choice:
+    phase = report["phases"][choice.phase]
+    own = (report["target"].get("own_batch_size") or {}).get(choice.phase)
+    if own is None or choice.verdict == "failed" or own == phase["best"].get("batch_size"):
+        return choice
+    row = next((r for r in phase.get("by_batch_size", ()) if r["batch_size"] == own), None)
+    number = row and row["number"]
+    trial = next((t for t in phase["trials"] if t["number"] == number), None)
+    if row is None or trial is None:
+        text = f"{choice.evidence}; this configuration's own batch size {own} was not measured"
+        return replace(choice, evidence=text)
+    config = CompileConfig.from_dict(trial["config"])
+    what = evidence_of(report, {**row, "confirmed_processes": None}, config)
+    other = "eager" if choice.config is None else f"trial {phase['best']['number']}"
+    what += f"; the batch size is this configuration's own, over all of them {other} is best"
+    if not _is_faster(row, phase):
+        return Choice(choice.phase, "keep_eager", None, f"not compiled: {what}")
+    return Choice(choice.phase, "faster", config, what)
+
+
+def _is_faster(row: Mapping[str, Any], phase: Mapping[str, Any]) -> bool:
+    """As the verdict of a phase says it. A row names its best trial even where eager is better."""
+    speedup = row.get("speedup")
+    if not speedup or not row.get("proven", True):
+        return False
+    return bool(speedup["low"] > 1 and speedup["value"] > 1 + (phase.get("noise_floor") or 0.0))
