@@ -120,3 +120,17 @@ def test_a_failed_and_an_interrupted_run_are_told(report: dict[str, Any]) -> Non
 def test_the_same_report_gives_the_same_document(report: dict[str, Any]) -> None:
     assert to_markdown(report) == to_markdown(copy.deepcopy(report))
     assert "\n\n\n" not in to_markdown(report)
+
+
+def test_what_was_not_tried_is_no_failure_and_what_was_left_out_has_its_reason(
+    report: dict[str, Any],
+) -> None:
+    phase = next(iter(report["phases"].values()))
+    row = {"count": 3, "backend": "onnxrt", "outcome": "unsupported", "message": "cannot pay"}
+    phase["failures"] = [{**row, "answered": True}, {**row, "message": "no gradients"}]
+    phase["dropped"] = {"there are no CUDA graphs on a CPU": 4}
+    document = to_markdown(report)
+    parts = dict(part.partition("\n")[::2] for part in document.split("### ")[1:])
+    assert "no gradients" in parts["What failed"] and "cannot pay" not in parts["What failed"]
+    assert "cannot pay" in parts["What was not tried"]
+    assert ["4", "there are no CUDA graphs on a CPU"] in [r for t in tables(document) for r in t]

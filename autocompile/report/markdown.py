@@ -131,16 +131,22 @@ def _verdict(phase: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _failures(phase: Mapping[str, Any]) -> Iterator[str]:
-    if not (groups := phase.get("failures")):
-        return
-    yield "### What failed"
-    yield ""
-    rows = []
+    """What failed, what was known beforehand and so not tried, and what was no setting to try."""
+    groups = phase.get("failures") or ()
+    rows: tuple[list[tuple[str, ...]], ...] = ([], [])
     for g in groups:
         log = _code(g["log"]) if g.get("log") else show.NONE
         message = _code(g["message"]) if g.get("message") else show.NONE
-        rows.append((str(g["count"]), _code(g["backend"]), _escape(g["outcome"]), message, log))
-    yield from _table(("count", "backend", "outcome", "message", "log"), rows, right=(0,))
+        row = (str(g["count"]), _code(g["backend"]), _escape(g["outcome"]), message, log)
+        rows[bool(g.get("answered"))].append(row)
+    titles = ("count", "backend", "outcome", "message", "log")
+    for name, some in zip(("What failed", "What was not tried"), rows, strict=True):
+        if some:
+            yield from (f"### {name}", "", *_table(titles, some, right=(0,)))
+    if dropped := phase.get("dropped"):
+        yield from ("### What was left out", "")
+        reasons = ((str(count), _escape(reason)) for reason, count in dropped.items())
+        yield from _table(("settings", "why"), reasons, right=(0,))
 
 
 def _trials(phase: Mapping[str, Any]) -> Iterator[str]:
