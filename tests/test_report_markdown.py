@@ -125,7 +125,8 @@ def test_the_same_report_gives_the_same_document(report: dict[str, Any]) -> None
 def test_what_was_not_tried_is_no_failure_and_what_was_left_out_has_its_reason(
     report: dict[str, Any],
 ) -> None:
-    phase = next(iter(report["phases"].values()))
+    name, phase = next(iter(report["phases"].items()))
+    report["phases"] = {name: phase}
     row = {"count": 3, "backend": "onnxrt", "outcome": "unsupported", "message": "cannot pay"}
     phase["failures"] = [{**row, "answered": True}, {**row, "message": "no gradients"}]
     phase["dropped"] = {"there are no CUDA graphs on a CPU": 4}
