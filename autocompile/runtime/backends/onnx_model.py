@@ -17,7 +17,6 @@ __all__ = [
     "Unsupported",
     "export",
     "first_line",
-    "is_weight",
     "no_random_numbers_spent",
     "with_constants",
     "writes_in_place",
@@ -203,12 +202,6 @@ def first_line(error: BaseException) -> str:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0][:200] if lines else ''}"
-
-
-def is_weight(value: Any) -> bool:
-    """A parameter, or a buffer of a module; one made under inference_mode counts no versions."""
-    is_static = isinstance(value, torch.nn.Parameter) or hasattr(value, "_dynamo_static_input_type")
-    return is_static and not value.is_inference()
 
 
 def with_constants(model: Any, weights: dict[str, torch.Tensor]) -> Any:

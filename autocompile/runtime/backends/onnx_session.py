@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 import torch
 from torch.utils import _pytree as pytree
 
-from autocompile.runtime.backends.onnx_model import Exported, is_weight, with_constants
+from autocompile.runtime.backends.onnx_model import Exported, with_constants
+from autocompile.runtime.graphs import is_weight
 from autocompile.runtime.versions import count_fused_steps, stamp
 
 __all__ = ["Session"]
