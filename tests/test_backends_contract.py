@@ -104,6 +104,19 @@ def test_a_weight_in_another_place_takes_effect(compiler: Compile) -> None:
         agree(model, compiled, images(4))
 
 
+def test_a_weight_of_a_compiled_step_takes_effect(compiler: Compile) -> None:
+    """Dynamo guards on what an optimizer steps, and makes it an attribute of any graph."""
+    weight, x = torch.nn.Parameter(torch.ones(3, 3)), torch.ones(2, 3)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    step = torch.compile(optimizer.step, backend="eager")
+    weight.grad = torch.ones(3, 3)
+    step()
+    compiled = compiler(lambda x: x @ weight)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), x @ weight)
+        step()
+
+
 def test_shapes_may_change(compiler: Compile) -> None:
     model = Small().eval()
     compiled = compiler(model)
