@@ -73,13 +73,15 @@ class Session(abc.ABC):
         """A session with the weights as they are now."""
         # Read before the weights are: what changes in between is seen at the next call.
         weights = [args[i] for _, i in self._baked]
-        self._held = [w.detach() for w in weights]  # meanwhile no other weight has their address
-        self._stamps = [stamp(w) for w in weights]
+        stamps = [stamp(w) for w in weights]
         model = self._exported.model
         if self._baked:
             model = with_constants(model, {name: args[i] for name, i in self._baked})
-        self._pointers = [0] * len(self._bound)
         self.load(model)
+        # Known from now on: what could not be loaded leaves the old weights for old.
+        self._pointers = [0] * len(self._bound)
+        self._held = [w.detach() for w in weights]  # meanwhile no other weight has their address
+        self._stamps = stamps
 
     def __call__(self, *args: Any) -> Any:
         with self._lock:  # what is bound is one, and a run gives the interpreter's lock away
