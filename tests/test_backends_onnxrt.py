@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -88,6 +89,25 @@ def test_baked_weights_are_read_again_only_when_they_changed(
     for _ in range(3):
         torch.testing.assert_close(compiled(x), model(x))
     assert len(builds) == 2
+
+
+def test_the_last_session_goes_when_the_next_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds a copy of the weights."""
+    made: list[weakref.ref[Any]] = []
+    session = onnxrt._session
+
+    def watched(*args: Any) -> Any:
+        new = session(*args)
+        made.append(weakref.ref(new))
+        return new
+
+    monkeypatch.setattr(onnxrt, "_session", watched)
+    model, x = torch.nn.Linear(3, 3), torch.ones(2, 3)
+    compiled = torch.compile(model, backend="onnxrt", options={"weights": "baked"})
+    for _ in range(3):
+        compiled(x)
+        model.bias.add_(1.0)
+    assert [ref() is None for ref in made] == [True, True, False]
 
 
 def test_weights_that_could_not_be_read_again_are_not_taken_for_read(

@@ -126,7 +126,8 @@ def _wants_baked(backend: str, mode: str | None, options: Mapping[str, Any]) -> 
 def _for_these(graph: torch.fx.GraphModule, args: Sequence[Any], way: _Way) -> Compiled:
     """The graph for arguments of these shapes."""
     try:
-        return way.session(graph, args)
+        # Its method: of an object Dynamo would keep the attributes, and so the first weights.
+        return way.session(graph, args).__call__
     except Unsupported as error:
         return _in_parts(graph, args, way, error)
 
