@@ -97,6 +97,7 @@ class _Artifact:
         backend = _Freezing(own.get("dynamic"))
         own.update(backend=backend, fullgraph=True)
         self.call: Callable[..., Any] = torch.compile(_anew(function), **own)
+        # Now, and not when the garbage collector finds what torch.compile has made.
         weakref.finalize(self, _forget, backend.modules).atexit = False
 
 
@@ -142,8 +143,11 @@ class _Freezing:
         known = len(written)  # Dynamo compiles for one thread at a time
         others = [i for i in range(len(args)) if i not in weights]
         made = inductor(arguments_held(graph, args, weights), [args[i] for i in others])
-        self.modules += written[known:]
-        return _watching(made, [args[i].detach() for i in weights], stamps, others, held)
+        own = written[known:]
+        self.modules += own
+        call = _watching(made, [args[i].detach() for i in weights], stamps, others, held)
+        weakref.finalize(call, _forget, own).atexit = False  # Dynamo may be reset
+        return call
 
 
 def _watching(
@@ -190,6 +194,6 @@ def _forget(modules: list[ModuleType]) -> None:
             cache.modules.remove(module)
         for path in [p for p, kept in list(cache.modules_no_attr.items()) if kept is module]:
             del cache.modules_no_attr[path]
-        sys.modules.pop(module.__name__, None)
+        sys.modules.pop(vars(module).get("__name__", ""), None)
         vars(module).clear()
     modules.clear()
