@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import torch._dynamo
 
-from autocompile.runtime.backends import onnx_graph, onnx_session, onnxrt
+from autocompile.runtime.backends import onnx_graph, onnx_model, onnx_session, onnxrt
 
 
 @pytest.fixture(autouse=True)
@@ -86,6 +89,67 @@ def test_baked_weights_are_read_again_only_when_they_changed(
     for _ in range(3):
         torch.testing.assert_close(compiled(x), model(x))
     assert len(builds) == 2
+
+
+def test_the_last_session_goes_when_the_next_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds a copy of the weights."""
+    made: list[weakref.ref[Any]] = []
+    session = onnxrt._session
+
+    def watched(*args: Any) -> Any:
+        new = session(*args)
+        made.append(weakref.ref(new))
+        return new
+
+    monkeypatch.setattr(onnxrt, "_session", watched)
+    model, x = torch.nn.Linear(3, 3), torch.ones(2, 3)
+    compiled = torch.compile(model, backend="onnxrt", options={"weights": "baked"})
+    for _ in range(3):
+        compiled(x)
+        model.bias.add_(1.0)
+    assert [ref() is None for ref in made] == [True, True, False]
+
+
+def test_weights_that_could_not_be_read_again_are_not_taken_for_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, x = torch.nn.Linear(3, 3), torch.ones(2, 3)
+    compiled = torch.compile(model, backend="onnxrt", options={"weights": "baked"})
+    compiled(x)
+    model.bias.add_(1.0)
+
+    def fails(*_: object) -> None:
+        raise onnx_model.Unsupported("no memory for a session")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(onnxrt, "_session", fails)
+        for _ in range(2):
+            with pytest.raises(onnx_model.Unsupported, match="no memory"):
+                compiled(x)
+    torch.testing.assert_close(compiled(x), model(x))
+
+
+@pytest.mark.parametrize(("kind", "said"), [("elem_type", "float32 in torch"), ("dim", r"not \[4")])
+def test_a_model_whose_outputs_are_others_than_torch_gives_is_refused(
+    monkeypatch: pytest.MonkeyPatch, kind: str, said: str
+) -> None:
+    """It would write past the end of the memory that is bound."""
+    export = torch.onnx.export
+
+    def other(*args: Any, **kwargs: Any) -> Any:
+        made = export(*args, **kwargs)
+        model = made.model_proto
+        told = model.graph.output[0].type.tensor_type
+        if kind == "dim":
+            told.shape.dim[0].dim_value = 4
+        else:
+            told.elem_type = 11  # float64
+        return SimpleNamespace(model_proto=model)
+
+    monkeypatch.setattr(torch.onnx, "export", other)
+    compiled = torch.compile(torch.nn.Linear(3, 3), backend="onnxrt")
+    with pytest.raises(Exception, match=said):
+        compiled(torch.ones(2, 3))
 
 
 def test_live_weights_are_no_part_of_the_session(monkeypatch: pytest.MonkeyPatch) -> None:

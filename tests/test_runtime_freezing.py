@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 import torch._dynamo
 from torch import nn
+from torch._dynamo.convert_frame import compile_lock
 from torch._inductor.codecache import PyCodeCache
 
 from autocompile.runtime.freezing import Frozen
@@ -78,30 +83,122 @@ def test_a_part_that_is_put_in_later_is_watched_too() -> None:
         torch.testing.assert_close(frozen(x), model(x))
 
 
-class Breaking(nn.Module):
+class Statistics:
+    """As RL code keeps them: no module, and hung on one."""
+
+    def __init__(self) -> None:
+        self.mean = torch.zeros(8)
+
+
+class Normalizing(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.running, self.stats = Statistics(), {"scale": [torch.ones(8)]}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x - self.running.mean) * self.stats["scale"][0]
+
+
+def test_tensors_in_objects_and_containers_of_a_module_are_watched_too() -> None:
+    model, x = Normalizing(), torch.randn(4, 8)
+    frozen = Frozen(model, model, {"backend": "inductor"})
+    for change in (
+        lambda: None,
+        lambda: model.running.mean.add_(1.0),
+        lambda: model.stats["scale"][0].mul_(3.0),
+        lambda: setattr(model.running, "mean", torch.full((8,), 5.0)),
+    ):
+        change()
+        torch.testing.assert_close(frozen(x), model(x))
+
+
+def test_a_parameter_of_nobody_is_watched_too() -> None:
+    weight, x = nn.Parameter(torch.ones(8)), torch.randn(4, 8)
+    frozen = Frozen(lambda x: x * weight, nn.Module(), {"backend": "inductor"})
+    for _ in range(2):
+        torch.testing.assert_close(frozen(x), x * weight)
+        weight.add_(1.0)
+
+
+class Breaking(nn.Module):
+    def __init__(self, size: int = 0) -> None:
+        super().__init__()
+        self.first, self.second, self.size = nn.Linear(8, 8), nn.Linear(8, 8), size
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.first(x)
-        torch._dynamo.graph_break()
+        if len(x) > self.size:
+            torch._dynamo.graph_break()
         return self.second(x)  # type: ignore[no-any-return]
 
 
-def test_a_graph_that_breaks_is_refused_in_words() -> None:
+@pytest.mark.parametrize("size", [0, 4])
+def test_a_graph_that_breaks_is_refused_in_words(size: int) -> None:
     """What follows a break would keep the weights that it was compiled with."""
-    model = Breaking()
+    model = Breaking(size)
     frozen = Frozen(model, model, {"backend": "inductor"})
+    if size:  # it breaks at other sizes only
+        x = torch.randn(size, 8)
+        torch.testing.assert_close(frozen(x), model(x))
     for _ in range(2):
         with pytest.raises(RuntimeError, match="the graph breaks"):
-            frozen(torch.randn(4, 8))
+            frozen(torch.randn(6, 8))
+
+
+def test_what_a_call_raises_leaves_nothing_unchecked() -> None:
+    model, x = Breaking(), torch.randn(4, 8)
+    frozen = Frozen(model, model, {"backend": "inductor"})
+    with pytest.raises(RuntimeError):
+        frozen(torch.randn(4, 7))
+    with pytest.raises(RuntimeError, match="the graph breaks"):
+        frozen(x)
+
+
+def test_what_another_thread_compiles_meanwhile_is_left_alone() -> None:
+    model, other, x = nn.Linear(8, 8), nn.Linear(8, 3), torch.randn(4, 8)
+    frozen, live = Frozen(model, model, {"backend": "inductor"}), torch.compile(other)
+    with ThreadPoolExecutor(1) as pool:
+        with compile_lock:
+            calling = pool.submit(torch.no_grad()(frozen), x)
+            time.sleep(0.5)  # it waits for the lock by then
+            known = len(PyCodeCache.modules)
+            live(x)
+            theirs = PyCodeCache.modules[known:]
+        torch.testing.assert_close(calling.result(), model(x))
+    model.weight.add_(1.0)
+    torch.testing.assert_close(frozen(x), model(x))
+    assert theirs and all(module in PyCodeCache.modules for module in theirs)
+    other.weight.add_(1.0)
+    torch.testing.assert_close(live(x), other(x))
+
+
+def test_threads_may_call_it_while_weights_change() -> None:
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.Tanh()), torch.randn(4, 8)
+    frozen, done = Frozen(model, model, {"backend": "inductor"}), threading.Event()
+
+    def call() -> None:
+        with torch.no_grad():
+            while not done.is_set():
+                frozen(x)
+
+    with ThreadPoolExecutor(2) as pool:
+        calling = [pool.submit(call) for _ in range(2)]
+        try:
+            for _ in range(3):
+                model[0].weight.mul_(1.5)
+                torch.testing.assert_close(frozen(x), model(x))
+        finally:
+            done.set()
+        for each in calling:
+            each.result()  # raises what the thread has raised
+    assert not torch._inductor.config.freezing
 
 
 def test_the_last_artifact_goes_when_the_next_comes() -> None:
     model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU()), torch.randn(4, 8)
     frozen = Frozen(model, model, {"backend": "inductor"})
     counts = []
+    gc.collect()  # what other tests have left
     for _ in range(3):
         model[0].weight.add_(1.0)
         torch.testing.assert_close(frozen(x), model(x))

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch._dynamo
 from conftest import Clock
-from test_trial_worker import a_trial, in_this_process
+from test_trial_worker import a_trial, by_hand, in_this_process
 from torch._dynamo.backends.registry import register_backend
 
 from autocompile.config import CompileConfig
@@ -110,6 +110,41 @@ def test_training_holds_gradients_and_optimizer_state(
     """Weights, gradients, momentum; ``aot_eager`` writes to copies, of which two are alive."""
     peaks = peaks_in_mib(measured(work, capsys, TRAINED, phase=phase))
     assert peaks == pytest.approx((3 * 12, 5 * 12), rel=0.05)
+
+
+HEAVY = """
+import torch
+
+
+def get_model():
+    return torch.nn.Sequential(  # 50 MiB each
+        torch.nn.Linear(2560, 5120, bias=False), torch.nn.Linear(5120, 2560, bias=False)
+    )
+
+
+def get_inputs(batch_size):
+    return torch.ones(4, 2560)
+"""
+BAKED = (("weights", "baked"),)
+
+
+@pytest.mark.parametrize(
+    ("config", "copies"),
+    [
+        (CompileConfig("onnxrt"), 0),
+        (CompileConfig("onnxrt", options=BAKED), 2),  # as they came, and packed
+        (CompileConfig(freezing=True), 1),
+        pytest.param(CompileConfig("openvino_onnx", options=BAKED), 2, marks=pytest.mark.slow),
+    ],
+)
+def test_a_copy_of_the_weights_that_no_tensor_shows_counts(
+    work: Path, config: CompileConfig, copies: int
+) -> None:
+    (work / "model.py").write_text(HEAVY)
+    request = a_trial(target=str(work / "model.py"), config=config.to_dict(), calls_per_update=1)
+    _, result = by_hand(work / "trial", request)
+    assert result["outcome"] == "ok", result
+    assert peaks_in_mib(result) == pytest.approx((100, 100 + copies * 100), rel=0.05)
 
 
 def test_each_storage_counts_once_and_sparse_tensors_do_no_harm() -> None:

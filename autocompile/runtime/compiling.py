@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import torch
 
+from autocompile.backends import BACKENDS
 from autocompile.config import GUARD_FILTERS, CompileConfig
 from autocompile.errors import UsageError
 from autocompile.runtime.freezing import Frozen
@@ -27,8 +28,6 @@ __all__ = [
 ]
 
 # Backends that torch knows only after their package has been imported.
-_REGISTERED_BY = {"ipex": "intel_extension_for_pytorch", "tensorrt": "torch_tensorrt"}
-
 RL_PHASES = ("forward_exploration", "forward_inference", "forward_train")
 
 
@@ -38,7 +37,8 @@ def register_backend_of(name: str) -> None:
     Raises:
         ImportError: the package is not installed or does not fit this torch.
     """
-    if package := _REGISTERED_BY.get(name):
+    known = BACKENDS.get(name)
+    if known and (package := known.registered_by):
         try:
             importlib.import_module(package)
         except Exception as error:  # ipex ends a version mismatch with an AttributeError

@@ -1,35 +1,40 @@
 """Frozen weights: constants that Inductor folds and packs, and reads again when they change.
 
-``options={"freezing": True}`` does nothing for the parameters of a module: Dynamo asks the global
-``torch._inductor.config.freezing``, under ``torch.no_grad()``, when it traces. And what was frozen
-stays as it was: an RL worker would act by its first policy for ever. So the global is set around
-each call, and weights whose version counters have moved are frozen anew, which is a compile; what
-is not seen so, :mod:`autocompile.runtime.versions` says.
+``options={"freezing": True}`` does nothing for the parameters of a module, which Dynamo makes
+inputs of the graph; and where the global ``torch._inductor.config.freezing`` is set, Dynamo makes
+them constants for ever: an RL worker would act by its first policy. So they stay inputs of Dynamo's
+graph, and constants only of what Inductor gets. Each call brings the weights along, whatever holds
+them, and where a version counter has moved all is frozen anew, which is a compile; what is not seen
+so, :mod:`autocompile.runtime.versions` says.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
-from types import CodeType, FunctionType
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
 
+from autocompile.runtime.graphs import arguments_held, attributes_lifted, is_weight
 from autocompile.runtime.versions import count_fused_steps, stamp
 
 __all__ = ["Frozen"]
-
-_BREAKS = "the graph breaks, and only one graph can be frozen"
 
 
 class Frozen:
     """A function of a model, compiled with the weights that the model has.
 
+    Any number of threads may call it.
+
     Args:
-        function: what to compile; reads the weights of ``model``.
-        model: whose weights.
+        function: what to compile.
+        model: what it is about. All weights that the function reads are frozen, also those that
+            something else holds.
         kwargs: of ``torch.compile``.
     """
 
@@ -37,13 +42,9 @@ class Frozen:
         self, function: Callable[..., Any], model: torch.nn.Module, kwargs: dict[str, Any]
     ) -> None:
         self._function, self._model, self._kwargs = function, model, kwargs
-        self._config: Any = importlib.import_module("torch._inductor.config")
-        self._places, self._breaks = _places(model), False
-        self._artifacts: list[Any] = []
-        self._seen: list[tuple[int, int]] | None = None
-        self._held: list[torch.Tensor] = []
+        self._artifact: _Artifact | None = None
+        self._lock = threading.Lock()
         count_fused_steps()
-        self._compiled: Callable[..., Any] = function
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it; freezes the weights first if they are not those of the last call.
@@ -54,101 +55,145 @@ class Frozen:
         """
         if torch.is_grad_enabled():
             raise RuntimeError("frozen weights have no gradients: call it under torch.no_grad()")
-        if self._breaks:
-            raise RuntimeError(_BREAKS)
-        seen = self._versions()
-        is_first = seen != self._seen
-        if is_first:
-            self._forget()
-            # Options of its own: torch.compile takes some out of the dictionary it is given.
-            own: Any = {k: dict(v) if k == "options" else v for k, v in self._kwargs.items()}
-            self._hold()
-            self._seen, self._compiled = seen, torch.compile(self._anew(), **own)
-        cache = importlib.import_module("torch._inductor.codecache").PyCodeCache
-        known, breaks = len(cache.modules), _graph_breaks()
-        before = self._config.freezing
-        self._config.freezing = True
-        try:
-            result = self._compiled(*args, **kwargs)
-        finally:
-            self._config.freezing = before
-            made = cache.modules[known:]
-            self._artifacts += made
-        if is_first and _graph_breaks() != breaks:
-            # What Dynamo compiled after a break hangs on other code, and would not be made anew.
-            self._breaks = True
-            raise RuntimeError(_BREAKS)
-        if made and not is_first:  # other shapes, or the model has other parts than it had
-            self._places = _places(self._model)
-            self._hold()
-            self._seen = self._versions()
-        if is_first and self._versions() != seen:
-            raise RuntimeError("the model writes to its own buffers, so they cannot be frozen")
+        while True:
+            # Held while it runs: another thread may put the next in its place meanwhile.
+            artifact = self._artifact or self._next(None)
+            try:
+                return artifact.call(*args, **kwargs)
+            except _Stale:  # nothing has been done yet
+                stale = weakref.ref(artifact)
+            except torch._dynamo.exc.Unsupported as error:
+                # What follows a break hangs on the code of the model itself, and would outlive us.
+                said = str(error).strip().partition("\n")[0]
+                raise RuntimeError(
+                    f"the graph breaks, and only one graph can be frozen: {said}"
+                ) from error
+            del artifact  # it holds a copy of the weights, which goes before another is made
+            self._next(stale)
+
+    def _next(self, stale: weakref.ref[_Artifact] | None) -> _Artifact:
+        """An artifact to call instead of this one; another thread may have made it."""
+        with self._lock:
+            if stale is not None and self._artifact is stale():
+                self._artifact = None
+            if self._artifact is None:
+                self._artifact = _Artifact(self._function, self._kwargs)
+            return self._artifact
+
+
+class _Stale(Exception):
+    """A weight is not what it was when it was frozen."""
+
+
+class _Artifact:
+    """What is compiled with the weights as they are at the first call, one graph for each shape.
+
+    When nobody holds it any more, Inductor's modules go, in which a copy of the weights is.
+    """
+
+    def __init__(self, function: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
+        # Options of its own: torch.compile takes some out of the dictionary it is given.
+        own: Any = {k: dict(v) if k == "options" else v for k, v in kwargs.items()}
+        backend = _Freezing(own.get("dynamic"))
+        own.update(backend=backend, fullgraph=True)
+        self.call: Callable[..., Any] = torch.compile(_anew(function), **own)
+        # Now, and not when the garbage collector finds what torch.compile has made.
+        weakref.finalize(self, _forget, backend.modules).atexit = False
+
+
+def _anew(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that Dynamo has never seen: what it has compiled hangs on the code object."""
+
+    def frozen(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    code: CodeType = frozen.__code__.replace(co_name="frozen")
+    return FunctionType(code, globals(), "frozen", None, frozen.__closure__)
+
+
+class _Freezing:
+    """Inductor as a backend that takes weights as constants.
+
+    Attributes:
+        modules: what Inductor has written and loaded.
+    """
+
+    def __init__(self, dynamic: bool | None) -> None:
+        self._dynamic = dynamic
+        self.modules: list[ModuleType] = []
+
+    def __call__(
+        self,
+        graph: torch.fx.GraphModule,
+        inputs: Sequence[Any],
+        *,
+        mode: str | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> Callable[..., Any]:
+        """Compile a graph; what comes back raises :class:`_Stale` when a weight has changed."""
+        graph, held = attributes_lifted(graph, inputs)
+        args = [*inputs, *held]
+        weights = [i for i, value in enumerate(args) if is_weight(value)]
+        # Read before the weights are: what changes in between is seen at the next call.
+        stamps = [(i, *stamp(args[i])) for i in weights]
+        # What torch.compile makes of backend="inductor", its checks of mode and options included.
+        wrapper: Any = torch._TorchCompileInductorWrapper
+        inductor = wrapper(mode, {**(options or {}), "freezing": True}, self._dynamic)
+        written = importlib.import_module("torch._inductor.codecache").PyCodeCache.modules
+        known = len(written)  # Dynamo compiles for one thread at a time
+        others = [i for i in range(len(args)) if i not in weights]
+        made = inductor(arguments_held(graph, args, weights), [args[i] for i in others])
+        own = written[known:]
+        self.modules += own
+        call = _watching(made, [args[i].detach() for i in weights], stamps, others, held)
+        weakref.finalize(call, _forget, own).atexit = False  # Dynamo may be reset
+        return call
+
+
+def _watching(
+    made: Callable[..., Any],
+    kept: list[torch.Tensor],
+    stamps: list[tuple[int, int, int]],
+    others: list[int],
+    held: list[torch.Tensor],
+) -> Callable[..., Any]:
+    """A graph with constants, called with what the graph without them is called with.
+
+    Args:
+        made: the graph.
+        kept: the weights: as long as these live, no others have their addresses.
+        stamps: where among the arguments the weights are, and what they were.
+        others: where the graph's own arguments are.
+        held: what follows after the arguments that a caller gives.
+    """
+    is_tried = False
+
+    def call(*args: Any) -> Any:
+        nonlocal is_tried
+        given = (*args, *held) if held else args
+        for i, pointer, version in stamps:  # as stamp() does, in a third of the time
+            weight = given[i]
+            if weight._version != version or weight.data_ptr() != pointer:
+                raise _Stale
+        result = made(*[given[i] for i in others])
+        if not is_tried:
+            is_tried = True
+            if any(stamp(given[i]) != tuple(known) for i, *known in stamps):
+                raise RuntimeError("the model writes to its own buffers, so they cannot be frozen")
         return result
 
-    def _forget(self) -> None:
-        """Let go of the last artifact, which holds a copy of the weights."""
-        cache = importlib.import_module("torch._inductor.codecache").PyCodeCache
-        for module in self._artifacts:
-            if module in cache.modules:
-                cache.modules.remove(module)
-            for path in [p for p, kept in cache.modules_no_attr.items() if kept is module]:
-                del cache.modules_no_attr[path]
-            sys.modules.pop(module.__name__, None)
-            vars(module).clear()
-        self._artifacts = []
-        self._compiled = self._function
-
-    def _versions(self) -> list[tuple[int, int]]:
-        found = []
-        for held, name in self._places:
-            value: Any = held.get(name)
-            found.append(stamp(value) if isinstance(value, torch.Tensor) else (id(value), -1))
-        return found
-
-    def _hold(self) -> None:
-        """Keep the memory of the weights as they are: no others may get their addresses."""
-        values = [held.get(name) for held, name in self._places]
-        self._held = [v.detach() for v in values if isinstance(v, torch.Tensor)]
-
-    def _anew(self) -> Callable[..., Any]:
-        """A function that Dynamo has never seen: what it has compiled hangs on the code object."""
-        function = self._function
-
-        def frozen(*args: Any, **kwargs: Any) -> Any:
-            return function(*args, **kwargs)
-
-        code: CodeType = frozen.__code__.replace(co_name="frozen")
-        return FunctionType(code, globals(), "frozen", None, frozen.__closure__)
+    call.kept = kept  # type: ignore[attr-defined]
+    return call
 
 
-def _graph_breaks() -> int:
-    return sum(importlib.import_module("torch._dynamo.utils").counters["graph_break"].values())
-
-
-def _places(model: torch.nn.Module) -> list[tuple[dict[str, Any], str]]:
-    """Where each tensor of the model is kept, since another may take its place."""
-    return [
-        (held, name)
-        for module in _reachable(model)
-        for held in (module._parameters, module._buffers, vars(module))
-        for name, value in held.items()
-        if isinstance(value, torch.Tensor)
-    ]
-
-
-def _reachable(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """The model's modules, those in plain lists and dicts of theirs too: Dynamo goes there."""
-    found: dict[int, torch.nn.Module] = {}
-    waiting: list[Any] = [model]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, torch.nn.Module):
-            if id(value) not in found:
-                found[id(value)] = value
-                waiting += [*value.children(), *vars(value).values()]
-        elif type(value) in (list, tuple, set):
-            waiting += value
-        elif type(value) is dict:
-            waiting += value.values()
-    return list(found.values())
+def _forget(modules: list[ModuleType]) -> None:
+    """Let go of Inductor's modules: torch would hold them, and the weights, to the end."""
+    cache = importlib.import_module("torch._inductor.codecache").PyCodeCache
+    for module in modules:
+        if module in cache.modules:
+            cache.modules.remove(module)
+        for path in [p for p, kept in list(cache.modules_no_attr.items()) if kept is module]:
+            del cache.modules_no_attr[path]
+        sys.modules.pop(vars(module).get("__name__", ""), None)
+        vars(module).clear()
+    modules.clear()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-__all__ = ["page_faults", "peak_bytes"]
+__all__ = ["freed_bytes", "page_faults", "peak_bytes"]
 
 _MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of malloc.h
 _TINY_BYTES = 2**17
@@ -75,6 +75,24 @@ def _resident_growth(call: Callable[[], Any]) -> int | None:
     call()
     peak = _status_bytes("VmHWM:")
     return None if before is None or peak is None else max(0, peak - before)
+
+
+def freed_bytes(let_go: Callable[[], None]) -> int | None:
+    """How much resident memory of the process goes with what a function lets go of.
+
+    It is how a copy of the weights that no tensor shows is found: a session's of another runtime,
+    or the constants of what Inductor has compiled. How far the memory rose when they were made
+    would not tell, since what compiling leaves behind is in it too.
+
+    Returns:
+        Bytes; None where the system does not tell.
+    """
+    _give_back_what_is_free()
+    before = _status_bytes("VmRSS:")
+    let_go()
+    _give_back_what_is_free()
+    after = _status_bytes("VmRSS:")
+    return None if before is None or after is None else max(0, before - after)
 
 
 def _give_back_what_is_free() -> None:

@@ -31,6 +31,7 @@ from autocompile.runtime.backends.onnx_model import (
     writes_in_place,
 )
 from autocompile.runtime.backends.onnx_session import Session
+from autocompile.runtime.graphs import attributes_lifted
 
 __all__ = ["compile_graph"]
 
@@ -80,11 +81,20 @@ def compile_graph(
         RuntimeError: gradients are wanted, or nothing of the graph can be exported.
     """
     way = _Way(kind, _wants_baked(kind.backend, mode, options or {}))
+    graph, held = attributes_lifted(graph, inputs)
+    if not held:
+        return _compiled(graph, inputs, way)
+    made = _compiled(graph, [*inputs, *held], way)
+    return lambda *args: made(*args, *held)
+
+
+def _compiled(graph: torch.fx.GraphModule, inputs: Sequence[Any], way: _Way) -> Compiled:
+    """A graph all of whose tensors are its arguments."""
     if torch.is_grad_enabled() and any(
         isinstance(x, torch.Tensor) and x.requires_grad for x in inputs
     ):
         raise RuntimeError(
-            f"the {kind.backend} backend computes no gradients: "
+            f"the {way.kind.backend} backend computes no gradients: "
             "call the model under torch.no_grad()"
         )
     if not any(_is_call(node) for node in graph.graph.nodes):
@@ -116,7 +126,8 @@ def _wants_baked(backend: str, mode: str | None, options: Mapping[str, Any]) -> 
 def _for_these(graph: torch.fx.GraphModule, args: Sequence[Any], way: _Way) -> Compiled:
     """The graph for arguments of these shapes."""
     try:
-        return way.session(graph, args)
+        # Its method: of an object Dynamo would keep the attributes, and so the first weights.
+        return way.session(graph, args).__call__
     except Unsupported as error:
         return _in_parts(graph, args, way, error)
 

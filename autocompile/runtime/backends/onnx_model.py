@@ -17,13 +17,29 @@ __all__ = [
     "Unsupported",
     "export",
     "first_line",
-    "is_weight",
     "no_random_numbers_spent",
     "with_constants",
     "writes_in_place",
 ]
 
 _LARGEST_BYTES = 1_900_000_000  # of weights in a model: a protocol buffer holds 2 GiB
+
+# As onnx.TensorProto numbers them.
+_ELEMENTS = {
+    torch.float32: 1,
+    torch.uint8: 2,
+    torch.int8: 3,
+    torch.uint16: 4,
+    torch.int16: 5,
+    torch.int32: 6,
+    torch.int64: 7,
+    torch.bool: 9,
+    torch.float16: 10,
+    torch.float64: 11,
+    torch.uint32: 12,
+    torch.uint64: 13,
+    torch.bfloat16: 16,
+}
 
 
 class Unsupported(Exception):
@@ -105,6 +121,8 @@ def export(graph: torch.fx.GraphModule, args: Sequence[Any]) -> Exported:
     except Exception as error:
         raise Unsupported(first_line(error)) from None
     order = dict(zip(names, tensors, strict=True))
+    _demand_as_in_torch(model, {n: tensors[i] for n, i in order.items()})
+    _demand_as_in_torch(model, dict(zip(results, examples, strict=True)))
     return Exported(
         model,
         tuple((value.name, order[value.name]) for value in model.graph.input),
@@ -174,6 +192,18 @@ def _demand_plain(program: torch.export.ExportedProgram) -> None:
             raise Unsupported(f"the shape of what {node.target} returns depends on values")
 
 
+def _demand_as_in_torch(model: Any, tensors: dict[str, torch.Tensor]) -> None:
+    """Refuse another type or shape: a runtime would read or write past the end of the memory."""
+    for value in (*model.graph.input, *model.graph.output):
+        if value.name in tensors:
+            tensor, told = tensors[value.name], value.type.tensor_type
+            sizes = [d.dim_value for d in told.shape.dim if d.HasField("dim_value")]
+            if told.elem_type != _ELEMENTS.get(tensor.dtype):
+                raise Unsupported(f"{value.name} is of {tensor.dtype} in torch, not in the model")
+            if len(sizes) == len(told.shape.dim) != 0 and sizes != list(tensor.shape):
+                raise Unsupported(f"{value.name} is {tuple(tensor.shape)} in torch, not {sizes}")
+
+
 def _never_drops(node: torch.fx.Node) -> bool:
     """Whether it would draw random numbers for its dropout, and has none."""
     names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
@@ -203,12 +233,6 @@ def first_line(error: BaseException) -> str:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0][:200] if lines else ''}"
-
-
-def is_weight(value: Any) -> bool:
-    """A parameter, or a buffer of a module; one made under inference_mode counts no versions."""
-    is_static = isinstance(value, torch.nn.Parameter) or hasattr(value, "_dynamo_static_input_type")
-    return is_static and not value.is_inference()
 
 
 def with_constants(model: Any, weights: dict[str, torch.Tensor]) -> Any:

@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 import torch
 from torch.utils import _pytree as pytree
 
-from autocompile.runtime.backends.onnx_model import Exported, is_weight, with_constants
+from autocompile.runtime.backends.onnx_model import Exported, with_constants
+from autocompile.runtime.graphs import is_weight
 from autocompile.runtime.versions import count_fused_steps, stamp
 
 __all__ = ["Session"]
@@ -72,13 +73,15 @@ class Session(abc.ABC):
         """A session with the weights as they are now."""
         # Read before the weights are: what changes in between is seen at the next call.
         weights = [args[i] for _, i in self._baked]
-        self._held = [w.detach() for w in weights]  # meanwhile no other weight has their address
-        self._stamps = [stamp(w) for w in weights]
+        stamps = [stamp(w) for w in weights]
         model = self._exported.model
         if self._baked:
             model = with_constants(model, {name: args[i] for name, i in self._baked})
-        self._pointers = [0] * len(self._bound)
         self.load(model)
+        # Known from now on: what could not be loaded leaves the old weights for old.
+        self._pointers = [0] * len(self._bound)
+        self._held = [w.detach() for w in weights]  # meanwhile no other weight has their address
+        self._stamps = stamps
 
     def __call__(self, *args: Any) -> Any:
         with self._lock:  # what is bound is one, and a run gives the interpreter's lock away

@@ -2,8 +2,8 @@
 
 OpenVINO brings a backend ``openvino`` of its own, which (2026.4) computes in bfloat16 where a CPU
 can, and returns memory that its next call overwrites. This one takes the way of ``onnxrt``: each
-graph becomes an ONNX model, which OpenVINO reads. On CPUs only. Integers of 64 bits are computed in
-32, as OpenVINO does on a CPU. Its options are those of
+graph becomes an ONNX model, which OpenVINO reads. On CPUs only. OpenVINO computes integers of 64
+bits in 32 there; what might need more is left to torch, or refused. Its options are those of
 :mod:`autocompile.runtime.backends.onnx_graph`.
 """
 
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from autocompile.runtime.backends.onnx_graph import compile_graph
+from autocompile.runtime.backends.onnx_integers import demand_small_integers
 from autocompile.runtime.backends.onnx_model import Exported, Unsupported, first_line
 from autocompile.runtime.backends.onnx_session import Session
 
@@ -48,6 +49,7 @@ class OvSession(Session):
         for dtype in (*(t.dtype for t in tensors), *(dtype for _, _, dtype in exported.outputs)):
             if dtype not in _TAKEN:
                 raise Unsupported(f"OpenVINO does not compute in {dtype}")
+        demand_small_integers(exported.model)
 
     def load(self, model: Any) -> None:
         """Compile the model."""

@@ -1,0 +1,79 @@
+"""Which tensors of a graph that Dynamo has captured are its inputs, and which are constants."""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+
+__all__ = ["arguments_held", "attributes_lifted", "is_weight"]
+
+
+def is_weight(value: Any) -> bool:
+    """A parameter, or a buffer of a module; one made under inference_mode counts no versions."""
+    is_static = isinstance(value, torch.nn.Parameter) or hasattr(value, "_dynamo_static_input_type")
+    return is_static and not value.is_inference()
+
+
+def attributes_lifted(
+    graph: torch.fx.GraphModule, inputs: Sequence[Any]
+) -> tuple[torch.fx.GraphModule, list[torch.Tensor]]:
+    """The same with the tensors that it holds as its last arguments.
+
+    Dynamo puts a tensor into the graph itself where it guards on its identity: whatever a compiled
+    optimizer steps, for one. An exporter would take its value for a constant.
+
+    Args:
+        graph: from Dynamo; it stays as it is.
+        inputs: as many as the graph has.
+
+    Returns:
+        The graph, and the tensors to call it with after its inputs.
+    """
+    held: dict[str, torch.Tensor] = {}
+    for node in graph.graph.find_nodes(op="get_attr"):
+        value = operator.attrgetter(node.target)(graph)
+        if isinstance(value, torch.Tensor):
+            held[node.target] = value
+    if not held:
+        return graph, []
+    copied = copy.deepcopy(graph.graph)
+    after = next(n for n in copied.nodes if n.op != "placeholder")
+    for number, (target, value) in enumerate(held.items(), len(inputs)):
+        with copied.inserting_before(after):
+            given = copied.placeholder(f"held_{number}")
+        given.meta["example_value"] = value
+        for node in [n for n in copied.find_nodes(op="get_attr") if n.target == target]:
+            node.replace_all_uses_with(given)
+            copied.erase_node(node)
+    return torch.fx.GraphModule(graph, copied), list(held.values())
+
+
+def arguments_held(
+    graph: torch.fx.GraphModule, args: Sequence[Any], chosen: Collection[int]
+) -> torch.fx.GraphModule:
+    """The same with the arguments at these places as parameters and buffers of its own.
+
+    Args:
+        graph: from Dynamo; it stays as it is.
+        args: what it is called with.
+        chosen: places of tensors among them.
+    """
+    made = torch.fx.GraphModule(graph, copy.deepcopy(graph.graph))
+    given = made.graph.find_nodes(op="placeholder")
+    for place in chosen:
+        name, value = f"constant_{place}", args[place]
+        if isinstance(value, torch.nn.Parameter):
+            made.register_parameter(name, value)
+        else:
+            made.register_buffer(name, value)
+        with made.graph.inserting_after(given[-1]):
+            node = made.graph.get_attr(name)
+        node.meta.update(given[place].meta)
+        given[place].replace_all_uses_with(node)
+        made.graph.erase_node(given[place])
+    made.recompile()
+    return made
