@@ -27,7 +27,6 @@ __all__ = [
     "uses_cuda_graphs",
 ]
 
-# Backends that torch knows only after their package has been imported.
 RL_PHASES = ("forward_exploration", "forward_inference", "forward_train")
 
 
