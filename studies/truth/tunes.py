@@ -40,6 +40,8 @@ from autocompile.record import Record
 from autocompile.search.effort import EFFORTS
 from autocompile.search.space import SearchSpace, Space
 
+FASTER = 0.95  # times the truth's best yardstick: the machine has another clock
+
 
 def configs(model: str, device: str) -> dict[CompileConfig, str]:
     """The settings of the study as autocompile writes them."""
@@ -155,9 +157,14 @@ def process(record: Record, names: dict[CompileConfig, str]) -> list[Any]:
     ]
 
 
+def yardstick(device: str) -> dict[str, float]:
+    """Its median and its best of five seconds, in microseconds."""
+    return last_line([sys.executable, str(HERE / "yardstick.py"), "5", device], {}, 120)
+
+
 def host(device: str, known_us: float) -> float:
     """How long the yardstick takes now, over its best."""
-    seen = last_line([sys.executable, str(HERE / "yardstick.py"), "5", device], {}, 120)
+    seen = yardstick(device)
     return round(seen["median"] / min(known_us, seen["best"]), 3)
 
 
@@ -165,8 +172,13 @@ def calm_host(device: str, known_us: float, wait_s: float) -> float:
     """The same as soon as nobody else has the machine.
 
     Raises:
-        SystemExit: somebody had it all the time.
+        SystemExit: somebody had it all the time, or it is faster than ever beside the truth.
     """
+    if (best_us := yardstick(device)["best"]) < FASTER * known_us:
+        raise SystemExit(
+            f"the yardstick takes {best_us:.1f} us here, where the truth was measured "
+            f"{known_us:.1f}: this is another machine, whose truth has to be measured first"
+        )
     end = time.monotonic() + wait_s
     while is_busy([found := host(device, known_us)], device):
         if time.monotonic() > end:
