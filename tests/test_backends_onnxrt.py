@@ -6,12 +6,14 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch._dynamo
+from torch.fx import traceback as fx_traceback
 
 from autocompile.runtime.backends import onnx_graph, onnx_model, onnx_session, onnxrt
 
@@ -236,3 +238,21 @@ def test_attention_without_dropout_draws_nothing() -> None:
     x = torch.randn(2, 4, 8, 16)
     compiled = torch.compile(attends, backend="onnxrt")  # it would warn of what is left to torch
     torch.testing.assert_close(compiled(x), attends(x), rtol=1e-4, atol=1e-5)
+
+
+def test_what_another_thread_calls_leaves_no_marks_while_one_exports(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Compiled code is wrapped so; torch takes every thread for exporting when one is."""
+    seen = {}
+
+    def look(name: str) -> None:
+        seen[name] = "custom" in fx_traceback.current_meta
+
+    wrapped = torch._dynamo.disable(look)
+    monkeypatch.setattr(torch.compiler, "_is_exporting_flag", True)
+    with onnx_model._unmarked_by_others(), ThreadPoolExecutor(1) as pool:
+        pool.submit(wrapped, "another").result()
+        wrapped("exporting")
+    wrapped("afterwards")
+    assert seen == {"another": False, "exporting": True, "afterwards": True}

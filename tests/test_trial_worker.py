@@ -131,7 +131,7 @@ def test_the_times_of_a_trial_are_plausible(
     finally:
         torch.set_num_threads(threads)
     measurement = result["measurement"]
-    assert len(measurement["eager_s"]) == len(measurement["compiled_s"]) == 8
+    assert 8 <= len(measurement["eager_s"]) == len(measurement["compiled_s"]) <= 16
     assert min(*measurement["eager_s"], *measurement["compiled_s"]) > 0
     assert min(measurement["calls"]) > 1
     assert 0.1 < speedup(measurement["eager_s"], measurement["compiled_s"]).value < 10

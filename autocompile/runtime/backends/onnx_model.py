@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.fx import traceback as fx_traceback
 from torch.utils import _pytree as pytree
 
 __all__ = [
@@ -106,7 +108,7 @@ def export(graph: torch.fx.GraphModule, args: Sequence[Any]) -> Exported:
     names = [f"input_{i}" for i in tensors]
     results = [f"output_{i}" for i in range(len(wanted))]
     try:
-        with _quietly(), torch.no_grad():
+        with _quietly(), _unmarked_by_others(), torch.no_grad():
             flat = _Flat(graph, args, wanted)
             program = torch.export.export(flat, tuple(tensors.values()), strict=False)
             program = program.run_decompositions({})  # nothing in place any more
@@ -142,7 +144,7 @@ def writes_in_place(graph: torch.fx.GraphModule, args: Sequence[Any]) -> bool:
     """Whether an operator of the graph changes one of its inputs; True if that cannot be told."""
     tensors = [a.detach() for a in args if isinstance(a, torch.Tensor)]
     try:
-        with _quietly(), torch.no_grad():
+        with _quietly(), _unmarked_by_others(), torch.no_grad():
             program = torch.export.export(_Flat(graph, args, set()), tuple(tensors), strict=False)
     except Exception:
         return True
@@ -225,6 +227,30 @@ def _quietly() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def _unmarked_by_others() -> Iterator[None]:
+    """What other threads run meanwhile leaves no marks on the nodes of an exported graph.
+
+    While one thread exports, torch (2.13) takes all of them for exporting: compiled code that they
+    call writes to the one dictionary of marks that is being used, and ends in a KeyError.
+    """
+    module: Any = fx_traceback
+    exporting, annotate = threading.get_ident(), getattr(module, "annotate", None)
+    if annotate is None:
+        yield
+        return
+
+    def ours_only(marks: dict[str, Any]) -> contextlib.AbstractContextManager[None]:
+        is_ours = threading.get_ident() == exporting
+        return annotate(marks) if is_ours else contextlib.nullcontext()
+
+    module.annotate = ours_only
+    try:
+        yield
+    finally:
+        module.annotate = annotate
 
 
 def first_line(error: BaseException) -> str:
