@@ -131,7 +131,7 @@ BAKED = (("weights", "baked"),)
 @pytest.mark.parametrize(
     ("config", "copies"),
     [
-        (CompileConfig("onnxrt"), 0),
+        pytest.param(CompileConfig("onnxrt"), 0, marks=pytest.mark.slow),
         (CompileConfig("onnxrt", options=BAKED), 2),  # as they came, and packed
         (CompileConfig(freezing=True), 1),
         pytest.param(CompileConfig("openvino_onnx", options=BAKED), 2, marks=pytest.mark.slow),
