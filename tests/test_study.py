@@ -1107,3 +1107,17 @@ def test_the_blocks_of_a_model_reach_the_script_that_compiles_them(target: Path)
     space = SearchSpace(batch_sizes=(4,), modes=("default",), scope=("full", "regional"))
     result = tune(target, executor=executor, space=space, effort="quick")
     assert "FORWARD_BLOCKS" in result.export("python"), result.export("python")
+
+
+def test_reasons_for_not_trying_that_differ_by_figures_only_are_one(target: Path) -> None:
+    costs = iter([0.3, 0.21, 0.27, 0.24, 0.22, 0.29])
+
+    def slow(request: Mapping[str, Any]) -> Ending:
+        return frozen(request, refresh_s=next(costs) if request["config"]["freezing"] else 0.2)
+
+    space = SearchSpace(modes=("default", "max-autotune"), batch_sizes=(4, 8), fullgraph=(False,))
+    result = tune(target, executor=FakeExecutor(slow), space=space, calls_per_update=100)
+    said = [r.message for r in result.trials if r.message.startswith("not tried")]
+    groups = [g for g in result.to_dict()["phases"]["forward"]["failures"] if g["answered"]]
+    assert len(set(said)) > 1
+    assert [g["count"] for g in groups] == [len(said)]

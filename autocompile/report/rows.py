@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from autocompile.record import Outcome, Record
@@ -29,7 +30,9 @@ def failures(records: list[Record], run_dir: str) -> list[dict[str, Any]]:
     for r in records:
         if r.outcome in (Outcome.OK, Outcome.INTERRUPTED):
             continue
-        key = (r.config.backend, r.outcome.value, r.message)
+        # Of what was not tried the reasons differ by figures only, and the first stands for them.
+        cause = re.sub(r"\d[\d.]*", "", r.message) if _is_answered(r) else r.message
+        key = (r.config.backend, r.outcome.value, cause)
         row = groups.setdefault(
             key,
             {
