@@ -24,7 +24,7 @@ def proven(rivals: Sequence[Candidate], tested: bool) -> list[Candidate]:
         tested: whether settings were measured again: then what was not is not believed.
     """
     seen = [c for c in rivals if not (c.is_unseen and some_are_seen(rivals))]
-    return [c for c in seen if "eager_slowed" not in c.flags and (c.confirmed or not tested)]
+    return [c for c in seen if not c.slows_eager and (c.confirmed or not tested)]
 
 
 def by_batch_size(allowed: list[Candidate], objective: str) -> list[dict[str, Any]]:

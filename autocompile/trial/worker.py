@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from autocompile.backends import BACKENDS, Backend
 from autocompile.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
 from autocompile.errors import AutocompileError
 from autocompile.record import Outcome, Step
@@ -35,7 +36,6 @@ from autocompile.trial.tracing import trace
 
 __all__ = ["run"]
 
-_OTHER_RUNTIMES = ("onnxrt", "openvino", "openvino_onnx")  # with an allocator of their own
 _TOO_LONG_S = 2.0  # a call of which nothing is counted
 
 
@@ -179,7 +179,8 @@ def _trial(request: dict[str, Any], channel: Channel, result: dict[str, Any]) ->
         with judge.comparable_random_numbers():
             # Dynamo recompiles alike whatever the backend's options: one setting shows all of it.
             try_schedule(judge, compiled, result, 15.0 if config == DEFAULT_INDUCTOR else 5.0)
-    if device.type == "cpu" and (config.bakes_weights or config.backend in _OTHER_RUNTIMES):
+    keeps_copies = config.bakes_weights or BACKENDS.get(config.backend, Backend()).lays_out
+    if device.type == "cpu" and keeps_copies:
         _add_copies(result)
 
 
