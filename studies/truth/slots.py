@@ -147,7 +147,7 @@ def other_tasks(args: argparse.Namespace) -> Iterator[list[Task]]:
     for noise in _words(args.noise):
         series = {"noise": noise}
         yield missing("aitune_bench.py", "aitune.json", args.aitune, "seed", series, "--count")
-        for model in of_device("cpu"):
+        for model in _words(args.timed):
             series = {"noise": noise, "model": model}
             yield missing("timer_bench.py", "timer.json", args.timer, "seed", series, "--count")
 
@@ -232,6 +232,7 @@ def main() -> None:
     parser.add_argument("--aa", default="", help="comma list of models")
     parser.add_argument("--aitune", type=int, default=0, help="count of runs")
     parser.add_argument("--timer", type=int, default=0, help="count of runs of each model")
+    parser.add_argument("--timed", default=",".join(of_device("cpu")), help="models of --timer")
     parser.add_argument("--minutes", type=float, default=24 * 60)
     parser.add_argument("--truth-s", type=float, default=100, help="that one process may take")
     parser.add_argument("--tune-s", type=float, default=900, help="that one tune may take")
