@@ -28,7 +28,7 @@ BUSY, BUSY_HOST = "busy", ", busy host"
 def truths(folder: Path, device: str) -> dict[str, dict[str, Truth]]:
     """What was measured at length, model by model; on a busy host by all rounds."""
     found = {name: load(folder / f"truth_{name}.json") for name in of_device(device)}
-    calm_only = folder.name != BUSY
+    calm_only = not folder.name.startswith(BUSY)
     return {name: analyse(rows, calm_only=calm_only) for name, rows in found.items() if rows}
 
 
@@ -40,7 +40,9 @@ def runs(folder: Path, device: str) -> list[dict[str, Any]]:
         found += [{"model": name, **row} for row in load(path)]
     found += load(folder / "aitune.json") + load(folder / "timer.json")
     # In a folder of a busy host all are alike.
-    busy = (folder.name != BUSY and is_busy(row.get("host", ()), device) for row in found)
+    busy = (
+        not folder.name.startswith(BUSY) and is_busy(row.get("host", ()), device) for row in found
+    )
     return [
         {**row, "method": method_of(row), "is_busy": is_so}
         for row, is_so in zip(found, busy, strict=True)
