@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         TargetError,
         UsageError,
     )
+    from autocompile.ranking import Limits
     from autocompile.record import Outcome, Record
     from autocompile.result import Result
     from autocompile.search.space import SearchSpace
@@ -42,6 +43,7 @@ __all__ = [
     "ExitCode",
     "ExportError",
     "Interval",
+    "Limits",
     "NothingWorked",
     "Outcome",
     "Record",
@@ -57,6 +59,7 @@ __all__ = [
 _HOME = {
     "CompileConfig": "config",
     "Interval": "stats",
+    "Limits": "ranking",
     "Outcome": "record",
     "Record": "record",
     "Result": "result",

@@ -1,6 +1,6 @@
 """What each dimension brings over backend x mode x fullgraph, alone and all together.
 
-    python studies/dimensions/dimensions.py --model ppo_cnn      # about 25 minutes on two cores
+    python studies/dimensions/dimensions.py --model ppo_cnn      # 10 to 60 minutes on two cores
     python studies/dimensions/dimensions.py --model cnn --device cuda
     python studies/dimensions/dimensions.py --model cnn --sizes 4 --python ipex=VENV/bin/python
 
@@ -166,6 +166,8 @@ def run(
     pythons: tuple[str, ...],
     budget_s: float | None,
     confirmed: int,
+    trials: int | None,
+    run_dir: Path | None,
 ) -> dict[str, Any]:
     model = dataclasses.replace(MODELS[name], sizes=sizes or MODELS[name].sizes)
     autocompile.search.finalists.choose = functools.partial(choose, confirmed)
@@ -187,11 +189,13 @@ def run(
             phases=(model.phase,),
             space=space_of(model, device),
             effort="full",
+            trials=trials,
             budget_s=budget_s,
             device=device,
             seed=seed,
             pythons=pythons,
-            run_dir=Path(scratch) / "run",
+            run_dir=run_dir or Path(scratch) / "run",
+            resume=run_dir is not None and run_dir.exists(),
             progress=progress("plain", sys.stderr),
         )
         report = result.to_dict()
@@ -247,6 +251,8 @@ def main() -> None:
     parser.add_argument("--python", action="append", default=[], help="NAME=PATH; repeatable")
     parser.add_argument("--budget-s", type=float, help="of the search; to its end if left out")
     parser.add_argument("--confirmed", type=int, default=2, help="the best so many of each row")
+    parser.add_argument("--trials", type=int, help="the most in the search; all if left out")
+    parser.add_argument("--run", type=Path, help="a folder that is kept, and gone on with")
     parser.add_argument("--folder", type=Path, help="for the JSON; beside this file if left out")
     args = parser.parse_args()
     folder = args.folder or HERE / args.device
@@ -261,6 +267,8 @@ def main() -> None:
         tuple(args.python),
         args.budget_s,
         args.confirmed,
+        args.trials,
+        args.run,
     )
     path.write_text(json.dumps(found, indent=1) + "\n")
     print(f"wrote {path}")

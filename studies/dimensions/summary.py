@@ -35,8 +35,19 @@ def cell(setting: dict[str, Any] | None, row: str) -> str:
     if setting is None:
         return "–"
     value, low, high = setting["speedup"]
-    is_new = row in (BASE, ALL) or row in setting["uses"]
-    return f"{value:.2f} [{low:.2f}, {high:.2f}]" if is_new else "no more"
+    return f"{value:.2f} [{low:.2f}, {high:.2f}]" if is_new(row, setting) else "no more"
+
+
+def is_new(row: str, setting: dict[str, Any]) -> bool:
+    """Whether the best of a row is not that of the base."""
+    return row in (BASE, ALL) or row in setting["uses"]
+
+
+def recorded(device: str) -> list[dict[str, Any]]:
+    """What was measured of each model, in the order of the models."""
+    names = [f"{name}{more}" for more in ("", "_environments") for name in MODELS]
+    paths = [HERE / device / f"{name}.json" for name in names]
+    return [json.loads(p.read_text()) for p in paths if p.exists()]
 
 
 def table(found: dict[str, Any]) -> list[str]:
@@ -91,9 +102,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--write", action="store_true", help="into the README")
     args = parser.parse_args()
-    names = [f"{name}{more}" for more in ("", "_environments") for name in MODELS]
-    paths = [HERE / args.device / f"{name}.json" for name in names]
-    every = [json.loads(p.read_text()) for p in paths if p.exists()]
+    every = recorded(args.device)
     text = "\n".join([line for found in every for line in table(found)] + savings(every))
     if not args.write:
         print(text)

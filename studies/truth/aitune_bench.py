@@ -1,7 +1,8 @@
 """The same choice by NVIDIA AITune 0.5.0, on the settings of the MLP.
 
     python -m venv --system-site-packages aitune-venv       # made with a python that has torch
-    aitune-venv/bin/pip install --no-deps aitune==0.5.0 nvtx dill tabulate pandas "wrapt~=2.0"
+    aitune-venv/bin/pip install --no-deps aitune==0.5.0 nvtx dill tabulate pandas "wrapt~=2.0" \\
+        psutil
     aitune-venv/bin/python studies/truth/aitune_bench.py --noise quiet --count 10
     aitune-venv/bin/python studies/truth/aitune_bench.py --noise noisy --count 10
 

@@ -1,4 +1,4 @@
-"""Draw the truth and what each run reported: <device>.svg beside this file.
+"""Draw the truth and what each run reported: <folder>.svg beside this file.
 
 python studies/truth/plot.py --device cpu        (needs matplotlib)
 """
@@ -74,7 +74,7 @@ def main() -> None:
         fontsize=8,
     )
     figure.tight_layout()
-    figure.savefig(args.out or HERE / f"{args.device}.svg")
+    figure.savefig(args.out or HERE / f"{folder.name}.svg")
 
 
 if __name__ == "__main__":

@@ -92,7 +92,7 @@ def score(rows: list[dict[str, Any]], truth: dict[str, Truth]) -> Score:
         runs=len(rows),
         failed=len(rows) - len(worked),
         in_ties=sum(p in best for p in picks),
-        picks={p: picks.count(p) for p in sorted(set(picks), key=picks.count, reverse=True)},
+        picks={p: picks.count(p) for p in sorted(set(picks), key=lambda p: (-picks.count(p), p))},
         reported=tuple(s[0] for s, _ in faster),
         errors=tuple(abs(s[0] / t.value - 1) for s, t in faster),
         covered=tuple(s[1] <= t.value <= s[2] for s, t in sure),
