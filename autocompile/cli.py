@@ -279,8 +279,9 @@ def _show(result: Any, as_json: bool, verbose: bool) -> None:
             render_trials(report, console)
         run = runs.shown(report["run_dir"])
         use = use_line(report, run)
-        is_best_for_rllib = "rllib" in report["exports"] and "--to python" not in use
-        name = "rllib" if is_best_for_rllib else "python"
+        # What the line above names, or what brings most of it.
+        order = sorted(("rllib", "python", "json"), key=lambda n: f"--to {n}" not in use)
+        name = next((n for n in order if n in report["exports"]), "json")
         others = ", ".join(n for n in report["exports"] if n != name)
         following = f"autocompile export {run} --to {name}        (also: {others})"
         line = following if others else ""

@@ -96,7 +96,8 @@ class Measurement:
         eager_s: the eager block's seconds per call.
         compiled_s: the compiled block's, of the same round.
         calls: how many calls an eager and a compiled block held.
-        shortened: empty, or from which round on they held so many, and how many before.
+        shortened: empty, or the first round of blocks of so many calls, and how many calls eager's
+            and the compiled side's held before.
         flags: what makes these numbers doubtful (``noisy``, ``not_steady``, ``contended``,
             ``throttled``, ``eager_slowed``).
         disturbed: the rounds in which other processes or heat slowed this one. They are kept, and

@@ -68,6 +68,9 @@ class Result:
     def compile(self, model: Model, phase: str | None = None) -> Model:
         """Apply the best settings of a phase to a model, in this process.
 
+        Best over all batch sizes that were tried, as in the attributes; what is exported to a stack
+        that has a batch size of its own is the best there.
+
         Args:
             model: an ``nn.Module`` or RLModule for a forward phase; for ``optimizer_step`` or
                 ``train_step`` the function that does the step.

@@ -145,14 +145,17 @@ def test_a_weight_in_another_place_takes_effect(compiler: Compile) -> None:
 
 def test_a_weight_of_a_compiled_step_takes_effect(compiler: Compile) -> None:
     """Dynamo guards on what an optimizer steps, and makes it an attribute of any graph."""
-    weight, x = torch.nn.Parameter(torch.ones(3, 3)), torch.ones(2, 3)
-    optimizer = torch.optim.SGD([weight], lr=0.1)
+    first, last, x = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3), torch.ones(2, 3)
+    stepped = [*first.parameters(), *last.parameters()]
+    optimizer = torch.optim.SGD(stepped, lr=0.1)
     step = torch.compile(optimizer.step, backend="eager")
-    weight.grad = torch.ones(3, 3)
+    for weight in stepped:
+        weight.grad = torch.ones_like(weight)
     step()
-    compiled = compiler(lambda x: x @ weight)
+    model = torch.nn.Sequential(first, last)
+    compiled = compiler(lambda x: model(x))
     for _ in range(2):
-        torch.testing.assert_close(compiled(x), x @ weight)
+        torch.testing.assert_close(compiled(x), model(x))
         step()
 
 

@@ -42,6 +42,23 @@ def test_what_may_need_64_bits_is_left_to_torch(
 
 
 @pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (x.long().topk(2).values * 1000).float() / 3,
+        lambda x: (x.long().sort().values * 1000).float() / 3,
+        lambda x: torch.zeros(5, dtype=torch.int64).scatter_add(0, x.long() * 0, x.long()) / 3,
+    ],
+)
+def test_values_of_32_bits_may_become_ones_of_64(
+    function: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    compiled = torch.compile(function, backend="openvino_onnx")
+    x = torch.full((5,), 2**31 - 1, dtype=torch.int32)
+    with pytest.warns(UserWarning, match="of 64-bit integers in 32 bits"):
+        torch.testing.assert_close(compiled(x), function(x))
+
+
+@pytest.mark.parametrize(
     "function", [lambda x: x + 1, lambda x: x.view(1, -1), lambda x: x.sum(), lambda x: x.cumsum(0)]
 )
 def test_a_graph_of_nothing_else_is_refused_in_words(

@@ -393,6 +393,10 @@ def test_rllib_keeps_eager_where_the_users_own_batch_size_gains_nothing(
     row["speedup"] = {"value": 1.004, "low": 0.99, "high": 1.02}
     assert "torch_compile_worker=False" in export(rl_report, "rllib")
     assert use_line(rl_report).startswith("leave it uncompiled")
+    assert use_line(rl_report).endswith("at this configuration's own batch size 1")
+    row["speedup"] = {"value": 1.05, "low": 1.04, "high": 1.06}
+    row["noise_floor"] = 0.06  # of that batch size, whatever that of the best one is
+    assert "torch_compile_worker=False" in export(rl_report, "rllib")
 
 
 def test_rllib_says_when_the_users_own_batch_size_was_not_measured(

@@ -210,3 +210,12 @@ def test_gradients_are_refused_in_words() -> None:
     model = nn.Linear(3, 3)
     with torch.enable_grad(), pytest.raises(RuntimeError, match="frozen weights have no gradients"):
         Frozen(model, model, {"backend": "inductor"})(torch.ones(1, 3))
+
+
+def test_shapes_beyond_the_limit_of_specialisations_are_computed_in_eager_mode() -> None:
+    model = nn.Linear(8, 8)
+    frozen = Frozen(model, model, {"backend": "inductor", "dynamic": False})
+    with torch._dynamo.config.patch(recompile_limit=2):
+        for size in (1, 2, 3, 4, 1):
+            x = torch.randn(size, 8)
+            torch.testing.assert_close(frozen(x), model(x))

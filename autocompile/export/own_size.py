@@ -35,7 +35,7 @@ def _at_own_batch_size(report: Report, choice: Choice) -> Choice:
         text = f"{choice.evidence}; this configuration's own batch size {own} was not measured"
         return replace(choice, evidence=text)
     config = CompileConfig.from_dict(trial["config"])
-    what = evidence_of(report, {**row, "confirmed_processes": None}, config)
+    what = evidence_of(report, row, config)
     other = "eager" if choice.config is None else f"trial {phase['best']['number']}"
     what += f"; the batch size is this configuration's own, over all of them {other} is best"
     if not _is_faster(row, phase):
@@ -48,4 +48,5 @@ def _is_faster(row: Mapping[str, Any], phase: Mapping[str, Any]) -> bool:
     speedup = row.get("speedup")
     if not speedup or not row.get("proven", True):
         return False
-    return bool(speedup["low"] > 1 and speedup["value"] > 1 + (phase.get("noise_floor") or 0.0))
+    floor = row.get("noise_floor", phase.get("noise_floor")) or 0.0
+    return bool(speedup["low"] > 1 and speedup["value"] > 1 + floor)

@@ -75,4 +75,9 @@ def use_line(report: Report, run: str = "last") -> str:
             # RLlib calls the functions of an RLModule and of its learner by itself.
             line = _line(config, *(("", "") if fields else _CALLS[name]))
             return line or f"{script}   (the settings take more than one line)"
-    return "leave it uncompiled: nothing is faster than eager by more than the noise"
+    nothing = "leave it uncompiled: nothing is faster than eager by more than the noise"
+    elsewhere = [name for name in found if report["phases"][name]["verdict"] == "faster"]
+    if not elsewhere:
+        return nothing
+    size = report["target"]["own_batch_size"][elsewhere[0]]
+    return f"{nothing} at this configuration's own batch size {size}"

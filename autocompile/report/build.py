@@ -53,6 +53,9 @@ def build_report(
     """
     plan = run["plan"]
     calm = calmness(records)
+    # One phase comes after the other.
+    begun = [name for name in run["phases"] if any(r.phase == name for r in records)]
+    ended = begun[:-1]
     target = {k: run["target"].get(k) for k in _TARGET_KEYS}
     return {
         "schema": SCHEMA,
@@ -76,7 +79,7 @@ def build_report(
                 limits or Limits(),
                 run.get("spaces", {}).get(name, {}),
                 run_dir,
-                interrupted,
+                interrupted and name not in ended,
                 run.get("usual_noise_floor"),
                 str(run["environment"].get("device", "")),
             )
@@ -119,12 +122,12 @@ def _phase(
     else:
         best, ties, verdict, reason = _decide(allowed, every, records, calm, objective, interrupted)
     floor = noise_floor(records, best.record.batch_size, calm) if best else 0.0
-    rows = by_batch_size(allowed, objective)
+    rows = by_batch_size(allowed, objective, records, calm)
     notes = _notes(every, allowed, space, interrupted)
     if verdict == "keep_eager":
         hides_unseen = some_are_seen(every)
         unseen = {c.record.number for c in every if hides_unseen and c.is_unseen}
-        notes += elsewhere([r for r in rows if r["number"] not in unseen], records, calm)
+        notes += elsewhere([r for r in rows if r["number"] not in unseen])
     notes += on_memory(records)
     if said := unusual(floor, usual_floor):
         notes.append(said)
@@ -171,7 +174,7 @@ def _decide(
     if not order:
         return None, [], "failed", _why_nothing(every, records)
     # Eager's batch sizes compete too: the leader decides the batch size, eager is its baseline.
-    leader = order[0]
+    leader = next((c for c in order if not c.slows_eager), order[0])
     size = leader.record.batch_size
     floor = noise_floor(records, size, calm)
     eager = next(
@@ -193,7 +196,7 @@ def _decide(
     )
     confirmed = [c for c in faster if c.confirmed] if tested else faster
     if interrupted:  # in a round of random order: who leads may not have had its turn
-        lead = max((c.speedup.value for c in confirmed), default=0.0)
+        lead = max((c.speedup.value for c in rivals if c.confirmed), default=0.0)
         confirmed = [c for c in faster if not c.confirmed and c.speedup.low > lead] or confirmed
     if confirmed:
         top = confirmed[0]

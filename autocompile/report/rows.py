@@ -31,7 +31,8 @@ def failures(records: list[Record], run_dir: str) -> list[dict[str, Any]]:
         if r.outcome in (Outcome.OK, Outcome.INTERRUPTED):
             continue
         # Of what was not tried the reasons differ by figures only, and the first stands for them.
-        cause = re.sub(r"\d[\d.]*", "", r.message) if _is_answered(r) else r.message
+        untried = r.message.startswith("not tried: ")
+        cause = re.sub(r"\d[\d.]*", "", r.message) if untried else r.message
         key = (r.config.backend, r.outcome.value, cause)
         row = groups.setdefault(
             key,

@@ -27,11 +27,13 @@ def proven(rivals: Sequence[Candidate], tested: bool) -> list[Candidate]:
     return [c for c in seen if not c.slows_eager and (c.confirmed or not tested)]
 
 
-def by_batch_size(allowed: list[Candidate], objective: str) -> list[dict[str, Any]]:
+def by_batch_size(
+    allowed: list[Candidate], objective: str, records: list[Record], calm: Mapping[int, Calm]
+) -> list[dict[str, Any]]:
     """The RLlib benchmark's table: the best compiled setting of each batch size.
 
-    ``proven`` says whether its speed may decide anything; one that is comes before those that are
-    not.
+    ``noise_floor`` is that of the batch size. ``proven`` says whether its speed may decide
+    anything; one that is comes before those that are not.
     """
     rows = []
     sizes = sorted({c.record.batch_size for c in allowed}, key=lambda s: s or 0)
@@ -52,14 +54,13 @@ def by_batch_size(allowed: list[Candidate], objective: str) -> list[dict[str, An
                 "number": top.record.number,
                 "confirmed_processes": top.confirmed,
                 "proven": bool(sure),
+                "noise_floor": noise_floor(records, size, calm),
             }
         )
     return rows
 
 
-def elsewhere(
-    rows: list[dict[str, Any]], records: list[Record], calm: Mapping[int, Calm]
-) -> list[str]:
+def elsewhere(rows: list[dict[str, Any]]) -> list[str]:
     """Where compiling pays although it does not at the batch size that does most."""
     return [
         f"at batch size {row['batch_size']} trial {row['number']} is faster than eager: "
@@ -67,5 +68,5 @@ def elsewhere(
         for row in rows
         if row["proven"]
         and row["speedup"]["low"] > 1
-        and row["speedup"]["value"] > 1 + noise_floor(records, row["batch_size"], calm)
+        and row["speedup"]["value"] > 1 + row["noise_floor"]
     ]

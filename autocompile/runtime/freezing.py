@@ -49,6 +49,8 @@ class Frozen:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it; freezes the weights first if they are not those of the last call.
 
+        Inputs beyond Dynamo's limit of specialisations are computed in eager mode.
+
         Raises:
             RuntimeError: gradients are recorded, the graph breaks, or the call itself writes to
                 what is frozen.
@@ -68,6 +70,9 @@ class Frozen:
                 raise RuntimeError(
                     f"the graph breaks, and only one graph can be frozen: {said}"
                 ) from error
+            except torch._dynamo.exc.FailOnRecompileLimitHit:
+                # As without fullgraph: Dynamo compiles for no more shapes than its limit says.
+                return self._function(*args, **kwargs)
             del artifact  # it holds a copy of the weights, which goes before another is made
             self._next(stale)
 
@@ -140,10 +145,11 @@ class _Freezing:
         wrapper: Any = torch._TorchCompileInductorWrapper
         inductor = wrapper(mode, {**(options or {}), "freezing": True}, self._dynamic)
         written = importlib.import_module("torch._inductor.codecache").PyCodeCache.modules
-        known = len(written)  # Dynamo compiles for one thread at a time
+        before = list(written)  # Dynamo compiles for one thread at a time, others may forget
         others = [i for i in range(len(args)) if i not in weights]
         made = inductor(arguments_held(graph, args, weights), [args[i] for i in others])
-        own = written[known:]
+        known = set(map(id, before))
+        own = [module for module in written if id(module) not in known]
         self.modules += own
         call = _watching(made, [args[i].detach() for i in weights], stamps, others, held)
         weakref.finalize(call, _forget, own).atexit = False  # Dynamo may be reset

@@ -42,12 +42,14 @@ def attributes_lifted(
         return graph, []
     copied = copy.deepcopy(graph.graph)
     after = next(n for n in copied.nodes if n.op != "placeholder")
-    for number, (target, value) in enumerate(held.items(), len(inputs)):
-        with copied.inserting_before(after):
-            given = copied.placeholder(f"held_{number}")
-        given.meta["example_value"] = value
-        for node in [n for n in copied.find_nodes(op="get_attr") if n.target == target]:
-            node.replace_all_uses_with(given)
+    given: dict[str, torch.fx.Node] = {}
+    with copied.inserting_before(after):  # which may be one of those that go
+        for number, (target, value) in enumerate(held.items(), len(inputs)):
+            given[target] = copied.placeholder(f"held_{number}")
+            given[target].meta["example_value"] = value
+    for node in list(copied.find_nodes(op="get_attr")):
+        if node.target in given:
+            node.replace_all_uses_with(given[node.target])
             copied.erase_node(node)
     return torch.fx.GraphModule(graph, copied), list(held.values())
 

@@ -156,7 +156,7 @@ def confirm(study: PhaseStudy, effort: Effort, limits: Limits, budget: Budget, s
         if not jobs:
             break
         if budget.until is not None and time.monotonic() > budget.until:
-            jobs = _overdue(jobs, study)
+            jobs = _overdue(jobs, finalists, study)
             if not jobs:
                 return
         study.observer.confirming(len(jobs))
@@ -168,9 +168,11 @@ def confirm(study: PhaseStudy, effort: Effort, limits: Limits, budget: Budget, s
                 break  # it is no candidate any more: choose again
 
 
-def _overdue(jobs: Sequence[Record], study: PhaseStudy) -> list[Record]:
+def _overdue(
+    jobs: Sequence[Record], finalists: Sequence[Record], study: PhaseStudy
+) -> list[Record]:
     """Those of a round that are measured even after the budget was spent."""
-    rivals = [c for c in _rivals(jobs, study) if not c.record.config.is_plain_eager]
+    rivals = [c for c in _rivals(finalists, study) if not c.record.config.is_plain_eager]
     best = rank(rivals, study.objective)[:1]
     contenders = {c.record.number for b in best for c in tie_set(b, rivals)}
 

@@ -52,7 +52,10 @@ def demand_small_integers(model: Any) -> None:
             made = _of_constant(value) if isinstance(value, onnx.TensorProto) else _magnitude(value)
         else:
             made = _through(node, largest, types)
-        largest |= {name: made for name in node.output if _is_wide(name, types)}
+        each = dict.fromkeys(node.output, made)
+        if node.op_type == "TopK":  # its values, and only then where they were
+            each[node.output[0]] = largest.get(node.input[0], math.inf)
+        largest |= {name: most for name, most in each.items() if _is_wide(name, types)}
     for value in graph.output:
         if _is_wide(value.name, types) and largest.get(value.name, math.inf) > _LIMIT:
             raise Unsupported("an output has 64-bit integers, of which OpenVINO keeps 32")
@@ -77,7 +80,7 @@ def _through(node: Any, largest: dict[str, float], types: dict[str, Any]) -> flo
         del values[1]
     known = [largest[name] for name in values if name in largest]
     most = max(known, default=math.inf)
-    if operator in _MOVES or operator in _INDEXES:
+    if operator in _MOVES or (operator in _INDEXES and not _accumulates(node)):
         return most
     told = types.get(node.input[0]) if node.input else None
     count = math.prod(d.dim_value or math.inf for d in told.shape.dim) if told else math.inf
@@ -99,6 +102,11 @@ def _through(node: Any, largest: dict[str, float], types: dict[str, Any]) -> flo
     if known and (most > _LIMIT or grows):
         raise Unsupported(f"OpenVINO computes {operator} of 64-bit integers in 32 bits")
     return made
+
+
+def _accumulates(node: Any) -> bool:
+    """Of a scatter: whether what meets in one place is added up or multiplied."""
+    return any(a.name == "reduction" and a.s in (b"add", b"mul") for a in node.attribute)
 
 
 def _of_constant(value: Any) -> float:
