@@ -6,6 +6,8 @@ python studies/first_runs/table.py
 import json
 from pathlib import Path
 
+from autocompile.config import CompileConfig
+
 HERE = Path(__file__).parent
 
 print(
@@ -18,8 +20,7 @@ for path in sorted(HERE.glob("*/*.json")):
         settings = {t["number"]: t["config"] for t in phase["trials"]}
         for row in phase["by_batch_size"]:
             config, speedup = settings[row["number"]], row["speedup"]
-            label = config["backend"] if config["mode"] == "default" else config["mode"]
-            label += " static" if config["dynamic"] is False else ""
+            label = CompileConfig.from_dict(config).label()
             interval = f"{speedup['value']:.2f} [{speedup['low']:.2f}, {speedup['high']:.2f}]"
             print(
                 f"| {path.parent.name} | {path.stem} | {name} | {row['batch_size'] or '-'} "
