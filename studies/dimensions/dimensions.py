@@ -108,8 +108,8 @@ def choose(confirmed: int, records: Sequence[Record], *_: Any) -> list[Record]:
         here = [c for c in found if c.record.batch_size == size]
         for name in rows():
             ours = [c for c in row_of(name, here) if not c.record.config.is_baseline]
-            # Those that are confirmed already stay, so that a round is not one of strangers.
-            order = sorted(ours, key=lambda c: (c.confirmed > 0, c.speedup.low), reverse=True)
+            # By the search alone: who is chosen stays, however wide two processes leave it.
+            order = sorted(ours, key=lambda c: c.searched.low, reverse=True)
             chosen |= {c.record.number: c.record for c in order[:confirmed]}
         plain = (DEFAULT_INDUCTOR, EAGER)
         chosen |= {c.record.number: c.record for c in here if c.record.config in plain}
