@@ -25,6 +25,8 @@ from autocompile.runtime.versions import count_fused_steps, stamp
 
 __all__ = ["Frozen"]
 
+_BEYOND_LIMIT: Any = getattr(torch._dynamo.exc, "FailOnRecompileLimitHit", ())  # not in all torches
+
 
 class Frozen:
     """A function of a model, compiled with the weights that the model has.
@@ -70,7 +72,7 @@ class Frozen:
                 raise RuntimeError(
                     f"the graph breaks, and only one graph can be frozen: {said}"
                 ) from error
-            except torch._dynamo.exc.FailOnRecompileLimitHit:
+            except _BEYOND_LIMIT:
                 # As without fullgraph: Dynamo compiles for no more shapes than its limit says.
                 return self._function(*args, **kwargs)
             del artifact  # it holds a copy of the weights, which goes before another is made
