@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -290,7 +291,7 @@ def _study(
             "patience": _SEARCH_PATIENCE,
         },
         objective=run["plan"]["objective"],
-        calls_per_update=calls_between_updates(name, run),
+        calls_per_update=functools.partial(calls_between_updates, name, run),
         database=storage or workshop.folder.study_db,
         # A database of the user's own may hold many runs, also of folders with the same name.
         study_name=name

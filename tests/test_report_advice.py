@@ -1,7 +1,8 @@
-"""What would help beside settings: memory that is given back and taken again in each call."""
+"""What would help beside settings: memory that calls keep, layers that Dynamo may take."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from autocompile.config import DEFAULT_INDUCTOR
 from autocompile.record import Measurement, Outcome, Record, Step
-from autocompile.report.advice import on_memory
+from autocompile.report.advice import on_memory, on_recurrent_layers
 from autocompile.trial.memory import page_faults
 
 
@@ -49,3 +50,18 @@ def test_pages_are_counted_as_the_kernel_hands_them_out() -> None:
     # With huge pages of 2 MiB there are fewer.
     assert pages / 600 < fresh < 1.1 * pages
     assert same < fresh / 10
+
+
+def test_layers_that_dynamo_takes_only_when_told_are_named() -> None:
+    reason = "Attempted to wrap RNN, GRU, or LSTM"
+    broken = Record(
+        3, "forward", DEFAULT_INDUCTOR, 4, Outcome.NOT_COMPILED, Step.VERIFY,
+        message=f"Dynamo captured no graph: everything ran in eager mode: {reason}",
+    )  # fmt: skip
+    (said,) = on_recurrent_layers([trial(None), broken])
+    assert "trial 3" in said and "torch._dynamo.config.allow_rnn = True" in said
+    # Where the rest of the model was compiled, it is one break among others.
+    beside = dataclasses.replace(trial(None), number=5, detail={"break_reasons": [reason]})
+    (said,) = on_recurrent_layers([beside])
+    assert "trial 5" in said
+    assert on_recurrent_layers([trial(None)]) == []

@@ -1030,6 +1030,21 @@ def test_what_new_weights_cost_decides_whether_constant_ones_pay(
     assert len(skipped) == 2 - tried
 
 
+def test_the_smaller_the_batch_the_more_calls_lie_between_two_updates(target: Path) -> None:
+    """Where an update takes so many samples; new weights that cost 0.1 s then pay at batch 4."""
+    probe = probed()
+    probe.payload["target"]["samples_per_update"] = {"forward": 1200}
+    executor = FakeExecutor(partial(frozen, refresh_s=0.1), probe)
+    space = SearchSpace(modes=("default",), batch_sizes=(4, 8), fullgraph=(False,))
+    result = tune(target, executor=executor, space=space)
+    calls = {(r["batch_size"], r["calls_per_update"]) for r in executor.requests}
+    assert calls == {(4, 300), (8, 150)}
+    rows = result.to_dict()["phases"]["forward"]["by_batch_size"]
+    configs = {r.number: r.config for r in result.trials}
+    best = {row["batch_size"]: configs[row["number"]] for row in rows}
+    assert best[4].freezing and not best[8].freezing
+
+
 def test_the_report_holds_why_settings_were_left_out(target: Path) -> None:
     tune(target, executor=FakeExecutor(script), space=SearchSpace(batch_sizes=(4,)), run_dir="mine")
     dropped = load("mine").to_dict()["phases"]["forward"]["dropped"]

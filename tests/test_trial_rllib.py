@@ -21,6 +21,7 @@ from ray.rllib.algorithms.ppo import PPOConfig
 
 from autocompile.config import CompileConfig
 from autocompile.errors import TargetError
+from autocompile.search.offer import calls_between_updates
 from autocompile.trial import telemetry
 from autocompile.trial.judge import Judge
 from autocompile.trial.phases import make_side, phases_of
@@ -161,6 +162,31 @@ def test_a_config_without_a_minibatch_trains_on_its_whole_batch() -> None:
     )
     config.training(minibatch_size=None, train_batch_size_per_learner=640)
     assert from_object(config, "config").own_batch_size["train_step"] == 640
+
+
+@pytest.mark.parametrize("fragment", ["auto", 50])
+def test_calls_between_updates_are_those_of_a_config_with_as_many_environments(
+    fragment: Any,
+) -> None:
+    """RLlib itself says how long a fragment is, for each batch size that may be measured."""
+    config = PPOConfig().environment(
+        observation_space=spaces.Box(-1, 1, (4,)), action_space=spaces.Discrete(2)
+    )
+    config.env_runners(num_envs_per_env_runner=16, rollout_fragment_length=fragment)
+    target = from_object(config, "config")
+    facts = {
+        "calls_per_update": target.calls_per_update,
+        "samples_per_update": target.samples_per_update,
+    }
+    run = {"plan": {}, "target": facts}
+    for size in (1, 4, 16):
+        there = config.copy(copy_frozen=False).env_runners(num_envs_per_env_runner=size)
+        told = calls_between_updates("forward_exploration", run, size)
+        assert told == there.get_rollout_fragment_length()
+    assert told == (125 if fragment == "auto" else 50)
+    assert calls_between_updates("forward_train", run, 16) is None
+    asked = {"plan": {"calls_per_update": 7}, "target": facts}
+    assert calls_between_updates("forward_exploration", asked, 4) == 7
 
 
 def test_the_optimizer_has_the_learning_rate_of_the_config(module: Any) -> None:

@@ -222,6 +222,19 @@ def test_a_setting_that_captures_nothing_is_not_compiled(
     assert "captured no graph" in result["message"]
 
 
+def test_why_nothing_was_captured_is_told(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (work / "model.py").write_text(
+        "import torch\nclass Net(torch.nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n"
+        "        self.memory = torch.nn.LSTM(6, 3)\n"
+        "    def forward(self, x): return self.memory(x)[0]\n"
+        "def get_model(): return Net()\ndef get_inputs(b): return torch.randn(5, b, 6)\n"
+    )
+    result = in_this_process(work / "trial", a_trial(target=str(work / "model.py")), capsys)
+    assert (result["outcome"], result["step"]) == ("not_compiled", "verify"), result
+    assert "everything ran in eager mode: Attempted to wrap RNN" in result["message"]
+
+
 # --- environment --------------------------------------------------------------------------------
 
 

@@ -8,12 +8,13 @@ from typing import Any
 from autocompile.record import Record
 from autocompile.stats import median
 
-__all__ = ["on_memory"]
+__all__ = ["on_memory", "on_recurrent_layers"]
 
 _FAULT_S = 0.5e-6  # a page of 4 KiB costs at least that: the kernel clears it
 _MATTERS = 0.05  # of a call
 # glibc accepts no higher threshold for blocks of their own, and setting one alone fixes the other.
 _KEEP = "MALLOC_TRIM_THRESHOLD_=1073741824 MALLOC_MMAP_THRESHOLD_=33554432"
+_RECURRENT = "RNN, GRU, or LSTM"  # torch's words
 
 
 def on_memory(records: Sequence[Record]) -> list[str]:
@@ -37,6 +38,23 @@ def on_memory(records: Sequence[Record]) -> list[str]:
             f"{what}: {why}. {_KEEP} in the environment, when tuning and later, ends it (glibc)"
         ]
     return [f"{what}: an allocator that keeps large blocks, such as jemalloc, may save that time"]
+
+
+def on_recurrent_layers(records: Sequence[Record]) -> list[str]:
+    """Whether Dynamo stopped at a layer that it takes only when it is told to."""
+    refused = [r for r in records if any(_RECURRENT in told for told in _told(r))]
+    if not refused:
+        return []
+    return [
+        f"Dynamo leaves nn.RNN, nn.GRU and nn.LSTM to eager mode (trial {refused[0].number}). "
+        "torch._dynamo.config.allow_rnn = True lets it take them, which torch calls experimental: "
+        "set it in the target's file and where the setting is used, and tune again"
+    ]
+
+
+def _told(record: Record) -> list[str]:
+    """What torch said of a trial's graphs."""
+    return [record.message, *record.detail.get("break_reasons", [])]
 
 
 def _of_eager(record: Record) -> int | None:

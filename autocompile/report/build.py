@@ -13,7 +13,7 @@ from autocompile.noise import unusual
 from autocompile.preference import rank, some_are_seen, tie_reasons, tie_set
 from autocompile.ranking import Candidate, Limits, candidates, noise_floor
 from autocompile.record import ONE_PROCESS, SCHEMA, UNSOUND, Outcome, Record
-from autocompile.report.advice import on_memory
+from autocompile.report.advice import on_memory, on_recurrent_layers
 from autocompile.report.explain import why, why_not
 from autocompile.report.rows import failures, number, trial_row, unit
 from autocompile.report.sizes import by_batch_size, elsewhere
@@ -97,6 +97,7 @@ _TARGET_KEYS = (
     "build",
     "own_batch_size",
     "calls_per_update",
+    "samples_per_update",
     "blocks",
     "choices",
 )
@@ -128,7 +129,7 @@ def _phase(
         hides_unseen = some_are_seen(every)
         unseen = {c.record.number for c in every if hides_unseen and c.is_unseen}
         notes += elsewhere([r for r in rows if r["number"] not in unseen])
-    notes += on_memory(records)
+    notes += on_memory(records) + on_recurrent_layers(records)
     if said := unusual(floor, usual_floor):
         notes.append(said)
     return {

@@ -257,7 +257,7 @@ def _repeat(study: PhaseStudy, finalist: Record, effort: Effort, left: int) -> O
             "patience": _PATIENCE,
         },
         "repeats": finalist.number,
-        "calls_per_update": study.calls_per_update,
+        "calls_per_update": study.calls_per_update(finalist.batch_size),
     }
     warm = study.workshop.has_cache(finalist.number)
     job = study.workshop.job(

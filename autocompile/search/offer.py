@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -100,10 +101,14 @@ def _those(asked: tuple[str, ...] | None, known: set[str], plain: str) -> tuple[
     return None if asked is None else tuple(a for a in asked if a in known) or (plain,)
 
 
-def calls_between_updates(phase: str, run: Mapping[str, Any]) -> int | None:
+def calls_between_updates(phase: str, run: Mapping[str, Any], batch_size: int | None) -> int | None:
     """As the user or the target says; None where weights stay as they are or nobody knows."""
     asked: int | None = run["plan"].get("calls_per_update")
-    derived: int | None = run["target"].get("calls_per_update", {}).get(phase)
+    target = run["target"]
+    samples: int | None = target.get("samples_per_update", {}).get(phase)
+    if asked is None and samples and batch_size:
+        return math.ceil(samples / batch_size)
+    derived: int | None = target.get("calls_per_update", {}).get(phase)
     return asked or derived
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -67,7 +67,8 @@ class PhaseStudy:
         observer: is told of everything.
         limits: of a measurement: ``half_width``, ``max_rounds``, ``max_s``.
         objective: ``throughput`` or ``latency``.
-        calls_per_update: between two changes of the weights; None: not known, or they stay.
+        calls_per_update: of a batch size: how many calls lie between two changes of the weights;
+            None: not known, or they stay.
         database: the run's own file, or the URL of an Optuna storage.
         records: of this phase, of earlier sessions too.
         others: of other phases; they too tell what pace is usual here.
@@ -81,7 +82,7 @@ class PhaseStudy:
     objective: str
     database: Path | str
     study_name: str
-    calls_per_update: int | None = None
+    calls_per_update: Callable[[int | None], int | None] = lambda _: None
     records: list[Record] = field(default_factory=list)
     others: Sequence[Record] = ()
 
@@ -156,7 +157,8 @@ class PhaseStudy:
             setting = ledger.ask()
             del self._left[setting]
             number = self.workshop.next_number()
-            record = answer(number, setting, self.space, self._known, self.calls_per_update)
+            calls = self.calls_per_update(setting.batch_size)
+            record = answer(number, setting, self.space, self._known, calls)
             if record is not None:
                 self._keep(ledger, record)
                 continue
@@ -188,7 +190,7 @@ class PhaseStudy:
             "config": setting.config.to_dict(),
             "batch_size": setting.batch_size,
             "limits": dict(self.limits),
-            "calls_per_update": self.calls_per_update,
+            "calls_per_update": self.calls_per_update(setting.batch_size),
             "known_codes": known_codes(setting, self._known),
         }
         config = setting.config

@@ -104,6 +104,7 @@ def _describe(target: Target, phases: list[str]) -> dict[str, Any]:
         "build": target.build,
         "own_batch_size": target.own_batch_size,
         "calls_per_update": target.calls_per_update,
+        "samples_per_update": target.samples_per_update,
         "has_convolutions": any(p.dim() == 4 for p in target.model.parameters()),
         "regions": {phase: found.describe() for phase, found in regions.items()},
         "blocks": {phase: [n for n, _ in found.blocks] for phase, found in regions.items()},

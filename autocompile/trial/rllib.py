@@ -53,18 +53,26 @@ def from_object(value: Any, expression: str) -> Target:
     inference = dict.fromkeys(("forward_exploration", "forward_inference"), runner)
     training = dict.fromkeys(("forward_train", "train_step"), minibatch)
     target.own_batch_size = {**inference, **training}
-    if calls := _calls_per_update(value):
-        target.calls_per_update = {"forward_exploration": calls}
-        target.choices["calls per update"] = f"{calls}: one rollout fragment"
+    _take_calls_per_update(value, runner, target)
     return target
 
 
-def _calls_per_update(config: Any) -> int:
-    """An env runner explores for one fragment with the weights that it was sent; 0 if not known."""
+def _take_calls_per_update(config: Any, envs: int, target: Target) -> None:
+    """An env runner explores for one fragment with the weights that it was sent.
+
+    RLlib makes a fragment of "auto" as long as the train batch asks for: the fewer environments,
+    the longer. (Any other is as long as the config says.)
+    """
     try:
-        return int(config.get_rollout_fragment_length())
+        length = int(config.get_rollout_fragment_length())
     except Exception:  # a config that is not complete yet
-        return 0
+        return
+    target.calls_per_update = {"forward_exploration": length}
+    told = f"{length}: one rollout fragment"
+    if config.rollout_fragment_length == "auto":
+        target.samples_per_update = {"forward_exploration": length * envs}
+        told += f" of {envs} environment{'s' * (envs != 1)}, and of fewer a longer one"
+    target.choices["calls per update"] = told
 
 
 def _take_spaces_from_env(config: Any) -> None:

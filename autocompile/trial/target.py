@@ -54,6 +54,8 @@ class Target:
         inference_model: what an env runner builds, where that is less than ``model``.
         own_batch_size: the batch size that the user's own configuration gives to a phase.
         calls_per_update: of a phase: how often it is called between two changes of the weights.
+        samples_per_update: of a phase: how many rows of batches it sees in between, where that is
+            fixed: then the calls are the fewer, the larger the batch.
         algorithm: ``module:Class`` of an AlgorithmConfig.
         choices: where each choice came from, in words.
         sha256: of the target's own file.
@@ -71,6 +73,7 @@ class Target:
     fixed_batch: bool = False
     own_batch_size: dict[str, int] = field(default_factory=dict)
     calls_per_update: dict[str, int] = field(default_factory=dict)
+    samples_per_update: dict[str, int] = field(default_factory=dict)
     algorithm: str | None = None
     choices: dict[str, str] = field(default_factory=dict)
     sha256: str | None = None

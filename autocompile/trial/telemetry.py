@@ -92,6 +92,9 @@ def dynamo_facts() -> DynamoFacts:
 
     counters = torch._dynamo.utils.counters
     breaks = sorted(counters["graph_break"].items(), key=lambda item: -item[1])
+    skipped = int(counters["frames"]["total"] - counters["frames"]["ok"])
+    # A function that was given up as a whole counts as no break, but what Dynamo met is there.
+    met = breaks or list(counters["unimplemented"].items() if skipped else ())
     reasons = [
         _first_line(m.recompile_reason)
         for m in torch._dynamo.utils.get_compilation_metrics()
@@ -100,9 +103,9 @@ def dynamo_facts() -> DynamoFacts:
     return DynamoFacts(
         graphs=int(counters["stats"]["unique_graphs"]),
         graph_breaks=sum(count for _, count in breaks),
-        skipped_frames=int(counters["frames"]["total"] - counters["frames"]["ok"]),
+        skipped_frames=skipped,
         recompiles=len(reasons),
-        break_reasons=tuple(_first_line(reason) for reason, _ in breaks[:5]),
+        break_reasons=tuple(_first_line(reason) for reason, _ in met[:5]),
         recompile_reasons=tuple(reasons[:5]),
         cudagraph_skips=int(counters["inductor"]["cudagraph_skips"]),
     )

@@ -275,7 +275,9 @@ def _prove_compiled(result: dict[str, Any], notes: list[str], witness: explain.W
         **witness.facts(),
     }
     if facts.graphs == 0:
-        raise Failed(Outcome.NOT_COMPILED, "Dynamo captured no graph: everything ran in eager mode")
+        why = f": {facts.break_reasons[0]}" if facts.break_reasons else ""
+        what = f"Dynamo captured no graph: everything ran in eager mode{why}"
+        raise Failed(Outcome.NOT_COMPILED, what)
     skipped = "no CUDA graphs: Inductor gave them up here"
     if facts.cudagraph_skips and skipped not in notes:
         notes.append(skipped)

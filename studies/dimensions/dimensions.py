@@ -170,7 +170,6 @@ def run(
     run_dir: Path | None,
 ) -> dict[str, Any]:
     model = dataclasses.replace(MODELS[name], sizes=sizes or MODELS[name].sizes)
-    autocompile.search.finalists.choose = functools.partial(choose, confirmed)
     # Dimensions of full effort, timed as at quick effort: what counts is confirmed anyway.
     quick = autocompile.api.effort_of("quick")
     wide = dataclasses.replace(
@@ -184,20 +183,24 @@ def run(
     autocompile.api.effort_of = lambda _: wide
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="dimensions-") as scratch:
-        result = autocompile.api.tune(
+        folder = run_dir or Path(scratch) / "run"
+        tune = functools.partial(
+            autocompile.api.tune,
             str(ROOT / model.target),
             phases=(model.phase,),
             space=space_of(model, device),
             effort="full",
-            trials=trials,
-            budget_s=budget_s,
             device=device,
             seed=seed,
             pythons=pythons,
-            run_dir=run_dir or Path(scratch) / "run",
-            resume=run_dir is not None and run_dir.exists(),
+            run_dir=folder,
             progress=progress("plain", sys.stderr),
         )
+        # The budget is the search's alone: with it spent, only what may win would be confirmed.
+        autocompile.search.finalists.choose = lambda *_: []
+        tune(trials=trials, budget_s=budget_s, resume=folder.exists())
+        autocompile.search.finalists.choose = functools.partial(choose, confirmed)
+        result = tune(trials=1, resume=True)
         report = result.to_dict()
     records = [r for r in result.trials if r.phase == model.phase]
     found = candidates(records)
@@ -213,7 +216,6 @@ def run(
         "wall_s": round(time.monotonic() - began, 1),
         "budget_s": budget_s,
         "interrupted": result.interrupted,
-        "calls_per_update": report["target"]["calls_per_update"].get(model.phase),
         "spent": spent(records),
         "noise_floor": report["phases"][model.phase].get("noise_floor"),
         "settings": [
@@ -228,6 +230,7 @@ def run(
                 "call_us": round(c.call_s * 1e6, 2),
                 "compile_s": c.record.compile_s and round(c.record.compile_s, 2),
                 "refresh_s": c.refresh_s,
+                "calls_per_update": c.record.calls_per_update,
                 "flags": list(c.flags),
             }
             for c in found

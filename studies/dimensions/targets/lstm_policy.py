@@ -3,6 +3,9 @@
 import torch
 from torch import nn
 
+# Else Dynamo leaves recurrent layers to eager mode, and here all that calls one with them.
+torch._dynamo.config.allow_rnn = True
+
 
 class Policy(nn.Module):
     """Observations of shape (batch, 16, 24) to logits and values."""
