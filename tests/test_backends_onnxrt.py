@@ -231,6 +231,40 @@ def test_weights_are_baked_into_the_parts_of_a_graph_too(monkeypatch: pytest.Mon
     torch.testing.assert_close(compiled(x), want, rtol=1e-4, atol=1e-4)
 
 
+def test_items_of_a_tuple_stay_with_what_makes_it() -> None:
+    """What lies between parts are tensors: a tuple of them would be taken for constants."""
+
+    def decomposed(x: torch.Tensor) -> torch.Tensor:
+        shifted = x + 1
+        left, values, _ = torch.linalg.svd(shifted)
+        some = torch.split(left, 2)
+        scaled = shifted * 2
+        first = torch.linalg.svdvals(scaled)  # between a tuple and what takes its items
+        return (left @ left.T).sum() * some[1].abs().sum() * (values * first).tanh().sum()
+
+    compiled = torch.compile(decomposed, backend="onnxrt")
+    with pytest.warns(UserWarning, match="leaves linalg_svd, linalg_svdvals to torch"):
+        compiled(torch.randn(5, 5))
+    x = torch.randn(5, 5)
+    torch.testing.assert_close(compiled(x), decomposed(x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("backend", ["onnxrt", "openvino_onnx"])
+@pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU])
+def test_recurrent_layers_without_dropout_draw_nothing(backend: str, kind: Any) -> None:
+    if backend == "openvino_onnx":
+        pytest.importorskip("openvino")
+    layer = kind(6, 8, num_layers=2, dropout=0.5, batch_first=True, bidirectional=True).eval()
+    with torch._dynamo.config.patch(allow_rnn=True):
+        compiled = torch.compile(layer, backend=backend, fullgraph=True)
+        for _ in range(2):
+            x = torch.randn(3, 5, 6)
+            torch.testing.assert_close(compiled(x), layer(x), rtol=1e-4, atol=1e-5)
+            with torch.no_grad():
+                for weight in layer.parameters():
+                    weight.mul_(1.5)
+
+
 def test_attention_without_dropout_draws_nothing() -> None:
     def attends(x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.scaled_dot_product_attention(x, x, x).relu()

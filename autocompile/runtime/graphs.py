@@ -9,7 +9,14 @@ from typing import Any
 
 import torch
 
-__all__ = ["arguments_held", "attributes_lifted", "is_weight"]
+__all__ = [
+    "arguments_held",
+    "attributes_lifted",
+    "is_weight",
+    "made_by",
+    "numbers_given",
+    "open_tuples",
+]
 
 
 def is_weight(value: Any) -> bool:
@@ -79,3 +86,43 @@ def arguments_held(
         made.graph.erase_node(given[place])
     made.recompile()
     return made
+
+
+def numbers_given(graph: torch.fx.GraphModule, places: Collection[int]) -> torch.fx.GraphModule:
+    """The same for arguments of which these are numbers, and not tensors to read them from.
+
+    Args:
+        graph: from Dynamo; it stays as it is.
+        places: of arguments that are read and nothing else.
+    """
+    made = torch.fx.GraphModule(graph, copy.deepcopy(graph.graph))
+    given = made.graph.find_nodes(op="placeholder")
+    for place in places:
+        for node in list(given[place].users):
+            node.replace_all_uses_with(given[place])
+            made.graph.erase_node(node)
+    made.recompile()
+    return made
+
+
+def open_tuples(graph: torch.fx.GraphModule) -> None:
+    """Move whatever takes an item of a tuple right behind what makes the tuple."""
+    for node in list(graph.graph.nodes):
+        if (maker := made_by(node)) is not node:
+            last = maker
+            while last.next is not node and made_by(last.next) is maker:
+                last = last.next
+            last.append(node)
+    graph.recompile()
+
+
+def made_by(node: torch.fx.Node) -> torch.fx.Node:
+    """What makes the tuple of which this is an item; the node itself if it is none."""
+    while node.target is operator.getitem:
+        maker = node.args[0]
+        if not isinstance(maker, torch.fx.Node) or not maker.op.startswith("call"):
+            break
+        if isinstance(maker.meta.get("example_value"), torch.Tensor):
+            break
+        node = maker
+    return node

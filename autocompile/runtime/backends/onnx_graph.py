@@ -11,7 +11,6 @@ Options (``torch.compile(..., options={...})``):
 
 from __future__ import annotations
 
-import copy
 import threading
 import warnings
 from collections import OrderedDict
@@ -31,7 +30,7 @@ from autocompile.runtime.backends.onnx_model import (
     writes_in_place,
 )
 from autocompile.runtime.backends.onnx_session import Session
-from autocompile.runtime.graphs import attributes_lifted
+from autocompile.runtime.graphs import attributes_lifted, made_by, numbers_given, open_tuples
 
 __all__ = ["compile_graph"]
 
@@ -104,7 +103,7 @@ def _compiled(graph: torch.fx.GraphModule, inputs: Sequence[Any], way: _Way) -> 
     changing = [i for i, n in enumerate(given) if _is_symbolic(n.meta.get("example_value"))]
     # And one for all values of a float, which then comes as a tensor that is read.
     if numbers := [i for i, n in enumerate(given) if n.users and all(map(_is_read, n.users))]:
-        graph = _with_numbers(graph, numbers)
+        graph = numbers_given(graph, numbers)
         changing = sorted({*changing, *numbers})
     if changing:
         return _ByShape(graph, changing, numbers, way)
@@ -181,18 +180,6 @@ def _is_read(node: torch.fx.Node) -> bool:
     return node.op == "call_method" and node.target == "item"
 
 
-def _with_numbers(graph: torch.fx.GraphModule, places: Collection[int]) -> torch.fx.GraphModule:
-    """The same for arguments of which these are numbers, and not tensors to read them from."""
-    made = torch.fx.GraphModule(graph, copy.deepcopy(graph.graph))
-    given = made.graph.find_nodes(op="placeholder")
-    for place in places:
-        for node in list(given[place].users):
-            node.replace_all_uses_with(given[place])
-            made.graph.erase_node(node)
-    made.recompile()
-    return made
-
-
 def _is_call(node: torch.fx.Node) -> bool:
     return node.op.startswith("call")
 
@@ -208,7 +195,8 @@ def _in_parts(
     if writes_in_place(graph, inputs):
         # A part that the runtime does gives copies: what is written to one would be lost.
         raise way.nothing(f"it writes in place, and {why}") from None
-    calls = [node for node in graph.graph.nodes if _is_call(node)]
+    open_tuples(graph)
+    calls = [node for node in graph.graph.nodes if made_by(node) is node and _is_call(node)]
     left = _unsupported(graph, inputs, calls, way)
     if not left or len(left) > min(_MOST_LEFT_TO_TORCH, len(calls) - 1):
         count = f"{len(left)} of {len(calls)} operators are refused: " if left else ""
@@ -256,7 +244,7 @@ class _Parts:
         number, before, part = 0, None, {}
         for node in graph.graph.nodes:
             if _is_call(node):
-                is_chosen = node in chosen
+                is_chosen = made_by(node) in chosen
                 number += before is not None and is_chosen != before
                 part[node], before = number, is_chosen
         self._chosen = {f"submod_{part[node]}" for node in chosen}

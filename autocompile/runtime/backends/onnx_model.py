@@ -97,6 +97,9 @@ def export(graph: torch.fx.GraphModule, args: Sequence[Any]) -> Exported:
             it draws random numbers, writes to its inputs, or takes complex or empty tensors.
     """
     tensors = {i: a.detach() for i, a in enumerate(args) if isinstance(a, torch.Tensor)}
+    others = [a for a in args if not isinstance(a, torch.Tensor)]
+    if any(isinstance(x, torch.Tensor) for x in pytree.tree_leaves(others)):
+        raise Unsupported("an argument is a list of tensors")  # they would become constants
     if any(
         t.layout is not torch.strided or t.is_complex() or not t.numel() for t in tensors.values()
     ):
@@ -207,10 +210,15 @@ def _demand_as_in_torch(model: Any, tensors: dict[str, torch.Tensor]) -> None:
 
 
 def _never_drops(node: torch.fx.Node) -> bool:
-    """Whether it would draw random numbers for its dropout, and has none."""
+    """Whether it would draw random numbers for its dropout alone, and has none.
+
+    Attention calls it ``dropout_p``, recurrent layers ``dropout``, which counts in training.
+    """
     names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
     given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-    return "dropout_p" in names and given.get("dropout_p", 0.0) == 0.0
+    if "dropout_p" in names:
+        return bool(given.get("dropout_p", 0.0) == 0.0)
+    return "dropout" in names and (given.get("dropout") == 0.0 or given.get("train") is False)
 
 
 @contextlib.contextmanager
