@@ -214,8 +214,22 @@ def test_the_python_script_lays_weights_out_and_compiles_nothing(tmp_path: Path)
     assert lines == ["forward: eager - channels_last - 1 thread", "True 1 True", "graphs 0"]
 
 
-def test_the_python_script_compiles_the_blocks_that_a_model_repeats(tmp_path: Path) -> None:
-    report = plain(tmp_path, {"forward": faster(scope="regional")}, WIDE)
+OF_TORCHS_OWN = """
+import torch
+
+def get_model():
+    def block():
+        return torch.nn.Sequential(torch.nn.Conv2d(3, 3, 3, padding=1), torch.nn.ReLU())
+
+    return torch.nn.Sequential(block(), block(), block())
+"""
+
+
+@pytest.mark.parametrize("source", [WIDE, OF_TORCHS_OWN])
+def test_the_python_script_compiles_the_blocks_that_a_model_repeats(
+    source: str, tmp_path: Path
+) -> None:
+    report = plain(tmp_path, {"forward": faster(scope="regional")}, source)
     report["target"]["blocks"] = {"forward": ["0", "1", "2"]}
     look = f"with torch.no_grad(): tuned_model({X})"
     lines = run(f"{export(report, 'python')}\n{look}\n{COUNT}", tmp_path).stdout.splitlines()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -46,6 +47,14 @@ class Of(nn.Module):
         return self.head(x)  # type: ignore[no-any-return]
 
 
+def encoder_layer() -> nn.Module:
+    return nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True).eval()
+
+
+def sequence() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+
+
 HOLDERS = {
     "list": lambda: nn.ModuleList(Block() for _ in range(3)),
     "sequence": lambda: nn.Sequential(*(Block() for _ in range(3))),
@@ -87,6 +96,32 @@ def test_a_shared_block_counts_once() -> None:
 def test_single_layers_and_models_without_repetition_have_none() -> None:
     assert len(regions_of(nn.Sequential(*(nn.Linear(8, 8) for _ in range(4))))) == 0
     assert len(regions_of(Block())) == 0
+
+
+@pytest.mark.parametrize("make", [encoder_layer, sequence])
+def test_blocks_of_torchs_own_classes_are_compiled_too(make: Callable[[], nn.Module]) -> None:
+    """``Module.compile`` does nothing for them."""
+    model, graphs = Of([make() for _ in range(3)]), []
+
+    def counting(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> object:
+        graphs.append(graph)
+        return graph.forward
+
+    x = torch.randn(4, 5, 8)
+    with torch.no_grad():
+        want = model(x)
+        regions = regions_of(model)
+        assert len(regions) == 3
+        regions.compile(backend=counting, fullgraph=True)
+        torch.testing.assert_close(model(x), want)
+        assert len(graphs) == 1
+        for block in model.children():  # new weights count, and copies are as they were
+            for weight in block.parameters():
+                weight.mul_(1.5)
+        alone = copy.deepcopy(model)
+        assert not any(block._compiled_call_impl for block in alone.children())
+        torch.testing.assert_close(model(x), alone(x))
+    assert len(graphs) == 1
 
 
 @pytest.mark.parametrize("holder", HOLDERS)

@@ -50,7 +50,7 @@ def test_a_leader_is_asked_first_whether_all_of_it_matters() -> None:
         CompileConfig(mode=A, dynamic=True),
     ]
     assert resets(Setting(EAGER, 4)) == []
-    others = [Setting(CompileConfig("aot_eager"), 4), Setting(CompileConfig(mode=B), 4)]
+    others = [Setting(CompileConfig(mode="lite"), 4), Setting(CompileConfig(mode=B), 4)]
     space = Space("forward", (leader, *others, *simpler), {})
     left = [*others, *simpler]
     assert next_setting(space, left, [], Effects()) not in simpler
@@ -59,3 +59,26 @@ def test_a_leader_is_asked_first_whether_all_of_it_matters() -> None:
         assert found in simpler
         left.remove(found)
     assert next_setting(space, left, [], Effects(), [leader]) in others
+
+
+def test_each_backend_of_each_environment_has_an_early_turn() -> None:
+    """Else one with many settings keeps the others waiting until the budget is spent."""
+    plain = [Setting(config, 4) for config in (EAGER, CompileConfig())]
+    deep = [Setting(CompileConfig(dynamic=dynamic), 4) for dynamic in (True, False)]
+    baked = CompileConfig("onnxrt", options={"weights": "baked"})
+    new = [
+        Setting(dataclasses.replace(baked, threads=1), 4),
+        Setting(baked, 4),
+        Setting(CompileConfig("onnxrt"), 4),
+        Setting(CompileConfig("ipex", environment="other"), 4),
+    ]
+    space = Space("forward", (*plain, *deep, *new), {})
+    effects = Effects()
+    for setting in plain:
+        effects.add(Record(0, "forward", setting.config, 4, Outcome.OK, Step.EXIT, wall_s=0.1))
+    left = [*deep, *new]
+    assert effects.score(deep[0]) > effects.score(new[2])  # what is quick, and known to work
+    for expected in (new[2], new[3], deep[0]):  # the plainest of each, then by promise
+        found = next_setting(space, left, [], effects)
+        assert found == expected
+        left.remove(found)

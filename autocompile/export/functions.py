@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 __all__ = [
+    "COMPILE_BLOCK",
     "FILTERED",
     "FORWARD",
     "IN_MODE",
@@ -11,6 +12,20 @@ __all__ = [
     "RL_FORWARD",
     "TRAIN_STEP",
 ]
+
+# Dynamo passes over functions of torch.nn that it does not meet within another one.
+COMPILE_BLOCK = '''def compile_block(block, **arguments):
+    """Compile a module in place, one of torch's own classes too."""
+    if not type(block).forward.__module__.startswith("torch.nn."):
+        torch.nn.Module.compile(block, **arguments)
+        return
+    call = block._call_impl
+
+    def called(*args, **given):
+        return call(*args, **given)
+
+    block._compiled_call_impl = torch.compile(called, **arguments)
+'''
 
 FORWARD = '''def compile_forward(model):
     """The model with the settings: call it in place of the model, under torch.no_grad()."""

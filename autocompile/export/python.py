@@ -76,6 +76,8 @@ def export(report: Report) -> str:
         if choice.config and choice.config.scope == "regional":
             names = literal(list(blocks[choice.phase]), "")
             phases.insert(0, f"{_constant(choice)}_BLOCKS = {names}")
+    if any(choice.config and choice.config.scope == "regional" for choice in faster):
+        phases.insert(0, functions.COMPILE_BLOCK)
     if both := {"forward", "train_step"} <= {choice.phase for choice in faster}:
         phases.append(functions.IN_MODE)
     if apart := _states_differ(list(found.values())):
@@ -197,7 +199,7 @@ def _prepare(config: CompileConfig, constant: str) -> list[str]:
         lines += ["model.to(memory_format=torch.channels_last)"]
     if config.scope == "regional":
         given = _given(config, constant)
-        compiled = f"torch.nn.Module.compile(model.get_submodule(name), **{given})"
+        compiled = f"compile_block(model.get_submodule(name), **{given})"
         lines += [f"for name in {constant}_BLOCKS:", f"    {compiled}"]
     return lines
 

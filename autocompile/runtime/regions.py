@@ -8,7 +8,7 @@ time with regional compilation".
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -44,10 +44,28 @@ class Regions:
             kwargs: of ``torch.compile``.
         """
         for _, block in self.blocks:
-            # Not block.compile: a subclass may have a method of this name and another meaning.
-            # And options of its own: torch.compile takes some out of the dictionary it is given.
+            # Options of its own: torch.compile takes some out of the dictionary it is given.
             own = {k: dict(v) if k == "options" else v for k, v in kwargs.items()}
-            torch.nn.Module.compile(block, **own)
+            _compile_block(block, own)
+
+
+def _compile_block(block: torch.nn.Module, kwargs: dict[str, Any]) -> None:
+    """Compile a module in place.
+
+    For a class of torch's own ``Module.compile`` (2.13) compiles nothing: Dynamo passes over every
+    function of ``torch.nn`` that it does not meet within another one.
+    """
+    if not type(block).forward.__module__.startswith("torch.nn."):
+        # Not block.compile: a subclass may have a method of this name and another meaning.
+        torch.nn.Module.compile(block, **kwargs)
+        return
+    call: Callable[..., Any] = block._call_impl
+
+    def called(*args: Any, **given: Any) -> Any:
+        return call(*args, **given)
+
+    # Where Module.compile keeps it: what is copied or saved goes without.
+    block._compiled_call_impl = torch.compile(called, **kwargs)
 
 
 def regions_of(model: torch.nn.Module) -> Regions:

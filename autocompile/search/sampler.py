@@ -135,8 +135,9 @@ def next_setting(
 ) -> Setting | None:
     """The setting to try next.
 
-    First those without which no number means anything; then what tells whether each field of a
-    leader matters, so that none is recommended for nothing; then by promise.
+    First those without which no number means anything; then one of each backend in each
+    environment, since by them settings differ most; then what tells whether each field of a leader
+    matters, so that none is recommended for nothing; then by promise.
 
     Args:
         space: of the phase.
@@ -151,11 +152,18 @@ def next_setting(
     for setting in (*space.baselines(), *space.unusable):
         if setting in left:
             return setting
+    tried = {_place(s) for s in space.settings if s not in left}
+    if new := [s for s in left if _place(s) not in tried]:
+        return min(new, key=lambda s: len(resets(s)))
     # A twin that the first one's result may answer for free is not tried before it is there.
     waiting = {*left, *running}
     free = [s for s in left if not any(twin in waiting for twin in plainer_twins(s))]
     simpler = {reset for leader in leaders for reset in resets(leader)}
     return max(free, key=lambda s: (s in simpler, effects.score(s)), default=None)
+
+
+def _place(setting: Setting) -> tuple[Any, ...]:
+    return tuple(getattr(setting.config, field) for field in _PLACES)
 
 
 def plainer_twins(setting: Setting) -> list[Setting]:
