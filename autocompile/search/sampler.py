@@ -35,6 +35,7 @@ _PRIOR_WEIGHT = 1.0  # how many observations of "no difference" each value start
 _CURIOSITY = 0.1  # log speed-up that an untried value may hide
 _FIRST_COST_S = 15.0
 _PLACES = ("backend", "environment")  # what is compiled with, not how
+_EAGERS_OWN = ("optimizer", "memory_format")  # what eager mode gains by: at times most of all
 
 
 @dataclasses.dataclass
@@ -136,8 +137,9 @@ def next_setting(
     """The setting to try next.
 
     First those without which no number means anything; then one of each backend in each
-    environment, since by them settings differ most; then what tells whether each field of a leader
-    matters, so that none is recommended for nothing; then by promise.
+    environment, since by them settings differ most, and of what eager mode gains by, where nothing
+    is compiled; then what tells whether each field of a leader matters, so that none is recommended
+    for nothing; then by promise.
 
     Args:
         space: of the phase.
@@ -163,7 +165,8 @@ def next_setting(
 
 
 def _place(setting: Setting) -> tuple[Any, ...]:
-    return tuple(getattr(setting.config, field) for field in _PLACES)
+    fields = (*_PLACES, *_EAGERS_OWN) if setting.config.is_eager else _PLACES
+    return tuple(getattr(setting.config, field) for field in fields)
 
 
 def plainer_twins(setting: Setting) -> list[Setting]:

@@ -235,6 +235,17 @@ def run(
             }
             for c in found
         ],
+        "processes": [
+            {
+                "number": r.number,
+                "repeats": r.repeats,
+                "eager_us": round(r.measurement.eager_call_s * 1e6, 1),
+                "call_us": round(r.measurement.compiled_call_s * 1e6, 1),
+                "page_faults": r.detail.get("page_faults"),  # of a call of eager, and of the other
+            }
+            for r in records
+            if r.measurement and r.duplicate_of is None
+        ],
         "failed": dict(
             Counter(
                 f"{r.config.label()}: {r.outcome.value}: {r.message[:120]}"
