@@ -134,14 +134,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--processes", type=int, default=3, help="of each setting")
-    parser.add_argument("--targets", help="comma list; all if left out")
+    parser.add_argument("--targets", nargs="+", choices=TARGETS, help="all if left out")
     parser.add_argument("--folder", type=Path, help="for the JSON; beside this file if left out")
     args = parser.parse_args()
     path = (args.folder or HERE / args.device) / "pairs.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     found: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
     there = {(row["target"], row["pair"]) for row in found}
-    for name in args.targets.split(",") if args.targets else TARGETS:
+    for name in args.targets or TARGETS:
         for words in PAIRS if name == next(iter(TARGETS)) else MERGED:
             if (name, words) in there:
                 continue
