@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from autocompile.config import CompileConfig
 from autocompile.trial import memory
 
 MIB = 2**20
+LIMITS = {"half_width": 0.5, "max_rounds": 8, "max_s": 0.1, "block_s": 0.002}
 pytestmark = pytest.mark.usefixtures("_dynamo_as_it_was")
 
 
@@ -25,8 +25,7 @@ def measured(
 ) -> dict[str, Any]:
     """What a real trial of a ``model.py`` reports."""
     (work / "model.py").write_text(text)
-    limits = {"half_width": 0.5, "max_rounds": 8, "max_s": 0.1, "block_s": 0.002}
-    request = a_trial(target=str(work / "model.py"), limits=limits, **changes)
+    request = a_trial(target=str(work / "model.py"), limits=LIMITS, **changes)
     result = in_this_process(work / "trial", request, capsys)
     assert result["outcome"] == "ok", result
     return result
@@ -189,19 +188,22 @@ def get_inputs(batch_size):
     ],
 )
 def test_the_peak_on_a_gpu_counts_what_a_cuda_graph_keeps(
-    work: Path, capsys: pytest.CaptureFixture[str], backend: str, mode: str, temporaries: int
+    work: Path, backend: str, mode: str, temporaries: int
 ) -> None:
     """A replayed graph allocates nothing; what lies between its inputs and outputs is its pool's.
 
     Eager and whoever does as it does hold the product and its relu; Inductor writes the relu over
     the product. The pool of ``cudagraphs`` has a third such block since the call that was recorded,
-    after the two of the call before, and the driver counts it too.
+    after the two of the call before, and the driver counts it too. In a process of its own, as any
+    trial: pools of the case before would count.
     """
-    torch._dynamo.reset()  # the graphs of the case before; a trial has a process of its own
-    gc.collect()
-    torch.cuda.empty_cache()
+    (work / "model.py").write_text(PRODUCT)
     config = CompileConfig(backend=backend, mode=mode).to_dict()
-    result = measured(work, capsys, PRODUCT, device="cuda", config=config, batch_size=None)
+    request = a_trial(
+        target=str(work / "model.py"), device="cuda", config=config, batch_size=None, limits=LIMITS
+    )
+    _, result = by_hand(work / "trial", request)
+    assert result["outcome"] == "ok", result
     eager, compiled = peaks_in_mib(result)
     held = 16 + 0.5 + 32
     assert eager == pytest.approx(held + 2 * 2048, rel=0.05)
