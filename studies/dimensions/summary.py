@@ -19,6 +19,12 @@ from dimensions import ALL, BASE, MODELS, ROWS, allows
 
 HERE = Path(__file__).parent
 README = HERE / "README.md"
+ANSWERED_BY = {
+    "fullgraph": "default",
+    "fullgraph, reduce-overhead": "reduce-overhead",
+    "max-autotune-no-cudagraphs": "default, whose code it has",
+    "max-autotune": "reduce-overhead, whose code it has",
+}
 
 
 def best(row: str, size: int | None, found: dict[str, Any]) -> dict[str, Any] | None:
@@ -97,20 +103,46 @@ def savings(every: list[dict[str, Any]]) -> list[str]:
     return [*lines, ""]
 
 
+def twins() -> list[str]:
+    """Each setting that was left out over the one that answered for it, in fresh processes of both."""
+    lines = [
+        "| on | | left out | answered by | left out over the other | µs of a call |",
+        "|---|---|---|---|---|---|",
+    ]
+    for device in ("cpu", "cuda"):
+        for row in json.loads((HERE / device / "pairs.json").read_text("utf-8")):
+            if not row["is_merged"]:
+                continue
+            left_out = row["pair"].split(", if")[0]
+            value, low, high = row["left_out_over_stand_in"]
+            calls = [f"{row[side]['call_us']:.0f}" for side in ("left_out", "stands_for_it")]
+            lines.append(
+                f"| {device} | {row['target']} | {left_out} | {ANSWERED_BY[left_out]} "
+                f"| {value:.2f} [{low:.2f}, {high:.2f}] | {', '.join(calls)} |"
+            )
+    return [*lines, ""]
+
+
+def write(name: str, lines: list[str]) -> None:
+    """Put lines into the README between ``tables of`` and ``end of``."""
+    begin, end = f"<!-- tables of {name} -->", f"<!-- end of {name} -->"
+    pattern = re.compile(f"{begin}.*?{end}", re.S)
+    text = "\n".join((begin, "", *lines)) + f"\n{end}"
+    README.write_text(pattern.sub(lambda _: text, README.read_text("utf-8")), "utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--write", action="store_true", help="into the README")
     args = parser.parse_args()
     every = recorded(args.device)
-    text = "\n".join([line for found in every for line in table(found)] + savings(every))
-    if not args.write:
-        print(text)
-        return
-    begin, end = f"<!-- tables of {args.device} -->", f"<!-- end of {args.device} -->"
-    pattern = re.compile(f"{begin}.*?{end}", re.S)
-    readme = README.read_text("utf-8")
-    README.write_text(pattern.sub(lambda _: f"{begin}\n\n{text}\n{end}", readme), "utf-8")
+    lines = [line for found in every for line in table(found)] + savings(every)
+    if args.write:
+        write(args.device, lines)
+        write("twins", twins())
+    else:
+        print("\n".join(lines + twins()))
 
 
 if __name__ == "__main__":
