@@ -104,7 +104,7 @@ def savings(every: list[dict[str, Any]]) -> list[str]:
 
 
 def twins() -> list[str]:
-    """Each setting that was left out over the one that answered for it, in fresh processes of both."""
+    """Each setting that was left out over the one that answered for it, fresh processes of both."""
     lines = [
         "| on | | left out | answered by | left out over the other | µs of a call |",
         "|---|---|---|---|---|---|",
