@@ -13,6 +13,7 @@ from typing import Any
 from autocompile import noise, runs
 from autocompile.errors import RunError, UsageError
 from autocompile.execute.executor import Executor
+from autocompile.execute.interpreter import demand_torch
 from autocompile.execute.job import Workshop, is_held, locked
 from autocompile.execute.memory import most_memory_bytes
 from autocompile.execute.process import Isolation, LocalExecutor
@@ -71,8 +72,8 @@ def tune(
         space: narrows the dimensions.
         effort: ``quick``, ``normal`` or ``full``.
         trials: the most trials with a process of their own in the search of one phase.
-        budget_s: the most seconds that the run may search; the best are confirmed even when late;
-            as the effort says if None.
+        budget_s: the most seconds that the run may search, shared by its phases; looking at the
+            target before and confirming the best after take some more; as the effort says if None.
         timeout_s: the longest that a trial may stay in one step.
         memory_limit_bytes: the most memory of one trial; a share of 80 % of what is free if None.
         objective: ``throughput`` or ``latency``.
@@ -126,6 +127,8 @@ def tune(
     with _gone_if_never_begun(folder), locked(folder), contextlib.ExitStack() as stack:
         stack.callback(show.close)
         stack.callback(runner.close)
+        for _, python in plan.pythons:
+            demand_torch(python, timeout_s)
         found = probe(plan, workshop, runner, show)
         if alone and not memory_limit_bytes:  # the probe may have found room for fewer at once
             workshop.memory_limit_bytes = alone // runner.slots
@@ -137,18 +140,20 @@ def tune(
         spaces = spaces_of(plan, every)
         write_json(folder.run_json, run)  # from here on there is a run to resume and to show
         records = list(folder.records())
+        searched_s = 0.0  # without probing and confirming
         try:
             for index, (name, one) in enumerate(spaces.items()):
                 show.phase(name, one.summary(), len(one.settings) + len(one.unusable))
                 until = None
                 if budget_s is not None:  # what is left is shared by the phases that are left
-                    spent = time.monotonic() - began
-                    left = max(0.0, budget_s - spent) / (len(spaces) - index)
+                    left = max(0.0, budget_s - searched_s) / (len(spaces) - index)
                     until = time.monotonic() + left
                 so_far = list(folder.records())
                 study = _study(one, workshop, runner, show, chosen, run, storage, so_far)
                 budget = Budget(until, trials)
+                since = time.monotonic()
                 study.run(budget)
+                searched_s += time.monotonic() - since
                 confirm(study, chosen, plan.limits, budget, plan.seed)
         except (Interrupted, KeyboardInterrupt):
             interrupted = True

@@ -116,8 +116,15 @@ def tune(
     from autocompile.report.live import progress as progress_of
     from autocompile.search.asked import asked
 
-    phases = options.words(phase)
+    phases, relative = options.words(phase), options.fraction("--tolerance", tolerance)
     timeout_s = options.seconds("--timeout", timeout, "300s") or 300.0
+    budget_s = options.seconds("--budget", budget, "10m")
+    memory_limit_bytes = options.size("--memory-limit", memory_limit)
+    limits = Limits(
+        options.seconds("--max-latency", max_latency, "5ms"),
+        options.size("--max-memory", max_memory),
+        options.seconds("--max-compile-time", max_compile_time, "60s"),
+    )
     wanted = asked(
         space,
         backend=backend,
@@ -140,7 +147,6 @@ def tune(
         from autocompile.report.checks import render_preview
 
         others = tuple(python or ())
-        budget_s = options.seconds("--budget", budget, "10m")
         found = preview(
             target, phases, wanted, effort, device, jobs, timeout_s, others, trials, budget_s
         )
@@ -152,15 +158,11 @@ def tune(
         space=wanted,
         effort=effort,
         trials=trials,
-        budget_s=options.seconds("--budget", budget, "10m"),
+        budget_s=budget_s,
         timeout_s=timeout_s,
-        memory_limit_bytes=options.size("--memory-limit", memory_limit),
+        memory_limit_bytes=memory_limit_bytes,
         objective=objective,
-        limits=Limits(
-            options.seconds("--max-latency", max_latency, "5ms"),
-            options.size("--max-memory", max_memory),
-            options.seconds("--max-compile-time", max_compile_time, "60s"),
-        ),
+        limits=limits,
         device=device,
         jobs=jobs,
         isolation=isolation,
@@ -168,7 +170,7 @@ def tune(
         run_dir=run_dir,
         resume=resume,
         seed=seed,
-        tolerance=options.fraction("--tolerance", tolerance),
+        tolerance=relative,
         calls_per_update=calls_per_update,
         pythons=tuple(python or ()),
         progress=progress_of("none" if quiet else progress, sys.stderr),
@@ -269,7 +271,7 @@ def init(
 
 def _show(result: Any, as_json: bool, verbose: bool) -> None:
     from autocompile import runs
-    from autocompile.export import use_line
+    from autocompile.export import export_order, use_line
     from autocompile.report.terminal import render, render_trials
 
     report = result.to_dict()
@@ -279,8 +281,7 @@ def _show(result: Any, as_json: bool, verbose: bool) -> None:
             render_trials(report, console)
         run = runs.shown(report["run_dir"])
         use = use_line(report, run)
-        # What the line above names, or what brings most of it.
-        order = sorted(("rllib", "python", "json"), key=lambda n: f"--to {n}" not in use)
+        order = export_order(report, use)
         name = next((n for n in order if n in report["exports"]), "json")
         others = ", ".join(n for n in report["exports"] if n != name)
         following = f"autocompile export {run} --to {name}        (also: {others})"

@@ -119,6 +119,7 @@ def _row(record: Record, log: str) -> dict[str, Any]:
         "graph_breaks": record.graph_breaks,
         "recompiles": record.recompiles,
         "break_reasons": record.detail.get("break_reasons", []),
+        "skip_reasons": record.detail.get("skip_reasons", []),
         "where": record.detail.get("where"),
         "notes": list(record.notes),
         "log_tail": "" if record.ok else log,
@@ -183,7 +184,7 @@ def _examine(
     name: str, reason: str, offered: Catalogue, workshop: Workshop, executor: LocalExecutor
 ) -> dict[str, Any]:
     known = BACKENDS.get(name)
-    todo = known.todo if known else "autocompile doctor   (lists what torch knows)"
+    todo = known.todo if known else "autocompile doctor -v   (lists what torch knows)"
     if reason:
         return {"works": False, "reason": reason, "todo": todo, "modes": {}}
     modes: dict[str, dict[str, Any]] = {}

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from autocompile.diagnose import bench, probed, traced_by_dynamo
+from autocompile.execute.interpreter import demand_torch
 from autocompile.execute.process import default_jobs
 from autocompile.search.effort import effort as effort_of
 from autocompile.search.offer import predicted, spaces_of
@@ -52,6 +53,8 @@ def preview(
         device=device,
         pythons=environments(pythons),
     )
+    for _, python in plan.pythons:
+        demand_torch(python, timeout_s)
     with bench(plan, timeout_s) as (workshop, executor):
         names = ("default", *(name for name, _ in plan.pythons))
         every = {name: probed(plan, workshop, executor, name) for name in names}

@@ -28,4 +28,10 @@ def print_or_draw(data: Any, as_json: bool, draw: Callable[[Any], None]) -> None
         return
     from rich.console import Console
 
-    draw(Console(highlight=False, soft_wrap=not sys.stdout.isatty()))
+    class OfAPipe(Console):
+        """Whoever reads the output may stop: rich would end with the exit code of an error."""
+
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
+    draw(OfAPipe(highlight=False, soft_wrap=not sys.stdout.isatty()))

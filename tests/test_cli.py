@@ -210,6 +210,29 @@ def test_completion_offers_runs(work: Path) -> None:
     assert done.stdout.split() == ["net-0001"]
 
 
+def test_whoever_stops_reading_is_no_failure(work: Path) -> None:
+    program = str(Path(sys.executable).with_name("autocompile"))
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as pipe:
+        done = subprocess.run([program, "doctor", "eager"], stdout=pipe, stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_file_that_is_no_space_is_named(work: Path) -> None:
+    (work / "model.py").write_text(MODEL)
+    (work / "space.toml").write_text('fullgraph = ["true"]')
+    text = one_paragraph(autocompile("tune", "model.py", "--space", "space.toml"))
+    assert "space.toml: fullgraph: 'true' is no bool" in text
+
+
+def test_a_dry_run_refuses_what_a_run_refuses(work: Path) -> None:
+    (work / "model.py").write_text(MODEL)
+    for given in (("--memory-limit", "banana"), ("--max-latency", "soon"), ("--tolerance", "7")):
+        text = one_paragraph(autocompile("tune", "model.py", "--dry-run", *given))
+        assert given[1] in text
+
+
 def test_the_version_is_shown() -> None:
     done = autocompile("--version")
     assert done.stdout.startswith("autocompile 0.")

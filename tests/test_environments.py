@@ -51,8 +51,11 @@ def test_an_environment_is_called_by_its_folder_or_by_its_given_name(tmp_path: P
     assert environments([f"old torch={python}"]) == (("old-torch", str(python)),)
     with pytest.raises(UsageError, match="two environments are called ipex"):
         environments([str(python), str(python)])
-    with pytest.raises(UsageError, match="there is no interpreter"):
-        environments([str(tmp_path / "nowhere")])
+    text = tmp_path / "text"
+    text.write_text("no program")
+    for path in (tmp_path / "nowhere", text):
+        with pytest.raises(UsageError, match=r"there is no interpreter .*, or it may not be run"):
+            environments([str(path)])
     with pytest.raises(UsageError, match="autocompile's own interpreter"):
         environments([f"default={python}"])
     assert os.path.islink(environments([str(python)])[0][1])
@@ -63,6 +66,7 @@ def test_an_environment_is_called_by_its_folder_or_by_its_given_name(tmp_path: P
     [
         ("exit 3", "cannot import torch: exit code 3"),
         ("sleep 1000", "did not import torch within 1 s"),
+        ("exit 0", "is no Python: it was told to import torch, and said nothing"),
         ("exec python3 -S -E -c 'import torch'", "lacks what a trial imports: No module named"),
     ],
 )

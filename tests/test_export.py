@@ -17,7 +17,7 @@ import pytest
 
 from autocompile.backends import BACKENDS
 from autocompile.errors import ExportError, UsageError
-from autocompile.export import FORMATS, export, use_line
+from autocompile.export import FORMATS, export, export_order, use_line
 from autocompile.export.rllib import framework_kwargs
 
 SAMPLE = json.loads((Path(__file__).parent / "data" / "report.json").read_text("utf-8"))
@@ -432,6 +432,43 @@ def test_use_line_for_a_learner_is_a_framework_call_where_ray_carries_all(
     assert use_line(rl_report) == (
         "autocompile export last --to python   (ray has no field for fullgraph=True)"
     )
+
+
+def test_what_rllib_compiles_nothing_for_is_in_one_line_and_goes_to_a_script(
+    rl_report: dict[str, Any],
+) -> None:
+    phases = rl_report["phases"]
+    phases["optimizer_step"] = copy.deepcopy(phases["forward_exploration"])
+    rl_report["target"]["own_batch_size"] = {}
+    eager = {"backend": "eager", "mode": "default"}
+    change_config(rl_report, "forward_exploration", memory_format="channels_last", **eager)
+    change_config(rl_report, "optimizer_step", optimizer="fused", **eager)
+    use = use_line(rl_report)
+    assert "channels_last" in use and 'set_implementation(optimizer, "fused")' in use
+    assert export_order(rl_report, use)[0] == "python"
+
+
+def test_use_line_of_several_compiled_phases_is_the_script(plain_report: dict[str, Any]) -> None:
+    phases = plain_report["phases"]
+    phases["train_step"] = copy.deepcopy(phases["forward"])
+    use = use_line(plain_report)
+    assert use.startswith("autocompile export last --to python   (2 phases are faster")
+    assert export_order(plain_report, use)[0] == "python"
+
+
+def test_blocks_compiled_for_one_phase_are_those_of_another(plain_report: dict[str, Any]) -> None:
+    """They are compiled in place."""
+    phases = plain_report["phases"]
+    plain_report["target"]["blocks"] = {"forward": ["0", "1"], "train_step": ["0", "1"]}
+    change_config(plain_report, "forward", scope="regional")
+    phases["train_step"] = copy.deepcopy(phases["forward"])
+    assert "compile_block" in export(plain_report, "python")  # the same of both
+    change_config(plain_report, "train_step", mode="default")
+    with pytest.raises(ExportError, match="one model cannot have its blocks compiled"):
+        export(plain_report, "python")
+    change_config(plain_report, "train_step", scope="full")
+    with pytest.raises(ExportError, match="one model cannot have its blocks compiled"):
+        export(plain_report, "python")
 
 
 def test_use_line_for_a_phase_of_rllib_that_has_no_field_is_the_script(

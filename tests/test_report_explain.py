@@ -30,7 +30,8 @@ LITE = {**COMPILED, "kernels_total": 0, "operators_total": 30, "library_total": 
 
 
 def trial(number: int, config: CompileConfig = DEFAULT_INDUCTOR, **detail: Any) -> Record:
-    facts = {k: detail.pop(k) for k in ("graph_breaks", "recompiles", "compile_s") if k in detail}
+    names = ("graph_breaks", "recompiles", "compile_s", "refresh_s", "calls_per_update")
+    facts = {k: detail.pop(k) for k in names if k in detail}
     return Record(
         number, "forward", config, 4, Outcome.OK, Step.EXIT,
         measurement=Measurement((1e-3,) * 8, (5e-4,) * 8),
@@ -127,7 +128,6 @@ def test_equal_reasons_share_a_line_and_ties_are_told_elsewhere() -> None:
 @pytest.mark.parametrize(
     ("device", "said", "shown"),
     [
-        ("cpu", ["cpu device (arg0_1)"], "there are no CUDA graphs on a CPU"),
         (
             "cuda",
             ["mutated inputs (1 instances)"],
@@ -142,6 +142,22 @@ def test_cuda_graphs_that_were_given_up_are_told(
     config = CompileConfig(mode="reduce-overhead")
     loser = trial(1, config, cudagraph_skips=1, cudagraph_skip_reasons=said)
     assert reasons(candidate(loser, 1.0), device=device) == [f"{shown} (0.50× the best's speed)"]
+
+
+def test_no_setting_loses_because_a_cpu_has_no_cuda_graphs() -> None:
+    config = CompileConfig(mode="reduce-overhead")
+    loser = trial(1, config, cudagraph_skips=1, cudagraph_skip_reasons=["cpu device (arg0_1)"])
+    assert reasons(candidate(loser, 1.0), device="cpu") == []
+    kept = why(candidate(trial(0, EAGER), 1.0), "keep_eager", [candidate(loser, 0.9)], "cpu")
+    assert "inductor reduce-overhead: there are no CUDA graphs on a CPU" not in kept
+
+
+def test_what_new_weights_cost_is_why_constant_ones_lose() -> None:
+    loser = trial(1, CompileConfig(freezing=True), refresh_s=0.7, calls_per_update=1250)
+    told = "new weights cost it 0.7 s every 1 250 calls (0.50× the best's speed)"
+    assert reasons(candidate(loser, 1.0)) == [told]
+    unknown = trial(1, CompileConfig(freezing=True), refresh_s=0.7)
+    assert reasons(candidate(unknown, 1.0)) == []
 
 
 def test_fullgraph_that_failed_says_where_the_graph_breaks() -> None:

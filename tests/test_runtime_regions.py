@@ -124,6 +124,36 @@ def test_blocks_of_torchs_own_classes_are_compiled_too(make: Callable[[], nn.Mod
     assert len(graphs) == 1
 
 
+def test_each_structure_of_torchs_own_classes_is_compiled_for_itself() -> None:
+    """Dynamo counts recompilations of one function, and what differs between them as changing."""
+    one, graphs = nn.ReLU(), []
+    kinds = [[nn.Linear(8, 8), *[one] * count] for count in range(1, 11)]
+    model = nn.Sequential(*(nn.Sequential(*kind) for kind in kinds for _ in range(2)))
+
+    def counting(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> object:
+        graphs.append([type(i) for i in inputs])
+        return graph.forward
+
+    regions = regions_of(model)
+    assert len(regions) == 20
+    with torch.no_grad(), torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+        regions.compile(backend=counting, fullgraph=True)
+        model(torch.randn(4, 8))
+    assert len(graphs) == 10
+    layers = nn.Transformer(16, 2, 2, 2, 32, dropout=0.0, batch_first=True).eval()
+    graphs.clear()
+    with torch.no_grad():
+        regions_of(layers).compile(backend=counting)
+        layers(torch.randn(2, 10, 16), torch.randn(2, 7, 16))
+    assert len(graphs) == 2
+    assert int not in {kind for kinds in graphs for kind in kinds}  # a length that may change
+
+
+def test_scripts_are_no_blocks() -> None:
+    scripts = [torch.jit.script(Block()) for _ in range(3)]
+    assert len(regions_of(nn.Sequential(*scripts))) == 0
+
+
 @pytest.mark.parametrize("holder", HOLDERS)
 def test_one_graph_serves_all_blocks(holder: str) -> None:
     model, graphs = Of(HOLDERS[holder]()), []

@@ -182,3 +182,10 @@ def test_every_entry_of_the_tables_is_used() -> None:
         assert "" in reasons, dimension.field
         # Any backend takes a filter of guards, in any phase and on any device.
         assert len(reasons) > 1 or dimension.field == "guards", dimension.field
+
+
+def test_merging_makes_no_more_settings_than_there_were() -> None:
+    """Baselines that were not asked for and backends that cannot run here count on both sides."""
+    for asked in ({"modes": ("max-autotune",)}, {"backends": ("ipex",)}, {}):
+        found = space(**asked)
+        assert found.raw >= len(found.settings) + len(found.unusable)

@@ -7,6 +7,7 @@ import json
 import shutil
 import signal
 import sqlite3
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -493,6 +494,35 @@ def test_a_tuner_that_was_killed_is_repaired_on_resume(target: Path) -> None:
     numbers = [r.user_attrs["number"] for r in rows if "number" in r.user_attrs]
     assert lost in numbers
     assert len(numbers) == len(set(numbers))
+
+
+def test_resume_names_the_dimensions_that_differ(target: Path) -> None:
+    tune(target, executor=FakeExecutor(script), space=SearchSpace(batch_sizes=(4,)), trials=3)
+    other = SearchSpace(batch_sizes=(8,))
+    with pytest.raises(UsageError) as raised:
+        tune(target, executor=FakeExecutor(script), resume=True, space=other)
+    assert "it has batch_sizes=(4,), now batch_sizes=(8,) was asked for" in str(raised.value)
+
+
+def test_the_budget_is_the_time_of_the_search_alone(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is confirmed of one phase takes nothing of the next."""
+    untils: list[float | None] = []
+
+    def slow(study: Any, *rest: Any) -> None:
+        time.sleep(1.0)
+
+    def search(study: Any, budget: Any) -> None:
+        untils.append(budget.until - time.monotonic())
+
+    monkeypatch.setattr("autocompile.api.confirm", slow)
+    monkeypatch.setattr("autocompile.search.study.PhaseStudy.run", search)
+    probe = probed()
+    probe.payload["target"]["phases"] = ["forward", "optimizer_step"]
+    with pytest.raises(NothingWorked):
+        tune(target, executor=FakeExecutor(script, probe=probe), budget_s=4.0)
+    assert untils == pytest.approx([2.0, 4.0], abs=0.5)
 
 
 def test_resume_with_other_settings_is_refused(target: Path) -> None:

@@ -17,6 +17,7 @@ pytest.importorskip("ray.rllib")
 
 import torch._dynamo
 from gymnasium import spaces
+from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.algorithms.ppo import PPOConfig
 
 from autocompile.config import CompileConfig
@@ -164,26 +165,37 @@ def test_a_config_without_a_minibatch_trains_on_its_whole_batch() -> None:
     assert from_object(config, "config").own_batch_size["train_step"] == 640
 
 
-@pytest.mark.parametrize("fragment", ["auto", 50])
+@pytest.mark.parametrize(
+    ("kind", "runners", "envs", "fragment", "calls"),
+    [
+        (PPOConfig, 0, 16, "auto", [4000, 1000, 250]),
+        (PPOConfig, 0, 16, 50, [50, 50, 50]),
+        (PPOConfig, 8, 2048, "auto", [500, 125, 32]),  # a fragment of one step, rounded up
+        (DQNConfig, 0, 16, "auto", [1, 1, 1]),  # its own: as many steps as it looks ahead
+    ],
+)
 def test_calls_between_updates_are_those_of_a_config_with_as_many_environments(
-    fragment: Any,
+    kind: Any, runners: int, envs: int, fragment: Any, calls: list[int]
 ) -> None:
     """RLlib itself says how long a fragment is, for each batch size that may be measured."""
-    config = PPOConfig().environment(
+    config = kind().environment(
         observation_space=spaces.Box(-1, 1, (4,)), action_space=spaces.Discrete(2)
     )
-    config.env_runners(num_envs_per_env_runner=16, rollout_fragment_length=fragment)
+    config.env_runners(
+        num_env_runners=runners, num_envs_per_env_runner=envs, rollout_fragment_length=fragment
+    )
     target = from_object(config, "config")
     facts = {
         "calls_per_update": target.calls_per_update,
         "samples_per_update": target.samples_per_update,
     }
     run = {"plan": {}, "target": facts}
-    for size in (1, 4, 16):
-        there = config.copy(copy_frozen=False).env_runners(num_envs_per_env_runner=size)
-        told = calls_between_updates("forward_exploration", run, size)
-        assert told == there.get_rollout_fragment_length()
-    assert told == (125 if fragment == "auto" else 50)
+    told = [calls_between_updates("forward_exploration", run, size) for size in (1, 4, 16)]
+    there = [
+        config.copy(copy_frozen=False).env_runners(num_envs_per_env_runner=size)
+        for size in (1, 4, 16)
+    ]
+    assert told == [c.get_rollout_fragment_length() for c in there] == calls
     assert calls_between_updates("forward_train", run, 16) is None
     asked = {"plan": {"calls_per_update": 7}, "target": facts}
     assert calls_between_updates("forward_exploration", asked, 4) == 7

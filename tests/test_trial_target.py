@@ -282,12 +282,18 @@ def test_a_name_that_is_not_there_is_said_with_those_that_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("number", "int"), ("Net", "type"), ("half_made", "partial")]
+    ("name", "kind"), [("number", "int"), ("Data", "type"), ("half_made", "partial")]
 )
 def test_an_object_that_is_no_target_is_said_with_what_would_be_one(name: str, kind: str) -> None:
     error = error_of(f"{PLAIN}:{name}")
     assert error.what == f"{PLAIN}:{name} is a {kind}"
     assert "an nn.Module" in error.details[0]
+
+
+def test_a_class_of_modules_is_a_target_that_is_made_without_arguments() -> None:
+    target = load(f"{PLAIN}:Net")
+    assert type(target.model).__name__ == "Net"
+    assert target.build[-1].endswith("['Net']()")
 
 
 def test_a_function_that_gives_something_else_is_no_target(work: Path) -> None:

@@ -24,16 +24,16 @@ def demand_torch(python: str, timeout_s: float) -> None:
     """
     try:
         process = subprocess.Popen(
-            [python, "-c", "import numpy, torch"],
+            [python, "-c", "import numpy, torch; print(torch.__version__)"],
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
     except OSError as error:
         raise UsageError(f"the interpreter {python} does not start: {error.strerror}") from None
     try:
-        _, said = process.communicate(timeout=timeout_s)
+        version, said = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
         raise UsageError(
             f"the interpreter {python} did not import torch within {timeout_s:.0f} s",
@@ -44,8 +44,10 @@ def demand_torch(python: str, timeout_s: float) -> None:
         with contextlib.suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    if process.returncode == 0:
+    if process.returncode == 0 and version.strip():
         return
+    if process.returncode == 0:
+        raise UsageError(f"{python} is no Python: it was told to import torch, and said nothing")
     lines = said.decode("utf-8", "replace").strip().splitlines()
     last = lines[-1][:200] if lines else f"exit code {process.returncode}"
     if last.startswith("ModuleNotFoundError"):

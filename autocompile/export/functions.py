@@ -14,9 +14,12 @@ __all__ = [
 ]
 
 # Dynamo passes over functions of torch.nn that it does not meet within another one.
-COMPILE_BLOCK = '''def compile_block(block, **arguments):
+COMPILE_BLOCK = '''CODES = {}
+
+
+def compile_block(block, **arguments):
     """Compile a module in place, one of torch's own classes too."""
-    if not type(block).forward.__module__.startswith("torch.nn."):
+    if not str(type(block).forward.__module__).startswith("torch.nn."):
         torch.nn.Module.compile(block, **arguments)
         return
     call = block._call_impl
@@ -24,6 +27,10 @@ COMPILE_BLOCK = '''def compile_block(block, **arguments):
     def called(*args, **given):
         return call(*args, **given)
 
+    # Dynamo counts recompilations by code and its name: each structure has its own.
+    structure = (str(block), *(tuple(p.shape) for p in block.parameters()))
+    own = called.__code__.replace(co_name=f"block_{len(CODES)}")
+    called.__code__ = CODES.setdefault(structure, own)
     block._compiled_call_impl = torch.compile(called, **arguments)
 '''
 

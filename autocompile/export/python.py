@@ -67,6 +67,7 @@ def export(report: Report) -> str:
     blocks = report["target"].get("blocks") or {}
     for choice in found.values():
         _demand_form(report, choice, blocks.get(choice.phase, ()))
+    _demand_one_way(faster)
     device = str(report["environment"].get("device") or "cpu")
     build = build_function(report, "model" if device == "cpu" else f"model.to({quoted(device)})")
     phases = [block for choice in found.values() for block in _phase(choice)]
@@ -128,6 +129,25 @@ def _demand_form(report: Report, choice: Choice, blocks: Sequence[str]) -> None:
         raise ExportError(
             f"the best setting of {choice.phase} has no form in plain torch",
             f"it has {', '.join(lost)}",
+            hint="autocompile export last --to json",
+        )
+
+
+def _demand_one_way(faster: Sequence[Choice]) -> None:
+    """Blocks are compiled in place: every phase that calls the model runs them as they are then.
+
+    Raises:
+        ExportError: one phase compiles blocks, and another compiles the model in another way.
+    """
+    calling = {c.phase: c.config for c in faster if c.config and c.phase != "optimizer_step"}
+    ways = {
+        "" if config.is_eager else repr((config.scope, config.compile_kwargs()))
+        for config in calling.values()
+    }
+    if len(ways) > 1 and any(config.scope == "regional" for config in calling.values()):
+        raise ExportError(
+            "one model cannot have its blocks compiled for one phase and run otherwise in another",
+            *(f"{phase}: {config.label()}" for phase, config in calling.items()),
             hint="autocompile export last --to json",
         )
 
@@ -273,8 +293,8 @@ def _in_own_state(choice: Choice) -> list[str]:
 
 def _applied(choice: Choice) -> list[str]:
     if choice.config is None:
-        why = "nothing is faster" if choice.verdict == "keep_eager" else "no setting worked"
-        return [f'    print("{choice.phase}: left uncompiled, {why}")']
+        why = "nothing is faster" if choice.verdict == "keep_eager" else choice.evidence
+        return [f"    print({quoted(one_line(f'{choice.phase}: left uncompiled, {why}'))})"]
     call = _CALLS.get(choice.phase, f"model = compile_{choice.phase}(model)")
     return [
         *(f"    {line}" for line in call.splitlines()),

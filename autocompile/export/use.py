@@ -14,7 +14,7 @@ from autocompile.export.common import (
 )
 from autocompile.export.own_size import own_choices
 
-__all__ = ["use_line"]
+__all__ = ["export_order", "use_line"]
 
 # What stands before and inside torch.compile(...) for a phase of a plain module.
 _CALLS = {
@@ -70,14 +70,29 @@ def use_line(report: Report, run: str = "last") -> str:
     if any(fields.get(f"torch_compile_{side}") for side in ("worker", "learner")):
         given = ", ".join(f"{k}={literal(v)}" for k, v in fields.items())
         return f"{script}   ({lost})" if lost else f'config.framework("torch", {given})'
-    for name in (*RL_FORWARD_PHASES, *_CALLS):
-        if config := faster.get(name):
-            # RLlib calls the functions of an RLModule and of its learner by itself.
-            line = _line(config, *(("", "") if fields else _CALLS[name]))
-            return line or f"{script}   (the settings take more than one line)"
-    nothing = "leave it uncompiled: nothing is faster than eager by more than the noise"
+    order = [name for name in (*RL_FORWARD_PHASES, *_CALLS) if name in faster]
+    if len(order) > 1 and not all(faster[name].is_eager for name in order):
+        return f"{script}   ({len(order)} phases are faster, each with settings of its own)"
+    if order:
+        # RLlib calls the functions of an RLModule and of its learner by itself.
+        lines = [_line(faster[n], *(("", "") if fields else _CALLS[n])) for n in order]
+        one = "; ".join(dict.fromkeys(lines))
+        return one if all(lines) else f"{script}   (the settings take more than one line)"
+    slower = [name for name in found if report["phases"][name]["verdict"] != "failed"]
+    it = "it" if len(slower) == len(found) else " and ".join(slower)
+    nothing = f"leave {it} uncompiled: nothing is faster than eager by more than the noise"
     elsewhere = [name for name in found if report["phases"][name]["verdict"] == "faster"]
     if not elsewhere:
         return nothing
     size = report["target"]["own_batch_size"][elsewhere[0]]
     return f"{nothing} at this configuration's own batch size {size}"
+
+
+def export_order(report: Report, use: str) -> list[str]:
+    """The formats, first the one that ``use`` names or that brings most of what was measured."""
+    try:
+        is_short = is_rl(report) and bool(rllib.shortfall(report))
+    except ExportError:
+        is_short = False
+    names = ("python", "rllib", "json") if is_short else ("rllib", "python", "json")
+    return sorted(names, key=lambda name: f"--to {name}" not in use)

@@ -54,7 +54,8 @@ def on_recurrent_layers(records: Sequence[Record]) -> list[str]:
 
 def _told(record: Record) -> list[str]:
     """What torch said of a trial's graphs."""
-    return [record.message, *record.detail.get("break_reasons", [])]
+    kinds = ("break_reasons", "skip_reasons")
+    return [record.message, *(told for kind in kinds for told in record.detail.get(kind, []))]
 
 
 def _of_eager(record: Record) -> int | None:

@@ -42,6 +42,9 @@ def render_check(found: Mapping[str, Any], console: Console, verbose: bool = Fal
         console.print(Text(f"             {speed} · compiles in {text.seconds(row['compile_s'])}"))
         for reason in row["break_reasons"]:
             console.print(Text(f"             graph break: {text.plain(reason)}"))
+        for reason in row["skip_reasons"]:
+            what = f"Dynamo gave a function up: {text.plain(reason)}"
+            console.print(Text(f"             {what}"))
         for note in row["notes"]:
             console.print(Text(f"             {text.plain(note)}"))
     if all(row["outcome"] == "ok" for row in found["phases"].values()):

@@ -154,7 +154,9 @@ def _lost(c: Candidate, best: Candidate, device: str) -> str:
     """Why a setting that works is not the best; empty where nothing is known."""
     if c.slows_eager:
         return "eager runs slower beside it than alone, so how fast it is remains unknown"
-    told = _gave_up(c.record, device)
+    # On a CPU no setting has CUDA graphs: that is no reason to lose.
+    gave_up = [] if device.startswith("cpu") else _gave_up(c.record, device)
+    told = [*_refreshed(c.record), *gave_up]
     if (c.record.graph_breaks or 0) > (best.record.graph_breaks or 0):
         told.append(_broken(c.record) or _many(c.record.graph_breaks or 0, "graph break"))
     told += _recompiled(c.record, best.record)
@@ -167,6 +169,14 @@ def _lost(c: Candidate, best: Candidate, device: str) -> str:
         rest = [f"compiles {show.seconds(longer)} longer"] if longer >= 0.1 else []
         return ", ".join(["as fast within the noise", *rest])
     return "; ".join(told)
+
+
+def _refreshed(record: Record) -> list[str]:
+    """What new weights cost a setting that takes them as constants, where that is counted."""
+    if not record.refresh_s or not record.calls_per_update:
+        return []
+    calls = f"{record.calls_per_update:,}".replace(",", " ")
+    return [f"new weights cost it {show.seconds(record.refresh_s)} every {calls} calls"]
 
 
 def _graphs(record: Record) -> str:

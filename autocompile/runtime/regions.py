@@ -7,8 +7,10 @@ time with regional compilation".
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
+from types import CodeType
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ __all__ = ["Regions", "regions_of"]
 
 # They hold modules and are never called themselves.
 _CONTAINERS = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ParameterList)
+_names = (f"block_{number}" for number in itertools.count())
 
 
 class Regions:
@@ -43,19 +46,27 @@ class Regions:
         Args:
             kwargs: of ``torch.compile``.
         """
+        codes: dict[Any, CodeType] = {}
         for _, block in self.blocks:
             # Options of its own: torch.compile takes some out of the dictionary it is given.
             own = {k: dict(v) if k == "options" else v for k, v in kwargs.items()}
-            _compile_block(block, own)
+            _compile_block(block, own, codes)
 
 
-def _compile_block(block: torch.nn.Module, kwargs: dict[str, Any]) -> None:
+def _compile_block(
+    block: torch.nn.Module, kwargs: dict[str, Any], codes: dict[Any, CodeType]
+) -> None:
     """Compile a module in place.
 
     For a class of torch's own ``Module.compile`` (2.13) compiles nothing: Dynamo passes over every
     function of ``torch.nn`` that it does not meet within another one.
+
+    Args:
+        block: repeated, or the first of its structure.
+        kwargs: of ``torch.compile``.
+        codes: what was made for each structure so far; added to.
     """
-    if not type(block).forward.__module__.startswith("torch.nn."):
+    if not str(type(block).forward.__module__).startswith("torch.nn."):
         # Not block.compile: a subclass may have a method of this name and another meaning.
         torch.nn.Module.compile(block, **kwargs)
         return
@@ -64,6 +75,10 @@ def _compile_block(block: torch.nn.Module, kwargs: dict[str, Any]) -> None:
     def called(*args: Any, **given: Any) -> Any:
         return call(*args, **given)
 
+    # Dynamo counts recompilations, and learns which sizes change, by code, its line and its name:
+    # with one for all, blocks of other structures would be one block that changes.
+    own = called.__code__.replace(co_name=next(_names))
+    called.__code__ = codes.setdefault(_signature(block), own)
     # Where Module.compile keeps it: what is copied or saved goes without.
     block._compiled_call_impl = torch.compile(called, **kwargs)
 
@@ -95,16 +110,21 @@ def _outermost(
 
 def _is_block(module: torch.nn.Module) -> bool:
     """Worth compiling by itself: it calls others, and has weights."""
-    if isinstance(module, _CONTAINERS) or (type(module) is torch.nn.Sequential and len(module) < 2):
+    if isinstance(module, (*_CONTAINERS, torch.jit.ScriptModule)):  # a script is compiled already
+        return False
+    if type(module) is torch.nn.Sequential and len(module) < 2:
         return False
     return any(True for _ in module.children()) and any(True for _ in module.parameters())
 
 
 def _signature(module: torch.nn.Module) -> Any:
     """Equal for modules that Dynamo can serve with one graph."""
-    tensors = (*module.named_parameters(), *module.named_buffers())
+    # One that stands in two places is called twice.
+    parameters = module.named_parameters(remove_duplicate=False)
+    tensors = (*parameters, *module.named_buffers(remove_duplicate=False))
+    children = module.named_modules(remove_duplicate=False)
     return (
         type(module),
-        tuple((name, type(child)) for name, child in module.named_modules()),
+        tuple((name, type(child)) for name, child in children),
         tuple((name, tuple(t.shape), t.dtype) for name, t in tensors),
     )

@@ -66,7 +66,12 @@ def asked(
         "guards": options.words(guards),
     }
     given = {name: values for name, values in typed.items() if values is not None}
-    every: dict[str, Any] = {**(_table(file) if file else {}), **given}
+    table = _table(file) if file else {}
+    try:
+        SearchSpace(**table)
+    except UsageError as error:
+        raise UsageError(f"{file}: {error.what}", *error.details, hint=error.hint) from None
+    every: dict[str, Any] = {**table, **given}
     return SearchSpace(**every)
 
 

@@ -73,6 +73,7 @@ def build_space(
     if "inductor" in (wanted.backends or offered.backends):
         kept[CompileConfig(**here)] = None
     unusable: dict[Setting, str] = {}
+    counted: set[CompileConfig] = set()
     raw = 0
     for backend in dict.fromkeys(("eager", *(wanted.backends or offered.backends))):
         if backend != "eager":
@@ -86,6 +87,7 @@ def build_space(
             dropped.update(f"{backend} has no modes" for mode in asked_modes if mode != "default")
         for config in _variants(backend, modes, options, flags, combinations, dropped):
             raw += 1
+            counted.add(config)
             if config in kept:
                 continue
             if reason := why_not(config, place):
@@ -93,9 +95,8 @@ def build_space(
             else:
                 kept[config] = None
     settings = [Setting(c, size) for c in kept for size in batch_sizes]
-    return Space(
-        place.phase, tuple(settings), unusable, merged, dict(dropped), raw * len(batch_sizes)
-    )
+    raw = (raw + len(kept.keys() - counted)) * len(batch_sizes) + len(unusable)
+    return Space(place.phase, tuple(settings), unusable, merged, dict(dropped), raw)
 
 
 def joined(spaces: Sequence[Space]) -> Space:

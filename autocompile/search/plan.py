@@ -97,12 +97,20 @@ class Plan:
             if mine not in (theirs, getattr(plain, f.name)) or (
                 f.name == "target" and mine != theirs
             ):
+                if f.name == "space":
+                    mine, theirs = (_named(space) for space in (mine, theirs))
                 raise UsageError(
                     f"the run was made with another {f.name}",
-                    f"it has {theirs!r}, now {mine!r} was asked for",
+                    f"it has {theirs}, now {mine} was asked for",
                     hint="leave the option out, or start a new run without --resume",
                 )
         return earlier
+
+
+def _named(space: SearchSpace) -> str:
+    """The dimensions that it narrows, with their values."""
+    asked = {n: v for n, v in asdict(space).items() if v is not None}
+    return ", ".join(f"{n}={v!r}" for n, v in asked.items()) or "no dimension narrowed"
 
 
 def environments(pythons: Sequence[str]) -> tuple[tuple[str, str], ...]:
@@ -116,7 +124,10 @@ def environments(pythons: Sequence[str]) -> tuple[tuple[str, str], ...]:
         name, equals, path = text.rpartition("=")
         place = shutil.which(path if equals else text)
         if place is None:
-            raise UsageError(f"there is no interpreter {path}", hint="--python .venv/bin/python")
+            raise UsageError(
+                f"there is no interpreter {path}, or it may not be run",
+                hint="--python .venv/bin/python",
+            )
         # Not resolved: a virtual environment's interpreter is a link, and the link makes it one.
         folder = Path(place).absolute().parent
         name = name or (folder.parent.name if folder.name in ("bin", "Scripts") else folder.name)

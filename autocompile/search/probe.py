@@ -7,7 +7,6 @@ from typing import Any
 
 from autocompile.errors import TargetError, UsageError
 from autocompile.execute.executor import Ending, Executor
-from autocompile.execute.interpreter import demand_torch
 from autocompile.execute.job import Workshop
 from autocompile.record import Outcome, Step
 from autocompile.search.crew import run_job
@@ -36,11 +35,8 @@ def probe(
 
     Raises:
         TargetError: the target cannot be loaded, built or run in eager mode.
-        UsageError: the environment's interpreter cannot run trials.
         KeyboardInterrupt: the user pressed Ctrl-C.
     """
-    if environment != "default":
-        demand_torch(workshop.pythons[environment], workshop.timeout_s)
     backends = plan.space.backends
     request = {
         "phases": list(plan.phases) if plan.phases else None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -61,16 +62,22 @@ def _take_calls_per_update(config: Any, envs: int, target: Target) -> None:
     """An env runner explores for one fragment with the weights that it was sent.
 
     RLlib makes a fragment of "auto" as long as the train batch asks for: the fewer environments,
-    the longer. (Any other is as long as the config says.)
+    the longer. (Any other is as long as the config says; algorithms that learn from a buffer have a
+    length of their own.)
     """
+    from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+
     try:
         length = int(config.get_rollout_fragment_length())
+        samples = math.ceil(config.total_train_batch_size / (config.num_env_runners or 1))
     except Exception:  # a config that is not complete yet
         return
     target.calls_per_update = {"forward_exploration": length}
     told = f"{length}: one rollout fragment"
-    if config.rollout_fragment_length == "auto":
-        target.samples_per_update = {"forward_exploration": length * envs}
+    plain = AlgorithmConfig.get_rollout_fragment_length
+    is_shared_out = type(config).get_rollout_fragment_length is plain
+    if config.rollout_fragment_length == "auto" and is_shared_out:
+        target.samples_per_update = {"forward_exploration": samples}
         told += f" of {envs} environment{'s' * (envs != 1)}, and of fewer a longer one"
     target.choices["calls per update"] = told
 

@@ -213,7 +213,8 @@ def _from_module(module: ModuleType, place: str, source: str) -> Target:
 
 def _from_object(value: Any, module: ModuleType, expression: str, spec: str) -> Target:
     """A target from an AlgorithmConfig, an RLModuleSpec, a module, or a function giving one."""
-    if inspect.isfunction(value):
+    is_module_class = inspect.isclass(value) and issubclass(value, torch.nn.Module)
+    if inspect.isfunction(value) or is_module_class:
         value, expression = value(), f"{expression}()"
     if any(cls.__module__.startswith("ray.rllib") for cls in type(value).__mro__):
         from autocompile.trial import rllib

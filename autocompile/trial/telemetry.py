@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -38,7 +38,8 @@ class DynamoFacts:
             breaks inside a loop; it counts no graph break then.
         recompiles: compilations of code that had been compiled before.
         break_reasons: torch's own words, most frequent first, at most five.
-        recompile_reasons: likewise.
+        skip_reasons: likewise, of what Dynamo met where it gave up a function.
+        recompile_reasons: likewise, in the order of their coming.
         cudagraph_skips: how often Inductor gave up CUDA graphs.
     """
 
@@ -47,6 +48,7 @@ class DynamoFacts:
     skipped_frames: int
     recompiles: int
     break_reasons: tuple[str, ...]
+    skip_reasons: tuple[str, ...]
     recompile_reasons: tuple[str, ...]
     cudagraph_skips: int
 
@@ -91,10 +93,9 @@ def dynamo_facts() -> DynamoFacts:
     import torch._dynamo
 
     counters = torch._dynamo.utils.counters
-    breaks = sorted(counters["graph_break"].items(), key=lambda item: -item[1])
+    breaks = counters["graph_break"]
+    met = {why: n for why, n in counters["unimplemented"].items() if why not in breaks}
     skipped = int(counters["frames"]["total"] - counters["frames"]["ok"])
-    # A function that was given up as a whole counts as no break, but what Dynamo met is there.
-    met = breaks or list(counters["unimplemented"].items() if skipped else ())
     reasons = [
         _first_line(m.recompile_reason)
         for m in torch._dynamo.utils.get_compilation_metrics()
@@ -102,13 +103,20 @@ def dynamo_facts() -> DynamoFacts:
     ]
     return DynamoFacts(
         graphs=int(counters["stats"]["unique_graphs"]),
-        graph_breaks=sum(count for _, count in breaks),
+        graph_breaks=sum(breaks.values()),
         skipped_frames=skipped,
         recompiles=len(reasons),
-        break_reasons=tuple(_first_line(reason) for reason, _ in met[:5]),
+        break_reasons=_most_frequent(breaks),
+        # A function that was given up as a whole counts as no break.
+        skip_reasons=_most_frequent(met) if skipped else (),
         recompile_reasons=tuple(reasons[:5]),
         cudagraph_skips=int(counters["inductor"]["cudagraph_skips"]),
     )
+
+
+def _most_frequent(reasons: Mapping[str, int]) -> tuple[str, ...]:
+    ordered = sorted(reasons, key=lambda reason: -reasons[reason])
+    return tuple(dict.fromkeys(map(_first_line, ordered)))[:5]
 
 
 _CONTENDED = 0.05  # of all cores: what others may use before a measurement is in doubt

@@ -269,13 +269,15 @@ def _prove_compiled(result: dict[str, Any], notes: list[str], witness: explain.W
     result.update(graphs=facts.graphs, graph_breaks=facts.graph_breaks, recompiles=facts.recompiles)
     result["detail"] = {
         "break_reasons": list(facts.break_reasons),
+        "skip_reasons": list(facts.skip_reasons),
         "recompile_reasons": list(facts.recompile_reasons),
         "cudagraph_skips": facts.cudagraph_skips,
         "skipped_frames": facts.skipped_frames,
         **witness.facts(),
     }
     if facts.graphs == 0:
-        why = f": {facts.break_reasons[0]}" if facts.break_reasons else ""
+        met = (*facts.break_reasons, *facts.skip_reasons)
+        why = f": {met[0]}" if met else ""
         what = f"Dynamo captured no graph: everything ran in eager mode{why}"
         raise Failed(Outcome.NOT_COMPILED, what)
     skipped = "no CUDA graphs: Inductor gave them up here"

@@ -37,11 +37,21 @@ def best(row: str, size: int | None, found: dict[str, Any]) -> dict[str, Any] | 
     return max(ours, key=lambda s: s["speedup"][0], default=None)
 
 
-def cell(setting: dict[str, Any] | None, row: str) -> str:
-    if setting is None:
-        return "–"
-    value, low, high = setting["speedup"]
-    return f"{value:.2f} [{low:.2f}, {high:.2f}]" if is_new(row, setting) else "no more"
+def cell(row: str, size: int | None, found: dict[str, Any]) -> str:
+    setting = best(row, size, found)
+    if setting is not None and is_new(row, setting):
+        value, low, high = setting["speedup"]
+        return f"{value:.2f} [{low:.2f}, {high:.2f}]"
+    return "no more" if is_measured(row, found, size) else "–"
+
+
+def is_measured(row: str, found: dict[str, Any], *sizes: int | None) -> bool:
+    """Whether the search has timed a setting that uses no other dimension than the row's."""
+    return any(
+        row in s["uses"] and allows(row, set(s["uses"]))
+        for s in found["settings"]
+        if not sizes or s["batch_size"] in sizes
+    )
 
 
 def is_new(row: str, setting: dict[str, Any]) -> bool:
@@ -68,10 +78,9 @@ def table(found: dict[str, Any]) -> list[str]:
         f"| | {' | '.join(names)} |",
         f"|---|{'---|' * len(sizes)}",
     ]
-    used = {name for s in found["settings"] for name in s["uses"] if s["confirmed"]}
     for row in (BASE, *ROWS, ALL):
-        if row in (BASE, ALL) or row in used:
-            cells = [cell(best(row, size, found), row) for size in sizes]
+        if row in (BASE, ALL) or is_measured(row, found):
+            cells = [cell(row, size, found) for size in sizes]
             lines.append(f"| {row} | {' | '.join(cells)} |")
     winners = []
     for size in sizes:

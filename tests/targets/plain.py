@@ -18,6 +18,10 @@ class Net(torch.nn.Module):
         return self.linear(x) * self.scale + self.offset
 
 
+class Data:
+    pass
+
+
 def get_model():
     return Net()
 
