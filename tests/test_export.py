@@ -469,6 +469,22 @@ def test_blocks_compiled_for_one_phase_are_those_of_another(plain_report: dict[s
     change_config(plain_report, "train_step", scope="full")
     with pytest.raises(ExportError, match="one model cannot have its blocks compiled"):
         export(plain_report, "python")
+    assert use_line(plain_report).startswith("autocompile export last --to json")
+    phases["train_step"]["verdict"] = "keep_eager"  # it would run the compiled blocks
+    with pytest.raises(ExportError, match="one model cannot have its blocks compiled"):
+        export(plain_report, "python")
+
+
+def test_use_line_sets_nothing_of_the_process_for_one_of_two_phases(
+    plain_report: dict[str, Any],
+) -> None:
+    phases = plain_report["phases"]
+    phases["optimizer_step"] = copy.deepcopy(phases["forward"])
+    phases["optimizer_step"]["verdict"] = "keep_eager"
+    change_config(plain_report, "forward", backend="eager", mode="default", threads=1)
+    assert use_line(plain_report).startswith("autocompile export last --to python")
+    del phases["optimizer_step"]
+    assert use_line(plain_report) == "torch.set_num_threads(1)"
 
 
 def test_use_line_for_a_phase_of_rllib_that_has_no_field_is_the_script(

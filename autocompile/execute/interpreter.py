@@ -24,7 +24,7 @@ def demand_torch(python: str, timeout_s: float) -> None:
     """
     try:
         process = subprocess.Popen(
-            [python, "-c", "import numpy, torch; print(torch.__version__)"],
+            [python, "-c", "import numpy, torch; print(__name__, torch.__version__)"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -44,10 +44,12 @@ def demand_torch(python: str, timeout_s: float) -> None:
         with contextlib.suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    if process.returncode == 0 and version.strip():
+    if process.returncode == 0 and version.startswith(b"__main__ "):
         return
     if process.returncode == 0:
-        raise UsageError(f"{python} is no Python: it was told to import torch, and said nothing")
+        raise UsageError(
+            f"{python} is no Python: it was told to import torch, and did not say its version"
+        )
     lines = said.decode("utf-8", "replace").strip().splitlines()
     last = lines[-1][:200] if lines else f"exit code {process.returncode}"
     if last.startswith("ModuleNotFoundError"):

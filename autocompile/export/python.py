@@ -6,7 +6,7 @@ change.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from autocompile.backends import BACKENDS
 from autocompile.config import EAGER, GUARD_FILTERS, CompileConfig
@@ -28,7 +28,7 @@ from autocompile.export.common import (
 )
 from autocompile.export.own_size import own_choices
 
-__all__ = ["export"]
+__all__ = ["demand_one_way", "export"]
 
 _FUNCTIONS = {
     "forward": functions.FORWARD,
@@ -67,7 +67,7 @@ def export(report: Report) -> str:
     blocks = report["target"].get("blocks") or {}
     for choice in found.values():
         _demand_form(report, choice, blocks.get(choice.phase, ()))
-    _demand_one_way(faster)
+    demand_one_way(found.values())
     device = str(report["environment"].get("device") or "cpu")
     build = build_function(report, "model" if device == "cpu" else f"model.to({quoted(device)})")
     phases = [block for choice in found.values() for block in _phase(choice)]
@@ -133,15 +133,16 @@ def _demand_form(report: Report, choice: Choice, blocks: Sequence[str]) -> None:
         )
 
 
-def _demand_one_way(faster: Sequence[Choice]) -> None:
+def demand_one_way(found: Iterable[Choice]) -> None:
     """Blocks are compiled in place: every phase that calls the model runs them as they are then.
 
     Raises:
         ExportError: one phase compiles blocks, and another compiles the model in another way.
     """
-    calling = {c.phase: c.config for c in faster if c.config and c.phase != "optimizer_step"}
+    works = [c for c in found if c.verdict != "failed" and c.phase != "optimizer_step"]
+    calling = {c.phase: c.config or EAGER for c in works}
     ways = {
-        "" if config.is_eager else repr((config.scope, config.compile_kwargs()))
+        "" if config.is_eager else repr((config.scope, config.guards, config.compile_kwargs()))
         for config in calling.values()
     }
     if len(ways) > 1 and any(config.scope == "regional" for config in calling.values()):

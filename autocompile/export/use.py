@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autocompile.config import CompileConfig
+from autocompile.config import EAGER, CompileConfig
 from autocompile.errors import ExportError
 from autocompile.export import rllib
 from autocompile.export.common import (
@@ -13,6 +13,7 @@ from autocompile.export.common import (
     quoted,
 )
 from autocompile.export.own_size import own_choices
+from autocompile.export.python import demand_one_way
 
 __all__ = ["export_order", "use_line"]
 
@@ -70,7 +71,16 @@ def use_line(report: Report, run: str = "last") -> str:
     if any(fields.get(f"torch_compile_{side}") for side in ("worker", "learner")):
         given = ", ".join(f"{k}={literal(v)}" for k, v in fields.items())
         return f"{script}   ({lost})" if lost else f'config.framework("torch", {given})'
+    try:
+        demand_one_way(found.values())
+    except ExportError:
+        return f"autocompile export {run} --to json   (the phases' settings exclude one another)"
     order = [name for name in (*RL_FORWARD_PHASES, *_CALLS) if name in faster]
+    # What torch has one of in a process would be that of the other phases too.
+    of_process = {(c.config or EAGER).threads for c in found.values()}
+    precisions = {(c.config or EAGER).precision for c in found.values()}
+    if len(of_process) > 1 or len(precisions) > 1:
+        return f"{script}   (the phases differ in what torch has one of: threads or precision)"
     if len(order) > 1 and not all(faster[name].is_eager for name in order):
         return f"{script}   ({len(order)} phases are faster, each with settings of its own)"
     if order:

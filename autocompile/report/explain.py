@@ -156,7 +156,7 @@ def _lost(c: Candidate, best: Candidate, device: str) -> str:
         return "eager runs slower beside it than alone, so how fast it is remains unknown"
     # On a CPU no setting has CUDA graphs: that is no reason to lose.
     gave_up = [] if device.startswith("cpu") else _gave_up(c.record, device)
-    told = [*_refreshed(c.record), *gave_up]
+    told = [*_refreshed(c.record, best), *gave_up]
     if (c.record.graph_breaks or 0) > (best.record.graph_breaks or 0):
         told.append(_broken(c.record) or _many(c.record.graph_breaks or 0, "graph break"))
     told += _recompiled(c.record, best.record)
@@ -171,12 +171,16 @@ def _lost(c: Candidate, best: Candidate, device: str) -> str:
     return "; ".join(told)
 
 
-def _refreshed(record: Record) -> list[str]:
-    """What new weights cost a setting that takes them as constants, where that is counted."""
-    if not record.refresh_s or not record.calls_per_update:
+def _refreshed(record: Record, best: Candidate) -> list[str]:
+    """That new weights cost a setting too much: without that it would be the faster one."""
+    if not record.refresh_s or not record.calls_per_update or not record.measurement:
+        return []
+    call_s = record.measurement.compiled_call_s
+    best_s = best.eager_call_s / best.speedup.value
+    if call_s >= best_s:
         return []
     calls = f"{record.calls_per_update:,}".replace(",", " ")
-    return [f"new weights cost it {show.seconds(record.refresh_s)} every {calls} calls"]
+    return [f"new weights, every {calls} calls, cost more than it saves"]
 
 
 def _graphs(record: Record) -> str:

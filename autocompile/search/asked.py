@@ -67,12 +67,13 @@ def asked(
     }
     given = {name: values for name, values in typed.items() if values is not None}
     table = _table(file) if file else {}
-    try:
-        SearchSpace(**table)
-    except UsageError as error:
-        raise UsageError(f"{file}: {error.what}", *error.details, hint=error.hint) from None
     every: dict[str, Any] = {**table, **given}
-    return SearchSpace(**every)
+    try:
+        return SearchSpace(**every)
+    except UsageError as error:
+        if not table:
+            raise
+        raise UsageError(f"with {file}: {error.what}", *error.details, hint=error.hint) from None
 
 
 def _pairs(text: str) -> tuple[tuple[str, Any], ...]:

@@ -214,6 +214,11 @@ def _from_module(module: ModuleType, place: str, source: str) -> Target:
 def _from_object(value: Any, module: ModuleType, expression: str, spec: str) -> Target:
     """A target from an AlgorithmConfig, an RLModuleSpec, a module, or a function giving one."""
     is_module_class = inspect.isclass(value) and issubclass(value, torch.nn.Module)
+    if is_module_class and (needed := _needs(value)):
+        raise TargetError(
+            f"{spec} is a class that needs arguments: {needed}",
+            "a target is an nn.Module, or a function or class that gives one without arguments",
+        )
     if inspect.isfunction(value) or is_module_class:
         value, expression = value(), f"{expression}()"
     if any(cls.__module__.startswith("ray.rllib") for cls in type(value).__mro__):
@@ -227,6 +232,17 @@ def _from_object(value: Any, module: ModuleType, expression: str, spec: str) -> 
         f"{spec} is a {type(value).__name__}",
         "a target is an nn.Module, an AlgorithmConfig, an RLModuleSpec, or a function giving one",
     )
+
+
+def _needs(made: type) -> str:
+    """The arguments without which a class cannot be called."""
+    try:
+        inspect.signature(made).bind()
+    except TypeError as error:
+        return str(error)
+    except ValueError:  # nobody knows
+        pass
+    return ""
 
 
 def _plain(
