@@ -40,6 +40,7 @@ ROOT = HERE.parents[1]
 BASE = "backend, mode, fullgraph"
 ALL = "all together"
 ELSEWHERE = "another environment"
+SESSIONS = "sessions.json"  # in a run's folder: what each call of this script has spent on it
 
 
 @dataclass(frozen=True)
@@ -151,6 +152,12 @@ def spent(records: Sequence[Record]) -> dict[str, Any]:
     }
 
 
+def sessions_of(run_dir: Path | None) -> list[dict[str, Any]]:
+    """What a run that is gone on with has been given before."""
+    path = run_dir and run_dir / SESSIONS
+    return json.loads(path.read_text("utf-8")) if path and path.exists() else []
+
+
 def machine(environment: dict[str, Any]) -> dict[str, Any]:
     names = ("torch", "python", "device", "device_name", "threads")
     found = {name: environment.get(name) for name in names}
@@ -182,6 +189,7 @@ def run(
     )
     autocompile.api.effort_of = lambda _: wide
     began = time.monotonic()
+    before = sessions_of(run_dir)
     with tempfile.TemporaryDirectory(prefix="dimensions-") as scratch:
         folder = run_dir or Path(scratch) / "run"
         tune = functools.partial(
@@ -202,10 +210,19 @@ def run(
         autocompile.search.finalists.choose = functools.partial(choose, confirmed)
         result = tune(trials=1, resume=True)
         report = result.to_dict()
+        this = {
+            "budget_s": budget_s,
+            "trials": trials,
+            "confirmed": confirmed,
+            "wall_s": round(time.monotonic() - began, 1),
+            "interrupted": result.interrupted,
+        }
+        sessions = [*before, this]
+        (folder / SESSIONS).write_text(json.dumps(sessions) + "\n")
     records = [r for r in result.trials if r.phase == model.phase]
     found = candidates(records)
     return {
-        "schema": 1,
+        "schema": 2,
         "model": name,
         "phase": model.phase,
         "machine": machine(report["environment"]),
@@ -213,9 +230,8 @@ def run(
             place: {k: v for k, v in seen.items() if k in ("torch", "python")}
             for place, seen in report.get("environments", {}).items()
         },
-        "wall_s": round(time.monotonic() - began, 1),
-        "budget_s": budget_s,
-        "interrupted": result.interrupted,
+        "sessions": sessions,
+        "wall_s": round(sum(s["wall_s"] for s in sessions), 1),
         "spent": spent(records),
         "noise_floor": report["phases"][model.phase].get("noise_floor"),
         "settings": [

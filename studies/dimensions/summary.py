@@ -4,7 +4,7 @@
 
 A row says what the best setting brings that uses, of all dimensions, only that one; the last row
 may use all. The figure is that of the setting that is best of those that were measured again, with
-the 95 % interval over processes.
+the 95 % interval over processes, and a star where others disturbed most of them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def cell(row: str, size: int | None, found: dict[str, Any]) -> str:
     setting = best(row, size, found)
     if setting is not None and is_new(row, setting):
         value, low, high = setting["speedup"]
-        return f"{value:.2f} [{low:.2f}, {high:.2f}]"
+        mark = "*" if "contended" in setting["flags"] else ""
+        return f"{value:.2f} [{low:.2f}, {high:.2f}]{mark}"
     return "no more" if is_measured(row, found, size) else "–"
 
 
