@@ -96,6 +96,8 @@ class Measurement:
         eager_s: the eager block's seconds per call.
         compiled_s: the compiled block's, of the same round.
         calls: how many calls an eager and a compiled block held.
+        leads: how many calls before such a block nobody timed: the other side's threads and what it
+            left in the caches slow them.
         shortened: empty, or the first round of blocks of so many calls, and how many calls eager's
             and the compiled side's held before.
         flags: what makes these numbers doubtful (``noisy``, ``not_steady``, ``contended``,
@@ -110,6 +112,7 @@ class Measurement:
     flags: tuple[str, ...] = ()
     disturbed: tuple[int, ...] = ()
     shortened: tuple[int, ...] = ()
+    leads: tuple[int, int] = (0, 0)
 
     @property
     def speedup(self) -> Interval:

@@ -1,7 +1,8 @@
 """Time two callables against each other, in pairs.
 
 Eager and compiled blocks alternate in one process in random order, so that clocks, load and heat
-touch both alike. A block is 20 to 50 ms of calls between two synchronizations. Rounds go on until
+touch both alike. A block is 20 to 50 ms of calls between two synchronizations, after as many calls
+as the other side slows (:mod:`autocompile.trial.blocks`). Rounds go on until
 the interval of the speed-up is narrow enough: its width decides, not its significance, which
 repeated looks would inflate (about 14 % false alarms for five looks at p < 0.05). Rounds in which
 other processes or heat slowed this one are made again; they stay in the raw data, marked.
@@ -15,12 +16,21 @@ import gc
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from autocompile.record import ENOUGH_ROUNDS, SELDOM, Measurement
 from autocompile.stats import median, signed_rank_interval
+from autocompile.trial.blocks import (
+    Timed,
+    block,
+    calibrate,
+    carried_over,
+    fill,
+    lead_of,
+    settle,
+    shorter,
+)
 from autocompile.trial.rounds import Rounds
 from autocompile.trial.strain import Strain
 
@@ -28,14 +38,11 @@ __all__ = ["Limits", "Timed", "paired_blocks", "watched_blocks"]
 
 _LOOK_EVERY = 4
 _LOOK_SHARE = 16  # of the rounds there are: a look at many takes long
-_SHORT_BLOCK_S, _LEAD_S = 0.008, 0.001
-_SHORT_CALLS = 3
 _LATELY, _MANY = 6, 4  # so many disturbed ones of the last
 _ALONE_BLOCKS, _ALONE_BLOCK_S, _ALONE_TRIES = 7, 0.02, 3
 _DRIFT = 0.05  # by which eager may differ from itself before a measurement is made again
 _GAP_S = 0.01  # by then OpenMP's and onnxruntime's threads have stopped to spin
 _WARM_CALLS = 3  # CUDA graphs: warm-up, record, replay
-_TURNS, _WARM_BLOCKS = 4, 40
 _LONG_CALL_S = 1.0  # such a call needs no warming beside those that verification has made
 
 
@@ -61,21 +68,6 @@ class Limits:
     patience: float = 3.0
 
 
-@dataclass(frozen=True)
-class Timed:
-    """One side of a comparison.
-
-    Attributes:
-        call: what is timed.
-        restore: puts the state back that calls change; outside the clock.
-        context: entered around each block (grad mode, compiler stance); outside the clock.
-    """
-
-    call: Callable[[], Any]
-    restore: Callable[[], None]
-    context: Callable[[], contextlib.AbstractContextManager[Any]]
-
-
 @contextlib.contextmanager
 def _no_garbage_collection() -> Iterator[None]:
     was_enabled = gc.isenabled()
@@ -87,72 +79,6 @@ def _no_garbage_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-def _block(side: Timed, calls: int, synchronize: Callable[[], None], lead: int = 0) -> float:
-    """Seconds per call of one block; ``lead`` calls before it warm the caches, unseen."""
-    side.restore()
-    call = side.call
-    with side.context():
-        for _ in range(lead):
-            call()
-        synchronize()
-        begin = time.perf_counter_ns()
-        for _ in range(calls):
-            call()
-        synchronize()
-        end = time.perf_counter_ns()
-    return max(1, end - begin) / 1e9 / calls
-
-
-def _calibrate(
-    side: Timed,
-    synchronize: Callable[[], None],
-    block_s: float,
-    strain: Strain | None,
-    patience_s: float,
-) -> int:
-    """How many calls make a block: the most of two tries, or of more while threads wait for cores.
-
-    One wait can be longer than a block. Blocks of the one call that was seen then would be timed
-    with cold caches and threads asleep, on that side only. Other reasons to be slow matter less.
-    """
-    most, last_try = _fill(side, synchronize, block_s), time.monotonic() + patience_s
-    while True:
-        mark = strain.mark() if strain else None
-        most = max(most, _fill(side, synchronize, block_s))
-        waited = strain and mark and {"waited", "stolen"} & strain.disturbed_since(mark)
-        if not waited or time.monotonic() > last_try:
-            return most
-
-
-def _fill(side: Timed, synchronize: Callable[[], None], block_s: float) -> int:
-    """How many calls seem to fill a block just now."""
-    calls = 1
-    while True:
-        took = _block(side, calls, synchronize) * calls
-        if took >= block_s / 2 or calls >= 2**20:
-            return max(1, round(calls * block_s / took))
-        calls = max(calls + 1, math.ceil(calls * min(10.0, block_s / took)))
-
-
-def _settle(side: Timed, calls: int, synchronize: Callable[[], None], until: float) -> bool:
-    """Run blocks until their times have no trend: the direction has changed, or was none, 4 times.
-
-    Returns:
-        Whether that happened before the cap.
-    """
-    last, direction, turns = _block(side, calls, synchronize), 0, 0
-    for _ in range(_WARM_BLOCKS):
-        now = _block(side, calls, synchronize)
-        new = (now > last) - (now < last)
-        turns += new == 0 or (direction != 0 and new != direction)
-        direction, last = new or direction, now
-        if turns >= _TURNS:
-            return True
-        if time.monotonic() > until:
-            break
-    return False
 
 
 def paired_blocks(
@@ -174,22 +100,26 @@ def paired_blocks(
         strain: knows which rounds were disturbed; None: none was.
     """
     sides = (eager, compiled)
-    is_long = min(_block(side, 1, synchronize) for side in sides) > _LONG_CALL_S
+    is_long = min(block(side, 1, synchronize) for side in sides) > _LONG_CALL_S
     for side in sides if not is_long else ():
         for _ in range(_WARM_CALLS - 1):
-            _block(side, 1, synchronize)
+            block(side, 1, synchronize)
     with _no_garbage_collection():
         calls, steady = [1, 1], True
         if not is_long:
             patience_s = limits.max_s / 2
             calls = [
-                _calibrate(side, synchronize, limits.block_s, strain, patience_s) for side in sides
+                calibrate(side, synchronize, limits.block_s, strain, patience_s) for side in sides
             ]
             patience = time.monotonic() + 2 * limits.max_s
             steady = all(
-                [_settle(s, n, synchronize, patience) for s, n in zip(sides, calls, strict=True)]
+                [settle(s, n, synchronize, patience) for s, n in zip(sides, calls, strict=True)]
             )
-        order, leads, shortened = random.Random(seed), [0, 0], list[int]()
+        carried: list[list[float]] = [[], []]
+        if not is_long:
+            carried = carried_over(sides, calls, synchronize, limits.block_s, limits.gap_s)
+        leads = [lead_of(seen, n) for seen, n in zip(carried, calls, strict=True)]
+        order, shortened, is_short = random.Random(seed), list[int](), False
         rounds = Rounds(strain)
         no_hope = time.monotonic() + limits.max_s
         last_try = no_hope + (limits.patience - 1) * limits.max_s
@@ -198,11 +128,11 @@ def paired_blocks(
                 for index in order.sample((0, 1), 2):
                     if limits.gap_s:
                         time.sleep(limits.gap_s)
-                    seconds = _block(sides[index], calls[index], synchronize, leads[index])
+                    seconds = block(sides[index], calls[index], synchronize, leads[index])
                     rounds.times[index].append(seconds)
-            if leads == [0, 0] and rounds.disturbed_lately(_LATELY) >= _MANY:
-                before = calls
-                calls, leads, shrink = _shorter(calls, limits.block_s)
+            if not is_short and rounds.disturbed_lately(_LATELY) >= _MANY:
+                before, is_short = calls, True
+                calls, leads, shrink = shorter(calls, carried, limits.block_s)
                 shortened = [len(rounds.times[0]), *before] if shrink != 1 else []
                 limits = dataclasses.replace(limits, max_rounds=round(limits.max_rounds * shrink))
             clean = len(rounds.logs)
@@ -231,24 +161,13 @@ def paired_blocks(
         flags=flags,
         disturbed=rounds.disturbed,
         shortened=tuple(shortened),
+        leads=(leads[0], leads[1]),
     )
 
 
 def _look_every(clean: int) -> int:
     """Few rounds apart at first, a share of them later."""
     return max(_LOOK_EVERY, _LOOK_EVERY * (clean // (_LOOK_EVERY * _LOOK_SHARE)))
-
-
-def _shorter(calls: Sequence[int], block_s: float) -> tuple[list[int], list[int], float]:
-    """Calls of shorter blocks, calls ahead of them, and how many times as many rounds they make.
-
-    The calls ahead make up for what a block of few calls pays for following the other side's.
-    Where that would not be shorter, all is as it was.
-    """
-    short = [max(_SHORT_CALLS, math.ceil(n * _SHORT_BLOCK_S / block_s)) for n in calls]
-    leads = [max(1, math.ceil(n * _LEAD_S / block_s)) for n in calls]
-    times = sum(calls) / (sum(short) + sum(leads))
-    return (short, leads, times) if times > 1 else (list(calls), [0, 0], 1.0)
 
 
 def _is_enough(logs: list[float], clean_s: float, limits: Limits) -> bool:
@@ -285,7 +204,7 @@ def watched_blocks(
         The measurement, and sentences for the user.
     """
 
-    if _block(eager, 1, synchronize) > _LONG_CALL_S:  # no thread goes on spinning for so long
+    if block(eager, 1, synchronize) > _LONG_CALL_S:  # no thread goes on spinning for so long
         return paired_blocks(eager, compiled, synchronize, limits, seed, strain), []
 
     def alone() -> float | None:
@@ -324,6 +243,6 @@ def _alone(
     """Median seconds of a call with nothing beside it; None if others disturbed it."""
     time.sleep(_GAP_S)
     mark = strain.mark()
-    calls = _fill(side, synchronize, block_s)
-    times = [_block(side, calls, synchronize) for _ in range(_ALONE_BLOCKS)]
+    calls = fill(side, synchronize, block_s)
+    times = [block(side, calls, synchronize) for _ in range(_ALONE_BLOCKS)]
     return None if strain.disturbed_since(mark) else median(times)

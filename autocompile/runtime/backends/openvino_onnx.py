@@ -79,4 +79,4 @@ class OvSession(Session):
 
     def run(self) -> None:
         """Run once."""
-        self._request.infer()
+        self._request.infer(share_outputs=True)  # else it copies them for a dictionary

@@ -1,0 +1,192 @@
+"""Blocks of calls: their time, how many calls make one, and how many have to precede it.
+
+What one side leaves behind slows the first calls of the other: its threads spin for some ten
+milliseconds after their last call, and the caches hold its weights. After eager mode OpenVINO took
+2.5 times as long for its first call as for its twentieth (studies/truth/carry_over.py). So what the
+first calls lose is looked at, and where it matters a block's clock starts after them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from autocompile.stats import median
+from autocompile.trial.strain import Strain
+
+__all__ = ["Timed", "block", "calibrate", "carried_over", "fill", "lead_of", "settle", "shorter"]
+
+_SHORT_BLOCK_S, _SHORT_LEAD_S = 0.008, 0.001
+_SHORT_CALLS = 3
+_TURNS, _WARM_BLOCKS = 4, 40
+_LOOK_S, _LOOKS, _LOOK_CALLS = 0.05, 3, 4
+_LOST = 0.01  # of a block's time, by the first calls
+_NOTHING_LOST_S = 0.2  # what threads spin is little beside a call of so long
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One side of a comparison.
+
+    Attributes:
+        call: what is timed.
+        restore: puts the state back that calls change; outside the clock.
+        context: entered around each block (grad mode, compiler stance); outside the clock.
+    """
+
+    call: Callable[[], Any]
+    restore: Callable[[], None]
+    context: Callable[[], contextlib.AbstractContextManager[Any]]
+
+
+def block(side: Timed, calls: int, synchronize: Callable[[], None], lead: int = 0) -> float:
+    """Seconds per call of one block; ``lead`` calls before it warm the caches, unseen."""
+    side.restore()
+    call = side.call
+    with side.context():
+        for _ in range(lead):
+            call()
+        synchronize()
+        begin = time.perf_counter_ns()
+        for _ in range(calls):
+            call()
+        synchronize()
+        end = time.perf_counter_ns()
+    return max(1, end - begin) / 1e9 / calls
+
+
+def calibrate(
+    side: Timed,
+    synchronize: Callable[[], None],
+    block_s: float,
+    strain: Strain | None,
+    patience_s: float,
+) -> int:
+    """How many calls make a block: the most of two tries, or of more while threads wait for cores.
+
+    One wait can be longer than a block. Blocks of the one call that was seen then would be timed
+    with cold caches and threads asleep, on that side only. Other reasons to be slow matter less.
+    """
+    most, last_try = fill(side, synchronize, block_s), time.monotonic() + patience_s
+    while True:
+        mark = strain.mark() if strain else None
+        most = max(most, fill(side, synchronize, block_s))
+        waited = strain and mark and {"waited", "stolen"} & strain.disturbed_since(mark)
+        if not waited or time.monotonic() > last_try:
+            return most
+
+
+def fill(side: Timed, synchronize: Callable[[], None], block_s: float) -> int:
+    """How many calls seem to fill a block just now."""
+    calls = 1
+    while True:
+        took = block(side, calls, synchronize) * calls
+        if took >= block_s / 2 or calls >= 2**20:
+            return max(1, round(calls * block_s / took))
+        calls = max(calls + 1, math.ceil(calls * min(10.0, block_s / took)))
+
+
+def settle(side: Timed, calls: int, synchronize: Callable[[], None], until: float) -> bool:
+    """Run blocks until their times have no trend: the direction has changed, or was none, 4 times.
+
+    Returns:
+        Whether that happened before the cap.
+    """
+    last, direction, turns = block(side, calls, synchronize), 0, 0
+    for _ in range(_WARM_BLOCKS):
+        now = block(side, calls, synchronize)
+        new = (now > last) - (now < last)
+        turns += new == 0 or (direction != 0 and new != direction)
+        direction, last = new or direction, now
+        if turns >= _TURNS:
+            return True
+        if time.monotonic() > until:
+            break
+    return False
+
+
+def carried_over(
+    sides: Sequence[Timed],
+    calls: Sequence[int],
+    synchronize: Callable[[], None],
+    block_s: float,
+    gap_s: float,
+) -> list[list[float]]:
+    """How long each call takes that follows the other side's, of both sides, in seconds.
+
+    Args:
+        sides: in the order in which they are looked at.
+        calls: of a block of each.
+        synchronize: waits for the device.
+        block_s: what such a block lasts.
+        gap_s: what is waited before each.
+
+    Returns:
+        The times of the first, second, third, ... call: as many as take 50 ms, the median of three
+        looks. Of one, where nothing is lost by that; none of calls that are too long to lose much.
+    """
+    counts = [max(_LOOK_CALLS, math.ceil(n * _LOOK_S / block_s)) for n in calls]
+    looks: tuple[list[list[float]], list[list[float]]] = ([], [])
+    for look in range(_LOOKS):
+        for side, count, seen in zip(sides, counts, looks, strict=True):
+            if gap_s:
+                time.sleep(gap_s)
+            seen.append(_each(side, count, synchronize))
+        if look == 0 and not any(lead_of(s[0], n) for s, n in zip(looks, calls, strict=True)):
+            break
+    return [[median(times) for times in zip(*seen, strict=False)] for seen in looks]
+
+
+def _each(side: Timed, calls: int, synchronize: Callable[[], None]) -> list[float]:
+    """Seconds of each call of a block; none where the first takes so long that nothing matters."""
+    side.restore()
+    times = []
+    with side.context():
+        for _ in range(calls):
+            begin = time.perf_counter_ns()
+            side.call()
+            synchronize()
+            times.append((time.perf_counter_ns() - begin) / 1e9)
+            if times[0] > _NOTHING_LOST_S:
+                return []
+    return times
+
+
+def lead_of(times: Sequence[float], calls: int) -> int:
+    """How many calls to leave out, so that the others lose no more than 1 % of a block's time.
+
+    Args:
+        times: of the first, second, ... call after the other side's; the later half is taken for
+            the usual pace.
+        calls: of a block.
+    """
+    middle = len(times) // 2
+    usual, lost = fmean(times[middle:]) if times else 0.0, 0.0
+    for number in range(middle - 1, -1, -1):
+        lost += times[number] - usual
+        if lost > _LOST * usual * calls:
+            return number + 1
+    return 0
+
+
+def shorter(
+    calls: Sequence[int], carried: Sequence[Sequence[float]], block_s: float
+) -> tuple[list[int], list[int], float]:
+    """Calls of shorter blocks, calls ahead of them, and how many times as many rounds they make.
+
+    The calls ahead make up for what a block of few calls pays for following the other side's.
+    Where that would not be shorter, all is as it was.
+    """
+    short = [max(_SHORT_CALLS, math.ceil(n * _SHORT_BLOCK_S / block_s)) for n in calls]
+    leads = [
+        max(1, math.ceil(n * _SHORT_LEAD_S / block_s), lead_of(times, few))
+        for n, few, times in zip(calls, short, carried, strict=True)
+    ]
+    before = [lead_of(times, n) for n, times in zip(calls, carried, strict=True)]
+    times = (sum(calls) + sum(before)) / (sum(short) + sum(leads))
+    return (short, leads, times) if times > 1 else (list(calls), before, 1.0)
