@@ -576,7 +576,7 @@ def test_rounds_from_before_the_best_pace_was_known_are_judged_by_it_as_well(
     made, noise = itertools.count(), itertools.cycle([0.99, 1.0, 1.01])
 
     def eager() -> None:
-        state["slow"] = next(made) < 42  # what it takes to warm up, and the first rounds
+        state["slow"] = next(made) < 34  # what it takes to warm up, and the first rounds
         clock.work((0.06 if state["slow"] else 0.04) * next(noise))
 
     limits = Limits(0.001, 24, 1e9, 0.02)

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from autocompile.stats import median
 from autocompile.trial.strain import Strain
 
 __all__ = ["Timed", "block", "calibrate", "carried_over", "fill", "lead_of", "settle", "shorter"]
@@ -26,6 +25,7 @@ _SHORT_CALLS = 3
 _TURNS, _WARM_BLOCKS = 4, 40
 _LOOK_S, _LOOKS, _LOOK_CALLS = 0.05, 3, 4
 _LOST = 0.01  # of a block's time, by the first calls
+_SLOWER = 1.03  # calls that are slower by less are noise
 _NOTHING_LOST_S = 0.2  # what threads spin is little beside a call of so long
 
 
@@ -127,8 +127,9 @@ def carried_over(
         gap_s: what is waited before each.
 
     Returns:
-        The times of the first, second, third, ... call: as many as take 50 ms, the median of three
-        looks. Of one, where nothing is lost by that; none of calls that are too long to lose much.
+        The times of the first, second, third, ... call: as many as take 50 ms, the least of three
+        looks, since what is carried over slows every one and noise does not. Of one look, where
+        nothing is lost by that; none of calls that are too long to lose much.
     """
     counts = [max(_LOOK_CALLS, math.ceil(n * _LOOK_S / block_s)) for n in calls]
     looks: tuple[list[list[float]], list[list[float]]] = ([], [])
@@ -139,7 +140,7 @@ def carried_over(
             seen.append(_each(side, count, synchronize))
         if look == 0 and not any(lead_of(s[0], n) for s, n in zip(looks, calls, strict=True)):
             break
-    return [[median(times) for times in zip(*seen, strict=False)] for seen in looks]
+    return [[min(times) for times in zip(*seen, strict=False)] for seen in looks]
 
 
 def _each(side: Timed, calls: int, synchronize: Callable[[], None]) -> list[float]:
@@ -168,7 +169,7 @@ def lead_of(times: Sequence[float], calls: int) -> int:
     middle = len(times) // 2
     usual, lost = fmean(times[middle:]) if times else 0.0, 0.0
     for number in range(middle - 1, -1, -1):
-        lost += times[number] - usual
+        lost += max(0.0, times[number] - _SLOWER * usual)
         if lost > _LOST * usual * calls:
             return number + 1
     return 0
