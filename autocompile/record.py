@@ -96,8 +96,8 @@ class Measurement:
         eager_s: the eager block's seconds per call.
         compiled_s: the compiled block's, of the same round.
         calls: how many calls an eager and a compiled block held.
-        leads: how many calls before such a block nobody timed: the other side's threads and what it
-            left in the caches slow them.
+        leads: how many untimed calls precede such a block, which the other side's threads slow, and
+            what it left in the caches; with ``shortened`` those of the short blocks.
         shortened: empty, or the first round of blocks of so many calls, and how many calls eager's
             and the compiled side's held before.
         flags: what makes these numbers doubtful (``noisy``, ``not_steady``, ``contended``,

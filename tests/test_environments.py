@@ -83,6 +83,13 @@ def test_an_interpreter_that_cannot_run_trials_is_named_and_gone(
     assert_nothing_left(str(tmp_path))
 
 
+def test_an_interpreter_may_greet(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\necho "setting up an environment"\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    demand_torch(str(python), 60.0)
+
+
 def test_what_runs_elsewhere_is_compared_with_eager_here(work: Path) -> None:
     """There, eager is half as fast as here: twice as fast as it is no gain."""
     target = work / "net.py"

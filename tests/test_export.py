@@ -483,6 +483,10 @@ def test_use_line_sets_nothing_of_the_process_for_one_of_two_phases(
     phases["optimizer_step"]["verdict"] = "keep_eager"
     change_config(plain_report, "forward", backend="eager", mode="default", threads=1)
     assert use_line(plain_report).startswith("autocompile export last --to python")
+    assert "in_own_state(" in export(plain_report, "python")
+    phases["optimizer_step"]["verdict"] = "failed"  # it asks for nothing
+    assert use_line(plain_report) == "torch.set_num_threads(1)"
+    assert "in_own_state(" not in export(plain_report, "python")
     del phases["optimizer_step"]
     assert use_line(plain_report) == "torch.set_num_threads(1)"
 

@@ -121,6 +121,14 @@ def test_options_in_a_file_that_are_none_are_refused(tmp_path: Path, text: str, 
         asked(file, option=(), **NOTHING)
 
 
+def test_a_flag_that_is_wrong_is_not_blamed_on_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "space.toml"
+    file.write_text("options = [{}]\n")
+    with pytest.raises(UsageError) as caught:
+        asked(file, option=(), **{**NOTHING, "batch_size": ("0",)})
+    assert "space.toml" not in caught.value.what
+
+
 def test_modes_and_filters_of_guards_alone_are_refused_in_words() -> None:
     with pytest.raises(UsageError, match="torch takes either"):
         SearchSpace(modes=("max-autotune",), guards=("skip_all",))

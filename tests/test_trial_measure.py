@@ -327,6 +327,28 @@ def test_a_short_block_follows_calls_that_nobody_times(clock: Clock) -> None:
     assert found.eager_s[-1] == pytest.approx(1e-3) and found.compiled_s[-1] == pytest.approx(1e-3)
 
 
+@pytest.mark.parametrize(("call_s", "calls"), [(1e-3, (4, 20)), (8e-3, (1, 6))])
+def test_short_blocks_leave_out_as_much_as_long_ones(
+    clock: Clock, call_s: float, calls: tuple[int, int]
+) -> None:
+    """Eager mode's threads spin for 8 ms; blocks of fewer long calls would be no shorter."""
+    last = [-1.0]
+
+    def eager() -> None:
+        clock.work(call_s * 2.5)
+        last[0] = clock.monotonic()
+
+    def compiled() -> None:
+        clock.work(call_s if clock.monotonic() < last[0] + 8e-3 else call_s * 0.4)
+
+    limits = Limits(0.001, 12, 0.5, 0.02)
+    never = cast(Strain, Contention(1_000_000))
+    found = paired_blocks(timed(eager), timed(compiled), nothing, limits, 0, never)
+    assert found.leads[1] >= 8e-3 / call_s
+    assert found.calls == calls
+    assert found.speedup.value == pytest.approx(6.25, rel=0.01)
+
+
 def test_long_calls_keep_their_blocks_whoever_disturbs(clock: Clock) -> None:
     def call() -> None:
         clock.work(0.03)

@@ -296,6 +296,17 @@ def test_a_class_of_modules_is_a_target_that_is_made_without_arguments() -> None
     assert target.build[-1].endswith("['Net']()")
 
 
+@pytest.mark.parametrize(
+    "made",
+    ["class Net(torch.nn.Module):\n def __init__(self, hidden): ...", "def Net(hidden): ..."],
+)
+def test_what_gives_the_model_has_to_do_so_without_arguments(work: Path, made: str) -> None:
+    write(work, f"import torch\n{made}\nget_model = Net\ndef get_inputs(batch_size): pass\n")
+    said = "Net cannot be called without arguments: missing a required argument: 'hidden'"
+    assert error_of("model.py").what == f"model.py: {said}"
+    assert error_of("model.py:Net").what == f"model.py:Net: {said}"
+
+
 def test_a_function_that_gives_something_else_is_no_target(work: Path) -> None:
     assert error_of(write(work, "def get_model(): return 'net'\n")).what == "model.py is a str"
 

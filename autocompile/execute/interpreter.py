@@ -44,7 +44,8 @@ def demand_torch(python: str, timeout_s: float) -> None:
         with contextlib.suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    if process.returncode == 0 and version.startswith(b"__main__ "):
+    # Not the first line: who sets up an environment may greet.
+    if process.returncode == 0 and b"\n__main__ " in b"\n" + version:
         return
     if process.returncode == 0:
         raise UsageError(

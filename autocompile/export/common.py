@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autocompile.config import DEFAULT_INDUCTOR, CompileConfig
+from autocompile.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
 from autocompile.errors import ExportError
 
 __all__ = [
@@ -63,6 +63,12 @@ class Choice:
     verdict: str
     config: CompileConfig | None
     evidence: str
+
+
+def states_differ(found: Iterable[Choice]) -> bool:
+    """Whether phases that work were measured with other threads or precision than one another."""
+    configs = [choice.config or EAGER for choice in found if choice.verdict != "failed"]
+    return len({(config.threads, config.precision) for config in configs}) > 1
 
 
 def choices(report: Report) -> dict[str, Choice]:

@@ -25,6 +25,7 @@ from autocompile.export.common import (
     optimizer_lines,
     program,
     quoted,
+    states_differ,
 )
 from autocompile.export.own_size import own_choices
 
@@ -81,7 +82,7 @@ def export(report: Report) -> str:
         phases.insert(0, functions.COMPILE_BLOCK)
     if both := {"forward", "train_step"} <= {choice.phase for choice in faster}:
         phases.append(functions.IN_MODE)
-    if apart := _states_differ(list(found.values())):
+    if apart := states_differ(found.values()):
         phases.insert(0, functions.OWN_STATE)
     main = _main(report, list(found.values()), both, apart) if build else _NO_BUILD
     top = header(report, "torch.compile settings")
@@ -252,12 +253,6 @@ def _given(config: CompileConfig, constant: str) -> str:
     if config.guards == "all":
         return constant
     return f"filtered({constant}, torch.compiler.{GUARD_FILTERS[config.guards]})"
-
-
-def _states_differ(found: list[Choice]) -> bool:
-    """Whether phases were measured with other threads or another precision than one another."""
-    configs = [choice.config or EAGER for choice in found]
-    return len({(config.threads, config.precision) for config in configs}) > 1
 
 
 def _main(report: Report, found: list[Choice], both: bool, apart: bool) -> str:

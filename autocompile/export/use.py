@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autocompile.config import EAGER, CompileConfig
+from autocompile.config import CompileConfig
 from autocompile.errors import ExportError
 from autocompile.export import rllib
 from autocompile.export.common import (
@@ -11,6 +11,7 @@ from autocompile.export.common import (
     is_rl,
     literal,
     quoted,
+    states_differ,
 )
 from autocompile.export.own_size import own_choices
 from autocompile.export.python import demand_one_way
@@ -77,9 +78,7 @@ def use_line(report: Report, run: str = "last") -> str:
         return f"autocompile export {run} --to json   (the phases' settings exclude one another)"
     order = [name for name in (*RL_FORWARD_PHASES, *_CALLS) if name in faster]
     # What torch has one of in a process would be that of the other phases too.
-    of_process = {(c.config or EAGER).threads for c in found.values()}
-    precisions = {(c.config or EAGER).precision for c in found.values()}
-    if len(of_process) > 1 or len(precisions) > 1:
+    if states_differ(found.values()):
         return f"{script}   (the phases differ in what torch has one of: threads or precision)"
     if len(order) > 1 and not all(faster[name].is_eager for name in order):
         return f"{script}   ({len(order)} phases are faster, each with settings of its own)"

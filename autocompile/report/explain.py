@@ -175,9 +175,9 @@ def _refreshed(record: Record, best: Candidate) -> list[str]:
     """That new weights cost a setting too much: without that it would be the faster one."""
     if not record.refresh_s or not record.calls_per_update or not record.measurement:
         return []
-    call_s = record.measurement.compiled_call_s
-    best_s = best.eager_call_s / best.speedup.value
-    if call_s >= best_s:
+    # By ratios: seconds of two processes are not comparable, nor ratios to two eager modes.
+    is_elsewhere = record.config.environment != best.record.config.environment
+    if is_elsewhere or record.measurement.speedup.low <= best.speedup.value:
         return []
     calls = f"{record.calls_per_update:,}".replace(",", " ")
     return [f"new weights, every {calls} calls, cost more than it saves"]

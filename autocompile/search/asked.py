@@ -73,6 +73,7 @@ def asked(
     except UsageError as error:
         if not table:
             raise
+        SearchSpace(**given)  # it may be the flags' fault alone
         raise UsageError(f"with {file}: {error.what}", *error.details, hint=error.hint) from None
 
 

@@ -163,7 +163,7 @@ def lead_of(times: Sequence[float], calls: int) -> int:
 
     Args:
         times: of the first, second, ... call after the other side's; the later half is taken for
-            the usual pace.
+            the usual pace, so that what goes on for longer is not seen here.
         calls: of a block.
     """
     middle = len(times) // 2

@@ -214,12 +214,12 @@ def _from_module(module: ModuleType, place: str, source: str) -> Target:
 def _from_object(value: Any, module: ModuleType, expression: str, spec: str) -> Target:
     """A target from an AlgorithmConfig, an RLModuleSpec, a module, or a function giving one."""
     is_module_class = inspect.isclass(value) and issubclass(value, torch.nn.Module)
-    if is_module_class and (needed := _needs(value)):
-        raise TargetError(
-            f"{spec} is a class that needs arguments: {needed}",
-            "a target is an nn.Module, or a function or class that gives one without arguments",
-        )
     if inspect.isfunction(value) or is_module_class:
+        if needed := _needs(value):
+            raise TargetError(
+                f"{spec}: {value.__name__} cannot be called without arguments: {needed}",
+                "a target is an nn.Module, or a function or class that gives one without arguments",
+            )
         value, expression = value(), f"{expression}()"
     if any(cls.__module__.startswith("ray.rllib") for cls in type(value).__mro__):
         from autocompile.trial import rllib
@@ -234,8 +234,8 @@ def _from_object(value: Any, module: ModuleType, expression: str, spec: str) -> 
     )
 
 
-def _needs(made: type) -> str:
-    """The arguments without which a class cannot be called."""
+def _needs(made: Callable[..., Any]) -> str:
+    """The arguments without which a function or class cannot be called."""
     try:
         inspect.signature(made).bind()
     except TypeError as error:

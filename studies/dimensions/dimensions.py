@@ -206,7 +206,7 @@ def run(
         )
         # The budget is the search's alone: with it spent, only what may win would be confirmed.
         autocompile.search.finalists.choose = lambda *_: []
-        tune(trials=trials, budget_s=budget_s, resume=folder.exists())
+        searched = tune(trials=trials, budget_s=budget_s, resume=folder.exists())
         autocompile.search.finalists.choose = functools.partial(choose, confirmed)
         result = tune(trials=1, resume=True)
         report = result.to_dict()
@@ -215,7 +215,7 @@ def run(
             "trials": trials,
             "confirmed": confirmed,
             "wall_s": round(time.monotonic() - began, 1),
-            "interrupted": result.interrupted,
+            "interrupted": searched.interrupted or result.interrupted,
         }
         sessions = [*before, this]
         (folder / SESSIONS).write_text(json.dumps(sessions) + "\n")

@@ -4,7 +4,7 @@
 
 A row says what the best setting brings that uses, of all dimensions, only that one; the last row
 may use all. The figure is that of the setting that is best of those that were measured again, with
-the 95 % interval over processes, and a star where others disturbed most of them.
+the 95 % interval over processes, and a star where others disturbed some of them.
 """
 
 from __future__ import annotations
