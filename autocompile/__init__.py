@@ -29,11 +29,11 @@ if TYPE_CHECKING:
         TargetError,
         UsageError,
     )
-    from autocompile.ranking import Limits
+    from autocompile.estimate.candidates import Limits
+    from autocompile.estimate.intervals import Interval
     from autocompile.record import Outcome, Record
     from autocompile.result import Result
     from autocompile.search.space import SearchSpace
-    from autocompile.stats import Interval
 
 __version__ = "0.1.0"
 
@@ -58,8 +58,8 @@ __all__ = [
 
 _HOME = {
     "CompileConfig": "config",
-    "Interval": "stats",
-    "Limits": "ranking",
+    "Interval": "estimate.intervals",
+    "Limits": "estimate.candidates",
     "Outcome": "record",
     "Record": "record",
     "Result": "result",

@@ -3,39 +3,38 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from autocompile import noise, runs
+from autocompile import runs
 from autocompile.errors import RunError, UsageError
+from autocompile.estimate.candidates import Limits
 from autocompile.execute.executor import Executor
 from autocompile.execute.interpreter import demand_torch
 from autocompile.execute.job import Workshop, is_held, locked
 from autocompile.execute.memory import most_memory_bytes
 from autocompile.execute.process import Isolation, LocalExecutor
 from autocompile.files import write_json
-from autocompile.ranking import Limits, noise_floors
 from autocompile.record import SCHEMA, Record, RunFolder
 from autocompile.report.live import Progress, SilentProgress
 from autocompile.result import Result, make_result, write_result
-from autocompile.search.effort import Effort
-from autocompile.search.effort import effort as effort_of
-from autocompile.search.finalists import confirm
+from autocompile.search.budget import Budget
+from autocompile.search.effects import prior_of
+from autocompile.search.effort import budget_of
 from autocompile.search.offer import calls_between_updates, spaces_of
 from autocompile.search.plan import Plan, environments, target_spec
 from autocompile.search.probe import probe
+from autocompile.search.racing import Race
+from autocompile.search.sampler import make_sampler
 from autocompile.search.space import SearchSpace, Space
-from autocompile.search.study import Budget, Interrupted, PhaseStudy
+from autocompile.search.study import Interrupted, Study
 
 __all__ = ["load", "tune"]
 
-_MAX_ROUNDS = 96
-# The search ranks; the best are timed again, in longer blocks and with more patience.
-_SEARCH_BLOCK_S, _SEARCH_PATIENCE = 0.02, 1.0
+_WORTH_MORE = 0.25  # of the budget: so much left after the races, and the search goes deeper
 
 
 def tune(
@@ -46,6 +45,7 @@ def tune(
     effort: str = "normal",
     trials: int | None = None,
     budget_s: float | None = None,
+    sampler: str = "portfolio",
     timeout_s: float = 300.0,
     memory_limit_bytes: int | None = None,
     objective: str = "throughput",
@@ -70,10 +70,12 @@ def tune(
             imported; it is loaded in the trials' processes only.
         phases: what to time; the exploration (or plain) forward and the optimizer step if None.
         space: narrows the dimensions.
-        effort: ``quick``, ``normal`` or ``full``.
-        trials: the most trials with a process of their own in the search of one phase.
-        budget_s: the most seconds that the run may search, shared by its phases; looking at the
-            target before and confirming the best after take some more; as the effort says if None.
+        effort: how long the run takes: ``quick``, 90 s; ``normal``, 5 minutes; ``full``, to the
+            end of the list.
+        trials: the most trials with a process of their own in the search.
+        budget_s: seconds of the whole run, report included; as the effort says if None.
+        sampler: what chooses the next setting: ``portfolio``, or Optuna's ``tpe``, ``gp`` or
+            ``random``.
         timeout_s: the longest that a trial may stay in one step.
         memory_limit_bytes: the most memory of one trial; a share of 80 % of what is free if None.
         objective: ``throughput`` or ``latency``.
@@ -118,8 +120,8 @@ def tune(
         pythons=environments(pythons),
     )
     folder, plan = _open(plan, run_dir, resume)
-    chosen = effort_of(plan.effort)
-    budget_s = chosen.budget_s if budget_s is None else budget_s
+    total_s = budget_of(plan.effort) if budget_s is None else budget_s
+    budget = Budget(total_s, trials, began)
     runner = executor or LocalExecutor(isolation=isolation, jobs=jobs)
     alone = memory_limit_bytes or most_memory_bytes()
     workshop = Workshop(folder, plan.requested(), timeout_s, alone, alone, dict(plan.pythons))
@@ -138,37 +140,26 @@ def tune(
         run = _described(folder, plan, every)
         show.header({"spec": plan.target, **run["target"]}, run["environment"], str(folder.path))
         spaces = spaces_of(plan, every)
+        study = _study(spaces, sampler, plan, workshop, runner, show, budget, run, storage)
+        show.searching({name: one.summary() for name, one in spaces.items()}, budget)
         write_json(folder.run_json, run)  # from here on there is a run to resume and to show
-        records = list(folder.records())
-        searched_s = 0.0  # without probing and confirming
+        race = Race(study, plan.limits, run["target"].get("own_batch_size") or {})
         try:
-            for index, (name, one) in enumerate(spaces.items()):
-                show.phase(name, one.summary(), len(one.settings) + len(one.unusable))
-                until = None
-                if budget_s is not None:  # what is left is shared by the phases that are left
-                    left = max(0.0, budget_s - searched_s) / (len(spaces) - index)
-                    until = time.monotonic() + left
-                so_far = list(folder.records())
-                study = _study(one, workshop, runner, show, chosen, run, storage, so_far)
-                budget = Budget(until, trials)
-                since = time.monotonic()
-                study.run(budget)
-                searched_s += time.monotonic() - since
-                confirm(study, chosen, plan.limits, budget, plan.seed)
+            while True:
+                study.search(race.needed_s)
+                race.run()
+                if study.is_done or budget.left_s < _WORTH_MORE * (total_s or 0.0):
+                    break
         except (Interrupted, KeyboardInterrupt):
             interrupted = True
-        if not interrupted:  # otherwise the best are still to be confirmed on their warm caches
+        if not interrupted:  # otherwise the best are still to be raced on their warm caches
             workshop.drop_cache()
-    known = {record.number for record in records}
     records = list(folder.records())
     run["spaces"] = {name: _account(one, records) for name, one in spaces.items()}
-    run["wall_s"] = run.get("wall_s", 0.0) + time.monotonic() - began
+    run["wall_s"] = run.get("wall_s", 0.0) + budget.spent_s
     run["interrupted"] = interrupted
-    run["usual_noise_floor"] = noise.usual(run["environment"])
     write_json(folder.run_json, run)
-    result = write_result(folder, run, records, plan.limits)
-    noise.remember(run["environment"], noise_floors(r for r in records if r.number not in known))
-    return result
+    return write_result(folder, run, records, plan.limits)
 
 
 def load(run: str | Path = "last") -> Result:
@@ -273,51 +264,54 @@ def _described(
 
 
 def _study(
-    space: Space,
+    spaces: Mapping[str, Space],
+    sampler: str,
+    plan: Plan,
     workshop: Workshop,
     executor: Executor,
     show: Progress,
-    chosen: Effort,
+    budget: Budget,
     run: Mapping[str, Any],
     storage: str | None,
-    records: list[Record],
-) -> PhaseStudy:
-    name = space.phase
-    return PhaseStudy(
-        space=space,
+) -> Study:
+    target, device = run["target"], run["environment"]["device"].split(":")[0]
+    own = dict(target.get("own_batch_size") or {})
+    priors = {
+        phase: prior_of(device, phase, target.get("has_convolutions", False)) for phase in spaces
+    }
+    settings = [setting for space in spaces.values() for setting in space.settings]
+    name = "autocompile"
+    return Study(
+        spaces=spaces,
+        sampler=make_sampler(sampler, settings, priors, own, plan.seed),
         workshop=workshop,
         executor=executor,
         observer=show,
-        limits={
-            "half_width": chosen.half_width,
-            "max_rounds": _MAX_ROUNDS,
-            "max_s": chosen.max_s,
-            "block_s": _SEARCH_BLOCK_S,
-            "patience": _SEARCH_PATIENCE,
-        },
-        objective=run["plan"]["objective"],
-        calls_per_update=functools.partial(calls_between_updates, name, run),
+        budget=budget,
         database=storage or workshop.folder.study_db,
         # A database of the user's own may hold many runs, also of folders with the same name.
         study_name=name
         if storage is None
         else f"{workshop.folder.path.name}-{run.get('id', '')}/{name}",
-        records=[r for r in records if r.phase == name],
-        others=[r for r in records if r.phase != name],
+        is_exhaustive=budget.total_s is None,
+        calls_per_update=lambda phase, size: calls_between_updates(phase, run, size),
+        records=list(workshop.folder.records()),
     )
 
 
 def _account(space: Space, records: list[Record]) -> dict[str, Any]:
+    """What a report says of a phase's space."""
     tried = {
         (r.config, r.batch_size)
         for r in records
         if r.phase == space.phase and r.outcome.value != "interrupted"
     }
-    every = [*space.settings, *space.unusable]
     return {
         "summary": space.summary(),
         "merged": dict(space.merged),
         "dropped": dict(space.dropped),
-        "settings": len(every),
-        "left": sum((s.config, s.batch_size) not in tried for s in every),
+        "unusable": {s.config.backend: reason for s, reason in space.unusable.items()},
+        "configs": len({s.config for s in space.settings}),
+        "settings": len(space.settings),
+        "untried": sum((s.config, s.batch_size) not in tried for s in space.settings),
     }

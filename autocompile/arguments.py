@@ -10,6 +10,7 @@ import typer
 from autocompile import options
 
 Effort = Literal["quick", "normal", "full"]
+Sampler = Literal["portfolio", "tpe", "gp", "random"]
 Objective = Literal["throughput", "latency"]
 Format = Literal["python", "json", "rllib", "accelerate", "transformers"]
 Isolation = Literal["auto", "fork", "spawn"]
@@ -69,9 +70,12 @@ CallsPerUpdate = Annotated[
 Python = Annotated[
     list[str] | None, typer.Option(help="PATH or NAME=PATH of another interpreter (repeatable)")
 ]
-EffortChoice = Annotated[Effort, typer.Option(help="how much it may cost")]
-Trials = Annotated[int | None, typer.Option(min=1, help="most trials in the search of one phase")]
-Budget = Annotated[str | None, typer.Option(help="most time to search, e.g. 10m")]
+EffortChoice = Annotated[
+    Effort, typer.Option(help="quick: 90 s, normal: 5 min, full: every setting")
+]
+Trials = Annotated[int | None, typer.Option(min=1, help="most trials of the search")]
+Budget = Annotated[str | None, typer.Option(help="time of the whole run, e.g. 10m")]
+SamplerChoice = Annotated[Sampler, typer.Option(help="what chooses the next setting")]
 Timeout = Annotated[str, typer.Option(help="longest stay in one step of a trial")]
 ObjectiveChoice = Annotated[Objective, typer.Option(help="what best means")]
 MaxLatency = Annotated[str | None, typer.Option(help="only settings below, e.g. 5ms")]

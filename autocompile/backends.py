@@ -21,12 +21,10 @@ class Variant:
     Attributes:
         options: as ``torch.compile`` takes them.
         device: the type of device that they are about; None for all.
-        since: the lowest effort that tries them by itself.
     """
 
     options: Mapping[str, OptionValue]
     device: str | None = None
-    since: str = "full"
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,7 @@ _INDUCTOR = (
     Variant({**_GRAPHS, "conv_1x1_as_mm": True}, "cuda"),
     Variant({"cpp_wrapper": True}, "cuda"),
 )
-_WEIGHTS = (Variant({"weights": "baked"}, since="normal"),)
+_WEIGHTS = (Variant({"weights": "baked"}),)
 _GET_OPENVINO = "pip install 'torch-autocompile[openvino]'"
 
 

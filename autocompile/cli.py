@@ -89,6 +89,7 @@ def tune(
     effort: arguments.EffortChoice = "normal",
     trials: arguments.Trials = None,
     budget: arguments.Budget = None,
+    sampler: arguments.SamplerChoice = "portfolio",
     timeout: arguments.Timeout = "300s",
     objective: arguments.ObjectiveChoice = "throughput",
     max_latency: arguments.MaxLatency = None,
@@ -112,7 +113,7 @@ def tune(
 ) -> None:
     """Search the settings of torch.compile for TARGET and report the best."""
     from autocompile import api
-    from autocompile.ranking import Limits
+    from autocompile.estimate.candidates import Limits
     from autocompile.report.live import progress as progress_of
     from autocompile.search.asked import asked
 
@@ -159,6 +160,7 @@ def tune(
         effort=effort,
         trials=trials,
         budget_s=budget_s,
+        sampler=sampler,
         timeout_s=timeout_s,
         memory_limit_bytes=memory_limit_bytes,
         objective=objective,
@@ -220,7 +222,7 @@ def check(
     as_json: arguments.Json = False,
     verbose: arguments.Verbose = False,
 ) -> None:
-    """Load TARGET, run it in eager mode and under torch.compile() as it comes, and compare."""
+    """Load TARGET, run it in eager mode and under plain torch.compile(), and compare."""
     from autocompile import diagnose
     from autocompile.report import checks
 

@@ -200,7 +200,7 @@ class CompileConfig:
     def label(self) -> str:
         """A short name for screens: ``inductor max-autotune · fullgraph · dynamic``."""
         if self == DEFAULT_INDUCTOR:
-            return "torch.compile() as it comes"
+            return "plain torch.compile()"
         head = self.backend if self.mode == "default" else f"{self.backend} {self.mode}"
         parts = [head]
         parts += [f"{name}={value}" for name, value in self.options]
@@ -229,7 +229,7 @@ class CompileConfig:
         return " · ".join(parts)
 
     def changes(self) -> int:
-        """How many fields differ from ``torch.compile()`` as it comes."""
+        """How many fields differ from plain ``torch.compile()``."""
         mine, plain = self.to_dict(), DEFAULT_INDUCTOR.to_dict()
         return sum(mine[name] != plain[name] for name in plain)
 

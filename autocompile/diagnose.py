@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from autocompile import noise
 from autocompile.backends import BACKENDS
 from autocompile.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
 from autocompile.errors import TargetError, UsageError
@@ -25,7 +24,7 @@ from autocompile.search.space import DEFAULT_BATCH_SIZES, Catalogue, SearchSpace
 __all__ = ["bench", "check", "doctor", "probed", "traced_by_dynamo"]
 
 _SAMPLE = "autocompile.trial.sample"
-_LIMITS = {"half_width": 0.05, "max_rounds": 16, "max_s": 1.0}
+_LIMITS = {"half_width": 0.05, "front_s": 1.0}
 
 _LEFT_OUT = "it runs and is not right: tune leaves it out"
 _LOG_LINES = 12  # enough for the end of a traceback
@@ -176,7 +175,6 @@ def doctor(backend: str | None, device: str | None) -> dict[str, Any]:
             for name, reason in found["backends"].items()
         }
     environment = {**found["environment"], "toolchain_s": found.get("toolchain_s")}
-    environment["usual_noise_floor"] = noise.usual(found["environment"])
     return {"environment": environment, "backends": rows, "known": found["all_backends"]}
 
 

@@ -8,11 +8,10 @@ from typing import Any
 from autocompile.diagnose import bench, probed, traced_by_dynamo
 from autocompile.execute.interpreter import demand_torch
 from autocompile.execute.process import default_jobs
-from autocompile.search.effort import effort as effort_of
+from autocompile.search.effort import budget_of
 from autocompile.search.offer import predicted, spaces_of
 from autocompile.search.plan import Plan, environments, target_spec
-from autocompile.search.sampler import plainer_twins
-from autocompile.search.space import SearchSpace, Space
+from autocompile.search.space import SearchSpace, Space, plainer_twins
 
 __all__ = ["preview"]
 
@@ -62,7 +61,7 @@ def preview(
         traced = traced_by_dynamo(plan, found["target"], workshop, executor)
     device = found["environment"]["device"].split(":")[0]
     if budget_s is None:
-        budget_s = effort_of(effort).budget_s
+        budget_s = budget_of(effort)
     share_s = math.inf if budget_s is None else budget_s / len(spaces)
     rows = {}
     for name, one in spaces.items():

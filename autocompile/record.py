@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -17,21 +18,22 @@ from typing import Any
 
 from autocompile.config import CompileConfig
 from autocompile.errors import RunError
+from autocompile.estimate.intervals import Interval, median, speedup
 from autocompile.files import make_folder, write_json
-from autocompile.stats import Interval, median, speedup
 
 __all__ = [
-    "ENOUGH_ROUNDS",
-    "ONE_PROCESS",
+    "AT_WORK",
     "SCHEMA",
-    "SELDOM",
-    "UNSOUND",
     "Measurement",
     "Outcome",
     "Record",
     "RunFolder",
     "Step",
+    "measurement_of",
 ]
+
+AT_WORK = "at_work"
+"""File in a race's folder: the number of the trial whose setting is at work, or -1."""
 
 _OF_A_RUN = ("plan", "environment", "target", "phases")
 SCHEMA = 1
@@ -69,86 +71,39 @@ class Step(str, Enum):
     EXIT = "exit"
 
 
-ENOUGH_ROUNDS = 8
-"""From so many rounds of a measurement on its 95 % interval is worth something."""
-
-
-FEW_ROUNDS = 3
-SELDOM = 0.1
-"""With fewer that nothing disturbed, in number or as a share, the others are better witnesses.
-
-On a machine that never rests one round in thirty seems undisturbed, by chance.
-"""
-
-UNSOUND = frozenset({"contended", "throttled", "eager_slowed"})
-"""Flags of a measurement that proves nothing: something was in the way of one side."""
-
-
-ONE_PROCESS = "one_process"
-"""Flag of a figure of a single process, which says nothing about how far processes are apart."""
-
-
 @dataclass(frozen=True)
 class Measurement:
     """Raw block times of one process: one entry for each round, in seconds per call.
 
     Attributes:
         eager_s: the eager block's seconds per call.
-        compiled_s: the compiled block's, of the same round.
-        calls: how many calls an eager and a compiled block held.
-        leads: how many untimed calls precede such a block, which the other side's threads slow, and
-            what it left in the caches; with ``shortened`` those of the short blocks.
-        shortened: empty, or the first round of blocks of so many calls, and how many calls eager's
-            and the compiled side's held before.
-        flags: what makes these numbers doubtful (``noisy``, ``not_steady``, ``contended``,
-            ``throttled``, ``eager_slowed``).
-        disturbed: the rounds in which other processes or heat slowed this one. They are kept, and
-            left out where at least three others are there, and these are a tenth of all.
+        compiled_s: the other block's, of the same round.
+        calls: how many calls an eager block and the other one held.
+        leads: how many untimed calls precede such a block, which another side's threads slow, and
+            what it left in the caches.
+        flags: ``eager_slowed`` where eager is slower beside the other side than alone.
     """
 
     eager_s: tuple[float, ...]
     compiled_s: tuple[float, ...]
     calls: tuple[int, int] = (1, 1)
     flags: tuple[str, ...] = ()
-    disturbed: tuple[int, ...] = ()
-    shortened: tuple[int, ...] = ()
     leads: tuple[int, int] = (0, 0)
 
-    @property
+    @functools.cached_property
     def speedup(self) -> Interval:
-        """Eager time over compiled time, with its 95 % interval."""
-        return speedup(self._clean(self.eager_s), self._clean(self.compiled_s))
+        """Eager time over compiled time, with the 95 % interval of its rounds."""
+        return speedup(self.eager_s, self.compiled_s)
 
     @property
     def eager_call_s(self) -> float:
         """Median seconds of one eager call."""
-        return median(self._clean(self.eager_s))
+        return median(self.eager_s)
 
     @property
     def compiled_call_s(self) -> float:
         """Median seconds of one compiled call."""
-        return median(self._clean(self.compiled_s))
-
-    @property
-    def is_sound(self) -> bool:
-        """Whether enough of it was measured with nothing else in the way."""
-        return not UNSOUND & set(self.flags)
-
-    @property
-    def is_partly_sound(self) -> bool:
-        """Whether a little of it was, and the rest is left out."""
-        calm = len(self.eager_s) - len(self.disturbed)
-        return calm >= self._few and UNSOUND & set(self.flags) == {"contended"}
-
-    def _clean(self, times: tuple[float, ...]) -> tuple[float, ...]:
-        left_out = set(self.disturbed)
-        clean = tuple(t for round_, t in enumerate(times) if round_ not in left_out)
-        return clean if len(clean) >= self._few else times
-
-    @property
-    def _few(self) -> float:
-        """So many undisturbed rounds say more than all."""
-        return max(FEW_ROUNDS, SELDOM * len(self.eager_s))
+        return median(self.compiled_s)
 
 
 @dataclass(frozen=True)
@@ -157,8 +112,10 @@ class Record:
 
     Attributes:
         number: counts the trials of a run, all phases together.
-        role: ``search`` for a trial of the study, ``confirm`` for a repeat in a fresh process.
-        repeats: for ``confirm``, the number of the trial that is repeated.
+        role: ``search`` for a trial of the study, ``confirm`` for one side of a race.
+        repeats: for ``confirm``, the number of the trial that is measured again.
+        race: for ``confirm``, the set of fresh processes that it belongs to, counted by phase and
+            batch size.
         duplicate_of: the trial whose result answered this one without a process of its own.
         compile_s: the first three calls minus as many steady ones, empty cache (``confirm``: warm
             cache).
@@ -179,6 +136,7 @@ class Record:
     message: str = ""
     role: str = "search"
     repeats: int | None = None
+    race: int | None = None
     duplicate_of: int | None = None
     measurement: Measurement | None = None
     compile_s: float | None = None
@@ -230,8 +188,20 @@ class Record:
         kept["outcome"], kept["step"] = Outcome(data["outcome"]), Step(data["step"])
         kept["notes"] = tuple(data.get("notes", ()))
         if raw := data.get("measurement"):
-            kept["measurement"] = Measurement(**{k: tuple(v) for k, v in raw.items()})
+            kept["measurement"] = measurement_of(raw)
         return cls(**kept)
+
+
+def measurement_of(raw: Mapping[str, Any]) -> Measurement:
+    """Read a measurement; an older version's notes on disturbed rounds are passed over.
+
+    Raises:
+        TypeError, ValueError: it is none.
+    """
+    known = {f.name for f in fields(Measurement)}
+    found = Measurement(**{k: tuple(v) for k, v in raw.items() if k in known})
+    _ = found.speedup  # raises if the times are none
+    return found
 
 
 class RunFolder:

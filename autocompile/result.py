@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from autocompile.config import CompileConfig
 from autocompile.errors import AutocompileError, NothingWorked, UsageError
+from autocompile.estimate.candidates import Limits
+from autocompile.estimate.intervals import Interval
 from autocompile.export import FORMATS, export
 from autocompile.files import write_json, write_text
-from autocompile.ranking import Limits
-from autocompile.record import ONE_PROCESS, UNSOUND, Outcome, Record, RunFolder
+from autocompile.record import Outcome, Record, RunFolder
 from autocompile.report.build import build_report
 from autocompile.report.markdown import to_markdown
-from autocompile.stats import Interval
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,12 +57,10 @@ class Result:
     def is_faster_by(self, factor: float, phase: str) -> bool:
         """Whether a phase is surely faster than eager by a factor: what a gate asks.
 
-        A figure that was taken while something was in the way of one side proves nothing, nor does
-        that of a single process.
+        A figure of a single process proves nothing.
         """
         best = self._report["phases"][phase]["best"]
-        doubts = {*UNSOUND, ONE_PROCESS}
-        sure = self.verdict[phase] == "faster" and not doubts & set(best["flags"])
+        sure = self.verdict[phase] == "faster" and best["confirmed_processes"] > 1
         return sure and self.speedup[phase].low >= factor
 
     def compile(self, model: Model, phase: str | None = None) -> Model:
@@ -204,7 +202,7 @@ def write_result(
     first = next(iter(report["phases"].values()))
     rows = first["failures"][:1]
     words = [f"most often: {r['message']} ({r['count']} ×) · log: {r['log']}" for r in rows]
-    if next(iter(run["spaces"].values()))["left"]:
+    if next(iter(run["spaces"].values()))["untried"]:
         again = ["tune", run["plan"]["target"], "--resume", "--run-dir", str(folder.path)]
         hint = f"autocompile {shlex.join(again)} with a longer --budget, or none"
         raise NothingWorked(f"there is no result: {first['reason']}", *words, hint=hint)

@@ -36,7 +36,7 @@ def measured(
         noise: relative half-range of the compiled blocks, spread evenly.
         rounds: how many pairs.
         compile_s: cold compile time in seconds.
-        flags: what makes the times doubtful.
+        flags: such as ``eager_slowed``.
         more: further keys of the payload, such as ``graph_breaks``.
     """
     spread = [noise * (2 * i / max(1, rounds - 1) - 1) for i in range(rounds)]
@@ -45,8 +45,6 @@ def measured(
         "compiled_s": [eager_s / speedup * (1 + s) for s in spread],
         "calls": [1, 1],
         "flags": list(flags),
-        # A trial says "contended" where hardly a round was calm.
-        "disturbed": list(range(rounds)) if "contended" in flags else [],
     }
     payload = {"measurement": measurement, "compile_s": compile_s, "graphs": 1, "graph_breaks": 0}
     return Ending(
@@ -114,19 +112,31 @@ class FakeExecutor:
         self._events: deque[Event] = deque()
         self.requests: list[dict[str, Any]] = []
 
-    def renew(self) -> None:
-        """Nothing is shared."""
-
     def start(self, job: Job) -> None:
         """Decide at once how it ends; :meth:`wait` tells."""
         request = json.loads((job.folder / "request.json").read_text("utf-8"))
         if request["kind"] == "probe":
             ending = self._probe
+        elif request["kind"] == "race":
+            ending = self._race(request)
         else:
             self.requests.append(request)
             ending = self._script(request)
         self._events.append(Stepped(job.number, Step.COMPILE))
         self._events.append(Ended(job.number, ending))
+
+    def _race(self, request: Mapping[str, Any]) -> Ending:
+        """Each side as the script says of a request with ``repeats``, the trial's number."""
+        sides, wall_s = [], 0.0
+        for side in request["sides"]:
+            own = {**request, "kind": "trial", "config": side["config"], "repeats": side["number"]}
+            self.requests.append(own)
+            ending = self._script(own)
+            wall_s += ending.wall_s
+            said = {"number": side["number"], "outcome": ending.outcome.value}
+            said |= {"step": ending.step.value, "message": ending.message}
+            sides.append({**ending.payload, **said})
+        return Ending(Outcome.OK, Step.EXIT, payload={"sides": sides}, wall_s=wall_s)
 
     def wait(self, timeout_s: float) -> list[Event]:
         """The next event."""

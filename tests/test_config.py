@@ -60,7 +60,7 @@ def test_an_unknown_key_is_refused() -> None:
 
 
 def test_labels_name_what_differs() -> None:
-    assert DEFAULT_INDUCTOR.label() == "torch.compile() as it comes"
+    assert DEFAULT_INDUCTOR.label() == "plain torch.compile()"
     assert EAGER.label() == "eager"
     config = CompileConfig(mode="max-autotune", fullgraph=True, dynamic=False)
     assert config.label() == "inductor max-autotune · fullgraph · static"

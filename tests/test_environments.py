@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from autocompile.ranking import candidates
 from conftest import assert_nothing_left
 
 from autocompile.api import tune
@@ -18,7 +19,6 @@ from autocompile.config import EAGER, CompileConfig
 from autocompile.errors import UsageError
 from autocompile.execute.executor import Ending
 from autocompile.execute.interpreter import demand_torch
-from autocompile.ranking import candidates
 from autocompile.search.plan import environments
 from autocompile.search.space import SearchSpace
 from autocompile.testing import FakeExecutor, measured

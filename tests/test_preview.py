@@ -19,7 +19,7 @@ def test_the_list_says_what_is_tried_and_why_the_rest_is_not(work: Path) -> None
     found = preview(target, ("forward", "optimizer_step"), space, "normal", "cpu", 2, 200.0)
     row = found["phases"]["forward"]
     labels = {setting["label"] for setting in row["settings"]}
-    assert {"eager", "eager · channels_last", "torch.compile() as it comes"} <= labels
+    assert {"eager", "eager · channels_last", "plain torch.compile()"} <= labels
     assert row["unusable"] == {"cudagraphs": "no CUDA device: torch would run it as eager"}
     assert row["predicted_s"] > 0
     assert not Path("runs").exists()

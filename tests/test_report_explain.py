@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from autocompile.ranking import Candidate
 from conftest import Bench
 from rich.console import Console
 
 from autocompile.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
-from autocompile.ranking import Candidate
+from autocompile.estimate.intervals import Interval
 from autocompile.record import Measurement, Outcome, Record, Step
 from autocompile.report.explain import why, why_not
 from autocompile.report.markdown import to_markdown
 from autocompile.report.terminal import render
-from autocompile.stats import Interval
 
 REPORT = json.loads((Path(__file__).parent / "data" / "report.json").read_text("utf-8"))
 EAGER_PART = {"total": 38, "count": {"addmm": 4}}
@@ -183,7 +183,7 @@ def test_keeping_eager_is_explained_by_time_and_by_what_compiling_did() -> None:
     assert told[0] == (
         "90 % of an eager call is in library calls (addmm), which compiled code makes too"
     )
-    assert told[1].startswith("torch.compile() as it comes: 38 operators of eager become 6 calls")
+    assert told[1].startswith("plain torch.compile(): 38 operators of eager become 6 calls")
     python = {**eager_part, "seconds": {}, "seconds_total": 3e-4, "total": 2}
     best = candidate(trial(0, EAGER, eager=python), 1.0)
     told = why(best, "keep_eager", [best, candidate(trial(1, compiled=None), 0.99)], "cpu")

@@ -214,7 +214,7 @@ def test_eager_and_the_default_always_stand_on_the_board() -> None:
         board.shown.ended(worked(number, config, 1 + number / 10), 20 - number)
     lines = board.lines()
     assert lines[-1].split() == ["0", "4", "200", "±", "0.1", "%", "1.00×", "–", "eager"]
-    assert lines[-2].endswith("torch.compile() as it comes")
+    assert lines[-2].endswith("plain torch.compile()")
     first = lines[lines.index(next(x for x in lines if "against eager" in x)) + 1]
     assert first.startswith("  15      4     500 ± 0.0 %   2.50× ±0.00")
     board.shown.close()

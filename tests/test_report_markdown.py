@@ -48,7 +48,7 @@ def test_the_document_has_the_result_of_every_phase(report: dict[str, Any]) -> N
         ["optimizer_step", "keep eager", "1.00×", "eager"],
     ]
     assert "**Best:** `inductor max-autotune` (trial 5, confirmed in 3 fresh processes)" in text
-    assert "- 1.33× [1.30, 1.36] against `torch.compile()` as it comes" in text
+    assert "- 1.33× [1.30, 1.36] against plain `torch.compile()`" in text
     assert "**Keep eager:** nothing beats eager by more than the noise" in text
     assert "- compiles in 6.8 s (0.9 s warm), repaid after 1 235 calls" in text
 

@@ -50,7 +50,7 @@ def test_the_report_names_the_best_setting_with_its_evidence(report: dict[str, A
     assert "forward_exploration   (worker)\n  Best    inductor max-autotune" in out
     assert "trial 5, confirmed in 3 fresh processes" in out
     assert "1.41× [1.39, 1.43] faster than eager" in out
-    assert "1.33× [1.30, 1.36] than torch.compile() as it comes" in out
+    assert "1.33× [1.30, 1.36] than plain torch.compile()" in out
     assert "1 204 samples/s [1 180, 1 228] at batch size 16 (eager 852)" in out
     assert "compiles in 6.8 s (0.9 s warm), repaid after 1 235 calls" in out
     assert "outputs match eager and follow weight updates" in out
@@ -89,7 +89,7 @@ def test_a_failed_phase_says_why_and_has_no_best(report: dict[str, Any]) -> None
 def test_the_default_setting_is_not_compared_with_itself(report: dict[str, Any]) -> None:
     exploration(report)["best"]["config"] = DEFAULT_INDUCTOR.to_dict()
     out = printed(report)
-    assert "Best    torch.compile() as it comes" in out
+    assert "Best    plain torch.compile()" in out
     assert "than torch.compile()" not in out
 
 
@@ -126,7 +126,7 @@ def test_a_tie_is_told_with_the_reason_for_the_choice(
     assert "Ties" not in printed(report)  # the best alone is no tie
     phase["ties"], phase["tie_reasons"] = [5, 3], {"3": decided}
     phase["best"]["compile_s"] = 1.9
-    shown = f"Ties    trial 3 (torch.compile() as it comes) is not different; trial 5 {words}\n"
+    shown = f"Ties    trial 3 (plain torch.compile()) is not different; trial 5 {words}\n"
     assert shown in printed(report)
 
 

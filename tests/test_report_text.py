@@ -5,8 +5,8 @@ import math
 import pytest
 
 from autocompile.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
+from autocompile.estimate.intervals import Interval
 from autocompile.report import text
-from autocompile.stats import Interval
 
 
 @pytest.mark.parametrize(

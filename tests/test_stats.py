@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from autocompile.stats import (
+from autocompile.estimate.intervals import (
     Interval,
     across_processes,
     lag1_autocorrelation,

@@ -787,7 +787,7 @@ def test_nothing_that_works_is_an_error_that_says_why(target: Path) -> None:
 
 
 def test_limits_keep_settings_out(target: Path) -> None:
-    from autocompile.ranking import Limits
+    from autocompile.estimate.candidates import Limits
 
     def heavy(request: Mapping[str, Any]) -> Ending:
         config = request["config"]

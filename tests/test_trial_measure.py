@@ -14,13 +14,13 @@ from typing import Any, cast
 
 import pytest
 import torch
-from conftest import Clock
-
-from autocompile.stats import median
-from autocompile.trial import strain as strain_module
-from autocompile.trial.measure import Limits, Timed, paired_blocks, watched_blocks
 from autocompile.trial.pace import Pace
 from autocompile.trial.strain import Strain
+from conftest import Clock
+
+from autocompile.estimate.intervals import median
+from autocompile.trial import strain as strain_module
+from autocompile.trial.measure import Limits, Timed, paired_blocks, watched_blocks
 
 QUICK = Limits(half_width=0.02, max_rounds=12, max_s=1.0)
 

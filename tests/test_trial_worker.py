@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch._dynamo
 import torch._dynamo.exc
+from autocompile.trial.strain import Strain
 from conftest import ROOT, TARGETS
 from torch._dynamo import eval_frame
 from torch._dynamo.backends.registry import register_backend
@@ -21,12 +22,11 @@ from torch._dynamo.backends.registry import register_backend
 from autocompile.backends import DEFAULT_BACKENDS
 from autocompile.config import DEFAULT_INDUCTOR, CompileConfig
 from autocompile.errors import UsageError
+from autocompile.estimate.intervals import speedup
 from autocompile.record import Outcome, Step
-from autocompile.stats import speedup
 from autocompile.trial import environment, telemetry, worker
 from autocompile.trial.failures import first_words, outcome_of, where_in
 from autocompile.trial.phases import Side
-from autocompile.trial.strain import Strain
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.usefixtures("_dynamo_as_it_was")

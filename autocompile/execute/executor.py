@@ -113,9 +113,6 @@ class Executor(Protocol):
 
     slots: int
 
-    def renew(self) -> None:
-        """Jobs that start from now on share no process with earlier ones; nothing is running."""
-
     def start(self, job: Job) -> None:
         """Begin a job whose ``request.json`` is on disk."""
 

@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autocompile.calm import pace_of
 from autocompile.errors import RunError
 from autocompile.execute.executor import Job
 from autocompile.files import make_folder, not_for_all, write_json
-from autocompile.record import SCHEMA, Record, RunFolder
+from autocompile.record import SCHEMA, RunFolder
 
 try:
     import fcntl
@@ -25,7 +24,6 @@ __all__ = ["Workshop", "adaptive_timeout_s", "is_held", "locked"]
 _LEAST_FREE_BYTES = 256 * 2**20  # of disk: less, and the next compile may not fit
 _ENOUGH_SEEN = 3
 _TOTAL = 3.0  # times the longest stay in one step
-_PACES_KEPT = 9
 
 
 def adaptive_timeout_s(cap_s: float, seen_s: Sequence[float]) -> float:
@@ -59,26 +57,7 @@ class Workshop:
     memory_limit_bytes: int | None
     memory_alone_bytes: int | None = None
     pythons: Mapping[str, str] = field(default_factory=dict)
-    _paces: dict[str, list[tuple[float, ...]]] = field(default_factory=dict)
     _next: int | None = None
-
-    def learn_pace(self, record: Record) -> None:
-        """What a trial reached at best."""
-        if record.duplicate_of is not None:
-            return  # the same process again
-        environment = record.config.environment
-        if found := pace_of(record):
-            same = [p for p in self._paces.get(environment, []) if len(p) == len(found)]
-            self._paces[environment] = [*same, found][-_PACES_KEPT:]
-
-    def pace_s(self, environment: str = "default") -> tuple[float, ...]:
-        """How fast work that is always the same is done there, by the last trials; or nothing.
-
-        The median of what each reached at best, so that neither a clock that is high only while
-        the machine is cool nor a few trials in a slow spell decide what is usual here.
-        """
-        known = self._paces.get(environment, [])
-        return tuple(sorted(each)[len(each) // 2] for each in zip(*known, strict=True))
 
     def next_number(self) -> int:
         """The number of a new trial; each call gives another."""
@@ -92,7 +71,6 @@ class Workshop:
         self,
         number: int,
         request: Mapping[str, Any],
-        cache_of: int | None = None,
         compile_timeout_s: float | None = None,
         fresh: bool = False,
         alone: bool = False,
@@ -100,11 +78,12 @@ class Workshop:
     ) -> Job:
         """Write ``request.json`` and prepare the compiler's cache.
 
+        It is empty but for the probe of the machine's vector instructions, so that compile time is
+        that of a first compile.
+
         Args:
             number: of the trial.
             request: what to do, on top of what the run has in common.
-            cache_of: run on the cache of that trial (warm); None for an empty one (cold), in
-                which only the probe of the machine's vector instructions is known.
             compile_timeout_s: the longest stay in the compile step, if less than in others.
             fresh: in an interpreter of its own.
             alone: no other trial runs beside it.
@@ -116,12 +95,9 @@ class Workshop:
         path = self.folder.trial(number)
         make_folder(path)
         self._demand_space()
-        pace_s = self.pace_s(environment)
-        known = {"pace_s": list(pace_s)} if pace_s else {}
-        write_json(path / "request.json", {**self.base, **known, **request, "number": number})
-        cache = self.folder.cache / f"{number if cache_of is None else cache_of:04d}"
-        if cache_of is None:
-            self._seed(cache, self.toolchain(environment))
+        write_json(path / "request.json", {**self.base, **request, "number": number})
+        cache = self.cache_of(number)
+        self._seed(cache, self.toolchain(environment))
         return Job(
             number,
             path,
@@ -169,13 +145,17 @@ class Workshop:
         is_own = environment == "default"
         return self.folder.cache / ("toolchain" if is_own else f"toolchain-{environment}")
 
+    def cache_of(self, number: int) -> Path:
+        """Where the compiler cache of a trial is."""
+        return (self.folder.cache / f"{number:04d}").absolute()
+
     def has_cache(self, number: int) -> bool:
-        """Whether the compiler cache of a trial is still there."""
-        return (self.folder.cache / f"{number:04d}").is_dir()
+        """Whether it is still there."""
+        return self.cache_of(number).is_dir()
 
     def drop_cache(self, number: int | None = None) -> None:
         """Remove one trial's compiler cache, or all of them; nothing may be compiling there."""
-        gone = self.folder.cache if number is None else self.folder.cache / f"{number:04d}"
+        gone = self.folder.cache if number is None else self.cache_of(number)
         shutil.rmtree(gone, ignore_errors=True)
 
     def _demand_space(self) -> None:

@@ -77,10 +77,6 @@ class LocalExecutor:
         self._look_at = 0.0
         self._quiet = Quiet(self._hold, self._release, self._grant)
 
-    def renew(self) -> None:
-        """Fork from another process from now on."""
-        self._nurseries.renew()
-
     def start(self, job: Job) -> None:
         """Start a trial, or keep it until nobody is being timed; ``request.json`` is on disk."""
         self._queue.append(job)

@@ -38,15 +38,11 @@ def _at_own_batch_size(report: Report, choice: Choice) -> Choice:
     what = evidence_of(report, row, config)
     other = "eager" if choice.config is None else f"trial {phase['best']['number']}"
     what += f"; the batch size is this configuration's own, over all of them {other} is best"
-    if not _is_faster(row, phase):
+    if not _is_faster(row):
         return Choice(choice.phase, "keep_eager", None, f"not compiled: {what}")
     return Choice(choice.phase, "faster", config, what)
 
 
-def _is_faster(row: Mapping[str, Any], phase: Mapping[str, Any]) -> bool:
-    """As the verdict of a phase says it. A row names its best trial even where eager is better."""
-    speedup = row.get("speedup")
-    if not speedup or not row.get("proven", True):
-        return False
-    floor = row.get("noise_floor", phase.get("noise_floor")) or 0.0
-    return bool(speedup["low"] > 1 and speedup["value"] > 1 + floor)
+def _is_faster(row: Mapping[str, Any]) -> bool:
+    """A row names the best setting that was tried even where eager is better."""
+    return bool(row.get("faster", row["speedup"]["low"] > 1))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from autocompile.estimate.intervals import median
 from autocompile.record import Record
-from autocompile.stats import median
 
 __all__ = ["on_memory", "on_recurrent_layers"]
 

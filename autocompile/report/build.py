@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autocompile.calm import Calm, calmness
 from autocompile.config import DEFAULT_INDUCTOR
-from autocompile.noise import unusual
-from autocompile.preference import rank, some_are_seen, tie_reasons, tie_set
-from autocompile.ranking import Candidate, Limits, candidates, noise_floor
-from autocompile.record import ONE_PROCESS, SCHEMA, UNSOUND, Outcome, Record
+from autocompile.estimate.candidates import Candidate, Limits, candidates, compare
+from autocompile.estimate.decision import ZONE, Decision, decide
+from autocompile.record import SCHEMA, Outcome, Record
+from autocompile.report import text as show
 from autocompile.report.advice import on_memory, on_recurrent_layers
 from autocompile.report.explain import why, why_not
 from autocompile.report.rows import failures, number, trial_row, unit
-from autocompile.report.sizes import by_batch_size, elsewhere
-from autocompile.stats import ratio
 
 __all__ = ["build_report"]
 
 _NO_EAGER = "eager was not measured, so nothing can be compared with it"
-_SLOWING = "beside every setting that works eager runs slower than alone"
 _ROLES = {
     "forward_exploration": "worker",
     "forward_inference": "worker",
@@ -30,6 +27,18 @@ _ROLES = {
     "optimizer_step": "learner",
     "train_step": "learner",
 }
+_TARGET_KEYS = (
+    "kind",
+    "description",
+    "parameters",
+    "algorithm",
+    "build",
+    "own_batch_size",
+    "calls_per_update",
+    "samples_per_update",
+    "blocks",
+    "choices",
+)
 
 
 def build_report(
@@ -52,10 +61,6 @@ def build_report(
         wall_s: how long the run took, in seconds.
     """
     plan = run["plan"]
-    calm = calmness(records)
-    # One phase comes after the other.
-    begun = [name for name in run["phases"] if any(r.phase == name for r in records)]
-    ended = begun[:-1]
     target = {k: run["target"].get(k) for k in _TARGET_KEYS}
     return {
         "schema": SCHEMA,
@@ -71,194 +76,170 @@ def build_report(
         "tolerance": plan.get("tolerance"),
         "wall_s": wall_s,
         "phases": {
-            name: _phase(
-                name,
-                [r for r in records if r.phase == name],
-                calm,
-                plan["objective"],
-                limits or Limits(),
-                run.get("spaces", {}).get(name, {}),
-                run_dir,
-                interrupted and name not in ended,
-                run.get("usual_noise_floor"),
-                str(run["environment"].get("device", "")),
-            )
+            name: _phase(name, [r for r in records if r.phase == name], run, limits, run_dir)
             for name in run["phases"]
         },
         "exports": {},
     }
 
 
-_TARGET_KEYS = (
-    "kind",
-    "description",
-    "parameters",
-    "algorithm",
-    "build",
-    "own_batch_size",
-    "calls_per_update",
-    "samples_per_update",
-    "blocks",
-    "choices",
-)
-
-
 def _phase(
     name: str,
     records: list[Record],
-    calm: Mapping[int, Calm],
-    objective: str,
-    limits: Limits,
-    space: Mapping[str, Any],
+    run: Mapping[str, Any],
+    limits: Limits | None,
     run_dir: str,
-    interrupted: bool,
-    usual_floor: float | None,
-    device: str,
 ) -> dict[str, Any]:
-    every = candidates(records, calm)
+    limits = limits or Limits()
+    space = run.get("spaces", {}).get(name, {})
+    device = str(run["environment"].get("device", ""))
+    every = candidates(records)
+    by_size = _by_size(every)
+    decisions = {size: d for size, found in by_size.items() if (d := decide(found, limits))}
+    size = _leading_size(name, decisions, run)
+    decision = decisions.get(size)
     allowed = [c for c in every if c.keeps(limits)]
-    if early := _too_early(records, space, interrupted):
-        best, verdict, reason = None, "failed", early
-        ties: list[Candidate] = []
-    else:
-        best, ties, verdict, reason = _decide(allowed, every, records, calm, objective, interrupted)
-    floor = noise_floor(records, best.record.batch_size, calm) if best else 0.0
-    rows = by_batch_size(allowed, objective, records, calm)
-    notes = _notes(every, allowed, space, interrupted)
-    if verdict == "keep_eager":
-        hides_unseen = some_are_seen(every)
-        unseen = {c.record.number for c in every if hides_unseen and c.is_unseen}
-        notes += elsewhere([r for r in rows if r["number"] not in unseen])
-    notes += on_memory(records) + on_recurrent_layers(records)
-    if said := unusual(floor, usual_floor):
-        notes.append(said)
+    verdict, reason = _verdict(decision, every, allowed, records, space)
+    best = decision.best if decision and verdict != "failed" else None
+    ties = [c.record.number for c in decision.ties] if best and decision else []
+    tried = {r.config for r in records if r.role == "search" and r.wall_s > 0}
     return {
         "verdict": verdict,
         "role": _ROLES.get(name, ""),
         "reason": reason,
-        "noise_floor": floor,
-        "usual_noise_floor": usual_floor,
+        "confidence": _confidence(decision, run) if best else None,
         "explanation": why(best, verdict, every, device),
-        "why_not": why_not(best, allowed, records, [c.record.number for c in ties], device),
-        "best": _best(best, every) if best else None,
-        "ties": [c.record.number for c in ties],
-        "tie_reasons": tie_reasons(ties) if verdict == "faster" else {},
-        "by_batch_size": rows,
+        "why_not": why_not(best, allowed, records, ties, device),
+        "best": _best(best, by_size[size], records) if best else None,
+        "ties": ties,
+        "by_batch_size": [_row(s, d) for s, d in decisions.items() if d.rivals or d.is_faster],
         "failures": failures(records, run_dir),
-        "notes": notes,
+        "unusable": space.get("unusable", {}),
+        "notes": _notes(every, allowed, space),
+        "tried": len(tried),
+        "settings": space.get("configs", len(tried)),
         "trials": [trial_row(r, run_dir) for r in records],
     }
 
 
-def _too_early(records: list[Record], space: Mapping[str, Any], interrupted: bool) -> str:
-    """Why there is no verdict: it ended before any compiled setting did; empty if one has."""
-    tried = (r for r in records if r.outcome is not Outcome.INTERRUPTED)
-    if not space.get("left") or any(not r.config.is_baseline for r in tried):
-        return ""
-    return f"{_why_left(interrupted)} before a compiled setting had ended"
+def _by_size(every: Sequence[Candidate]) -> dict[int | None, list[Candidate]]:
+    sizes = sorted({c.record.batch_size for c in every}, key=lambda s: s or 0)
+    return {size: [c for c in every if c.record.batch_size == size] for size in sizes}
 
 
-def _why_left(interrupted: bool) -> str:
-    return "the run was interrupted" if interrupted else "the budget was spent"
+def _leading_size(
+    name: str, decisions: Mapping[int | None, Decision], run: Mapping[str, Any]
+) -> int | None:
+    """The batch size that the phase is about: the user's own, or the best by the objective."""
+    own: int | None = (run["target"].get("own_batch_size") or {}).get(name)
+    if own in decisions or not decisions:
+        return own
+
+    def merit(size: int | None) -> float:
+        best = decisions[size].best
+        is_latency = run["plan"]["objective"] == "latency"
+        return 1 / best.call_s if is_latency else best.throughput.value
+
+    return max(decisions, key=merit)
 
 
-def _decide(
-    allowed: list[Candidate],
-    every: list[Candidate],
-    records: list[Record],
-    calm: Mapping[int, Calm],
-    objective: str,
-    interrupted: bool,
-) -> tuple[Candidate | None, list[Candidate], str, str]:
-    """The best setting, those that tie with it, the verdict and its reason."""
-    order = rank(allowed, objective)
-    if not order:
-        return None, [], "failed", _why_nothing(every, records)
-    # Eager's batch sizes compete too: the leader decides the batch size, eager is its baseline.
-    leader = next((c for c in order if not c.slows_eager), order[0])
-    size = leader.record.batch_size
-    floor = noise_floor(records, size, calm)
-    eager = next(
-        (c for c in every if c.record.config.is_baseline and c.record.batch_size == size), None
-    )
-    if eager is None:
-        return None, [], "failed", _NO_EAGER
-    rivals = [c for c in order if c.record.batch_size == size and not c.record.config.is_baseline]
-    # Where others were seen as they are, one that never was proves nothing by being faster.
-    if some_are_seen(rivals):
-        rivals = [c for c in rivals if not c.is_unseen]
-    slowing = [c for c in rivals if c.slows_eager]
-    rivals = [c for c in rivals if c not in slowing]
-    faster = [c for c in rivals if c.speedup.low > 1 and c.speedup.value > 1 + floor]
-    # What no fresh process has confirmed is reported only where nothing was: an interrupted run.
-    tested = any(
-        r.role == "confirm" and not r.config.is_baseline and r.outcome is not Outcome.INTERRUPTED
-        for r in records
-    )
-    confirmed = [c for c in faster if c.confirmed] if tested else faster
-    if interrupted:  # in a round of random order: who leads may not have had its turn
-        lead = max((c.speedup.value for c in rivals if c.confirmed), default=0.0)
-        confirmed = [c for c in faster if not c.confirmed and c.speedup.low > lead] or confirmed
-    if confirmed:
-        top = confirmed[0]
-        ties = tie_set(top, confirmed)
-        return ties[0], ties, "faster", "faster than eager by more than the noise"
-    ties = [eager, *(c for c in rivals if c.speedup.high >= 1)]
-    if not rivals:
-        why_none = _SLOWING if slowing else _why_nothing(every, records)
-        return eager, [eager], "keep_eager", why_none
-    near = max(rivals, key=lambda c: (c.confirmed > 0, c.speedup.value)).speedup
-    where = "" if size is None else f" at batch size {size}"
-    reason = (
-        f"nothing beats it by more than the noise{where} (best {near.value:.3f}x "
-        f"[{near.low:.3f}, {near.high:.3f}], floor ±{floor:.1%})"
-    )
-    return eager, ties, "keep_eager", reason
+def _verdict(
+    decision: Decision | None,
+    every: Sequence[Candidate],
+    allowed: Sequence[Candidate],
+    records: Sequence[Record],
+    space: Mapping[str, Any],
+) -> tuple[str, str]:
+    """``faster``, ``keep_eager`` or ``failed``, and the reason."""
+    if decision is None:
+        return "failed", _NO_EAGER if every else _why_nothing(every, records, space)
+    if decision.is_faster:
+        return "faster", _nothing_better(decision, "nothing else")
+    if not decision.rivals and not any(not c.record.config.is_plain_eager for c in allowed):
+        reason = _why_nothing(every, records, space)
+        is_early = not any(not r.config.is_plain_eager and r.wall_s for r in records)
+        return "failed" if is_early else "keep_eager", reason
+    return "keep_eager", _nothing_better(decision, "nothing")
 
 
-def _why_nothing(every: list[Candidate], records: list[Record]) -> str:
-    every = [c for c in every if not c.record.config.is_baseline]
-    failed = [r for r in records if not r.ok and not r.config.is_baseline]
-    if every:
-        return "every setting that works is outside the limits that were asked for"
+def _nothing_better(decision: Decision, subject: str) -> str:
+    """``nothing that was tried is more than 2 % faster (95 %)``."""
+    ceiling = max(decision.ceiling, 0.0)
+    figure = f"{100 * ceiling:.1f} %" if ceiling > ZONE or ceiling < ZONE / 2 else "2 %"
+    if decision.open:
+        setting, most = decision.open[0]
+        label = show.label(setting.record.config)
+        return f"{label} may be up to {100 * most:.0f} % faster"
+    return f"{subject} that was tried is more than {figure} faster (95 %)"
+
+
+def _confidence(decision: Decision | None, run: Mapping[str, Any]) -> dict[str, Any]:
+    """Whether the decision is clear, and if not, what settles it."""
+    if decision is None:
+        return {"decided": False, "command": ""}
+    is_measured = decision.best.sets > 1 or not decision.is_faster
+    decided = is_measured and not decision.open
+    target = shlex.quote(str(run["plan"]["target"]))
+    command = f"autocompile tune {target} --resume --budget 5m"
+    return {"decided": decided, "command": "" if decided else command}
+
+
+def _why_nothing(
+    every: Sequence[Candidate], records: Sequence[Record], space: Mapping[str, Any]
+) -> str:
     if not records:
         return "nothing was measured"
+    if any(not c.record.config.is_plain_eager for c in every):
+        return "every setting that works is outside the limits that were asked for"
+    failed = [r for r in records if not r.ok and not r.config.is_plain_eager]
+    failed = [r for r in failed if r.outcome is not Outcome.INTERRUPTED]
     if not failed:
-        return "no compiled setting was measured"
+        unusable = "; ".join(f"{k}: {v}" for k, v in space.get("unusable", {}).items())
+        return f"no setting beside eager was measured{f' ({unusable})' if unusable else ''}"
     again = [r for r in failed if r.repeats is not None]
-    if any(r.ok and not r.config.is_baseline for r in records):
-        counted = _counted(again)
-        return f"every setting that worked in the search failed when it was repeated: {counted}"
-    return f"all {len(failed)} compiled settings failed: {_counted(failed)}"
+    if any(r.ok and not r.config.is_plain_eager for r in records):
+        return (
+            f"every setting that worked in the search failed when it was raced: {_counted(again)}"
+        )
+    return f"all {len(failed)} settings beside eager failed: {_counted(failed)}"
 
 
-def _counted(failed: list[Record]) -> str:
+def _counted(failed: Sequence[Record]) -> str:
     """How often each outcome came, most often first."""
     kinds = Counter(r.outcome.value for r in failed)
     return ", ".join(f"{number} × {kind}" for kind, number in kinds.most_common())
 
 
-def _best(best: Candidate, every: list[Candidate]) -> dict[str, Any]:
+def _row(size: int | None, decision: Decision) -> dict[str, Any]:
+    """The RLlib benchmark's table: the best setting of a batch size beside eager."""
+    top = decision.best if decision.is_faster else decision.rivals[0]
+    return {
+        "batch_size": size,
+        "eager_throughput": top.eager_throughput,
+        "best_throughput": top.throughput.value,
+        "speedup": top.speedup.to_dict(),
+        "number": top.record.number,
+        "confirmed_processes": top.sets,
+        "faster": decision.is_faster,
+        "decided": not decision.open,
+    }
+
+
+def _best(best: Candidate, found: Sequence[Candidate], records: list[Record]) -> dict[str, Any]:
     record = best.record
-    plain = next(
-        (
-            c
-            for c in every
-            if c.record.config == DEFAULT_INDUCTOR and c.record.batch_size == record.batch_size
-        ),
-        None,
-    )
-    is_eager = record.config.is_baseline
+    plain = next((c for c in found if c.record.config == DEFAULT_INDUCTOR), None)
+    is_eager = record.config.is_eager
     saved = best.eager_call_s - best.call_s
     against = None
-    if plain is not None and not is_eager and record.config != DEFAULT_INDUCTOR:
-        against = ratio(best.speedup, plain.speedup).to_dict()
+    if plain is not None and not record.config.is_plain_eager and plain is not best:
+        against = compare(best, plain).to_dict()
     return {
         "number": record.number,
         "config": record.config.to_dict(),
         "batch_size": record.batch_size,
         "throughput": number(best.throughput, unit(record)),
-        "eager_throughput": number(best.eager_throughput, unit(record)),
+        "eager_throughput": {"value": best.eager_throughput, "unit": unit(record)},
+        "eager_call_s": _spread_of_eager(records, record.batch_size),
         "speedup": best.speedup.to_dict(),
         "speedup_against_default": against,
         "compile_s": 0.0 if is_eager else record.compile_s,
@@ -268,55 +249,60 @@ def _best(best: Candidate, every: list[Candidate]) -> dict[str, Any]:
         "break_even_calls": (
             round((record.compile_s or 0.0) / saved) if saved > 0 and not is_eager else None
         ),
-        "refresh_s": best.refresh_s,
+        "refresh_s": record.refresh_s,
         "calls_per_update": record.calls_per_update,
         "calls_to_repay_refresh": _calls_to_repay(best),
-        "confirmed_processes": best.confirmed,
-        "flags": sorted({*best.flags, *(() if is_eager or best.confirmed > 1 else (ONE_PROCESS,))}),
+        "confirmed_processes": best.sets,
+        "same_code": list(best.same_code),
+        "slow_host": best.is_slow_host,
         "call_s": best.call_s,
         "weights_live": record.detail.get("weights_live"),
         "notes": list(record.notes),
     }
 
 
+def _spread_of_eager(records: Sequence[Record], size: int | None) -> list[float]:
+    """Least and largest seconds of an eager call over all processes: how steady this machine is."""
+    times = [
+        r.measurement.eager_call_s
+        for r in records
+        if r.measurement
+        and r.batch_size == size
+        and r.duplicate_of is None
+        and r.config.environment == "default"
+    ]
+    return [min(times), max(times)] if times else []
+
+
 def _calls_to_repay(best: Candidate) -> int | None:
-    """How many calls with the same weights it takes until freezing them has paid."""
+    """How many calls with the same weights it takes until constants have paid."""
     measured = best.record.measurement
-    if not best.refresh_s or measured is None:
+    if not best.record.refresh_s or measured is None:
         return None
     saved = measured.eager_call_s - measured.compiled_call_s
-    return math.ceil(best.refresh_s / saved) if saved > 0 else None
+    return math.ceil(best.record.refresh_s / saved) if saved > 0 else None
 
 
 def _notes(
-    every: list[Candidate], allowed: list[Candidate], space: Mapping[str, Any], interrupted: bool
+    every: Sequence[Candidate], allowed: Sequence[Candidate], space: Mapping[str, Any]
 ) -> list[str]:
     notes = [f"{left} is the same as {kept}" for left, kept in space.get("merged", {}).items()]
-    if space.get("left"):
-        notes.append(f"{space['left']} settings were not tried: {_why_left(interrupted)}")
     unknown = sum(not c.is_known_to_pay for c in every)
     if unknown:
         notes.append(
             f"{unknown} settings take the weights as constants and are not recommended, since "
             "nobody has said how often they change (--calls-per-update)"
         )
-    slowing = [c for c in allowed if c.slows_eager and c.speedup.low > 1]
     notes += [
         f"trial {c.record.number}: eager runs slower beside it than alone, so that it only looks "
         f"{c.speedup.value:.2f} times as fast; it is not recommended"
-        for c in slowing
+        for c in allowed
+        if c.slows_eager and c.speedup.low > 1
     ]
-    hidden = [c for c in allowed if c.is_unseen and UNSOUND & set(c.flags) != {"eager_slowed"}]
-    if hidden and some_are_seen(allowed):
-        names = ", ".join(f"trial {c.record.number}" for c in hidden)
-        notes.append(
-            f"{names}: something was in the way in all repeats (other processes, heat, a quota, a "
-            "slower machine), so that how fast this is remains unknown; tune again while nothing "
-            "else runs"
-        )
     if outside := len(every) - len(allowed) - unknown:
         notes.append(f"{outside} settings are outside the limits that were asked for")
+    records = [c.record for c in every]
+    notes += on_memory(records) + on_recurrent_layers(records)
     # What every trial says is said once.
-    said = [set(c.record.notes) for c in every if not c.record.config.is_baseline]
-    notes += sorted(set.intersection(*said)) if said else []
-    return notes
+    said = [set(c.record.notes) for c in every if not c.record.config.is_plain_eager]
+    return notes + (sorted(set.intersection(*said)) if said else [])

@@ -55,8 +55,6 @@ def render_check(found: Mapping[str, Any], console: Console, verbose: bool = Fal
 def render_doctor(found: Mapping[str, Any], console: Console, verbose: bool = False) -> None:
     """A table of backends: whether each works here; if not, why, and what to do."""
     console.print(Text(text.machine(found["environment"])))
-    if usual := found["environment"].get("usual_noise_floor"):
-        console.print(Text(f"usual {text.noise_floor(usual)}"))
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
     for column in ("backend", "modes", "works here", "why / what to do"):
         table.add_column(column, overflow="fold")

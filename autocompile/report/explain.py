@@ -9,10 +9,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from autocompile.ranking import Candidate
+from autocompile.estimate.candidates import Candidate, compare
 from autocompile.record import Outcome, Record
 from autocompile.report import text as show
-from autocompile.stats import ratio
 
 __all__ = ["why", "why_not"]
 
@@ -98,7 +97,7 @@ def why(best: Candidate | None, verdict: str, every: Sequence[Candidate], device
     rivals = [c for c in every if c.record.batch_size == size and not c.record.config.is_baseline]
     if not rivals:
         return []
-    near = max(rivals, key=lambda c: (c.confirmed > 0, c.speedup.value)).record
+    near = max(rivals, key=lambda c: (c.sets > 0, c.speedup.value)).record
     became, label = _became(near), show.label(near.config)
     told = [f"{label}: {became}" if became else "", *_gave_up(near, device)]
     total = _count(_part(best.record, "eager"), "total")
@@ -163,7 +162,7 @@ def _lost(c: Candidate, best: Candidate, device: str) -> str:
     told += _fuses_less(c.record, best.record)
     if _replays(best.record, device) and not _wants_cudagraphs(c.record):
         told.append("no CUDA graphs")
-    if ratio(best.speedup, c.speedup).low <= 1 and not best.record.config.is_baseline:
+    if compare(best, c).low <= 1 and not best.record.config.is_baseline:
         mine, its = best.record.compile_s, c.record.compile_s
         longer = its - mine if mine is not None and its is not None else 0.0
         rest = [f"compiles {show.seconds(longer)} longer"] if longer >= 0.1 else []

@@ -5,14 +5,13 @@ The study tells what happens; none of these classes asks, sleeps or starts a thr
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -27,6 +26,36 @@ from autocompile.report.terminal import Leader, leaderboard
 __all__ = ["LiveProgress", "PlainProgress", "Progress", "SilentProgress", "progress"]
 
 _Json = Mapping[str, Any]
+
+
+class Tried(Protocol):
+    """A setting of which a trial begins."""
+
+    @property
+    def config(self) -> CompileConfig:
+        """Its config."""
+
+    @property
+    def batch_size(self) -> int | None:
+        """None where there is no batch."""
+
+    @property
+    def phase(self) -> str:
+        """What is timed."""
+
+
+class Countdown(Protocol):
+    """The time that a run has."""
+
+    @property
+    def total_s(self) -> float | None:
+        """Seconds of the whole run; None: no end."""
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds since the run began."""
+
+
 _LINES = 16
 _SHOWN = 2  # running trials, each by itself
 _ORDER = list(Step)
@@ -48,16 +77,11 @@ class Progress:
     def header(self, target: _Json, environment: _Json, run_dir: str) -> None:
         """The run begins; the mappings are those of ``report.json``."""
 
-    def phase(self, name: str, space: str, settings: int) -> None:
-        """A phase begins, with its space in one line and how many settings will be tried."""
+    def searching(self, spaces: Mapping[str, str], budget: Countdown) -> None:
+        """The search begins: the space of each phase in one line, and the budget."""
 
-    def noise_floor(self, value: float) -> None:
-        """Eager against eager differs by this fraction: 0.006 is 0.6 %."""
-
-    def started(
-        self, number: int, config: CompileConfig, batch_size: int | None, role: str
-    ) -> None:
-        """A trial's process starts; ``role`` is ``search`` or ``confirm``."""
+    def started(self, number: int, setting: Tried, role: str) -> None:
+        """A trial's process starts."""
 
     def step(self, number: int, step: Step) -> None:
         """A running trial enters a step."""
@@ -65,8 +89,8 @@ class Progress:
     def ended(self, record: Record, left: int) -> None:
         """A trial is over, with or without a process; ``left`` settings are still to try."""
 
-    def confirming(self, processes: int) -> None:
-        """The search of this phase is over; so many fresh processes will repeat the best."""
+    def racing(self, phase: str, batch_size: int | None, sides: int, number: int) -> None:
+        """Set ``number`` of a race begins, of so many settings beside eager."""
 
     def warning(self, text: str) -> None:
         """Something that a user should know at once."""
@@ -96,19 +120,19 @@ class PlainProgress(Progress):
             self._line(f"        {show.plain(name)}: {show.plain(why)}")
         self._line(f"run     {self._run_dir}")
 
-    def phase(self, name: str, space: str, settings: int) -> None:
-        self._line(f"space   {show.plain(name)} · {show.plain(space)}")
-
-    def noise_floor(self, value: float) -> None:
-        self._event(show.noise_floor(value))
+    def searching(self, spaces: Mapping[str, str], budget: Countdown) -> None:
+        for name, space in spaces.items():
+            self._line(f"space   {show.plain(name)} · {show.plain(space)}")
+        if budget.total_s is not None:
+            self._line(f"budget  {show.clock(budget.total_s)}")
 
     def ended(self, record: Record, left: int) -> None:
-        batch = "" if record.batch_size is None else f"batch {record.batch_size}"
-        line = f"#{record.number:<2} {record.outcome.value:<8} {batch:<9} "
+        batch = _cell(record.phase, record.batch_size)
+        line = f"#{record.number:<2} {record.outcome.value:<8} {batch:<29} "
         self._event(f"{line}{show.label(record.config):<32} {self._result(record)}")
 
-    def confirming(self, processes: int) -> None:
-        self._event(f"confirming in {processes} fresh process{'es' * (processes != 1)}")
+    def racing(self, phase: str, batch_size: int | None, sides: int, number: int) -> None:
+        self._event(f"race of {_cell(phase, batch_size)}, set {number}: {sides} beside eager")
 
     def warning(self, text: str) -> None:
         self._line(f"warning: {show.plain(text)}")
@@ -136,10 +160,14 @@ class PlainProgress(Progress):
             self._file.flush()
 
 
+def _cell(phase: str, batch_size: int | None) -> str:
+    return phase if batch_size is None else f"{phase} batch {batch_size}"
+
+
 @dataclass(frozen=True)
 class _Running:
     config: CompileConfig
-    batch_size: int | None
+    cell: str
     step: Step = Step.IMPORT
     since: float = 0.0
 
@@ -154,38 +182,30 @@ class LiveProgress(Progress):
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._console, self._clock = console, clock
         self._live = Live(console=console, auto_refresh=False, redirect_stdout=False)
-        self._machine = self._target = self._run = self._space = self._floor = ""
+        self._machine = self._target = self._run = self._race = ""
+        self._spaces: Mapping[str, str] = {}
+        self._budget: Countdown | None = None
         self._running: dict[int, _Running] = {}
         self._warnings: list[str] = []
-        self._summaries: list[Text] = []
         self._closed = False
-        self._reset("", 0)
-
-    def _reset(self, name: str, left: int) -> None:
-        self._name, self._left, self._began = name, left, self._clock()
-        self._done = self._confirmed = self._to_confirm = 0
+        self._left = self._done = 0
         self._counts: Counter[str] = Counter()
         self._leaders: list[Leader] = []
+        self._race_step = Step.IMPORT
 
     def header(self, target: _Json, environment: _Json, run_dir: str) -> None:
         self._machine = show.machine(environment)
         self._target, self._run = show.target_name(target), show.plain(run_dir)
         self.tick()
 
-    def phase(self, name: str, space: str, settings: int) -> None:
-        self._summarise()
-        self._reset(show.plain(name), settings)
-        self._space = show.plain(space)
+    def searching(self, spaces: Mapping[str, str], budget: Countdown) -> None:
+        self._spaces, self._budget = spaces, budget
         self.tick()
 
-    def noise_floor(self, value: float) -> None:
-        self._floor = f" · {show.noise_floor(value)}"
-        self.tick()
-
-    def started(
-        self, number: int, config: CompileConfig, batch_size: int | None, role: str
-    ) -> None:
-        self._running[number] = _Running(config, batch_size, since=self._clock())
+    def started(self, number: int, setting: Tried, role: str) -> None:
+        self._race, self._race_step = "", Step.IMPORT
+        cell = _cell(setting.phase, setting.batch_size)
+        self._running[number] = _Running(setting.config, cell, since=self._clock())
         self.tick()
 
     def step(self, number: int, step: Step) -> None:
@@ -193,11 +213,12 @@ class LiveProgress(Progress):
             if running.step is Step.MEASURE and step is Step.VERIFY:
                 step = Step.EXIT  # verified once more after the timing: no measurement follows
             self._running[number] = replace(running, step=step, since=self._clock())
+        elif self._race:
+            self._race_step = step
         self.tick()
 
     def ended(self, record: Record, left: int) -> None:
         self._running.pop(record.number, None)
-        self._confirmed += record.role == "confirm"
         if record.role != "confirm":
             self._done, self._left = self._done + 1, left
             same = record.duplicate_of is not None
@@ -205,8 +226,10 @@ class LiveProgress(Progress):
             self._leaders += [Leader.of(record)] if record.ok and not same else []
         self.tick()
 
-    def confirming(self, processes: int) -> None:
-        self._to_confirm += processes
+    def racing(self, phase: str, batch_size: int | None, sides: int, number: int) -> None:
+        many = f"{sides} setting{'s' * (sides != 1)}"
+        self._race_step = Step.IMPORT
+        self._race = f"race of {_cell(phase, batch_size)}, set {number}: {many} beside eager"
         self.tick()
 
     def warning(self, text: str) -> None:
@@ -214,12 +237,14 @@ class LiveProgress(Progress):
         self.tick()
 
     def tick(self) -> None:
-        if not any(running.step is Step.MEASURE for running in self._running.values()):
+        steps = [running.step for running in self._running.values()]
+        if Step.MEASURE not in (*steps, self._race_step):
             self._draw(self._board)
 
     def close(self) -> None:
-        self._summarise()
-        self._draw(lambda _: [*self._head(), *self._summaries])
+        spent = show.clock(self._budget.spent_s) if self._budget else "0:00"
+        told = Text(f"{self._done} tried in {spent} · {self._kinds()}".rstrip(" ·"))
+        self._draw(lambda _: [*self._head(), told])
         self._closed = True
         self._live.stop()
 
@@ -235,12 +260,6 @@ class LiveProgress(Progress):
             line.no_wrap, line.overflow = True, "ellipsis"
         self._live.update(Group(*lines), refresh=True)
 
-    def _summarise(self) -> None:
-        if self._name:
-            passed = show.clock(self._clock() - self._began)
-            line = f"{self._name}  {self._done} tried in {passed} · {self._kinds()}"
-            self._summaries.append(Text(line.rstrip(" ·")))
-
     def _kinds(self) -> str:
         kinds = sorted(self._counts.items(), key=lambda k: (k[0] != Outcome.OK.value, -k[1]))
         return " · ".join(f"{count} {kind}" for kind, count in kinds)
@@ -248,7 +267,7 @@ class LiveProgress(Progress):
     def _head(self) -> list[Text]:
         rest = (("target  ", self._target), ("run     ", self._run))
         return [
-            Text(self._machine + self._floor, "bold"),
+            Text(self._machine, "bold"),
             *(Text.assemble((k, "dim"), v) for k, v in rest),
         ]
 
@@ -257,31 +276,37 @@ class LiveProgress(Progress):
             return [Text("looking at the machine, torch and the target ...", "dim")]
         lines = self._head()
         lines[-1].append("          Ctrl-C stops and reports · --resume continues", "dim")
-        if self._name:
-            space = Text.assemble(("space   ", "dim"), f"{self._name} · {self._space}")
-            lines[-1:] = [space, lines[-1], Text(), self._bar()]
+        if self._budget:
+            spaces = [
+                Text.assemble((f"{'' if i else 'space':<8}", "dim"), f"{name} · {space}")
+                for i, (name, space) in enumerate(self._spaces.items())
+            ]
+            lines[-1:] = [*spaces, lines[-1], Text(), self._bar(self._budget)]
         lines.append(self._now())
         return lines + leaderboard(self._leaders, height - len(lines))
 
-    def _bar(self) -> Text:
-        passed, done, total = self._clock() - self._began, self._done, self._done + self._left
-        time_, word = show.clock(passed), ""
-        if self._to_confirm:
-            done, total, word = self._confirmed, self._to_confirm, "confirming "
-        elif done > 1 and self._left:  # to five seconds: it is a guess and should not flicker
-            time_ += f" · about {show.clock(5 * math.ceil(passed / done * self._left / 5))} left"
-        start, end = f" {word}{done}/{total} ", f"  {time_}   {self._kinds()}"
-        width = max(min(self._console.width - len(start) - len(end), 28), 8)
-        full = min(round(width * done / total), width) if total else width
-        return Text.assemble(start, ("━" * full, "green"), ("─" * (width - full), "dim"), end)
+    def _bar(self, budget: Countdown) -> Text:
+        """How much of the time is over, or of the list where there is no end of time."""
+        total_s, spent_s = budget.total_s, budget.spent_s
+        if total_s is None:
+            share = self._done / max(1, self._done + self._left)
+            time_ = f"{self._done}/{self._done + self._left} · {show.clock(spent_s)}"
+        else:
+            share = min(1.0, spent_s / total_s)
+            time_ = f"{show.clock(spent_s)} · {show.clock(max(0.0, total_s - spent_s))} left"
+        end = f"  {time_}   {self._done} tried · {self._kinds()}".rstrip(" ·")
+        width = max(min(self._console.width - len(end) - 1, 28), 8)
+        full = round(width * share)
+        return Text.assemble(" ", ("━" * full, "green"), ("─" * (width - full), "dim"), end)
 
     def _now(self) -> Text:
+        if self._race and not self._running:
+            return Text.assemble((" now   ", "dim"), self._race)
         told = []
         for number, r in self._running.items():
-            batch = "" if r.batch_size is None else f", batch {r.batch_size}"
             lasts = round(self._clock() - r.since) if r.step is not Step.VERIFY else 0
             doing = _DOING[r.step] + (f" {lasts} s" if lasts else "")
-            told.append(f"#{number} {show.label(r.config)}{batch} · {doing}")
+            told.append(f"#{number} {r.cell} · {show.label(r.config)} · {doing}")
         if len(told) > _SHOWN:  # the one that has come farthest, and how many are beside it
             farthest = max(self._running, key=lambda n: _ORDER.index(self._running[n].step))
             first = told[list(self._running).index(farthest)]

@@ -116,13 +116,12 @@ def _verdict(phase: Mapping[str, Any]) -> Iterator[str]:
         yield f"- eager runs at {_escape(show.rate(best.get('throughput')))}"
         yield from (f"- {fact}" for fact in show.memory_facts(best))
         return
-    count = best.get("confirmed_processes") or 0
-    proof = f"confirmed in {count} fresh process{'es' * (count > 1)}" if count else "not confirmed"
-    yield f"**Best:** {_code(show.label(best['config']))} (trial {best['number']}, {proof})"
+    proof = f"trial {best['number']}, {show.proof(best)}"
+    yield f"**Best:** {_code(show.label(best['config']))} ({proof})"
     yield ""
     for value, other in (
         (best["speedup"], "eager"),
-        (show.against_default(best), "`torch.compile()` as it comes"),
+        (show.against_default(best), "plain `torch.compile()`"),
     ):
         if value:
             yield f"- {show.speedup(value)} {show.interval(value)} against {other}"
@@ -176,25 +175,17 @@ def _circumstances(report: Mapping[str, Any]) -> Iterator[str]:
     target = report["target"]
     yield "## How it was measured"
     yield ""
-    floors = [p["noise_floor"] for p in report["phases"].values() if p.get("noise_floor")]
-    floor = f", a {show.noise_floor(max(floors))}" if floors else ""
-    best = [p["best"] for p in report["phases"].values() if p.get("best")]
-    again = any(b.get("confirmed_processes") for b in best)
     yield (
         "Blocks of eager and compiled calls alternate in one process, so that drift of the machine"
-        " cancels; the speed-up in a process is the Hodges-Lehmann estimate of their paired log"
-        " ratio with its 95 % signed-rank interval."
+        " cancels; the speed-up in a process is the Hodges-Lehmann estimate of their log ratios."
     )
-    if again:
+    best = [p["best"] for p in report["phases"].values() if p.get("best")]
+    if any(b.get("confirmed_processes") for b in best):
         yield (
-            "That of several processes is their mean by a random-effects model, weighed by how"
-            " certain each is, with Student's t interval over them."
+            "The best settings were timed again side by side in fresh processes: the speed-up is"
+            " their mean over processes, with a 95 % t interval."
         )
-    start = "The best settings were measured again in fresh processes, and a" if again else "A"
-    yield (
-        f"{start} setting counts as faster only if it beats eager by more than eager differs from"
-        f" itself{floor}."
-    )
+    yield "A setting counts as faster if its whole interval is, and its estimate by more than 1 %."
     yield ""
     facts = [("target", show.target_name(target)), ("run", report.get("run_dir", ""))]
     facts += (target.get("choices") or {}).items()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from autocompile.estimate.intervals import Interval
 from autocompile.record import Outcome, Record
-from autocompile.stats import Interval
 
 __all__ = ["failures", "number", "trial_row", "unit"]
 

@@ -15,7 +15,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from autocompile.config import DEFAULT_INDUCTOR, EAGER
+from autocompile.estimate.intervals import Interval, signed_rank_interval
 from autocompile.record import Record
 from autocompile.report import text as show
 from autocompile.report.markdown import (
@@ -27,7 +27,6 @@ from autocompile.report.markdown import (
     ties,
     why_not_lines,
 )
-from autocompile.stats import Interval, signed_rank_interval
 
 __all__ = ["Leader", "leaderboard", "render", "render_trials"]
 
@@ -157,17 +156,17 @@ def _verdict(page: _Page, phase: Mapping[str, Any], verbose: bool) -> None:
         page.facts("", show.best_facts(best))
         for number, tie in enumerate(ties(phase)):
             page.hanging(_head("" if number else "Ties"), tie)
-    if verbose and reason and phase["verdict"] == "faster":
-        floor, usual = phase.get("noise_floor"), phase.get("usual_noise_floor")
-        floors = [] if floor is None else [show.noise_floor(floor, usual)]
-        page.facts("Why", [reason, *floors])
+    if doubt := show.confidence(phase):
+        page.hanging(_head("Open", "bold yellow"), doubt.removeprefix("open: "))
+    elif reason and phase["verdict"] == "faster":
+        tried = f"{phase['tried']} of {phase['settings']} settings tried"
+        page.facts("Sure", [reason, tried] if phase.get("tried") else [reason])
 
 
 def _explanation(page: _Page, phase: Mapping[str, Any], verbose: bool) -> None:
     """Why the best setting is it, and what holds the others back."""
-    begun = verbose and phase["verdict"] == "faster"  # the label stands above already
     for number, sentence in enumerate(phase.get("explanation") or ()):
-        page.hanging(_head("" if number or begun else "Why"), show.plain(sentence))
+        page.hanging(_head("" if number else "Why"), show.plain(sentence))
     lines = why_not_lines(phase, None if verbose else _REASONS)
     for number, (settings, reason) in enumerate(lines):
         page.hanging(_head("" if number else "Others"), f"{settings}: {reason}")
@@ -177,9 +176,7 @@ def _explanation(page: _Page, phase: Mapping[str, Any], verbose: bool) -> None:
 
 def _best_line(page: _Page, best: Mapping[str, Any]) -> None:
     name = Text(show.label(best["config"]), "bold green")
-    count = best.get("confirmed_processes") or 0
-    proof = f"confirmed in {count} fresh process{'es' * (count > 1)}" if count else "not confirmed"
-    origin = Text(f"trial {best['number']}, {proof}", "dim")
+    origin = Text(f"trial {best['number']}, {show.proof(best)}", "dim")
     room = min(page.width, _PIPE) - _INDENT - name.cell_len - origin.cell_len
     if room < 3:
         page.hanging(_head("Best"), name)
@@ -193,7 +190,7 @@ def _speed(best: Mapping[str, Any]) -> list[Text]:
     facts = [_ratio(gain, " faster than eager" if gain["value"] >= 1 else " against eager")]
     if default := show.against_default(best):
         word = "than" if default["value"] >= 1 and gain["value"] >= 1 else "against"
-        facts.append(_ratio(default, f" {word} torch.compile() as it comes"))
+        facts.append(_ratio(default, f" {word} plain torch.compile()"))
     return facts
 
 
@@ -310,21 +307,24 @@ class Leader:
 
 
 def leaderboard(leaders: Sequence[Leader], height: int) -> list[Text]:
-    """The fastest in ``height`` lines, titles included; eager and the default always stand."""
+    """The best so far of each phase and batch size in ``height`` lines, then who follows them."""
     if not leaders or height < 2:
         return []
-    ranked = sorted(leaders, key=lambda leader: -leader.throughput.value)
-    batch = ranked[0].record.batch_size
-    fixed = [x for x in ranked if x.record.config in (EAGER, DEFAULT_INDUCTOR)]
-    fixed = [x for x in fixed if x.record.batch_size == batch][: height - 1]
-    free = [x for x in ranked if x not in fixed][: height - 1 - len(fixed)]
-    unit = "steps/s" if batch is None else "samples/s"
-    titles = f"{'#':>4}  {'batch':>5}  {unit:>14}   against eager    compile   setting"
-    lines = [Text(titles, "dim")]
-    for x in (x for x in ranked if x in fixed or x in free):
-        r, is_first = x.record, x is ranked[0] and not x.record.config.is_baseline
-        ratio = show.speedup(1.0) if r.config.is_baseline else show.ratio(x.speedup)
-        line = f"{r.number:>4}  {or_dash(r.batch_size):>5}  {show.measured(x.throughput):>14}   "
-        line += f"{ratio:<13}  {show.seconds(r.compile_s):>9}   {show.label(r.config)}"
-        lines.append(Text(line, "bold green" if is_first else ""))
+    ranked = sorted(leaders, key=lambda leader: -leader.speedup.value)
+    first: dict[tuple[str, int | None], Leader] = {}
+    for leader in ranked:
+        first.setdefault((leader.record.phase, leader.record.batch_size), leader)
+    order = [first[cell] for cell in sorted(first, key=str)]
+    order += [x for x in ranked if x not in order and not x.record.config.is_plain_eager]
+    width = max(len(x.record.phase) for x in order)
+    titles = (
+        f"{'#':>4}  {'phase':<{width}}  {'batch':>5}  {'per second':>14}   against eager    compile"
+    )
+    lines = [Text(f"{titles}   setting", "dim")]
+    for x in order[: height - 1]:
+        r, is_first = x.record, x in first.values() and not x.record.config.is_plain_eager
+        ratio = show.speedup(1.0) if r.config.is_plain_eager else show.ratio(x.speedup)
+        line = f"{r.number:>4}  {r.phase:<{width}}  {or_dash(r.batch_size):>5}  "
+        line += f"{show.measured(x.throughput):>14}   {ratio:<13}  {show.seconds(r.compile_s):>9}"
+        lines.append(Text(f"{line}   {show.label(r.config)}", "bold green" if is_first else ""))
     return lines

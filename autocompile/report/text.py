@@ -15,13 +15,14 @@ from rich.cells import cell_len, set_cell_size
 
 from autocompile.config import DEFAULT_INDUCTOR, CompileConfig
 from autocompile.errors import UsageError
-from autocompile.stats import Interval
+from autocompile.estimate.intervals import Interval
 
 __all__ = [
     "NONE",
     "against_default",
     "best_facts",
     "clock",
+    "confidence",
     "encodable",
     "gain",
     "interval",
@@ -29,10 +30,10 @@ __all__ = [
     "machine",
     "measured",
     "memory_facts",
-    "noise_floor",
     "percent",
     "plain",
     "printable",
+    "proof",
     "quantity",
     "rate",
     "ratio",
@@ -179,12 +180,6 @@ def percent(half_width: float | None) -> str:
     return f"± {half_width * 100:.1f} %"
 
 
-def noise_floor(value: float, usual: float | None = None) -> str:
-    """Eager against eager, 0.006 being ``noise floor ±0.6 %``; also what is usual here."""
-    beside = "" if usual is None else f" (usually ±{usual * 100:.1f} % here)"
-    return f"noise floor ±{value * 100:.1f} %{beside}"
-
-
 def measured(value: Interval | None) -> str:
     """A throughput as a table shows it: ``1 204 ± 0.9 %``."""
     return NONE if value is None else f"{quantity(value.value)} {percent(value.half_width)}".strip()
@@ -258,12 +253,18 @@ def unfinished(report: Mapping[str, Any]) -> str:
     return ""
 
 
-_DOUBTS = {
-    "contended": "other processes were busy, or the machine ran slower than it can",
-    "noisy": "the interval stayed wider than was aimed at",
-    "not_steady": "its times had not settled",
-    "one_process": "one process alone: the next one may differ by more than the interval says",
-}
+def confidence(phase: Mapping[str, Any]) -> str:
+    """Whether the decision is clear, and the command that settles it where it is not."""
+    found = phase.get("confidence")
+    if not found or found["decided"]:
+        return ""
+    return f"open: {plain(phase['reason'])}   → {plain(found['command'])}"
+
+
+def proof(best: Mapping[str, Any]) -> str:
+    """In how many processes it was confirmed."""
+    count = best.get("confirmed_processes") or 0
+    return f"confirmed in {count} fresh process{'es' * (count > 1)}" if count else "not confirmed"
 
 
 def best_facts(best: Mapping[str, Any]) -> Iterator[str]:
@@ -289,8 +290,11 @@ def best_facts(best: Mapping[str, Any]) -> Iterator[str]:
     follow = "" if live is None else " and follow" if live else " but do not follow"
     yield "outputs match eager" + (f"{follow} weight updates" if follow else "")
     yield from memory_facts(best)
-    for flag in best.get("flags", ()):
-        yield f"doubtful: {_DOUBTS.get(flag, plain(flag))}"
+    if spread := best.get("eager_call_s"):
+        ends = dict.fromkeys(map(seconds, spread))
+        yield f"eager itself took {' to '.join(ends)} a call, by process"
+    if best.get("slow_host"):
+        yield "processes in which the machine was slower than usual are left out"
 
 
 def memory_facts(best: Mapping[str, Any]) -> Iterator[str]:

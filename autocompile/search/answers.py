@@ -3,37 +3,39 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
-from autocompile.config import EAGER, CompileConfig
+from autocompile.config import CompileConfig
 from autocompile.execute.executor import Ending
 from autocompile.record import Outcome, Record, Step
 from autocompile.search.records import to_record
-from autocompile.search.sampler import plainer_twins
-from autocompile.search.space import Setting, Space
+from autocompile.search.space import Setting, plainer_twins
 
 __all__ = ["answer", "known_codes", "of_twin"]
 
 Known = Mapping[Setting, Record]
 
 # Measured in studies/dimensions: 4 to 17 µs.
+_HOPE = 0.8  # of the fastest call known: what constant weights may bring it to
 _FULLGRAPH_COSTS = (
     "not timed: the code is the same, and torch checks a few microseconds more at each call"
 )
 
 
 def answer(
-    number: int, setting: Setting, space: Space, known: Known, calls_per_update: int | None
+    number: int,
+    setting: Setting,
+    known: Known,
+    calls_per_update: int | None,
 ) -> Record | None:
-    """A record that needs no process: an unusable backend, or what another trial has shown."""
-    if reason := space.unusable.get(setting):
-        ending = Ending(Outcome.UNSUPPORTED, Step.IMPORT, reason)
-        return to_record(number, space.phase, setting, ending)
+    """A record that needs no process, by what other trials have shown."""
+    known = {s: r for s, r in known.items() if s.phase == setting.phase}
     if reason := _cannot_pay(setting, known, calls_per_update):
         known_before = {"detail": {"answered": True}}
         ending = Ending(Outcome.UNSUPPORTED, Step.IMPORT, reason, payload=known_before)
-        return to_record(number, space.phase, setting, ending)
+        return to_record(number, setting.phase, setting, ending)
     source, same = None, None
     for twin in plainer_twins(setting):
         record = known.get(twin)
@@ -85,23 +87,38 @@ def _broken(number: int, setting: Setting, broke: Record) -> Record:
 
 
 def _cannot_pay(setting: Setting, known: Known, calls: int | None) -> str:
-    """Why constant weights cannot win here, however fast the calls are; empty if they may."""
+    """Why constant weights cannot win here, by the best speed that is known; empty if they may.
+
+    At best its calls are as much faster than the fastest known as that is allowed for.
+    """
     config = setting.config
-    alike = ("backend", "mode", "options", "freezing")  # what a refresh does depends on these
-    eager = known.get(Setting(EAGER, setting.batch_size))
-    if not calls or not config.bakes_weights or eager is None or eager.measurement is None:
+    if not calls or not config.bakes_weights:
         return ""
+    alike = ("backend", "mode", "options", "freezing")  # what a refresh does depends on these
     costs = [
         r.refresh_s
         for r in known.values()
         if r.refresh_s and all(getattr(r.config, n) == getattr(config, n) for n in alike)
     ]
-    if not costs or min(costs) / calls < eager.measurement.eager_call_s:
+    here = [r for s, r in known.items() if s.cell == setting.cell and r.ok and r.measurement]
+    if not costs or not here:
+        return ""
+    refresh_s = min(costs) / calls
+    fastest_s = min(r.measurement.compiled_call_s for r in here if r.measurement)
+    best_s = min(map(_whole_call_s, here))
+    if _HOPE * fastest_s + refresh_s < best_s:
         return ""
     return (
-        f"not tried: new weights cost such a setting {min(costs):.2g} s, more than the "
-        f"{calls} calls between them take in eager mode"
+        f"not tried: new weights cost such a setting {min(costs):.2g} s every {calls} calls, more "
+        "than it could save at the best speed that is known"
     )
+
+
+def _whole_call_s(record: Record) -> float:
+    """Seconds of a call, with its share of what new weights cost."""
+    assert record.measurement is not None
+    share = (record.refresh_s or 0.0) / (record.calls_per_update or math.inf)
+    return record.measurement.compiled_call_s + share
 
 
 def _break_of(setting: Setting, known: Known) -> Record | None:
@@ -137,7 +154,7 @@ def known_codes(setting: Setting, known: Known) -> dict[str, int]:
         for r in known.values()
         if r.ok
         and r.duplicate_of is None
-        and r.batch_size == setting.batch_size
+        and (r.phase, r.batch_size) == setting.cell
         and r.config.environment == setting.config.environment
         and r.detail.get("code")
     }

@@ -82,8 +82,8 @@ class Dimension:
     Attributes:
         field: of the setting.
         values: all that there are in a place, the plain one first.
-        since: the lowest effort that tries them by itself; None if it must be asked for, because
-            it changes numbers or drops a check.
+        by_name: it is tried only where it is asked for, because it changes numbers or drops a
+            check.
         missing: why nothing but the plain value makes sense in a place; or empty.
         why_not: why a setting that has another value than the plain one is not tried; or empty.
         is_plain: whether a value, in a place, is the plain one by another name.
@@ -91,7 +91,7 @@ class Dimension:
 
     field: str
     values: Callable[[Place], tuple[Any, ...]]
-    since: str | None
+    by_name: bool
     missing: Callable[[Place], str]
     why_not: Callable[[CompileConfig, Place], str] = lambda config, place: ""
     is_plain: Callable[[Any, Place], bool] = lambda value, place: False
@@ -152,27 +152,27 @@ def _some_threads(place: Place) -> tuple[int | None, ...]:
 
 DIMENSIONS = (
     Dimension(
-        "memory_format", lambda _: MEMORY_FORMATS, "normal", _no_memory_format, _takes_memory_format
+        "memory_format", lambda _: MEMORY_FORMATS, False, _no_memory_format, _takes_memory_format
     ),
     Dimension(
         "optimizer",
         lambda place: ("default", *(o for o in OPTIMIZERS if o in place.optimizers)),
-        "normal",
+        False,
         _no_optimizer,
         _takes_optimizer,
     ),
-    Dimension("freezing", lambda _: (False, True), "normal", _no_freezing, _takes_freezing),
-    Dimension("scope", lambda _: SCOPES, "full", _no_scope, _takes_scope),
+    Dimension("freezing", lambda _: (False, True), False, _no_freezing, _takes_freezing),
+    Dimension("scope", lambda _: SCOPES, False, _no_scope, _takes_scope),
     Dimension(
         "threads",
         _some_threads,
-        "full",
+        False,
         _no_threads,
         is_plain=lambda value, place: bool(value == place.threads),
     ),
-    Dimension("precision", lambda _: PRECISIONS, None, _no_numbers),
-    Dimension("autocast", lambda _: AUTOCASTS, None, _no_numbers),
-    Dimension("guards", lambda _: GUARDS, None, lambda place: ""),
+    Dimension("precision", lambda _: PRECISIONS, True, _no_numbers),
+    Dimension("autocast", lambda _: AUTOCASTS, True, _no_numbers),
+    Dimension("guards", lambda _: GUARDS, True, lambda place: ""),
 )
 
 

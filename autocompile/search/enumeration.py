@@ -23,7 +23,6 @@ from autocompile.search.constraints import (
     own_options,
     why_not,
 )
-from autocompile.search.effort import EFFORTS, Effort
 from autocompile.search.space import Catalogue, SearchSpace, Setting, Space
 
 __all__ = ["build_space", "joined"]
@@ -32,7 +31,6 @@ __all__ = ["build_space", "joined"]
 def build_space(
     wanted: SearchSpace,
     offered: Catalogue,
-    effort: Effort,
     place: Place,
     batch_sizes: Sequence[int | None],
     environment: str = "default",
@@ -59,16 +57,12 @@ def build_space(
     _check_options(wanted, offered)
     here: dict[str, Any] = {"environment": environment}
     dropped: Counter[str] = Counter()
-    around = [_values(dimension, wanted, effort, place, dropped) for dimension in DIMENSIONS]
+    around = [_values(dimension, wanted, place, dropped) for dimension in DIMENSIONS]
     combinations = [
         {**here, **dict(zip((d.field for d in DIMENSIONS), values, strict=True))}
         for values in itertools.product(*around)
     ]
-    flags = list(
-        itertools.product(
-            _flag("fullgraph", wanted, effort, dropped), _flag("dynamic", wanted, effort, dropped)
-        )
-    )
+    flags = list(itertools.product(wanted.fullgraph or (False, True), wanted.dynamic or (None,)))
     kept = {CompileConfig("eager", **here): None}  # the answer is compared with it, and with ...
     if "inductor" in (wanted.backends or offered.backends):
         kept[CompileConfig(**here)] = None
@@ -79,9 +73,9 @@ def build_space(
         if backend != "eager":
             _check_backend(backend, offered)
         if reason := offered.backends.get(backend, ""):
-            unusable[Setting(CompileConfig(backend, **here), batch_sizes[0])] = reason
+            unusable[Setting(CompileConfig(backend, **here), batch_sizes[0], place.phase)] = reason
             continue
-        options = _options(backend, wanted, offered, effort, dropped)
+        options = _options(backend, wanted, offered, dropped)
         if backend != "eager" and not BACKENDS.get(backend, Backend()).has_modes:
             asked_modes = modes if wanted.modes else []
             dropped.update(f"{backend} has no modes" for mode in asked_modes if mode != "default")
@@ -94,7 +88,7 @@ def build_space(
                 dropped[reason] += 1
             else:
                 kept[config] = None
-    settings = [Setting(c, size) for c in kept for size in batch_sizes]
+    settings = [Setting(c, size, place.phase) for c in kept for size in batch_sizes]
     raw = (raw + len(kept.keys() - counted)) * len(batch_sizes) + len(unusable)
     return Space(place.phase, tuple(settings), unusable, merged, dict(dropped), raw)
 
@@ -117,45 +111,26 @@ def joined(spaces: Sequence[Space]) -> Space:
 def _values(
     dimension: Dimension,
     wanted: SearchSpace,
-    effort: Effort,
     place: Place,
     dropped: Counter[str],
 ) -> tuple[Any, ...]:
-    """What is asked for, each value once, or what the effort tries by itself."""
+    """What is asked for, each value once, or what is tried by itself."""
     every = dimension.values(place)
     if (asked := getattr(wanted, dimension.field)) is not None:
         return tuple(dict.fromkeys(every[0] if dimension.is_plain(v, place) else v for v in asked))
     flag = f"--{dimension.field.replace('_', '-')}"
-    reason = dimension.missing(place) or _not_yet(flag, dimension.since, effort)
+    reason = dimension.missing(place)
+    if not reason and dimension.by_name:
+        reason = f"{flag} only by name, since it changes numbers or drops checks"
     if reason and len(every) > 1:
         dropped[reason] += len(every) - 1
     return every[:1] if reason else every
-
-
-def _flag(name: str, wanted: SearchSpace, effort: Effort, dropped: Counter[str]) -> tuple[Any, ...]:
-    """Likewise of ``fullgraph`` or ``dynamic``, which each effort lists for itself."""
-    if asked := getattr(wanted, name):
-        return tuple(asked)
-    tried: tuple[Any, ...] = getattr(effort, name)
-    for later in EFFORTS.values():
-        if more := len(set(getattr(later, name)) - set(tried)):
-            dropped[_not_yet(f"--{name}", later.name, effort)] += more
-            break
-    return tried
-
-
-def _not_yet(what: str, since: str | None, effort: Effort) -> str:
-    """Why something is not tried where nobody asks for it; empty if the effort tries it."""
-    if since is None:
-        return f"{what} only by name, since it changes numbers or drops checks"
-    return "" if effort.includes(since) else f"{what} from --effort {since} on"
 
 
 def _options(
     backend: str,
     wanted: SearchSpace,
     offered: Catalogue,
-    effort: Effort,
     dropped: Counter[str],
 ) -> list[Mapping[str, OptionValue]]:
     """The options that a backend is tried with; none at all is one of them if none is asked for."""
@@ -174,7 +149,7 @@ def _options(
         elif known.has_modes and not set(variant.options) <= set(offered.options):
             reason = f"the {backend} of this torch has no option {names}"
         else:
-            reason = _not_yet(f"{backend}'s options", variant.since, effort)
+            reason = ""
         if reason:
             dropped[reason] += 1
         else:

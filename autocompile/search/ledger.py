@@ -1,4 +1,4 @@
-"""The ledger: the Optuna study of one phase, in memory for the asking and on disk for the looking.
+"""The ledger: the Optuna study of a run, in memory for the asking and on disk for the looking.
 
 The records in the run's folder are the truth. Asking and telling in a database would cost a dozen
 transactions for each trial and could fail in the middle of one; so Optuna asks and is told in
@@ -19,9 +19,10 @@ from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
 from autocompile.errors import RunError
+from autocompile.estimate.candidates import with_refreshes
 from autocompile.record import Outcome, Record
-from autocompile.search.sampler import SettingSampler
-from autocompile.search.space import Setting, Space
+from autocompile.search.sampler import FiniteSampler, PortfolioSampler
+from autocompile.search.space import Setting
 
 __all__ = ["Ledger"]
 
@@ -33,28 +34,20 @@ class Ledger:
     """Asks Optuna for settings and tells it, and the database, what became of them.
 
     Args:
-        space: of the phase.
-        objective: ``throughput`` or ``latency``.
+        sampler: chooses the next setting.
         name: of the study.
         database: the run's own file, or the URL of a storage of the user's.
-        pick: chooses the next setting; the study's sampler asks it.
         warn: is told, once, when the database cannot be written any more.
     """
 
     def __init__(
         self,
-        space: Space,
-        objective: str,
+        sampler: PortfolioSampler | FiniteSampler,
         name: str,
         database: Path | str,
-        pick: Callable[[], Setting],
         warn: Callable[[str], None],
     ) -> None:
-        self._sampler = SettingSampler(space, pick)
-        settings = (*space.settings, *space.unusable)
-        self._by_params = {tuple(sorted(s.params().items())): s for s in settings}
-        self._objective, self._name, self._warn = objective, name, warn
-        self._database = database
+        self._sampler, self._name, self._warn, self._database = sampler, name, warn, database
         self._open: dict[Setting, optuna.Trial] = {}
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._memory = self._study(optuna.storages.InMemoryStorage())
@@ -82,18 +75,32 @@ class Ledger:
             self._disk = None
             self._rebuild(self._database, records, error)
 
-    def ask(self) -> Setting:
-        """The next setting, by Optuna's word."""
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing that is left is worth trying."""
+        return self._sampler.is_done(self._memory)
+
+    @property
+    def left(self) -> int:
+        """How many settings no trial has begun."""
+        return len(self._sampler.left(self._memory))
+
+    def ask(self) -> Setting | None:
+        """The next setting; None if every one has been tried."""
+        if not self.left:
+            return None
         trial = self._memory.ask(dict(self._sampler.distributions))
-        setting = self._by_params[tuple(sorted(trial.params.items()))]
+        setting = self._sampler.setting(trial.params)
         self._open[setting] = trial
         return setting
 
     def tell(self, record: Record) -> None:
         """What became of a setting that was asked for; the record is on disk already."""
-        setting = Setting(record.config, record.batch_size)
+        setting = Setting.of(record)
         row = self._row(record)
         if (trial := self._open.pop(setting, None)) is not None:
+            for name, told in row.user_attrs.items():
+                trial.set_user_attr(name, told)
             value = row.value if row.state is TrialState.COMPLETE else None
             self._memory.tell(trial, value, state=None if value is not None else row.state)
         if self._disk is None:
@@ -132,7 +139,7 @@ class Ledger:
                 study_name=self._name,
                 storage=storage,
                 sampler=self._sampler,
-                direction="maximize" if self._objective == "throughput" else "minimize",
+                direction="maximize",
                 load_if_exists=True,
             )
 
@@ -169,14 +176,14 @@ class Ledger:
 
     def _row(self, record: Record) -> FrozenTrial:
         """A failure is a pruned row: Optuna's samplers would propose a failed one again."""
-        value = _value(record, self._objective)
+        value = _value(record)
         state = TrialState.COMPLETE if value is not None else TrialState.PRUNED
         if record.outcome is Outcome.INTERRUPTED:
             state = TrialState.FAIL
         return optuna.trial.create_trial(
             state=state,
             value=value,
-            params=Setting(record.config, record.batch_size).params(),
+            params=Setting.of(record).params(),
             distributions=dict(self._sampler.distributions),
             user_attrs=_attributes(record),
         )
@@ -188,11 +195,12 @@ def _first_line(error: BaseException) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)[:160]
 
 
-def _value(record: Record, objective: str) -> float | None:
+def _value(record: Record) -> float | None:
+    """The speed-up over eager mode, with what new weights cost."""
     if not record.ok or record.measurement is None:
         return None
-    call_s = record.measurement.compiled_call_s
-    return (record.batch_size or 1) / call_s if objective == "throughput" else call_s
+    measured = record.measurement
+    return with_refreshes(measured.speedup.value, record, measured.eager_call_s)
 
 
 def _attributes(record: Record) -> dict[str, Any]:
@@ -202,6 +210,8 @@ def _attributes(record: Record) -> dict[str, Any]:
         attributes["message"] = record.message[:500]
     if record.duplicate_of is not None:
         attributes["same_as"] = record.duplicate_of
+    if record.wall_s:
+        attributes["seconds"] = record.wall_s
     if record.ok and record.measurement:
-        attributes["speedup"] = record.measurement.speedup.value
+        attributes["call_s"] = record.measurement.compiled_call_s
     return attributes

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from autocompile.config import CompileConfig
 from autocompile.record import Record, Step
+from autocompile.search.space import Setting
 
 __all__ = ["Observer"]
 
@@ -13,25 +13,17 @@ __all__ = ["Observer"]
 class Observer(Protocol):
     """Watches a run."""
 
-    def phase(self, name: str, space: str, settings: int) -> None:
-        """A phase begins."""
-
-    def noise_floor(self, value: float) -> None:
-        """Eager has been measured against itself."""
-
-    def started(
-        self, number: int, config: CompileConfig, batch_size: int | None, role: str
-    ) -> None:
+    def started(self, number: int, setting: Setting, role: str) -> None:
         """A trial begins."""
 
     def step(self, number: int, step: Step) -> None:
         """A trial has come to a step."""
 
     def ended(self, record: Record, left: int) -> None:
-        """A trial is over, or was answered without a process."""
+        """A trial is over, or was answered without a process; ``left`` settings are untried."""
 
-    def confirming(self, processes: int) -> None:
-        """The best are about to be measured again, in so many processes."""
+    def racing(self, phase: str, batch_size: int | None, sides: int, number: int) -> None:
+        """Set ``number`` of a race begins, of so many settings beside eager."""
 
     def warning(self, text: str) -> None:
         """Something that a user should know at once."""

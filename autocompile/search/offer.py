@@ -9,16 +9,15 @@ from typing import Any
 
 from autocompile.errors import UsageError
 from autocompile.search.constraints import OTHERS_OPTIONS, Place
-from autocompile.search.effort import effort
 from autocompile.search.enumeration import build_space, joined
 from autocompile.search.plan import Plan
 from autocompile.search.probe import catalogue
-from autocompile.search.sampler import plainer_twins
 from autocompile.search.space import (
     DEFAULT_BATCH_SIZES,
     Catalogue,
     SearchSpace,
     Space,
+    plainer_twins,
 )
 
 __all__ = ["calls_between_updates", "predicted", "spaces_of"]
@@ -94,7 +93,7 @@ def _space(
             options=None if wanted.options is None else tuple(options) or ((),),
         )
     place = _place(phase, seen)
-    return build_space(wanted, offered, effort(plan.effort), place, sizes, environment)
+    return build_space(wanted, offered, place, sizes, environment)
 
 
 def _those(asked: tuple[str, ...] | None, known: set[str], plain: str) -> tuple[str, ...] | None:

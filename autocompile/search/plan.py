@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from autocompile.errors import TargetError, UsageError
-from autocompile.ranking import Limits
-from autocompile.search.effort import effort
+from autocompile.estimate.candidates import Limits
+from autocompile.search.effort import budget_of
 from autocompile.search.space import SearchSpace
 
 __all__ = ["OBJECTIVES", "Plan", "environments", "target_spec"]
@@ -51,7 +51,7 @@ class Plan:
     pythons: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
-        effort(self.effort)
+        budget_of(self.effort)
         if self.objective not in OBJECTIVES:
             raise UsageError(f"objective {self.objective!r} is none of {', '.join(OBJECTIVES)}")
         if self.phases is not None and len(set(self.phases)) != len(self.phases):

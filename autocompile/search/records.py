@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from autocompile.execute.executor import Ending
-from autocompile.record import Measurement, Outcome, Record
+from autocompile.record import Outcome, Record, Step, measurement_of
 from autocompile.search.space import Setting
 
-__all__ = ["to_record"]
+__all__ = ["side_records", "to_record"]
 
 
-_KEPT = ("pace_s", "strain", "page_faults", "code")
+_KEPT = ("reference_s", "raced_in", "page_faults", "code")
 
 
 def to_record(number: int, phase: str, setting: Setting, ending: Ending) -> Record:
@@ -20,9 +21,7 @@ def to_record(number: int, phase: str, setting: Setting, ending: Ending) -> Reco
     data: Mapping[str, Any] = ending.payload
     try:
         raw = data.get("measurement")
-        measurement = Measurement(**{k: tuple(v) for k, v in raw.items()}) if raw else None
-        if measurement is not None:
-            _ = measurement.speedup  # raises if the times are none
+        measurement = measurement_of(raw) if raw else None
         detail = {**data.get("detail", {}), "weights_live": data.get("weights_live")}
         if where := data.get("where"):
             detail["where"] = where
@@ -70,3 +69,46 @@ def _compile_s(data: Mapping[str, Any], ending: Ending) -> float | None:
     begin, end = data.get("compile_window") or (0.0, 0.0)
     held = sum(max(0.0, min(end, b) - max(begin, a)) for a, b in ending.pauses)
     return max(0.0, float(compile_s) - held)
+
+
+def side_records(sides: Mapping[int, Record], ending: Ending, at_work: int) -> list[Record]:
+    """What is kept of a race that has ended, a record for each side; numbers are still to be given.
+
+    Args:
+        sides: the trials that were raced, by their numbers.
+        ending: of the race.
+        at_work: the side whose turn it was when the process ended; another number for none.
+    """
+    if ending.outcome is Outcome.INTERRUPTED:
+        return []
+    said = ending.payload.get("sides", ())
+    found: dict[int, Mapping[str, Any]] = {}
+    for each in said if isinstance(said, list) else ():
+        if isinstance(each, Mapping) and each.get("number") in sides and each.get("outcome"):
+            found[each["number"]] = each
+    if ending.outcome is not Outcome.OK:
+        lost = {"outcome": ending.outcome, "step": ending.step, "message": ending.message}
+        found = {at_work: lost} if at_work in sides else {}
+    reference_s = ending.payload.get("reference_s")
+    records = []
+    for number, each in found.items():
+        own = dataclasses.replace(
+            ending,
+            outcome=Outcome(each["outcome"]),
+            step=Step(each.get("step", ending.step)),
+            message=str(each.get("message", "")),
+            payload={**each, "reference_s": reference_s},
+            wall_s=ending.wall_s / len(found),
+        )
+        trial = sides[number]
+        record = to_record(-1, trial.phase, Setting.of(trial), own)
+        records.append(
+            dataclasses.replace(
+                record,
+                role="confirm",
+                repeats=number,
+                refresh_s=trial.refresh_s,
+                calls_per_update=trial.calls_per_update,
+            )
+        )
+    return records

@@ -1,234 +1,301 @@
-"""The order in which settings are tried, as an Optuna sampler over a finite list.
+"""Which setting is tried next: an Optuna sampler over the finite list of settings.
 
-Optuna's own samplers propose failures and repeats again in spaces this small, so the list of what
-is left decides, and a simple model of what is known orders it: main effects of each dimension on
-the log speed-up, shrunk towards zero, times the chance to work, over the predicted cost.
+:class:`PortfolioSampler` reads nothing but the Optuna study: its trials, their values (speed-ups
+over eager) and user attributes (``outcome``, ``message``, ``seconds``). It runs under plain
+``study.optimize``, on a recorded table too. First comes eager mode of each phase and batch size,
+then whatever promises the largest expected gain per second (:mod:`autocompile.search.effects`).
+
+Optuna's own samplers propose failures and repeats again in spaces this small, so the list decides
+for them too: :class:`FiniteSampler` takes the untried setting nearest to what they propose.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
+import random
 import re
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.trial import FrozenTrial, TrialState
 
 from autocompile.config import DEFAULT_INDUCTOR
-from autocompile.ranking import with_refreshes
-from autocompile.record import Outcome, Record
-from autocompile.search.space import Setting, Space
+from autocompile.errors import UsageError
+from autocompile.search.effects import Effects, Prior, expected_gain, features
+from autocompile.search.space import Setting, choices, plainer_twins
 
-__all__ = [
-    "Effects",
-    "SettingSampler",
-    "fingerprint",
-    "next_setting",
-    "plainer_twins",
-    "resets",
-]
+__all__ = ["SAMPLERS", "FiniteSampler", "PortfolioSampler", "fingerprint", "make_sampler"]
 
-_PRIOR_WEIGHT = 1.0  # how many observations of "no difference" each value starts with
-_CURIOSITY = 0.1  # log speed-up that an untried value may hide
-_FIRST_COST_S = 15.0
-_PLACES = ("backend", "environment")  # what is compiled with, not how
-_EAGERS_OWN = ("optimizer", "memory_format")  # what eager mode gains by: at times most of all
+SAMPLERS = ("portfolio", "tpe", "gp", "random")
+_OTHERS = 0.5  # what a gain at another batch size than the user's own is worth
+_DEFAULT = 0.01  # what it is worth to know plain torch.compile(), which all is compared with
+_ENOUGH = 0.002  # expected gain, as a logarithm, below which nothing is worth trying
+_ANSWERED_S = 0.01  # seconds of a setting that needs no process
+_PRIOR_WEIGHT = 4.0  # trials whose seconds are worth as much as the predicted ones
+
+Params = tuple[tuple[str, Any], ...]
 
 
-@dataclasses.dataclass
-class _Effect:
-    """What is known of one value of one dimension."""
-
-    tried: int = 0
-    fine: int = 0
-    measured: int = 0
-    log_speedup: float = 0.0
-    timed: int = 0
-    cost_s: float = 0.0
-
-
-@dataclasses.dataclass(frozen=True)
-class _Failure:
-    """What the settings that failed in one way have in common, and how many they are."""
-
-    common: frozenset[tuple[str, Any]]
-    count: int = 0
-
-
-def fingerprint(record: Record) -> str:
+def fingerprint(outcome: str, message: str) -> str:
     """Equal for failures that look alike: numbers, addresses and paths in the message differ."""
-    words = re.sub(r"0x[0-9a-f]+|\d+|\S*[/\\]\S+", "#", record.message)
-    return f"{record.outcome.value} {record.step.value} {words[:120]}"
+    words = re.sub(r"0x[0-9a-f]+|\d+|\S*[/\\]\S+", "#", message)
+    return f"{outcome} {words[:120]}"
 
 
-def _setting(record: Record) -> Setting:
-    return Setting(record.config, record.batch_size)
-
-
-def _values(setting: Setting) -> list[tuple[str, Any]]:
-    values = setting.params()
-    # A mode's effect is its backend's own, and batch sizes differ in what a mode brings.
-    values["mode"] = (setting.config.backend, setting.config.mode)
-    return list(values.items())
-
-
-class Effects:
-    """Main effects of the values that have been tried; each record is looked at once.
-
-    What fails with one fingerprint fails for one reason, and what those settings have in common is
-    the best guess at it: whatever has that in common with them too comes later.
-    """
-
-    def __init__(self) -> None:
-        self._known: defaultdict[tuple[str, Any], _Effect] = defaultdict(_Effect)
-        self._failures: dict[str, _Failure] = {}
-
-    def add(self, record: Record) -> None:
-        """Learn from a trial."""
-        speedup = None
-        if not record.ok:
-            mark, values = fingerprint(record), frozenset(_values(_setting(record)))
-            seen = self._failures.get(mark, _Failure(values))
-            self._failures[mark] = _Failure(seen.common & values, seen.count + 1)
-        if record.ok and record.measurement:
-            measured = record.measurement.speedup
-            speedup = with_refreshes(measured, [record], record.measurement.eager_call_s).value
-        for value in _values(_setting(record)):
-            effect = self._known[value]
-            effect.tried += 1
-            effect.fine += record.outcome is Outcome.OK
-            if speedup is not None:
-                effect.measured += 1
-                effect.log_speedup += math.log(speedup)
-            if record.wall_s:
-                effect.timed += 1
-                effect.cost_s += record.wall_s
-
-    def score(self, setting: Setting) -> float:
-        """Expected gain times the chance to work, over the predicted seconds."""
-        gain, works, cost = 0.0, 1.0, _FIRST_COST_S
-        for value in _values(setting):
-            seen = self._known.get(value, _UNKNOWN)
-            gain += seen.log_speedup / (seen.measured + _PRIOR_WEIGHT)
-            gain += _CURIOSITY / math.sqrt(1 + seen.measured)
-            works *= (seen.fine + _PRIOR_WEIGHT) / (seen.tried + _PRIOR_WEIGHT)
-            if value[0] == "mode" and seen.timed:
-                cost = seen.cost_s / seen.timed
-        mine = frozenset(_values(setting))
-        for failure in self._failures.values():
-            if failure.common <= mine:
-                works /= 1 + failure.count
-        return math.exp(gain) * works / cost
-
-
-_UNKNOWN = _Effect()
-
-
-def next_setting(
-    space: Space,
-    left: Collection[Setting],
-    running: Collection[Setting],
-    effects: Effects,
-    leaders: Iterable[Setting] = (),
-) -> Setting | None:
-    """The setting to try next.
-
-    First those without which no number means anything; then one of each backend in each
-    environment, since by them settings differ most, and of what eager mode gains by, where nothing
-    is compiled; then what tells whether each field of a leader matters, so that none is recommended
-    for nothing; then by promise.
+class _Listed(optuna.samplers.BaseSampler):
+    """A sampler over a list of settings.
 
     Args:
-        space: of the phase.
-        left: neither tried nor running, in order.
-        running: being tried now.
-        effects: what is known so far.
-        leaders: the best so far of each batch size.
-
-    Returns:
-        None where each that is left waits for a twin that is running and may answer it.
-    """
-    for setting in (*space.baselines(), *space.unusable):
-        if setting in left:
-            return setting
-    tried = {_place(s) for s in space.settings if s not in left}
-    if new := [s for s in left if _place(s) not in tried]:
-        return min(new, key=lambda s: len(resets(s)))
-    # A twin that the first one's result may answer for free is not tried before it is there.
-    waiting = {*left, *running}
-    free = [s for s in left if not any(twin in waiting for twin in plainer_twins(s))]
-    simpler = {reset for leader in leaders for reset in resets(leader)}
-    return max(free, key=lambda s: (s in simpler, effects.score(s)), default=None)
-
-
-def _place(setting: Setting) -> tuple[Any, ...]:
-    fields = (*_PLACES, *_EAGERS_OWN) if setting.config.is_eager else _PLACES
-    return tuple(getattr(setting.config, field) for field in fields)
-
-
-def plainer_twins(setting: Setting) -> list[Setting]:
-    """Settings whose result answers this one if nothing broke the graph and nothing recompiled.
-
-    Under ``fullgraph`` that compiles there is one graph, as without it, and torch does a few
-    microseconds more at each call: it is never the faster one. ``dynamic=False`` is no such twin of
-    ``None``: to set it at each call costs twice as much again.
-    """
-    if not setting.config.fullgraph:
-        return []
-    return [Setting(dataclasses.replace(setting.config, fullgraph=False), setting.batch_size)]
-
-
-def resets(setting: Setting) -> list[Setting]:
-    """The setting with one of its fields as ``torch.compile()`` has it, for each that differs."""
-    plain, config = DEFAULT_INDUCTOR.to_dict(), setting.config
-    fields = [n for n, v in config.to_dict().items() if n not in _PLACES and v != plain[n]]
-    configs = [dataclasses.replace(config, **{n: getattr(DEFAULT_INDUCTOR, n)}) for n in fields]
-    return [Setting(c, setting.batch_size) for c in configs]
-
-
-class SettingSampler(optuna.samplers.BaseSampler):
-    """Gives Optuna's ``ask`` the parameters that ``pick`` chooses.
-
-    Args:
-        space: fixes the choices of each parameter for the whole study.
-        pick: chooses the next setting.
+        settings: all that may be tried, of all phases and batch sizes.
     """
 
-    def __init__(self, space: Space, pick: Callable[[], Setting]) -> None:
-        self._distributions: dict[str, BaseDistribution] = {
-            name: CategoricalDistribution(values) for name, values in space.choices().items()
+    def __init__(self, settings: Sequence[Setting]) -> None:
+        self.settings = tuple(settings)
+        self.distributions: dict[str, BaseDistribution] = {
+            name: CategoricalDistribution(values) for name, values in choices(settings).items()
         }
-        self._pick = pick
+        self._by_params = {_key(s.params()): s for s in settings}
 
-    @property
-    def distributions(self) -> Mapping[str, BaseDistribution]:
-        """Name and choices of each parameter."""
-        return self._distributions
+    def setting(self, params: Mapping[str, Any]) -> Setting:
+        """The setting with these parameters.
+
+        Raises:
+            KeyError: it is not in the list.
+        """
+        return self._by_params[_key(params)]
+
+    def seen(self, study: optuna.Study) -> dict[Setting, FrozenTrial]:
+        """The trials of listed settings that have begun; what was interrupted is still to try."""
+        found: dict[Setting, FrozenTrial] = {}
+        for trial in study.get_trials(deepcopy=False):
+            setting = self._by_params.get(_key(trial.params))
+            if setting is not None and trial.state is not TrialState.FAIL:
+                found[setting] = trial
+        return found
+
+    def left(self, study: optuna.Study) -> list[Setting]:
+        """The settings that no trial has begun."""
+        begun = self.seen(study)
+        return [s for s in self.settings if s not in begun]
 
     def infer_relative_search_space(
-        self, study: optuna.Study, trial: optuna.trial.FrozenTrial
+        self, study: optuna.Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
         """All parameters are chosen together."""
-        return self._distributions
+        return self.distributions
+
+    def sample_independent(
+        self, study: optuna.Study, trial: FrozenTrial, param_name: str,
+        param_distribution: BaseDistribution,
+    ) -> Any:  # fmt: skip
+        """Never needed: :meth:`sample_relative` gives every parameter."""
+        raise NotImplementedError(param_name)
+
+
+def _key(params: Mapping[str, Any]) -> Params:
+    return tuple(sorted(params.items()))
+
+
+class PortfolioSampler(_Listed):
+    """Expected gain per second, with recorded tables as the prior.
+
+    Args:
+        settings: all that may be tried, of all phases and batch sizes.
+        priors: by phase; what is not there starts from nothing.
+        own_sizes: the user's own batch size of each phase, which comes first.
+    """
+
+    def __init__(
+        self,
+        settings: Sequence[Setting],
+        priors: Mapping[str, Prior] | None = None,
+        own_sizes: Mapping[str, int | None] | None = None,
+    ) -> None:
+        super().__init__(settings)
+        self._priors = {s.phase: (priors or {}).get(s.phase, Prior()) for s in settings}
+        self._own = own_sizes or {}
+        self._effects = Effects(self.settings, self._priors)
+        listed = set(self.settings)
+        self._twins = {s: listed & set(plainer_twins(s)) for s in self.settings}
+
+    def is_done(self, study: optuna.Study) -> bool:
+        """Whether nothing that is left is worth its seconds."""
+        scores = self._scores(study)
+        return not scores or max(gain for gain, _, _ in scores.values()) < _ENOUGH
 
     def sample_relative(
         self,
         study: optuna.Study,
-        trial: optuna.trial.FrozenTrial,
+        trial: FrozenTrial,
         search_space: dict[str, BaseDistribution],
     ) -> dict[str, Any]:
-        """The parameters of the next setting."""
-        return self._pick().params()
+        """The parameters of the next setting.
 
-    def sample_independent(
+        Raises:
+            RuntimeError: none is left.
+        """
+        scores = self._scores(study)
+        if not scores:
+            raise RuntimeError("every setting has been tried")
+        return max(scores, key=lambda s: scores[s][0] / scores[s][1] + scores[s][2]).params()
+
+    def _scores(self, study: optuna.Study) -> dict[Setting, tuple[float, float, float]]:
+        """Of each that is left: the expected gain, its seconds, and an order before all that."""
+        begun = self.seen(study)
+        # What the result of a plainer twin answers is asked for when that is there.
+        finished = {s for s, t in begun.items() if t.state.is_finished()}
+        left = [s for s in self.settings if s not in begun and self._twins[s] <= finished]
+        if not left:
+            return {}
+        values = {s: math.log(t.value) for s, t in begun.items() if t.value and t.value > 0}
+        running = [s for s, t in begun.items() if t.state is TrialState.RUNNING]
+        known = dict(values)
+        if running:  # as if they had done what is expected of them
+            expected, _ = self._effects.expected(values, running)
+            known |= dict(zip(running, map(float, expected), strict=True))
+        mean, deviation = self._effects.expected(known, left)
+        best = {s.cell: 0.0 for s in self.settings}
+        for setting, value in values.items():
+            best[setting.cell] = max(best[setting.cell], value)
+        gains = expected_gain(mean, deviation, [best[s.cell] for s in left])
+        failures = _failures(begun)
+        pace = self._pace(begun)
+        scores = {}
+        for setting, gain in zip(left, map(float, gains), strict=True):
+            gain *= self._weight(setting) / _doubt(setting, failures)
+            if setting.config == DEFAULT_INDUCTOR:
+                gain += _DEFAULT * self._weight(setting)
+            seconds = pace * self._priors[setting.phase].cost_s(setting.config)
+            if self._twins[setting]:
+                seconds = _ANSWERED_S
+            first = 1e6 * self._weight(setting) if setting.config.is_plain_eager else 0.0
+            scores[setting] = (gain + (first > 0), seconds, first)
+        return scores
+
+    def _weight(self, setting: Setting) -> float:
+        own = self._own.get(setting.phase, setting.batch_size)
+        return 1.0 if setting.batch_size == own else _OTHERS
+
+    def _pace(self, begun: Mapping[Setting, FrozenTrial]) -> float:
+        """How many times as long as predicted trials take here."""
+        pairs = [
+            (float(t.user_attrs["seconds"]), self._priors[s.phase].cost_s(s.config))
+            for s, t in begun.items()
+            if t.user_attrs.get("seconds")
+        ]
+        logs = sum(math.log(took / predicted) for took, predicted in pairs)
+        return math.exp(logs / (len(pairs) + _PRIOR_WEIGHT))
+
+
+def _failures(begun: Mapping[Setting, FrozenTrial]) -> list[tuple[frozenset[str], int]]:
+    """What the settings that failed in one way have in common, and how many they are.
+
+    They fail for one reason, and what they have in common is the best guess at it. A setting that
+    no process has tried says nothing of others.
+    """
+    found: dict[str, tuple[frozenset[str], int]] = {}
+    for setting, trial in begun.items():
+        if trial.state is TrialState.PRUNED and trial.user_attrs.get("seconds"):
+            attributes = trial.user_attrs
+            mark = fingerprint(attributes.get("outcome", ""), attributes.get("message", ""))
+            own = frozenset((setting.phase, *features(setting.config)))
+            common, count = found.get(mark, (own, 0))
+            found[mark] = common & own, count + 1
+    return list(found.values())
+
+
+def _doubt(setting: Setting, failures: Sequence[tuple[frozenset[str], int]]) -> float:
+    """1 where nothing speaks against it, the more failures are like it the larger."""
+    own = {setting.phase, *features(setting.config)}
+    return math.prod(1.0 + count for common, count in failures if common <= own)
+
+
+class FiniteSampler(_Listed):
+    """Another sampler's proposals, each moved to the nearest setting that has not been tried.
+
+    Args:
+        settings: all that may be tried.
+        inner: proposes.
+        seed: of the choice among equally near ones.
+    """
+
+    def __init__(
+        self, settings: Sequence[Setting], inner: optuna.samplers.BaseSampler, seed: int
+    ) -> None:
+        super().__init__(settings)
+        self._inner, self._random = inner, random.Random(seed)
+        # Eager mode first here too: without it no speed-up means anything.
+        self._params = {s: s.params() for s in self.settings}
+
+    def is_done(self, study: optuna.Study) -> bool:
+        """Whether every setting has been tried."""
+        return not self.left(study)
+
+    def sample_relative(
         self,
         study: optuna.Study,
-        trial: optuna.trial.FrozenTrial,
-        param_name: str,
-        param_distribution: BaseDistribution,
-    ) -> Any:
-        """Never needed: :meth:`sample_relative` gives every parameter."""
-        raise NotImplementedError(param_name)
+        trial: FrozenTrial,
+        search_space: dict[str, BaseDistribution],
+    ) -> dict[str, Any]:
+        """The parameters of the next setting.
+
+        Raises:
+            RuntimeError: none is left.
+        """
+        left = self.left(study)
+        if not left:
+            raise RuntimeError("every setting has been tried")
+        if eager := [s for s in left if s.config.is_plain_eager]:
+            return self._params[eager[0]]
+        space = self._inner.infer_relative_search_space(study, trial)
+        proposed = dict(self._inner.sample_relative(study, trial, space))
+        for name, distribution in self.distributions.items():
+            if name not in proposed:
+                proposed[name] = self._inner.sample_independent(study, trial, name, distribution)
+        self._random.shuffle(left)
+        return self._params[min(left, key=lambda s: _distance(self._params[s], proposed))]
+
+    def after_trial(
+        self,
+        study: optuna.Study,
+        trial: FrozenTrial,
+        state: TrialState,
+        values: Sequence[float] | None,
+    ) -> None:
+        """Pass on what a trial gave."""
+        self._inner.after_trial(study, trial, state, values)
+
+
+def _distance(params: Mapping[str, Any], proposed: Mapping[str, Any]) -> int:
+    return sum(value != proposed[name] for name, value in params.items())
+
+
+def make_sampler(
+    name: str,
+    settings: Sequence[Setting],
+    priors: Mapping[str, Prior],
+    own_sizes: Mapping[str, int | None],
+    seed: int,
+) -> PortfolioSampler | FiniteSampler:
+    """The sampler of that name: ours, or one of Optuna's own.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
+    if name == "portfolio":
+        return PortfolioSampler(settings, priors, own_sizes)
+    inner: optuna.samplers.BaseSampler
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        if name == "tpe":
+            inner = optuna.samplers.TPESampler(seed=seed, multivariate=True)
+        elif name == "gp":
+            inner = optuna.samplers.GPSampler(seed=seed)
+        elif name == "random":
+            inner = optuna.samplers.RandomSampler(seed=seed)
+        else:
+            raise UsageError(f"sampler {name!r} is none of {', '.join(SAMPLERS)}")
+    return FiniteSampler(settings, inner, seed)

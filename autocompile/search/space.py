@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from autocompile.config import EAGER, CompileConfig, OptionValue
+from autocompile.config import CompileConfig, OptionValue
 from autocompile.errors import UsageError
-from autocompile.search.constraints import (
-    DIMENSIONS,
-)
+from autocompile.record import Record
+from autocompile.search.constraints import DIMENSIONS
 
-__all__ = ["Catalogue", "SearchSpace", "Setting", "Space"]
+__all__ = ["Catalogue", "SearchSpace", "Setting", "Space", "choices", "plainer_twins"]
 
 DEFAULT_BATCH_SIZES = (1, 4, 16)
 
@@ -119,15 +118,27 @@ class Catalogue:
 
 @dataclass(frozen=True)
 class Setting:
-    """One point of the space."""
+    """One point of the space: a config at a batch size of a phase."""
 
     config: CompileConfig
     batch_size: int | None
+    phase: str = "forward"
+
+    @classmethod
+    def of(cls, record: Record) -> Setting:
+        """What a record is about."""
+        return cls(record.config, record.batch_size, record.phase)
+
+    @property
+    def cell(self) -> tuple[str, int | None]:
+        """Phase and batch size: speeds are compared within it."""
+        return self.phase, self.batch_size
 
     def params(self) -> dict[str, Any]:
         """As Optuna stores it; ``None`` is spelled out, since dashboards drop it."""
         options = ",".join(f"{name}={value}" for name, value in self.config.options)
         return {
+            "phase": self.phase,
             "backend": self.config.backend,
             "mode": self.config.mode,
             "options": options or "none",
@@ -137,6 +148,25 @@ class Setting:
             "environment": self.config.environment,
             **{d.field: str(getattr(self.config, d.field)).lower() for d in DIMENSIONS},
         }
+
+
+def plainer_twins(setting: Setting) -> list[Setting]:
+    """Settings whose result answers this one if nothing broke the graph and nothing recompiled.
+
+    Under ``fullgraph`` that compiles there is one graph, as without it, and torch does a few
+    microseconds more at each call: it is never the faster one. ``dynamic=False`` is no such twin of
+    ``None``: to set it at each call costs twice as much again.
+    """
+    if not setting.config.fullgraph:
+        return []
+    plain = dataclasses.replace(setting.config, fullgraph=False)
+    return [dataclasses.replace(setting, config=plain)]
+
+
+def choices(settings: Sequence[Setting]) -> dict[str, list[Any]]:
+    """The values of each Optuna parameter, in the order in which they come first."""
+    every = [s.params() for s in settings]
+    return {name: list(dict.fromkeys(p[name] for p in every)) for name in every[0]}
 
 
 @dataclass(frozen=True)
@@ -158,26 +188,9 @@ class Space:
     dropped: Mapping[str, int] = field(default_factory=dict)
     raw: int = 0
 
-    def choices(self) -> dict[str, list[Any]]:
-        """The values of each Optuna parameter."""
-        every = [s.params() for s in (*self.settings, *self.unusable)]
-        return {name: list(dict.fromkeys(p[name] for p in every)) for name in every[0]}
-
-    def baselines(self) -> list[Setting]:
-        """Eager, default inductor, and the two modes that most often win, where they differ."""
-        first = {EAGER: 0, CompileConfig(): 1}
-        for mode in ("reduce-overhead", "max-autotune-no-cudagraphs"):
-            first[CompileConfig(mode=mode)] = 2
-
-        def rank(setting: Setting) -> int | None:
-            return first.get(dataclasses.replace(setting.config, environment="default"))
-
-        ours = [(rank(s), i, s) for i, s in enumerate(self.settings)]
-        return [s for r, _, s in sorted((r, i, s) for r, i, s in ours if r is not None)]
-
     def summary(self) -> str:
         """One line for the screen."""
-        values = self.choices()
+        values = choices((*self.settings, *self.unusable))
         words = {"backend": "backend", "mode": "mode", "batch_size": "batch size"}
         counted = {word: len(values[name]) for name, word in words.items()}
         parts = [f"{count} {word}s" for word, count in counted.items() if count > 1]

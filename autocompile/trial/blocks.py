@@ -16,13 +16,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from autocompile.trial.strain import Strain
+__all__ = ["Timed", "block", "carried_over", "fill", "lead_of"]
 
-__all__ = ["Timed", "block", "calibrate", "carried_over", "fill", "lead_of", "settle", "shorter"]
-
-_SHORT_BLOCK_S, _SHORT_LEAD_S = 0.008, 0.001
-_SHORT_CALLS = 3
-_TURNS, _WARM_BLOCKS = 4, 40
 _LOOK_S, _LOOKS, _LOOK_CALLS = 0.05, 3, 4
 _LOST = 0.01  # of a block's time, by the first calls
 _SLOWER = 1.03  # calls that are slower by less are noise
@@ -60,27 +55,6 @@ def block(side: Timed, calls: int, synchronize: Callable[[], None], lead: int = 
     return max(1, end - begin) / 1e9 / calls
 
 
-def calibrate(
-    side: Timed,
-    synchronize: Callable[[], None],
-    block_s: float,
-    strain: Strain | None,
-    patience_s: float,
-) -> int:
-    """How many calls make a block: the most of two tries, or of more while threads wait for cores.
-
-    One wait can be longer than a block. Blocks of the one call that was seen then would be timed
-    with cold caches and threads asleep, on that side only. Other reasons to be slow matter less.
-    """
-    most, last_try = fill(side, synchronize, block_s), time.monotonic() + patience_s
-    while True:
-        mark = strain.mark() if strain else None
-        most = max(most, fill(side, synchronize, block_s))
-        waited = strain and mark and {"waited", "stolen"} & strain.disturbed_since(mark)
-        if not waited or time.monotonic() > last_try:
-            return most
-
-
 def fill(side: Timed, synchronize: Callable[[], None], block_s: float) -> int:
     """How many calls seem to fill a block just now."""
     calls = 1
@@ -91,52 +65,26 @@ def fill(side: Timed, synchronize: Callable[[], None], block_s: float) -> int:
         calls = max(calls + 1, math.ceil(calls * min(10.0, block_s / took)))
 
 
-def settle(side: Timed, calls: int, synchronize: Callable[[], None], until: float) -> bool:
-    """Run blocks until their times have no trend: the direction has changed, or was none, 4 times.
-
-    Returns:
-        Whether that happened before the cap.
-    """
-    last, direction, turns = block(side, calls, synchronize), 0, 0
-    for _ in range(_WARM_BLOCKS):
-        now = block(side, calls, synchronize)
-        new = (now > last) - (now < last)
-        turns += new == 0 or (direction != 0 and new != direction)
-        direction, last = new or direction, now
-        if turns >= _TURNS:
-            return True
-        if time.monotonic() > until:
-            break
-    return False
-
-
 def carried_over(
-    sides: Sequence[Timed],
-    calls: Sequence[int],
-    synchronize: Callable[[], None],
-    block_s: float,
-    gap_s: float,
+    sides: Sequence[Timed], calls: Sequence[int], synchronize: Callable[[], None], block_s: float
 ) -> list[list[float]]:
-    """How long each call takes that follows the other side's, of both sides, in seconds.
+    """How long each call of a side takes that follows another side's, in seconds.
 
     Args:
         sides: in the order in which they are looked at.
         calls: of a block of each.
         synchronize: waits for the device.
         block_s: what such a block lasts.
-        gap_s: what is waited before each.
 
     Returns:
-        The times of the first, second, third, ... call: as many as take 50 ms, the least of three
-        looks, since what is carried over slows every one and noise does not. Of one look, where
-        nothing is lost by that; none of calls that are too long to lose much.
+        By side, the times of the first, second, third, ... call: as many as take 50 ms, the least
+        of three looks, since what is carried over slows every one and noise does not. Of one look,
+        where nothing is lost by that; none of calls that are too long to lose much.
     """
     counts = [max(_LOOK_CALLS, math.ceil(n * _LOOK_S / block_s)) for n in calls]
-    looks: tuple[list[list[float]], list[list[float]]] = ([], [])
+    looks: list[list[list[float]]] = [[] for _ in sides]
     for look in range(_LOOKS):
         for side, count, seen in zip(sides, counts, looks, strict=True):
-            if gap_s:
-                time.sleep(gap_s)
             seen.append(_each(side, count, synchronize))
         if look == 0 and not any(lead_of(s[0], n) for s, n in zip(looks, calls, strict=True)):
             break
@@ -173,21 +121,3 @@ def lead_of(times: Sequence[float], calls: int) -> int:
         if lost > _LOST * usual * calls:
             return number + 1
     return 0
-
-
-def shorter(
-    calls: Sequence[int], carried: Sequence[Sequence[float]], block_s: float
-) -> tuple[list[int], list[int], float]:
-    """Calls of shorter blocks, calls ahead of them, and how many times as many rounds they make.
-
-    The calls ahead make up for what a block of few calls pays for following the other side's.
-    Where that would not be shorter, all is as it was.
-    """
-    short = [max(_SHORT_CALLS, math.ceil(n * _SHORT_BLOCK_S / block_s)) for n in calls]
-    leads = [
-        max(1, math.ceil(n * _SHORT_LEAD_S / block_s), lead_of(times, few))
-        for n, few, times in zip(calls, short, carried, strict=True)
-    ]
-    before = [lead_of(times, n) for n, times in zip(calls, carried, strict=True)]
-    times = (sum(calls) + sum(before)) / (sum(short) + sum(leads))
-    return (short, leads, times) if times > 1 else (list(calls), before, 1.0)

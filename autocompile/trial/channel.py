@@ -63,19 +63,8 @@ class Channel:
         self._send({"event": "result", "step": self.current.value, **payload})
 
     @contextlib.contextmanager
-    def quiet(self) -> Iterator[None]:
+    def exclusive(self) -> Iterator[None]:
         """While it is entered, no other trial of the run uses the machine; may be nested."""
-        self.quiet_from_now_on()
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._depth -= 1
-                if self._depth == 0 and self._control is not None:
-                    self._send({"event": "busy"})
-
-    def quiet_from_now_on(self) -> None:
-        """Like :meth:`quiet`, until this process has ended: leaving it disturbs as well."""
         with self._lock:  # a second thread waits as well
             self._depth += 1
             if self._depth == 1 and self._control is not None:
@@ -83,6 +72,13 @@ class Channel:
                 self._send({"event": "quiet"})
                 os.read(self._control, 1)
                 self.waited_s += time.perf_counter() - began
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._depth -= 1
+                if self._depth == 0 and self._control is not None:
+                    self._send({"event": "busy"})
 
     def _send(self, message: dict[str, Any]) -> None:
         line = json.dumps({"v": _VERSION, "nonce": self._nonce, **message}) + "\n"

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from autocompile.stats import median
+from autocompile.estimate.intervals import median
 from autocompile.trial.phases import Side
 
 __all__ = ["FirstCalls", "refresh_s"]

@@ -27,10 +27,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import autocompile.api
 import autocompile.search.finalists
-from autocompile.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
 from autocompile.ranking import Candidate, candidates
+
+import autocompile.api
+from autocompile.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
 from autocompile.record import Record
 from autocompile.report.live import progress
 from autocompile.search.space import SearchSpace

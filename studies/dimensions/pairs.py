@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from autocompile.config import CompileConfig
+from autocompile.estimate.intervals import Interval, across_processes, ratio
 from autocompile.record import Measurement
-from autocompile.stats import Interval, across_processes, ratio
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -32,15 +32,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from autocompile.preference import SAME
 from ground_truth import ROUNDS, best_yard_us, calm_limit, is_calm
 from models import HERE, MODELS, Side, make
 from store import append, last_line, load
 
 from autocompile import api
-from autocompile.preference import SAME
+from autocompile.estimate.intervals import Interval, across_processes, median, ratio, speedup
 from autocompile.search import finalists
 from autocompile.search.effort import EFFORTS
-from autocompile.stats import Interval, across_processes, median, ratio, speedup
 
 SLOWER = 0.02
 JOINED = 5  # processes behind a final decision
@@ -78,10 +78,10 @@ def slowed(call: Callable[[], Any], share: float) -> Callable[[], None]:
 def measure(model: str, pairs: int, process: int) -> dict[str, Any]:
     """In a process of its own: the floor, then pairs of each kind in random order."""
     import torch
-
-    from autocompile.trial.measure import Limits, Timed, paired_blocks
     from autocompile.trial.pace import Pace
     from autocompile.trial.strain import Strain
+
+    from autocompile.trial.measure import Limits, Timed, paired_blocks
 
     cpu = torch.device("cpu")
     pace = Pace(cpu)

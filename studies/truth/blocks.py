@@ -36,7 +36,6 @@ NEVER = 10**9
 def times(count: int) -> list[dict[str, Any]]:
     """In a process of its own."""
     import torch
-
     from autocompile.trial.pace import Pace
     from autocompile.trial.strain import Strain
 

@@ -26,6 +26,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from autocompile.ranking import candidates
 from ground_truth import best_yard_us
 from models import EAGER, HERE, MODELS, ROOT
 from store import append, commit, last_line, load, neighbour
@@ -35,7 +36,6 @@ import autocompile.api
 import autocompile.search.offer
 from autocompile.config import CompileConfig
 from autocompile.errors import AutocompileError
-from autocompile.ranking import candidates
 from autocompile.record import Record
 from autocompile.search.effort import EFFORTS
 from autocompile.search.space import SearchSpace, Space

@@ -1,4 +1,4 @@
-"""Inductor's own benchmarks ask for quiet too: a kernel chosen beside a busy neighbour is a guess.
+"""Inductor's own benchmarks run alone too: a kernel chosen beside a busy neighbour is a guess.
 
 Every timing that Inductor does (templates under max-autotune, Triton configurations, coordinate
 descent) goes through the benchmarker classes of ``torch._inductor.runtime.benchmarking``.
@@ -13,10 +13,10 @@ from typing import Any
 
 from autocompile.trial.channel import Channel
 
-__all__ = ["hush_autotuning"]
+__all__ = ["make_autotuning_exclusive"]
 
 
-def hush_autotuning(channel: Channel) -> int:
+def make_autotuning_exclusive(channel: Channel) -> int:
     """Wrap every ``benchmark*`` method of Inductor's benchmarkers for the rest of this process.
 
     Returns:
@@ -46,16 +46,16 @@ def _wrap(owner: type, prefix: str, channel: Channel) -> int:
     methods = {n: m for n, m in vars(owner).items() if n.startswith(prefix)}
     for name, method in methods.items():
         if callable(method):
-            setattr(owner, name, _in_quiet(method, channel))
+            setattr(owner, name, _exclusively(method, channel))
         elif isinstance(method, classmethod):
-            setattr(owner, name, classmethod(_in_quiet(method.__func__, channel)))
+            setattr(owner, name, classmethod(_exclusively(method.__func__, channel)))
     return len(methods)
 
 
-def _in_quiet(method: Callable[..., Any], channel: Channel) -> Callable[..., Any]:
+def _exclusively(method: Callable[..., Any], channel: Channel) -> Callable[..., Any]:
     @functools.wraps(method)
     def timed(*args: Any, **kwargs: Any) -> Any:
-        with channel.quiet():
+        with channel.exclusive():
             return method(*args, **kwargs)
 
     return timed

@@ -1,0 +1,1 @@
+"""How fast each setting is, how sure that is, and which one is best. Standard library and numpy."""

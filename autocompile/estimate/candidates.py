@@ -1,0 +1,268 @@
+"""From records to candidates: how fast each setting of a phase is, and how sure that is.
+
+Only ratios from inside one process are compared. Where a setting was raced, the sets of fresh
+processes are the sample and every set counts; before that, its trial of the search stands alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from autocompile.estimate.host import left_out
+from autocompile.estimate.intervals import Interval, median, over_sets, ratio
+from autocompile.record import Measurement, Outcome, Record
+
+__all__ = ["Candidate", "Limits", "candidates", "compare", "with_refreshes"]
+
+_ONE = Interval(1.0, 1.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a setting must keep to be chosen; None: no limit.
+
+    Attributes:
+        latency_s: seconds of one call.
+        memory_bytes: peak memory; a setting whose memory is not known does not keep it.
+        compile_s: cold compile time in seconds.
+    """
+
+    latency_s: float | None = None
+    memory_bytes: int | None = None
+    compile_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One setting, or the plainest of those with the same code, with all that is known of it.
+
+    Attributes:
+        record: its trial of the search.
+        speedup: over eager at the same batch size, with what new weights cost.
+        eager_call_s: seconds of an eager call at this batch size, over all processes.
+        logs: by set, the logarithm of the speed-up; empty before it was raced.
+        blocks: by set, its process and its block times there, in the order of the rounds.
+        same_code: the numbers of the other trials with the same code.
+        warm_compile_s: compile time on a warm cache; None before it was raced.
+        is_slow_host: whether sets were left out in which the machine was slower than usual.
+    """
+
+    record: Record
+    speedup: Interval
+    eager_call_s: float
+    logs: Mapping[int, float] = field(default_factory=dict)
+    blocks: Mapping[int, tuple[int, tuple[float, ...]]] = field(default_factory=dict)
+    same_code: tuple[int, ...] = ()
+    warm_compile_s: float | None = None
+    is_slow_host: bool = False
+
+    @property
+    def sets(self) -> int:
+        """In how many sets of fresh processes it was measured; 0 for the search alone."""
+        return len(self.logs)
+
+    @property
+    def call_s(self) -> float:
+        """Seconds of one call."""
+        return self.eager_call_s / self.speedup.value
+
+    @property
+    def throughput(self) -> Interval:
+        """Samples per second, or steps per second where there is no batch."""
+        return self.speedup.scaled(self.eager_throughput)
+
+    @property
+    def eager_throughput(self) -> float:
+        """The same of eager."""
+        return (self.record.batch_size or 1) / self.eager_call_s
+
+    @property
+    def is_known_to_pay(self) -> bool:
+        """Whether it is known how often weights change, where that costs something.
+
+        A plain model's forward pass is taken to be of weights that stay; an agent's change.
+        """
+        changes = self.record.phase.startswith("forward_")
+        return not (self.record.refresh_s and changes and not self.record.calls_per_update)
+
+    @property
+    def slows_eager(self) -> bool:
+        """Whether eager was slower beside it than alone, so that its speed-up is not its own."""
+        measured = self.record.measurement
+        return measured is not None and "eager_slowed" in measured.flags
+
+    def keeps(self, limits: Limits) -> bool:
+        """Whether it is within the limits."""
+        if not self.is_known_to_pay:
+            return False
+        is_eager = self.record.config.is_eager
+        pairs = (
+            (self.call_s, limits.latency_s),
+            (self.record.peak_memory_bytes, limits.memory_bytes),
+            (0.0 if is_eager else self.record.compile_s, limits.compile_s),
+        )
+        return all(most is None or (seen is not None and seen <= most) for seen, most in pairs)
+
+
+def candidates(records: Iterable[Record]) -> list[Candidate]:
+    """The settings of one phase that worked; of those with the same code the plainest.
+
+    A setting that failed even once when it was raced is no candidate: it cannot be relied on. What
+    ended it from outside says nothing about it.
+
+    Args:
+        records: of the phase, searched and raced.
+    """
+    every = list(records)
+    raced: dict[int, list[Record]] = {}
+    for r in every:
+        if r.repeats is not None and r.outcome not in (Outcome.INTERRUPTED, Outcome.INFRASTRUCTURE):
+            raced.setdefault(r.repeats, []).append(r)
+    working = [r for r in every if r.ok]
+    eager = _Eager(working)
+    found = []
+    for members in _same_code([r for r in working if r.role == "search"]):
+        again = [r for m in members for r in raced.get(m.number, ())]
+        if members[0].config.is_plain_eager:
+            again = [r for r in again if r.ok]
+        if all(r.ok for r in again):
+            found.append(_candidate(members, again, eager))
+    return found
+
+
+def _same_code(searched: Sequence[Record]) -> list[list[Record]]:
+    """Trials grouped by their code, the plainest of each group first."""
+    groups: dict[int, list[Record]] = {}
+    for r in searched:
+        first = r.number if r.duplicate_of is None else r.duplicate_of
+        groups.setdefault(first, []).append(r)
+    return [sorted(g, key=lambda r: (r.config.changes(), r.number)) for g in groups.values()]
+
+
+def _candidate(members: Sequence[Record], again: Sequence[Record], eager: _Eager) -> Candidate:
+    record = members[0]
+    with_refresh = dataclasses.replace(  # a twin answers without a process: its code's are known
+        record,
+        refresh_s=next((r.refresh_s for r in (*again, *members) if r.refresh_s), None),
+    )
+    call_s = eager.seconds(record)
+    logs, blocks = {}, {}
+    for r in again:
+        if r.measurement is None or r.race is None:
+            continue
+        ratio_ = eager.over_own(r, r.measurement)
+        logs[r.race] = math.log(with_refreshes(ratio_, with_refresh, eager.of_process(r)))
+        blocks[r.race] = (r.detail.get("raced_in", r.number), r.measurement.compiled_s)
+    slow = left_out([r for r in again if r.race is not None])
+    logs = {number: log for number, log in logs.items() if number not in slow}
+    if record.config.is_plain_eager and record.config.environment == "default":
+        speedup = _ONE
+        logs = dict.fromkeys(logs, 0.0)  # it is its own baseline
+    elif logs:
+        speedup = over_sets(list(logs.values()))
+    else:
+        speedup = _of_search(record, with_refresh, eager)
+    warm = [r.compile_s for r in again if r.compile_s is not None]
+    return Candidate(
+        record=with_refresh,
+        speedup=speedup,
+        eager_call_s=call_s,
+        logs=logs,
+        blocks={number: seen for number, seen in blocks.items() if number in logs},
+        same_code=tuple(m.number for m in members[1:]),
+        warm_compile_s=median(warm) if warm else None,
+        is_slow_host=bool(slow),
+    )
+
+
+def _of_search(record: Record, with_refresh: Record, eager: _Eager) -> Interval:
+    """By the trial of the search: as uncertain as one process is, or as its own rounds are."""
+    assert record.measurement is not None
+    inside = record.measurement.speedup
+    value = with_refreshes(
+        eager.over_own(record, record.measurement), with_refresh, eager.of_process(record)
+    )
+    outside = over_sets([math.log(value)])
+    low = value * min(inside.low / inside.value, outside.low / outside.value)
+    return Interval(value, low, value * max(inside.high / inside.value, outside.high / value))
+
+
+def with_refreshes(speedup: float, record: Record, eager_s: float) -> float:
+    """The speed-up over all calls from one change of the weights to the next."""
+    if not record.refresh_s or not record.calls_per_update:
+        return speedup
+    return 1 / (1 / speedup + record.refresh_s / record.calls_per_update / eager_s)
+
+
+def compare(first: Candidate, second: Candidate) -> Interval:
+    """How many times faster ``first`` is than ``second``.
+
+    Directly, from blocks of the same rounds, where one process held both; by way of the eager mode
+    of each where only the set was the same; else from their two independent estimates.
+    """
+    if first is second:
+        return _ONE
+    logs = []
+    for number in first.logs.keys() & second.logs.keys():
+        log = first.logs[number] - second.logs[number]
+        if not first.record.refresh_s and not second.record.refresh_s:
+            log = _direct(first.blocks.get(number), second.blocks.get(number), log)
+        logs.append(log)
+    return over_sets(logs) if logs else ratio(first.speedup, second.speedup)
+
+
+_Blocks = tuple[int, tuple[float, ...]]
+
+
+def _direct(first: _Blocks | None, second: _Blocks | None, otherwise: float) -> float:
+    if first is None or second is None or first[0] != second[0]:
+        return otherwise
+    pairs = zip(first[1], second[1], strict=False)
+    return median([math.log(theirs / ours) for ours, theirs in pairs])
+
+
+class _Eager:
+    """Seconds of an eager call at each batch size in each environment."""
+
+    def __init__(self, working: Iterable[Record]) -> None:
+        self._times: dict[tuple[str, int | None], list[float]] = {}
+        self._raced: dict[tuple[str, int | None, int], list[float]] = {}
+        for r in working:
+            if r.duplicate_of is not None or r.measurement is None:
+                continue  # the same process again
+            key = r.config.environment, r.batch_size
+            self._times.setdefault(key, []).append(r.measurement.eager_call_s)
+            if r.race is not None:
+                self._raced.setdefault((*key, r.race), []).append(r.measurement.eager_call_s)
+
+    def seconds(self, record: Record) -> float:
+        """Over all processes, in the tuner's own environment where it was measured there."""
+        own = self._times.get(("default", record.batch_size))
+        return median(own or self._times[record.config.environment, record.batch_size])
+
+    def of_process(self, record: Record) -> float:
+        """In the process that measured the record, or as :meth:`seconds` in another environment."""
+        if record.config.environment != "default" or record.measurement is None:
+            return self.seconds(record)
+        return record.measurement.eager_call_s
+
+    def over_own(self, record: Record, measured: Measurement) -> float:
+        """Its speed-up, over the tuner's own eager mode where it ran in another environment.
+
+        By the eager times of the same set, where both environments were in it.
+        """
+        value, environment, size = (
+            measured.speedup.value,
+            record.config.environment,
+            record.batch_size,
+        )
+        ours, theirs = ("default", size), (environment, size)
+        if environment == "default" or ours not in self._times:
+            return value
+        mine, its = self._times[ours], self._times[theirs]
+        if record.race is not None and (raced := self._raced.get((*ours, record.race))):
+            mine, its = raced, self._raced[(*theirs, record.race)]
+        return value * median(mine) / median(its)

@@ -1,0 +1,135 @@
+"""Which setting is best, what is as good, and whether that is decided: in one place.
+
+Two settings within 1 % by their estimates are as good as one another, and the plainest of them
+stands for all. A decision is open while anything may still be more than 2 % better than what would
+be chosen (the indifference zone of ranking and selection: Kim and Nelson, 2001).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from autocompile.config import DEFAULT_INDUCTOR
+from autocompile.estimate.candidates import Candidate, Limits, candidates, compare
+from autocompile.record import Record
+
+__all__ = ["SAME", "SETS", "ZONE", "Decision", "decide", "decide_all", "finalists"]
+
+SAME = 0.01
+"""Settings whose estimates differ by less are as good as one another."""
+ZONE = 0.02
+"""A setting that may be better by less than this is not worth more measuring."""
+SETS = (3, 6)
+"""In how many sets of fresh processes a finalist is measured, at least and at most."""
+_MOST = 4  # finalists of one batch size, beside eager and the default
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is best at one batch size of a phase.
+
+    Attributes:
+        best: the plainest of the best; eager where nothing is faster.
+        ties: those as good as it, it first.
+        rivals: others that worked, best first.
+        open: those that may be more than 2 % better, and by how much at most; empty if decided.
+        ceiling: how much faster than ``best`` anything that was tried may be, as a fraction (95 %).
+    """
+
+    best: Candidate
+    ties: tuple[Candidate, ...]
+    rivals: tuple[Candidate, ...]
+    open: tuple[tuple[Candidate, float], ...]
+    ceiling: float
+
+    @property
+    def is_faster(self) -> bool:
+        """Whether something beats eager."""
+        return not self.best.record.config.is_plain_eager
+
+
+def decide(found: Sequence[Candidate], limits: Limits | None = None) -> Decision | None:
+    """Which of the candidates of one batch size is best; None without a measured eager mode.
+
+    What was raced goes before what was only searched, since the best of many single figures is
+    flattered. A setting has to be faster than eager by more than 1 % and by its whole interval.
+    """
+    eager = next((c for c in found if c.record.config.is_baseline), None)
+    if eager is None:
+        return None
+    rivals = [c for c in found if c is not eager and c.keeps(limits or Limits())]
+    rivals = sorted((c for c in rivals if not c.slows_eager), key=_speed, reverse=True)
+    raced = [c for c in rivals if c.sets]
+    leader = next(iter(raced or rivals), eager)
+    equals = [c for c in (raced or rivals) if compare(leader, c).value <= 1 + SAME]
+    ties = [c for c in sorted(equals, key=plainness(equals)) if _beats(c, eager)]
+    best = ties[0] if ties and _beats(leader, eager) else eager
+    others = [(c, compare(c, best)) for c in (*rivals, eager) if c is not best]
+    # What lost by its figure of the search was not raced, and so is less surely known.
+    open_ = [(c, r.high - 1) for c, r in others if r.high > 1 + ZONE and (c.sets or _leads(r))]
+    return Decision(
+        best=best,
+        ties=tuple(ties) if best is not eager else (eager,),
+        rivals=tuple(c for c in rivals if c is not best),
+        open=tuple(sorted(open_, key=lambda pair: -pair[1])),
+        ceiling=max((r.high - 1 for c, r in others if c.sets or _leads(r)), default=0.0),
+    )
+
+
+def decide_all(
+    records: Iterable[Record], limits: Limits | None = None
+) -> dict[int | None, Decision]:
+    """The decision of each batch size of a phase that has one."""
+    every = candidates(records)
+    sizes = sorted({c.record.batch_size for c in every}, key=lambda s: s or 0)
+    found = {s: decide([c for c in every if c.record.batch_size == s], limits) for s in sizes}
+    return {size: decision for size, decision in found.items() if decision}
+
+
+def finalists(decision: Decision) -> list[Candidate]:
+    """Who is raced: those that may be the best, and the default that they are compared with.
+
+    By the upper end of what is known of each against the leader. Who has been raced and is slower
+    than it by more than the zone is out. Empty where nothing but eager can be the best.
+    """
+    every = sorted((decision.best, *decision.rivals), key=_speed, reverse=True)
+    every = [c for c in every if not c.record.config.is_plain_eager]
+    if not every:
+        return []
+    leader = every[0]
+    may_win = [c for c in every if not is_out(c, leader)]
+    may_win = [c for c in may_win if c.speedup.high > 1]
+    chosen = may_win[:_MOST]
+    default = [c for c in every if c.record.config == DEFAULT_INDUCTOR]
+    return chosen + [c for c in default if chosen and c not in chosen and c.sets < SETS[0]]
+
+
+def is_out(candidate: Candidate, leader: Candidate) -> bool:
+    """Whether it is slower than the leader by more than the zone, with 95 % confidence."""
+    found = compare(leader, candidate)
+    return found.low > (1 + ZONE if candidate.sets and leader.sets else 1.0)
+
+
+def plainness(found: Iterable[Candidate]) -> Callable[[Candidate], tuple[bool, int, float]]:
+    """A key for sorting equals: cheap to compile, then few changes of torch's defaults."""
+    cheapest_s = min((c.record.compile_s or 0.0 for c in found), default=0.0)
+
+    def key(c: Candidate) -> tuple[bool, int, float]:
+        compile_s = 0.0 if c.record.config.is_eager else c.record.compile_s or 0.0
+        return compile_s > 1.25 * cheapest_s + 0.25, c.record.config.changes(), compile_s
+
+    return key
+
+
+def _speed(c: Candidate) -> float:
+    return c.speedup.value
+
+
+def _beats(c: Candidate, eager: Candidate) -> bool:
+    over = compare(c, eager)
+    return over.low > 1 and over.value > 1 + SAME
+
+
+def _leads(ratio: object) -> bool:
+    return getattr(ratio, "value", 0.0) > 1

@@ -1,0 +1,51 @@
+"""The budget: seconds of a whole run, from the command to the report."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+__all__ = ["Budget"]
+
+_FOR_RACES = 0.4  # kept back for confirming, unless less is enough
+_REPORT_S = 1.0
+
+
+class Budget:
+    """Counts down.
+
+    Args:
+        total_s: seconds of the whole run; None: no end.
+        trials: how many trials of the search may have a process of their own; None: no end.
+        began: when the run began, by ``clock``.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        total_s: float | None,
+        trials: int | None = None,
+        began: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.total_s, self.trials, self._clock = total_s, trials, clock
+        self._began = clock() if began is None else began
+
+    @property
+    def spent_s(self) -> float:
+        """Since the run began."""
+        return self._clock() - self._began
+
+    @property
+    def left_s(self) -> float:
+        """Until the report has to be written."""
+        if self.total_s is None:
+            return math.inf
+        return self.total_s - _REPORT_S - self.spent_s
+
+    def for_search_s(self, races_s: float) -> float:
+        """Seconds that the search may still take, if the races are expected to take ``races_s``."""
+        if self.total_s is None:
+            return math.inf
+        return self.left_s - min(_FOR_RACES * self.total_s, races_s)

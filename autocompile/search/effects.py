@@ -1,0 +1,171 @@
+"""What is expected of a setting: main effects of its fields on the logarithm of the speed-up.
+
+A Gaussian model with few numbers. Each field that differs from the default adds its effect; the
+effect is partly the same at all batch sizes of a phase and partly of its own at each, and so is
+what a setting as a whole adds. Before anything is measured the effects are those of recorded tables
+(``prior.json``, made by studies/search/learn.py): they are the portfolio. What one batch size shows
+is expected of the others by the shared part.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from autocompile.config import DEFAULT_INDUCTOR, CompileConfig
+from autocompile.search.space import Setting
+
+__all__ = ["Effects", "Prior", "features", "prior_of"]
+
+_PLAIN = DEFAULT_INDUCTOR.to_dict()
+# Standard deviations of logarithms of speed-ups.
+_FIELD, _FIELD_HERE = 0.15, 0.08  # of a field's effect: shared by a phase, and at one batch size
+_WHOLE, _WHOLE_HERE = 0.05, 0.04  # of what a setting adds to the effects of its fields
+_NOISE = 0.03  # of one process
+
+
+def features(config: CompileConfig) -> tuple[str, ...]:
+    """The fields of a config that have an effect, by name; plain eager has none."""
+    kind = "eager" if config.is_eager else "compiled"
+    found = [] if config.is_eager else [config.backend]
+    for name, value in config.to_dict().items():
+        if name in _NO_EFFECT or value == _PLAIN[name]:
+            continue
+        found.append(f"{name}={value} {kind}" if name in _OF_EAGER else f"{name}={value}")
+    found += [f"{config.backend} {name}={value}" for name, value in config.options]
+    return tuple(found)
+
+
+_NO_EFFECT = ("backend", "options", "fullgraph")  # named otherwise, or without any
+_OF_EAGER = ("memory_format", "optimizer", "threads")  # eager mode has them too
+
+
+@dataclass(frozen=True)
+class Prior:
+    """What recorded tables say of a kind of phase on a kind of device.
+
+    Attributes:
+        effects: mean logarithm of the speed-up that each field brings.
+        seconds: of a trial of the search, by field: each adds its own to ``base_s``.
+        base_s: of a trial that compiles nothing.
+    """
+
+    effects: Mapping[str, float] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    base_s: float = 2.0
+
+    def mean(self, config: CompileConfig) -> float:
+        """The expected logarithm of the speed-up."""
+        return sum(self.effects.get(name, 0.0) for name in features(config))
+
+    def cost_s(self, config: CompileConfig) -> float:
+        """The expected seconds of a trial."""
+        own = (self.seconds.get(name, _seconds(name)) for name in features(config))
+        return self.base_s + sum(own)
+
+
+def _seconds(feature: str) -> float:
+    """Seconds that a field adds to a trial, where no table knows it."""
+    if (
+        feature in ("memory_format=channels_last eager", "threads=1 eager")
+        or "optimizer" in feature
+    ):
+        return 0.0
+    if feature == "freezing=True":
+        return 8.0
+    return 4.0 if "=" not in feature or "autotune" in feature or "cpp_wrapper" in feature else 0.5
+
+
+def prior_of(device: str, phase: str, has_convolutions: bool) -> Prior:
+    """The prior of the nearest kind that was recorded: device, phase and kind of layers."""
+    table = _table()
+    phase = "forward" if phase.startswith("forward") and phase != "forward_train" else phase
+    layers = "conv" if has_convolutions else "other"
+    for key in (f"{device}/{phase}/{layers}", f"{device}/{phase}"):
+        if key in table:
+            return Prior(**table[key])
+    return Prior()
+
+
+def _table() -> Mapping[str, Any]:
+    path = Path(__file__).with_name("prior.json")
+    found: dict[str, Any] = json.loads(path.read_text("utf-8"))["priors"]
+    return found
+
+
+class Effects:
+    """The model of all settings of a study.
+
+    Args:
+        settings: of all phases and batch sizes.
+        priors: by phase.
+    """
+
+    def __init__(self, settings: Sequence[Setting], priors: Mapping[str, Prior]) -> None:
+        self.index = {s: i for i, s in enumerate(settings)}
+        self._mean = np.array([priors[s.phase].mean(s.config) for s in settings])
+        self._phase = _codes([s.phase for s in settings])
+        self._cell = _codes([s.cell for s in settings])
+        self._config = _codes([s.config for s in settings])
+        names = [set(features(s.config)) for s in settings]
+        known = {name: i for i, name in enumerate(sorted(set().union(*names)))}
+        self._has = np.zeros((len(settings), len(known)))
+        for row, own in enumerate(names):
+            self._has[row, [known[name] for name in own]] = 1.0
+        # Eager against itself is no unknown.
+        self._unknown = self._has.any(axis=1).astype(float)
+
+    def expected(self, seen: Mapping[Setting, float], left: Sequence[Setting]) -> tuple[Any, Any]:
+        """Mean and standard deviation of the logarithm of the speed-up of each that is left.
+
+        Args:
+            seen: logarithms that were measured.
+            left: settings of interest.
+        """
+        rows = np.array([self.index[s] for s in left], dtype=int)
+        mean = self._mean[rows].copy()
+        variance = self._between(rows, rows, diagonal=True)
+        if seen:
+            known = np.array([self.index[s] for s in seen], dtype=int)
+            residual = np.array(list(seen.values())) - self._mean[known]
+            own = self._between(known, known) + _NOISE**2 * np.eye(known.size)
+            cross = self._between(rows, known)
+            mean += cross @ np.linalg.solve(own, residual)
+            variance = variance - np.einsum("ij,ji->i", cross, np.linalg.solve(own, cross.T))
+        return mean, np.sqrt(np.maximum(variance, 1e-8))
+
+    def _between(self, rows: Any, columns: Any, diagonal: bool = False) -> Any:
+        """Covariances of the true effects of settings."""
+        if diagonal:
+            shared = self._has[rows].sum(axis=1)
+            here = same = np.ones(rows.size)
+            unknown = self._unknown[rows]
+        else:
+            shared = self._has[rows] @ self._has[columns].T
+            shared = shared * (self._phase[rows][:, None] == self._phase[columns])
+            here = self._cell[rows][:, None] == self._cell[columns]
+            same = (self._config[rows][:, None] == self._config[columns]) & (
+                self._phase[rows][:, None] == self._phase[columns]
+            )
+            unknown = self._unknown[rows][:, None] * self._unknown[columns]
+        fields = shared * (_FIELD**2 + _FIELD_HERE**2 * here)
+        return unknown * (fields + same * (_WHOLE**2 + _WHOLE_HERE**2 * here))
+
+
+def _codes(values: Sequence[Any]) -> Any:
+    known: dict[Any, int] = {}
+    return np.array([known.setdefault(v, len(known)) for v in values])
+
+
+def expected_gain(mean: Any, deviation: Any, best: Any) -> Any:
+    """How much better than ``best`` a normal value is expected to be, counting worse as nothing."""
+    z = (mean - best) / deviation
+    density = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
+    below = 0.5 * (1 + np.vectorize(math.erf)(z / math.sqrt(2)))
+    return deviation * (z * below + density)

@@ -1,0 +1,221 @@
+"""The race: finalists, plain torch.compile() and eager mode side by side, in fresh processes.
+
+The best of many single figures is flattered, and a process differs from the next by more than the
+noise inside it. So the finalists of each phase and batch size are timed again, in sets of fresh
+processes, until the order is clear (:mod:`autocompile.estimate.decision`), and only that is
+reported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from autocompile.config import EAGER
+from autocompile.estimate.candidates import Candidate, Limits
+from autocompile.estimate.decision import SETS, Decision, decide_all, finalists
+from autocompile.execute.executor import Ending, Job
+from autocompile.record import AT_WORK, Outcome
+from autocompile.search.crew import Crew
+from autocompile.search.records import side_records
+from autocompile.search.study import Interrupted, Study
+
+__all__ = ["Race"]
+
+_BLOCK_S, _ROUNDS, _MAX_S = 0.02, 24, 3.0
+_SHARE = 0.5  # of the memory of a trial: more than that, and finalists have processes of their own
+_SLACK = 0.1  # of the budget, by which a set may be too long
+
+Cell = tuple[str, int | None]
+
+
+@dataclass
+class Race:
+    """Confirms the best of each phase and batch size.
+
+    Attributes:
+        study: whose finalists are raced.
+        limits: what a setting must keep to be chosen.
+        own_sizes: of each phase, the user's own batch size, which comes first.
+    """
+
+    study: Study
+    limits: Limits
+    own_sizes: Mapping[str, int | None]
+    _alone: set[int] = field(default_factory=set)  # failed beside others: once more, by themselves
+    _took_s: dict[Cell, float] = field(default_factory=dict)  # of a set, by side
+
+    def needed_s(self) -> float:
+        """About how many seconds the sets take that each phase and batch size needs at least."""
+        return sum(
+            max(0, SETS[0] - self._sets(cell)) * self._set_s(cell, finalists(decision))
+            for cell, decision in self._decisions()
+        )
+
+    def run(self) -> None:
+        """Race until every decision is clear or the time is over.
+
+        Raises:
+            Interrupted: after Ctrl-C.
+        """
+        with Crew(self.study.executor, self.study.observer) as crew:
+            while not crew.interrupted and (chosen := self._next()):
+                cell, runners = chosen
+                self._set(crew, cell, runners)
+        if crew.interrupted:
+            raise Interrupted
+
+    def _decisions(self) -> list[tuple[Cell, Decision]]:
+        """Of each phase and batch size, the user's own first."""
+        found = []
+        for phase in self.study.spaces:
+            records = [r for r in self.study.records if r.phase == phase]
+            decisions = decide_all(records, self.limits)
+            own = self.own_sizes.get(phase)
+            order = sorted(decisions, key=lambda size: (size != own, -(size or 0)))
+            found += [((phase, size), decisions[size], order.index(size)) for size in order]
+        return [(cell, decision) for cell, decision, _ in sorted(found, key=lambda each: each[2])]
+
+    def _next(self) -> tuple[Cell, list[Candidate]] | None:
+        """The phase and batch size that is raced next, and who runs; None if nothing is open.
+
+        Each gets its three sets first; then those that are still open get more.
+        """
+        left_s = self.study.budget.left_s + _SLACK * (self.study.budget.total_s or 0.0)
+        for least in SETS:
+            for cell, decision in self._decisions():
+                runners = [c for c in finalists(decision) if c.sets < least]
+                if self._sets(cell) >= SETS[1] or not runners:
+                    continue
+                if least > SETS[0] and not decision.open:
+                    continue
+                runners = finalists(decision)
+                for most in dict.fromkeys((len(runners), 2, 1)):  # with little time, fewer
+                    if self._set_s(cell, runners[:most]) <= left_s:
+                        return cell, runners[:most]
+        return None
+
+    def _sets(self, cell: Cell) -> int:
+        """How many sets there were."""
+        seen = [r.race for r in self.study.records if (r.phase, r.batch_size) == cell]
+        return len({number for number in seen if number is not None})
+
+    def _set_s(self, cell: Cell, runners: Sequence[Candidate]) -> float:
+        """About how long a set takes: by the last one, or by the trials of the search."""
+        if cell in self._took_s:
+            return self._took_s[cell] * (1 + len(runners))
+        if not runners:
+            return 0.0
+        steps = ("import", "build", "eager")
+        start_s = max(sum(c.record.step_s.get(s, 0.0) for s in steps) for c in runners)
+        warm_s = sum(0.5 * c.record.step_s.get("compile", 0.0) for c in runners)
+        return start_s + warm_s + _MAX_S
+
+    def _set(self, crew: Crew, cell: Cell, runners: Sequence[Candidate]) -> None:
+        """One set: a process for those that can share one, and one for each of the others."""
+        study, (phase, size) = self.study, cell
+        number = 1 + max(
+            (r.race or 0 for r in study.records if (r.phase, r.batch_size) == cell), default=0
+        )
+        groups = self._groups(runners)
+        study.observer.racing(phase, size, len(runners), number)
+        began = study.budget.spent_s
+        waiting, started = list(groups), {}
+        while waiting or crew.size:
+            while waiting and crew.has_room:
+                group = waiting.pop(0)
+                job = self._job(cell, group, takes_turns=len(groups) > 1)
+                started[job.number] = group
+                crew.start(job)
+            if not crew.size:
+                return  # Ctrl-C before it began
+            job_number, ending = crew.next()
+            self._keep(job_number, cell, number, started[job_number], ending)
+        if self._took_s.get(cell) != math.inf:
+            self._took_s[cell] = (study.budget.spent_s - began) / (1 + len(runners))
+
+    def _groups(self, runners: Sequence[Candidate]) -> list[list[Candidate]]:
+        """Who shares a process with whom.
+
+        By themselves are those that set something for the whole process, run under another
+        interpreter, have failed beside others, or need too much memory together.
+        """
+        limit = self.study.workshop.memory_limit_bytes
+        needed = sum(c.record.peak_memory_bytes or 0 for c in runners)
+        is_large = limit is not None and needed > _SHARE * limit
+        shared: list[Candidate] = []
+        alone: list[Candidate] = []
+        for c in runners:
+            config = c.record.config
+            is_own = (
+                config.threads is not None
+                or config.numbers != EAGER
+                or config.environment != "default"
+                or c.record.number in self._alone
+            )
+            (alone if is_own or is_large else shared).append(c)
+        return [*([shared] if shared else []), *([c] for c in alone)]
+
+    def _job(self, cell: Cell, group: Sequence[Candidate], takes_turns: bool) -> Job:
+        study, (phase, size) = self.study, cell
+        request = {
+            "kind": "race",
+            "phase": phase,
+            "batch_size": size,
+            "block_s": _BLOCK_S,
+            "rounds": _ROUNDS,
+            "max_s": _MAX_S,
+            "takes_turns": takes_turns,
+            "sides": [
+                {
+                    "number": c.record.number,
+                    "config": c.record.config.to_dict(),
+                    "cache": str(self._cache_of(c)),
+                    "is_warm": self.study.workshop.has_cache(c.record.number),
+                }
+                for c in group
+            ],
+        }
+        environment = group[0].record.config.environment
+        number = study.workshop.next_number()
+        return study.workshop.job(number, request, environment=environment, alone=not takes_turns)
+
+    def _cache_of(self, c: Candidate) -> Path:
+        """Of a trial that has compiled the same code; one of its own where none is there."""
+        workshop = self.study.workshop
+        numbers = (c.record.number, *c.same_code)
+        return workshop.cache_of(next((n for n in numbers if workshop.has_cache(n)), numbers[0]))
+
+    def _keep(
+        self, job: int, cell: Cell, number: int, group: Sequence[Candidate], ending: Ending
+    ) -> None:
+        """A record of each side that has one, on disk."""
+        study = self.study
+        by_number = {c.record.number: c.record for c in group}
+        at_work = _at_work(study.workshop.folder.trial(job) / AT_WORK)
+        numbers = iter((job,))
+        for record in side_records(by_number, ending, at_work):
+            if not record.ok and len(group) > 1:
+                self._alone.add(record.repeats or 0)  # perhaps because of the others
+                continue
+            own = next(numbers, None)
+            own = study.workshop.next_number() if own is None else own
+            detail = {**record.detail, "raced_in": job}
+            study.keep_raced(dataclasses.replace(record, number=own, race=number, detail=detail))
+        study.workshop.drop_cache(job)
+        if ending.outcome is not Outcome.OK and at_work not in by_number:
+            study.observer.warning(
+                f"a race of {cell[0]} ended with {ending.outcome.value} ({ending.message}): "
+                f"log in {study.workshop.folder.trial(job)}"
+            )
+            self._took_s[cell] = math.inf  # not again: it has nothing to do with a setting
+
+
+def _at_work(path: Path) -> int:
+    with contextlib.suppress(OSError, ValueError):
+        return int(path.read_text("utf-8"))
+    return -1

@@ -1,0 +1,189 @@
+"""A race: finalists and eager mode side by side in one fresh process, each verified again.
+
+Each has a copy of the model and its own warm compiler cache, and takes its turn in every round, so
+that any two are compared directly, in the same seconds. A setting that fails is out, and the others
+go on. Which one was at work is written to a file, so that a crash can be told from the outside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import traceback
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from autocompile.config import CompileConfig
+from autocompile.record import AT_WORK, Outcome, Step
+from autocompile.trial import failures, telemetry
+from autocompile.trial.channel import Channel
+from autocompile.trial.exclusive_autotuning import make_autotuning_exclusive
+from autocompile.trial.first_calls import FirstCalls
+from autocompile.trial.judge import Failed, Judge
+from autocompile.trial.measure import Rounds, Timed, no_garbage_collection, side_by_side
+from autocompile.trial.phases import Side, make_side
+from autocompile.trial.probing import inputs_of, load
+from autocompile.trial.sides import eager_and_judge, exclusive, timed
+from autocompile.trial.workload import ReferenceWork
+
+__all__ = ["race"]
+
+_ENTRIES = 64  # of code compiled for one function: each side adds some
+
+
+@dataclass
+class _Racer:
+    """One setting in the race.
+
+    Attributes:
+        number: of the trial that found it.
+        cache: folder of its compiler cache.
+        is_warm: whether its code is there.
+        said: what the parent is told of it.
+    """
+
+    number: int
+    config: CompileConfig
+    cache: str
+    is_warm: bool
+    said: dict[str, Any] = field(default_factory=dict)
+    side: Side | None = None
+    judge: Judge | None = None
+    clock: FirstCalls | None = None
+
+
+class _AtWork:
+    """Tells whose turn it is, and turns what it raises into its outcome."""
+
+    def __init__(self, folder: Path, channel: Channel) -> None:
+        self._file = os.open(folder / AT_WORK, os.O_WRONLY | os.O_CREAT, 0o644)
+        self._channel = channel
+
+    @contextlib.contextmanager
+    def turn(self, racer: _Racer) -> Iterator[None]:
+        """While it is entered, a crash is this one's."""
+        os.pwrite(self._file, b"%8d" % racer.number, 0)
+        try:
+            yield
+        except Exception as error:
+            traceback.print_exc()
+            racer.said["step"] = self._channel.current.value
+            if isinstance(error, Failed):
+                racer.said |= {"outcome": error.outcome.value, "message": str(error)}
+            else:
+                outcome = failures.outcome_of(error, self._channel.current).value
+                racer.said |= {"outcome": outcome, "message": failures.first_words(error)}
+            racer.side = None
+        finally:
+            os.pwrite(self._file, b"%8d" % -1, 0)
+
+
+class _Dropped(Exception):
+    """A side has failed while it was timed: the rounds begin again without it."""
+
+
+def race(request: dict[str, Any], channel: Channel, result: dict[str, Any]) -> None:
+    """Compile every side, verify it, time them all in turns, verify again."""
+    racers = [
+        _Racer(
+            each["number"],
+            CompileConfig.from_dict(each["config"]),
+            each["cache"],
+            each["is_warm"],
+        )
+        for each in request["sides"]
+    ]
+    result["sides"] = [racer.said for racer in racers]
+    at_work = _AtWork(Path(request["folder"]), channel)
+    target, device = load(request, channel)
+    synchronize = telemetry.synchronizer(device)
+    channel.step(Step.EAGER)
+    with exclusive(channel, device):
+        notes: list[str] = []
+        eager, judge = eager_and_judge(target, request, device, racers[0].config.numbers, notes)
+    telemetry.reset_dynamo("inductor")
+    torch._dynamo.config.recompile_limit = _ENTRIES
+    make_autotuning_exclusive(channel)
+    for racer in racers:
+        racer.said |= {"number": racer.number}
+        channel.step(Step.COMPILE)
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = racer.cache
+        os.environ["TRITON_CACHE_DIR"] = str(Path(racer.cache) / "triton")
+        with at_work.turn(racer), judge.comparable_random_numbers():
+            side = make_side(
+                target, request["phase"], inputs_of(target, request, device, 0), racer.config
+            )
+            racer.clock = FirstCalls(side, synchronize, lambda: channel.waited_s)
+            racer.judge = copy.copy(judge)  # what it learns of this side is of no other
+            output = racer.judge.seeded_call(side, 0)
+            with exclusive(channel, device):
+                channel.step(Step.VERIFY)
+                racer.judge.first_calls(side, output)
+                racer.clock.stop()
+            side.keep()
+            racer.side = side
+    channel.step(Step.MEASURE)
+    reference = ReferenceWork(device)
+    with no_garbage_collection(), judge.comparable_random_numbers():
+        rounds, timed_ones = _time(request, channel, racers, eager, at_work, synchronize, reference)
+    result["reference_s"] = reference.median_s
+    channel.step(Step.VERIFY)
+    for index, racer in enumerate(timed_ones, 1):
+        with at_work.turn(racer), judge.comparable_random_numbers(), exclusive(channel, device):
+            assert racer.judge is not None
+            assert racer.side is not None
+            assert racer.clock is not None
+            racer.judge.last_call(racer.side)
+            measurement = rounds.measurement(index)
+            racer.said["measurement"] = asdict(measurement)
+            if racer.is_warm and not racer.config.is_eager:
+                racer.said["compile_s"] = racer.clock.compile_s(measurement.compiled_call_s)
+            racer.said |= {"outcome": Outcome.OK.value, "step": Step.EXIT.value}
+
+
+def _time(
+    request: dict[str, Any],
+    channel: Channel,
+    racers: list[_Racer],
+    eager: Side,
+    at_work: _AtWork,
+    synchronize: Any,
+    reference: ReferenceWork,
+) -> tuple[Rounds, list[_Racer]]:
+    """Rounds of eager and all sides that work, from the start again where one fails."""
+    while True:
+        running = [racer for racer in racers if racer.side is not None]
+        sides = [timed(eager), *(_watched(racer, at_work) for racer in running)]
+        seed = request["seed"] + request["number"]
+        try:
+            with channel.exclusive():
+                rounds = Rounds(sides, synchronize, request["block_s"], seed)
+                if not request["takes_turns"]:
+                    side_by_side(rounds, request["rounds"], request["max_s"], reference.sample)
+            while request["takes_turns"] and rounds.count < request["rounds"]:
+                with channel.exclusive():  # the word to go on is the token
+                    reference.sample()
+                    rounds.one()
+        except _Dropped:
+            continue
+        return rounds, running
+
+
+def _watched(racer: _Racer, at_work: _AtWork) -> Timed:
+    """A side of which a failure inside a block is its own."""
+    assert racer.side is not None
+    own = timed(racer.side)
+
+    @contextlib.contextmanager
+    def context() -> Iterator[None]:
+        with at_work.turn(racer), own.context():
+            yield
+        if racer.side is None:
+            raise _Dropped
+
+    return Timed(own.call, own.restore, context)
