@@ -6,11 +6,11 @@ from torch import nn
 # Without it Dynamo breaks the graph at the recurrent layer.
 torch._dynamo.config.allow_rnn = True
 
-WORDS, LENGTH, TAGS = 1000, 8, 16
+WORDS, LENGTH, TAGS = 1000, 6, 16
 
 
 class Tagger(nn.Module):
-    """Tokens of shape (batch, 8) to logits of a tag for each."""
+    """Tokens of shape (batch, 6) to logits of a tag for each."""
 
     def __init__(self):
         super().__init__()

@@ -16,7 +16,7 @@ class Encoder(nn.Module):
             nn.TransformerEncoderLayer(
                 WIDTH, nhead=4, dim_feedforward=256, dropout=0.0, batch_first=True
             )
-            for _ in range(3)
+            for _ in range(2)
         )
         self.head = nn.Linear(WIDTH, WORDS)
 
