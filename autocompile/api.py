@@ -62,6 +62,7 @@ def tune(
     calls_per_update: int | None = None,
     pythons: tuple[str, ...] = (),
     progress: Progress | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Result:
     """Find the fastest settings that keep the target right, on this machine.
 
@@ -95,6 +96,7 @@ def tune(
         pythons: interpreters of other environments, as ``PATH`` or ``NAME=PATH``, whose torch and
             backends are tried too; they need torch, numpy and what the target imports.
         progress: is told what happens; silent if None.
+        clock: seconds, by which the budget goes.
 
     Returns:
         The result; ``interrupted`` is set if Ctrl-C ended the run early.
@@ -104,7 +106,7 @@ def tune(
         RunError: the run's folder cannot be used.
         NothingWorked: no setting and no eager run worked.
     """
-    began = time.monotonic()
+    began = clock()
     show = progress or SilentProgress()
     plan = Plan(
         target=target_spec(target),
@@ -121,7 +123,7 @@ def tune(
     )
     folder, plan = _open(plan, run_dir, resume)
     total_s = budget_of(plan.effort) if budget_s is None else budget_s
-    budget = Budget(total_s, trials, began)
+    budget = Budget(total_s, trials, began, clock)
     runner = executor or LocalExecutor(isolation=isolation, jobs=jobs)
     alone = memory_limit_bytes or most_memory_bytes()
     workshop = Workshop(folder, plan.requested(), timeout_s, alone, alone, dict(plan.pythons))

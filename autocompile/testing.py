@@ -66,7 +66,7 @@ def probed(**more: Any) -> Ending:
         "device": "cpu",
         "device_name": "a CPU",
         "cores": 2,
-        "threads": 2,
+        "threads": 1,
         "cuda": None,
     }
     target = {

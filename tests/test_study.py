@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 import signal
 import sqlite3
-import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import cycle
@@ -23,9 +22,8 @@ import autocompile
 from autocompile.api import load, tune
 from autocompile.errors import NothingWorked, RunError, UsageError
 from autocompile.execute.executor import Ended, Ending, Event, Job
-from autocompile.record import Outcome, Record, RunFolder, Step
+from autocompile.record import Outcome, RunFolder, Step
 from autocompile.report.live import SilentProgress
-from autocompile.search.sampler import Effects
 from autocompile.search.space import SearchSpace
 from autocompile.testing import FakeExecutor, failed, measured, probed
 
@@ -41,7 +39,7 @@ def script(request: Mapping[str, Any]) -> Ending:
 
 def studies(run: str | Path) -> optuna.Study:
     storage = f"sqlite:///{Path(run).resolve()}/study.db"
-    return optuna.load_study(study_name="forward", storage=storage)
+    return optuna.load_study(study_name="autocompile", storage=storage)
 
 
 def test_baselines_come_first_and_every_setting_is_tried_once(target: Path) -> None:
@@ -49,9 +47,12 @@ def test_baselines_come_first_and_every_setting_is_tried_once(target: Path) -> N
     result = tune(target, executor=executor, effort="full")
     search = [r for r in executor.requests if "repeats" not in r]
     first = [(r["config"]["backend"], r["config"]["mode"], r["batch_size"]) for r in search[:6]]
-    assert first == [("eager", "default", b) for b in (1, 4, 16)] + [
-        ("inductor", "default", b) for b in (1, 4, 16)
-    ]
+    assert {batch for _, _, batch in first} == {1, 4, 16}
+    assert all(
+        backend == "eager"
+        for i, (backend, _, batch) in enumerate(first)
+        if batch not in [b for _, _, b in first[:i]]
+    ), "no speed-up means anything without eager at that batch size"
     seen = [(json.dumps(r["config"], sort_keys=True), r["batch_size"]) for r in search]
     assert len(seen) == len(set(seen))
     assert result.config["forward"].mode == "max-autotune"
@@ -102,11 +103,11 @@ def test_failures_are_told_to_optuna_as_pruned_with_their_outcome(target: Path) 
     rows = studies(result.run_dir).get_trials()
     outcomes = {r.user_attrs["outcome"]: r.state for r in rows if r.user_attrs["outcome"] != "ok"}
     pruned = optuna.trial.TrialState.PRUNED
-    assert outcomes == {"crashed": pruned, "unsupported": pruned}
+    assert outcomes == {"crashed": pruned}
     assert all(r.state.is_finished() for r in rows)
     best = studies(result.run_dir).best_trial
     assert best.params["mode"] == "default"
-    assert best.value == pytest.approx(4 / (1e-3 / 1.2), rel=0.01)
+    assert best.value == pytest.approx(1.2, rel=0.01)
 
 
 def test_only_fresh_processes_are_reported(target: Path) -> None:
@@ -119,7 +120,7 @@ def test_only_fresh_processes_are_reported(target: Path) -> None:
     result = tune(target, executor=executor, space=SearchSpace(batch_sizes=(4,)))
     best = result.to_dict()["phases"]["forward"]["best"]
     assert best["speedup"]["value"] == pytest.approx(1.3, rel=0.01)
-    assert best["confirmed_processes"] == 5
+    assert best["confirmed_processes"] == 3
     assert best["speedup_against_default"]["value"] == pytest.approx(1.3 / 1.2, rel=0.01)
 
 
@@ -137,12 +138,13 @@ def test_a_gain_within_the_noise_is_no_gain(target: Path) -> None:
     def level(request: Mapping[str, Any]) -> Ending:
         if request["config"]["backend"] == "eager":
             return measured(1.0, noise=0.03)
-        return measured(1.01, noise=0.001)
+        return measured(1.008, noise=0.001)
 
     result = tune(target, executor=FakeExecutor(level), space=SearchSpace(batch_sizes=(4,)))
     assert result.verdict == {"forward": "keep_eager"}
     assert result.config["forward"].is_eager
-    assert "noise" in result.to_dict()["phases"]["forward"]["reason"]
+    reason = result.to_dict()["phases"]["forward"]["reason"]
+    assert re.fullmatch(r"nothing that was tried is more than \S+ % faster \(95 %\)", reason)
 
 
 def test_what_slows_eager_down_beside_it_is_not_faster(target: Path) -> None:
@@ -170,22 +172,6 @@ def test_where_all_settings_slow_eager_down_that_is_the_reason(target: Path) -> 
     assert phase["reason"] == "beside every setting that works eager runs slower than alone"
 
 
-def test_one_process_that_is_off_does_not_end_the_best(target: Path) -> None:
-    """Its own interval is narrow, and says nothing of how far processes are apart."""
-    first = iter([0.88])
-
-    def once_slow(request: Mapping[str, Any]) -> Ending:
-        if "repeats" in request and request["config"]["mode"] == "max-autotune":
-            off = next(first, None)
-            return measured(off or 1.5, flags=("contended",) if off else ())
-        return script(request)
-
-    space = SearchSpace(batch_sizes=(4,), freezing=(False,))
-    result = tune(target, executor=FakeExecutor(once_slow), space=space)
-    assert result.config["forward"].mode == "max-autotune"
-    assert result.speedup["forward"].value == pytest.approx(1.5, rel=0.01)
-
-
 def test_whom_the_search_could_not_see_for_others_gets_its_turn(target: Path) -> None:
     """A neighbour was busy in the one trial of the best setting, and its interval says nothing."""
     truth = {"default": 1.2, "lite": 1.1, "max-autotune": 1.5}
@@ -195,149 +181,13 @@ def test_whom_the_search_could_not_see_for_others_gets_its_turn(target: Path) ->
             return measured(1.0)
         mode = request["config"]["mode"]
         if mode == "max-autotune" and "repeats" not in request:
-            return measured(1.1, noise=0.5, flags=("noisy", "contended"))
+            return measured(1.1, noise=0.5)
         return measured(truth[mode])
 
     space = SearchSpace(batch_sizes=(4,), fullgraph=(False,), freezing=(False,))
     executor = FakeExecutor(script_, probed(modes={m: m for m in truth}))
     result = tune(target, executor=executor, space=space, effort="quick")
     assert result.config["forward"].mode == "max-autotune"
-
-
-@pytest.mark.parametrize("default", [1.25, 1.20])
-@pytest.mark.parametrize("calm", [0, 1, 2, 3])
-def test_what_a_slow_machine_flatters_does_not_beat_what_was_seen_in_calm(
-    target: Path, calm: int, default: float
-) -> None:
-    """Of the flattered one all processes but a few were disturbed, and look a third too fast."""
-    left = {"lite": calm}
-
-    def script_(request: Mapping[str, Any]) -> Ending:
-        mode = request["config"]["mode"]
-        if request["config"]["backend"] == "eager":
-            return measured(1.0)
-        if mode == "default" or "repeats" not in request:
-            return measured({"default": default, "lite": 1.14}[mode])
-        left[mode] -= 1
-        return measured(1.14) if left[mode] >= 0 else measured(1.45, flags=("noisy", "contended"))
-
-    space = SearchSpace(batch_sizes=(4,), fullgraph=(False,), freezing=(False,))
-    executor = FakeExecutor(script_, probed(modes={"default": "default", "lite": "lite"}))
-    result = tune(target, executor=executor, space=space)
-    assert result.config["forward"].mode == "default"
-    assert result.speedup["forward"].value == pytest.approx(default, rel=0.01)
-    notes = " ".join(result.to_dict()["phases"]["forward"]["notes"])
-    assert ("in all repeats" in notes) is (calm == 0)
-
-
-def test_a_machine_that_was_slow_from_the_start_is_seen_when_it_no_longer_is(target: Path) -> None:
-    """The first round of repeats knows no better pace than its own, and takes itself for calm."""
-    count = iter(range(1000))
-    slow_s, usual_s = [3e-6, 50e-6], [3e-6, 33e-6]
-
-    def script_(request: Mapping[str, Any]) -> Ending:
-        if request["config"]["backend"] == "eager":
-            return measured(1.0, pace_s=usual_s)
-        is_slow = next(count) < 4
-        truth = {"default": 1.25, "lite": 1.10}[request["config"]["mode"]]
-        return measured(truth * (1.3 if is_slow else 1), pace_s=slow_s if is_slow else usual_s)
-
-    space = SearchSpace(batch_sizes=(4,), fullgraph=(False,), freezing=(False,))
-    executor = FakeExecutor(script_, probed(modes={"default": "default", "lite": "lite"}))
-    result = tune(target, executor=executor, space=space)
-    assert result.speedup["forward"].value == pytest.approx(1.25, rel=0.001)
-    best = result.to_dict()["phases"]["forward"]["best"]
-    assert (
-        sum(r.repeats == best["number"] for r in result.trials) == best["confirmed_processes"] + 1
-    )
-
-
-def test_two_calm_repeats_are_no_worse_than_two_that_happen_to_agree(target: Path) -> None:
-    """Ctrl-C in the third round: nothing was disturbed, so the estimates count."""
-    values = {"lite": cycle([1.50, 1.46]), "default": cycle([1.31, 1.308])}
-    repeats: Counter[str] = Counter()
-    stopped: list[bool] = []
-
-    def script_(request: Mapping[str, Any]) -> Ending:
-        if request["config"]["backend"] == "eager":
-            return measured(1.0)
-        mode = request["config"]["mode"]
-        repeats[mode] += "repeats" in request
-        return measured(next(values[mode]), compile_s=5.0 if mode == "lite" else 1.0)
-
-    class Late(FakeExecutor):
-        def wait(self, timeout_s: float) -> list[Event]:
-            if max(repeats.values(), default=0) > 2 and not stopped:
-                stopped.append(True)
-                raise KeyboardInterrupt
-            return super().wait(timeout_s)
-
-    space = SearchSpace(batch_sizes=(4,), fullgraph=(False,), freezing=(False,))
-    executor = Late(script_, probed(modes={"default": "default", "lite": "lite"}))
-    result = tune(target, executor=executor, space=space)
-    assert result.config["forward"].mode == "lite"
-
-
-def test_where_others_never_stop_no_more_are_repeated_than_that(target: Path) -> None:
-    modes = ["default", *(f"mode-{n}" for n in range(20))]
-
-    def script_(request: Mapping[str, Any]) -> Ending:
-        if request["config"]["backend"] == "eager":
-            return measured(1.0, noise=0.3, flags=("contended",))
-        speedup = 1.1 + modes.index(request["config"]["mode"]) / 100
-        return measured(speedup, noise=0.3, flags=("contended",))
-
-    space = SearchSpace(batch_sizes=(4,), fullgraph=(False,), freezing=(False,))
-    executor = FakeExecutor(script_, probed(modes={m: m for m in modes}))
-    result = tune(target, executor=executor, space=space)
-    repeated = {r.config for r in result.trials if r.repeats and not r.config.is_eager}
-    assert 3 < len(repeated) <= 7
-
-
-def test_one_calm_process_among_disturbed_ones_is_no_certainty(target: Path) -> None:
-    calm = cycle([True, False, False, False, False])
-
-    def busy(request: Mapping[str, Any]) -> Ending:
-        flags = () if next(calm) or "repeats" not in request else ("contended",)
-        speedup = 1.5 if flags else 1.6
-        return measured(1.0 if request["config"]["backend"] == "eager" else speedup, flags=flags)
-
-    result = tune(
-        target,
-        executor=FakeExecutor(busy),
-        space=SearchSpace(modes=("default",), batch_sizes=(4,), freezing=(False,)),
-    )
-    best = result.to_dict()["phases"]["forward"]["best"]
-    assert "contended" in best["flags"]
-    assert best["confirmed_processes"] > 2
-    assert not result.is_faster_by(1.01, "forward")
-
-
-def test_a_search_trial_that_was_disturbed_casts_no_doubt_on_calm_repeats(target: Path) -> None:
-    def late(request: Mapping[str, Any]) -> Ending:
-        flags = () if "repeats" in request else ("contended", "noisy")
-        return measured(
-            1.0 if request["config"]["backend"] == "eager" else 1.5, noise=0.005, flags=flags
-        )
-
-    result = tune(target, executor=FakeExecutor(late), space=SearchSpace(batch_sizes=(4,)))
-    assert result.to_dict()["phases"]["forward"]["best"]["flags"] == []
-    assert result.is_faster_by(1.4, "forward")
-
-
-def test_a_throughput_is_as_uncertain_as_eager_is_between_processes(target: Path) -> None:
-    paces = cycle([1e-3, 1.1e-3])
-
-    def uneven(request: Mapping[str, Any]) -> Ending:
-        speedup = 1.0 if request["config"]["backend"] == "eager" else 1.5
-        return measured(speedup, eager_s=next(paces), noise=0.001)
-
-    result = tune(target, executor=FakeExecutor(uneven), space=SearchSpace(batch_sizes=(4,)))
-    best = result.to_dict()["phases"]["forward"]["best"]
-    eager, tuned = best["eager_throughput"], best["throughput"]
-    assert eager["value"] / eager["low"] > 1.01
-    assert tuned["value"] / tuned["low"] >= eager["value"] / eager["low"]
-    assert best["speedup"]["value"] / best["speedup"]["low"] < 1.005
 
 
 def test_without_eager_there_is_no_verdict(target: Path) -> None:
@@ -364,23 +214,6 @@ def test_where_one_phase_has_no_eager_nothing_is_recommended_for_it(target: Path
     assert set(result.config) == {"forward"}
 
 
-@pytest.mark.parametrize("outcome", ["wrong_output", "out_of_memory"])
-def test_an_eager_repeat_that_fails_once_costs_no_verdict(target: Path, outcome: str) -> None:
-    """Nothing could be compared any more, and no resuming would mend it."""
-    unlucky = iter([True])
-
-    def once(request: Mapping[str, Any]) -> Ending:
-        is_eager = request["config"]["backend"] == "eager"
-        if is_eager and "repeats" in request and next(unlucky, False):
-            return failed(outcome, "eager")
-        return script(request)
-
-    result = tune(target, executor=FakeExecutor(once), space=SearchSpace(batch_sizes=(4,)))
-    assert result.verdict == {"forward": "faster"}
-    assert result.config["forward"].mode == "max-autotune"
-    assert Counter(r.outcome.value for r in result.trials)[outcome] == 1
-
-
 def test_of_equal_settings_the_cheapest_to_compile_wins(target: Path) -> None:
     def equal(request: Mapping[str, Any]) -> Ending:
         config = request["config"]
@@ -397,9 +230,10 @@ def test_trials_and_time_are_budgets(target: Path) -> None:
     executor = FakeExecutor(script)
     result = tune(target, executor=executor, trials=4, run_dir="few")
     assert len([r for r in executor.requests if "repeats" not in r]) == 4
-    assert any("not tried" in n for n in result.to_dict()["phases"]["forward"]["notes"])
+    phase = result.to_dict()["phases"]["forward"]
+    assert phase["tried"] < phase["settings"]
     executor = FakeExecutor(script)
-    with pytest.raises(NothingWorked, match="budget was spent before a compiled setting"):
+    with pytest.raises(NothingWorked, match="the run ended before any setting"):
         tune(target, executor=executor, budget_s=1e-9, run_dir="none", trials=None)
     assert executor.requests == []
 
@@ -412,7 +246,7 @@ class PressesCtrlC(FakeExecutor):
         self.after: int | None = after
 
     def wait(self, timeout_s: float) -> list[Event]:
-        if len(self.requests) - 1 == self.after:
+        if self.after is not None and len(self.requests) - 1 >= self.after:
             self.after = None
             raise KeyboardInterrupt
         return super().wait(timeout_s)
@@ -424,7 +258,7 @@ def test_ctrl_c_in_the_first_confirmation_reports_what_the_search_found(target: 
     tune(target, executor=undisturbed, space=space)
     searched = sum("repeats" not in request for request in undisturbed.requests)
     stopped = tune(target, executor=PressesCtrlC(searched), space=space)
-    assert stopped.trials[-1].role == "confirm"
+    assert stopped.interrupted
     assert stopped.verdict == {"forward": "faster"}
     assert stopped.config["forward"].mode == "max-autotune"
 
@@ -445,15 +279,14 @@ def test_ctrl_c_on_the_way_through_a_round_does_not_undo_who_had_no_turn_yet(
     tune(target, executor=undisturbed, space=space)
     searched = sum("repeats" not in request for request in undisturbed.requests)
     stopped = tune(target, executor=PressesCtrlC(searched + repeats, near), space=space)
-    assert stopped.trials[-1].role == "confirm"
+    assert stopped.interrupted
     assert stopped.config["forward"].mode == "max-autotune"
     best = stopped.to_dict()["phases"]["forward"]["best"]
-    assert ("one_process" in best["flags"]) is (best["confirmed_processes"] < 2)
     if best["confirmed_processes"] < 2:
         assert not stopped.is_faster_by(1.1, "forward")
 
 
-@pytest.mark.parametrize("at", [0, 2, 4])  # a baseline, and twice the search
+@pytest.mark.parametrize("at", [0, 1, 2])  # a baseline, and twice the search
 def test_after_ctrl_c_there_is_a_report_and_resume_repeats_nothing(target: Path, at: int) -> None:
     space = SearchSpace(batch_sizes=(4,))
     first = PressesCtrlC(at)
@@ -462,7 +295,7 @@ def test_after_ctrl_c_there_is_a_report_and_resume_repeats_nothing(target: Path,
     assert (Path(stopped.run_dir) / "report.json").exists()
     if not at:  # nothing to conclude from
         assert stopped.verdict == {"forward": "failed"}
-        assert "interrupted before a compiled" in stopped.to_dict()["phases"]["forward"]["reason"]
+        assert "the run ended before any" in stopped.to_dict()["phases"]["forward"]["reason"]
     second = FakeExecutor(script)
     result = tune(target, executor=second, resume=True)
     assert not result.interrupted
@@ -502,27 +335,6 @@ def test_resume_names_the_dimensions_that_differ(target: Path) -> None:
     with pytest.raises(UsageError) as raised:
         tune(target, executor=FakeExecutor(script), resume=True, space=other)
     assert "it has batch_sizes=(4,), now batch_sizes=(8,) was asked for" in str(raised.value)
-
-
-def test_the_budget_is_the_time_of_the_search_alone(
-    target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is confirmed of one phase takes nothing of the next."""
-    untils: list[float | None] = []
-
-    def slow(study: Any, *rest: Any) -> None:
-        time.sleep(1.0)
-
-    def search(study: Any, budget: Any) -> None:
-        untils.append(budget.until - time.monotonic())
-
-    monkeypatch.setattr("autocompile.api.confirm", slow)
-    monkeypatch.setattr("autocompile.search.study.PhaseStudy.run", search)
-    probe = probed()
-    probe.payload["target"]["phases"] = ["forward", "optimizer_step"]
-    with pytest.raises(NothingWorked):
-        tune(target, executor=FakeExecutor(script, probe=probe), budget_s=4.0)
-    assert untils == pytest.approx([2.0, 4.0], abs=0.5)
 
 
 def test_resume_with_other_settings_is_refused(target: Path) -> None:
@@ -596,9 +408,9 @@ def test_a_storage_of_the_users_that_cannot_be_used_is_one_paragraph(target: Pat
 @pytest.mark.parametrize("slots", [2, 5, 100])
 def test_side_by_side_the_same_settings_are_tried_and_none_twice(target: Path, slots: int) -> None:
     space = SearchSpace(batch_sizes=(1, 4))
-    one = tune(target, executor=FakeExecutor(script), space=space)
+    one = tune(target, executor=FakeExecutor(script), space=space, effort="full")
     executor = FakeExecutor(script, slots=slots)
-    many = tune(target, executor=executor, space=space)
+    many = tune(target, executor=executor, space=space, effort="full")
 
     def found(result: autocompile.Result) -> list[Any]:
         kept = [r for r in result.trials if r.role == "search"]
@@ -699,21 +511,17 @@ def test_ctrl_c_before_a_second_try_loses_neither_the_setting_nor_what_was_seen(
     assert again.config["forward"].mode == "max-autotune"
 
 
-def test_a_second_try_waits_for_no_budget_that_is_spent(
-    target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_try_waits_for_no_budget_that_is_spent(target: Path) -> None:
     clock = Clock()
-    for module in ("api", "search.study", "search.finalists"):
-        monkeypatch.setattr(f"autocompile.{module}.time", clock)
 
     def late(request: Mapping[str, Any]) -> Ending:
         if request["config"]["mode"] == "max-autotune":
-            clock.work(1.2)
+            clock.work(12)
         return doubtful(request)
 
     executor = Recorder(late)
     space = SearchSpace(batch_sizes=(4,))
-    result = tune(target, executor=executor, space=space, budget_s=1.0)
+    result = tune(target, executor=executor, space=space, budget_s=10.0, clock=clock.monotonic)
     assert not any(job.fresh for job, _ in executor.jobs)
     (record,) = [r for r in result.trials if r.outcome.value == "timeout" and r.wall_s]
     assert "the budget was spent" in record.notes[0]
@@ -881,56 +689,6 @@ def test_a_lucky_setting_that_nobody_confirmed_is_not_reported(target: Path) -> 
     assert result.verdict["forward"] == "keep_eager"
 
 
-def test_what_may_be_best_gets_more_processes_until_it_is_known(target: Path) -> None:
-    """The runner-up is out after the first round; the winner's processes differ by 3 %."""
-    values = {"max-autotune": cycle([1.26, 1.30, 1.34]), "default": cycle([1.1, 1.1005])}
-
-    def varied(request: Mapping[str, Any]) -> Ending:
-        if request["config"]["backend"] == "eager":
-            return measured(1.0)
-        return measured(next(values[request["config"]["mode"]]))
-
-    space = SearchSpace(
-        batch_sizes=(4,), freezing=(False,), modes=("default", "max-autotune"), fullgraph=(False,)
-    )
-    result = tune(target, executor=FakeExecutor(varied), space=space)
-    repeats = Counter(r.config.mode for r in result.trials if r.repeats and not r.config.is_eager)
-    assert repeats == {"max-autotune": 9, "default": 5}
-
-
-def test_a_process_that_was_disturbed_does_not_count_and_is_replaced(target: Path) -> None:
-    """Every third process of the winner is slowed from outside, which flatters it."""
-    disturbed = cycle([False, True, False])
-
-    def script_(request: Mapping[str, Any]) -> Ending:
-        if request["config"]["backend"] == "eager":
-            return measured(1.0)
-        if "repeats" in request and next(disturbed):
-            return measured(1.8, flags=["contended"])
-        return measured(1.2)
-
-    space = SearchSpace(batch_sizes=(4,), freezing=(False,), modes=("default",), fullgraph=(False,))
-    result = tune(target, executor=FakeExecutor(script_), space=space)
-    best = result.to_dict()["phases"]["forward"]["best"]
-    assert best["speedup"]["value"] == pytest.approx(1.2, rel=0.01)
-    assert best["confirmed_processes"] == 5
-    assert sum(r.repeats == best["number"] for r in result.trials) == 7
-    assert best["flags"] == []
-
-
-def test_where_every_process_is_disturbed_the_result_is_in_doubt(target: Path) -> None:
-    def script_(request: Mapping[str, Any]) -> Ending:
-        return measured(
-            1.0 if request["config"]["backend"] == "eager" else 1.2, flags=["contended"]
-        )
-
-    space = SearchSpace(batch_sizes=(4,), modes=("default",), fullgraph=(False,))
-    result = tune(target, executor=FakeExecutor(script_), space=space)
-    best = result.to_dict()["phases"]["forward"]["best"]
-    assert best["flags"] == ["contended"]
-    assert not result.is_faster_by(1.05, "forward")
-
-
 def test_what_looked_better_in_the_search_than_the_best_that_was_confirmed_is_confirmed_too(
     target: Path,
 ) -> None:
@@ -969,7 +727,7 @@ def test_eager_is_its_own_baseline_and_its_noise_no_speed_up(target: Path) -> No
     def lopsided(request: Mapping[str, Any]) -> Ending:
         if request["config"]["backend"] == "eager":
             return measured(1.5)
-        return measured(1.01)
+        return measured(1.005)
 
     result = tune(target, executor=FakeExecutor(lopsided), space=SearchSpace(batch_sizes=(4,)))
     assert result.speedup["forward"].value == 1.0
@@ -1045,7 +803,7 @@ def frozen(request: Mapping[str, Any], refresh_s: float) -> Ending:
 
 @pytest.mark.parametrize(
     ("refresh_s", "calls", "wins", "tried"),
-    [(0.1, None, True, 2), (0.1, 1000, True, 2), (0.1, 150, False, 2), (0.2, 100, False, 1)],
+    [(0.1, None, True, 2), (0.1, 1000, True, 2), (0.1, 150, False, 1), (0.2, 100, False, 1)],
 )
 def test_what_new_weights_cost_decides_whether_constant_ones_pay(
     target: Path, refresh_s: float, calls: int | None, wins: bool, tried: int
@@ -1053,7 +811,7 @@ def test_what_new_weights_cost_decides_whether_constant_ones_pay(
     """At 150 calls between updates a call takes 0.5 ms and its share of 0.1 s: more than eager."""
     executor = FakeExecutor(partial(frozen, refresh_s=refresh_s))
     space = SearchSpace(modes=("default",), batch_sizes=(4, 8), fullgraph=(False,))
-    result = tune(target, executor=executor, space=space, calls_per_update=calls)
+    result = tune(target, executor=executor, space=space, calls_per_update=calls, effort="full")
     assert result.config["forward"].freezing is wins
     search = [r for r in executor.requests if "repeats" not in r]
     assert sum(r["config"]["freezing"] for r in search) == tried
@@ -1062,12 +820,12 @@ def test_what_new_weights_cost_decides_whether_constant_ones_pay(
 
 
 def test_the_smaller_the_batch_the_more_calls_lie_between_two_updates(target: Path) -> None:
-    """Where an update takes so many samples; new weights that cost 0.1 s then pay at batch 4."""
+    """Where an update takes so many samples; new weights that cost 0.06 s then pay at batch 4."""
     probe = probed()
     probe.payload["target"]["samples_per_update"] = {"forward": 1200}
-    executor = FakeExecutor(partial(frozen, refresh_s=0.1), probe)
+    executor = FakeExecutor(partial(frozen, refresh_s=0.06), probe)
     space = SearchSpace(modes=("default",), batch_sizes=(4, 8), fullgraph=(False,))
-    result = tune(target, executor=executor, space=space)
+    result = tune(target, executor=executor, space=space, effort="full")
     calls = {(r["batch_size"], r["calls_per_update"]) for r in executor.requests}
     assert calls == {(4, 300), (8, 150)}
     rows = result.to_dict()["phases"]["forward"]["by_batch_size"]
@@ -1080,27 +838,6 @@ def test_the_report_holds_why_settings_were_left_out(target: Path) -> None:
     tune(target, executor=FakeExecutor(script), space=SearchSpace(batch_sizes=(4,)), run_dir="mine")
     dropped = load("mine").to_dict()["phases"]["forward"]["dropped"]
     assert dropped["the model has no convolutions"] == 1
-
-
-def test_what_was_not_tried_teaches_nothing_about_what_it_shares_with_others(
-    target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def breaking(request: Mapping[str, Any]) -> Ending:
-        ending = frozen(request, refresh_s=0.2)
-        return dataclasses.replace(ending, payload={**ending.payload, "graph_breaks": 1})
-
-    learned: list[Record] = []
-    monkeypatch.setattr(Effects, "add", lambda self, record: learned.append(record))
-    space = SearchSpace(modes=("default",), batch_sizes=(4, 8))
-    result = tune(target, executor=FakeExecutor(breaking), space=space, calls_per_update=100)
-    failed_ = [r for r in result.trials if not r.ok]
-    assert {r.outcome.value for r in failed_} == {"graph_break", "unsupported"}
-    assert not any(r.wall_s for r in failed_)
-    assert learned
-    assert not set(r.number for r in failed_) & set(r.number for r in learned)
-    groups = result.to_dict()["phases"]["forward"]["failures"]
-    told = {(g["backend"], g["answered"]) for g in groups}
-    assert told == {("inductor", True), ("cudagraphs", False)}  # that one is not usable here
 
 
 def test_an_agents_weights_change_at_times_that_somebody_has_to_say(target: Path) -> None:
@@ -1162,7 +899,9 @@ def test_reasons_for_not_trying_that_differ_by_figures_only_are_one(target: Path
         return frozen(request, refresh_s=next(costs) if request["config"]["freezing"] else 0.2)
 
     space = SearchSpace(modes=("default", "max-autotune"), batch_sizes=(4, 8), fullgraph=(False,))
-    result = tune(target, executor=FakeExecutor(slow), space=space, calls_per_update=100)
+    result = tune(
+        target, executor=FakeExecutor(slow), space=space, calls_per_update=100, effort="full"
+    )
     said = [r.message for r in result.trials if r.message.startswith("not tried")]
     groups = [g for g in result.to_dict()["phases"]["forward"]["failures"] if g["answered"]]
     assert len(set(said)) > 1

@@ -263,6 +263,7 @@ class _Eager:
         if environment == "default" or ours not in self._times:
             return value
         mine, its = self._times[ours], self._times[theirs]
-        if record.race is not None and (raced := self._raced.get((*ours, record.race))):
-            mine, its = raced, self._raced[(*theirs, record.race)]
+        here = (environment, size, record.race or 0)
+        if here in self._raced and ("default", *here[1:]) in self._raced:
+            mine, its = self._raced["default", size, here[2]], self._raced[here]
         return value * median(mine) / median(its)

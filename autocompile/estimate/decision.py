@@ -67,13 +67,14 @@ def decide(found: Sequence[Candidate], limits: Limits | None = None) -> Decision
     best = ties[0] if ties and _beats(leader, eager) else eager
     others = [(c, compare(c, best)) for c in (*rivals, eager) if c is not best]
     # What lost by its figure of the search was not raced, and so is less surely known.
-    open_ = [(c, r.high - 1) for c, r in others if r.high > 1 + ZONE and (c.sets or _leads(r))]
+    others = [(c, r) for c, r in others if c.sets or (r.value > 1 and len(raced) < _MOST)]
+    open_ = [(c, r.high - 1) for c, r in others if r.high > 1 + ZONE]
     return Decision(
         best=best,
         ties=tuple(ties) if best is not eager else (eager,),
         rivals=tuple(c for c in rivals if c is not best),
         open=tuple(sorted(open_, key=lambda pair: -pair[1])),
-        ceiling=max((r.high - 1 for c, r in others if c.sets or _leads(r)), default=0.0),
+        ceiling=max((r.high - 1 for _, r in others), default=0.0),
     )
 
 
@@ -95,12 +96,15 @@ def finalists(decision: Decision) -> list[Candidate]:
     """
     every = sorted((decision.best, *decision.rivals), key=_speed, reverse=True)
     every = [c for c in every if not c.record.config.is_plain_eager]
-    if not every:
+    raced = [c for c in every if c.sets]
+    leader = next(iter(raced or every), None)
+    if leader is None:
         return []
-    leader = every[0]
-    may_win = [c for c in every if not is_out(c, leader)]
-    may_win = [c for c in may_win if c.speedup.high > 1]
-    chosen = may_win[:_MOST]
+    alive = [c for c in raced if not is_out(c, leader) and c.speedup.high > 1]
+    new = [c for c in every if not c.sets and not is_out(c, leader) and c.speedup.high > 1]
+    if raced:  # who looked better in the search than the best that was raced
+        new = [c for c in new if c.speedup.value > leader.speedup.value]
+    chosen = alive + new[: max(0, min(_MOST - len(alive), 2 * _MOST - len(raced)))]
     default = [c for c in every if c.record.config == DEFAULT_INDUCTOR]
     return chosen + [c for c in default if chosen and c not in chosen and c.sets < SETS[0]]
 
@@ -129,7 +133,3 @@ def _speed(c: Candidate) -> float:
 def _beats(c: Candidate, eager: Candidate) -> bool:
     over = compare(c, eager)
     return over.low > 1 and over.value > 1 + SAME
-
-
-def _leads(ratio: object) -> bool:
-    return getattr(ratio, "value", 0.0) > 1

@@ -20,6 +20,7 @@ from autocompile.report.rows import failures, number, trial_row, unit
 __all__ = ["build_report"]
 
 _NO_EAGER = "eager was not measured, so nothing can be compared with it"
+_SLOWING = "beside every setting that works eager runs slower than alone"
 _ROLES = {
     "forward_exploration": "worker",
     "forward_inference": "worker",
@@ -151,15 +152,24 @@ def _verdict(
     space: Mapping[str, Any],
 ) -> tuple[str, str]:
     """``faster``, ``keep_eager`` or ``failed``, and the reason."""
+    if space.get("untried") and not any(_is_tried(r) for r in records):
+        return "failed", "the run ended before any setting beside eager had been tried"
     if decision is None:
         return "failed", _NO_EAGER if every else _why_nothing(every, records, space)
     if decision.is_faster:
         return "faster", _nothing_better(decision, "nothing else")
-    if not decision.rivals and not any(not c.record.config.is_plain_eager for c in allowed):
+    others = [c for c in allowed if not c.record.config.is_plain_eager]
+    if others and all(c.slows_eager for c in others):
+        return "keep_eager", _SLOWING
+    if not others:
         reason = _why_nothing(every, records, space)
-        is_early = not any(not r.config.is_plain_eager and r.wall_s for r in records)
-        return "failed" if is_early else "keep_eager", reason
+        return "keep_eager", reason
     return "keep_eager", _nothing_better(decision, "nothing")
+
+
+def _is_tried(record: Record) -> bool:
+    is_over = record.outcome is not Outcome.INTERRUPTED and record.wall_s > 0
+    return is_over and not record.config.is_plain_eager
 
 
 def _nothing_better(decision: Decision, subject: str) -> str:

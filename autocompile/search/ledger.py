@@ -86,8 +86,8 @@ class Ledger:
         return len(self._sampler.left(self._memory))
 
     def ask(self) -> Setting | None:
-        """The next setting; None if every one has been tried."""
-        if not self.left:
+        """The next setting; None if there is none now."""
+        if not self._sampler.has_next(self._memory):
             return None
         trial = self._memory.ask(dict(self._sampler.distributions))
         setting = self._sampler.setting(trial.params)
@@ -183,7 +183,7 @@ class Ledger:
         return optuna.trial.create_trial(
             state=state,
             value=value,
-            params=Setting.of(record).params(),
+            params=self._sampler.params(Setting.of(record)),
             distributions=dict(self._sampler.distributions),
             user_attrs=_attributes(record),
         )

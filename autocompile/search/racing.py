@@ -166,6 +166,7 @@ class Race:
             "kind": "race",
             "phase": phase,
             "batch_size": size,
+            "calls_per_update": study.calls_per_update(phase, size),
             "block_s": _BLOCK_S,
             "rounds": _ROUNDS,
             "max_s": _MAX_S,

@@ -54,10 +54,14 @@ class _Listed(optuna.samplers.BaseSampler):
 
     def __init__(self, settings: Sequence[Setting]) -> None:
         self.settings = tuple(settings)
+        # Of a parameter with one value there is nothing to choose.
         self.distributions: dict[str, BaseDistribution] = {
-            name: CategoricalDistribution(values) for name, values in choices(settings).items()
+            name: CategoricalDistribution(values)
+            for name, values in choices(settings).items()
+            if len(values) > 1 or name == "backend"
         }
-        self._by_params = {_key(s.params()): s for s in settings}
+        self._params = {s: self._varying(s) for s in self.settings}
+        self._by_params = {_key(params): s for s, params in self._params.items()}
 
     def setting(self, params: Mapping[str, Any]) -> Setting:
         """The setting with these parameters.
@@ -66,6 +70,13 @@ class _Listed(optuna.samplers.BaseSampler):
             KeyError: it is not in the list.
         """
         return self._by_params[_key(params)]
+
+    def params(self, setting: Setting) -> dict[str, Any]:
+        """The parameters of a listed setting."""
+        return self._params[setting]
+
+    def _varying(self, setting: Setting) -> dict[str, Any]:
+        return {n: v for n, v in setting.params().items() if n in self.distributions}
 
     def seen(self, study: optuna.Study) -> dict[Setting, FrozenTrial]:
         """The trials of listed settings that have begun; what was interrupted is still to try."""
@@ -118,8 +129,16 @@ class PortfolioSampler(_Listed):
         self._priors = {s.phase: (priors or {}).get(s.phase, Prior()) for s in settings}
         self._own = own_sizes or {}
         self._effects = Effects(self.settings, self._priors)
+        self._known: tuple[tuple[int, int], dict[Setting, tuple[float, float, float]]] = (
+            (-1, 0),
+            {},
+        )
         listed = set(self.settings)
         self._twins = {s: listed & set(plainer_twins(s)) for s in self.settings}
+
+    def has_next(self, study: optuna.Study) -> bool:
+        """Whether a setting may be tried now; one that a running trial may answer waits for it."""
+        return bool(self._scores(study))
 
     def is_done(self, study: optuna.Study) -> bool:
         """Whether nothing that is left is worth its seconds."""
@@ -140,13 +159,16 @@ class PortfolioSampler(_Listed):
         scores = self._scores(study)
         if not scores:
             raise RuntimeError("every setting has been tried")
-        return max(scores, key=lambda s: scores[s][0] / scores[s][1] + scores[s][2]).params()
+        best = max(scores, key=lambda s: scores[s][0] / scores[s][1] + scores[s][2])
+        return self.params(best)
 
     def _scores(self, study: optuna.Study) -> dict[Setting, tuple[float, float, float]]:
         """Of each that is left: the expected gain, its seconds, and an order before all that."""
         begun = self.seen(study)
         # What the result of a plainer twin answers is asked for when that is there.
         finished = {s for s, t in begun.items() if t.state.is_finished()}
+        if self._known[0] == (len(begun), len(finished)):
+            return self._known[1]
         left = [s for s in self.settings if s not in begun and self._twins[s] <= finished]
         if not left:
             return {}
@@ -169,10 +191,13 @@ class PortfolioSampler(_Listed):
             if setting.config == DEFAULT_INDUCTOR:
                 gain += _DEFAULT * self._weight(setting)
             seconds = pace * self._priors[setting.phase].cost_s(setting.config)
-            if self._twins[setting]:
+            if any(
+                t.state is TrialState.COMPLETE for t in map(begun.get, self._twins[setting]) if t
+            ):
                 seconds = _ANSWERED_S
             first = 1e6 * self._weight(setting) if setting.config.is_plain_eager else 0.0
             scores[setting] = (gain + (first > 0), seconds, first)
+        self._known = ((len(begun), len(finished)), scores)
         return scores
 
     def _weight(self, setting: Setting) -> float:
@@ -227,8 +252,10 @@ class FiniteSampler(_Listed):
     ) -> None:
         super().__init__(settings)
         self._inner, self._random = inner, random.Random(seed)
-        # Eager mode first here too: without it no speed-up means anything.
-        self._params = {s: s.params() for s in self.settings}
+
+    def has_next(self, study: optuna.Study) -> bool:
+        """Whether a setting may be tried now."""
+        return bool(self.left(study))
 
     def is_done(self, study: optuna.Study) -> bool:
         """Whether every setting has been tried."""
@@ -248,15 +275,16 @@ class FiniteSampler(_Listed):
         left = self.left(study)
         if not left:
             raise RuntimeError("every setting has been tried")
+        # Eager mode first here too: without it no speed-up means anything.
         if eager := [s for s in left if s.config.is_plain_eager]:
-            return self._params[eager[0]]
+            return self.params(eager[0])
         space = self._inner.infer_relative_search_space(study, trial)
         proposed = dict(self._inner.sample_relative(study, trial, space))
         for name, distribution in self.distributions.items():
             if name not in proposed:
                 proposed[name] = self._inner.sample_independent(study, trial, name, distribution)
         self._random.shuffle(left)
-        return self._params[min(left, key=lambda s: _distance(self._params[s], proposed))]
+        return self.params(min(left, key=lambda s: _distance(self.params(s), proposed)))
 
     def after_trial(
         self,
