@@ -89,7 +89,8 @@ def _broken(number: int, setting: Setting, broke: Record) -> Record:
 def _cannot_pay(setting: Setting, known: Known, calls: int | None) -> str:
     """Why constant weights cannot win here, by the best speed that is known; empty if they may.
 
-    At best its calls are as much faster than the fastest known as that is allowed for.
+    At best its calls are as fast as the largest speed-up at any batch size says, or somewhat faster
+    than the fastest here.
     """
     config = setting.config
     if not calls or not config.bakes_weights:
@@ -104,9 +105,11 @@ def _cannot_pay(setting: Setting, known: Known, calls: int | None) -> str:
     if not costs or not here:
         return ""
     refresh_s = min(costs) / calls
+    eager_s = min(r.measurement.eager_call_s for r in here if r.measurement)
     fastest_s = min(r.measurement.compiled_call_s for r in here if r.measurement)
-    best_s = min(map(_whole_call_s, here))
-    if _HOPE * fastest_s + refresh_s < best_s:
+    speedups = [r.measurement.speedup.value for r in known.values() if r.ok and r.measurement]
+    hoped_s = min(_HOPE * fastest_s, eager_s / max(speedups))
+    if hoped_s + refresh_s < min(map(_whole_call_s, here)):
         return ""
     return (
         f"not tried: new weights cost such a setting {min(costs):.2g} s every {calls} calls, more "

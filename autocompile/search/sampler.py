@@ -36,6 +36,7 @@ _ENOUGH = 0.002  # expected gain, as a logarithm, below which nothing is worth t
 _ANSWERED_S = 0.01  # seconds of a setting that needs no process
 _PRIOR_WEIGHT = 4.0  # trials whose seconds are worth as much as the predicted ones
 
+_Scores = dict[Setting, tuple[float, float, float]]
 Params = tuple[tuple[str, Any], ...]
 
 
@@ -162,7 +163,7 @@ class PortfolioSampler(_Listed):
         best = max(scores, key=lambda s: scores[s][0] / scores[s][1] + scores[s][2])
         return self.params(best)
 
-    def _scores(self, study: optuna.Study) -> dict[Setting, tuple[float, float, float]]:
+    def _scores(self, study: optuna.Study) -> _Scores:
         """Of each that is left: the expected gain, its seconds, and an order before all that."""
         begun = self.seen(study)
         # What the result of a plainer twin answers is asked for when that is there.
