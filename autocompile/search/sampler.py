@@ -31,7 +31,7 @@ __all__ = ["SAMPLERS", "FiniteSampler", "PortfolioSampler", "fingerprint", "make
 
 SAMPLERS = ("portfolio", "tpe", "gp", "random")
 _OTHERS = 0.5  # what a gain at another batch size than the user's own is worth
-_DEFAULT = 0.01  # what it is worth to know plain torch.compile(), which all is compared with
+_DEFAULT = 0.05  # what it is worth to know plain torch.compile(), which all is compared with
 _ENOUGH = 0.002  # expected gain, as a logarithm, below which nothing is worth trying
 _ANSWERED_S = 0.01  # seconds of a setting that needs no process
 _PRIOR_WEIGHT = 4.0  # trials whose seconds are worth as much as the predicted ones
