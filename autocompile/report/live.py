@@ -160,7 +160,7 @@ class LiveProgress(Progress):
         lines[-1].append("          Ctrl-C stops and reports · --resume continues", "dim")
         if self._budget:
             spaces = [
-                Text.assemble((f"{'' if i else 'space':<8}", "dim"), f"{name} · {space}")
+                Text.assemble((f"{'' if i else 'space':<8}", "dim"), f"{show.plain(name)} · {show.plain(space)}")
                 for i, (name, space) in enumerate(self._spaces.items())
             ]
             lines[-1:] = [*spaces, lines[-1], Text(), self._bar(self._budget)]
