@@ -104,8 +104,10 @@ def test_what_runs_elsewhere_is_compared_with_eager_here(work: Path) -> None:
     result = tune(
         target,
         executor=FakeExecutor(script),
-        space=SearchSpace(backends=("inductor",), modes=("default",), batch_sizes=(4,)),
-        effort="quick",
+        space=SearchSpace(
+            backends=("inductor",), modes=("default",), batch_sizes=(4,), freezing=(False,)
+        ),
+        effort="full",
         pythons=(f"old={sys.executable}",),
     )
     assert result.config["forward"] == CompileConfig()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections import Counter
@@ -159,9 +160,10 @@ class LiveProgress(Progress):
         lines = self._head()
         lines[-1].append("          Ctrl-C stops and reports · --resume continues", "dim")
         if self._budget:
+            words = itertools.chain(["space"], itertools.repeat(""))
             spaces = [
-                Text.assemble((f"{'' if i else 'space':<8}", "dim"), f"{show.plain(name)} · {show.plain(space)}")
-                for i, (name, space) in enumerate(self._spaces.items())
+                Text.assemble((f"{word:<8}", "dim"), show.plain(f"{name} · {space}"))
+                for word, (name, space) in zip(words, self._spaces.items(), strict=False)
             ]
             lines[-1:] = [*spaces, lines[-1], Text(), self._bar(self._budget)]
         lines.append(self._now())
