@@ -164,7 +164,7 @@ def _codes(values: Sequence[Any]) -> Any:
 
 
 def expected_gain(mean: Any, deviation: Any, best: Any) -> Any:
-    """How much better than ``best`` a normal value is expected to be, counting worse as nothing."""
+    """How much better than ``best`` a normal value is expected to be; worse counts as nothing."""
     z = (mean - best) / deviation
     density = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
     below = 0.5 * (1 + np.vectorize(math.erf)(z / math.sqrt(2)))
