@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch._dynamo
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.registry import register_backend
+from torch.utils._pytree import register_pytree_node
 
 from autocompile.config import CompileConfig
 from autocompile.record import Outcome
@@ -265,6 +267,55 @@ def test_an_honest_backend_passes(name: str, phase: str) -> None:
 def test_an_lstm_that_dynamo_leaves_in_eager_passes_too() -> None:
     target = a_target(lambda: nn.LSTM(8, 12, batch_first=True), batch(4, 5, 8))
     assert judged(target).live is True
+
+
+class LibraryOutput(OrderedDict):  # type: ignore[type-arg]
+    """As those of diffusers: registered with pytree, but without names for its parts."""
+
+
+register_pytree_node(
+    LibraryOutput,
+    lambda output: (list(output.values()), list(output)),
+    lambda values, names: LibraryOutput(zip(names, values, strict=True)),
+)
+
+
+class Library(nn.Module):
+    """Its output holds a distribution, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> LibraryOutput:
+        mean = self.linear(x)
+        noisy = torch.distributions.Normal(mean, mean.abs() + 1)
+        return LibraryOutput([("sample", mean * 2), ("latent", noisy)])
+
+
+@pytest.mark.parametrize("phase", ["forward", "train_step"])
+def test_what_a_library_returns_passes_and_is_judged(phase: str) -> None:
+    target = a_target(Library, batch(4, 8), make_optimizer=momentum)
+    assert judged(target, phase).graphs >= 1
+
+    @register_backend
+    def one_percent_more(graph: Any, inputs: Any) -> Any:
+        return lambda *args: [x * 1.01 for x in graph(*args)]
+
+    assert refused(target, phase, "one_percent_more")[0] is Outcome.WRONG_OUTPUT
+
+
+def test_a_distribution_alone_has_a_loss() -> None:
+    class Policy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.distributions.Categorical:
+            return torch.distributions.Categorical(logits=self.linear(x))
+
+    target = a_target(Policy, batch(4, 8), make_optimizer=momentum)
+    assert judged(target, "train_step").graphs >= 1
 
 
 def test_inductor_passes_with_a_linear_bias_before_a_batch_norm() -> None:

@@ -24,8 +24,9 @@ from autocompile.trial.phases import Side, make_side
 from autocompile.trial.reference import in_float64
 from autocompile.trial.state import copy_inputs, perturb, random_states
 from autocompile.trial.target import Target, seed_everything
+from autocompile.trial.tree import comparable
 from autocompile.trial.verify import by_path, compare, differences, mismatch_scale
-from autocompile.trial.view import View, comparable, copy_view, has_nan, has_tensor, opaque_types
+from autocompile.trial.view import View, copy_view, has_nan, has_tensor, opaque_types
 
 __all__ = ["Failed", "Judge"]
 
