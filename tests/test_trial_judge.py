@@ -74,8 +74,9 @@ def judged(
     compiled = make_side(target, phase, draws[0], config)
     if lie is not None:
         lie(compiled)
-    with judge.comparable_random_numbers():
+    with judge.comparable_random_numbers(compiled):
         judge.first_calls(compiled, judge.seeded_call(compiled, 0))
+        judge.demand_plausible_draws(compiled)
         live = judge.weights(compiled)
         compiled.keep()
         for side in (judge.eager, compiled, compiled, judge.eager):
@@ -85,7 +86,9 @@ def judged(
         if while_timed is not None:
             while_timed(compiled)
         judge.last_call(compiled)
-    return Verdict(notes, live, telemetry.dynamo_facts().graphs)
+    graphs = telemetry.dynamo_facts().graphs
+    judge.compare_with_eagers_draws(compiled, config)
+    return Verdict(notes, live, graphs)
 
 
 def refused(*args: Any, **kwargs: Any) -> tuple[Outcome, str]:
@@ -436,9 +439,11 @@ def test_a_forward_without_random_numbers_keeps_inductor_as_it_is() -> None:
     seen = []
     for phase in ("forward", "train_step"):
         judge = Judge(target, phase, (target.make_inputs(4), target.make_inputs(4)), 0, [])
-        with judge.comparable_random_numbers():
-            seen.append(torch._inductor.config.fallback_random)
-    assert seen == [False, True]
+        for backend in ("aot_eager", "inductor"):
+            side = make_side(target, phase, None, CompileConfig(backend=backend))
+            with judge.comparable_random_numbers(side):
+                seen.append(torch._inductor.config.fallback_random)
+    assert seen == [False, False, True, False]
 
 
 def test_the_users_model_is_left_as_it_was() -> None:

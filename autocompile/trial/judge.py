@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -18,9 +19,10 @@ from torch.utils import _pytree as pytree
 from autocompile.config import EAGER, CompileConfig
 from autocompile.record import Outcome
 from autocompile.runtime.compiling import RL_PHASES
-from autocompile.trial import comparison
+from autocompile.trial import comparison, telemetry
 from autocompile.trial.overwriting import Held
 from autocompile.trial.phases import Side, make_side
+from autocompile.trial.random_draws import collect, drawing_as_eager, implausible
 from autocompile.trial.reference import in_float64
 from autocompile.trial.state import copy_inputs, perturb, random_states
 from autocompile.trial.target import Target, seed_everything
@@ -33,6 +35,7 @@ __all__ = ["Failed", "Judge"]
 _CALLS = 3
 _MAX_NOISE = 0.05  # where eager differs from itself by more, no verdict is worth anything
 _VISIBLE = 1e-2  # relative change of the output that an update must cause to be a test
+_MAX_DRAWS_S = 60.0  # for the calls that tell how a side's own random numbers are distributed
 _OVERWRITES = "outputs are overwritten by the next call (CUDA graphs): clone what you keep"
 
 
@@ -97,6 +100,7 @@ class Judge:
         steady = (e for path, e in self._noise.items() if not path.startswith(free))
         self._unsteady = max(steady, default=0.0)
         self._drift: dict[str, float] = {}
+        self._own: View = {}
         for kind in sorted(opaque_types(self._expected[0])):
             notes.append(f"the outputs hold {kind}, of which nothing but the type is compared")
         if tolerance is not None:
@@ -109,20 +113,64 @@ class Judge:
         self._is_random = self._depends_on_seed()
         if self._is_random:
             notes.append(
-                "this phase draws random numbers: compiled with Inductor's fallback_random, so "
-                "that its numbers can be compared with eager's, at some cost in speed"
+                "this phase draws random numbers: it is compared with eager under Inductor's "
+                "fallback_random, which draws the same"
             )
 
-    def comparable_random_numbers(self) -> contextlib.AbstractContextManager[Any]:
-        """While it is entered, Inductor draws the random numbers that eager draws."""
-        if not self._is_random:
-            return contextlib.nullcontext()
-        import torch._inductor.config
+    def has_own_draws(self, side: Side) -> bool:
+        """Whether the values of this side depend on random numbers that are not eager's."""
+        return self._is_random and side.draws_itself
 
-        patched: contextlib.AbstractContextManager[Any] = torch._inductor.config.patch(
-            fallback_random=True
-        )
-        return patched
+    def comparable_random_numbers(self, side: Side) -> contextlib.AbstractContextManager[Any]:
+        """While it is entered, a side that has no draws of its own draws those of eager."""
+        if not self._is_random or self.has_own_draws(side):
+            return contextlib.nullcontext()
+        return drawing_as_eager()
+
+    def demand_plausible_draws(self, compiled: Side) -> None:
+        """Of a side with random numbers of its own: they follow the seed, and eager's distribution.
+
+        To be called after :meth:`first_calls`; nothing is done for other sides.
+
+        Raises:
+            Failed: ``wrong_output``.
+        """
+        if not self.has_own_draws(compiled):
+            return
+        self._own = self._from_kept_state(compiled)
+        self._demand_repeats(compiled, "when the same seed is set again")
+        began = time.monotonic()
+        one = collect(lambda call: self._drawn(self.eager, call), range(1))
+        collect(lambda call: self._drawn(compiled, call), range(1))
+        calls = one.calls_needed
+        if (time.monotonic() - began) * calls > _MAX_DRAWS_S:
+            self._notes.append("its random numbers were hardly looked at: a call takes too long")
+            calls = 2
+        ours = collect(lambda call: self._drawn(self.eager, call), range(calls))
+        theirs = collect(lambda call: self._drawn(compiled, call), range(calls, 2 * calls))
+        self.eager.restore()
+        if problem := implausible(ours, theirs, self._tolerance):
+            raise Failed(Outcome.WRONG_OUTPUT, f"{problem} (random numbers)")
+        # What no draw touches must be what eager gives.
+        pair = [draws.steady(ours.restless) for draws in (theirs, ours)]
+        self._demand(pair[0], pair[1], self.accepted, None, "random numbers")
+
+    def compare_with_eagers_draws(self, compiled: Side, config: CompileConfig) -> None:
+        """Of a side with random numbers of its own: compile it again with those of eager, compare.
+
+        To be called last: it resets Dynamo. Nothing is done for other sides.
+
+        Raises:
+            Failed: ``wrong_output`` or ``stale_weights``.
+        """
+        if not self.has_own_draws(compiled):
+            return
+        telemetry.reset_dynamo(config.backend)
+        twin = make_side(self._target, self._phase, self._draws[0], config)
+        twin.draws_itself = False
+        with drawing_as_eager():
+            self.first_calls(twin, self.seeded_call(twin, 0))
+            self.weights(twin)
 
     def seeded_call(self, side: Side, index: int) -> Any:
         """Call number ``index``: its own seed, its own draw of inputs."""
@@ -145,6 +193,9 @@ class Judge:
             if held:
                 self._demand_kept(held, compiled, f"call {index + 1}")
             got, want = compiled.view(output), self._expected[index]
+            if self.has_own_draws(compiled):
+                held = Held(got)
+                continue
             reference = self._reference(self._target.model_of(self._phase), range(index + 1))
             self._demand(got, want, self._noise, reference, f"call {index + 1}")
             self._drift = by_path([*self._drift.items(), *differences(want, got)])
@@ -156,6 +207,11 @@ class Judge:
         Raises:
             Failed: ``wrong_output``.
         """
+        if self.has_own_draws(compiled):
+            self._demand_repeats(compiled, "after the timing")
+            compiled.adopt(self.eager)
+            self._demand_next_keeps(compiled, compiled.view(self.seeded_call(compiled, 0)))
+            return
         want = self._from_kept_state(self.eager)
         compiled.adopt(self.eager)
         got = compiled.view(self.seeded_call(compiled, 0))
@@ -165,9 +221,7 @@ class Judge:
             # No float64 run has this optimizer state: allow what was accepted at the first calls.
             noise, reference = self.accepted, None
         self._demand(got, want, noise, reference, "after the timing")
-        held = Held(got)
-        self.seeded_call(compiled, 1)
-        self._demand_kept(held, compiled, "a call after the timing")
+        self._demand_next_keeps(compiled, got)
 
     def weights(self, compiled: Side) -> bool | None:
         """Whether new weights take effect: changed in place, then through ``load_state_dict``.
@@ -181,7 +235,9 @@ class Judge:
         """
         if not self._is_forward:
             return None
+        own = self.has_own_draws(compiled)
         before = self._steady(self._from_kept_state(self.eager))
+        own_before = self._from_kept_state(compiled) if own else before
         originals = {id(s): copy.deepcopy(s.model.state_dict()) for s in (self.eager, compiled)}
         kept = self.eager.saved
         for side in (self.eager, compiled):
@@ -194,14 +250,20 @@ class Judge:
             # The user may accept more than we would: what is off anyway must not look old.
             known = max(known, 3 * _largest_below(_MAX_NOISE, self._drift))
         visible = mismatch_scale(before, want) > max(_VISIBLE, known)
-        if visible:
+        if visible and own:
+            if compare(own_before, got, noise=self._noise) is None:
+                what = "the output did not follow an in-place update of the weights"
+                raise Failed(Outcome.STALE_WEIGHTS, what)
+        elif visible:
             self._demand_live(got, want, before, "an in-place update of the weights")
         for side in (self.eager, compiled):
             side.model.load_state_dict(originals[id(side)])
         self.eager.saved = kept
-        got = self._steady(self._from_kept_state(compiled))
+        changed, got = got, self._steady(self._from_kept_state(compiled))
         if visible:
-            self._demand_live(got, before, want, "load_state_dict")
+            # With draws of its own it is its own earlier answer that must come back.
+            want, old = (own_before, changed) if own else (before, want)
+            self._demand_live(got, want, old, "load_state_dict", own)
         return True if visible else None
 
     def _steady(self, view: View) -> View:
@@ -228,10 +290,28 @@ class Judge:
     def _is_forward(self) -> bool:
         return self._phase == "forward" or self._phase in RL_PHASES
 
-    def _from_kept_state(self, side: Side) -> View:
-        """Call 0 from the state that eager has kept, whichever side makes it."""
+    def _from_kept_state(self, side: Side, index: int = 0) -> View:
+        """A call from the state that eager has kept, whichever side makes it."""
         side.adopt(self.eager)
-        return copy_view(side.view(self.seeded_call(side, 0)))
+        return copy_view(side.view(self.seeded_call(side, index)))
+
+    def _drawn(self, side: Side, call: int) -> View:
+        """With another seed for each call, always on the same inputs."""
+        view = self._from_kept_state(side, 2 * call)
+        return _without_outputs(view) if self._check else view
+
+    def _demand_repeats(self, compiled: Side, when: str) -> None:
+        """The same seed gives the same random numbers."""
+        self._demand_same(self._from_kept_state(compiled), self._own, when)
+
+    def _demand_same(self, got: View, want: View, when: str) -> None:
+        if problem := compare(want, got, noise=self.accepted):
+            raise Failed(Outcome.WRONG_OUTPUT, f"{problem} ({when})")
+
+    def _demand_next_keeps(self, compiled: Side, got: View) -> None:
+        held = Held(got)
+        self.seeded_call(compiled, 1)
+        self._demand_kept(held, compiled, "a call after the timing")
 
     def _observe(self, side: Side) -> list[View]:
         views: list[View] = []
@@ -289,9 +369,9 @@ class Judge:
             reference = ask and (lambda: (view := ask()) and _without_outputs(view))
         return compare(want, got, noise=noise, reference=reference, tolerance=self._tolerance)
 
-    def _demand_live(self, got: View, want: View, old: View, what: str) -> None:
+    def _demand_live(self, got: View, want: View, old: View, what: str, own: bool = False) -> None:
         # Our own comparison tells old from new: the user's may be too wide for it.
-        reference = self._from_eager_in_float64
+        reference = None if own else self._from_eager_in_float64
         if compare(want, got, noise=self._noise, reference=reference) is None:
             return
         if mismatch_scale(old, got) < mismatch_scale(want, got):

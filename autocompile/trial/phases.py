@@ -54,6 +54,7 @@ class Side:
         threads: for torch's operators while it runs; None for as many as there are.
         precision: of products of float32 matrices while it runs.
         bakes: what was compiled holds the weights: writing to one costs a refresh.
+        draws_itself: it may draw other random numbers than eager does from the same seed.
     """
 
     model: torch.nn.Module
@@ -70,6 +71,7 @@ class Side:
     threads: int | None = None
     precision: str = "default"
     bakes: bool = False
+    draws_itself: bool = False
 
     @contextlib.contextmanager
     def context(self) -> Iterator[None]:
@@ -188,6 +190,7 @@ def make_side(target: Target, phase: str, inputs: Any, config: CompileConfig = E
         _make_train_step(target, side, config)
     side.threads, side.precision = config.threads, config.precision
     side.bakes = config.bakes_weights
+    side.draws_itself = config.backend == "inductor" and not side.is_eager
     return side
 
 

@@ -118,7 +118,7 @@ def _trial(request: dict[str, Any], channel: Channel, result: dict[str, Any]) ->
     hush_autotuning(channel)
     witness = explain.Witness(request["home"])
     compiled = make_side(target, phase, inputs, config)
-    with judge.comparable_random_numbers():
+    with judge.comparable_random_numbers(compiled):
         clock = FirstCalls(compiled, synchronize, lambda: channel.waited_s)
         output = judge.seeded_call(compiled, 0)
         channel.quiet_from_now_on()
@@ -133,6 +133,7 @@ def _trial(request: dict[str, Any], channel: Channel, result: dict[str, Any]) ->
             result["same_code_as"], result["compile_window"] = twin, clock.window
             result["compile_s"] = clock.compile_s(0.0)
             return
+        judge.demand_plausible_draws(compiled)
         result["weights_live"] = judge.weights(compiled)
 
         channel.step(Step.MEASURE)
@@ -176,12 +177,13 @@ def _trial(request: dict[str, Any], channel: Channel, result: dict[str, Any]) ->
         with failures.only_logged():  # it is a good trial, whatever cannot be explained of it
             _count(eager, compiled, config, device, witness, result)
     if request.get("repeats") is None and not config.is_eager:
-        with judge.comparable_random_numbers():
+        with judge.comparable_random_numbers(compiled):
             # Dynamo recompiles alike whatever the backend's options: one setting shows all of it.
             try_schedule(judge, compiled, result, 15.0 if config == DEFAULT_INDUCTOR else 5.0)
     keeps_copies = config.bakes_weights or BACKENDS.get(config.backend, Backend()).lays_out
     if device.type == "cpu" and keeps_copies:
         _add_copies(result)
+    judge.compare_with_eagers_draws(compiled, config)
 
 
 def _count(
