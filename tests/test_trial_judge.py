@@ -21,6 +21,7 @@ from autocompile.config import CompileConfig
 from autocompile.record import Outcome
 from autocompile.trial import telemetry
 from autocompile.trial.judge import Failed, Judge
+from autocompile.trial.own_draws import compare_with_eagers_draws, demand_plausible_draws
 from autocompile.trial.phases import Side, make_side
 from autocompile.trial.target import Target, adam, seed_everything, sum_of_floats
 
@@ -76,7 +77,7 @@ def judged(
         lie(compiled)
     with judge.comparable_random_numbers(compiled):
         judge.first_calls(compiled, judge.seeded_call(compiled, 0))
-        judge.demand_plausible_draws(compiled)
+        demand_plausible_draws(judge, compiled, notes)
         live = judge.weights(compiled)
         compiled.keep()
         for side in (judge.eager, compiled, compiled, judge.eager):
@@ -87,7 +88,7 @@ def judged(
             while_timed(compiled)
         judge.last_call(compiled)
     graphs = telemetry.dynamo_facts().graphs
-    judge.compare_with_eagers_draws(compiled, config)
+    compare_with_eagers_draws(judge, compiled, config)
     return Verdict(notes, live, graphs)
 
 

@@ -14,10 +14,13 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils import _pytree as pytree
 
-from autocompile.trial.tree import comparable, paths
+from autocompile.trial.phases import Side
+from autocompile.trial.state import random_states
+from autocompile.trial.tree import blank, comparable, paths
+from autocompile.trial.verify import mismatch_scale
 from autocompile.trial.view import View
 
-__all__ = ["Draws", "collect", "drawing_as_eager", "implausible", "wrong_length"]
+__all__ = ["Draws", "depends_on_seed", "drawing_as_eager", "implausible", "wrong_length"]
 
 # Each statistic of a leaf (mean and standard deviation over its elements) is one number per call.
 # If both sides draw from the same distribution, all orders of the 2K numbers are equally likely,
@@ -80,17 +83,18 @@ class Draws:
             calls += 1
         return calls
 
-    def is_like(self, other: Draws) -> bool:
-        """Whether the structures agree, or change from call to call anyway."""
-        return not self._is_fixed or self._structure == other._structure
+    def has_structure_of(self, other: Draws) -> bool:
+        """Whether all calls of both gave the same structure."""
+        return self._is_fixed and other._is_fixed and self._structure == other._structure
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether each call gave the same structure."""
+        return self._is_fixed
 
     def steady(self, restless: set[str]) -> View:
         """The first call without what differs from call to call."""
-
-        def kept(path: Any, leaf: Any) -> Any:
-            return None if pytree.keystr(path) in restless else leaf
-
-        tree: View = pytree.tree_map_with_path(kept, self.first)
+        tree: View = blank(self.first, restless)
         return tree
 
 
@@ -112,7 +116,7 @@ def implausible(eager: Draws, compiled: Draws, tolerance: float | None = None) -
         compiled: of as many calls with other seeds.
         tolerance: the user's own relative one, where it is larger than ours.
     """
-    if not eager.is_like(compiled):
+    if eager.is_fixed and not eager.has_structure_of(compiled):
         return "another structure than eager's"
     for path, wanted in eager.leaves.items():
         got = compiled.leaves.get(path, [])
@@ -152,12 +156,27 @@ def wrong_length(want: View, got: View) -> str | None:
     return f"it moves the weights by {lengths[1]:.2g}, where eager moves them by {lengths[0]:.2g}"
 
 
-def collect(call: Callable[[int], View], seeds: range) -> Draws:
-    """The draws of one call for each seed."""
-    draws = Draws()
-    for seed in seeds:
-        draws.add(call(seed))
-    return draws
+def depends_on_seed(side: Side, call: Callable[[int], View], noise: float) -> bool:
+    """Whether a side draws random numbers that change what it gives; it must have kept a state.
+
+    Args:
+        side: restored afterwards.
+        call: makes the side's call of that number, which has a seed of its own; even ones are on
+            the same inputs.
+        noise: the largest relative difference between two runs with the same seed.
+    """
+    before = random_states()
+    side.run()
+    drawn = before != random_states()
+    side.restore()
+    if not drawn:
+        return False
+    views = []
+    for index in (0, 2):
+        side.restore()
+        views.append(call(index))
+    side.restore()
+    return mismatch_scale(*views) > max(1e-6, 10 * noise)
 
 
 def _seen(leaf: Any) -> _Seen:

@@ -17,7 +17,15 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-__all__ = ["TypeName", "attribute_names", "comparable", "holds_tensor", "paths", "result_tensors"]
+__all__ = [
+    "TypeName",
+    "attribute_names",
+    "blank",
+    "comparable",
+    "holds_tensor",
+    "paths",
+    "result_tensors",
+]
 
 _DEPTH = 5  # of objects in objects: a cache holds layers that hold tensors
 _CODE = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, torch.nn.Module)
@@ -74,6 +82,17 @@ def comparable(tree: Any) -> Any:
 def paths(tree: Any) -> list[tuple[str, Any]]:
     """Each leaf of a :func:`comparable` tree with its path in words."""
     return [(pytree.keystr(path), leaf) for path, leaf in pytree.tree_flatten_with_path(tree)[0]]
+
+
+def blank(tree: Any, places: set[str]) -> Any:
+    """A comparable tree with zeros in place of the tensors at some paths, None for all else."""
+
+    def kept(path: Any, leaf: Any) -> Any:
+        if pytree.keystr(path) not in places:
+            return leaf
+        return torch.zeros_like(leaf) if isinstance(leaf, torch.Tensor) else None
+
+    return pytree.tree_map_with_path(kept, tree)
 
 
 def result_tensors(tree: Any, depth: int = _DEPTH) -> list[torch.Tensor]:

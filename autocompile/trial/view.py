@@ -19,6 +19,7 @@ __all__ = [
     "has_nan",
     "has_tensor",
     "opaque_types",
+    "without_outputs",
 ]
 
 View = Mapping[str, Any]
@@ -91,6 +92,11 @@ def has_tensor(view: View) -> bool:
     """Whether there is anything to compare."""
     leaves = pytree.tree_leaves(comparable(_results(view)))
     return any(isinstance(leaf, torch.Tensor) for leaf in leaves)
+
+
+def without_outputs(view: View) -> View:
+    """The view without what the model returned."""
+    return {name: part for name, part in view.items() if name != "outputs"}
 
 
 def _results(view: View) -> dict[str, Any]:

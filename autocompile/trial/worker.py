@@ -25,6 +25,7 @@ from autocompile.trial.first_calls import FirstCalls, refresh_s
 from autocompile.trial.hush import hush_autotuning
 from autocompile.trial.judge import Failed, Judge
 from autocompile.trial.measure import Limits, Timed, watched_blocks
+from autocompile.trial.own_draws import compare_with_eagers_draws, demand_plausible_draws
 from autocompile.trial.pace import Pace
 from autocompile.trial.phases import Side, make_side
 from autocompile.trial.precision import demand_close
@@ -133,7 +134,7 @@ def _trial(request: dict[str, Any], channel: Channel, result: dict[str, Any]) ->
             result["same_code_as"], result["compile_window"] = twin, clock.window
             result["compile_s"] = clock.compile_s(0.0)
             return
-        judge.demand_plausible_draws(compiled)
+        demand_plausible_draws(judge, compiled, notes)
         result["weights_live"] = judge.weights(compiled)
 
         channel.step(Step.MEASURE)
@@ -183,7 +184,7 @@ def _trial(request: dict[str, Any], channel: Channel, result: dict[str, Any]) ->
     keeps_copies = config.bakes_weights or BACKENDS.get(config.backend, Backend()).lays_out
     if device.type == "cpu" and keeps_copies:
         _add_copies(result)
-    judge.compare_with_eagers_draws(compiled, config)
+    compare_with_eagers_draws(judge, compiled, config)
 
 
 def _count(
