@@ -13,6 +13,7 @@ from typing import Any
 
 from autocompile.errors import TargetError, UsageError
 from autocompile.ranking import Limits
+from autocompile.runs import is_same_target
 from autocompile.search.effort import effort
 from autocompile.search.space import SearchSpace
 
@@ -86,7 +87,7 @@ class Plan:
         return cls(**kept)
 
     def resumes(self, earlier: Plan) -> Plan:
-        """The earlier plan, if this one does not contradict it.
+        """The earlier plan, if this one does not contradict it; a target may be spelled otherwise.
 
         Raises:
             UsageError: something was asked for that the run was not made with.
@@ -94,9 +95,11 @@ class Plan:
         plain = Plan(self.target)
         for f in fields(self):
             mine, theirs = getattr(self, f.name), getattr(earlier, f.name)
-            if mine not in (theirs, getattr(plain, f.name)) or (
-                f.name == "target" and mine != theirs
-            ):
+            if f.name == "target":
+                fits = is_same_target(mine, theirs)
+            else:
+                fits = mine in (theirs, getattr(plain, f.name))
+            if not fits:
                 if f.name == "space":
                     mine, theirs = (_named(space) for space in (mine, theirs))
                 raise UsageError(
