@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from autocompile import noise, runs
-from autocompile.errors import RunError, UsageError
+from autocompile.errors import RunError
 from autocompile.execute.executor import Executor
 from autocompile.execute.interpreter import demand_torch
 from autocompile.execute.job import Workshop, is_held, locked
@@ -200,22 +200,24 @@ def _open(plan: Plan, run_dir: str | Path | None, resume: bool) -> tuple[RunFold
             "a run writes and removes files in its folder, so it must be its own",
             hint="--run-dir with a new folder",
         )
-    folder.create()
     return folder, plan
 
 
 @contextlib.contextmanager
 def _gone_if_never_begun(folder: RunFolder) -> Iterator[None]:
-    """Ctrl-C or a wrong request before there is a run leave no folder behind.
+    """Make the folder of a new run; whatever ends it before there is a run leaves no folder behind.
 
-    It stays where an error points to a log that is in it.
+    It stays where the error points to a log that is in it, or where another tuner is at work in it.
     """
     try:
+        if not folder.run_json.exists():
+            folder.create()
         yield
-    except (KeyboardInterrupt, UsageError) as error:
-        points_into_it = isinstance(error, UsageError) and "log:" in error.text()
-        if not folder.run_json.exists() and not points_into_it:
-            folder.remove()
+    except BaseException as error:
+        if f"log: {folder.path}" not in str(error):
+            with contextlib.suppress(RunError), locked(folder):
+                if not folder.run_json.exists():
+                    folder.remove()
         raise
 
 

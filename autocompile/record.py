@@ -243,7 +243,7 @@ class RunFolder:
         self.study_db = self.path / "study.db"
         self.trials = self.path / "trials"
         self.cache = self.path / "cache"
-        self._is_ours = False
+        self._made: list[Path] = []
 
     def create(self) -> None:
         """Make the folder; only its owner may write to it.
@@ -251,7 +251,7 @@ class RunFolder:
         Raises:
             RunError: it cannot be made.
         """
-        self._is_ours = not self.path.exists()
+        self._made = [p for p in (self.path, *self.path.parents) if not p.exists()]
         make_folder(self.trials)
 
     def holds_something_else(self) -> bool:
@@ -268,14 +268,14 @@ class RunFolder:
         return not entries <= left or ("trials" in entries and any(self.trials.iterdir()))
 
     def remove(self) -> None:
-        """Remove what a run that never began has put here; the folder too, if it made it."""
+        """Remove what a run that never began has put here, and the folders that it made."""
         for part in (*self.path.glob("probe*/"), self.cache):
             shutil.rmtree(part, ignore_errors=True)
-        with contextlib.suppress(OSError):  # whatever else is there stays
+        with contextlib.suppress(OSError):
             (self.path / "lock").unlink(missing_ok=True)
-            self.trials.rmdir()
-            if self._is_ours:
-                self.path.rmdir()
+        for folder in (self.trials, *self._made):
+            with contextlib.suppress(OSError):  # whatever else is there stays
+                folder.rmdir()
 
     def trial(self, number: int) -> Path:
         """The folder of one trial."""

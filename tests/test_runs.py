@@ -75,7 +75,7 @@ def test_resume_finds_the_run_of_the_target_and_not_that_of_its_namesake(two: Pa
 
 def test_resume_names_the_runs_of_namesakes_where_the_target_has_none(two: Path) -> None:
     other = made("b/model.py")
-    with pytest.raises(RunError, match="no run of a/model.py") as caught:
+    with pytest.raises(RunError, match=r"no run of a/model\.py") as caught:
         made("a/model.py", resume=True)
     assert f"{other} is a run of b/model.py" in caught.value.text()
     assert "without --resume" in caught.value.text()
