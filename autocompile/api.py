@@ -19,6 +19,7 @@ from autocompile.execute.memory import most_memory_bytes
 from autocompile.execute.process import Isolation, LocalExecutor
 from autocompile.files import write_json
 from autocompile.ranking import Limits, noise_floors
+from autocompile.reading import notice
 from autocompile.record import SCHEMA, Record, RunFolder
 from autocompile.report.live import Progress, SilentProgress
 from autocompile.result import Result, make_result, write_result
@@ -26,7 +27,7 @@ from autocompile.search.effort import Effort
 from autocompile.search.effort import effort as effort_of
 from autocompile.search.finalists import confirm
 from autocompile.search.offer import calls_between_updates, spaces_of
-from autocompile.search.plan import Plan, environments, target_spec
+from autocompile.search.plan import Plan, environments, limits_of, target_spec, unknown_keys
 from autocompile.search.probe import probe
 from autocompile.search.space import SearchSpace, Space
 from autocompile.search.study import Budget, Interrupted, PhaseStudy
@@ -175,13 +176,16 @@ def load(run: str | Path = "last") -> Result:
     """A run that was made before: a folder, its short name, or ``last``.
 
     Raises:
-        RunError: there is no such run.
+        RunError: there is no such run, or only a newer version can read it.
     """
     folder = runs.find(run)
     data = folder.read_run()
     data["running"] = is_held(folder)
-    records = list(folder.records())
-    return make_result(folder, data, records, Plan.from_dict(data["plan"]).limits)
+    records, facts = folder.read()
+    if asked := unknown_keys(data["plan"]):
+        facts.append(f"this version does not know what was asked for: {', '.join(asked)}")
+    told = notice(facts, data["environment"])
+    return make_result(folder, data, records, limits_of(data["plan"]), told)
 
 
 def _open(plan: Plan, run_dir: str | Path | None, resume: bool) -> tuple[RunFolder, Plan]:

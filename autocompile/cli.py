@@ -205,7 +205,10 @@ def export(
     """Print the best settings of RUN in the form of a training stack."""
     from autocompile import api
 
-    typer.echo(api.load(run).export(to), nl=False)
+    result = api.load(run)
+    if result.notice:
+        say(f"note: {result.notice}")
+    typer.echo(result.export(to), nl=False)
 
 
 @app.command()
@@ -275,6 +278,8 @@ def _show(result: Any, as_json: bool, verbose: bool) -> None:
     from autocompile.report.terminal import render, render_trials
 
     report = result.to_dict()
+    if result.notice:
+        say(f"note: {result.notice}")
 
     def draw(console: Any) -> None:
         if verbose:

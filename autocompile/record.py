@@ -18,6 +18,7 @@ from typing import Any
 from autocompile.config import CompileConfig
 from autocompile.errors import RunError
 from autocompile.files import make_folder, write_json
+from autocompile.reading import demand_schema, read
 from autocompile.stats import Interval, median, speedup
 
 __all__ = [
@@ -218,11 +219,11 @@ class Record:
         """Read what :meth:`to_dict` wrote.
 
         Raises:
-            RunError: another schema.
+            RunError: a newer schema.
+            UsageError: a setting that this version does not know.
             KeyError, TypeError, ValueError: not a record at all.
         """
-        if data.get("schema") != SCHEMA:
-            raise RunError(f"a result of schema {data.get('schema')!r} cannot be read")
+        demand_schema("a trial's result.json", data, SCHEMA)
         kept: dict[str, Any] = {
             f.name: data[f.name] for f in fields(cls) if f.name in data and f.name != "measurement"
         }
@@ -293,22 +294,27 @@ class RunFolder:
         return sorted(int(p.name) for p in self.trials.iterdir() if p.name.isdigit())
 
     def records(self) -> Iterator[Record]:
-        """All finished trials in the order of their numbers; a torn file is passed over."""
-        for number in self.numbers():
-            try:
-                data = json.loads((self.trial(number) / "result.json").read_text("utf-8"))
-                yield Record.from_dict(data)
-            except (OSError, KeyError, TypeError, ValueError, AttributeError):
-                continue
+        """All finished trials in the order of their numbers, as far as this version knows them."""
+        yield from self.read()[0]
+
+    def read(self) -> tuple[list[Record], list[str]]:
+        """What :meth:`records` gives, and in words what is ignored or left out.
+
+        Raises:
+            RunError: a result is of a newer schema.
+        """
+        paths = {n: self.trial(n) / "result.json" for n in self.numbers()}
+        names = {f.name for f in fields(Record)} | {"schema"}
+        return read(paths, Record.from_dict, names, {f.name for f in fields(Measurement)})
 
     def read_run(self) -> dict[str, Any]:
         """What ``run.json`` holds.
 
         Raises:
-            RunError: there is no such run, or the file is not ours.
+            RunError: there is no such run, or the file is not ours or of a newer schema.
         """
         try:
-            data = json.loads(self.run_json.read_text("utf-8"))
+            data: dict[str, Any] = json.loads(self.run_json.read_text("utf-8"))
         except FileNotFoundError:
             raise RunError(
                 f"{self.path} is not a run folder: it has no run.json",
@@ -316,8 +322,7 @@ class RunFolder:
             ) from None
         except (OSError, ValueError) as error:
             raise RunError(f"cannot read {self.run_json}: {error}") from error
-        if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-            raise RunError(f"{self.run_json} is not of schema {SCHEMA}")
+        demand_schema(self.run_json, data, SCHEMA)
         if lost := [name for name in _OF_A_RUN if not data.get(name)]:
             raise RunError(f"{self.run_json} has been changed: it has no {lost[0]}")
         return data

@@ -38,6 +38,7 @@ class Result:
         environment: versions and machine.
         interrupted: the run was stopped before it was through.
         run_dir: the run's folder.
+        notice: what of the run this version does not know and leaves out; empty if nothing.
     """
 
     def __init__(self, report: Mapping[str, Any], trials: list[Record]) -> None:
@@ -46,6 +47,7 @@ class Result:
         self.environment: dict[str, Any] = report["environment"]
         self.interrupted: bool = report["interrupted"]
         self.run_dir: str = report["run_dir"]
+        self.notice: str = report.get("notice", "")
         phases: dict[str, Any] = report["phases"]
         self.verdict: dict[str, str] = {name: p["verdict"] for name, p in phases.items()}
         found = {name: p["best"] for name, p in phases.items() if p["best"]}
@@ -168,9 +170,21 @@ _LONGER = "the same command with a longer --timeout, if a call or a compile need
 
 
 def make_result(
-    folder: RunFolder, run: Mapping[str, Any], records: list[Record], limits: Limits
+    folder: RunFolder,
+    run: Mapping[str, Any],
+    records: list[Record],
+    limits: Limits,
+    notice: str = "",
 ) -> Result:
-    """The result of a run as it stands on disk, with every export that it has."""
+    """The result of a run as it stands on disk, with every export that it has.
+
+    Args:
+        folder: the run.
+        run: what ``run.json`` holds.
+        records: of all phases.
+        limits: what a setting must keep to be best.
+        notice: what is left out, in words.
+    """
     report = build_report(
         run,
         records,
@@ -179,6 +193,7 @@ def make_result(
         interrupted=run.get("interrupted", True),
         wall_s=run.get("wall_s", 0.0),
     )
+    report["notice"] = notice
     for name, space in run.get("spaces", {}).items():
         report["phases"][name]["dropped"] = dict(space.get("dropped", {}))
     for to in FORMATS:
