@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from autocompile.api import tune
-from autocompile.errors import RunError, UsageError
+from autocompile import cli
+from autocompile.api import load, tune
+from autocompile.errors import ExportError, NothingWorked, RunError, UsageError
 from autocompile.execute.executor import Ending
 from autocompile.record import RunFolder
 from autocompile.runs import is_same_target, latest_of
 from autocompile.search.plan import Plan
 from autocompile.search.space import SearchSpace
-from autocompile.testing import FakeExecutor, measured
+from autocompile.testing import FakeExecutor, failed, measured
 
 SPACE = SearchSpace(backends=("inductor",), batch_sizes=(4,))
 
@@ -96,3 +100,25 @@ def test_another_target_is_not_resumed(two: Path) -> None:
         made("b/model.py", resume=True, run_dir=run)
     earlier = Plan.from_dict(RunFolder(run).read_run()["plan"])
     assert Plan("./a/model.py").resumes(earlier) == earlier
+
+
+@pytest.mark.parametrize("run", ["last", "net-0001", "runs/net-0001", "./my run"])
+def test_use_and_next_name_the_run_as_the_user_gave_it(target: Path, run: str) -> None:
+    unsafe = SearchSpace(("inductor",), ("default",), (4,), guards=("skip_all",))
+
+    def fast(request: Mapping[str, Any]) -> Ending:
+        return measured(2.0) if request["config"].get("guards") == "skip_all" else script(request)
+
+    tune("net.py", executor=FakeExecutor(fast), space=unsafe)  # to use it takes more than a line
+    shutil.copytree("runs/net-0001", "my run")
+    done = CliRunner().invoke(cli.app, ["show", run])
+    lines = [line.split("autocompile export ")[-1] for line in done.stdout.splitlines()[-2:]]
+    named = f"{shlex.quote(run)} --to python   "
+    assert [line.startswith(named) for line in lines] == [True, True], done.stdout
+
+
+def test_a_run_without_a_result_is_named_in_the_error(target: Path) -> None:
+    with pytest.raises(NothingWorked):
+        tune("net.py", executor=FakeExecutor(lambda _: failed("crashed")), run_dir="mine")
+    with pytest.raises(ExportError, match="autocompile show mine"):
+        load("mine").export("python")
