@@ -114,9 +114,6 @@ class FakeExecutor:
         self._events: deque[Event] = deque()
         self.requests: list[dict[str, Any]] = []
 
-    def renew(self) -> None:
-        """Nothing is shared."""
-
     def start(self, job: Job) -> None:
         """Decide at once how it ends; :meth:`wait` tells."""
         request = json.loads((job.folder / "request.json").read_text("utf-8"))

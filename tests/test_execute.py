@@ -519,8 +519,9 @@ def test_where_no_zygote_can_live_each_trial_gets_an_interpreter(
         assert len(said) == 1, "once is enough"
         assert "a thread runs in it: watcher" in said[0]
         insisting = LocalExecutor(isolation="fork", jobs=1)
+        insisting.start(trial(shop, "eager"))
         with pytest.raises(UsageError, match="cannot be forked here"):
-            insisting.start(trial(shop, "eager"))
+            until_ended(insisting)
         insisting.close()
     finally:
         executor.close()

@@ -160,8 +160,6 @@ def confirm(study: PhaseStudy, effort: Effort, limits: Limits, budget: Budget, s
             if not jobs:
                 return
         study.observer.confirming(len(jobs))
-        # Forks share their origin's layout in memory, and so a part of their noise.
-        study.executor.renew()
         for left, finalist in enumerate(order.sample(jobs, len(jobs)), 1 - len(jobs)):
             outcome = _repeat(study, finalist, effort, -left)
             if outcome is not Outcome.OK and not finalist.config.is_plain_eager:
