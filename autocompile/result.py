@@ -16,6 +16,7 @@ from autocompile.ranking import Limits
 from autocompile.record import ONE_PROCESS, UNSOUND, Outcome, Record, RunFolder
 from autocompile.report.build import build_report
 from autocompile.report.markdown import to_markdown
+from autocompile.report.progress import state_of
 from autocompile.stats import Interval
 
 if TYPE_CHECKING:
@@ -194,6 +195,11 @@ def make_result(
         wall_s=run.get("wall_s", 0.0),
     )
     report["notice"] = notice
+    is_through = not (report["running"] or report["interrupted"])
+    for name, phase in report["phases"].items():
+        phase["state"] = "" if is_through else state_of(name, records, report["running"])
+        if phase["state"]:
+            phase |= {"verdict": "failed", "reason": phase["state"], "best": None}
     for name, space in run.get("spaces", {}).items():
         report["phases"][name]["dropped"] = dict(space.get("dropped", {}))
     for to in FORMATS:
