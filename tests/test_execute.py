@@ -507,7 +507,7 @@ def test_where_no_zygote_can_live_each_trial_gets_an_interpreter(
         "import threading, time\n"
         "threading.Thread(target=time.sleep, args=(999,), daemon=True, name='watcher').start()\n"
     )
-    monkeypatch.setenv("PYTHONPATH", str(poison))
+    monkeypatch.setenv("PYTHONPATH", str(poison), prepend=os.pathsep)
     executor, shop = LocalExecutor(jobs=1), workshop(tmp_path / "run")
     try:
         said: list[str] = []
