@@ -507,7 +507,7 @@ def test_where_no_zygote_can_live_each_trial_gets_an_interpreter(
         "import threading, time\n"
         "threading.Thread(target=time.sleep, args=(999,), daemon=True, name='watcher').start()\n"
     )
-    monkeypatch.setenv("PYTHONPATH", str(poison))
+    monkeypatch.setenv("PYTHONPATH", str(poison), prepend=os.pathsep)
     executor, shop = LocalExecutor(jobs=1), workshop(tmp_path / "run")
     try:
         said: list[str] = []
@@ -519,8 +519,9 @@ def test_where_no_zygote_can_live_each_trial_gets_an_interpreter(
         assert len(said) == 1, "once is enough"
         assert "a thread runs in it: watcher" in said[0]
         insisting = LocalExecutor(isolation="fork", jobs=1)
+        insisting.start(trial(shop, "eager"))
         with pytest.raises(UsageError, match="cannot be forked here"):
-            insisting.start(trial(shop, "eager"))
+            until_ended(insisting)
         insisting.close()
     finally:
         executor.close()

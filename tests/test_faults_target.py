@@ -153,7 +153,7 @@ def test_a_library_that_starts_a_thread_is_not_forked(
         "threading.Thread(target=time.sleep, args=(600,), daemon=True, name='poller').start()\n"
     )
     (work / "starts_a_thread.py").write_text(threads)
-    monkeypatch.setenv("PYTHONPATH", str(work))
+    monkeypatch.setenv("PYTHONPATH", str(work), prepend=os.pathsep)
     bench = Bench(work / "run", jobs=1)
     executor = bench.executor
     assert bench.run(PROCESSES).outcome is Outcome.OK

@@ -14,9 +14,9 @@ import pytest
 from autocompile import noise
 from autocompile.api import load, tune
 from autocompile.config import CompileConfig
-from autocompile.errors import RunError, TargetError
-from autocompile.execute.executor import Ending
-from autocompile.execute.job import Workshop
+from autocompile.errors import RunError, TargetError, UsageError
+from autocompile.execute.executor import Ending, Job
+from autocompile.execute.job import Workshop, locked
 from autocompile.record import Outcome, Record, RunFolder, Step
 from autocompile.search.space import SearchSpace
 from autocompile.testing import FakeExecutor, measured
@@ -45,6 +45,62 @@ def test_a_target_that_fails_leaves_an_empty_folder_of_the_users_as_it_was(targe
             tune(target, executor=FakeExecutor(script, probe=BROKEN), run_dir=folder)
     assert Path("mine").is_dir() and not any(Path("mine").iterdir())
     assert not Path("new").exists()
+
+
+class Fails(FakeExecutor):
+    """Breaks down when it is to start the probe."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(script)
+        self._error = error
+
+    def start(self, job: Job) -> None:
+        raise self._error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(28, "No space left on device"),
+        RunError("cannot write"),
+        UsageError("trials cannot be forked here"),
+        ZeroDivisionError("a defect"),
+        KeyboardInterrupt(),
+        SystemExit(1),
+    ],
+    ids=lambda e: type(e).__name__,
+)
+def test_a_run_that_never_began_leaves_no_folder_behind(target: Path, error: BaseException) -> None:
+    for folder in (None, "deep/er/new"):
+        with pytest.raises(type(error)):
+            tune(target, executor=Fails(error), run_dir=folder)
+    assert [p.name for p in Path().iterdir()] == ["net.py"]
+
+
+@pytest.mark.parametrize("options", [{"jobs": 0}, {"isolation": "thread"}, {"effort": "none"}])
+def test_a_wrong_request_leaves_no_folder_behind(target: Path, options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        tune(target, **options)
+    assert [p.name for p in Path().iterdir()] == ["net.py"]
+
+
+def test_a_folder_with_a_log_that_the_error_points_to_stays(target: Path) -> None:
+    crash = Ending(Outcome.CRASHED, Step.IMPORT, "SIGSEGV in import")
+    with pytest.raises(TargetError, match="log: new") as caught:
+        tune(target, executor=FakeExecutor(script, probe=crash), run_dir="new")
+    assert Path("new").is_dir(), caught.value
+    tune(target, executor=FakeExecutor(script), space=SPACE, run_dir="new")
+
+
+def test_a_folder_in_which_another_tuner_begins_is_left_to_it(target: Path) -> None:
+    mine = RunFolder("mine")
+    mine.create()
+    (mine.cache / "toolchain").mkdir(parents=True)
+    (mine.path / "probe").mkdir()
+    (mine.path / "probe" / "request.json").write_text("{}")
+    with locked(mine), pytest.raises(RunError, match="another autocompile is at work"):
+        tune(target, executor=FakeExecutor(script), run_dir="mine")
+    assert (mine.cache / "toolchain").is_dir() and (mine.path / "probe").is_dir()
 
 
 def test_what_appears_beside_a_run_that_never_began_stays(tmp_path: Path) -> None:

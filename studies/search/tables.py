@@ -133,9 +133,8 @@ def race(
                 }
             )
         took = time.monotonic() - began
-        print(
-            f"  set {number}: {len(group)} settings, {ending.outcome.value}, {took:.0f} s {ending.message}"
-        )
+        told = f"{ending.outcome.value} {ending.message}".rstrip()
+        print(f"  set {number}: {len(group)} settings, {took:.0f} s, {told}")
 
 
 def log_speedup(row: dict[str, Any]) -> float | None:
