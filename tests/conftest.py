@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import gc
 import os
 import secrets
+import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -79,6 +84,25 @@ def target(work: Path) -> Path:
     path = work / "net.py"
     path.write_text("never run: the executor is a fake")
     return path
+
+
+@pytest.fixture(scope="session")
+def _onnx_translations() -> Iterator[None]:
+    """Torch looks for its ONNX translations and for all of its operators anew in every export,
+    which is most of what one takes: here once.
+    """
+    from torch._export import utils
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    read = functools.cache(vars(ONNXRegistry)["from_torchlib"].__func__)
+    look = functools.cache(utils._materialize_cpp_cia_ops)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ONNXRegistry, "from_torchlib", classmethod(read))
+        patch.setattr(utils, "_materialize_cpp_cia_ops", look)
+        ONNXRegistry.from_torchlib()
+        gc.collect()
+        gc.freeze()  # else each export goes through all of them once or twice
+        yield
 
 
 @pytest.fixture
@@ -189,6 +213,54 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     bench = Bench(tmp_path_factory.mktemp("bench"))
     yield bench
     bench.executor.close()
+
+
+class _Lasting:
+    """Stands in for ``LocalExecutor``: the bench's, whose warm process outlives who closes it."""
+
+    def __init__(self, executor: LocalExecutor) -> None:
+        self._executor = executor
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._executor, name)
+
+    def close(self) -> None:
+        """End the trials, and nothing else."""
+        for number in list(self._executor._children):
+            self._executor.cancel(number)
+        while self._executor._children or self._executor._events:
+            self._executor.wait(0.2)
+
+
+@pytest.fixture
+def _warm(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever starts trials in this process takes them from the bench's warm one."""
+    for place in ("api", "diagnose"):
+        monkeypatch.setattr(
+            f"autocompile.{place}.LocalExecutor", lambda **_: _Lasting(bench.executor)
+        )
+
+
+@pytest.fixture
+def typed(
+    _warm: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """The command line in this process: no seconds for new interpreters."""
+    from autocompile import cli
+
+    def run(*args: str) -> subprocess.CompletedProcess[str]:
+        monkeypatch.setattr(sys, "argv", ["autocompile", *args])
+        before, code = signal.getsignal(signal.SIGTERM), 0
+        capsys.readouterr()
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        finally:
+            signal.signal(signal.SIGTERM, before)
+        return subprocess.CompletedProcess(args, code, *capsys.readouterr())
+
+    return run
 
 
 @pytest.fixture
