@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from in_process import Try
 
 _PATIENCE_S = 200.0  # with a trial that is not to be stopped: the machine may be slow
+_SHORT = {"half_width": 0.5, "max_rounds": 8, "max_s": 0.1, "block_s": 0.002}
 TARGETS = Path(__file__).parent / "targets"
 ROOT = Path(__file__).parent.parent
 # All that these tests start carries it, so that an autocompile of somebody else's is left out.
@@ -176,7 +177,7 @@ class Bench:
             "phase": "forward",
             "config": CompileConfig(backend=backend).to_dict(),
             "batch_size": 4,
-            "limits": {"half_width": 0.5, "max_rounds": 8, "max_s": 0.1, "block_s": 0.002},
+            "limits": _SHORT,
         }
         job = self.workshop.job(number, request)
         self._began[number] = time.monotonic()
@@ -248,6 +249,8 @@ def typed(
     """The command line in this process: no seconds for new interpreters."""
     from autocompile import cli
 
+    monkeypatch.setattr("autocompile.diagnose._LIMITS", _SHORT)
+
     def run(*args: str) -> subprocess.CompletedProcess[str]:
         monkeypatch.setattr(sys, "argv", ["autocompile", *args])
         before, code = signal.getsignal(signal.SIGTERM), 0
@@ -278,9 +281,11 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> autocompile.Result:
     folder = tmp_path_factory.mktemp("faulty")
     job = Workshop.job
 
-    def soon_over(*args: Any, **more: Any) -> Job:
+    def soon_over(self: Workshop, number: int, request: Any, *args: Any, **more: Any) -> Job:
+        limits = {"limits": _SHORT} if "limits" in request else {}
+        made = job(self, number, {**request, **limits}, *args, **more)
         # Compiling only: beside other tests a new interpreter may import torch for longer.
-        return dataclasses.replace(job(*args, **more), compile_timeout_s=8.0)
+        return dataclasses.replace(made, compile_timeout_s=5.0)
 
     backends = (
         "honest zeros nan slightly_off remembers stale raises needs_a_package segfaults leaves "
