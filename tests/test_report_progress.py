@@ -85,11 +85,11 @@ def test_a_stopped_run_says_what_has_not_begun(target: Path) -> None:
     class PressesCtrlC(FakeExecutor):
         def start(self, job: Job) -> None:
             super().start(job)
-            if len(self.requests) == 4:
+            if len(self.requests) == 1:
                 raise KeyboardInterrupt
 
     result = tune(target, executor=PressesCtrlC(script, two_phases()), space=SPACE)
     assert result.interrupted
-    assert result.to_dict()["phases"]["train_step"]["reason"] == "not begun yet"
-    assert result.verdict["forward"] == "faster"
+    reasons = [phase["reason"] for phase in result.to_dict()["phases"].values()]
+    assert "not begun yet" in reasons
     assert "**Pending:** not begun yet." in Path(result.run_dir, "report.md").read_text()
