@@ -273,7 +273,7 @@ def best_facts(best: Mapping[str, Any]) -> Iterator[str]:
     eager = best.get("eager_throughput")
     against = f" (eager {quantity(eager['value'])})" if eager else ""
     yield rate(best.get("throughput")) + batch + against
-    if best.get("compile_s") is not None:
+    if best.get("compile_s") and best["config"].get("backend") != "eager":
         warm, calls = best.get("warm_compile_s"), best.get("break_even_calls")
         compiles = f"compiles in {seconds(best['compile_s'])}"
         compiles += f" ({seconds(warm)} warm)" if warm is not None else ""
