@@ -1,9 +1,9 @@
 """Which setting is tried next: an Optuna sampler over the finite list of settings.
 
 :class:`PortfolioSampler` reads nothing but the Optuna study: its trials, their values (speed-ups
-over eager) and user attributes (``outcome``, ``message``, ``seconds``, ``spread``). It runs under plain
-``study.optimize``, on a recorded table too. First comes eager mode of each phase and batch size,
-then whatever promises the largest expected gain per second (:mod:`autocompile.search.effects`).
+over eager) and user attributes (``outcome``, ``message``, ``seconds``, ``spread``). It runs under
+plain ``study.optimize``, on a recorded table too. First comes eager mode of each phase and batch
+size, then what promises the largest expected gain per second (:mod:`autocompile.search.effects`).
 
 Optuna's own samplers propose failures and repeats again in spaces this small, so the list decides
 for them too: :class:`FiniteSampler` takes the untried setting nearest to what they propose.
