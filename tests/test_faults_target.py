@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, TARGETS, Bench, assert_nothing_left
+from conftest import TARGETS, Bench, assert_nothing_left
 
 from autocompile.execute.zygote import Zygote
 from autocompile.record import Outcome

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,11 +11,10 @@ import optuna
 import pytest
 
 from autocompile.api import load, tune
-from autocompile.config import CompileConfig
 from autocompile.errors import RunError, TargetError, UsageError
 from autocompile.execute.executor import Ending, Job
 from autocompile.execute.job import Workshop, locked
-from autocompile.record import Outcome, Record, RunFolder, Step
+from autocompile.record import Outcome, RunFolder, Step
 from autocompile.search.space import SearchSpace
 from autocompile.testing import FakeExecutor, measured
 
@@ -133,7 +131,6 @@ def test_runs_of_the_same_name_do_not_share_a_study(
 def test_a_resumed_run_goes_on_in_its_own_study(target: Path) -> None:
     url = f"sqlite:///{target.parent}/all.db"
     result = tune(target, executor=FakeExecutor(script), space=SPACE, storage=url)
-    assert before
     for _ in range(3):
         tune(target, executor=FakeExecutor(script), run_dir=result.run_dir, resume=True)
     assert len(optuna.get_all_study_summaries(url)) == 1
@@ -151,36 +148,6 @@ def test_a_live_run_is_shown_as_running(target: Path) -> None:
     assert set(seen) == {(True, True)}
     shown = load("last").to_dict()
     assert (shown["running"], shown["interrupted"]) == (False, False)
-
-
-def test_the_pace_is_what_the_last_trials_agree_on(tmp_path: Path) -> None:
-    shop = Workshop(RunFolder(tmp_path), {}, 10.0, None)
-
-    def learn(pace_s: Any, environment: str = "default", duplicate_of: int | None = None) -> None:
-        config = CompileConfig(environment=environment)
-        record = Record(0, "forward", config, 4, Outcome.OK, Step.EXIT, duplicate_of=duplicate_of)
-        shop.learn_pace(dataclasses.replace(record, detail={"pace_s": pace_s}))
-
-    assert shop.pace_s() == ()
-    learn([5e-7, 10e-6], environment="other torch")
-    learn([1e-6, 30e-6])  # one in a cool machine
-    assert shop.pace_s() == (1e-6, 30e-6)
-    for _ in range(2):
-        learn([1.2e-6, 36e-6])
-    assert shop.pace_s() == (1.2e-6, 36e-6)
-    for _ in range(3):
-        learn([2e-6, 60e-6])  # a slow spell, of fewer than those before it
-    assert shop.pace_s() == (2e-6, 60e-6)
-    for _ in range(9):
-        learn([1.2e-6, 36e-6])
-    for _ in range(4):
-        learn([2e-6, 60e-6])
-    assert shop.pace_s() == (1.2e-6, 36e-6)
-    for nonsense in (None, [], ["x"], [-1.0], [3.0]):
-        learn(nonsense)
-    for _ in range(9):
-        learn([2e-6, 60e-6], duplicate_of=0)  # nine times the same process
-    assert shop.pace_s() == (1.2e-6, 36e-6)
 
 
 def test_only_what_runs_alone_gets_all_of_the_memory(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Replay recorded tables: how good is what a sampler has found after so many seconds?
 
 Every sampler runs under plain ``study.optimize`` with the same objective: the recorded speed-up of
-a setting, with the noise of one process, and the clock moves by the recorded seconds of its trial (two
+a setting, with the noise of one process. The clock moves by the recorded seconds of its trial (two
 trials side by side on two cores: a quarter faster). For each model the prior is learned from the
 tables of all other models. Regret is how much slower the setting that looks best is than the best
 of the table, by the figures of all sets.
