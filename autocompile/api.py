@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from autocompile import runs
-from autocompile.errors import RunError, UsageError
+from autocompile.errors import RunError
 from autocompile.estimate.candidates import Limits
 from autocompile.execute.executor import Executor
 from autocompile.execute.interpreter import demand_torch
@@ -18,6 +18,7 @@ from autocompile.execute.job import Workshop, is_held, locked
 from autocompile.execute.memory import most_memory_bytes
 from autocompile.execute.process import Isolation, LocalExecutor
 from autocompile.files import write_json
+from autocompile.reading import notice
 from autocompile.record import SCHEMA, Record, RunFolder
 from autocompile.report.live import Progress, SilentProgress
 from autocompile.result import Result, make_result, write_result
@@ -25,7 +26,7 @@ from autocompile.search.budget import Budget
 from autocompile.search.effects import prior_of
 from autocompile.search.effort import budget_of
 from autocompile.search.offer import calls_between_updates, spaces_of
-from autocompile.search.plan import Plan, environments, target_spec
+from autocompile.search.plan import Plan, environments, limits_of, target_spec, unknown_keys
 from autocompile.search.probe import probe
 from autocompile.search.racing import Race
 from autocompile.search.sampler import make_sampler
@@ -156,7 +157,9 @@ def tune(
             interrupted = True
         if not interrupted:  # otherwise the best are still to be raced on their warm caches
             workshop.drop_cache()
-    records = list(folder.records())
+    records, facts = folder.read()
+    if told := notice(facts, run["environment"]):
+        show.warning(told)
     run["spaces"] = {name: _account(one, records) for name, one in spaces.items()}
     run["wall_s"] = run.get("wall_s", 0.0) + budget.spent_s
     run["interrupted"] = interrupted
@@ -168,13 +171,16 @@ def load(run: str | Path = "last") -> Result:
     """A run that was made before: a folder, its short name, or ``last``.
 
     Raises:
-        RunError: there is no such run.
+        RunError: there is no such run, or only a newer version can read it.
     """
     folder = runs.find(run)
     data = folder.read_run()
     data["running"] = is_held(folder)
-    records = list(folder.records())
-    return make_result(folder, data, records, Plan.from_dict(data["plan"]).limits)
+    records, facts = folder.read()
+    if asked := unknown_keys(data["plan"]):
+        facts.append(f"this version does not know what was asked for: {', '.join(asked)}")
+    told = notice(facts, data["environment"])
+    return make_result(folder, data, records, limits_of(data["plan"]), told)
 
 
 def _open(plan: Plan, run_dir: str | Path | None, resume: bool) -> tuple[RunFolder, Plan]:
@@ -193,22 +199,24 @@ def _open(plan: Plan, run_dir: str | Path | None, resume: bool) -> tuple[RunFold
             "a run writes and removes files in its folder, so it must be its own",
             hint="--run-dir with a new folder",
         )
-    folder.create()
     return folder, plan
 
 
 @contextlib.contextmanager
 def _gone_if_never_begun(folder: RunFolder) -> Iterator[None]:
-    """Ctrl-C or a wrong request before there is a run leave no folder behind.
+    """Make the folder of a new run; whatever ends it before there is a run leaves no folder behind.
 
-    It stays where an error points to a log that is in it.
+    It stays where the error points to a log that is in it, or where another tuner is at work in it.
     """
     try:
+        if not folder.run_json.exists():
+            folder.create()
         yield
-    except (KeyboardInterrupt, UsageError) as error:
-        points_into_it = isinstance(error, UsageError) and "log:" in error.text()
-        if not folder.run_json.exists() and not points_into_it:
-            folder.remove()
+    except BaseException as error:
+        if f"log: {folder.path}" not in str(error):
+            with contextlib.suppress(RunError), locked(folder):
+                if not folder.run_json.exists():
+                    folder.remove()
         raise
 
 

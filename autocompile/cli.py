@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable
@@ -112,7 +113,7 @@ def tune(
     verbose: arguments.Verbose = False,
 ) -> None:
     """Search the settings of torch.compile for TARGET and report the best."""
-    from autocompile import api
+    from autocompile import api, runs
     from autocompile.estimate.candidates import Limits
     from autocompile.report.live import progress as progress_of
     from autocompile.search.asked import asked
@@ -177,7 +178,7 @@ def tune(
         pythons=tuple(python or ()),
         progress=progress_of("none" if quiet else progress, sys.stderr),
     )
-    _show(result, as_json, verbose)
+    _show(result, str(run_dir or runs.shown(result.run_dir)), as_json, verbose)
     if result.interrupted:
         raise typer.Exit(ExitCode.INTERRUPTED)
     if require_speedup is not None:
@@ -193,9 +194,7 @@ def show(
     run: arguments.Run = "last", as_json: arguments.Json = False, verbose: arguments.Verbose = False
 ) -> None:
     """Show the report of a run that was made before."""
-    from autocompile import api
-
-    _show(api.load(run), as_json, verbose)
+    _show(_loaded(run), run, as_json, verbose)
 
 
 @app.command()
@@ -205,9 +204,7 @@ def export(
     to: Annotated[arguments.Format, typer.Option(help="the stack that reads it")] = "python",
 ) -> None:
     """Print the best settings of RUN in the form of a training stack."""
-    from autocompile import api
-
-    typer.echo(api.load(run).export(to), nl=False)
+    typer.echo(_loaded(run).export(to), nl=False)
 
 
 @app.command()
@@ -271,24 +268,32 @@ def init(
 # Output ------------------------------------------------------------------------------------------
 
 
-def _show(result: Any, as_json: bool, verbose: bool) -> None:
-    from autocompile import runs
+def _loaded(run: str) -> Any:
+    """The result of a run on disk; what of it is left out is said on stderr."""
+    from autocompile import api
+
+    result = api.load(run)
+    if result.notice:
+        say(f"note: {result.notice}")
+    return result
+
+
+def _show(result: Any, run: str, as_json: bool, verbose: bool) -> None:
+    """Print a result; the next command names ``run``."""
     from autocompile.export import export_order, use_line
     from autocompile.report.terminal import render, render_trials
 
-    report = result.to_dict()
+    report, run = result.to_dict(), shlex.quote(run)
 
     def draw(console: Any) -> None:
         if verbose:
             render_trials(report, console)
-        run = runs.shown(report["run_dir"])
         use = use_line(report, run)
         order = export_order(report, use)
         name = next((n for n in order if n in report["exports"]), "json")
         others = ", ".join(n for n in report["exports"] if n != name)
-        following = f"autocompile export {run} --to {name}        (also: {others})"
-        line = following if others else ""
-        render(report, console, use=use, next_line=line, verbose=verbose)
+        then = f"autocompile export {run} --to {name}        (also: {others})"
+        render(report, console, use=use, next_line=then if others else "", verbose=verbose)
 
     print_or_draw(report, as_json, draw)
 

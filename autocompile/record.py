@@ -20,6 +20,7 @@ from autocompile.config import CompileConfig
 from autocompile.errors import RunError
 from autocompile.estimate.intervals import Interval, median, speedup
 from autocompile.files import make_folder, write_json
+from autocompile.reading import demand_schema, read
 
 __all__ = [
     "AT_WORK",
@@ -176,11 +177,11 @@ class Record:
         """Read what :meth:`to_dict` wrote.
 
         Raises:
-            RunError: another schema.
+            RunError: a newer schema.
+            UsageError: a setting that this version does not know.
             KeyError, TypeError, ValueError: not a record at all.
         """
-        if data.get("schema") != SCHEMA:
-            raise RunError(f"a result of schema {data.get('schema')!r} cannot be read")
+        demand_schema("a trial's result.json", data, SCHEMA)
         kept: dict[str, Any] = {
             f.name: data[f.name] for f in fields(cls) if f.name in data and f.name != "measurement"
         }
@@ -190,6 +191,10 @@ class Record:
         if raw := data.get("measurement"):
             kept["measurement"] = measurement_of(raw)
         return cls(**kept)
+
+
+# Older versions told disturbed rounds; they count like the others now.
+_OF_A_MEASUREMENT = {*(f.name for f in fields(Measurement)), "disturbed", "shortened"}
 
 
 def measurement_of(raw: Mapping[str, Any]) -> Measurement:
@@ -213,7 +218,7 @@ class RunFolder:
         self.study_db = self.path / "study.db"
         self.trials = self.path / "trials"
         self.cache = self.path / "cache"
-        self._is_ours = False
+        self._made: list[Path] = []
 
     def create(self) -> None:
         """Make the folder; only its owner may write to it.
@@ -221,7 +226,7 @@ class RunFolder:
         Raises:
             RunError: it cannot be made.
         """
-        self._is_ours = not self.path.exists()
+        self._made = [p for p in (self.path, *self.path.parents) if not p.exists()]
         make_folder(self.trials)
 
     def holds_something_else(self) -> bool:
@@ -238,14 +243,14 @@ class RunFolder:
         return not entries <= left or ("trials" in entries and any(self.trials.iterdir()))
 
     def remove(self) -> None:
-        """Remove what a run that never began has put here; the folder too, if it made it."""
+        """Remove what a run that never began has put here, and the folders that it made."""
         for part in (*self.path.glob("probe*/"), self.cache):
             shutil.rmtree(part, ignore_errors=True)
-        with contextlib.suppress(OSError):  # whatever else is there stays
+        with contextlib.suppress(OSError):
             (self.path / "lock").unlink(missing_ok=True)
-            self.trials.rmdir()
-            if self._is_ours:
-                self.path.rmdir()
+        for folder in (self.trials, *self._made):
+            with contextlib.suppress(OSError):  # whatever else is there stays
+                folder.rmdir()
 
     def trial(self, number: int) -> Path:
         """The folder of one trial."""
@@ -263,22 +268,27 @@ class RunFolder:
         return sorted(int(p.name) for p in self.trials.iterdir() if p.name.isdigit())
 
     def records(self) -> Iterator[Record]:
-        """All finished trials in the order of their numbers; a torn file is passed over."""
-        for number in self.numbers():
-            try:
-                data = json.loads((self.trial(number) / "result.json").read_text("utf-8"))
-                yield Record.from_dict(data)
-            except (OSError, KeyError, TypeError, ValueError, AttributeError):
-                continue
+        """All finished trials in the order of their numbers, as far as this version knows them."""
+        yield from self.read()[0]
+
+    def read(self) -> tuple[list[Record], list[str]]:
+        """What :meth:`records` gives, and in words what is ignored or left out.
+
+        Raises:
+            RunError: a result is of a newer schema.
+        """
+        paths = {n: self.trial(n) / "result.json" for n in self.numbers()}
+        names = {f.name for f in fields(Record)} | {"schema"}
+        return read(paths, Record.from_dict, names, _OF_A_MEASUREMENT)
 
     def read_run(self) -> dict[str, Any]:
         """What ``run.json`` holds.
 
         Raises:
-            RunError: there is no such run, or the file is not ours.
+            RunError: there is no such run, or the file is not ours or of a newer schema.
         """
         try:
-            data = json.loads(self.run_json.read_text("utf-8"))
+            data: dict[str, Any] = json.loads(self.run_json.read_text("utf-8"))
         except FileNotFoundError:
             raise RunError(
                 f"{self.path} is not a run folder: it has no run.json",
@@ -286,8 +296,7 @@ class RunFolder:
             ) from None
         except (OSError, ValueError) as error:
             raise RunError(f"cannot read {self.run_json}: {error}") from error
-        if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-            raise RunError(f"{self.run_json} is not of schema {SCHEMA}")
+        demand_schema(self.run_json, data, SCHEMA)
         if lost := [name for name in _OF_A_RUN if not data.get(name)]:
             raise RunError(f"{self.run_json} has been changed: it has no {lost[0]}")
         return data

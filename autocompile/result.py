@@ -17,6 +17,7 @@ from autocompile.files import write_json, write_text
 from autocompile.record import Outcome, Record, RunFolder
 from autocompile.report.build import build_report
 from autocompile.report.markdown import to_markdown
+from autocompile.report.progress import state_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,6 +39,7 @@ class Result:
         environment: versions and machine.
         interrupted: the run was stopped before it was through.
         run_dir: the run's folder.
+        notice: what of the run this version does not know and leaves out; empty if nothing.
     """
 
     def __init__(self, report: Mapping[str, Any], trials: list[Record]) -> None:
@@ -46,6 +48,7 @@ class Result:
         self.environment: dict[str, Any] = report["environment"]
         self.interrupted: bool = report["interrupted"]
         self.run_dir: str = report["run_dir"]
+        self.notice: str = report.get("notice", "")
         phases: dict[str, Any] = report["phases"]
         self.verdict: dict[str, str] = {name: p["verdict"] for name, p in phases.items()}
         found = {name: p["best"] for name, p in phases.items() if p["best"]}
@@ -166,9 +169,21 @@ _LONGER = "the same command with a longer --timeout, if a call or a compile need
 
 
 def make_result(
-    folder: RunFolder, run: Mapping[str, Any], records: list[Record], limits: Limits
+    folder: RunFolder,
+    run: Mapping[str, Any],
+    records: list[Record],
+    limits: Limits,
+    notice: str = "",
 ) -> Result:
-    """The result of a run as it stands on disk, with every export that it has."""
+    """The result of a run as it stands on disk, with every export that it has.
+
+    Args:
+        folder: the run.
+        run: what ``run.json`` holds.
+        records: of all phases.
+        limits: what a setting must keep to be best.
+        notice: what is left out, in words.
+    """
     report = build_report(
         run,
         records,
@@ -177,6 +192,12 @@ def make_result(
         interrupted=run.get("interrupted", True),
         wall_s=run.get("wall_s", 0.0),
     )
+    report["notice"] = notice
+    is_through = not (report["running"] or report["interrupted"])
+    for name, phase in report["phases"].items():
+        phase["state"] = "" if is_through else state_of(name, records, report["running"])
+        if phase["state"]:
+            phase |= {"verdict": "failed", "reason": phase["state"], "best": None}
     for name, space in run.get("spaces", {}).items():
         report["phases"][name]["dropped"] = dict(space.get("dropped", {}))
     for to in FORMATS:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 from autocompile.errors import RunError
 from autocompile.record import RunFolder
 
-__all__ = ["find", "latest_of", "new_folder", "short_name", "shown", "under"]
+__all__ = ["find", "is_same_target", "latest_of", "new_folder", "short_name", "shown", "under"]
 
 under = Path("runs")
 """Where runs are made, below the current folder."""
@@ -16,11 +17,26 @@ under = Path("runs")
 
 def short_name(spec: str) -> str:
     """The name that runs of a target share: ``examples/ppo.py:config`` gives ``ppo``."""
-    place, colon, name = spec.rpartition(":")
-    if not colon or not name.isidentifier():
-        place = spec
+    place, _ = _parts(spec)
     stem = Path(place).stem if place.endswith(".py") else place.rsplit(".", 1)[-1]
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", stem) or "run"
+
+
+def is_same_target(one: str, other: str) -> bool:
+    """Whether two specs are spellings of one target: ``./model.py`` and ``model.py`` are."""
+    return _resolved(one) == _resolved(other)
+
+
+def _resolved(spec: str) -> tuple[str, str]:
+    """The target's file as an absolute path, or its module, and the name in it."""
+    place, name = _parts(spec)
+    return (str(Path(place).resolve()) if place.endswith(".py") else place), name
+
+
+def _parts(spec: str) -> tuple[str, str]:
+    """``PATH:NAME`` in two; the name is empty where there is none."""
+    place, colon, name = spec.rpartition(":")
+    return (place, name) if colon and name.isidentifier() else (spec, "")
 
 
 def _all() -> list[Path]:
@@ -39,19 +55,31 @@ def new_folder(spec: str) -> RunFolder:
 
 
 def latest_of(spec: str) -> RunFolder:
-    """The last run of a target.
+    """The last run of a target, whatever its folder is called.
 
     Raises:
         RunError: there is none.
     """
-    name = short_name(spec)
-    ours = [p for p in _all() if re.fullmatch(rf"{re.escape(name)}-\d+", p.name)]
-    if not ours:
-        raise RunError(
-            f"there is no run of {spec} under ./{under} to go on with",
-            hint="the same command without --resume",
-        )
-    return RunFolder(ours[-1])
+    similar, name = [], rf"{re.escape(short_name(spec))}-\d+"
+    for path in reversed(_all()):
+        target = _target_of(path)
+        if target is not None and is_same_target(target, spec):
+            return RunFolder(path)
+        if re.fullmatch(name, path.name):
+            similar.append(f"{path} is a run of {target or 'a target that cannot be read'}")
+    raise RunError(
+        f"there is no run of {spec} under ./{under} to go on with",
+        *similar[:3],
+        hint="the same command without --resume",
+    )
+
+
+def _target_of(path: Path) -> str | None:
+    """The target that a run was made for; None where its ``run.json`` does not say."""
+    try:
+        return str(json.loads((path / "run.json").read_text("utf-8"))["plan"]["target"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def shown(path: str) -> str:

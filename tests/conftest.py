@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import gc
 import os
 import secrets
+import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +29,7 @@ if TYPE_CHECKING:
     from in_process import Try
 
 _PATIENCE_S = 200.0  # with a trial that is not to be stopped: the machine may be slow
+_SHORT = {"half_width": 0.5, "max_rounds": 8, "max_s": 0.1, "block_s": 0.002}
 TARGETS = Path(__file__).parent / "targets"
 ROOT = Path(__file__).parent.parent
 # All that these tests start carries it, so that an autocompile of somebody else's is left out.
@@ -79,6 +85,25 @@ def target(work: Path) -> Path:
     path = work / "net.py"
     path.write_text("never run: the executor is a fake")
     return path
+
+
+@pytest.fixture(scope="session")
+def _onnx_translations() -> Iterator[None]:
+    """Torch looks for its ONNX translations and for all of its operators anew in every export,
+    which is most of what one takes: here once.
+    """
+    from torch._export import utils
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    read = functools.cache(vars(ONNXRegistry)["from_torchlib"].__func__)
+    look = functools.cache(utils._materialize_cpp_cia_ops)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ONNXRegistry, "from_torchlib", classmethod(read))
+        patch.setattr(utils, "_materialize_cpp_cia_ops", look)
+        ONNXRegistry.from_torchlib()
+        gc.collect()
+        gc.freeze()  # else each export goes through all of them once or twice
+        yield
 
 
 @pytest.fixture
@@ -152,7 +177,7 @@ class Bench:
             "phase": "forward",
             "config": CompileConfig(backend=backend).to_dict(),
             "batch_size": 4,
-            "limits": {"half_width": 0.5, "max_rounds": 8, "max_s": 0.1, "block_s": 0.002},
+            "limits": _SHORT,
         }
         job = self.workshop.job(number, request)
         self._began[number] = time.monotonic()
@@ -191,6 +216,56 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     bench.executor.close()
 
 
+class _Lasting:
+    """Stands in for ``LocalExecutor``: the bench's, whose warm process outlives who closes it."""
+
+    def __init__(self, executor: LocalExecutor) -> None:
+        self._executor = executor
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._executor, name)
+
+    def close(self) -> None:
+        """End the trials, and nothing else."""
+        for number in list(self._executor._children):
+            self._executor.cancel(number)
+        while self._executor._children or self._executor._events:
+            self._executor.wait(0.2)
+
+
+@pytest.fixture
+def _warm(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever starts trials in this process takes them from the bench's warm one."""
+    for place in ("api", "diagnose"):
+        monkeypatch.setattr(
+            f"autocompile.{place}.LocalExecutor", lambda **_: _Lasting(bench.executor)
+        )
+
+
+@pytest.fixture
+def typed(
+    _warm: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """The command line in this process: no seconds for new interpreters."""
+    from autocompile import cli
+
+    monkeypatch.setattr("autocompile.diagnose._LIMITS", _SHORT)
+
+    def run(*args: str) -> subprocess.CompletedProcess[str]:
+        monkeypatch.setattr(sys, "argv", ["autocompile", *args])
+        before, code = signal.getsignal(signal.SIGTERM), 0
+        capsys.readouterr()
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        finally:
+            signal.signal(signal.SIGTERM, before)
+        return subprocess.CompletedProcess(args, code, *capsys.readouterr())
+
+    return run
+
+
 @pytest.fixture
 def try_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Try]:
     """Runs a trial of a target in this process and gives its result."""
@@ -206,9 +281,11 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> autocompile.Result:
     folder = tmp_path_factory.mktemp("faulty")
     job = Workshop.job
 
-    def soon_over(*args: Any, **more: Any) -> Job:
+    def soon_over(self: Workshop, number: int, request: Any, *args: Any, **more: Any) -> Job:
+        limits = {"limits": _SHORT} if "limits" in request else {}
+        made = job(self, number, {**request, **limits}, *args, **more)
         # Compiling only: beside other tests a new interpreter may import torch for longer.
-        return dataclasses.replace(job(*args, **more), compile_timeout_s=8.0)
+        return dataclasses.replace(made, compile_timeout_s=5.0)
 
     backends = (
         "honest zeros nan slightly_off remembers stale raises needs_a_package segfaults leaves "

@@ -1,4 +1,7 @@
-"""Trials by the real worker in the tests' own process: no seconds for a new interpreter."""
+"""Trials by the real worker in the tests' own process: no seconds for a new interpreter.
+
+What is timed is timed for a moment only; tests of measuring have trials of their own.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,15 @@ import torch._dynamo
 from torch._dynamo.backends.registry import _COMPILER_FNS
 
 from autocompile.config import CompileConfig
+from autocompile.record import Measurement
 from autocompile.trial import worker
+from autocompile.trial.blocks import block
 
-__all__ = ["Try", "trials"]
+__all__ = ["Try", "timed_for_a_moment", "trials"]
 
 Try = Callable[..., dict[str, Any]]
 LIMITS = {"half_width": 0.5, "max_rounds": 8, "max_s": 0.1, "block_s": 0.005}
+_CALLS = 6
 
 
 @contextlib.contextmanager
@@ -59,10 +65,13 @@ def trials(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Try]:
                 del sys.modules[name]
         return json.loads(capsys.readouterr().out.splitlines()[-1])
 
-    # What targets and the worker set for good.
-    with torch._dynamo.config.patch(
-        fail_on_recompile_limit_hit=False, suppress_errors=False, allow_rnn=False
-    ):
+    with contextlib.ExitStack() as stack:
+        # What targets and the worker set for good.
+        flags = {"fail_on_recompile_limit_hit": False, "suppress_errors": False}
+        stack.enter_context(torch._dynamo.config.patch(**flags, allow_rnn=False))
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setattr(worker, "watched_blocks", timed_for_a_moment)
+        patch.setattr(worker, "try_schedule", lambda *_: None)  # test_trial_optimizers has it
         yield run
     _forget(before)
     torch._dynamo.reset()
@@ -70,6 +79,16 @@ def trials(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Try]:
     torch.set_rng_state(torch_state)
     random.setstate(states[0])
     np.random.set_state(states[1])
+
+
+def timed_for_a_moment(eager: Any, compiled: Any, synchronize: Any, *_: Any) -> Any:
+    """Three rounds: more calls than a backend that is right at first is given."""
+    order = [eager, compiled, compiled, eager, eager, compiled]
+    times: dict[int, list[float]] = {id(eager): [], id(compiled): []}
+    for side in order:
+        times[id(side)].append(block(side, _CALLS, synchronize))
+    eager_s, compiled_s = (tuple(times[id(side)]) for side in (eager, compiled))
+    return Measurement(eager_s, compiled_s, calls=(_CALLS, _CALLS)), []
 
 
 def _forget(names: set[str]) -> None:

@@ -25,6 +25,7 @@ GROUND = {
     "files",
     "options",
     "processes",
+    "reading",
     "record",
     "runs",
     "template",
@@ -112,7 +113,7 @@ def test_a_file_has_one_job(path: Path) -> None:
 def test_the_worker_needs_only_numpy_and_torch() -> None:
     allowed = {"numpy", "torch", "ray", "gymnasium"} | set(sys.stdlib_module_names)
     worker = [p for p in FILES if column(module_of(p)) in ("trial", "runtime")]
-    names = ("backends", "config", "errors", "estimate/intervals", "files", "record")
+    names = ("backends", "config", "errors", "estimate/intervals", "files", "reading", "record")
     ground = [PACKAGE / f"{name}.py" for name in names]
     # A backend of ours needs what it is about, and is imported where it is asked for.
     worker = [p for p in worker if p.parent.name != "backends"]

@@ -17,6 +17,8 @@ from torch.fx import traceback as fx_traceback
 
 from autocompile.runtime.backends import onnx_graph, onnx_model, onnx_session, onnxrt
 
+pytestmark = pytest.mark.usefixtures("_onnx_translations")
+
 
 @pytest.fixture(autouse=True)
 def clean() -> Iterator[None]:
@@ -60,7 +62,7 @@ def test_what_does_not_exist_is_refused_in_words(asked: dict[str, object], said:
 
 def test_an_operator_without_translation_is_left_to_torch() -> None:
     def between(x: torch.Tensor) -> torch.Tensor:
-        return torch.linalg.svdvals(torch.relu(x @ x.T)).exp() + 1
+        return torch.linalg.svdvals(torch.relu(x + 1)).exp()
 
     x = torch.randn(5, 5)
     compiled = torch.compile(between, backend="onnxrt", fullgraph=True)
@@ -168,7 +170,11 @@ def test_live_weights_are_no_part_of_the_session(monkeypatch: pytest.MonkeyPatch
     assert len(builds) == 1
 
 
-def test_one_graph_for_all_shapes_keeps_a_session_for_each_of_the_last() -> None:
+def test_one_graph_for_all_shapes_keeps_a_session_for_each_of_the_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(onnx_graph, "_MOST_SESSIONS", 3)
+
     def double(x: torch.Tensor) -> torch.Tensor:
         return 2 * x.flatten(1).sum(1)
 
@@ -181,10 +187,10 @@ def test_one_graph_for_all_shapes_keeps_a_session_for_each_of_the_last() -> None
         return sessions
 
     compiled = torch.compile(double, backend=watched, dynamic=True)
-    for size in (*range(2, 24), 2):
+    for size in (2, 3, 4, 5, 2):
         torch.testing.assert_close(compiled(torch.ones(size, 3)), double(torch.ones(size, 3)))
     assert len(made) == 1
-    assert len(made[0]._made) == onnx_graph._MOST_SESSIONS
+    assert [key[0] for key in made[0]._made] == [4, 5, 2]
 
 
 def test_what_is_returned_as_it_came_is_the_same_object() -> None:
@@ -240,7 +246,7 @@ def test_items_of_a_tuple_stay_with_what_makes_it() -> None:
         some = torch.split(left, 2)
         scaled = shifted * 2
         first = torch.linalg.svdvals(scaled)  # between a tuple and what takes its items
-        return (left @ left.T).sum() * some[1].abs().sum() * (values * first).tanh().sum()
+        return some[1].abs().sum() * (values * first)
 
     compiled = torch.compile(decomposed, backend="onnxrt")
     with pytest.warns(UserWarning, match="leaves linalg_svd, linalg_svdvals to torch"):
@@ -249,19 +255,28 @@ def test_items_of_a_tuple_stay_with_what_makes_it() -> None:
     torch.testing.assert_close(compiled(x), decomposed(x), rtol=1e-4, atol=1e-4)
 
 
+class Recurrent(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        more: Any = {"num_layers": 2, "dropout": 0.5, "batch_first": True, "bidirectional": True}
+        self.long, self.gated = torch.nn.LSTM(6, 8, **more), torch.nn.GRU(6, 8, **more)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.long(x), self.gated(x)
+
+
 @pytest.mark.parametrize("backend", ["onnxrt", "openvino_onnx"])
-@pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU])
-def test_recurrent_layers_without_dropout_draw_nothing(backend: str, kind: Any) -> None:
+def test_recurrent_layers_without_dropout_draw_nothing(backend: str) -> None:
     if backend == "openvino_onnx":
         pytest.importorskip("openvino")
-    layer = kind(6, 8, num_layers=2, dropout=0.5, batch_first=True, bidirectional=True).eval()
+    layers = Recurrent().eval()
     with torch._dynamo.config.patch(allow_rnn=True):
-        compiled = torch.compile(layer, backend=backend, fullgraph=True)
+        compiled = torch.compile(layers, backend=backend, fullgraph=True)
         for _ in range(2):
             x = torch.randn(3, 5, 6)
-            torch.testing.assert_close(compiled(x), layer(x), rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(compiled(x), layers(x), rtol=1e-4, atol=1e-5)
             with torch.no_grad():
-                for weight in layer.parameters():
+                for weight in layers.parameters():
                     weight.mul_(1.5)
 
 

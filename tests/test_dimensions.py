@@ -111,6 +111,7 @@ def test_what_a_model_writes_to_cannot_be_frozen(try_it: Try) -> None:
     assert "writes to its own buffers" in result["message"]
 
 
+@pytest.mark.usefixtures("_onnx_translations")
 @pytest.mark.parametrize("weights", ["live", "baked"])
 def test_onnx_runtime_follows_the_weights(try_it: Try, weights: str) -> None:
     options = {"weights": weights} if weights == "baked" else {}

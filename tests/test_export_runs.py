@@ -1,4 +1,7 @@
-"""Each exported script, run in a process of its own against the real stacks."""
+"""Each exported script, run in a process of its own against the real stacks.
+
+One of each format is piped to a new interpreter; the others are forked from a warm one.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,15 +53,84 @@ print("graphs", counters["stats"]["unique_graphs"])
 """
 
 
-def run(text: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Pipe a script to python, as a user does; autocompile cannot be imported there."""
+# A python that has imported already what scripts import, and forks for each of them.
+WARM = """
+import json, os, sys, traceback, types
+import torch, torch._dynamo, torch._functorch.aot_autograd, torch._inductor.compile_fx
+import accelerate, transformers
+import ray.rllib.algorithms.ppo
+
+def run(text, folder, environment, out, err):
+    for path, number in ((os.devnull, 0), (out, 1), (err, 2)):
+        os.dup2(os.open(path, os.O_RDWR | os.O_CREAT), number)
+    os.chdir(folder)
+    os.environ.update(environment)
+    sys.argv = ["-"]
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    exec(compile(text, "<stdin>", "exec"), vars(main))
+
+for line in sys.stdin:
+    pid = os.fork()
+    if pid == 0:
+        code = 0
+        try:
+            run(*json.loads(line))
+        except BaseException:
+            traceback.print_exc()
+            code = 1
+        sys.stdout.flush(), sys.stderr.flush()
+        os._exit(code)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
+
+
+def where_autocompile_is_not() -> dict[str, str]:
     clean = {k: v for k, v in os.environ.items() if not k.startswith("ACCELERATE_")}
     clean.pop("PYTHONPATH", None)
+    return {**clean, "CUDA_VISIBLE_DEVICES": ""}
+
+
+@pytest.fixture(scope="module")
+def warm() -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [sys.executable, "-c", WARM],
+        env={**where_autocompile_is_not(), "TORCHINDUCTOR_COMPILE_THREADS": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        yield process
+        process.stdin.close()  # type: ignore[union-attr]
+
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def run(warm: subprocess.Popen[str], tmp_path: Path) -> Run:
+    """As :func:`piped`, without seconds of imports."""
+
+    def forked(text: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+        out, err = tmp_path / "stdout", tmp_path / "stderr"
+        asked = [text, str(folder), environment, str(out), str(err)]
+        warm.stdin.write(json.dumps(asked) + "\n")  # type: ignore[union-attr]
+        warm.stdin.flush()  # type: ignore[union-attr]
+        code = int(warm.stdout.readline())  # type: ignore[union-attr]
+        done = subprocess.CompletedProcess(["-"], code, out.read_text(), err.read_text())
+        out.unlink(), err.unlink()
+        assert done.returncode == 0, done.stderr
+        return done
+
+    return forked
+
+
+def piped(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Pipe a script to python, as a user does; autocompile cannot be imported there."""
     done = subprocess.run(
         [sys.executable, "-"],
         input=text,
         cwd=folder,
-        env={**clean, "CUDA_VISIBLE_DEVICES": "", **environment},
+        env=where_autocompile_is_not(),
         capture_output=True,
         text=True,
         timeout=300,
@@ -108,7 +181,7 @@ def rl(folder: Path, phases: dict[str, Any]) -> dict[str, Any]:
     ],
 )
 def test_the_python_script_compiles_each_phase_of_a_module(
-    phase: str, call: str, tmp_path: Path
+    phase: str, call: str, tmp_path: Path, run: Run
 ) -> None:
     text = export(plain(tmp_path, {phase: faster()}), "python")
     lines = run(f"{text}\n{call}\n{COUNT}", tmp_path).stdout.splitlines()
@@ -124,7 +197,9 @@ def test_the_python_script_compiles_each_phase_of_a_module(
         pytest.param("forward_train", marks=pytest.mark.slow),
     ],
 )
-def test_the_python_script_compiles_each_phase_of_an_rlmodule(phase: str, tmp_path: Path) -> None:
+def test_the_python_script_compiles_each_phase_of_an_rlmodule(
+    phase: str, tmp_path: Path, run: Run
+) -> None:
     text = export(rl(tmp_path, {phase: faster(dynamic=False)}), "python")
     call = f'model.{phase}({{"obs": torch.zeros(2, 4)}})'
     lines = run(f"{text}\n{call}\n{COUNT}", tmp_path).stdout.splitlines()
@@ -132,7 +207,7 @@ def test_the_python_script_compiles_each_phase_of_an_rlmodule(phase: str, tmp_pa
     assert lines[-1] == "graphs 1"
 
 
-def test_a_policy_acts_through_a_backend_that_refuses_gradients(tmp_path: Path) -> None:
+def test_a_policy_acts_through_a_backend_that_refuses_gradients(tmp_path: Path, run: Run) -> None:
     """As RLlib calls it: nobody has entered no_grad outside."""
     text = export(rl(tmp_path, {"forward_exploration": faster(backend="onnxrt")}), "python")
     call = (
@@ -162,23 +237,27 @@ for _ in range(2):
     with torch.no_grad():
         print("acts", torch.equal(tuned_model(x), tuned_model(x)))
 """
-    said = run(text + calls, tmp_path).stdout.splitlines()[-4:]
+    said = piped(text + calls, tmp_path).stdout.splitlines()[-4:]
     assert said == ["trains True", "acts True"] * 2
 
 
 def test_the_python_script_trains_an_rlmodule(tmp_path: Path) -> None:
     text = export(rl(tmp_path, {"train_step": faster()}), "python")
     call = 'train_step({"obs": torch.ones(2, 4)})'
-    assert int(run(f"{text}\n{call}\n{COUNT}", tmp_path).stdout.split()[-1]) >= 1
+    assert int(piped(f"{text}\n{call}\n{COUNT}", tmp_path).stdout.split()[-1]) >= 1
 
 
-def test_the_python_script_leaves_a_phase_alone_that_is_faster_uncompiled(tmp_path: Path) -> None:
+def test_the_python_script_leaves_a_phase_alone_that_is_faster_uncompiled(
+    tmp_path: Path, run: Run
+) -> None:
     text = export(plain(tmp_path, {"forward": KEEP_EAGER}), "python")
     lines = run(f"{text}\nmodel(torch.zeros(2, 4))\n{COUNT}", tmp_path).stdout.splitlines()
     assert lines == ["forward: left uncompiled, nothing is faster", "graphs 0"]
 
 
-def test_the_python_script_finds_a_backend_that_the_target_registers(tmp_path: Path) -> None:
+def test_the_python_script_finds_a_backend_that_the_target_registers(
+    tmp_path: Path, run: Run
+) -> None:
     report = plain(tmp_path, {"forward": faster(backend="counting")}, CUSTOM_BACKEND + MODEL)
     text = export(report, "python") + "\ntuned_model(torch.zeros(2, 4))\n"
     assert "counting backend called" in run(text, tmp_path).stdout
@@ -203,7 +282,7 @@ def get_model():
 X = "torch.ones(2, 3, 8, 8)"
 
 
-def test_the_python_script_lays_weights_out_and_compiles_nothing(tmp_path: Path) -> None:
+def test_the_python_script_lays_weights_out_and_compiles_nothing(tmp_path: Path, run: Run) -> None:
     phase = faster(backend="eager", memory_format="channels_last", threads=1)
     text = export(plain(tmp_path, {"forward": phase}, WIDE), "python")
     look = (
@@ -227,7 +306,7 @@ def get_model():
 
 @pytest.mark.parametrize("source", [WIDE, OF_TORCHS_OWN])
 def test_the_python_script_compiles_the_blocks_that_a_model_repeats(
-    source: str, tmp_path: Path
+    source: str, tmp_path: Path, run: Run
 ) -> None:
     report = plain(tmp_path, {"forward": faster(scope="regional")}, source)
     report["target"]["blocks"] = {"forward": ["0", "1", "2"]}
@@ -237,7 +316,7 @@ def test_the_python_script_compiles_the_blocks_that_a_model_repeats(
 
 
 def test_the_python_script_refuses_another_torch_than_it_was_measured_with(
-    tmp_path: Path,
+    tmp_path: Path, run: Run
 ) -> None:
     report = plain(tmp_path, {"forward": faster(environment="other")})
     there = {"torch": torch.__version__, "python_path": "/somewhere/bin/python"}
@@ -250,7 +329,7 @@ def test_the_python_script_refuses_another_torch_than_it_was_measured_with(
         exec(export(report, "python"), {})
 
 
-def test_the_python_script_freezes_weights_and_follows_them(tmp_path: Path) -> None:
+def test_the_python_script_freezes_weights_and_follows_them(tmp_path: Path, run: Run) -> None:
     report = plain(tmp_path, {"forward": faster(backend="inductor", freezing=True)}, WIDE)
     look = f"""
 x = {X}
@@ -265,7 +344,7 @@ with torch.no_grad():
 
 @pytest.mark.parametrize("name", ["fused", "tensor_lr"])
 def test_the_python_script_has_the_optimizer_step_as_the_one_that_won(
-    name: str, tmp_path: Path
+    name: str, tmp_path: Path, run: Run
 ) -> None:
     phase = faster(backend="eager", optimizer=name)
     text = export(plain(tmp_path, {"optimizer_step": phase}, WIDE), "python")
@@ -278,7 +357,9 @@ def test_the_python_script_has_the_optimizer_step_as_the_one_that_won(
     assert last == {"fused": "False True float", "tensor_lr": "False None Tensor"}[name]
 
 
-def test_what_rllib_has_no_field_for_is_named_and_compiles_nothing(tmp_path: Path) -> None:
+def test_what_rllib_has_no_field_for_is_named_and_compiles_nothing(
+    tmp_path: Path, run: Run
+) -> None:
     phase = faster(backend="eager", memory_format="channels_last")
     report = rl(tmp_path, {"forward_exploration": phase})
     done = run(export(report, "rllib"), tmp_path)
@@ -289,14 +370,16 @@ def test_what_rllib_has_no_field_for_is_named_and_compiles_nothing(tmp_path: Pat
 def test_accelerate_compiles_with_the_tuned_setting(tmp_path: Path) -> None:
     report = plain(tmp_path, {"forward": faster(fullgraph=True)})
     text = export(report, "accelerate") + f"import torch\nmodel(torch.zeros(2, 4))\n{COUNT}"
-    lines = run(text, tmp_path).stdout.splitlines()
+    lines = piped(text, tmp_path).stdout.splitlines()
     assert lines == [
         "forward: torch.compile with {'backend': 'aot_eager', 'fullgraph': True}",
         "graphs 1",
     ]
 
 
-def test_accelerate_keeps_the_setting_against_the_launchers_environment(tmp_path: Path) -> None:
+def test_accelerate_keeps_the_setting_against_the_launchers_environment(
+    tmp_path: Path, run: Run
+) -> None:
     report = plain(tmp_path, {"forward": faster(backend="inductor", mode="max-autotune")})
     launcher = {
         "ACCELERATE_DYNAMO_BACKEND": "EAGER",
@@ -309,7 +392,9 @@ def test_accelerate_keeps_the_setting_against_the_launchers_environment(tmp_path
     assert out == "forward: torch.compile with {'backend': 'inductor', 'mode': 'max-autotune'}\n"
 
 
-def test_accelerate_leaves_a_model_alone_that_is_faster_uncompiled(tmp_path: Path) -> None:
+def test_accelerate_leaves_a_model_alone_that_is_faster_uncompiled(
+    tmp_path: Path, run: Run
+) -> None:
     text = export(plain(tmp_path, {"forward": KEEP_EAGER}), "accelerate")
     lines = run(f"{text}import torch\nmodel(torch.zeros(2, 4))\n{COUNT}", tmp_path).stdout
     assert lines.splitlines() == ["forward: left uncompiled {}", "graphs 0"]
@@ -323,7 +408,7 @@ def test_the_list_of_accelerates_backends_is_the_installed_one() -> None:
 
 def test_the_trainer_arguments_hold_the_tuned_setting(tmp_path: Path) -> None:
     setting = faster(backend="inductor", mode="reduce-overhead", dynamic=True)
-    done = run(export(plain(tmp_path, {"forward": setting}), "transformers"), tmp_path)
+    done = piped(export(plain(tmp_path, {"forward": setting}), "transformers"), tmp_path)
     assert json.loads(done.stdout) == {
         "torch_compile": True,
         "torch_compile_backend": "inductor",
@@ -332,7 +417,9 @@ def test_the_trainer_arguments_hold_the_tuned_setting(tmp_path: Path) -> None:
     assert "cannot carry dynamic=True" in done.stderr
 
 
-def test_the_trainer_arguments_compile_nothing_when_eager_is_faster(tmp_path: Path) -> None:
+def test_the_trainer_arguments_compile_nothing_when_eager_is_faster(
+    tmp_path: Path, run: Run
+) -> None:
     done = run(export(plain(tmp_path, {"forward": KEEP_EAGER}), "transformers"), tmp_path)
     assert json.loads(done.stdout)["torch_compile"] is False
 
@@ -341,7 +428,7 @@ def test_the_rllib_script_fills_the_fields_of_the_config(tmp_path: Path) -> None
     worker = faster(backend="inductor", mode="max-autotune", dynamic=True)
     report = rl(tmp_path, {"forward_exploration": worker, "train_step": faster()})
     text = export(report, "rllib") + "\nassert type(config).__name__ == 'PPOConfig'\n"
-    done = run(text + "config._validate_framework_settings()\n", tmp_path)
+    done = piped(text + "config._validate_framework_settings()\n", tmp_path)
     assert json.loads(done.stdout) == {
         "torch_compile_worker": True,
         "torch_compile_worker_dynamo_backend": "inductor",
@@ -355,7 +442,7 @@ def test_the_rllib_script_fills_the_fields_of_the_config(tmp_path: Path) -> None
         assert words in done.stderr
 
 
-def test_the_rllib_script_works_without_an_algorithm_of_its_own(tmp_path: Path) -> None:
+def test_the_rllib_script_works_without_an_algorithm_of_its_own(tmp_path: Path, run: Run) -> None:
     report = rl(tmp_path, {"forward_exploration": KEEP_EAGER, "optimizer_step": KEEP_EAGER})
     report["target"]["algorithm"] = None
     fields = json.loads(run(export(report, "rllib"), tmp_path).stdout)
@@ -385,12 +472,12 @@ for what in ("forward_train", "complete_update"):
 """
 
 
-def test_what_the_rllib_warning_says_of_ray_is_still_true(tmp_path: Path) -> None:
+def test_what_the_rllib_warning_says_of_ray_is_still_true(tmp_path: Path, run: Run) -> None:
     lines = run(CLAIMS, tmp_path).stdout.splitlines()
     assert lines == ["uses 1", "forward_train False False", "complete_update False True"]
 
 
-def test_the_python_script_computes_in_the_precision_that_won(tmp_path: Path) -> None:
+def test_the_python_script_computes_in_the_precision_that_won(tmp_path: Path, run: Run) -> None:
     phase = faster(autocast="bfloat16", precision="high", guards="skip_inbuilt_modules")
     text = export(plain(tmp_path, {"forward": phase}, WIDE), "python")
     look = f"""
@@ -401,7 +488,9 @@ print(bool(1e-5 < off < 1), torch.get_float32_matmul_precision())
     assert lines[-2:] == ["True high", "graphs 1"]
 
 
-def test_phases_that_differ_in_what_torch_has_one_of_do_not_overwrite_it(tmp_path: Path) -> None:
+def test_phases_that_differ_in_what_torch_has_one_of_do_not_overwrite_it(
+    tmp_path: Path, run: Run
+) -> None:
     phases = {
         "forward": faster(backend="eager", threads=1),
         "optimizer_step": faster(backend="eager", optimizer="foreach", precision="high"),

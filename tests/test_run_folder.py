@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,13 +10,11 @@ from typing import Any
 import optuna
 import pytest
 
-from autocompile import noise
 from autocompile.api import load, tune
-from autocompile.config import CompileConfig
-from autocompile.errors import RunError, TargetError
-from autocompile.execute.executor import Ending
-from autocompile.execute.job import Workshop
-from autocompile.record import Outcome, Record, RunFolder, Step
+from autocompile.errors import RunError, TargetError, UsageError
+from autocompile.execute.executor import Ending, Job
+from autocompile.execute.job import Workshop, locked
+from autocompile.record import Outcome, RunFolder, Step
 from autocompile.search.space import SearchSpace
 from autocompile.testing import FakeExecutor, measured
 
@@ -45,6 +42,62 @@ def test_a_target_that_fails_leaves_an_empty_folder_of_the_users_as_it_was(targe
             tune(target, executor=FakeExecutor(script, probe=BROKEN), run_dir=folder)
     assert Path("mine").is_dir() and not any(Path("mine").iterdir())
     assert not Path("new").exists()
+
+
+class Fails(FakeExecutor):
+    """Breaks down when it is to start the probe."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(script)
+        self._error = error
+
+    def start(self, job: Job) -> None:
+        raise self._error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(28, "No space left on device"),
+        RunError("cannot write"),
+        UsageError("trials cannot be forked here"),
+        ZeroDivisionError("a defect"),
+        KeyboardInterrupt(),
+        SystemExit(1),
+    ],
+    ids=lambda e: type(e).__name__,
+)
+def test_a_run_that_never_began_leaves_no_folder_behind(target: Path, error: BaseException) -> None:
+    for folder in (None, "deep/er/new"):
+        with pytest.raises(type(error)):
+            tune(target, executor=Fails(error), run_dir=folder)
+    assert [p.name for p in Path().iterdir()] == ["net.py"]
+
+
+@pytest.mark.parametrize("options", [{"jobs": 0}, {"isolation": "thread"}, {"effort": "none"}])
+def test_a_wrong_request_leaves_no_folder_behind(target: Path, options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        tune(target, **options)
+    assert [p.name for p in Path().iterdir()] == ["net.py"]
+
+
+def test_a_folder_with_a_log_that_the_error_points_to_stays(target: Path) -> None:
+    crash = Ending(Outcome.CRASHED, Step.IMPORT, "SIGSEGV in import")
+    with pytest.raises(TargetError, match="log: new") as caught:
+        tune(target, executor=FakeExecutor(script, probe=crash), run_dir="new")
+    assert Path("new").is_dir(), caught.value
+    tune(target, executor=FakeExecutor(script), space=SPACE, run_dir="new")
+
+
+def test_a_folder_in_which_another_tuner_begins_is_left_to_it(target: Path) -> None:
+    mine = RunFolder("mine")
+    mine.create()
+    (mine.cache / "toolchain").mkdir(parents=True)
+    (mine.path / "probe").mkdir()
+    (mine.path / "probe" / "request.json").write_text("{}")
+    with locked(mine), pytest.raises(RunError, match="another autocompile is at work"):
+        tune(target, executor=FakeExecutor(script), run_dir="mine")
+    assert (mine.cache / "toolchain").is_dir() and (mine.path / "probe").is_dir()
 
 
 def test_what_appears_beside_a_run_that_never_began_stays(tmp_path: Path) -> None:
@@ -75,14 +128,11 @@ def test_runs_of_the_same_name_do_not_share_a_study(
     assert {s.study_name.split("-")[0] for s in found} == {"net"}
 
 
-def test_a_resumed_run_goes_on_in_its_own_study_and_adds_no_noise(target: Path) -> None:
+def test_a_resumed_run_goes_on_in_its_own_study(target: Path) -> None:
     url = f"sqlite:///{target.parent}/all.db"
     result = tune(target, executor=FakeExecutor(script), space=SPACE, storage=url)
-    before = noise._history()
-    assert before
     for _ in range(3):
         tune(target, executor=FakeExecutor(script), run_dir=result.run_dir, resume=True)
-    assert noise._history() == before
     assert len(optuna.get_all_study_summaries(url)) == 1
 
 
@@ -98,36 +148,6 @@ def test_a_live_run_is_shown_as_running(target: Path) -> None:
     assert set(seen) == {(True, True)}
     shown = load("last").to_dict()
     assert (shown["running"], shown["interrupted"]) == (False, False)
-
-
-def test_the_pace_is_what_the_last_trials_agree_on(tmp_path: Path) -> None:
-    shop = Workshop(RunFolder(tmp_path), {}, 10.0, None)
-
-    def learn(pace_s: Any, environment: str = "default", duplicate_of: int | None = None) -> None:
-        config = CompileConfig(environment=environment)
-        record = Record(0, "forward", config, 4, Outcome.OK, Step.EXIT, duplicate_of=duplicate_of)
-        shop.learn_pace(dataclasses.replace(record, detail={"pace_s": pace_s}))
-
-    assert shop.pace_s() == ()
-    learn([5e-7, 10e-6], environment="other torch")
-    learn([1e-6, 30e-6])  # one in a cool machine
-    assert shop.pace_s() == (1e-6, 30e-6)
-    for _ in range(2):
-        learn([1.2e-6, 36e-6])
-    assert shop.pace_s() == (1.2e-6, 36e-6)
-    for _ in range(3):
-        learn([2e-6, 60e-6])  # a slow spell, of fewer than those before it
-    assert shop.pace_s() == (2e-6, 60e-6)
-    for _ in range(9):
-        learn([1.2e-6, 36e-6])
-    for _ in range(4):
-        learn([2e-6, 60e-6])
-    assert shop.pace_s() == (1.2e-6, 36e-6)
-    for nonsense in (None, [], ["x"], [-1.0], [3.0]):
-        learn(nonsense)
-    for _ in range(9):
-        learn([2e-6, 60e-6], duplicate_of=0)  # nine times the same process
-    assert shop.pace_s() == (1.2e-6, 36e-6)
 
 
 def test_only_what_runs_alone_gets_all_of_the_memory(tmp_path: Path) -> None:

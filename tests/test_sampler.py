@@ -1,87 +1,242 @@
-"""The order in which settings are tried."""
+"""The order in which settings are tried: a sampler that reads nothing but the Optuna study."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+from optuna.trial import TrialState
 
 from autocompile.config import EAGER, CompileConfig
-from autocompile.record import Outcome, Record, Step
-from autocompile.search.sampler import Effects, fingerprint, next_setting, resets
-from autocompile.search.space import Setting, Space
+from autocompile.errors import UsageError
+from autocompile.search.effects import Effects, Prior, expected_gain, features, prior_of
+from autocompile.search.sampler import (
+    SAMPLERS,
+    FiniteSampler,
+    PortfolioSampler,
+    fingerprint,
+    make_sampler,
+)
+from autocompile.search.space import Setting
 
 A, B = "reduce-overhead", "max-autotune"
+LAST = {"memory_format": "channels_last"}
+FUSED = dataclasses.replace(EAGER, optimizer="fused")
+
+optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
-def failure(number: int, config: CompileConfig, message: str) -> Record:
-    return Record(number, "forward", config, 4, Outcome.COMPILE_ERROR, Step.COMPILE, message)
+def settings(sizes: tuple[int, ...] = (1, 4)) -> list[Setting]:
+    configs = [EAGER, CompileConfig("eager", **LAST)]
+    configs += [CompileConfig(mode=m, **f) for m in ("default", A, B) for f in ({}, LAST)]
+    return [Setting(config, size) for size in sizes for config in configs]
+
+
+def optimized(
+    sampler: PortfolioSampler | FiniteSampler, truth: Callable[[Setting], float], count: int
+) -> list[Setting]:
+    """The settings that plain ``study.optimize`` tries, in order, on a recorded table."""
+    tried: list[Setting] = []
+
+    def objective(trial: optuna.Trial) -> float:
+        params = {
+            name: trial.suggest_categorical(name, distribution.choices)
+            for name, distribution in sampler.distributions.items()
+        }
+        tried.append(sampler.setting(params))
+        trial.set_user_attr("seconds", 5.0)
+        return truth(tried[-1])
+
+    study = optuna.create_study(sampler=sampler, direction="maximize")
+    study.optimize(objective, n_trials=count)
+    return tried
+
+
+def told(
+    sampler: PortfolioSampler | FiniteSampler,
+    *ended: tuple[Setting, float | None, Mapping[str, Any]],
+) -> optuna.Study:
+    """A study in which these settings have ended; None is a failure."""
+    study = optuna.create_study(sampler=sampler, direction="maximize")
+    for setting, value, attributes in ended:
+        study.add_trial(
+            optuna.trial.create_trial(
+                state=TrialState.PRUNED if value is None else TrialState.COMPLETE,
+                value=value,
+                params=sampler.params(setting),
+                distributions=dict(sampler.distributions),
+                user_attrs=dict(attributes),
+            )
+        )
+    return study
+
+
+def following(sampler: PortfolioSampler, study: optuna.Study) -> Setting:
+    trial = study.ask(dict(sampler.distributions))
+    return sampler.setting(trial.params)
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_under_plain_optimize_each_setting_is_tried_once_eager_of_its_cell_first(name: str) -> None:
+    every = settings()
+    sampler = make_sampler(name, every, {}, {}, seed=0)
+    tried = optimized(sampler, lambda s: 1.0 if s.config.is_eager else 1.2, len(every))
+    assert sorted(map(str, tried)) == sorted(map(str, every))
+    for size in (1, 4):
+        assert next(s for s in tried if s.batch_size == size).config == EAGER
+
+
+def test_a_sampler_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(UsageError, match="'cmaes' is none of portfolio, tpe, gp, random"):
+        make_sampler("cmaes", settings(), {}, {}, 0)
+
+
+def test_what_tables_know_to_be_fast_comes_first_and_the_users_own_batch_size_before_others() -> (
+    None
+):
+    prior = Prior({"inductor": 0.1, f"mode={B}": 0.6}, {})
+    sampler = PortfolioSampler(settings(), {"forward": prior}, {"forward": 4})
+    tried = optimized(sampler, lambda s: 1.0, 4)
+    assert tried[:2] == [Setting(EAGER, 4), Setting(EAGER, 1)]
+    assert tried[2].batch_size == 4
+    assert tried[2].config.mode == B
+
+
+def test_what_is_cheap_and_large_comes_before_what_has_to_be_compiled() -> None:
+    every = [Setting(c, None, "optimizer_step") for c in (EAGER, CompileConfig(), FUSED)]
+    prior = prior_of("cpu", "optimizer_step", False)
+    sampler = PortfolioSampler(every, {"optimizer_step": prior})
+    assert optimized(sampler, lambda s: 1.0, 2) == [every[0], every[2]]
+
+
+def test_the_best_of_one_batch_size_is_tried_at_the_other_before_what_lost_there() -> None:
+    every = settings()
+    sampler = PortfolioSampler(every, {}, {"forward": 4})
+    best = Setting(CompileConfig(mode=A, **LAST), 4)
+    ended = [(s, 2.0 if s == best else 1.05, {"seconds": 5.0}) for s in every if s.batch_size == 4]
+    ended.append((Setting(EAGER, 1), 1.0, {"seconds": 2.0}))
+    study = told(sampler, *ended)
+    assert following(sampler, study) == dataclasses.replace(best, batch_size=1)
+
+
+def test_the_search_ends_when_nothing_is_left_that_may_gain() -> None:
+    every = settings((4,))
+    sampler = PortfolioSampler(every)
+    study = told(sampler)
+    assert not sampler.is_done(study)
+    known = [s for s in every if s.config.memory_format == "default" or s.config.is_eager]
+    ended = [(s, 1.0 if s.config.is_eager else 0.5, {"seconds": 5.0}) for s in known]
+    study = told(sampler, *ended)
+    assert sampler.left(study)
+    assert sampler.is_done(study), "three modes are twice as slow as eager"
+    assert sampler.has_next(study), "full effort goes on to the end of the list"
+
+
+def test_a_setting_that_another_may_answer_waits_for_it_and_then_costs_nothing() -> None:
+    plain, full = CompileConfig(), CompileConfig(fullgraph=True)
+    every = [Setting(c, 4) for c in (EAGER, full, plain)]
+    sampler = PortfolioSampler(every)
+    assert optimized(sampler, lambda s: 1.0, 3) == [every[0], every[2], every[1]]
+    study = told(sampler, (every[0], 1.0, {}))
+    assert following(sampler, study) == every[2]
+    assert not sampler.has_next(study), "it is running now"
+
+
+def test_running_trials_are_not_proposed_again() -> None:
+    every = settings()
+    sampler = PortfolioSampler(every)
+    study = told(sampler)
+    asked = [following(sampler, study) for _ in range(6)]
+    assert len(set(asked)) == 6
+
+
+def test_interrupted_settings_are_still_to_be_tried() -> None:
+    every = settings((4,))
+    sampler = PortfolioSampler(every)
+    study = told(sampler)
+    first = study.ask(dict(sampler.distributions))
+    study.tell(first, state=TrialState.FAIL)
+    assert following(sampler, study) == sampler.setting(first.params)
 
 
 def test_numbers_addresses_and_paths_do_not_make_another_failure() -> None:
-    one = failure(1, CompileConfig(), "cannot load /tmp/ab12/c.so at 0x7f12: error 3")
-    two = failure(2, CompileConfig(mode=A), "cannot load /tmp/cd34/c.so at 0x7e00: error 14")
-    assert fingerprint(one) == fingerprint(two)
-    other = failure(3, CompileConfig(), "no kernel for this size")
-    assert fingerprint(one) != fingerprint(other)
-    crashed = dataclasses.replace(one, outcome=Outcome.CRASHED)
-    assert fingerprint(one) != fingerprint(crashed)
+    one = fingerprint("compile_error", "cannot load /tmp/ab12/c.so at 0x7f12: error 3")
+    assert one == fingerprint("compile_error", "cannot load /tmp/cd34/c.so at 0x7e00: error 14")
+    assert one != fingerprint("compile_error", "no kernel for this size")
+    assert one != fingerprint("crashed", "cannot load /tmp/ab12/c.so at 0x7f12: error 3")
 
 
 def test_what_failures_of_one_kind_have_in_common_comes_last() -> None:
-    """Two modes fail alike with channels_last; it is the third mode's turn to say so too."""
-    effects = Effects()
-    for number, mode in enumerate((A, B)):
-        config = CompileConfig(mode=mode, memory_format="channels_last")
-        effects.add(failure(number, config, f"no kernel {number}"))
-        plain = CompileConfig(mode=mode)
-        effects.add(failure(10 + number, plain, f"something else in {mode}"))
-    suspect = Setting(CompileConfig(mode="lite", memory_format="channels_last"), 4)
-    other = Setting(CompileConfig(mode="lite"), 4)
-    unseen = Effects()
-    assert unseen.score(suspect) == unseen.score(other)
-    assert effects.score(suspect) < 0.5 * effects.score(other)
-
-
-def test_a_leader_is_asked_first_whether_all_of_it_matters() -> None:
-    leader = Setting(CompileConfig(mode=A, memory_format="channels_last", dynamic=True), 4)
-    simpler = resets(leader)
-    assert [s.config for s in simpler] == [
-        CompileConfig(memory_format="channels_last", dynamic=True),
-        CompileConfig(mode=A, memory_format="channels_last"),
-        CompileConfig(mode=A, dynamic=True),
+    """Two modes fail alike with channels_last; the third is tried without it first."""
+    every = settings((4,))
+    sampler = PortfolioSampler(
+        every, {"forward": Prior({"memory_format=channels_last compiled": 0.1})}
+    )
+    failed = {"outcome": "compile_error", "seconds": 5.0}
+    ended = [
+        (Setting(EAGER, 4), 1.0, {}),
+        (Setting(CompileConfig("eager", **LAST), 4), 1.0, {}),
+        *[
+            (
+                Setting(CompileConfig(mode=m, **LAST), 4),
+                None,
+                {**failed, "message": f"no kernel {i}"},
+            )
+            for i, m in enumerate(("default", A))
+        ],
     ]
-    assert resets(Setting(EAGER, 4)) == []
-    others = [Setting(CompileConfig(mode="lite"), 4), Setting(CompileConfig(mode=B), 4)]
-    space = Space("forward", (leader, *others, *simpler), {})
-    left = [*others, *simpler]
-    assert next_setting(space, left, [], Effects()) not in simpler
-    for _ in simpler:
-        found = next_setting(space, left, [], Effects(), [leader])
-        assert found in simpler
-        left.remove(found)
-    assert next_setting(space, left, [], Effects(), [leader]) in others
+    study = told(sampler, *ended)
+    order = [following(sampler, study).config for _ in range(4)]
+    assert order[-1] == CompileConfig(mode=B, **LAST)
+    unfailed = told(sampler, *ended[:2])
+    assert following(sampler, unfailed).config.memory_format == "channels_last"
 
 
-def test_each_backend_of_each_environment_has_an_early_turn() -> None:
-    """Else one with many settings keeps the others waiting until the budget is spent."""
-    plain = [Setting(config, 4) for config in (EAGER, CompileConfig())]
-    deep = [Setting(CompileConfig(dynamic=dynamic), 4) for dynamic in (True, False)]
-    baked = CompileConfig("onnxrt", options={"weights": "baked"})
-    new = [
-        Setting(dataclasses.replace(baked, threads=1), 4),
-        Setting(baked, 4),
-        Setting(CompileConfig("onnxrt"), 4),
-        Setting(CompileConfig("ipex", environment="other"), 4),
-        Setting(dataclasses.replace(EAGER, optimizer="fused", threads=1), 4),
-        Setting(dataclasses.replace(EAGER, optimizer="fused"), 4),
-    ]
-    space = Space("forward", (*plain, *deep, *new), {})
-    effects = Effects()
-    for setting in plain:
-        effects.add(Record(0, "forward", setting.config, 4, Outcome.OK, Step.EXIT, wall_s=0.1))
-    left = [*deep, *new]
-    assert effects.score(deep[0]) > effects.score(new[2])  # what is quick, and known to work
-    for expected in (new[2], new[3], new[5]):  # the plainest of each
-        found = next_setting(space, left, [], effects)
-        assert found == expected
-        left.remove(found)
-    assert next_setting(space, left, [], effects) == deep[0]  # and then by promise
+def test_what_no_process_has_tried_says_nothing_of_others() -> None:
+    every = settings((4,))
+    sampler = PortfolioSampler(every)
+    ended = [(Setting(EAGER, 4), 1.0, {}), (Setting(CompileConfig(**LAST), 4), None, {})]
+    (_, gains) = zip(
+        *[(s, v[0]) for s, v in sampler._scores(told(sampler, *ended)).items()], strict=True
+    )
+    (_, same) = zip(
+        *[(s, v[0]) for s, v in sampler._scores(told(sampler, ended[0])).items()], strict=True
+    )
+    assert max(gains) == pytest.approx(max(same))
+
+
+def test_eager_has_no_features_and_no_uncertainty() -> None:
+    assert features(EAGER) == ()
+    assert features(CompileConfig(fullgraph=True)) == ("inductor",)
+    every = settings((4,))
+    mean, deviation = Effects(every, {"forward": Prior()}).expected({}, [Setting(EAGER, 4)])
+    assert mean[0] == 0
+    assert deviation[0] < 1e-3
+
+
+def test_what_is_measured_moves_what_is_expected_of_its_relatives() -> None:
+    every = settings()
+    effects = Effects(every, {"forward": Prior()})
+    seen = {Setting(CompileConfig(**LAST), 4): math.log(1.5)}
+    near = Setting(CompileConfig(mode=A, **LAST), 4)
+    elsewhere = dataclasses.replace(near, batch_size=1)
+    far = Setting(CompileConfig("eager", **LAST), 4)
+    mean, _ = effects.expected(seen, [near, elsewhere, far])
+    assert mean[0] > mean[1] > 0.1
+    assert mean[2] == pytest.approx(0)
+
+
+def test_the_gain_that_is_expected_counts_what_is_worse_as_nothing() -> None:
+    gain = expected_gain(np.array([0.0, 1.0, -1.0]), np.full(3, 0.1), np.zeros(3))
+    assert gain == pytest.approx([0.1 / math.sqrt(2 * math.pi), 1.0, 0.0], abs=1e-6)
+
+
+def test_a_kind_that_no_table_has_starts_from_its_device_and_phase_or_from_nothing() -> None:
+    assert prior_of("cpu", "forward_exploration", True) == prior_of("cpu", "forward", True)
+    assert prior_of("cpu", "forward", True) != prior_of("cpu", "forward", False)
+    assert prior_of("xpu", "forward", True) == Prior()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -14,11 +15,13 @@ import torch._dynamo
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.registry import register_backend
+from torch.utils._pytree import register_pytree_node
 
 from autocompile.config import CompileConfig
 from autocompile.record import Outcome
 from autocompile.trial import telemetry
 from autocompile.trial.judge import Failed, Judge
+from autocompile.trial.own_draws import compare_with_eagers_draws, demand_plausible_draws
 from autocompile.trial.phases import Side, make_side
 from autocompile.trial.target import Target, adam, seed_everything, sum_of_floats
 
@@ -72,8 +75,9 @@ def judged(
     compiled = make_side(target, phase, draws[0], config)
     if lie is not None:
         lie(compiled)
-    with judge.comparable_random_numbers():
+    with judge.comparable_random_numbers(compiled):
         judge.first_calls(compiled, judge.seeded_call(compiled, 0))
+        demand_plausible_draws(judge, compiled, notes)
         live = judge.weights(compiled)
         compiled.keep()
         for side in (judge.eager, compiled, compiled, judge.eager):
@@ -83,7 +87,9 @@ def judged(
         if while_timed is not None:
             while_timed(compiled)
         judge.last_call(compiled)
-    return Verdict(notes, live, telemetry.dynamo_facts().graphs)
+    graphs = telemetry.dynamo_facts().graphs
+    compare_with_eagers_draws(judge, compiled, config)
+    return Verdict(notes, live, graphs)
 
 
 def refused(*args: Any, **kwargs: Any) -> tuple[Outcome, str]:
@@ -267,6 +273,55 @@ def test_an_lstm_that_dynamo_leaves_in_eager_passes_too() -> None:
     assert judged(target).live is True
 
 
+class LibraryOutput(OrderedDict):  # type: ignore[type-arg]
+    """As those of diffusers: registered with pytree, but without names for its parts."""
+
+
+register_pytree_node(
+    LibraryOutput,
+    lambda output: (list(output.values()), list(output)),
+    lambda values, names: LibraryOutput(zip(names, values, strict=True)),
+)
+
+
+class Library(nn.Module):
+    """Its output holds a distribution, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> LibraryOutput:
+        mean = self.linear(x)
+        noisy = torch.distributions.Normal(mean, mean.abs() + 1)
+        return LibraryOutput([("sample", mean * 2), ("latent", noisy)])
+
+
+@pytest.mark.parametrize("phase", ["forward", "train_step"])
+def test_what_a_library_returns_passes_and_is_judged(phase: str) -> None:
+    target = a_target(Library, batch(4, 8), make_optimizer=momentum)
+    assert judged(target, phase).graphs >= 1
+
+    @register_backend
+    def one_percent_more(graph: Any, inputs: Any) -> Any:
+        return lambda *args: [x * 1.01 for x in graph(*args)]
+
+    assert refused(target, phase, "one_percent_more")[0] is Outcome.WRONG_OUTPUT
+
+
+def test_a_distribution_alone_has_a_loss() -> None:
+    class Policy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.distributions.Categorical:
+            return torch.distributions.Categorical(logits=self.linear(x))
+
+    target = a_target(Policy, batch(4, 8), make_optimizer=momentum)
+    assert judged(target, "train_step").graphs >= 1
+
+
 def test_inductor_passes_with_a_linear_bias_before_a_batch_norm() -> None:
     """That bias has a gradient of pure rounding noise, of which Adam makes steps of either sign."""
 
@@ -385,9 +440,11 @@ def test_a_forward_without_random_numbers_keeps_inductor_as_it_is() -> None:
     seen = []
     for phase in ("forward", "train_step"):
         judge = Judge(target, phase, (target.make_inputs(4), target.make_inputs(4)), 0, [])
-        with judge.comparable_random_numbers():
-            seen.append(torch._inductor.config.fallback_random)
-    assert seen == [False, True]
+        for backend in ("aot_eager", "inductor"):
+            side = make_side(target, phase, None, CompileConfig(backend=backend))
+            with judge.comparable_random_numbers(side):
+                seen.append(torch._inductor.config.fallback_random)
+    assert seen == [False, False, True, False]
 
 
 def test_the_users_model_is_left_as_it_was() -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch._dynamo
 from conftest import Clock
+from in_process import timed_for_a_moment
 from test_trial_judge import a_target, batch, judged
 from test_trial_worker import a_trial, in_this_process
 from torch import nn, optim
@@ -19,7 +20,7 @@ from torch._dynamo.backends.registry import register_backend
 
 from autocompile.config import EAGER, CompileConfig
 from autocompile.record import Outcome
-from autocompile.trial import schedule, telemetry
+from autocompile.trial import schedule, telemetry, worker
 from autocompile.trial.judge import Failed, Judge
 from autocompile.trial.phases import Side, make_side
 from autocompile.trial.schedule import try_schedule
@@ -247,8 +248,9 @@ def test_an_error_after_a_change_is_said() -> None:
 
 
 def test_what_the_changes_compile_is_not_counted_for_the_trial(
-    work: Path, capsys: pytest.CaptureFixture[str]
+    work: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(worker, "watched_blocks", timed_for_a_moment)
     request = a_trial(phase="optimizer_step", batch_size=None)
     result = in_this_process(work / "first", request, capsys)
     assert (result["graphs"], result["recompiles"]) == (1, 0)

@@ -127,7 +127,8 @@ def plainness(found: Iterable[Candidate]) -> Callable[[Candidate], tuple[bool, i
 
 
 def _speed(c: Candidate) -> float:
-    return c.speedup.value
+    """For ordering: of a single process the lower end, since the best of many is flattered."""
+    return c.speedup.value if c.sets else c.speedup.low
 
 
 def _beats(c: Candidate, eager: Candidate) -> bool:

@@ -114,7 +114,7 @@ class Executor(Protocol):
     slots: int
 
     def start(self, job: Job) -> None:
-        """Begin a job whose ``request.json`` is on disk."""
+        """Begin a job whose ``request.json`` is on disk, now or in a later :meth:`wait`."""
 
     def wait(self, timeout_s: float) -> list[Event]:
         """Sleep until something happens or the time is over; what happened, in order."""

@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from selectors import BaseSelector
 
 import autocompile
 from autocompile.execute.nursery import Isolation, Nursery
@@ -20,31 +21,42 @@ class Nurseries:
         python: the interpreter of jobs that name none.
         isolation: how trials begin; see :class:`Nursery`.
         tell: is told when one does otherwise than it began.
+        selector: wakes whoever waits when a zygote says something.
 
     Raises:
         UsageError: no such isolation, or none on this system.
     """
 
-    def __init__(self, python: str, isolation: Isolation, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        python: str,
+        isolation: Isolation,
+        tell: Callable[[str], None],
+        selector: BaseSelector,
+    ) -> None:
         self._python, self._isolation, self._tell = python, isolation, tell
-        self._made = {python: Nursery(python, isolation, tell)}
+        self._selector = selector
+        self._made = {python: Nursery(python, isolation, tell, selector)}
         self._library: tempfile.TemporaryDirectory[str] | None = None
 
     def of(self, python: str | None) -> Nursery:
         """The nursery of an interpreter; of the usual one for None."""
         name = python or self._python
         if name not in self._made:
-            self._made[name] = Nursery(name, self._isolation, self._tell, self._lend())
+            self._made[name] = Nursery(
+                name, self._isolation, self._tell, self._selector, self._lend()
+            )
         return self._made[name]
 
-    def renew(self) -> None:
-        """Trials that start from now on come from new processes."""
-        for nursery in self._made.values():
-            nursery.close()
+    @property
+    def are_busy(self) -> bool:
+        """Whether a zygote imports or compiles something, which would disturb a timing."""
+        return any(nursery.is_busy for nursery in self._made.values())
 
     def close(self) -> None:
         """End all of them."""
-        self.renew()
+        for nursery in self._made.values():
+            nursery.close()
         if self._library is not None:
             self._library.cleanup()
             self._library = None

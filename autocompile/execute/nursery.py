@@ -8,10 +8,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from selectors import BaseSelector
 from typing import Literal
 
 from autocompile.errors import UsageError
 from autocompile.execute.child import Child
+from autocompile.execute.executor import Job
 from autocompile.execute.zygote import Zygote, ZygoteError
 
 __all__ = ["Isolation", "Nursery"]
@@ -29,6 +31,7 @@ class Nursery:
         isolation: ``fork`` takes trials from a warm process, ``spawn`` starts an interpreter for
             each, ``auto`` forks where that is safe.
         tell: is told, once, when it does otherwise than it began.
+        selector: wakes whoever waits when a zygote says something.
         variables: of the environment, on top of the parent's.
 
     Raises:
@@ -40,11 +43,13 @@ class Nursery:
         python: str,
         isolation: Isolation,
         tell: Callable[[str], None],
+        selector: BaseSelector,
         variables: Mapping[str, str] | None = None,
     ) -> None:
         if isolation not in ("auto", "fork", "spawn"):
             raise UsageError(f"isolation {isolation!r} is none of auto, fork, spawn")
         self._python, self._tell, self._variables = python, tell, dict(variables or {})
+        self._selector = selector
         self._insists = isolation == "fork"
         self._forks = isolation != "spawn" and sys.platform == "linux"
         if self._insists and not self._forks:
@@ -53,30 +58,56 @@ class Nursery:
         self._warmth: tuple[Sequence[str], Path | None] = ((), None)
         self._deaths = 0
 
-    def bear(self, child: Child, alone: bool) -> None:
-        """Start a trial's processes.
+    def is_ready(self, job: Job, alone: bool) -> bool:
+        """Whether a trial can begin at once; begins what it has to wait for.
+
+        Args:
+            job: the trial.
+            alone: no other trial is running, so that the zygote may be replaced.
+
+        Raises:
+            UsageError: the user insists on forking where that is not safe.
+        """
+        while self._forks and not job.fresh:
+            try:
+                # While it imports it grows as it should.
+                if alone and self._zygote and not self.is_busy and self._zygote.has_grown():
+                    self.close()
+                if self._zygote is None:
+                    self._zygote = Zygote(self._python, self._variables, self._selector)
+                    if any(self._warmth):
+                        self._zygote.warm(*self._warmth)
+                return self._zygote.is_ready()
+            except ZygoteError as error:
+                self._renounce(error)
+        return True
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the zygote imports or compiles something, which would disturb a timing."""
+        return self._zygote is not None and self._zygote.is_busy
+
+    def bear(self, child: Child) -> bool:
+        """Start a trial's processes; :meth:`is_ready` has said that it can.
 
         Args:
             child: the trial; its ``warden`` and ``pidfd`` are filled in.
-            alone: no other trial is running, so that the zygote may be replaced.
+
+        Returns:
+            False if the zygote has died meanwhile: the trial is to be tried again.
 
         Raises:
             UsageError: the user insists on forking where that is not safe.
             OSError: no process can be started.
         """
-        while self._forks and not child.job.fresh and not child.forked:
-            try:
-                if self._zygote is not None and alone and self._zygote.has_grown():
-                    self.close()
-                if self._zygote is None:
-                    self._zygote = Zygote(self._python, self._variables)
-                    if any(self._warmth):
-                        self._zygote.warm(*self._warmth)
-                self._zygote.fork(child)
-            except ZygoteError as error:
-                self._renounce(error)
-        if not child.forked:
+        if not self._forks or child.job.fresh or self._zygote is None:
             self._spawn(child)
+            return True
+        try:
+            self._zygote.fork(child)
+        except ZygoteError as error:
+            self._renounce(error)
+        return child.forked
 
     def warm(self, modules: Sequence[str], toolchain: Path | None) -> None:
         """Import these modules, and prepare this toolchain, in the process that trials come from.

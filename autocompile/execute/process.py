@@ -25,6 +25,7 @@ from autocompile.execute.memory import Cage, available_memory_bytes, oom_kills, 
 from autocompile.execute.nurseries import Nurseries
 from autocompile.execute.nursery import Isolation
 from autocompile.execute.quiet import Quiet
+from autocompile.execute.zygote import Zygote
 from autocompile.processes import kill_tree, pause, resume, tree_memory_bytes
 from autocompile.record import Outcome, Step
 
@@ -66,19 +67,21 @@ class LocalExecutor:
         self.slots = default_jobs() if jobs is None else jobs
         self._jobs_given = jobs is not None
         self._events: list[Event] = []
+        self._selector = selectors.DefaultSelector()
         self._nurseries = Nurseries(
             python or sys.executable,
             isolation,
             lambda text: self._events.append(Told(text)),
+            self._selector,
         )
-        self._selector = selectors.DefaultSelector()
         self._children: dict[int, Child] = {}
         self._queue: deque[Job] = deque()
         self._look_at = 0.0
         self._quiet = Quiet(self._hold, self._release, self._grant)
+        self._asking: deque[int] = deque()  # for quiet, while a zygote is busy
 
     def start(self, job: Job) -> None:
-        """Start a trial, or keep it until nobody is being timed; ``request.json`` is on disk."""
+        """Start a trial, or keep it until it can be forked and nobody is being timed."""
         self._queue.append(job)
         self._start_queued()
 
@@ -91,10 +94,13 @@ class LocalExecutor:
                 break
             sleep = min(sleep, _POLL_S, *(c.left_s() for c in self._children.values()))
             for key, _ in self._selector.select(max(0.0, sleep)):
-                if key.fd == key.data.pidfd:
+                if isinstance(key.data, Zygote):
+                    key.data.listen()
+                elif key.fd == key.data.pidfd:
                     key.data.gone = True
                 else:
                     self._read(key.data, key.fd)
+            self._pass_on_who_asks()
             self._look_after_all()
             self._start_queued()
         events, self._events = self._events, []
@@ -123,8 +129,12 @@ class LocalExecutor:
     # Starting ----------------------------------------------------------------------------------
 
     def _start_queued(self) -> None:
-        while self._queue and not self._quiet.taken:
-            self._launch(self._queue.popleft())
+        for job in list(self._queue):
+            if self._quiet.taken or self._asking:
+                return
+            if self._nurseries.of(job.python).is_ready(job, alone=not self._children):
+                self._queue.remove(job)
+                self._launch(job)
 
     def _launch(self, job: Job) -> None:
         pipes = Pipes()
@@ -139,22 +149,25 @@ class LocalExecutor:
             ) from error
         cage = Cage.build(job.memory_limit_bytes) if job.memory_limit_bytes else None
         child = Child(job, pipes, log, cage, oom_before=oom_kills())
+        has_begun = False
         try:
-            self._nurseries.of(job.python).bear(child, alone=not self._children)
-        except BaseException as error:
-            pipes.close_ours()
-            log.close()
-            if cage is not None:
-                cage.remove()
-            if not isinstance(error, OSError):
-                raise
+            has_begun = self._nurseries.of(job.python).bear(child)
+        except OSError as error:
             what = f"its process cannot be started: {error.strerror or error}"
             ending = Ending(Outcome.INFRASTRUCTURE, Step.IMPORT, what)
             self._events.append(Ended(job.number, ending))
             return
         finally:
             pipes.close_theirs()
-        child.clock = Clock()  # a new zygote is not this trial's expense
+            if not has_begun:
+                pipes.close_ours()
+                log.close()
+                if cage is not None:
+                    cage.remove()
+        if not has_begun:
+            self._queue.appendleft(job)
+            return
+        child.clock = Clock()
         for other in self._children.values():
             other.company = child.company = True
         self._children[job.number] = child
@@ -190,7 +203,7 @@ class LocalExecutor:
                     self._events.append(Stepped(number, child.clock.step))
                 elif event == "quiet":
                     child.clock.hold(waits=True)
-                    self._quiet.ask(number)
+                    self._asking.append(number)
                 elif event == "busy":
                     self._quiet.give_back(number)
                 elif event == "result" and child.result is None:
@@ -215,6 +228,11 @@ class LocalExecutor:
             self._kill(child, None)
 
     # Holding still ------------------------------------------------------------------------------
+
+    def _pass_on_who_asks(self) -> None:
+        """A zygote that imports or compiles would disturb a timing: it is through first."""
+        while self._asking and not self._nurseries.are_busy:
+            self._quiet.ask(self._asking.popleft())
 
     def _hold(self, numbers: list[int]) -> None:
         children = [self._children[n] for n in numbers if n in self._children]
@@ -305,4 +323,5 @@ class LocalExecutor:
             if child.cage is not None:
                 child.cage.remove()
         finally:
+            self._asking = deque(n for n in self._asking if n != child.job.number)
             self._quiet.leave(child.job.number)

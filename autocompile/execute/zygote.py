@@ -8,9 +8,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import selectors
 import socket
 import subprocess
 import tempfile
+import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,8 @@ from autocompile.processes import MARKER
 __all__ = ["Zygote", "ZygoteError"]
 
 _PATIENCE_S = 120.0  # to import everything on a slow disk
+_FORK_S = 30.0  # to fork when it has nothing else to do
+_MOST_BYTES = 1 << 16
 _GROWTH = 2.0  # more memory than this many times its first, and a new one takes its place
 
 
@@ -38,19 +43,22 @@ class ZygoteError(Exception):
 
 
 class Zygote:
-    """Starts a zygote and talks to it over a socket pair; does not wait until it is ready.
+    """Starts a zygote and talks to it over a socket pair; never waits until it is ready.
 
     Args:
         python: the interpreter.
         variables: of the environment, on top of the parent's.
+        selector: wakes whoever waits when it says something; :meth:`listen` is then to be called.
 
     Raises:
         ZygoteError: it could not be started.
     """
 
-    def __init__(self, python: str, variables: Mapping[str, str]) -> None:
+    def __init__(
+        self, python: str, variables: Mapping[str, str], selector: selectors.BaseSelector
+    ) -> None:
         ours, theirs = socket.socketpair()
-        self._socket = ours
+        self._socket, self._selector = ours, selector
         self._words = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the process)
         environment = {
             **os.environ,
@@ -76,9 +84,13 @@ class Zygote:
             raise ZygoteError(f"it cannot be started: {error}") from None
         finally:
             theirs.close()
-        ours.settimeout(_PATIENCE_S)
-        self._lines = ours.makefile("rb")
+        selector.register(ours, selectors.EVENT_READ, self)
+        self._rest = b""
+        self._answers: deque[Any] = deque()
+        self._error: ZygoteError | None = None
         self._unanswered = 1  # it says by itself when it is ready, or why it never will be
+        self._asked_at = time.monotonic()
+        self._has_to_prepare = False
         self._size = float("inf")
 
     @property
@@ -86,10 +98,19 @@ class Zygote:
         """Of the process."""
         return self._process.pid
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether it imports or compiles something, as far as :meth:`listen` has heard."""
+        return self._unanswered > 0 and self._error is None and not self._is_overdue
+
+    @property
+    def _is_overdue(self) -> bool:
+        return self._unanswered > 0 and time.monotonic() - self._asked_at > _PATIENCE_S
+
     def warm(self, modules: Sequence[str], toolchain: Path | None) -> None:
         """Have it import modules and, with a toolchain, compile something small on the CPU.
 
-        Returns at once; the next :meth:`fork` waits for it and says how it went.
+        Returns at once; it compiles when :meth:`is_ready` is asked first.
 
         Args:
             modules: by name.
@@ -99,25 +120,55 @@ class Zygote:
             ZygoteError: it is dead.
         """
         place = None if toolchain is None else str(toolchain)
-        self._send({"do": "warm", "modules": list(modules), "toolchain": place})
-        self._unanswered += 1
+        self._ask({"do": "warm", "modules": list(modules), "toolchain": place})
+        self._has_to_prepare |= toolchain is not None
+
+    def is_ready(self) -> bool:
+        """Whether it can fork a trial at once; has it prepare what is left to do.
+
+        Raises:
+            ZygoteError: it is dead, found itself not clean, or has not answered for too long.
+        """
+        self.listen()
+        if self._error is not None:
+            raise self._error
+        if self._has_to_prepare and not self._unanswered:
+            self._has_to_prepare = False
+            self._ask({"do": "prepare"})
+        if self._is_overdue:
+            raise ZygoteError(f"it has not answered for {_PATIENCE_S:.0f} s")
+        return not self._unanswered
+
+    def listen(self) -> None:
+        """Take what it has said, without waiting for more."""
+        try:
+            while self._error is None and self._receive(0.0):
+                while self._answers:
+                    self._size = self._understood(self._answers.popleft())["memory_bytes"]
+                    self._unanswered -= 1
+                    self._asked_at = time.monotonic()
+        except ZygoteError as error:
+            self._error = error
+            self._unregister()  # at its end it would wake us for ever
 
     def fork(self, child: Child) -> None:
-        """Fork a trial; fills in its ``warden`` and ``pidfd``.
+        """Fork a trial from one that is ready; fills in the trial's ``warden`` and ``pidfd``.
 
         Raises:
             ZygoteError: it is dead, or it found itself not clean.
         """
-        for _ in range(self._unanswered):
-            self._unanswered -= 1
-            self._size = self._answer()["memory_bytes"]
         try:
             here = os.getcwd()
         except OSError:  # somebody has removed it
             here = "/"
         request = {"do": "fork", "cwd": here, **child.arguments}
         self._send(request, child.pipes.theirs)
-        child.warden = int(self._answer()["pid"])
+        until = time.monotonic() + _FORK_S
+        while not self._answers and (left := until - time.monotonic()) > 0:
+            self._receive(left)
+        if not self._answers:
+            raise ZygoteError(f"it has not forked for {_FORK_S:.0f} s")
+        child.warden = int(self._understood(self._answers.popleft())["pid"])
         with contextlib.suppress(OSError, AttributeError):
             child.pidfd = os.pidfd_open(child.warden)
         child.forked = True
@@ -134,26 +185,50 @@ class Zygote:
         """End it; trials that came from it end as well."""
         self._process.kill()
         self._process.wait()
-        self._lines.close()
+        self._unregister()
         self._socket.close()
         self._words.close()
+
+    def _unregister(self) -> None:
+        with contextlib.suppress(KeyError, ValueError):  # it is not there any more
+            self._selector.unregister(self._socket)
+
+    def _ask(self, request: Mapping[str, Any]) -> None:
+        self._send(request)
+        if not self._unanswered:
+            self._asked_at = time.monotonic()
+        self._unanswered += 1
 
     def _send(self, request: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
         line = json.dumps(request).encode() + b"\n"
         try:
+            self._socket.settimeout(_FORK_S)
             sent = socket.send_fds(self._socket, [line], list(descriptors)) if descriptors else 0
             self._socket.sendall(line[sent:])
         except OSError as error:
             raise ZygoteError(f"it is gone: {error}") from None
 
-    def _answer(self) -> dict[str, Any]:
+    def _receive(self, patience_s: float) -> bool:
+        """Wait for more of its answers; False if nothing came."""
         try:
-            line = self._lines.readline()
-            answer = json.loads(line) if line else {}
-        except (OSError, ValueError) as error:
+            self._socket.settimeout(patience_s)
+            data = self._socket.recv(_MOST_BYTES)
+        except (BlockingIOError, TimeoutError):
+            return False
+        except OSError as error:
             raise ZygoteError(f"it does not answer: {error}") from None
-        if not isinstance(answer, dict) or not answer:
+        if not data:
             raise ZygoteError(f"it ended{self._last_words()}")
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        try:
+            self._answers.extend(json.loads(line) for line in lines)
+        except ValueError as error:
+            raise ZygoteError(f"it does not answer: {error}") from None
+        return True
+
+    def _understood(self, answer: Any) -> dict[str, Any]:
+        if not isinstance(answer, dict):
+            raise ZygoteError(f"it does not answer: {answer!r}")
         if reason := answer.get("refused"):
             raise ZygoteError(str(reason), is_unfit=True)
         return answer

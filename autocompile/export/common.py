@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from autocompile import runs
 from autocompile.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
 from autocompile.errors import ExportError
 
@@ -82,7 +83,7 @@ def choices(report: Report) -> dict[str, Choice]:
         raise ExportError(
             "there is nothing to export: no phase has a result",
             *(one_line(f"{choice.phase}: {choice.evidence}") for choice in found.values()),
-            hint="autocompile show last",
+            hint=f"autocompile show {runs.shown(str(report.get('run_dir', 'last')))}",
         )
     return found
 

@@ -174,10 +174,8 @@ def _is_tried(record: Record) -> bool:
 
 def _nothing_better(decision: Decision, subject: str) -> str:
     """``nothing that was tried is more than 2 % faster (95 %)``."""
-    ceiling = max(decision.ceiling, 0.0)
-    if ceiling < 0.0005:
-        return f"{subject} that was tried is faster (95 %)"
-    figure = f"{100 * ceiling:.1f} %" if ceiling > ZONE or ceiling < ZONE / 2 else "2 %"
+    ceiling = decision.ceiling
+    figure = "2 %" if ZONE / 2 < ceiling <= ZONE else f"{100 * max(ceiling, 0.005):.1f} %"
     return f"{subject} that was tried is more than {figure} faster (95 %)"
 
 

@@ -76,7 +76,7 @@ def best_facts(best: Mapping[str, Any]) -> Iterator[str]:
     eager = best.get("eager_throughput")
     against = f" (eager {show.quantity(eager['value'])})" if eager else ""
     yield show.rate(best.get("throughput")) + batch + against
-    if best.get("compile_s") is not None:
+    if best.get("compile_s") and best["config"].get("backend") != "eager":
         warm, calls = best.get("warm_compile_s"), best.get("break_even_calls")
         compiles = f"compiles in {show.seconds(best['compile_s'])}"
         compiles += f" ({show.seconds(warm)} warm)" if warm is not None else ""

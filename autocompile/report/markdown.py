@@ -82,7 +82,8 @@ def _table(titles: _ROW, rows: Iterable[_ROW], right: Sequence[int] = ()) -> lis
 def _summary(name: str, phase: Mapping[str, Any]) -> _ROW:
     best = phase.get("best")
     if phase["verdict"] == "failed" or not best:
-        return (_code(name), "failed", show.NONE, show.NONE)
+        word = "pending" if phase.get("state") else "failed"
+        return (_code(name), word, show.NONE, show.NONE)
     if phase["verdict"] == "keep_eager":
         return (_code(name), "keep eager", show.speedup(1.0), _code("eager"))
     ratio = f"{show.speedup(best['speedup'])} {show.interval(best['speedup'])}"
@@ -111,7 +112,8 @@ def _phase(name: str, phase: Mapping[str, Any]) -> Iterator[str]:
 def _verdict(phase: Mapping[str, Any]) -> Iterator[str]:
     best, reason = phase.get("best"), _escape(phase.get("reason", "")).rstrip(".")
     if phase["verdict"] == "failed" or not best:
-        yield f"**Failed:** {reason or 'no trial finished'}."
+        word = "Pending" if phase.get("state") else "Failed"
+        yield f"**{word}:** {reason or 'no trial finished'}."
         return
     if phase["verdict"] == "keep_eager":
         yield f"**Keep eager:** {reason}."

@@ -33,8 +33,7 @@ _PIPE = 120
 _MESSAGE = 160
 _FIGURE = re.compile(r"\[[\d., ]+\]|±? ?[\d.]+ %|\d [a-zA-Zµ]+")
 _GLUE = "\ue000"  # stands for a space that must not end a line; private, one cell wide
-_KINDS_OF_FAILURE = 8
-_KINDS_LEFT_OUT = 3
+_KINDS_OF_FAILURE, _KINDS_LEFT_OUT = 8, 3
 _REASONS = 5  # why other settings lose; more with -v
 
 
@@ -150,7 +149,8 @@ def _circumstances(page: _Page, report: Mapping[str, Any]) -> None:
 def _verdict(page: _Page, phase: Mapping[str, Any], verbose: bool) -> None:
     best, reason = phase.get("best"), show.plain(phase.get("reason", "")).rstrip(".")
     if phase["verdict"] == "failed" or not best:
-        page.hanging(Text("  Failed: ", "bold red"), f"{reason or 'no trial finished'}.")
+        word, style = ("Pending", "bold") if phase.get("state") else ("Failed", "bold red")
+        page.hanging(Text(f"  {word}: ", style), f"{reason or 'no trial finished'}.")
         return
     if phase["verdict"] == "keep_eager":
         page.hanging(Text("  Keep eager: ", "bold"), f"{reason}.")

@@ -70,7 +70,7 @@ DENIED: Mapping[str, str] = {
     "compile_threads": "trials compile on one thread each",
     "fx_graph_cache": "a trial's compile time is that of an empty cache",
     "force_disable_caches": "a trial's compile time is that of an empty cache",
-    "fallback_random": "it is set where a phase draws random numbers",
+    "fallback_random": "it is for comparing a phase that draws random numbers with eager",
 }
 """Options of Inductor that are not taken, and why."""
 

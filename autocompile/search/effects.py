@@ -27,7 +27,7 @@ _PLAIN = DEFAULT_INDUCTOR.to_dict()
 # Standard deviations of logarithms of speed-ups.
 _FIELD, _FIELD_HERE = 0.15, 0.08  # of a field's effect: shared by a phase, and at one batch size
 _WHOLE, _WHOLE_HERE = 0.05, 0.04  # of what a setting adds to the effects of its fields
-_NOISE = 0.03  # of one process
+_NOISE, _WIDTH = 0.03, 3.92  # of one process, and of a 95 % interval in standard deviations
 
 
 def features(config: CompileConfig) -> tuple[str, ...]:
@@ -121,12 +121,18 @@ class Effects:
         # Eager against itself is no unknown.
         self._unknown = self._has.any(axis=1).astype(float)
 
-    def expected(self, seen: Mapping[Setting, float], left: Sequence[Setting]) -> tuple[Any, Any]:
+    def expected(
+        self,
+        seen: Mapping[Setting, float],
+        left: Sequence[Setting],
+        spreads: Mapping[Setting, float] | None = None,
+    ) -> tuple[Any, Any]:
         """Mean and standard deviation of the logarithm of the speed-up of each that is left.
 
         Args:
             seen: logarithms that were measured.
             left: settings of interest.
+            spreads: how wide the 95 % interval of each logarithm is, by the rounds of its process.
         """
         rows = np.array([self.index[s] for s in left], dtype=int)
         mean = self._mean[rows].copy()
@@ -134,7 +140,8 @@ class Effects:
         if seen:
             known = np.array([self.index[s] for s in seen], dtype=int)
             residual = np.array(list(seen.values())) - self._mean[known]
-            own = self._between(known, known) + _NOISE**2 * np.eye(known.size)
+            noise = [_NOISE + (spreads or {}).get(s, 0.0) / _WIDTH for s in seen]
+            own = self._between(known, known) + np.diag(np.square(noise))
             cross = self._between(rows, known)
             mean += cross @ np.linalg.solve(own, residual)
             variance = variance - np.einsum("ij,ji->i", cross, np.linalg.solve(own, cross.T))
@@ -164,7 +171,7 @@ def _codes(values: Sequence[Any]) -> Any:
 
 
 def expected_gain(mean: Any, deviation: Any, best: Any) -> Any:
-    """How much better than ``best`` a normal value is expected to be, counting worse as nothing."""
+    """How much better than ``best`` a normal value is expected to be; worse counts as nothing."""
     z = (mean - best) / deviation
     density = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
     below = 0.5 * (1 + np.vectorize(math.erf)(z / math.sqrt(2)))

@@ -8,6 +8,7 @@ could not be written is added when the run is resumed, and a database that is to
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -214,4 +215,7 @@ def _attributes(record: Record) -> dict[str, Any]:
         attributes["seconds"] = record.wall_s
     if record.ok and record.measurement:
         attributes["call_s"] = record.measurement.compiled_call_s
+        attributes["spread"] = math.log(
+            record.measurement.speedup.high / record.measurement.speedup.low
+        )
     return attributes

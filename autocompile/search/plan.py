@@ -11,12 +11,13 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from autocompile.errors import TargetError, UsageError
+from autocompile.errors import RunError, TargetError, UsageError
 from autocompile.estimate.candidates import Limits
+from autocompile.runs import is_same_target
 from autocompile.search.effort import budget_of
 from autocompile.search.space import SearchSpace
 
-__all__ = ["OBJECTIVES", "Plan", "environments", "target_spec"]
+__all__ = ["OBJECTIVES", "Plan", "environments", "limits_of", "target_spec", "unknown_keys"]
 
 OBJECTIVES = ("throughput", "latency")
 
@@ -75,18 +76,28 @@ class Plan:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Plan:
-        """Read what :meth:`to_dict` wrote."""
+        """Read what :meth:`to_dict` wrote.
+
+        Raises:
+            RunError: it asks for something that this version does not know.
+        """
+        if unknown := unknown_keys(data):
+            raise RunError(
+                f"the run asks for something that this version does not know: {', '.join(unknown)}",
+                hint="go on with it in the newer autocompile that it was made with",
+            )
         kept = {f.name: data[f.name] for f in fields(cls) if f.name in data}
         lists: dict[str, Any] = {k: v if v is None else tuple(v) for k, v in data["space"].items()}
+        lists = {name: lists[name] for name in SearchSpace.__dataclass_fields__ if name in lists}
         if lists.get("options") is not None:
             lists["options"] = tuple(tuple((n, v) for n, v in each) for each in lists["options"])
-        kept["space"], kept["limits"] = SearchSpace(**lists), Limits(**data["limits"])
+        kept["space"], kept["limits"] = SearchSpace(**lists), limits_of(data)
         kept["pythons"] = tuple((name, path) for name, path in data.get("pythons", ()))
         kept["phases"] = None if data["phases"] is None else tuple(data["phases"])
         return cls(**kept)
 
     def resumes(self, earlier: Plan) -> Plan:
-        """The earlier plan, if this one does not contradict it.
+        """The earlier plan, if this one does not contradict it; a target may be spelled otherwise.
 
         Raises:
             UsageError: something was asked for that the run was not made with.
@@ -94,9 +105,11 @@ class Plan:
         plain = Plan(self.target)
         for f in fields(self):
             mine, theirs = getattr(self, f.name), getattr(earlier, f.name)
-            if mine not in (theirs, getattr(plain, f.name)) or (
-                f.name == "target" and mine != theirs
-            ):
+            if f.name == "target":
+                fits = is_same_target(mine, theirs)
+            else:
+                fits = mine in (theirs, getattr(plain, f.name))
+            if not fits:
                 if f.name == "space":
                     mine, theirs = (_named(space) for space in (mine, theirs))
                 raise UsageError(
@@ -105,6 +118,26 @@ class Plan:
                     hint="leave the option out, or start a new run without --resume",
                 )
         return earlier
+
+
+def limits_of(data: Mapping[str, Any]) -> Limits:
+    """The limits of a plan as ``run.json`` holds it, as far as this version knows them."""
+    return Limits(**{n: data["limits"].get(n) for n in Limits.__dataclass_fields__})
+
+
+def unknown_keys(data: Mapping[str, Any]) -> list[str]:
+    """What a plan of ``run.json`` asks for that this version does not know."""
+    parts = (
+        ("", data, Plan.__dataclass_fields__),
+        ("space.", data["space"], SearchSpace.__dataclass_fields__),
+        ("limits.", data["limits"], Limits.__dataclass_fields__),
+    )
+    return [
+        f"{prefix}{name}"
+        for prefix, part, known in parts
+        for name, value in part.items()
+        if name not in known and value is not None
+    ]
 
 
 def _named(space: SearchSpace) -> str:

@@ -1,9 +1,9 @@
 """Which setting is tried next: an Optuna sampler over the finite list of settings.
 
 :class:`PortfolioSampler` reads nothing but the Optuna study: its trials, their values (speed-ups
-over eager) and user attributes (``outcome``, ``message``, ``seconds``). It runs under plain
-``study.optimize``, on a recorded table too. First comes eager mode of each phase and batch size,
-then whatever promises the largest expected gain per second (:mod:`autocompile.search.effects`).
+over eager) and user attributes (``outcome``, ``message``, ``seconds``, ``spread``). It runs under
+plain ``study.optimize``, on a recorded table too. First comes eager mode of each phase and batch
+size, then what promises the largest expected gain per second (:mod:`autocompile.search.effects`).
 
 Optuna's own samplers propose failures and repeats again in spaces this small, so the list decides
 for them too: :class:`FiniteSampler` takes the untried setting nearest to what they propose.
@@ -174,15 +174,17 @@ class PortfolioSampler(_Listed):
         if not left:
             return {}
         values = {s: math.log(t.value) for s, t in begun.items() if t.value and t.value > 0}
+        spreads = {s: float(begun[s].user_attrs.get("spread", 0.0)) for s in values}
         running = [s for s, t in begun.items() if t.state is TrialState.RUNNING]
         known = dict(values)
         if running:  # as if they had done what is expected of them
-            expected, _ = self._effects.expected(values, running)
+            expected, _ = self._effects.expected(values, running, spreads)
             known |= dict(zip(running, map(float, expected), strict=True))
-        mean, deviation = self._effects.expected(known, left)
+        mean, deviation = self._effects.expected(known, left, spreads)
         best = {s.cell: 0.0 for s in self.settings}
         for setting, value in values.items():
-            best[setting.cell] = max(best[setting.cell], value)
+            surely = value - spreads[setting] / 2
+            best[setting.cell] = max(best[setting.cell], surely)
         gains = expected_gain(mean, deviation, [best[s.cell] for s in left])
         failures = _failures(begun)
         pace = self._pace(begun)

@@ -29,6 +29,7 @@ from autocompile.search.space import Setting, Space
 __all__ = ["Interrupted", "Study"]
 
 _CACHES_KEPT = 8  # compiler caches of each phase and batch size: as many as may be raced
+_EAGER = {"front_s": 0.5}  # limits of eager mode against itself, which is no rival
 _DEAR = 0.2  # of the budget: a compile that takes so much leaves too little for others
 _USEFUL = 8  # settings, in how many the best is nearly always found
 
@@ -151,7 +152,7 @@ class Study:
             "phase": setting.phase,
             "config": config.to_dict(),
             "batch_size": setting.batch_size,
-            "limits": {"beat": max(speeds, default=0.0)},
+            "limits": _EAGER if config.is_plain_eager else {"beat": max(speeds, default=0.0)},
             "calls_per_update": self.calls_per_update(setting.phase, setting.batch_size),
             "known_codes": known_codes(setting, self._known),
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 from pathlib import Path
@@ -14,6 +15,10 @@ __all__ = ["same_code_key"]
 
 # On a CPU these change nothing once the code is there. On a GPU they decide how it is launched.
 _AT_RUN_TIME = ("triton.", "coordinate_descent_tuning", "max_autotune")
+
+# All of what these fields do is in the source. Any other may act beside it: an option may be a flag
+# of the C++ compiler, another environment runs the same source with another torch.
+_SHOWN_BY_THE_SOURCE = frozenset({"mode", "fullgraph", "dynamic"})
 
 
 def same_code_key(config: CompileConfig, device: torch.device) -> str:
@@ -39,18 +44,12 @@ def same_code_key(config: CompileConfig, device: torch.device) -> str:
     launch = {
         k: v for k, v in options.items() if device.type != "cpu" and k.startswith(_AT_RUN_TIME)
     }
-    # An option may be a flag of the C++ compiler, which no source shows.
-    around = (
-        config.options,
-        config.dynamic is None,  # else torch sets it at each call, which takes a while
-        config.memory_format,
-        config.optimizer,
-        config.threads,
-        config.precision,
-        config.autocast,
-        config.guards,
-        config.freezing,
-        config.scope,
-    )
-    text = repr((sorted(texts), sorted(launch.items()), around))
+    around = {
+        f.name: getattr(config, f.name)
+        for f in dataclasses.fields(config)
+        if f.name not in _SHOWN_BY_THE_SOURCE
+    }
+    # Else torch sets it at each call, which takes a while.
+    around["dynamic"] = config.dynamic is None
+    text = repr((sorted(texts), sorted(launch.items()), sorted(around.items())))
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -3,20 +3,40 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from autocompile.errors import TargetError
-from autocompile.trial.view import copy_view
+from autocompile.trial.verify import compare
+from autocompile.trial.view import View, copy_view, without_outputs
 
-__all__ = ["Check", "demand_steady", "refusal"]
+__all__ = ["Check", "Limits", "demand_steady", "difference", "refusal"]
 
 Check = Callable[[Any, Any], Any]
 
 _LONGEST = 300  # characters of what it says
+
+
+class Limits(NamedTuple):
+    """As :func:`autocompile.trial.verify.compare` takes them."""
+
+    noise: Mapping[str, float]
+    reference: Callable[[], View | None] | None
+    tolerance: float | None
+
+
+def difference(want: View, got: View, limits: Limits, check: Check | None) -> str | None:
+    """What is wrong with ``got``; of outputs the user's own check decides, where there is one."""
+    reference = ask = limits.reference
+    if check:
+        if problem := refusal(check, want["outputs"], got["outputs"]):
+            return problem
+        got, want = without_outputs(got), without_outputs(want)
+        reference = ask and (lambda: (view := ask()) and without_outputs(view))
+    return compare(want, got, noise=limits.noise, reference=reference, tolerance=limits.tolerance)
 
 
 def refusal(check: Check, expected: Any, actual: Any) -> str | None:

@@ -22,6 +22,14 @@ _REFUSED = re.compile(
 )
 
 
+class Failed(Exception):
+    """The trial ends here, with an outcome that is nobody else's exception."""
+
+    def __init__(self, outcome: Outcome, message: str) -> None:
+        self.outcome = outcome
+        super().__init__(message)
+
+
 def _causes(error: BaseException) -> list[BaseException]:
     """The error and what it was raised from.
 

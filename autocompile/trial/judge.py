@@ -10,22 +10,30 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch.utils import _pytree as pytree
 
 from autocompile.config import EAGER, CompileConfig
 from autocompile.record import Outcome
 from autocompile.runtime.compiling import RL_PHASES
 from autocompile.trial import comparison
+from autocompile.trial.failures import Failed
 from autocompile.trial.overwriting import Held
 from autocompile.trial.phases import Side, make_side
+from autocompile.trial.random_draws import depends_on_seed, drawing_as_eager
 from autocompile.trial.reference import in_float64
-from autocompile.trial.state import copy_inputs, perturb, random_states
+from autocompile.trial.state import copy_inputs, perturb
 from autocompile.trial.target import Target, seed_everything
+from autocompile.trial.tree import blank, comparable
 from autocompile.trial.verify import by_path, compare, differences, mismatch_scale
-from autocompile.trial.view import View, comparable, copy_view, has_nan, has_tensor, opaque_types
+from autocompile.trial.view import (
+    View,
+    copy_view,
+    has_nan,
+    has_tensor,
+    opaque_types,
+)
 
 __all__ = ["Failed", "Judge"]
 
@@ -36,14 +44,6 @@ _OVERWRITES = "outputs are overwritten by the next call (CUDA graphs): clone wha
 
 
 _Reference = Callable[[], View | None] | None
-
-
-class Failed(Exception):
-    """The trial ends here, with an outcome that is nobody else's exception."""
-
-    def __init__(self, outcome: Outcome, message: str) -> None:
-        self.outcome = outcome
-        super().__init__(message)
 
 
 class Judge:
@@ -62,6 +62,8 @@ class Judge:
     Attributes:
         eager: that side, ready to be timed.
         noise: the largest relative difference between two equal eager runs.
+        tolerance: as given.
+        check: the user's own, where outputs are compared by it.
 
     Raises:
         TargetError: the user's own check refuses eager's second run.
@@ -78,24 +80,25 @@ class Judge:
         numbers: CompileConfig = EAGER,
     ) -> None:
         self._target, self._phase, self._draws, self._seed = target, phase, draws, seed
-        self._notes, self._tolerance = notes, tolerance
+        self._notes, self.tolerance = notes, tolerance
         self._eager_overwrites: set[str] = set()
         self.eager = make_side(target, phase, draws[0], numbers)
         self._expected = self._observe(self.eager)
         again = self._observe(make_side(target, phase, draws[0], numbers))
         pairs = list(zip(self._expected, again, strict=True))
-        self._check = target.check if "outputs" in self._expected[0] else None
-        if self._check:
+        self.check = target.check if "outputs" in self._expected[0] else None
+        if self.check:
             notes.append("outputs are compared by check() of the target")
             for first, second in pairs:
-                comparison.demand_steady(self._check, first["outputs"], second["outputs"])
+                comparison.demand_steady(self.check, first["outputs"], second["outputs"])
         self._noise = by_path(leaf for pair in pairs for leaf in differences(*pair))
         self.noise = max(self._noise.values(), default=0.0)
         # An Adam step is of either sign where a gradient is near zero; compare() bounds updates.
-        free = ("['updates']", "['outputs']") if self._check else ("['updates']",)
+        free = ("['updates']", "['outputs']") if self.check else ("['updates']",)
         steady = (e for path, e in self._noise.items() if not path.startswith(free))
         self._unsteady = max(steady, default=0.0)
         self._drift: dict[str, float] = {}
+        self._own: View = {}
         for kind in sorted(opaque_types(self._expected[0])):
             notes.append(f"the outputs hold {kind}, of which nothing but the type is compared")
         if tolerance is not None:
@@ -105,23 +108,41 @@ class Judge:
         if any(has_nan(view) for view in self._expected):
             notes.append("eager's own output holds NaN; compiled may hold it in the same places")
         self.eager.keep()
-        self._is_random = self._depends_on_seed()
+        self._is_random = depends_on_seed(self.eager, self._called, self.noise)
         if self._is_random:
             notes.append(
-                "this phase draws random numbers: compiled with Inductor's fallback_random, so "
-                "that its numbers can be compared with eager's, at some cost in speed"
+                "this phase draws random numbers: it is compared with eager under Inductor's "
+                "fallback_random, which draws the same"
             )
 
-    def comparable_random_numbers(self) -> contextlib.AbstractContextManager[Any]:
-        """While it is entered, Inductor draws the random numbers that eager draws."""
-        if not self._is_random:
-            return contextlib.nullcontext()
-        import torch._inductor.config
+    def has_own_draws(self, side: Side) -> bool:
+        """Whether the values of this side depend on random numbers that are not eager's."""
+        return self._is_random and side.draws_itself
 
-        patched: contextlib.AbstractContextManager[Any] = torch._inductor.config.patch(
-            fallback_random=True
-        )
-        return patched
+    def comparable_random_numbers(self, side: Side) -> contextlib.AbstractContextManager[Any]:
+        """While it is entered, a side that has no draws of its own draws those of eager."""
+        asks = self._is_random and not side.draws_itself
+        return drawing_as_eager() if asks else contextlib.nullcontext()
+
+    def another_side(self, config: CompileConfig) -> Side:
+        """A new side of the same phase, which starts from the first weights."""
+        return make_side(self._target, self._phase, self._draws[0], config)
+
+    def from_kept_state(self, side: Side, index: int = 0) -> View:
+        """A call from the state that eager has kept, whichever side makes it."""
+        side.adopt(self.eager)
+        return copy_view(side.view(self.seeded_call(side, index)))
+
+    def demand_repeats(self, compiled: Side, when: str) -> None:
+        """Of a side with draws of its own: the same seed gives what it gave at first.
+
+        Raises:
+            Failed: ``wrong_output``.
+        """
+        self._own = self._own or self.from_kept_state(compiled)
+        got = self.from_kept_state(compiled)
+        if problem := compare(self._own, got, noise=self.accepted):
+            raise Failed(Outcome.WRONG_OUTPUT, f"{problem} ({when})")
 
     def seeded_call(self, side: Side, index: int) -> Any:
         """Call number ``index``: its own seed, its own draw of inputs."""
@@ -144,10 +165,12 @@ class Judge:
             if held:
                 self._demand_kept(held, compiled, f"call {index + 1}")
             got, want = compiled.view(output), self._expected[index]
+            held = Held(got)
+            if self.has_own_draws(compiled):
+                continue
             reference = self._reference(self._target.model_of(self._phase), range(index + 1))
             self._demand(got, want, self._noise, reference, f"call {index + 1}")
             self._drift = by_path([*self._drift.items(), *differences(want, got)])
-            held = Held(got)
 
     def last_call(self, compiled: Side) -> None:
         """Compare once more, after the timing.
@@ -155,7 +178,12 @@ class Judge:
         Raises:
             Failed: ``wrong_output``.
         """
-        want = self._from_kept_state(self.eager)
+        if self.has_own_draws(compiled):
+            self.demand_repeats(compiled, "after the timing")
+            compiled.adopt(self.eager)
+            self._demand_next_keeps(compiled, compiled.view(self.seeded_call(compiled, 0)))
+            return
+        want = self.from_kept_state(self.eager)
         compiled.adopt(self.eager)
         got = compiled.view(self.seeded_call(compiled, 0))
         if self._is_forward:
@@ -164,9 +192,7 @@ class Judge:
             # No float64 run has this optimizer state: allow what was accepted at the first calls.
             noise, reference = self.accepted, None
         self._demand(got, want, noise, reference, "after the timing")
-        held = Held(got)
-        self.seeded_call(compiled, 1)
-        self._demand_kept(held, compiled, "a call after the timing")
+        self._demand_next_keeps(compiled, got)
 
     def weights(self, compiled: Side) -> bool | None:
         """Whether new weights take effect: changed in place, then through ``load_state_dict``.
@@ -180,38 +206,41 @@ class Judge:
         """
         if not self._is_forward:
             return None
-        before = self._steady(self._from_kept_state(self.eager))
+        own = self.has_own_draws(compiled)
+        before = self._steady(self.from_kept_state(self.eager))
+        own_before = self.from_kept_state(compiled) if own else before
         originals = {id(s): copy.deepcopy(s.model.state_dict()) for s in (self.eager, compiled)}
         kept = self.eager.saved
         for side in (self.eager, compiled):
             perturb(side.model, self._seed)
         self.eager.keep()  # new buffers too, from which each call is to start now
-        want = self._steady(self._from_kept_state(self.eager))
-        got = self._steady(self._from_kept_state(compiled))
+        want = self._steady(self.from_kept_state(self.eager))
+        got = self._steady(self.from_kept_state(compiled))
         known = 10 * _largest_below(_MAX_NOISE, self._noise)
-        if self._check or self._tolerance is not None:
+        if self.check or self.tolerance is not None:
             # The user may accept more than we would: what is off anyway must not look old.
             known = max(known, 3 * _largest_below(_MAX_NOISE, self._drift))
         visible = mismatch_scale(before, want) > max(_VISIBLE, known)
-        if visible:
+        if visible and own:
+            if compare(own_before, got, noise=self._noise) is None:
+                what = "the output did not follow an in-place update of the weights"
+                raise Failed(Outcome.STALE_WEIGHTS, what)
+        elif visible:
             self._demand_live(got, want, before, "an in-place update of the weights")
         for side in (self.eager, compiled):
             side.model.load_state_dict(originals[id(side)])
         self.eager.saved = kept
-        got = self._steady(self._from_kept_state(compiled))
+        changed, got = got, self._steady(self.from_kept_state(compiled))
         if visible:
-            self._demand_live(got, before, want, "load_state_dict")
+            # With draws of its own it is its own earlier answer that must come back.
+            want, old = (own_before, changed) if own else (before, want)
+            self._demand_live(got, want, old, "load_state_dict", own)
         return True if visible else None
 
     def _steady(self, view: View) -> View:
         """The view with zeros for what differs from call to call anyway: it shows no weights."""
         restless = {path for path, error in self.accepted.items() if error > _MAX_NOISE}
-
-        def kept(path: Any, leaf: Any) -> Any:
-            noisy = isinstance(leaf, torch.Tensor) and pytree.keystr(path) in restless
-            return torch.zeros_like(leaf) if noisy else leaf
-
-        return pytree.tree_map_with_path(kept, comparable(dict(view))) if restless else view
+        return cast(View, blank(comparable(dict(view)), restless)) if restless else view
 
     @property
     def accepted(self) -> dict[str, float]:
@@ -227,10 +256,13 @@ class Judge:
     def _is_forward(self) -> bool:
         return self._phase == "forward" or self._phase in RL_PHASES
 
-    def _from_kept_state(self, side: Side) -> View:
-        """Call 0 from the state that eager has kept, whichever side makes it."""
-        side.adopt(self.eager)
-        return copy_view(side.view(self.seeded_call(side, 0)))
+    def _called(self, index: int) -> View:
+        return copy_view(self.eager.view(self.seeded_call(self.eager, index)))
+
+    def _demand_next_keeps(self, compiled: Side, got: View) -> None:
+        held = Held(got)
+        self.seeded_call(compiled, 1)
+        self._demand_kept(held, compiled, "a call after the timing")
 
     def _observe(self, side: Side) -> list[View]:
         views: list[View] = []
@@ -244,22 +276,8 @@ class Judge:
             held = Held(view)
         return views
 
-    def _depends_on_seed(self) -> bool:
-        before = random_states()
-        self.eager.run()
-        drawn = before != random_states()
-        self.eager.restore()
-        if not drawn:
-            return False
-        views = []
-        for index in (0, 2):  # the same inputs, another seed
-            self.eager.restore()
-            views.append(copy_view(self.eager.view(self.seeded_call(self.eager, index))))
-        self.eager.restore()
-        return mismatch_scale(*views) > max(1e-6, 10 * self.noise)
-
     def _demand_comparable(self) -> None:
-        if not self._check and not any(has_tensor(view) for view in self._expected):
+        if not self.check and not any(has_tensor(view) for view in self._expected):
             what = "the phase gives no tensor, so nothing can be compared"
             raise Failed(Outcome.WRONG_OUTPUT, what)
         if self._unsteady > _MAX_NOISE:
@@ -274,23 +292,13 @@ class Judge:
         reference: _Reference,
         when: str,
     ) -> None:
-        if problem := self._problem(got, want, noise, reference):
+        limits = comparison.Limits(noise, reference, self.tolerance)
+        if problem := comparison.difference(want, got, limits, self.check):
             raise Failed(Outcome.WRONG_OUTPUT, f"{problem} ({when})")
 
-    def _problem(
-        self, got: View, want: View, noise: Mapping[str, float], reference: _Reference
-    ) -> str | None:
-        """What is wrong; of outputs the user's own check decides, where there is one."""
-        if self._check:
-            if problem := comparison.refusal(self._check, want["outputs"], got["outputs"]):
-                return problem
-            got, want, ask = _without_outputs(got), _without_outputs(want), reference
-            reference = ask and (lambda: (view := ask()) and _without_outputs(view))
-        return compare(want, got, noise=noise, reference=reference, tolerance=self._tolerance)
-
-    def _demand_live(self, got: View, want: View, old: View, what: str) -> None:
+    def _demand_live(self, got: View, want: View, old: View, what: str, own: bool = False) -> None:
         # Our own comparison tells old from new: the user's may be too wide for it.
-        reference = self._from_eager_in_float64
+        reference = None if own else self._from_eager_in_float64
         if compare(want, got, noise=self._noise, reference=reference) is None:
             return
         if mismatch_scale(old, got) < mismatch_scale(want, got):
@@ -300,12 +308,10 @@ class Judge:
     def _demand_kept(self, held: Held, compiled: Side, by: str) -> None:
         """What the caller keeps must stay as it was, unless eager or CUDA graphs overwrite it."""
         paths = [path for path in held.overwritten() if path not in self._eager_overwrites]
-        if not paths:
-            return
-        if not compiled.reuses_outputs:
-            what = f"{paths[0]} was overwritten by the next call"
-            raise Failed(Outcome.WRONG_OUTPUT, f"{what} ({by})")
-        if _OVERWRITES not in self._notes:
+        if paths and not compiled.reuses_outputs:
+            what = f"{paths[0]} was overwritten by the next call ({by})"
+            raise Failed(Outcome.WRONG_OUTPUT, what)
+        if paths and _OVERWRITES not in self._notes:
             self._notes.append(_OVERWRITES)
 
     def _from_eager_in_float64(self) -> View | None:
@@ -322,7 +328,3 @@ class Judge:
 
 def _largest_below(limit: float, errors: dict[str, float]) -> float:
     return max((error for error in errors.values() if error <= limit), default=0.0)
-
-
-def _without_outputs(view: View) -> View:
-    return {name: part for name, part in view.items() if name != "outputs"}

@@ -47,7 +47,7 @@ class Limits:
 
     rounds: int = 8
     max_s: float = 0.5
-    front_s: float = 1.5
+    front_s: float = 1.0
     half_width: float = 0.01
     beat: float = 0.0
     block_s: float = 0.02

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
-from autocompile.trial.view import View, comparable
+from autocompile.trial.tree import comparable, paths
+from autocompile.trial.view import View
 
 __all__ = ["Held"]
 
@@ -20,8 +20,8 @@ class Held:
     def __init__(self, view: View) -> None:
         parts = comparable({name: view[name] for name in _PARTS if name in view})
         self._leaves = [
-            (pytree.keystr(path), leaf, leaf.detach().clone())
-            for path, leaf in pytree.tree_flatten_with_path(parts)[0]
+            (path, leaf, leaf.detach().clone())
+            for path, leaf in paths(parts)
             if isinstance(leaf, torch.Tensor)
         ]
 

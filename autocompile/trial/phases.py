@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,8 +23,8 @@ from autocompile.runtime.compiling import (
 )
 from autocompile.runtime.optimizers import set_implementation
 from autocompile.trial.state import is_expanded
-from autocompile.trial.target import Target, sum_of_floats
-from autocompile.trial.view import View, dense, plain
+from autocompile.trial.target import Target
+from autocompile.trial.view import View, dense
 
 __all__ = ["PHASES", "Side", "call_model", "make_side", "phases_of"]
 
@@ -55,6 +54,7 @@ class Side:
         threads: for torch's operators while it runs; None for as many as there are.
         precision: of products of float32 matrices while it runs.
         bakes: what was compiled holds the weights: writing to one costs a refresh.
+        draws_itself: it may draw other random numbers than eager does from the same seed.
     """
 
     model: torch.nn.Module
@@ -71,6 +71,7 @@ class Side:
     threads: int | None = None
     precision: str = "default"
     bakes: bool = False
+    draws_itself: bool = False
 
     @contextlib.contextmanager
     def context(self) -> Iterator[None]:
@@ -189,6 +190,7 @@ def make_side(target: Target, phase: str, inputs: Any, config: CompileConfig = E
         _make_train_step(target, side, config)
     side.threads, side.precision = config.threads, config.precision
     side.bakes = config.bakes_weights
+    side.draws_itself = config.backend == "inductor" and not side.is_eager
     return side
 
 
@@ -196,20 +198,10 @@ def _parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
-def _loss(target: Target, output: Any, inputs: Any) -> torch.Tensor:
-    """The user's loss gets what the model gave; the default one looks into dataclasses too."""
-    # Looked for first, so that Dynamo traces nothing more where there is none.
-    if target.loss is sum_of_floats and any(
-        dataclasses.is_dataclass(leaf) for leaf in pytree.tree_leaves(output)
-    ):
-        output = plain(output)
-    return target.loss(output, inputs)
-
-
 def _gradients_view(target: Target, side: Side, output: Any) -> View:
     """Outputs, the gradients of the loss, and what a call may change beside them."""
     side.model.zero_grad(set_to_none=True)
-    torch.autograd.backward(_loss(target, output, side.inputs))
+    torch.autograd.backward(target.loss(output, side.inputs))
     named = _parameters(side.model).items()
     gradients = {name: p.grad for name, p in named if p.grad is not None}
     buffers = dict(side.model.named_buffers())
@@ -260,7 +252,7 @@ def _make_train_step(target: Target, side: Side, config: CompileConfig) -> None:
     def step() -> torch.Tensor:
         optimizer.zero_grad(set_to_none=True)
         output = forward(side.inputs) if forward else call_model(model, side.inputs)
-        loss = _loss(target, output, side.inputs)
+        loss = target.loss(output, side.inputs)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         return loss.detach()

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from autocompile.record import Outcome
 from autocompile.trial import comparison
 from autocompile.trial.judge import Failed, Judge
 from autocompile.trial.phases import Side
+from autocompile.trial.tree import comparable, paths
 from autocompile.trial.verify import mismatch_scale
-from autocompile.trial.view import View, comparable, copy_view
+from autocompile.trial.view import View, copy_view
 
 __all__ = ["demand_close"]
 
@@ -60,8 +60,8 @@ def _pairs(first: View, second: View) -> list[tuple[str, torch.Tensor, torch.Ten
     """The tensors of two views at the same places, by path."""
 
     def leaves(view: View) -> dict[str, Any]:
-        found, _ = pytree.tree_flatten_with_path(comparable(dict(view)))
-        return {pytree.keystr(path): x for path, x in found if isinstance(x, torch.Tensor)}
+        found = paths(comparable(dict(view)))
+        return {path: x for path, x in found if isinstance(x, torch.Tensor)}
 
     ours, theirs = leaves(first), leaves(second)
     both = [(path, x, theirs[path]) for path, x in ours.items() if path in theirs]

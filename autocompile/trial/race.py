@@ -114,27 +114,31 @@ def race(request: dict[str, Any], channel: Channel, result: dict[str, Any]) -> N
         channel.step(Step.COMPILE)
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = racer.cache
         os.environ["TRITON_CACHE_DIR"] = str(Path(racer.cache) / "triton")
-        with at_work.turn(racer), judge.comparable_random_numbers():
+        with at_work.turn(racer):
             side = make_side(
-                target, request["phase"], inputs_of(target, request, device, 0), racer.config
+                target,
+                request["phase"],
+                inputs_of(target, request, device, 0),
+                racer.config,
             )
             racer.clock = FirstCalls(side, synchronize, lambda: channel.waited_s)
             racer.judge = copy.copy(judge)  # what it learns of this side is of no other
-            output = racer.judge.seeded_call(side, 0)
-            with exclusive(channel, device):
-                channel.step(Step.VERIFY)
-                racer.judge.first_calls(side, output)
-                racer.clock.stop()
+            with judge.comparable_random_numbers(side):
+                output = racer.judge.seeded_call(side, 0)
+                with exclusive(channel, device):
+                    channel.step(Step.VERIFY)
+                    racer.judge.first_calls(side, output)
+                    racer.clock.stop()
             side.keep()
             racer.side = side
     channel.step(Step.MEASURE)
     reference = ReferenceWork(device)
-    with no_garbage_collection(), judge.comparable_random_numbers():
+    with no_garbage_collection():
         rounds, timed_ones = _time(request, channel, racers, eager, at_work, synchronize, reference)
     result["reference_s"] = reference.median_s
     channel.step(Step.VERIFY)
     for index, racer in enumerate(timed_ones, 1):
-        with at_work.turn(racer), judge.comparable_random_numbers(), exclusive(channel, device):
+        with at_work.turn(racer), exclusive(channel, device):
             assert racer.judge is not None
             assert racer.side is not None
             assert racer.clock is not None

@@ -16,6 +16,7 @@ from autocompile.record import Outcome
 from autocompile.trial import failures, telemetry
 from autocompile.trial.judge import Failed, Judge
 from autocompile.trial.phases import Side
+from autocompile.trial.random_draws import wrong_length
 from autocompile.trial.verify import compare
 from autocompile.trial.view import View, copy_view
 
@@ -141,6 +142,8 @@ def _compare_step(judge: Judge, compiled: Side, change: int) -> str | None:
         # The update is read off a parameter, which rounds it.
         off = (update - want["updates"][name]).abs() <= sizes[name]
         got["updates"][name] = torch.where(off, want["updates"][name], update)
+    if judge.has_own_draws(compiled):
+        return wrong_length(want, got)
     return compare(want, got, noise=judge.accepted)
 
 

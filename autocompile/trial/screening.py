@@ -17,6 +17,7 @@ from autocompile.trial.exclusive_autotuning import make_autotuning_exclusive
 from autocompile.trial.first_calls import FirstCalls, refresh_s
 from autocompile.trial.judge import Failed
 from autocompile.trial.measure import Limits, screen
+from autocompile.trial.own_draws import compare_with_eagers_draws, demand_plausible_draws
 from autocompile.trial.phases import Side, make_side
 from autocompile.trial.probing import inputs_of, load
 from autocompile.trial.schedule import try_schedule
@@ -45,7 +46,7 @@ def screen_setting(request: dict[str, Any], channel: Channel, result: dict[str, 
     make_autotuning_exclusive(channel)
     witness = explain.Witness(request["home"])
     compiled = make_side(target, phase, inputs_of(target, request, device, 0), config)
-    with judge.comparable_random_numbers():
+    with judge.comparable_random_numbers(compiled):
         clock = FirstCalls(compiled, synchronize, lambda: channel.waited_s)
         output = judge.seeded_call(compiled, 0)
         with channel.exclusive():
@@ -60,6 +61,7 @@ def screen_setting(request: dict[str, Any], channel: Channel, result: dict[str, 
                 result["same_code_as"], result["compile_window"] = twin, clock.window
                 result["compile_s"] = clock.compile_s(0.0)
                 return
+            demand_plausible_draws(judge, compiled, notes)
             result["weights_live"] = judge.weights(compiled)
 
             channel.step(Step.MEASURE)
@@ -95,13 +97,14 @@ def screen_setting(request: dict[str, Any], channel: Channel, result: dict[str, 
         with failures.only_logged():  # it is a good trial, whatever cannot be explained of it
             _count(eager, compiled, config, device, witness, result)
     if not config.is_eager:
-        with judge.comparable_random_numbers():
+        with judge.comparable_random_numbers(compiled):
             # Dynamo recompiles alike whatever the backend's options: one setting shows all of it.
             longest_s = _SCHEDULE_S * (3 if config == DEFAULT_INDUCTOR else 1)
             try_schedule(judge, compiled, result, longest_s)
     keeps_copies = config.bakes_weights or BACKENDS.get(config.backend, Backend()).lays_out
     if device.type == "cpu" and keeps_copies:
         _add_copies(result)
+    compare_with_eagers_draws(judge, compiled, config)
 
 
 def _count(

@@ -22,10 +22,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils import _pytree as pytree
 
 from autocompile.errors import TargetError
-from autocompile.trial.view import plain
+from autocompile.trial.tree import result_tensors
 
 __all__ = [
     "Target",
@@ -300,8 +299,8 @@ def sum_of_floats(output: Any, inputs: Any) -> torch.Tensor:
     """
     floats = [
         leaf.sum()
-        for leaf in pytree.tree_leaves(plain(output))
-        if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and leaf.requires_grad
+        for leaf in result_tensors(output)
+        if leaf.is_floating_point() and leaf.requires_grad
     ]
     if not floats:
         raise TargetError("no output of the model depends on its parameters, so there is no loss")

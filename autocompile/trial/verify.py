@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from autocompile.trial.view import View, comparable
+from autocompile.trial.tree import comparable, paths
+from autocompile.trial.view import View
 
 __all__ = ["by_path", "compare", "differences", "mismatch_scale"]
 
@@ -41,10 +42,6 @@ _MAX_UPDATE_TOLERANCE = 0.5
 # So far may an update go whose direction is noise, times the largest that eager makes.
 _FREE_MULTIPLE = 2.0
 _BY_RMS = ("['gradients']", "['updates']")
-
-
-def _paths(tree: Any) -> list[tuple[str, Any]]:
-    return [(pytree.keystr(path), leaf) for path, leaf in pytree.tree_flatten_with_path(tree)[0]]
 
 
 def _describe(tree: Any) -> str:
@@ -127,7 +124,7 @@ def differences(first: View, second: View) -> list[tuple[str, float]]:
 
     Updates that follow from gradients of pure noise are of either sign; they count as equal.
     """
-    ours, theirs = _paths(comparable(dict(first))), _paths(comparable(dict(second)))
+    ours, theirs = paths(comparable(dict(first))), paths(comparable(dict(second)))
     if len(ours) != len(theirs):
         return [("", math.inf)]
     floor = _gradient_floor(ours)
@@ -179,7 +176,7 @@ def compare(
     expected, actual = comparable(dict(expected)), comparable(dict(actual))
     if pytree.tree_structure(expected) != pytree.tree_structure(actual):
         return f"another structure: {_describe(actual)} instead of {_describe(expected)}"
-    wanted, got_leaves = _paths(expected), pytree.tree_leaves(actual)
+    wanted, got_leaves = paths(expected), pytree.tree_leaves(actual)
     floor = _gradient_floor(wanted)
     free = _noise_parameters(wanted, floor)
     largest = _largest_update(wanted)

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
-from collections.abc import Mapping
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
+from autocompile.trial.tree import TypeName, attribute_names, comparable, holds_tensor
+
 __all__ = [
     "View",
-    "comparable",
     "copy_view",
     "dense",
     "has_nan",
     "has_tensor",
     "opaque_types",
-    "plain",
+    "without_outputs",
 ]
 
 View = Mapping[str, Any]
@@ -28,22 +27,6 @@ View = Mapping[str, Any]
 and what it may change: ``inputs`` and ``buffers``."""
 
 _GIVEN_BEFORE = ("inputs", "buffers")
-
-_DEPTH = 5  # of objects in objects: a cache holds layers that hold tensors
-_NOT_ENTERED = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, torch.nn.Module)
-
-
-def plain(tree: Any) -> Any:
-    """The same values with dataclasses as dictionaries and arrays as tensors, for pytree to see."""
-
-    def expand(leaf: Any) -> Any:
-        if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biufc":
-            return torch.from_numpy(leaf.copy())
-        if _is_dataclass(leaf):
-            return {f.name: plain(getattr(leaf, f.name)) for f in dataclasses.fields(leaf)}
-        return leaf
-
-    return pytree.tree_map(expand, tree)
 
 
 def dense(tree: Any) -> Any:
@@ -58,57 +41,43 @@ def dense(tree: Any) -> Any:
     return pytree.tree_map(kept, tree)
 
 
-def comparable(tree: Any) -> Any:
-    """:func:`plain`, with what other objects hold in their attributes too.
-
-    A model may return a cache, or a distribution. Of an object that holds no tensor and equals
-    only itself there is nothing to compare but the type, whose name takes its place.
-    """
-    return _expanded(tree, ())
-
-
-def _expanded(tree: Any, inside: tuple[int, ...]) -> Any:
-    """``inside`` of which objects it is found, by identity: one may hold itself."""
-
-    def expand(leaf: Any) -> Any:
-        if id(leaf) not in inside and (attributes := _attributes(leaf)):
-            deeper = (*inside, id(leaf))
-            return {name: _expanded(value, deeper) for name, value in attributes.items()}
-        return _name(type(leaf)) if _is_opaque(leaf) else leaf
-
-    return pytree.tree_map(expand, plain(tree))
-
-
 def opaque_types(view: View) -> set[str]:
     """The names of the types of which only the type can be compared."""
-    leaves = pytree.tree_leaves(plain(_results(view)))
-    return {_name(type(leaf)) for leaf in leaves if not _attributes(leaf) and _is_opaque(leaf)}
+    leaves = pytree.tree_leaves(comparable(_results(view)))
+    return {str(leaf) for leaf in leaves if isinstance(leaf, TypeName)}
 
 
 def copy_view(view: View) -> View:
     """A copy of the same form that later calls cannot overwrite (CUDA graphs reuse memory)."""
-
-    twins: dict[int, Any] = {}
+    twins: dict[int, tuple[Any, Any]] = {}  # the first keeps the second's key from being used again
 
     def copied(leaf: Any) -> Any:
         if id(leaf) in twins:
-            return twins[id(leaf)]
+            return twins[id(leaf)][1]
         if isinstance(leaf, torch.Tensor):
             return leaf.detach().clone()
         if isinstance(leaf, np.ndarray):
             return leaf.copy()
-        if _is_dataclass(leaf):
-            names = [f.name for f in dataclasses.fields(leaf)]
-        else:
-            names = list(_attributes(leaf))
-        if not names:
+        if not holds_tensor(leaf):
             return leaf
-        twin = twins[id(leaf)] = copy.copy(leaf)
-        for name in names:  # frozen ones too
-            object.__setattr__(twin, name, pytree.tree_map(copied, getattr(leaf, name)))
+        if isinstance(leaf, tuple):  # a class of the user's own
+            return tuple.__new__(type(leaf), [every(value) for value in leaf])
+        twin = copy.copy(leaf)
+        twins[id(leaf)] = leaf, twin
+        if isinstance(leaf, list):
+            twin[:] = [every(value) for value in leaf]
+        elif isinstance(leaf, MutableMapping):
+            for key, value in leaf.items():
+                twin[key] = every(value)
+        for name in attribute_names(leaf):  # frozen ones too
+            object.__setattr__(twin, name, every(getattr(leaf, name)))
         return twin
 
-    twin: View = pytree.tree_map(copied, dict(view))
+    def every(tree: Any) -> Any:
+        # Only what holds a tensor is rebuilt: not every class gives the same again.
+        return pytree.tree_map(copied, tree, is_leaf=lambda part: not holds_tensor(part))
+
+    twin: View = every(dict(view))
     return twin
 
 
@@ -125,33 +94,10 @@ def has_tensor(view: View) -> bool:
     return any(isinstance(leaf, torch.Tensor) for leaf in leaves)
 
 
+def without_outputs(view: View) -> View:
+    """The view without what the model returned."""
+    return {name: part for name, part in view.items() if name != "outputs"}
+
+
 def _results(view: View) -> dict[str, Any]:
     return {name: part for name, part in view.items() if name not in _GIVEN_BEFORE}
-
-
-def _is_dataclass(leaf: Any) -> bool:
-    return dataclasses.is_dataclass(leaf) and not isinstance(leaf, type)
-
-
-def _attributes(leaf: Any, depth: int = _DEPTH) -> dict[str, Any]:
-    """The attributes of an object that holds tensors; empty for all else."""
-    if depth == 0 or isinstance(leaf, (torch.Tensor, *_NOT_ENTERED)) or _is_dataclass(leaf):
-        return {}
-    attributes = getattr(leaf, "__dict__", None)
-    if not isinstance(attributes, dict):
-        return {}
-    inside = pytree.tree_leaves(list(attributes.values()))
-    holds = any(
-        isinstance(x, torch.Tensor) or bool(x is not leaf and _attributes(x, depth - 1))
-        for x in inside
-    )
-    return dict(attributes) if holds else {}
-
-
-def _is_opaque(leaf: Any) -> bool:
-    equals: Any = type(leaf).__eq__
-    return equals is object.__eq__ and not isinstance(leaf, (*_NOT_ENTERED, type(None)))
-
-
-def _name(kind: type) -> str:
-    return f"a {kind.__module__}.{kind.__qualname__}"

@@ -77,10 +77,12 @@ class _Zygote:
                     self._toolchain = _Toolchain(Path(request["toolchain"]))
                 self._proven_threads = 0
                 answer = self._fitness()
-            else:
+            elif request["do"] == "prepare":
                 if self._toolchain is not None:
                     self._toolchain.use()
                     self._toolchain = None
+                answer = self._fitness()
+            else:
                 answer = self._fitness()
                 if "refused" not in answer:
                     pid = self._fork(request, descriptors)

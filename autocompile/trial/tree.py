@@ -1,0 +1,265 @@
+"""What a call gave as a tree of plain containers, whatever classes it is made of.
+
+:func:`comparable` turns every container into a dict, a list, a tuple or a :class:`Node`. Nothing
+else is given to ``torch.utils._pytree``: it cannot name the parts of every class that is registered
+with it, and to rebuild one with other leaves runs that class's own code.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Mapping
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+__all__ = [
+    "TypeName",
+    "attribute_names",
+    "blank",
+    "comparable",
+    "holds_tensor",
+    "paths",
+    "result_tensors",
+]
+
+_DEPTH = 5  # of objects in objects: a cache holds layers that hold tensors
+_CODE = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, torch.nn.Module)
+_VALUES = (
+    *(torch.Tensor, np.ndarray, np.generic, str, bytes, int, float, complex, type(None)),
+    *(enum.Enum, torch.dtype, torch.layout, torch.memory_format),
+)
+_NAMED = (FunctionType, MethodType, torch.nn.Module)  # each side has its own
+
+
+class TypeName(str):
+    """In place of an object of which nothing but the type can be compared."""
+
+
+class Kind(NamedTuple):
+    """What two nodes must have in common beside their parts."""
+
+    name: str
+    keys: tuple[Any, ...]
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+class Node:
+    """A container that is no dict, list or tuple."""
+
+    def __init__(self, kind: Kind, values: list[Any]) -> None:
+        self.kind, self.values = kind, values
+
+
+def _with_keys(node: Node) -> tuple[list[tuple[Any, Any]], Kind]:
+    return list(zip(node.kind.keys, node.values, strict=True)), node.kind
+
+
+pytree.register_pytree_node(
+    Node,
+    lambda node: (node.values, node.kind),
+    lambda values, kind: Node(kind, list(values)),
+    flatten_with_keys_fn=_with_keys,
+)
+
+
+def comparable(tree: Any) -> Any:
+    """The tree in plain containers, with arrays as tensors.
+
+    Objects that hold tensors are containers of their attributes: a model may return a cache, or a
+    distribution. An object that holds none and equals only itself becomes a :class:`TypeName`; in
+    another object it becomes a plain string.
+    """
+    return _expanded(tree, ())
+
+
+def paths(tree: Any) -> list[tuple[str, Any]]:
+    """Each leaf of a :func:`comparable` tree with its path in words."""
+    return [(pytree.keystr(path), leaf) for path, leaf in pytree.tree_flatten_with_path(tree)[0]]
+
+
+def blank(tree: Any, places: set[str]) -> Any:
+    """A comparable tree with zeros in place of the tensors at some paths, None for all else."""
+
+    def kept(path: Any, leaf: Any) -> Any:
+        if pytree.keystr(path) not in places:
+            return leaf
+        return torch.zeros_like(leaf) if isinstance(leaf, torch.Tensor) else None
+
+    return pytree.tree_map_with_path(kept, tree)
+
+
+def result_tensors(tree: Any, depth: int = _DEPTH) -> list[torch.Tensor]:
+    """The tensors in a result and in the objects there; simple enough for Dynamo to trace."""
+    found: list[torch.Tensor] = []
+    for leaf in pytree.tree_leaves(tree):
+        if isinstance(leaf, torch.Tensor):
+            found.append(leaf)
+        elif isinstance(leaf, (*_VALUES, *_CODE)) or depth == 0:
+            continue
+        elif isinstance(leaf, Mapping):
+            found += result_tensors(list(leaf.values()), depth - 1)
+        elif isinstance(leaf, (list, tuple)):
+            found += result_tensors(list(leaf), depth - 1)
+        else:
+            values = [getattr(leaf, name) for name in attribute_names(leaf)]
+            found += result_tensors(values, depth - 1)
+    return found
+
+
+def holds_tensor(thing: Any) -> bool:
+    """Whether it is a tensor or array, or has one in its parts."""
+    return _holds_tensor(thing, _DEPTH)
+
+
+def attribute_names(thing: Any) -> list[str]:
+    """The fields of a dataclass; the attributes of any other object, which may have slots."""
+    if dataclasses.is_dataclass(thing):
+        return [f.name for f in dataclasses.fields(thing) if hasattr(thing, f.name)]
+    names = set(getattr(thing, "__dict__", ()))
+    for cls in type(thing).__mro__:
+        slots = cls.__dict__.get("__slots__", ())
+        names.update([slots] if isinstance(slots, str) else slots)
+    return sorted(name for name in names - {"__dict__", "__weakref__"} if hasattr(thing, name))
+
+
+def _expanded(thing: Any, inside: tuple[int, ...]) -> Any:
+    """``inside`` of which objects it is found, by identity: one may hold itself."""
+    thing = _as_tensor(thing)
+    if isinstance(thing, torch.Tensor):
+        return _dense_parts(thing)
+    if type(thing) is dict:
+        return {key: _expanded(value, inside) for key, value in thing.items()}
+    if type(thing) is list:
+        return [_expanded(value, inside) for value in thing]
+    if type(thing) in (tuple, torch.Size):
+        return tuple(_expanded(value, inside) for value in thing)
+    if isinstance(thing, Node):
+        return Node(thing.kind, [_expanded(value, inside) for value in thing.values])
+    node = None if id(thing) in inside else _node_of(thing, _DEPTH)
+    if node is not None:
+        deeper = (*inside, id(thing)) if _is_object(thing) else inside
+        return Node(node.kind, [_expanded(value, deeper) for value in node.values])
+    if _is_opaque(thing):
+        name = f"a {_name(thing if isinstance(thing, FunctionType) else type(thing))}"
+        return name if inside else TypeName(name)
+    return thing
+
+
+def _node_of(thing: Any, depth: int) -> Node | None:
+    """The direct parts of a container, which are not expanded; None if it is none."""
+    if isinstance(thing, (*_VALUES, *_CODE)):
+        return None
+    name = _name(type(thing))
+    if not pytree.tree_is_leaf(thing):
+        return _registered(thing, name)
+    if depth == 0:
+        return None
+    if dataclasses.is_dataclass(thing):
+        return _attributes(thing, name)
+    if isinstance(thing, Mapping):
+        return Node(Kind(name, _names(thing)), list(thing.values()))
+    if isinstance(thing, (list, tuple)):
+        return Node(Kind(name, _positions(thing)), list(thing))
+    node = _attributes(thing, name)
+    return node if _holds_tensor(node.values, depth - 1) else None
+
+
+def _registered(thing: Any, name: str) -> Node:
+    """A container that is registered with pytree: by its own keys, or else by position."""
+
+    def is_part(other: Any) -> bool:
+        return other is not thing
+
+    values, spec = pytree.tree_flatten(thing, is_leaf=is_part)
+    keys: tuple[Any, ...] = _positions(values)
+    try:
+        found, _ = pytree.tree_flatten_with_path(thing, is_leaf=is_part)
+    except ValueError:  # registered without names for its parts
+        found = []
+        if isinstance(thing, Mapping) and [*map(id, thing.values())] == [*map(id, values)]:
+            keys = _names(thing)
+    if len(found) == len(values):
+        keys, values = tuple(path[0] for path, _ in found), [part for _, part in found]
+    if spec.context is None or isinstance(spec.context, type):
+        return Node(Kind(name, keys), values)
+    # It may hold anything that is not meant to be a leaf, tensors included.
+    context = _expanded(spec.context, (id(thing),))
+    return Node(Kind(name, (*keys, pytree.GetAttrKey("context"))), [*values, context])
+
+
+def _attributes(thing: Any, name: str) -> Node:
+    names = attribute_names(thing)
+    keys = tuple(pytree.GetAttrKey(name) for name in names)
+    return Node(Kind(name, keys), [getattr(thing, name) for name in names])
+
+
+def _names(mapping: Mapping[Any, Any]) -> tuple[Any, ...]:
+    return tuple(pytree.MappingKey(key) for key in mapping)
+
+
+def _positions(values: Any) -> tuple[Any, ...]:
+    return tuple(pytree.SequenceKey(i) for i in range(len(values)))
+
+
+def _holds_tensor(thing: Any, depth: int) -> bool:
+    if isinstance(thing, (torch.Tensor, np.ndarray)):
+        return True
+    node = _node_of(thing, depth)
+    if node is None:
+        return False
+    deeper = depth if not pytree.tree_is_leaf(thing) else depth - 1
+    return any(_holds_tensor(x, deeper) for x in node.values)
+
+
+def _is_object(thing: Any) -> bool:
+    """No container by itself: only its attributes hold something."""
+    is_container = isinstance(thing, (Mapping, list, tuple)) or dataclasses.is_dataclass(thing)
+    return pytree.tree_is_leaf(thing) and not is_container
+
+
+def _as_tensor(thing: Any) -> Any:
+    """Arrays and numbers of NumPy as tensors; arrays of other things as lists."""
+    if isinstance(thing, (np.ndarray, np.generic)) and not isinstance(thing, (float, complex)):
+        array = np.asarray(thing)
+        return torch.from_numpy(array.copy()) if array.dtype.kind in "biufc" else array.tolist()
+    return thing
+
+
+def _dense_parts(tensor: torch.Tensor) -> Any:
+    """The tensor itself, or what a sparse or nested one is made of."""
+    if tensor.is_nested:
+        parts = list(tensor.unbind())
+        return Node(Kind("a nested tensor", _positions(parts)), parts)
+    if tensor.layout is torch.strided:
+        return tensor
+    if tensor.layout is torch._mkldnn:  # type: ignore[attr-defined]
+        return tensor.to_dense()
+    found = tensor.to_sparse_coo().coalesce()  # type: ignore[no-untyped-call]
+    keys = tuple(pytree.GetAttrKey(name) for name in ("shape", "indices", "values"))
+    return Node(Kind("a sparse tensor", keys), [[*found.shape], found.indices(), found.values()])
+
+
+def _is_opaque(thing: Any) -> bool:
+    """Whether it cannot tell that it equals its counterpart of another run."""
+    if isinstance(thing, _NAMED):
+        return True
+    if isinstance(thing, (*_VALUES, *_CODE)):
+        return False
+    equals: Any = type(thing).__eq__
+    if equals is object.__eq__:
+        return True
+    try:
+        return not isinstance(bool(thing == thing), bool)
+    except Exception:  # a table of pandas answers with a table
+        return True
+
+
+def _name(kind: Any) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"

@@ -1,0 +1,114 @@
+"""The budget is the whole run: searching, racing and the report."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Clock
+
+import autocompile
+from autocompile.api import tune
+from autocompile.errors import UsageError
+from autocompile.execute.executor import Ending
+from autocompile.report.live import SilentProgress
+from autocompile.search.budget import Budget
+from autocompile.search.effort import budget_of
+from autocompile.search.space import SearchSpace
+from autocompile.testing import FakeExecutor, measured, probed
+
+SPACE = SearchSpace(batch_sizes=(1, 4, 16), fullgraph=(False,))
+
+
+def test_an_effort_is_an_amount_of_time() -> None:
+    assert (budget_of("quick"), budget_of("normal"), budget_of("full")) == (90, 300, None)
+    with pytest.raises(UsageError, match="'huge' is none of quick, normal, full"):
+        budget_of("huge")
+
+
+def test_a_part_is_kept_back_for_racing_and_no_more_than_is_needed() -> None:
+    clock = Clock()
+    budget = Budget(100.0, clock=clock.monotonic)
+    assert budget.for_search_s(races_s=10.0) == pytest.approx(89, abs=1)
+    assert budget.for_search_s(races_s=80.0) == pytest.approx(59, abs=1)
+    clock.work(70)
+    assert budget.for_search_s(races_s=80.0) < 0
+    assert budget.left_s == pytest.approx(29, abs=1)
+    assert Budget(None, clock=clock.monotonic).left_s == math.inf
+
+
+class Working(FakeExecutor):
+    """Trials take the time that they say."""
+
+    def __init__(self, clock: Clock, trial_s: float, set_s: float, speedup: float = 1.5) -> None:
+        self.clock, self.trial_s, self.set_s, self.speedup = clock, trial_s, set_s, speedup
+        modes = {m: m for m in ("default", *(f"mode-{n}" for n in range(30)))}
+        super().__init__(self.work, probed(modes=modes))
+
+    def work(self, request: Mapping[str, Any]) -> Ending:
+        self.clock.work(self.set_s / 3 if "repeats" in request else self.trial_s)
+        return measured(1.0 if request["config"]["backend"] == "eager" else self.speedup)
+
+
+@pytest.mark.parametrize("budget_s", [30.0, 120.0, 600.0])
+@pytest.mark.parametrize("speedup", [1.5, 0.7])
+def test_a_run_is_kept_within_its_budget(target: Path, budget_s: float, speedup: float) -> None:
+    clock = Clock()
+    executor = Working(clock, trial_s=3.0, set_s=6.0, speedup=speedup)
+    result = tune(target, executor=executor, space=SPACE, budget_s=budget_s, clock=clock.monotonic)
+    assert clock.monotonic() <= 1.1 * budget_s + 3.0
+    assert result.verdict["forward"] == ("faster" if speedup > 1 else "keep_eager")
+
+
+def test_more_budget_searches_deeper_and_resuming_goes_on(target: Path) -> None:
+    tried = []
+    for budget_s in (60.0, 200.0):
+        clock = Clock()
+        executor = Working(clock, trial_s=3.0, set_s=6.0)
+        options: dict[str, Any] = {"budget_s": budget_s, "clock": clock.monotonic, "space": SPACE}
+        result = tune(target, executor=executor, run_dir=f"run-{budget_s:.0f}", **options)
+        tried.append(result.to_dict()["phases"]["forward"]["tried"])
+    assert tried[1] > tried[0]
+    clock = Clock()
+    options["clock"] = clock.monotonic
+    result = tune(
+        target, executor=Working(clock, 3.0, 6.0), run_dir="run-60", resume=True, **options
+    )
+    assert result.to_dict()["phases"]["forward"]["tried"] > tried[0]
+
+
+def test_where_a_compile_takes_much_of_the_budget_the_screen_says_what_a_search_takes(
+    target: Path,
+) -> None:
+    said: list[str] = []
+
+    class Listener(SilentProgress):
+        def warning(self, text: str) -> None:
+            said.append(text)
+
+    def dear(request: Mapping[str, Any]) -> Ending:
+        if request["config"]["backend"] == "eager":
+            return measured(1.0)
+        ending = measured(1.2, compile_s=30.0)
+        return dataclasses.replace(ending, wall_s=33.0, step_s={"compile": 30.0})
+
+    tune(target, executor=FakeExecutor(dear), space=SPACE, budget_s=100.0, progress=Listener())
+    assert len(said) == 1
+    assert "one compile of this model takes 30 s" in said[0]
+    assert "--budget 8m" in said[0]
+
+
+def test_both_phases_share_one_study_and_none_waits_for_the_other(target: Path) -> None:
+    probe = probed()
+    probe.payload["target"]["phases"] = ["forward", "optimizer_step"]
+    probe.payload["target"]["optimizers"] = ["fused"]
+    executor = FakeExecutor(lambda request: measured(1.2), probe)
+    result = tune(target, executor=executor, space=SPACE, trials=8)
+    assert {r["phase"] for r in executor.requests} == {"forward", "optimizer_step"}
+    assert isinstance(result, autocompile.Result)
+    first = [r for r in executor.requests if r["config"]["optimizer"] == "fused"]
+    assert executor.requests.index(first[0]) < 8, "eager's own fused step needs no compiler"

@@ -1,0 +1,71 @@
+"""Which settings count as the same code."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch._inductor.codecache import PyCodeCache
+
+from autocompile.config import CompileConfig
+from autocompile.trial.artifact import same_code_key
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The key of a setting for which Inductor has written one module."""
+    (tmp_path / "kernel.py").write_text("def call(args): ...")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    modules = [SimpleNamespace(__file__=str(tmp_path / "kernel.py"))]
+    monkeypatch.setattr(PyCodeCache, "modules", modules)
+    return lambda config: same_code_key(config, CPU)
+
+
+def test_what_the_source_shows_does_not_tell_two_settings_apart(key: Any) -> None:
+    plain = key(CompileConfig())
+    assert plain
+    assert key(CompileConfig(mode="max-autotune")) == plain
+    assert key(CompileConfig(fullgraph=True)) == plain
+    assert key(CompileConfig(dynamic=True)) == key(CompileConfig(dynamic=False))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"dynamic": False},
+        {"options": {"cpp.simdlen": 256}},
+        {"environment": "nightly"},
+        {"memory_format": "channels_last"},
+        {"optimizer": "fused"},
+        {"threads": 1},
+        {"precision": "high"},
+        {"autocast": "bfloat16"},
+        {"guards": "skip_all"},
+        {"freezing": True},
+        {"scope": "regional"},
+    ],
+    ids=lambda o: next(iter(o)),
+)
+def test_every_other_field_does(key: Any, other: dict[str, Any]) -> None:
+    assert key(CompileConfig(**other)) != key(CompileConfig())
+
+
+def test_so_does_a_field_that_nobody_has_thought_of_here(key: Any) -> None:
+    wider: Any = dataclasses.make_dataclass(
+        "Wider", [("made_up", str, "no")], bases=(CompileConfig,), frozen=True
+    )
+    assert key(wider(made_up="yes")) != key(wider(made_up="no"))
+
+
+def test_nothing_is_known_of_other_backends_and_where_no_code_was_written(
+    key: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert key(CompileConfig("aot_eager")) == ""
+    monkeypatch.setattr(PyCodeCache, "modules", [])
+    assert key(CompileConfig()) == ""

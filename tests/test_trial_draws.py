@@ -1,0 +1,206 @@
+"""A compiled side's own random numbers: plausible ones pass, and each kind of wrong one fails."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from test_trial_judge import a_target, batch, dropping, judged, momentum, refused
+from torch import nn
+
+from autocompile.config import CompileConfig
+from autocompile.record import Outcome
+from autocompile.trial.judge import Failed, Judge
+from autocompile.trial.own_draws import compare_with_eagers_draws
+from autocompile.trial.phases import Side, make_side
+from autocompile.trial.random_draws import Draws, implausible, wrong_length
+
+pytestmark = pytest.mark.usefixtures("_dynamo_as_it_was")
+
+
+def test_what_inductor_draws_is_accepted_and_not_compiled_with_fallback() -> None:
+    seen = []
+
+    def look(side: Side) -> None:
+        import torch._inductor.config
+
+        right = side.call
+
+        def call() -> Any:
+            seen.append(torch._inductor.config.fallback_random)
+            return right()
+
+        side.call = call
+
+    target = a_target(noisy, batch(4, 8))
+    verdict = judged(target, "forward", "inductor", lie=look)
+    assert verdict.live is True and not any(seen)
+    assert any("draws random numbers" in note for note in verdict.notes)
+
+
+class Noisy(nn.Module):
+    """Dropout and noise in a forward pass, beside an output that no draw touches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 64)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = self.linear(x)
+        noise = nn.functional.dropout(hidden + torch.randn_like(hidden), 0.5, training=True)
+        return noise, hidden
+
+
+def noisy() -> nn.Module:
+    return Noisy()
+
+
+def test_a_training_step_with_dropout_passes_with_inductors_own_numbers() -> None:
+    target = a_target(dropping, batch(16, 8), make_optimizer=momentum)
+    assert judged(target, "train_step", "inductor").graphs >= 1
+
+
+def first_by(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Side], None]:
+    def lie(side: Side) -> None:
+        right = side.call
+
+        def call() -> Any:
+            first, second = right()
+            return change(first), second
+
+        side.call = call
+
+    return lie
+
+
+def frozen_draw(x: torch.Tensor) -> torch.Tensor:
+    return x * 0 + 1.5
+
+
+def unseeded(x: torch.Tensor) -> torch.Tensor:
+    generator = torch.Generator()
+    generator.seed()
+    return torch.randn(x.shape, generator=generator)
+
+
+LIES = {
+    "twice too large": (lambda x: x * 2, "standard deviation"),
+    "moved": (lambda x: x + 5, "mean"),
+    "always the same": (frozen_draw, "the same whatever the seed"),
+    "not repeated": (unseeded, "same seed"),
+    "infinite": (lambda x: x / 0, "not finite"),
+    "another type": (lambda x: x.double(), "float64"),
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_draws_that_cannot_be_right_are_refused(name: str) -> None:
+    change, words = LIES[name]
+    outcome, message = refused(
+        a_target(noisy, batch(4, 8)), "forward", "inductor", first_by(change)
+    )
+    assert outcome is Outcome.WRONG_OUTPUT and words in message, message
+
+
+def test_what_no_draw_touches_is_compared_by_value() -> None:
+    def lie(side: Side) -> None:
+        right = side.call
+
+        def call() -> Any:
+            first, second = right()
+            return first, second * 1.01
+
+        side.call = call
+
+    message = refused(a_target(noisy, batch(4, 8)), "forward", "inductor", lie)[1]
+    assert "['outputs'][1] is off by 0.01" in message
+
+
+def test_a_wrong_program_beside_right_draws_is_found_by_the_side_that_draws_as_eager_does() -> None:
+    """Of the elements' places the distribution says nothing."""
+    target = a_target(noisy, batch(4, 8))
+    notes: list[str] = []
+    draws = target.make_inputs(4), target.make_inputs(4)
+    judge = Judge(target, "forward", draws, 0, notes)
+    inductor = CompileConfig()
+    compiled = make_side(target, "forward", draws[0], inductor)
+    compare_with_eagers_draws(judge, compiled, inductor)
+    right = judge.another_side
+
+    def flipped(config: CompileConfig) -> Side:
+        side = right(config)
+        first_by(lambda x: x.flip(0))(side)
+        return side
+
+    judge.another_side = flipped  # type: ignore[method-assign]
+    with pytest.raises(Failed, match="is off by"):
+        compare_with_eagers_draws(judge, compiled, inductor)
+
+
+def test_weights_that_a_side_with_draws_of_its_own_does_not_follow_are_stale() -> None:
+    def lie(side: Side) -> None:
+        right, first = side.call, copy.deepcopy(side.model.state_dict())
+
+        def call() -> Any:
+            now = copy.deepcopy(side.model.state_dict())
+            torch.nn.Module.load_state_dict(side.model, first)
+            try:
+                return right()
+            finally:
+                torch.nn.Module.load_state_dict(side.model, now)
+
+        side.call = call
+
+    outcome, _ = refused(a_target(noisy, batch(4, 8)), "forward", "inductor", lie)
+    assert outcome is Outcome.STALE_WEIGHTS
+
+
+def test_phases_without_random_numbers_pay_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*args: Any) -> Any:
+        raise AssertionError
+
+    monkeypatch.setattr(Judge, "another_side", never)
+    monkeypatch.setattr(Judge, "demand_repeats", never)
+    assert judged(a_target(dropping, batch(4, 8)), "forward", "inductor").live is True
+
+
+def views(seeds: range, change: Callable[[torch.Tensor], torch.Tensor] = lambda x: x) -> Draws:
+    draws = Draws()
+    for seed in seeds:
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.rand(32, 8, generator=generator)
+        kept = (x > 0.5) * x / 0.5
+        draws.add({"outputs": (change(kept), kept.argmax(), change(kept).mean().item())})
+    return draws
+
+
+def test_equal_distributions_raise_no_false_alarm() -> None:
+    calls = views(range(1)).calls_needed
+    for trial in range(200):
+        start = 2 * calls * trial
+        ours, theirs = (views(range(s, s + calls)) for s in (start, start + calls))
+        assert implausible(ours, theirs) is None
+
+
+@pytest.mark.parametrize("change", [lambda x: x * 0.5, lambda x: x - 1, lambda x: -x])
+def test_another_distribution_is_seen(change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    calls = views(range(1)).calls_needed
+    ours, theirs = views(range(calls)), views(range(calls, 2 * calls), change)
+    assert "over" in str(implausible(ours, theirs))
+
+
+def test_fewer_calls_than_needed_say_nothing_of_the_distribution() -> None:
+    ours, theirs = views(range(4)), views(range(4, 8), lambda x: x * 0.5)
+    assert implausible(ours, theirs) is None
+    assert views(range(1)).calls_needed <= 16
+
+
+def test_the_length_of_a_step_shows_another_learning_rate() -> None:
+    def step(rate: float) -> dict[str, Any]:
+        return {"updates": {"w": rate * torch.ones(3)}}
+
+    assert wrong_length(step(1.0), step(0.8)) is None
+    assert "moves the weights" in str(wrong_length(step(0.3), step(1.0)))
