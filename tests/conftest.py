@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from in_process import Try
 
 _PATIENCE_S = 200.0  # with a trial that is not to be stopped: the machine may be slow
-_SHORT = {"half_width": 0.5, "max_rounds": 8, "max_s": 0.1, "block_s": 0.002}
+_SHORT = {"half_width": 0.5, "max_s": 0.1, "block_s": 0.002}
 TARGETS = Path(__file__).parent / "targets"
 ROOT = Path(__file__).parent.parent
 # All that these tests start carries it, so that an autocompile of somebody else's is left out.

@@ -27,7 +27,7 @@ from autocompile.trial.blocks import block
 __all__ = ["Try", "timed_for_a_moment", "trials"]
 
 Try = Callable[..., dict[str, Any]]
-LIMITS = {"half_width": 0.5, "max_rounds": 8, "max_s": 0.1, "block_s": 0.005}
+LIMITS = {"half_width": 0.5, "max_s": 0.1, "block_s": 0.005}
 _CALLS = 6
 
 

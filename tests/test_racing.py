@@ -69,7 +69,7 @@ def test_who_may_still_be_better_gets_more_sets_and_no_more_than_six(target: Pat
     phase = result.to_dict()["phases"]["forward"]
     assert not phase["confidence"]["decided"]
     assert "--resume --budget 5m" in phase["confidence"]["command"]
-    assert "may be up to" in phase["reason"]
+    assert "may be up to" in phase["confidence"]["open"]
 
 
 def test_each_batch_size_and_phase_is_raced_the_users_own_first(target: Path) -> None:
