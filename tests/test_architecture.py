@@ -19,19 +19,15 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 GROUND = {
     "arguments",
     "backends",
-    "calm",
     "config",
     "errors",
+    "estimate",
     "files",
-    "noise",
     "options",
-    "preference",
     "processes",
-    "ranking",
     "reading",
     "record",
     "runs",
-    "stats",
     "template",
     "__init__",
 }
@@ -90,6 +86,18 @@ def test_arrows_point_downward(path: Path) -> None:
             assert below == own or below in ALLOWED[own], f"{own} imports {name}"
 
 
+def test_estimates_are_made_of_records_and_nothing_else() -> None:
+    below = {"config", "errors", "estimate", "record"}
+    for path in FILES:
+        if path.parent.name == "estimate":
+            ours = {n.split(".")[1] for n in imports(path) if n.startswith("autocompile.")}
+            assert ours <= below, path
+    for path in FILES:  # a trial knows of intervals only
+        if column(module_of(path)) in ("trial", "runtime"):
+            names = {n for n in imports(path) if n.startswith("autocompile.estimate")}
+            assert names <= {"autocompile.estimate.intervals"}, path
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda p: module_of(p))
 def test_torch_is_imported_by_the_child_and_the_runtime_only(path: Path) -> None:
     if column(module_of(path)) in ("trial", "runtime"):
@@ -105,7 +113,7 @@ def test_a_file_has_one_job(path: Path) -> None:
 def test_the_worker_needs_only_numpy_and_torch() -> None:
     allowed = {"numpy", "torch", "ray", "gymnasium"} | set(sys.stdlib_module_names)
     worker = [p for p in FILES if column(module_of(p)) in ("trial", "runtime")]
-    names = ("backends", "config", "errors", "files", "reading", "record", "stats")
+    names = ("backends", "config", "errors", "estimate/intervals", "files", "reading", "record")
     ground = [PACKAGE / f"{name}.py" for name in names]
     # A backend of ours needs what it is about, and is imported where it is asked for.
     worker = [p for p in worker if p.parent.name != "backends"]

@@ -19,7 +19,7 @@ from autocompile.execute.executor import Ending
 from autocompile.record import Outcome, Step
 from autocompile.search.answers import answer
 from autocompile.search.records import to_record
-from autocompile.search.space import Setting, Space
+from autocompile.search.space import Setting
 
 MODELS = TARGETS / "dimensions.py"
 
@@ -177,7 +177,7 @@ def test_a_graph_given_up_as_a_whole_does_not_answer_for_fullgraph(try_it: Try) 
     plain = Setting(ours, 4)
     record = to_record(0, "forward", plain, Ending(Outcome.OK, Step.EXIT, payload=result))
     full = Setting(dataclasses.replace(ours, fullgraph=True), 4)
-    assert answer(1, full, Space("forward", (full,), {}), {plain: record}, None) is None
+    assert answer(1, full, {plain: record}, None) is None
     whole = try_it(MODELS, **setting("aot_eager"))
     record = to_record(0, "forward", plain, Ending(Outcome.OK, Step.EXIT, payload=whole))
-    assert answer(1, full, Space("forward", (full,), {}), {plain: record}, None) is not None
+    assert answer(1, full, {plain: record}, None) is not None

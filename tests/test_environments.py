@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from autocompile.ranking import candidates
 from conftest import assert_nothing_left
 
 from autocompile.api import tune
 from autocompile.config import EAGER, CompileConfig
 from autocompile.errors import UsageError
+from autocompile.estimate.candidates import candidates
 from autocompile.execute.executor import Ending
 from autocompile.execute.interpreter import demand_torch
 from autocompile.search.plan import environments
@@ -104,8 +104,10 @@ def test_what_runs_elsewhere_is_compared_with_eager_here(work: Path) -> None:
     result = tune(
         target,
         executor=FakeExecutor(script),
-        space=SearchSpace(backends=("inductor",), modes=("default",), batch_sizes=(4,)),
-        effort="quick",
+        space=SearchSpace(
+            backends=("inductor",), modes=("default",), batch_sizes=(4,), freezing=(False,)
+        ),
+        effort="full",
         pythons=(f"old={sys.executable}",),
     )
     assert result.config["forward"] == CompileConfig()
@@ -118,19 +120,18 @@ def test_what_runs_elsewhere_is_compared_with_eager_here(work: Path) -> None:
 def test_a_break_elsewhere_says_nothing_about_here(work: Path) -> None:
     from autocompile.search.answers import answer
     from autocompile.search.records import to_record
-    from autocompile.search.space import Setting, Space
+    from autocompile.search.space import Setting
     from autocompile.testing import failed
 
     broken = Setting(CompileConfig(fullgraph=True), 4)
     known = {broken: to_record(0, "forward", broken, failed("graph_break"))}
-    space = Space("forward", (broken,), {})
     for more, answered in (
         ({}, True),
         ({"environment": "old"}, False),
         ({"scope": "regional"}, False),
     ):
         other = Setting(CompileConfig(mode="max-autotune", fullgraph=True, **more), 4)
-        assert (answer(1, other, space, known, None) is not None) is answered
+        assert (answer(1, other, known, None) is not None) is answered
 
 
 @pytest.mark.slow

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
-from autocompile.ranking import Candidate
 from conftest import Bench
 from rich.console import Console
 
 from autocompile.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
+from autocompile.estimate.candidates import Candidate
 from autocompile.estimate.intervals import Interval
 from autocompile.record import Measurement, Outcome, Record, Step
 from autocompile.report.explain import why, why_not
@@ -42,7 +43,9 @@ def trial(number: int, config: CompileConfig = DEFAULT_INDUCTOR, **detail: Any) 
 
 def candidate(record: Record, speed: float = 2.0) -> Candidate:
     speedup = Interval(speed, speed * 0.99, speed * 1.01)
-    return Candidate(record, speedup, speedup, eager_call_s=1e-3, confirmed=5, warm_compile_s=None)
+    return Candidate(
+        record, speedup, eager_call_s=1e-3, logs=dict.fromkeys(range(5), math.log(speed))
+    )
 
 
 def reasons(*losers: Candidate, best: Candidate | None = None, device: str = "cpu") -> list[str]:
@@ -153,9 +156,7 @@ def test_no_setting_loses_because_a_cpu_has_no_cuda_graphs() -> None:
 def test_what_new_weights_cost_is_why_constant_ones_lose() -> None:
     loser = trial(1, CompileConfig(freezing=True), refresh_s=0.7, calls_per_update=1250)
     told = "new weights, every 1 250 calls, cost more than it saves (0.50× the best's speed)"
-    slow = Candidate(
-        trial(0), Interval(1.8, 1.79, 1.81), Interval(1.8, 1.79, 1.81), 1e-3, 5, None
-    )  # calls of 556 microseconds, where the loser's take 500
+    slow = candidate(trial(0), 1.8)  # calls of 556 microseconds, where the loser's take 500
     assert reasons(candidate(loser, 0.9), best=slow) == [told]
     assert reasons(candidate(loser, 1.0)) == []  # its calls are no faster than the best's
     unknown = trial(1, CompileConfig(freezing=True), refresh_s=0.7)

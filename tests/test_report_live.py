@@ -1,6 +1,9 @@
+"""The screen while a run goes on: a live board, or stable lines."""
+
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +19,8 @@ from autocompile.report.live import (
     SilentProgress,
     progress,
 )
+from autocompile.search.budget import Budget
+from autocompile.search.space import Setting
 
 TARGET = {"spec": "net.py", "kind": "Module", "description": "Net", "choices": {"device": "cpu"}}
 MACHINE = {"autocompile": "0.1", "torch": "2.13.0", "device_name": "EPYC", "cores": 2}
@@ -52,9 +57,10 @@ def failed(number: int, backend: str, outcome: Outcome, message: str, wall_s: fl
     return Record(number, "forward", config, 4, outcome, Step.COMPILE, message, wall_s=wall_s)
 
 
-def begin(shown: Progress) -> None:
+def begin(shown: Progress, clock: Clock | None = None, total_s: float | None = 300.0) -> None:
     shown.header(TARGET, MACHINE, "runs/net-0003")
-    shown.phase("forward", "5 backends → 27 settings", 27)
+    budget = Budget(total_s, clock=clock or Clock())
+    shown.searching({"forward": "5 backends → 27 settings"}, budget)
 
 
 class Board:
@@ -90,8 +96,9 @@ def test_a_finished_trial_is_one_stable_line(plain: Plain) -> None:
     clock.now += 3
     shown.ended(failed(15, "openvino", Outcome.CRASHED, "SIGSEGV in compile", 5.0), 11)
     assert file.getvalue().splitlines()[-2:] == [
-        "[  72s] #14 ok       batch 4   inductor max-autotune            1.09x ±0.00  compile 6.8s",
-        "[  75s] #15 crashed  batch 4   openvino                         "
+        "[  72s] #14 ok       forward batch 4               inductor max-autotune            "
+        "1.09x ±0.00  compile 6.8s",
+        "[  75s] #15 crashed  forward batch 4               openvino                         "
         "SIGSEGV in compile · runs/net-0003/trials/0015/log.txt",
     ]
 
@@ -99,14 +106,13 @@ def test_a_finished_trial_is_one_stable_line(plain: Plain) -> None:
 def test_plain_progress_tells_what_a_log_needs(plain: Plain) -> None:
     shown, file, _ = plain
     begin(shown)
-    shown.noise_floor(0.006)
-    shown.started(0, EAGER, 4, "search")
+    shown.started(0, Setting(EAGER, 4), "search")
     shown.step(0, Step.MEASURE)
     shown.tick()
     shown.ended(worked(0, EAGER), 26)
     shown.ended(worked(1, DEFAULT_INDUCTOR, duplicate_of=0, batch_size=None), 25)
     shown.ended(failed(2, "ipex", Outcome.UNSUPPORTED, "needs torch 2.8", 0.0), 24)
-    shown.confirming(5)
+    shown.racing("forward", 4, 3, 1)
     shown.ended(worked(3, DEFAULT_INDUCTOR, 1.2, role="confirm", repeats=1), 24)
     shown.warning("the machine is busy")
     shown.close()
@@ -115,11 +121,13 @@ def test_plain_progress_tells_what_a_log_needs(plain: Plain) -> None:
     assert out.startswith("autocompile 0.1 · torch 2.13.0 · EPYC, 2 cores\ntarget  net.py (Module)")
     assert "        device: cpu\n" in out
     assert "space   forward · 5 backends → 27 settings\n" in out
-    assert "noise floor ±0.6 %\n" in out
-    assert "#0  ok       batch 4   eager                            1.00x\n" in out
+    assert "budget  5:00\n" in out
+    assert (
+        "#0  ok       forward batch 4               eager                            1.00x\n" in out
+    )
     assert "same code as trial 0\n" in out
     assert "needs torch 2.8\n" in out  # no process, no log
-    assert "confirming in 5 fresh processes\n" in out
+    assert "race of forward batch 4, set 1: 3 beside eager\n" in out
     assert "repeats #1\n" in out
     assert out.endswith("warning: the machine is busy\n")
     assert "\x1b" not in out
@@ -143,8 +151,8 @@ def test_plain_progress_survives_a_reader_that_left_and_ascii() -> None:
     PlainProgress(Closed()).warning("nobody reads")
     raw = io.BytesIO()
     file = io.TextIOWrapper(raw, encoding="ascii")
-    PlainProgress(file).noise_floor(0.01)
-    assert b"noise floor ~1.0 %" in raw.getvalue()
+    PlainProgress(file).ended(worked(1, DEFAULT_INDUCTOR, 1.2), 3)
+    assert b"1.20x ~0.00" in raw.getvalue()
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 50), (120, 50), (80, 12), (30, 10)])
@@ -156,7 +164,7 @@ def test_the_board_never_exceeds_16_lines_or_the_terminal(width: int, height: in
     heights = set()
     for number, config in enumerate([EAGER, *configs, *configs, *configs]):
         batch = 1 + number // 8
-        board.shown.started(number, config, batch, "search")
+        board.shown.started(number, Setting(config, batch), "search")
         board.shown.step(number, Step.COMPILE)
         heights.add(len(board.lines()))
         board.shown.ended(worked(number, config, 1 + number / 10, batch_size=batch), 30 - number)
@@ -170,7 +178,7 @@ def test_the_board_never_exceeds_16_lines_or_the_terminal(width: int, height: in
 def test_nothing_is_drawn_while_a_trial_measures() -> None:
     board = Board()
     begin(board.shown)
-    board.shown.started(0, EAGER, 4, "search")
+    board.shown.started(0, Setting(EAGER, 4), "search")
     board.shown.step(0, Step.VERIFY)
     assert board.shown._live.auto_refresh is False  # no thread draws behind our back
     before = board.file.getvalue()
@@ -180,15 +188,13 @@ def test_nothing_is_drawn_while_a_trial_measures() -> None:
         board.clock.now += 1
         board.shown.tick()
     board.shown.warning("[b]busy[/b]")
-    board.shown.noise_floor(0.006)
-    board.shown.started(1, DEFAULT_INDUCTOR, 4, "search")
+    board.shown.started(1, Setting(DEFAULT_INDUCTOR, 4), "search")
     board.shown.step(1, Step.COMPILE)
     board.shown.ended(failed(2, "ipex", Outcome.UNSUPPORTED, "", 0.0), 25)
     assert board.file.getvalue() == before
     board.shown.step(0, Step.VERIFY)
     after = board.file.getvalue()[len(before) :]
     assert "warning: [b]busy[/b]" in after
-    assert "noise floor ±0.6 %" in after
     assert "finishing" in after
     board.shown.close()
 
@@ -196,63 +202,105 @@ def test_nothing_is_drawn_while_a_trial_measures() -> None:
 def test_a_tick_moves_the_clock_of_a_trial_that_compiles() -> None:
     board = Board()
     begin(board.shown)
-    board.shown.started(16, CompileConfig(mode="max-autotune"), 4, "search")
+    board.shown.started(16, Setting(CompileConfig(mode="max-autotune"), 4), "search")
     board.shown.step(16, Step.COMPILE)
     board.clock.now += 7
     board.shown.tick()
-    assert " now   #16 inductor max-autotune, batch 4 · compiling 7 s" in board.lines()
+    assert " now   #16 forward batch 4 · inductor max-autotune · compiling 7 s" in board.lines()
     board.shown.close()
 
 
-def test_eager_and_the_default_always_stand_on_the_board() -> None:
+def test_while_the_sides_of_a_race_measure_nothing_is_drawn() -> None:
+    """Each in its process: that one is through says nothing of the others."""
     board = Board()
     begin(board.shown)
-    board.shown.ended(worked(0, EAGER), 20)
-    board.shown.ended(worked(1, DEFAULT_INDUCTOR, 1.02), 19)
-    for number in range(2, 16):
-        config = CompileConfig(mode="lite", options={}, dynamic=bool(number % 2))
-        board.shown.ended(worked(number, config, 1 + number / 10), 20 - number)
-    lines = board.lines()
-    assert lines[-1].split() == ["0", "4", "200", "±", "0.1", "%", "1.00×", "–", "eager"]
-    assert lines[-2].endswith("plain torch.compile()")
-    first = lines[lines.index(next(x for x in lines if "against eager" in x)) + 1]
-    assert first.startswith("  15      4     500 ± 0.0 %   2.50× ±0.00")
+    board.shown.racing("forward", 4, 3, 2)
+    assert " now   race of forward batch 4, set 2: 3 settings beside eager" in board.lines()
+    board.shown.step(20, Step.MEASURE)
+    board.shown.step(21, Step.COMPILE)
+    before = board.file.getvalue()
+    board.shown.tick()
+    board.shown.step(21, Step.MEASURE)
+    board.shown.step(20, Step.VERIFY)
+    assert board.file.getvalue() == before
+    board.shown.step(21, Step.VERIFY)
+    assert board.file.getvalue() != before
+    board.shown.step(22, Step.MEASURE)
+    crashed = failed(22, "tvm", Outcome.CRASHED, "", 1.0)
+    board.shown.ended(replace(crashed, role="confirm", repeats=1), 0)
+    before = board.file.getvalue()
+    board.shown.tick()
+    assert board.file.getvalue() != before
     board.shown.close()
 
 
-def test_failures_are_counted_by_kind_and_the_time_left_is_estimated() -> None:
+def test_the_best_of_each_phase_and_batch_size_stands_first_and_then_who_follows() -> None:
     board = Board(width=120)
     begin(board.shown)
+    for number, size in enumerate((1, 4)):
+        board.shown.ended(worked(number, EAGER, batch_size=size), 20)
+    board.shown.ended(worked(2, DEFAULT_INDUCTOR, 1.02, batch_size=4), 19)
+    board.shown.ended(worked(3, CompileConfig(mode="lite"), 1.5, batch_size=4), 18)
+    lines = board.lines()
+    start = lines.index(next(x for x in lines if "against eager" in x)) + 1
+    numbers = [line.split()[0] for line in lines[start:]]
+    assert numbers == ["0", "3", "2"]  # eager where nothing is faster, and not beside another
+    assert lines[start].split() == "0 forward 1 49.9 ± 0.1 % 1.00× – eager".split()
+    assert lines[start + 1].startswith("   3  forward      4     300 ± 0.0 %   1.50× ±0.00")
+    assert lines[start + 2].endswith("plain torch.compile()")
+    board.shown.close()
+
+
+def bar(board: Board) -> str:
+    return next(line for line in board.lines() if "━" in line or "─" in line)
+
+
+def test_the_budget_is_counted_down_and_failures_are_counted_by_kind() -> None:
+    board = Board(width=120)
+    begin(board.shown, board.clock)
+    assert "0:00 · 5:00 left   0 tried" in bar(board)
     for number in range(3):
-        board.clock.now += 10
+        board.clock.now += 20
         board.shown.ended(worked(number, CompileConfig(mode="lite"), 1.1), 9 - number)
     board.shown.ended(failed(3, "ipex", Outcome.UNSUPPORTED, "", 0.0), 7)
     board.shown.ended(failed(4, "tvm", Outcome.UNSUPPORTED, "", 0.0), 6)
     board.shown.ended(worked(5, DEFAULT_INDUCTOR, 1.1, duplicate_of=0), 6)
-    bar = next(line for line in board.lines() if "━" in line)
-    assert bar.startswith(" 6/12 ━")
-    assert "0:30 · about 0:30 left" in bar
-    assert bar.endswith("3 ok · 2 unsupported · 1 same")
-    board.shown.confirming(5)
+    said = bar(board)
+    assert said.endswith("1:00 · 4:00 left   6 tried · 3 ok · 2 unsupported · 1 same")
+    assert said.count("━") == round(0.2 * (said.count("━") + said.count("─")))
     board.shown.ended(worked(6, DEFAULT_INDUCTOR, 1.1, role="confirm", repeats=5), 0)
-    assert any(line.startswith(" confirming 1/5 ━") for line in board.lines())
+    assert "6 tried" in bar(board)  # a race tries nothing new
+    board.clock.now += 1000
+    board.shown.tick()
+    assert "─" not in bar(board)
+    assert "0:00 left" in bar(board)
     board.shown.close()
 
 
-def test_the_last_frame_keeps_a_line_for_each_phase() -> None:
+def test_without_an_end_of_time_the_list_is_counted_down() -> None:
+    board = Board(width=120)
+    begin(board.shown, board.clock, None)
+    board.clock.now += 30
+    board.shown.ended(worked(0, EAGER), 3)
+    said = bar(board)
+    assert said.endswith("1/4 · 0:30   1 tried · 1 ok")
+    assert said.count("━") == said.count("─") / 3
+    board.shown.close()
+
+
+def test_the_last_frame_says_what_was_done() -> None:
     board = Board()
-    begin(board.shown)
+    begin(board.shown, board.clock)
     board.shown.ended(worked(0, EAGER), 0)
     board.clock.now += 61
-    board.shown.phase("optimizer_step", "2 backends", 2)
-    board.shown.started(1, EAGER, None, "search")
+    board.shown.started(1, Setting(EAGER, None), "search")
     board.shown.step(1, Step.MEASURE)  # interrupted here
     board.shown.warning("interrupted")
     board.shown.close()
     board.shown.close()
     board.shown.tick()
-    assert "forward  1 tried in 1:01 · 1 ok" in board.lines()
-    assert "optimizer_step  0 tried in 0:00" in board.lines()
+    assert board.lines()[-1] == "1 tried in 1:01 · 1 ok"
+    assert "run     runs/net-0003" in board.lines()
     assert "warning: interrupted" in board.file.getvalue()
     assert board.file.getvalue().endswith("\x1b[?25h")  # the cursor is back
 
@@ -261,8 +309,8 @@ def test_the_board_shows_text_of_a_trial_literally() -> None:
     board = Board()
     hostile = "x\x1b[2J[red]y[/red][/]"
     board.shown.header({"spec": hostile}, {"device_name": hostile}, hostile)
-    board.shown.phase(hostile, hostile, 2)
-    board.shown.started(1, CompileConfig(hostile), 4, "search")
+    board.shown.searching({hostile: hostile}, Budget(9.0))
+    board.shown.started(1, Setting(CompileConfig(hostile), 4), "search")
     board.shown.ended(worked(1, CompileConfig(hostile), 1.2), 1)
     assert "\x1b[2J" not in board.file.getvalue()
     assert sum("x[red]y[/red][/]" in line for line in board.lines()) == 5
@@ -290,11 +338,10 @@ def test_the_kind_decides_and_auto_looks_at_the_file(monkeypatch: pytest.MonkeyP
 def test_silent_progress_takes_everything() -> None:
     shown = SilentProgress()
     begin(shown)
-    shown.noise_floor(0.1)
-    shown.started(0, EAGER, None, "search")
+    shown.started(0, Setting(EAGER, None), "search")
     shown.step(0, Step.BUILD)
     shown.ended(worked(0, EAGER), 0)
-    shown.confirming(1)
+    shown.racing("forward", None, 1, 1)
     shown.warning("x")
     shown.tick()
     shown.close()
@@ -304,12 +351,13 @@ def test_of_many_trials_side_by_side_the_farthest_is_shown() -> None:
     board = Board()
     begin(board.shown)
     for number in range(4):
-        board.shown.started(number, CompileConfig(), number, "search")
+        board.shown.started(number, Setting(CompileConfig(), number), "search")
         board.shown.step(number, Step.COMPILE)
     board.shown.step(2, Step.VERIFY)
     (now,) = [line for line in board.lines() if line.startswith(" now")]
     assert "#2 " in now
-    assert "batch 2 · verifying" in now
+    assert "forward batch 2 · inductor" in now or "forward batch 2 · plain" in now
+    assert "verifying" in now
     assert now.endswith("and 3 beside it")
     board.shown.close()
 

@@ -6,7 +6,7 @@ import pytest
 
 from autocompile.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
 from autocompile.estimate.intervals import Interval
-from autocompile.report import text
+from autocompile.report import facts, text
 
 
 @pytest.mark.parametrize(
@@ -123,15 +123,15 @@ def test_the_machine_and_the_target_fit_on_a_line_each() -> None:
 
 
 def test_remarks_tell_repeats_breaks_and_doubts() -> None:
-    trial = {"number": 5, "graph_breaks": 1, "flags": ["not_steady"]}
+    trial = {"number": 5, "graph_breaks": 1, "flags": ["eager_slowed"]}
     repeats = [
         {"number": 8, "repeats": 5, "outcome": "ok", "speedup": {"value": 1.4}},
         {"number": 9, "repeats": 5, "outcome": "ok", "speedup": {"value": 1.5}},
         {"number": 10, "repeats": 5, "outcome": "crashed", "speedup": None},
     ]
-    assert text.trial_remarks(trial, [trial, *repeats]) == [
+    assert facts.trial_remarks(trial, [trial, *repeats]) == [
         "repeated in 3 processes: 1.40 to 1.50×, 1 failed",
         "1 graph break",
-        "not steady",
+        "eager slowed",
     ]
-    assert text.trial_remarks({"number": 6, "duplicate_of": 5}, []) == ["same code as trial 5"]
+    assert facts.trial_remarks({"number": 6, "duplicate_of": 5}, []) == ["same code as trial 5"]

@@ -11,9 +11,9 @@ from autocompile.backends import BACKENDS
 from autocompile.config import EAGER, CompileConfig
 from autocompile.errors import UsageError
 from autocompile.search.constraints import DIMENSIONS, Place
-from autocompile.search.effort import effort
+from autocompile.search.effort import EFFORTS, budget_of
 from autocompile.search.enumeration import build_space
-from autocompile.search.space import Catalogue, SearchSpace, Space
+from autocompile.search.space import Catalogue, SearchSpace, Setting, Space, choices, plainer_twins
 
 OFFERED = Catalogue(
     backends={"inductor": "", "onnxrt": "", "cudagraphs": "no CUDA device"},
@@ -25,8 +25,8 @@ CNN = Place("forward", "cpu", threads=4, has_convolutions=True)
 ADAM = Place("optimizer_step", "cpu", optimizers=("fused", "tensor_lr"))
 
 
-def space(place: Place = CNN, level: str = "normal", **asked: Any) -> Space:
-    return build_space(SearchSpace(**asked), OFFERED, effort(level), place, (1,))
+def space(place: Place = CNN, **asked: Any) -> Space:
+    return build_space(SearchSpace(**asked), OFFERED, place, (1,))
 
 
 def configs(found: Space) -> set[CompileConfig]:
@@ -59,25 +59,46 @@ def test_what_cannot_work_is_left_out_with_its_reason() -> None:
     assert configs(plain) == configs(space(Place("forward", "cpu")))
 
 
-@pytest.mark.parametrize(
-    ("level", "fields"),
-    [
-        ("quick", set()),
-        ("normal", {"memory_format", "freezing"}),
-        ("full", {"memory_format", "freezing", "scope", "threads"}),
-    ],
-)
-def test_the_effort_decides_which_dimensions_are_tried(level: str, fields: set[str]) -> None:
+def test_every_dimension_that_keeps_numbers_and_checks_is_tried_by_itself() -> None:
     place = Place("forward", "cpu", threads=4, has_convolutions=True, regions="4 Block")
-    values = space(place, level).choices()
-    assert {d.field for d in DIMENSIONS if len(values[d.field]) > 1} == fields
+    values = choices(space(place).settings)
+    assert {d.field for d in DIMENSIONS if len(values[d.field]) > 1} == {
+        "memory_format", "freezing", "scope", "threads",
+    }  # fmt: skip
+    assert set(values["fullgraph"]) == {False, True}
+    assert set(values["dynamic"]) == {"none"}
 
 
-def test_a_flag_decides_over_the_effort() -> None:
-    found = space(level="quick", memory_format=("channels_last",), freezing=(True,))
+def test_what_changes_numbers_or_drops_checks_is_tried_only_by_name() -> None:
+    found = space(precision=("default", "high"))
+    assert {c.precision for c in configs(found)} == {"default", "high"}
+    assert not [reason for reason in found.dropped if reason.startswith("--precision")]
+    assert {c.precision for c in configs(space())} == {"default"}
+
+
+def test_an_effort_is_an_amount_of_time() -> None:
+    assert {name: budget_of(name) for name in EFFORTS} == {
+        "quick": 90.0, "normal": 300.0, "full": None,
+    }  # fmt: skip
+    with pytest.raises(UsageError, match="effort 'most' is none of quick, normal, full"):
+        budget_of("most")
+
+
+def test_a_flag_decides_over_what_is_tried_by_itself() -> None:
+    found = space(memory_format=("channels_last",), freezing=(True,))
     ours = configs(found) - {EAGER, CompileConfig()}
     assert {c.memory_format for c in ours if c.backend == "inductor"} == {"channels_last"}
     assert {c.freezing for c in ours if c.backend == "inductor"} == {True}
+
+
+def test_fullgraph_is_answered_by_the_same_setting_without_it() -> None:
+    listed = set(space().settings)
+    for setting in listed:
+        twins = plainer_twins(setting)
+        assert bool(twins) is setting.config.fullgraph
+        assert set(twins) <= listed
+    full = CompileConfig(fullgraph=True)
+    assert plainer_twins(Setting(full, 4)) == [Setting(CompileConfig(), 4)]
 
 
 def test_as_many_threads_as_torch_takes_by_itself_are_no_setting_of_their_own() -> None:
@@ -116,7 +137,7 @@ def test_a_value_of_another_kind_is_refused_in_words(asked: dict[str, Any], said
 
 
 def test_what_a_backend_does_not_take_is_left_out_with_its_reason() -> None:
-    found = space(backends=("onnxrt",), modes=("max-autotune",), level="quick")
+    found = space(backends=("onnxrt",), modes=("max-autotune",))
     assert {c.backend for c in configs(found)} == {"eager", "onnxrt"}
     assert found.dropped["onnxrt has no modes"] == 1
     found = space(backends=("onnxrt", "inductor"), options=({"weights": "baked"},))
@@ -131,36 +152,30 @@ def test_what_a_backend_does_not_take_is_left_out_with_its_reason() -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "level", "reason", "count"),
+    ("place", "reason", "count"),
     [
-        (CNN, "quick", "--memory-format from --effort normal on", 1),
-        (CNN, "normal", "--threads from --effort full on", 2),
-        (CNN, "quick", "--fullgraph from --effort normal on", 1),
-        (CNN, "normal", "--dynamic from --effort full on", 2),
-        (CNN, "quick", "onnxrt's options from --effort normal on", 1),
-        (CNN, "full", "inductor's options for cuda are not for cpu", 6),
-        (CNN, "full", "the inductor of this torch has no option cpp.simdlen", 1),
-        (CNN, "full", "--guards only by name, since it changes numbers or drops checks", 4),
-        (CNN, "full", "the model repeats no block", 1),
-        (ADAM, "full", "weights that are trained cannot be frozen", 1),
+        (CNN, "inductor's options for cuda are not for cpu", 6),
+        (CNN, "the inductor of this torch has no option cpp.simdlen", 1),
+        (CNN, "--guards only by name, since it changes numbers or drops checks", 4),
+        (CNN, "the model repeats no block", 1),
+        (ADAM, "weights that are trained cannot be frozen", 1),
+        (ADAM, "an optimizer's step multiplies no matrices", 4),
     ],
 )
 def test_all_that_nobody_asked_for_is_left_out_with_its_reason(
-    place: Place, level: str, reason: str, count: int
+    place: Place, reason: str, count: int
 ) -> None:
-    assert space(place, level).dropped[reason] == count
+    assert space(place).dropped[reason] == count
 
 
 def test_what_was_asked_for_is_not_left_out() -> None:
-    found = space(level="quick", threads=(1,), fullgraph=(True,), dynamic=(None, True, False))
-    assert not [
-        reason for reason in found.dropped if reason.startswith(("--thr", "--full", "--dyn"))
-    ]
+    found = space(threads=(1,), fullgraph=(True,), guards=("skip_all",), modes=("default",))
+    assert not [r for r in found.dropped if r.startswith(("--thr", "--full", "--gua"))]
 
 
 def test_modes_that_options_leave_no_room_for_are_counted() -> None:
     offered = dataclasses.replace(OFFERED, options=["cpp_wrapper"])
-    found = build_space(SearchSpace(), offered, effort("full"), CNN, (1,))
+    found = build_space(SearchSpace(), offered, CNN, (1,))
     assert found.dropped["torch takes a mode or options"] > 0
 
 

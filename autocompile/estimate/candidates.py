@@ -126,7 +126,7 @@ def candidates(records: Iterable[Record]) -> list[Candidate]:
     found = []
     for members in _same_code([r for r in working if r.role == "search"]):
         again = [r for m in members for r in raced.get(m.number, ())]
-        if members[0].config.is_plain_eager:
+        if members[0].config.is_baseline:
             again = [r for r in again if r.ok]
         if all(r.ok for r in again):
             found.append(_candidate(members, again, eager))
@@ -158,7 +158,7 @@ def _candidate(members: Sequence[Record], again: Sequence[Record], eager: _Eager
         blocks[r.race] = (r.detail.get("raced_in", r.number), r.measurement.compiled_s)
     slow = left_out([r for r in again if r.race is not None])
     logs = {number: log for number, log in logs.items() if number not in slow}
-    if record.config.is_plain_eager and record.config.environment == "default":
+    if record.config.is_baseline:
         speedup = _ONE
         logs = dict.fromkeys(logs, 0.0)  # it is its own baseline
     elif logs:
@@ -240,8 +240,10 @@ class _Eager:
 
     def seconds(self, record: Record) -> float:
         """Over all processes, in the tuner's own environment where it was measured there."""
-        own = self._times.get(("default", record.batch_size))
-        return median(own or self._times[record.config.environment, record.batch_size])
+        places = ("default", record.config.environment)
+        found = [self._times.get((place, record.batch_size)) for place in places]
+        assert record.measurement is not None  # in its own process, if no other is on disk
+        return median(found[0] or found[1] or [record.measurement.eager_call_s])
 
     def of_process(self, record: Record) -> float:
         """In the process that measured the record, or as :meth:`seconds` in another environment."""
@@ -260,7 +262,7 @@ class _Eager:
             record.batch_size,
         )
         ours, theirs = ("default", size), (environment, size)
-        if environment == "default" or ours not in self._times:
+        if environment == "default" or not {ours, theirs} <= self._times.keys():
             return value
         mine, its = self._times[ours], self._times[theirs]
         here = (environment, size, record.race or 0)

@@ -46,7 +46,7 @@ class Decision:
     @property
     def is_faster(self) -> bool:
         """Whether something beats eager."""
-        return not self.best.record.config.is_plain_eager
+        return not self.best.record.config.is_baseline
 
 
 def decide(found: Sequence[Candidate], limits: Limits | None = None) -> Decision | None:
@@ -61,17 +61,17 @@ def decide(found: Sequence[Candidate], limits: Limits | None = None) -> Decision
     rivals = [c for c in found if c is not eager and c.keeps(limits or Limits())]
     rivals = sorted((c for c in rivals if not c.slows_eager), key=_speed, reverse=True)
     raced = [c for c in rivals if c.sets]
-    leader = next(iter(raced or rivals), eager)
-    equals = [c for c in (raced or rivals) if compare(leader, c).value <= 1 + SAME]
-    ties = [c for c in sorted(equals, key=plainness(equals)) if _beats(c, eager)]
-    best = ties[0] if ties and _beats(leader, eager) else eager
+    faster = [c for c in (raced or rivals) if _beats(c, eager)]
+    equals = [c for c in faster if compare(faster[0], c).value <= 1 + SAME]
+    ties = sorted(equals, key=plainness(equals))
+    best = ties[0] if ties else eager
     others = [(c, compare(c, best)) for c in (*rivals, eager) if c is not best]
     # What lost by its figure of the search was not raced, and so is less surely known.
     others = [(c, r) for c, r in others if c.sets or (r.value > 1 and len(raced) < _MOST)]
     open_ = [(c, r.high - 1) for c, r in others if r.high > 1 + ZONE]
     return Decision(
         best=best,
-        ties=tuple(ties) if best is not eager else (eager,),
+        ties=tuple(ties) or (eager,),
         rivals=tuple(c for c in rivals if c is not best),
         open=tuple(sorted(open_, key=lambda pair: -pair[1])),
         ceiling=max((r.high - 1 for _, r in others), default=0.0),
@@ -95,7 +95,7 @@ def finalists(decision: Decision) -> list[Candidate]:
     than it by more than the zone is out. Empty where nothing but eager can be the best.
     """
     every = sorted((decision.best, *decision.rivals), key=_speed, reverse=True)
-    every = [c for c in every if not c.record.config.is_plain_eager]
+    every = [c for c in every if not c.record.config.is_baseline]
     raced = [c for c in every if c.sets]
     leader = next(iter(raced or every), None)
     if leader is None:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from autocompile.config import DEFAULT_INDUCTOR
-from autocompile.estimate.candidates import Candidate, Limits, candidates, compare
+from autocompile import runs
+from autocompile.estimate.candidates import Candidate, Limits, candidates
 from autocompile.estimate.decision import ZONE, Decision, decide
 from autocompile.record import SCHEMA, Outcome, Record
 from autocompile.report import text as show
 from autocompile.report.advice import on_memory, on_recurrent_layers
 from autocompile.report.explain import why, why_not
-from autocompile.report.rows import failures, number, trial_row, unit
+from autocompile.report.rows import best_row, failures, size_row, trial_row
 
 __all__ = ["build_report"]
 
@@ -108,12 +108,12 @@ def _phase(
         "verdict": verdict,
         "role": _ROLES.get(name, ""),
         "reason": reason,
-        "confidence": _confidence(decision, run) if best else None,
+        "confidence": _confidence(decision, run, run_dir) if best else None,
         "explanation": why(best, verdict, every, device),
         "why_not": why_not(best, allowed, records, ties, device),
-        "best": _best(best, by_size[size], records) if best else None,
+        "best": best_row(best, by_size[size], records) if best else None,
         "ties": ties,
-        "by_batch_size": [_row(s, d) for s, d in decisions.items() if d.rivals or d.is_faster],
+        "by_batch_size": [size_row(s, d) for s, d in decisions.items() if d.rivals or d.is_faster],
         "failures": failures(records, run_dir),
         "unusable": space.get("unusable", {}),
         "notes": _notes(every, allowed, space),
@@ -158,7 +158,7 @@ def _verdict(
         return "failed", _NO_EAGER if every else _why_nothing(every, records, space)
     if decision.is_faster:
         return "faster", _nothing_better(decision, "nothing else")
-    others = [c for c in allowed if not c.record.config.is_plain_eager]
+    others = [c for c in allowed if not c.record.config.is_baseline]
     if others and all(c.slows_eager for c in others):
         return "keep_eager", _SLOWING
     if not others:
@@ -176,22 +176,27 @@ def _nothing_better(decision: Decision, subject: str) -> str:
     """``nothing that was tried is more than 2 % faster (95 %)``."""
     ceiling = decision.ceiling
     figure = "2 %" if ZONE / 2 < ceiling <= ZONE else f"{100 * max(ceiling, 0.005):.1f} %"
-    if decision.open:
-        setting, most = decision.open[0]
-        label = show.label(setting.record.config)
-        return f"{label} may be up to {100 * most:.0f} % faster"
     return f"{subject} that was tried is more than {figure} faster (95 %)"
 
 
-def _confidence(decision: Decision | None, run: Mapping[str, Any]) -> dict[str, Any]:
-    """Whether the decision is clear, and if not, what settles it."""
+def _confidence(decision: Decision | None, run: Mapping[str, Any], run_dir: str) -> dict[str, Any]:
+    """Whether the decision is clear; if not, what is open and the command that settles it."""
     if decision is None:
-        return {"decided": False, "command": ""}
-    is_measured = decision.best.sets > 1 or not decision.is_faster
-    decided = is_measured and not decision.open
-    target = shlex.quote(str(run["plan"]["target"]))
-    command = f"autocompile tune {target} --resume --budget 5m"
-    return {"decided": decided, "command": "" if decided else command}
+        return {"decided": False, "open": "", "command": ""}
+    open_ = ""
+    if decision.open:
+        setting, most = decision.open[0]
+        open_ = f"{show.label(setting.record.config)} may be up to {100 * most:.0f} % faster"
+    elif decision.is_faster and decision.best.sets < 2:
+        open_ = "the best was not timed again in fresh processes"
+    command = ["autocompile", "tune", str(run["plan"]["target"]), "--resume", "--budget", "5m"]
+    if Path(run_dir).parent != runs.under:  # --resume alone looks there
+        command += ["--run-dir", run_dir]
+    return {
+        "decided": not open_,
+        "open": open_,
+        "command": shlex.join(command) if open_ else "",
+    }
 
 
 def _why_nothing(
@@ -218,79 +223,6 @@ def _counted(failed: Sequence[Record]) -> str:
     """How often each outcome came, most often first."""
     kinds = Counter(r.outcome.value for r in failed)
     return ", ".join(f"{number} × {kind}" for kind, number in kinds.most_common())
-
-
-def _row(size: int | None, decision: Decision) -> dict[str, Any]:
-    """The RLlib benchmark's table: the best setting of a batch size beside eager."""
-    top = decision.best if decision.is_faster else decision.rivals[0]
-    return {
-        "batch_size": size,
-        "eager_throughput": top.eager_throughput,
-        "best_throughput": top.throughput.value,
-        "speedup": top.speedup.to_dict(),
-        "number": top.record.number,
-        "confirmed_processes": top.sets,
-        "faster": decision.is_faster,
-        "decided": not decision.open,
-    }
-
-
-def _best(best: Candidate, found: Sequence[Candidate], records: list[Record]) -> dict[str, Any]:
-    record = best.record
-    plain = next((c for c in found if c.record.config == DEFAULT_INDUCTOR), None)
-    is_eager = record.config.is_eager
-    saved = best.eager_call_s - best.call_s
-    against = None
-    if plain is not None and not record.config.is_plain_eager and plain is not best:
-        against = compare(best, plain).to_dict()
-    return {
-        "number": record.number,
-        "config": record.config.to_dict(),
-        "batch_size": record.batch_size,
-        "throughput": number(best.throughput, unit(record)),
-        "eager_throughput": {"value": best.eager_throughput, "unit": unit(record)},
-        "eager_call_s": _spread_of_eager(records, record.batch_size),
-        "speedup": best.speedup.to_dict(),
-        "speedup_against_default": against,
-        "compile_s": 0.0 if is_eager else record.compile_s,
-        "warm_compile_s": 0.0 if is_eager else best.warm_compile_s,
-        "peak_memory_bytes": record.peak_memory_bytes,
-        "eager_peak_memory_bytes": record.eager_peak_memory_bytes,
-        "break_even_calls": (
-            round((record.compile_s or 0.0) / saved) if saved > 0 and not is_eager else None
-        ),
-        "refresh_s": record.refresh_s,
-        "calls_per_update": record.calls_per_update,
-        "calls_to_repay_refresh": _calls_to_repay(best),
-        "confirmed_processes": best.sets,
-        "same_code": list(best.same_code),
-        "slow_host": best.is_slow_host,
-        "call_s": best.call_s,
-        "weights_live": record.detail.get("weights_live"),
-        "notes": list(record.notes),
-    }
-
-
-def _spread_of_eager(records: Sequence[Record], size: int | None) -> list[float]:
-    """Least and largest seconds of an eager call over all processes: how steady this machine is."""
-    times = [
-        r.measurement.eager_call_s
-        for r in records
-        if r.measurement
-        and r.batch_size == size
-        and r.duplicate_of is None
-        and r.config.environment == "default"
-    ]
-    return [min(times), max(times)] if times else []
-
-
-def _calls_to_repay(best: Candidate) -> int | None:
-    """How many calls with the same weights it takes until constants have paid."""
-    measured = best.record.measurement
-    if not best.record.refresh_s or measured is None:
-        return None
-    saved = measured.eager_call_s - measured.compiled_call_s
-    return math.ceil(best.record.refresh_s / saved) if saved > 0 else None
 
 
 def _notes(

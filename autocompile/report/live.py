@@ -1,17 +1,14 @@
-"""Progress while a run goes on: a live board on a terminal, stable lines elsewhere.
-
-The study tells what happens; none of these classes asks, sleeps or starts a thread.
-"""
+"""The live board on a terminal, and which progress a run has."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TextIO
+from typing import TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -21,40 +18,18 @@ from autocompile.config import CompileConfig
 from autocompile.errors import UsageError
 from autocompile.record import Outcome, Record, Step
 from autocompile.report import text as show
-from autocompile.report.terminal import Leader, leaderboard
+from autocompile.report.leaders import Leader, leaderboard
+from autocompile.report.lines import (
+    Countdown,
+    Json,
+    PlainProgress,
+    Progress,
+    SilentProgress,
+    Tried,
+    cell_name,
+)
 
 __all__ = ["LiveProgress", "PlainProgress", "Progress", "SilentProgress", "progress"]
-
-_Json = Mapping[str, Any]
-
-
-class Tried(Protocol):
-    """A setting of which a trial begins."""
-
-    @property
-    def config(self) -> CompileConfig:
-        """Its config."""
-
-    @property
-    def batch_size(self) -> int | None:
-        """None where there is no batch."""
-
-    @property
-    def phase(self) -> str:
-        """What is timed."""
-
-
-class Countdown(Protocol):
-    """The time that a run has."""
-
-    @property
-    def total_s(self) -> float | None:
-        """Seconds of the whole run; None: no end."""
-
-    @property
-    def spent_s(self) -> float:
-        """Seconds since the run began."""
-
 
 _LINES = 16
 _SHOWN = 2  # running trials, each by itself
@@ -69,99 +44,6 @@ _DOING = {
     Step.MEASURE: "measuring",
     Step.EXIT: "finishing",
 }
-
-
-class Progress:
-    """What a study tells while it runs; this one lets it all pass."""
-
-    def header(self, target: _Json, environment: _Json, run_dir: str) -> None:
-        """The run begins; the mappings are those of ``report.json``."""
-
-    def searching(self, spaces: Mapping[str, str], budget: Countdown) -> None:
-        """The search begins: the space of each phase in one line, and the budget."""
-
-    def started(self, number: int, setting: Tried, role: str) -> None:
-        """A trial's process starts."""
-
-    def step(self, number: int, step: Step) -> None:
-        """A running trial enters a step."""
-
-    def ended(self, record: Record, left: int) -> None:
-        """A trial is over, with or without a process; ``left`` settings are still to try."""
-
-    def racing(self, phase: str, batch_size: int | None, sides: int, number: int) -> None:
-        """Set ``number`` of a race begins, of so many settings beside eager."""
-
-    def warning(self, text: str) -> None:
-        """Something that a user should know at once."""
-
-    def tick(self) -> None:
-        """About a second has passed."""
-
-    def close(self) -> None:
-        """The run is over or interrupted; may be called twice."""
-
-
-class SilentProgress(Progress):
-    """Says nothing."""
-
-
-class PlainProgress(Progress):
-    """One stable line for each finished trial, for files, pipes and logs of CI."""
-
-    def __init__(self, file: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
-        self._file, self._clock, self._began, self._run_dir = file, clock, clock(), ""
-
-    def header(self, target: _Json, environment: _Json, run_dir: str) -> None:
-        self._run_dir = show.plain(run_dir)
-        self._line(show.machine(environment))
-        self._line(f"target  {show.target_name(target)}")
-        for name, why in (target.get("choices") or {}).items():
-            self._line(f"        {show.plain(name)}: {show.plain(why)}")
-        self._line(f"run     {self._run_dir}")
-
-    def searching(self, spaces: Mapping[str, str], budget: Countdown) -> None:
-        for name, space in spaces.items():
-            self._line(f"space   {show.plain(name)} · {show.plain(space)}")
-        if budget.total_s is not None:
-            self._line(f"budget  {show.clock(budget.total_s)}")
-
-    def ended(self, record: Record, left: int) -> None:
-        batch = _cell(record.phase, record.batch_size)
-        line = f"#{record.number:<2} {record.outcome.value:<8} {batch:<29} "
-        self._event(f"{line}{show.label(record.config):<32} {self._result(record)}")
-
-    def racing(self, phase: str, batch_size: int | None, sides: int, number: int) -> None:
-        self._event(f"race of {_cell(phase, batch_size)}, set {number}: {sides} beside eager")
-
-    def warning(self, text: str) -> None:
-        self._line(f"warning: {show.plain(text)}")
-
-    def _result(self, record: Record) -> str:
-        if record.duplicate_of is not None:
-            return show.same_as(record.duplicate_of, record.outcome.value)
-        if not record.ok or record.measurement is None:
-            message = show.shorten(show.plain(record.message), 200)
-            # A setting that is known not to work here had no process, and so has no log.
-            log = f"{self._run_dir}/trials/{record.number:04d}/log.txt" if record.wall_s else ""
-            return " · ".join(filter(None, (message or f"in step {record.step.value}", log)))
-        eager, compile_s = record.config.is_baseline, record.compile_s
-        result = "1.00x" if eager else show.ratio(record.measurement.speedup, "x")
-        result += "" if compile_s is None else f"  compile {show.seconds(compile_s, '')}"
-        return result + ("" if record.repeats is None else f"  repeats #{record.repeats}")
-
-    def _event(self, line: str) -> None:
-        self._line(f"[{self._clock() - self._began:4.0f}s] {line}")
-
-    def _line(self, line: str) -> None:
-        encoding = getattr(self._file, "encoding", None) or "utf-8"
-        with suppress(OSError):  # where nobody reads any more, the run goes on all the same
-            self._file.write(show.encodable(line.rstrip(), encoding) + "\n")
-            self._file.flush()
-
-
-def _cell(phase: str, batch_size: int | None) -> str:
-    return phase if batch_size is None else f"{phase} batch {batch_size}"
 
 
 @dataclass(frozen=True)
@@ -191,9 +73,9 @@ class LiveProgress(Progress):
         self._left = self._done = 0
         self._counts: Counter[str] = Counter()
         self._leaders: list[Leader] = []
-        self._race_step = Step.IMPORT
+        self._race_steps: dict[int, Step] = {}
 
-    def header(self, target: _Json, environment: _Json, run_dir: str) -> None:
+    def header(self, target: Json, environment: Json, run_dir: str) -> None:
         self._machine = show.machine(environment)
         self._target, self._run = show.target_name(target), show.plain(run_dir)
         self.tick()
@@ -203,8 +85,8 @@ class LiveProgress(Progress):
         self.tick()
 
     def started(self, number: int, setting: Tried, role: str) -> None:
-        self._race, self._race_step = "", Step.IMPORT
-        cell = _cell(setting.phase, setting.batch_size)
+        self._race, self._race_steps = "", {}
+        cell = cell_name(setting.phase, setting.batch_size)
         self._running[number] = _Running(setting.config, cell, since=self._clock())
         self.tick()
 
@@ -214,11 +96,12 @@ class LiveProgress(Progress):
                 step = Step.EXIT  # verified once more after the timing: no measurement follows
             self._running[number] = replace(running, step=step, since=self._clock())
         elif self._race:
-            self._race_step = step
+            self._race_steps[number] = step
         self.tick()
 
     def ended(self, record: Record, left: int) -> None:
         self._running.pop(record.number, None)
+        self._race_steps.pop(record.number, None)
         if record.role != "confirm":
             self._done, self._left = self._done + 1, left
             same = record.duplicate_of is not None
@@ -228,8 +111,8 @@ class LiveProgress(Progress):
 
     def racing(self, phase: str, batch_size: int | None, sides: int, number: int) -> None:
         many = f"{sides} setting{'s' * (sides != 1)}"
-        self._race_step = Step.IMPORT
-        self._race = f"race of {_cell(phase, batch_size)}, set {number}: {many} beside eager"
+        self._race_steps = {}
+        self._race = f"race of {cell_name(phase, batch_size)}, set {number}: {many} beside eager"
         self.tick()
 
     def warning(self, text: str) -> None:
@@ -238,7 +121,7 @@ class LiveProgress(Progress):
 
     def tick(self) -> None:
         steps = [running.step for running in self._running.values()]
-        if Step.MEASURE not in (*steps, self._race_step):
+        if Step.MEASURE not in (*steps, *self._race_steps.values()):
             self._draw(self._board)
 
     def close(self) -> None:
@@ -277,9 +160,10 @@ class LiveProgress(Progress):
         lines = self._head()
         lines[-1].append("          Ctrl-C stops and reports · --resume continues", "dim")
         if self._budget:
+            words = itertools.chain(["space"], itertools.repeat(""))
             spaces = [
-                Text.assemble((f"{'' if i else 'space':<8}", "dim"), f"{name} · {space}")
-                for i, (name, space) in enumerate(self._spaces.items())
+                Text.assemble((f"{word:<8}", "dim"), show.plain(f"{name} · {space}"))
+                for word, (name, space) in zip(words, self._spaces.items(), strict=False)
             ]
             lines[-1:] = [*spaces, lines[-1], Text(), self._bar(self._budget)]
         lines.append(self._now())

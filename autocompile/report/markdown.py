@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from autocompile.report import facts as said
 from autocompile.report import text as show
 
 __all__ = [
@@ -17,7 +18,6 @@ __all__ = [
     "failure_reason",
     "incomplete",
     "or_dash",
-    "ties",
     "to_markdown",
     "why_not_lines",
 ]
@@ -36,11 +36,14 @@ def to_markdown(report: Mapping[str, Any]) -> str:
     """
     target = report["target"]
     lines = [f"# autocompile: {_code(target.get('spec', '?'))}", ""]
-    if headline := show.unfinished(report):
+    if headline := said.unfinished(report):
         lines += [f"**{headline}**", ""]
         lines += [*(f"- {_escape(sentence)}" for sentence in incomplete(report)), ""]
     summary = [_summary(name, phase) for name, phase in report["phases"].items()]
     lines += _table(("phase", "result", "speed-up", "setting"), summary, right=(2,))
+    if not_here := said.not_here(report):
+        names = ", ".join(f"{_code(n)} ({_escape(why)})" for n, why in not_here.items())
+        lines += [f"Not on this machine: {names} → `autocompile doctor`", ""]
     for name, phase in report["phases"].items():
         lines += _phase(name, phase)
     lines += _circumstances(report)
@@ -116,19 +119,28 @@ def _verdict(phase: Mapping[str, Any]) -> Iterator[str]:
         yield f"**Keep eager:** {reason}."
         yield ""
         yield f"- eager runs at {_escape(show.rate(best.get('throughput')))}"
-        yield from (f"- {fact}" for fact in show.memory_facts(best))
+        yield from (f"- {fact}" for fact in said.memory_facts(best))
+        yield from _open(phase)
         return
-    proof = f"trial {best['number']}, {show.proof(best)}"
+    proof = f"trial {best['number']}, {said.proof(best)}"
     yield f"**Best:** {_code(show.label(best['config']))} ({proof})"
     yield ""
     for value, other in (
         (best["speedup"], "eager"),
-        (show.against_default(best), "plain `torch.compile()`"),
+        (said.against_default(best), "plain `torch.compile()`"),
     ):
         if value:
             yield f"- {show.speedup(value)} {show.interval(value)} against {other}"
-    yield from (f"- {_escape(fact)}" for fact in show.best_facts(best))
-    yield from (f"- {_escape(tie)}" for tie in ties(phase))
+    yield from (f"- {_escape(fact)}" for fact in said.best_facts(best))
+    yield from (f"- {_escape(tie)}" for tie in said.ties(phase))
+    yield from _open(phase)
+    if sure := said.sure(phase):
+        yield f"- Sure: {_escape('; '.join(sure))}"
+
+
+def _open(phase: Mapping[str, Any]) -> Iterator[str]:
+    if doubt := said.confidence(phase):
+        yield f"- Open: {_escape(doubt)}"
 
 
 def _failures(phase: Mapping[str, Any]) -> Iterator[str]:
@@ -159,7 +171,7 @@ def _trials(phase: Mapping[str, Any]) -> Iterator[str]:
     rows = []
     for t in [*ranked, *(t for t in trials if t.get("role") == "search" and t not in ranked)]:
         figures = (show.NONE,) * 4
-        remarks = _escape(", ".join(show.trial_remarks(t, trials)))
+        remarks = _escape(", ".join(said.trial_remarks(t, trials)))
         if t in ranked:
             value, ratio = (show.read_interval(t.get(k)) for k in ("throughput", "speedup"))
             memory = show.size(t.get("peak_memory_bytes"))
@@ -262,41 +274,10 @@ def why_not_lines(phase: Mapping[str, Any], most: int | None) -> list[tuple[str,
 def failure_reason(trial: Mapping[str, Any]) -> str:
     """What a trial without figures says for itself."""
     if (same := trial.get("duplicate_of")) is not None:
-        return show.same_as(same, trial["outcome"])
+        return said.same_as(same, trial["outcome"])
     return show.plain(trial.get("message", "")) or f"in step {show.plain(trial.get('step', '?'))}"
 
 
 def or_dash(value: float | None, form: str = "") -> str:
     """A number, or a dash where there is none."""
     return "-" if value is None else format(value, form)
-
-
-def ties(phase: Mapping[str, Any]) -> list[str]:
-    """Which trials are not different from the best one, and why that one was chosen."""
-    best, sentences = phase["best"], []
-    by_number = {t["number"]: t for t in phase["trials"]}
-    decided = phase.get("tie_reasons") or {}
-    for number in phase.get("ties") or ():
-        if number != best["number"]:
-            other = by_number.get(number)
-            setting = f" ({show.label(other['config'])})" if other else ""
-            why = _tie_reason(best, other or {}, decided.get(str(number), ""))
-            sentences.append(f"trial {number}{setting} is not different; {why}")
-    return sentences
-
-
-def _tie_reason(best: Mapping[str, Any], other: Mapping[str, Any], decided: str) -> str:
-    """In words what put ``best`` before a trial that is not different from it."""
-    name, mine, theirs = f"trial {best['number']}", best.get("compile_s"), other.get("compile_s")
-    if decided == "compile_s" and None not in (mine, theirs):
-        figures = show.seconds(mine), show.seconds(theirs)
-        if figures[0] != figures[1]:
-            return f"{name} compiles faster ({figures[0]} against {figures[1]})"
-    return f"{name} {_DECIDED.get(decided, 'was chosen')}"
-
-
-_DECIDED = {
-    "disturbed": "was measured with less in the way",
-    "seems_slower": "seems faster, by less than is certain",
-    "changes": "changes fewer settings",
-}

@@ -1,22 +1,27 @@
-"""Rows of the report that are one trial, or one cause of failure."""
+"""Rows of the report: the best setting, a batch size, one trial, one cause of failure."""
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Sequence
 from typing import Any
 
+from autocompile.config import DEFAULT_INDUCTOR
+from autocompile.estimate.candidates import Candidate, compare
+from autocompile.estimate.decision import Decision
 from autocompile.estimate.intervals import Interval
 from autocompile.record import Outcome, Record
 
-__all__ = ["failures", "number", "trial_row", "unit"]
+__all__ = ["best_row", "failures", "size_row", "trial_row"]
 
 
-def number(value: Interval, unit: str) -> dict[str, Any]:
+def _number(value: Interval, unit: str) -> dict[str, Any]:
     """An interval with its unit."""
     return {**value.to_dict(), "unit": unit}
 
 
-def unit(record: Record) -> str:
+def _unit(record: Record) -> str:
     """What a phase's throughput counts."""
     return "steps/s" if record.phase == "optimizer_step" else "samples/s"
 
@@ -96,7 +101,84 @@ def trial_row(record: Record, run_dir: str) -> dict[str, Any]:
         m = record.measurement
         scale = (record.batch_size or 1) / m.eager_call_s
         row["speedup"] = m.speedup.to_dict()
-        row["throughput"] = number(m.speedup.scaled(scale), unit(record))
+        row["throughput"] = _number(m.speedup.scaled(scale), _unit(record))
         row["call_s"], row["eager_call_s"] = m.compiled_call_s, m.eager_call_s
         row["flags"] = list(m.flags)
     return row
+
+
+def size_row(size: int | None, decision: Decision) -> dict[str, Any]:
+    """The RLlib benchmark's table: the best setting of a batch size beside eager."""
+    raced = [c for c in decision.rivals if c.sets]
+    top = decision.best if decision.is_faster else (raced or decision.rivals)[0]
+    return {
+        "batch_size": size,
+        "eager_throughput": top.eager_throughput,
+        "best_throughput": top.throughput.value,
+        "speedup": top.speedup.to_dict(),
+        "number": top.record.number,
+        "confirmed_processes": top.sets,
+        "faster": decision.is_faster,
+        "decided": not decision.open,
+    }
+
+
+def best_row(
+    best: Candidate, found: Sequence[Candidate], records: Sequence[Record]
+) -> dict[str, Any]:
+    """The best setting of a phase; ``found`` are all at its batch size."""
+    record = best.record
+    plain = next((c for c in found if c.record.config == DEFAULT_INDUCTOR), None)
+    is_eager = record.config.is_eager
+    saved = best.eager_call_s - best.call_s
+    against = None
+    if plain is not None and not record.config.is_baseline and plain is not best:
+        against = compare(best, plain).to_dict()
+    return {
+        "number": record.number,
+        "config": record.config.to_dict(),
+        "batch_size": record.batch_size,
+        "throughput": _number(best.throughput, _unit(record)),
+        "eager_throughput": {"value": best.eager_throughput, "unit": _unit(record)},
+        "eager_call_s": _spread_of_eager(records, record.batch_size),
+        "speedup": best.speedup.to_dict(),
+        "speedup_against_default": against,
+        "compile_s": 0.0 if is_eager else record.compile_s,
+        "warm_compile_s": 0.0 if is_eager else best.warm_compile_s,
+        "peak_memory_bytes": record.peak_memory_bytes,
+        "eager_peak_memory_bytes": record.eager_peak_memory_bytes,
+        "break_even_calls": (
+            round((record.compile_s or 0.0) / saved) if saved > 0 and not is_eager else None
+        ),
+        "refresh_s": record.refresh_s,
+        "calls_per_update": record.calls_per_update,
+        "calls_to_repay_refresh": _calls_to_repay(best),
+        "confirmed_processes": best.sets,
+        "same_code": list(best.same_code),
+        "slow_host": best.is_slow_host,
+        "call_s": best.call_s,
+        "weights_live": record.detail.get("weights_live"),
+        "notes": list(record.notes),
+    }
+
+
+def _spread_of_eager(records: Sequence[Record], size: int | None) -> list[float]:
+    """Least and largest seconds of an eager call over all processes: how steady this machine is."""
+    times = [
+        r.measurement.eager_call_s
+        for r in records
+        if r.measurement
+        and r.batch_size == size
+        and r.duplicate_of is None
+        and r.config.environment == "default"
+    ]
+    return [min(times), max(times)] if times else []
+
+
+def _calls_to_repay(best: Candidate) -> int | None:
+    """How many calls with the same weights it takes until constants have paid."""
+    measured = best.record.measurement
+    if not best.record.refresh_s or measured is None:
+        return None
+    saved = measured.eager_call_s - measured.compiled_call_s
+    return math.ceil(best.record.refresh_s / saved) if saved > 0 else None

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from autocompile.estimate.intervals import Interval, signed_rank_interval
-from autocompile.record import Record
+from autocompile.report import facts as said
 from autocompile.report import text as show
 from autocompile.report.markdown import (
     batch_rows,
@@ -24,11 +22,10 @@ from autocompile.report.markdown import (
     failure_reason,
     incomplete,
     or_dash,
-    ties,
     why_not_lines,
 )
 
-__all__ = ["Leader", "leaderboard", "render", "render_trials"]
+__all__ = ["render", "render_trials"]
 
 _INDENT = 10
 _PIPE = 120
@@ -98,7 +95,7 @@ def render(
         verbose: also the machine, the choices that were made, logs and whole messages.
     """
     page = _Page(console)
-    if headline := show.unfinished(report):
+    if headline := said.unfinished(report):
         page.line(headline, "bold red")
         for sentence in incomplete(report):
             page.hanging(Text("  "), sentence)
@@ -120,6 +117,9 @@ def render(
         _left_out(page, phase, verbose)
         for note in phase.get("notes", ()):
             page.hanging(_head("Note"), show.plain(note))
+    if not_here := said.not_here(report):
+        page.line()
+        _not_here(page, not_here, verbose)
     if not report["phases"]:
         page.line("Nothing was tuned: no phase was begun.")
     if use or next_line:
@@ -127,6 +127,12 @@ def render(
     for word, line in (("Use", use), ("Next", next_line)):
         if line:  # never broken by us: it is there to be pasted
             page.line(Text.assemble((f"{word:<8}", "bold cyan"), show.plain(line)))
+
+
+def _not_here(page: _Page, backends: Mapping[str, str], verbose: bool) -> None:
+    """Once for all phases: it is a fact about the machine, and no failure of a setting."""
+    names = ", ".join(f"{n} ({why})" if verbose and why else n for n, why in backends.items())
+    page.hanging(Text("Not on this machine: ", "bold"), f"{names}   → autocompile doctor")
 
 
 def _circumstances(page: _Page, report: Mapping[str, Any]) -> None:
@@ -149,18 +155,16 @@ def _verdict(page: _Page, phase: Mapping[str, Any], verbose: bool) -> None:
     if phase["verdict"] == "keep_eager":
         page.hanging(Text("  Keep eager: ", "bold"), f"{reason}.")
         eager = f"eager runs at {show.rate(best.get('throughput'))}"
-        page.facts("", [eager, *show.memory_facts(best)])
+        page.facts("", [eager, *said.memory_facts(best)])
     else:
         _best_line(page, best)
         page.facts("", _speed(best))
-        page.facts("", show.best_facts(best))
-        for number, tie in enumerate(ties(phase)):
+        page.facts("", said.best_facts(best))
+        for number, tie in enumerate(said.ties(phase)):
             page.hanging(_head("" if number else "Ties"), tie)
-    if doubt := show.confidence(phase):
-        page.hanging(_head("Open", "bold yellow"), doubt.removeprefix("open: "))
-    elif reason and phase["verdict"] == "faster":
-        tried = f"{phase['tried']} of {phase['settings']} settings tried"
-        page.facts("Sure", [reason, tried] if phase.get("tried") else [reason])
+    if doubt := said.confidence(phase):
+        page.hanging(_head("Open", "bold yellow"), doubt)
+    page.facts("Sure", said.sure(phase))
 
 
 def _explanation(page: _Page, phase: Mapping[str, Any], verbose: bool) -> None:
@@ -176,7 +180,7 @@ def _explanation(page: _Page, phase: Mapping[str, Any], verbose: bool) -> None:
 
 def _best_line(page: _Page, best: Mapping[str, Any]) -> None:
     name = Text(show.label(best["config"]), "bold green")
-    origin = Text(f"trial {best['number']}, {show.proof(best)}", "dim")
+    origin = Text(f"trial {best['number']}, {said.proof(best)}", "dim")
     room = min(page.width, _PIPE) - _INDENT - name.cell_len - origin.cell_len
     if room < 3:
         page.hanging(_head("Best"), name)
@@ -188,7 +192,7 @@ def _best_line(page: _Page, best: Mapping[str, Any]) -> None:
 def _speed(best: Mapping[str, Any]) -> list[Text]:
     gain = best["speedup"]
     facts = [_ratio(gain, " faster than eager" if gain["value"] >= 1 else " against eager")]
-    if default := show.against_default(best):
+    if default := said.against_default(best):
         word = "than" if default["value"] >= 1 and gain["value"] >= 1 else "against"
         facts.append(_ratio(default, f" {word} plain torch.compile()"))
     return facts
@@ -272,7 +276,7 @@ def render_trials(report: Mapping[str, Any], console: Console) -> None:
                 f"{show.seconds(trial.get('compile_s')):>7}  "
             )
             figures += f"{show.size(trial.get('peak_memory_bytes')):>8}  " if memory else ""
-            remarks = ", ".join(show.trial_remarks(trial, trials))
+            remarks = ", ".join(said.trial_remarks(trial, trials))
             setting = Text(show.label(trial["config"]))
             setting.append(f"  ({remarks})" if remarks else "", "dim")
             page.hanging(Text(figures), setting)
@@ -286,45 +290,3 @@ def _failed_trial(page: _Page, trial: Mapping[str, Any]) -> None:
     outcome = "not tried" if trial.get("answered") else show.plain(trial["outcome"])
     head.append(f"{outcome:<14}  ", "dim" if trial.get("answered") else "red")
     page.hanging(head, f"{show.label(trial['config'])}: {failure_reason(trial)}")
-
-
-@dataclass(frozen=True)
-class Leader:
-    """A line of the live leaderboard; its statistics are computed once, when the trial ends."""
-
-    record: Record
-    throughput: Interval
-    speedup: Interval
-
-    @classmethod
-    def of(cls, record: Record) -> Leader:
-        """From a trial that worked."""
-        assert record.measurement is not None
-        error = signed_rank_interval(record.measurement.compiled_s).half_width
-        value = (record.batch_size or 1) / record.measurement.compiled_call_s
-        throughput = Interval(value, value * (1 - error), value * (1 + error))
-        return cls(record, throughput, record.measurement.speedup)
-
-
-def leaderboard(leaders: Sequence[Leader], height: int) -> list[Text]:
-    """The best so far of each phase and batch size in ``height`` lines, then who follows them."""
-    if not leaders or height < 2:
-        return []
-    ranked = sorted(leaders, key=lambda leader: -leader.speedup.value)
-    first: dict[tuple[str, int | None], Leader] = {}
-    for leader in ranked:
-        first.setdefault((leader.record.phase, leader.record.batch_size), leader)
-    order = [first[cell] for cell in sorted(first, key=str)]
-    order += [x for x in ranked if x not in order and not x.record.config.is_plain_eager]
-    width = max(len(x.record.phase) for x in order)
-    titles = (
-        f"{'#':>4}  {'phase':<{width}}  {'batch':>5}  {'per second':>14}   against eager    compile"
-    )
-    lines = [Text(f"{titles}   setting", "dim")]
-    for x in order[: height - 1]:
-        r, is_first = x.record, x in first.values() and not x.record.config.is_plain_eager
-        ratio = show.speedup(1.0) if r.config.is_plain_eager else show.ratio(x.speedup)
-        line = f"{r.number:>4}  {r.phase:<{width}}  {or_dash(r.batch_size):>5}  "
-        line += f"{show.measured(x.throughput):>14}   {ratio:<13}  {show.seconds(r.compile_s):>9}"
-        lines.append(Text(f"{line}   {show.label(r.config)}", "bold green" if is_first else ""))
-    return lines

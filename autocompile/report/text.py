@@ -8,45 +8,37 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from rich.cells import cell_len, set_cell_size
 
-from autocompile.config import DEFAULT_INDUCTOR, CompileConfig
+from autocompile.config import CompileConfig
 from autocompile.errors import UsageError
 from autocompile.estimate.intervals import Interval
 
 __all__ = [
     "NONE",
-    "against_default",
-    "best_facts",
     "clock",
-    "confidence",
     "encodable",
     "gain",
     "interval",
     "label",
     "machine",
     "measured",
-    "memory_facts",
     "percent",
     "plain",
     "printable",
-    "proof",
     "quantity",
     "rate",
     "ratio",
     "read_interval",
-    "same_as",
     "seconds",
     "shorten",
     "size",
     "speedup",
     "target_name",
     "thousands",
-    "trial_remarks",
-    "unfinished",
 ]
 
 NONE = "–"
@@ -236,94 +228,3 @@ def machine(environment: Mapping[str, Any]) -> str:
     parts += [device] if device else []
     parts += [f"CUDA {get('cuda')}"] if get("cuda") else []
     return plain(" · ".join(parts))
-
-
-def against_default(best: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The speed-up over plain ``torch.compile()``; None where that is the best setting itself."""
-    ratio_: Mapping[str, Any] | None = best.get("speedup_against_default")
-    return None if label(best["config"]) == DEFAULT_INDUCTOR.label() else ratio_
-
-
-def unfinished(report: Mapping[str, Any]) -> str:
-    """What to know before anything else of a report that is not the last word; or empty."""
-    if report.get("running"):
-        return "Still running: this is what has been measured so far."
-    if report.get("interrupted"):
-        return "Interrupted: this is what had been measured until then."
-    return ""
-
-
-def confidence(phase: Mapping[str, Any]) -> str:
-    """Whether the decision is clear, and the command that settles it where it is not."""
-    found = phase.get("confidence")
-    if not found or found["decided"]:
-        return ""
-    return f"open: {plain(phase['reason'])}   → {plain(found['command'])}"
-
-
-def proof(best: Mapping[str, Any]) -> str:
-    """In how many processes it was confirmed."""
-    count = best.get("confirmed_processes") or 0
-    return f"confirmed in {count} fresh process{'es' * (count > 1)}" if count else "not confirmed"
-
-
-def best_facts(best: Mapping[str, Any]) -> Iterator[str]:
-    """What is told of the best setting beside its speed-up, a fact at a time."""
-    batch = f" at batch size {best['batch_size']}" if best.get("batch_size") is not None else ""
-    eager = best.get("eager_throughput")
-    against = f" (eager {quantity(eager['value'])})" if eager else ""
-    yield rate(best.get("throughput")) + batch + against
-    if best.get("compile_s") and best["config"].get("backend") != "eager":
-        warm, calls = best.get("warm_compile_s"), best.get("break_even_calls")
-        compiles = f"compiles in {seconds(best['compile_s'])}"
-        compiles += f" ({seconds(warm)} warm)" if warm is not None else ""
-        repaid = f", repaid after {thousands(calls)} call{'s' * (calls != 1)}" if calls else ""
-        yield compiles + repaid
-    if refresh_s := best.get("refresh_s"):
-        apart, least = best.get("calls_per_update"), best.get("calls_to_repay_refresh")
-        cost = f"new weights cost {seconds(refresh_s)}"
-        if apart:
-            yield f"{cost}, which is counted: they change every {thousands(apart)} calls"
-        elif least:
-            yield f"{cost}: worth it if they stay for more than {thousands(least)} calls"
-    live = best.get("weights_live")
-    follow = "" if live is None else " and follow" if live else " but do not follow"
-    yield "outputs match eager" + (f"{follow} weight updates" if follow else "")
-    yield from memory_facts(best)
-    if spread := best.get("eager_call_s"):
-        ends = dict.fromkeys(map(seconds, spread))
-        yield f"eager itself took {' to '.join(ends)} a call, by process"
-    if best.get("slow_host"):
-        yield "processes in which the machine was slower than usual are left out"
-
-
-def memory_facts(best: Mapping[str, Any]) -> Iterator[str]:
-    """The peak memory of the best setting, against eager's where that is another."""
-    mine, eager = best.get("peak_memory_bytes"), best.get("eager_peak_memory_bytes")
-    if mine:
-        is_eager = best["config"].get("backend") == "eager"
-        against = f" (eager {size(eager)})" if eager and not is_eager else ""
-        yield f"peak memory {size(mine)}{against}"
-
-
-def same_as(number: int, outcome: str) -> str:
-    """What answers a trial that had no timing, or no process at all."""
-    return f"same code as trial {number}" if outcome == "ok" else f"as trial {number}"
-
-
-def trial_remarks(trial: Mapping[str, Any], trials: Iterable[Mapping[str, Any]]) -> list[str]:
-    """What a table says behind a trial's name: duplicates, repeats, graph breaks, doubts."""
-    remarks = []
-    if trial.get("duplicate_of") is not None:
-        return [same_as(trial["duplicate_of"], trial.get("outcome", "ok"))]
-    repeats = [t for t in trials if t.get("repeats") == trial["number"]]
-    if repeats:
-        good = [t["speedup"]["value"] for t in repeats if t["outcome"] == "ok" and t["speedup"]]
-        text = f"repeated in {len(repeats)} process{'es' * (len(repeats) > 1)}"
-        ends = dict.fromkeys(f"{end(good):.2f}" for end in (min, max)) if good else ()
-        text += f": {' to '.join(ends)}×" if good else ""
-        failed = len(repeats) - len(good)
-        remarks.append(text + (f", {failed} failed" if failed else ""))
-    if breaks := trial.get("graph_breaks"):
-        remarks.append(f"{breaks} graph break{'s' * (breaks > 1)}")
-    return remarks + [plain(flag).replace("_", " ") for flag in trial.get("flags", ())]

@@ -1,0 +1,155 @@
+"""What a report says of its phases and trials, a fact at a time, for every form of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from autocompile.config import DEFAULT_INDUCTOR
+from autocompile.report import text as show
+
+__all__ = [
+    "against_default",
+    "best_facts",
+    "confidence",
+    "memory_facts",
+    "not_here",
+    "proof",
+    "same_as",
+    "sure",
+    "ties",
+    "trial_remarks",
+    "unfinished",
+]
+
+
+def against_default(best: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The speed-up over plain ``torch.compile()``; None where that is the best setting itself."""
+    ratio_: Mapping[str, Any] | None = best.get("speedup_against_default")
+    return None if show.label(best["config"]) == DEFAULT_INDUCTOR.label() else ratio_
+
+
+def unfinished(report: Mapping[str, Any]) -> str:
+    """What to know before anything else of a report that is not the last word; or empty."""
+    if report.get("running"):
+        return "Still running: this is what has been measured so far."
+    if report.get("interrupted"):
+        return "Interrupted: this is what had been measured until then."
+    return ""
+
+
+def confidence(phase: Mapping[str, Any]) -> str:
+    """What is open in a decision, and the command that settles it; empty where it is clear."""
+    found = phase.get("confidence")
+    if not found or found["decided"]:
+        return ""
+    return f"{show.plain(found.get('open', ''))}   → {show.plain(found['command'])}"
+
+
+def sure(phase: Mapping[str, Any]) -> list[str]:
+    """That nothing else is faster and how much was tried; nothing where the decision is open."""
+    if not (phase.get("confidence") or {}).get("decided") or phase["verdict"] != "faster":
+        return []
+    reason = show.plain(phase.get("reason", "")).rstrip(".")
+    tried = [f"{phase['tried']} of {phase['settings']} settings tried"] if "tried" in phase else []
+    return [reason, *tried]
+
+
+def not_here(report: Mapping[str, Any]) -> dict[str, str]:
+    """Backends that cannot be used on this machine, each with the reason, of all phases."""
+    found: dict[str, str] = {}
+    for phase in report["phases"].values():
+        for name, why in (phase.get("unusable") or {}).items():
+            found.setdefault(show.plain(name), show.plain(why))
+    return dict(sorted(found.items()))
+
+
+def proof(best: Mapping[str, Any]) -> str:
+    """In how many processes it was confirmed."""
+    count = best.get("confirmed_processes") or 0
+    return f"confirmed in {count} fresh process{'es' * (count > 1)}" if count else "not confirmed"
+
+
+def best_facts(best: Mapping[str, Any]) -> Iterator[str]:
+    """What is told of the best setting beside its speed-up, a fact at a time."""
+    batch = f" at batch size {best['batch_size']}" if best.get("batch_size") is not None else ""
+    eager = best.get("eager_throughput")
+    against = f" (eager {show.quantity(eager['value'])})" if eager else ""
+    yield show.rate(best.get("throughput")) + batch + against
+    if best.get("compile_s") and best["config"].get("backend") != "eager":
+        warm, calls = best.get("warm_compile_s"), best.get("break_even_calls")
+        compiles = f"compiles in {show.seconds(best['compile_s'])}"
+        compiles += f" ({show.seconds(warm)} warm)" if warm is not None else ""
+        repaid = f", repaid after {show.thousands(calls)} call{'s' * (calls != 1)}" if calls else ""
+        yield compiles + repaid
+    if refresh_s := best.get("refresh_s"):
+        apart, least = best.get("calls_per_update"), best.get("calls_to_repay_refresh")
+        cost = f"new weights cost {show.seconds(refresh_s)}"
+        if apart:
+            yield f"{cost}, which is counted: they change every {show.thousands(apart)} calls"
+        elif least:
+            yield f"{cost}: worth it if they stay for more than {show.thousands(least)} calls"
+    if same := best.get("same_code"):
+        yield f"{len(same)} other setting{'s have' if len(same) > 1 else ' has'} the same code"
+    live = best.get("weights_live")
+    follow = "" if live is None else " and follow" if live else " but do not follow"
+    yield "outputs match eager" + (f"{follow} weight updates" if follow else "")
+    yield from memory_facts(best)
+    if spread := best.get("eager_call_s"):
+        ends = dict.fromkeys(map(show.seconds, spread))
+        yield f"eager itself took {' to '.join(ends)} a call, by process"
+    if best.get("slow_host"):
+        yield "processes in which the machine was slower than usual are left out"
+
+
+def memory_facts(best: Mapping[str, Any]) -> Iterator[str]:
+    """The peak memory of the best setting, against eager's where that is another."""
+    mine, eager = best.get("peak_memory_bytes"), best.get("eager_peak_memory_bytes")
+    if mine:
+        is_eager = best["config"].get("backend") == "eager"
+        against = f" (eager {show.size(eager)})" if eager and not is_eager else ""
+        yield f"peak memory {show.size(mine)}{against}"
+
+
+def same_as(number: int, outcome: str) -> str:
+    """What answers a trial that had no timing, or no process at all."""
+    return f"same code as trial {number}" if outcome == "ok" else f"as trial {number}"
+
+
+def trial_remarks(trial: Mapping[str, Any], trials: Iterable[Mapping[str, Any]]) -> list[str]:
+    """What a table says behind a trial's name: duplicates, repeats, graph breaks, doubts."""
+    remarks = []
+    if trial.get("duplicate_of") is not None:
+        return [same_as(trial["duplicate_of"], trial.get("outcome", "ok"))]
+    repeats = [t for t in trials if t.get("repeats") == trial["number"]]
+    if repeats:
+        good = [t["speedup"]["value"] for t in repeats if t["outcome"] == "ok" and t["speedup"]]
+        text = f"repeated in {len(repeats)} process{'es' * (len(repeats) > 1)}"
+        ends = dict.fromkeys(f"{end(good):.2f}" for end in (min, max)) if good else ()
+        text += f": {' to '.join(ends)}×" if good else ""
+        failed = len(repeats) - len(good)
+        remarks.append(text + (f", {failed} failed" if failed else ""))
+    if breaks := trial.get("graph_breaks"):
+        remarks.append(f"{breaks} graph break{'s' * (breaks > 1)}")
+    return remarks + [show.plain(flag).replace("_", " ") for flag in trial.get("flags", ())]
+
+
+def ties(phase: Mapping[str, Any]) -> list[str]:
+    """Which trials are as fast as the best one, and why that one was chosen."""
+    best, sentences = phase["best"], []
+    by_number = {t["number"]: t for t in phase["trials"]}
+    for number in phase.get("ties") or ():
+        if number != best["number"]:
+            other = by_number.get(number, {})
+            setting = f" ({show.label(other['config'])})" if other else ""
+            why = f"trial {best['number']} {_preferred(best, other)}"
+            sentences.append(f"trial {number}{setting} is as fast, within 1 %; {why}")
+    return sentences
+
+
+def _preferred(best: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """What puts ``best`` before an equal: see :func:`autocompile.estimate.decision.plainness`."""
+    mine, theirs = best.get("compile_s"), other.get("compile_s")
+    if mine is not None and theirs is not None and theirs > 1.25 * mine + 0.25:
+        return f"compiles faster ({show.seconds(mine)} against {show.seconds(theirs)})"
+    return "is the plainer one"

@@ -1,0 +1,59 @@
+"""Records as a run leaves them, made without one: for tests of what is concluded from them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from autocompile.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
+from autocompile.execute.executor import Ending
+from autocompile.record import Record
+from autocompile.search.records import to_record
+from autocompile.search.space import Setting
+from autocompile.testing import measured
+
+__all__ = ["CHANNELS_LAST", "LITE", "MAX", "Run"]
+
+LITE = CompileConfig(mode="lite")
+MAX = CompileConfig(mode="max-autotune")
+CHANNELS_LAST = CompileConfig(memory_format="channels_last")
+
+
+class Run:
+    """The records of one phase and batch size: eager is trial 0."""
+
+    def __init__(self, phase: str = "forward", batch_size: int | None = 4) -> None:
+        self.phase, self.batch_size = phase, batch_size
+        self.records: list[Record] = []
+        self.search(EAGER, 1.0)
+
+    def search(self, config: CompileConfig, speedup: float, **more: Any) -> int:
+        """A trial of the search that worked; its number."""
+        fields = {k: more.pop(k) for k in ("duplicate_of", "wall_s") if k in more}
+        return self.add(config, measured(speedup, **more), **fields)
+
+    def race(self, trial: int, *speedups: float, together: bool = True, **more: Any) -> None:
+        """One side of as many sets as there are speed-ups; the sides of a set share a process."""
+        config = self.records[trial].config
+        for number, speedup in enumerate(speedups, 1):
+            shared = {"raced_in": 1000 + number} if together else {}
+            self.fail(trial, measured(speedup, **{**shared, **more}), config, race=number)
+
+    def fail(
+        self, trial: int, ending: Ending, config: CompileConfig | None = None, race: int = 1
+    ) -> None:
+        """One side of a race, however it ended."""
+        config = config or self.records[trial].config
+        self.add(config, ending, role="confirm", repeats=trial, race=race)
+
+    def add(self, config: CompileConfig, ending: Ending, **fields: Any) -> int:
+        """A record of an ending; its number."""
+        number = len(self.records)
+        record = to_record(number, self.phase, Setting(config, self.batch_size, self.phase), ending)
+        detail = {**record.detail, "raced_in": record.detail.get("raced_in", number)}
+        self.records.append(dataclasses.replace(record, detail=detail, **fields))
+        return number
+
+    def plain(self, speedup: float, **more: Any) -> int:
+        """A trial of plain ``torch.compile()``."""
+        return self.search(DEFAULT_INDUCTOR, speedup, **more)

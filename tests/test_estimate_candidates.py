@@ -1,0 +1,242 @@
+"""From records to candidates: what counts for a setting, and what does not."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+
+import pytest
+from made_records import CHANNELS_LAST, LITE, MAX, Run
+
+from autocompile.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
+from autocompile.estimate.candidates import Candidate, Limits, candidates, compare
+from autocompile.estimate.host import left_out
+from autocompile.estimate.intervals import over_sets
+from autocompile.testing import failed, measured
+
+FROZEN = CompileConfig(freezing=True)
+
+
+def found(run: Run) -> dict[CompileConfig, Candidate]:
+    return {c.record.config: c for c in candidates(run.records)}
+
+
+def test_the_plainest_of_the_settings_with_the_same_code_stands_for_all() -> None:
+    run = Run()
+    both = CompileConfig(mode="max-autotune-no-cudagraphs", memory_format="channels_last")
+    first = run.search(both, 1.5)
+    twin = run.search(CHANNELS_LAST, 1.5, duplicate_of=first)
+    full = dataclasses.replace(CHANNELS_LAST, fullgraph=True)
+    another = run.search(full, 1.5, duplicate_of=first)
+    seen = found(run)
+    assert set(seen) == {EAGER, CHANNELS_LAST}
+    assert seen[CHANNELS_LAST].record.number == twin
+    assert set(seen[CHANNELS_LAST].same_code) == {first, another}
+
+
+def test_a_race_of_any_setting_with_the_same_code_counts_for_it() -> None:
+    run = Run()
+    both = CompileConfig(mode="max-autotune", memory_format="channels_last")
+    first = run.search(both, 1.5)
+    run.search(CHANNELS_LAST, 1.5, duplicate_of=first)
+    run.race(first, 1.4, 1.4, 1.4)
+    c = found(run)[CHANNELS_LAST]
+    assert c.sets == 3
+    assert c.speedup.value == pytest.approx(1.4, rel=1e-3)
+
+
+def test_once_it_was_raced_its_figure_of_the_search_does_not_count() -> None:
+    run = Run()
+    run.race(run.search(LITE, 2.0), 1.3, 1.32, 1.28)
+    c = found(run)[LITE]
+    assert c.speedup == over_sets([c.logs[n] for n in (1, 2, 3)])
+    assert c.speedup.value == pytest.approx(1.3, rel=0.01)
+
+
+def test_a_setting_that_failed_once_in_a_race_is_no_candidate() -> None:
+    run = Run()
+    lite = run.search(LITE, 1.5)
+    run.race(lite, 1.5, 1.5)
+    run.fail(lite, failed("wrong_output", "verify"), race=3)
+    assert set(found(run)) == {EAGER}
+
+
+@pytest.mark.parametrize("outcome", ["interrupted", "infrastructure"])
+def test_what_was_ended_from_outside_says_nothing(outcome: str) -> None:
+    run = Run()
+    lite = run.search(LITE, 1.5)
+    run.race(lite, 1.5, 1.5)
+    run.fail(lite, failed(outcome), race=3)
+    assert found(run)[LITE].sets == 2
+
+
+def test_eager_mode_here_stays_whatever_becomes_of_a_repeat_of_it() -> None:
+    run = Run()
+    run.fail(0, failed("timeout"))
+    assert found(run)[EAGER].speedup.value == 1.0
+
+
+def test_what_new_weights_cost_counts() -> None:
+    run = Run("forward_exploration")
+    run.search(FROZEN, 2.0, refresh_s=0.05, calls_per_update=100)  # of calls of 1 ms
+    run.search(LITE, 1.2)
+    seen = found(run)
+    assert seen[FROZEN].speedup.value == pytest.approx(1 / (0.5 + 0.5), rel=0.01)
+    assert compare(seen[LITE], seen[FROZEN]).value == pytest.approx(1.2, rel=0.01)
+
+
+def test_it_counts_in_a_race_too_where_no_side_is_asked_for_it() -> None:
+    run = Run("forward_exploration")
+    frozen = run.search(FROZEN, 2.0, refresh_s=0.05, calls_per_update=100)
+    run.race(frozen, 2.0, 2.0, 2.0)
+    assert found(run)[FROZEN].speedup.value == pytest.approx(1.0, rel=0.01)
+
+
+def test_where_nobody_knows_how_often_weights_change_constants_are_not_recommended() -> None:
+    run = Run("forward_exploration")
+    run.search(FROZEN, 2.0, refresh_s=0.05)
+    assert not found(run)[FROZEN].keeps(Limits())
+    plain = Run("forward")  # weights that stay
+    plain.search(FROZEN, 2.0, refresh_s=0.05)
+    assert found(plain)[FROZEN].keeps(Limits())
+
+
+def test_a_setting_elsewhere_is_compared_with_eager_here() -> None:
+    run = Run()
+    run.search(CompileConfig("eager", environment="new"), 1.0, eager_s=0.8e-3)
+    run.search(CompileConfig(environment="new"), 1.2, eager_s=0.8e-3)
+    seen = found(run)
+    assert seen[EAGER].speedup.value == 1.0
+    elsewhere = seen[CompileConfig("eager", environment="new")]
+    assert elsewhere.speedup.value == pytest.approx(1.25, rel=0.01)
+    assert seen[CompileConfig(environment="new")].speedup.value == pytest.approx(1.5, rel=0.01)
+
+
+def test_in_a_race_by_the_eager_times_of_the_same_set() -> None:
+    """The machine is slow in one set, in both environments."""
+    run = Run()
+    here = run.search(LITE, 1.2)
+    there = run.search(CompileConfig(environment="new"), 1.2, eager_s=0.8e-3)
+    run.race(here, 1.2)
+    run.race(there, 1.2, eager_s=0.8e-3)
+    for number, slower in ((2, 1.4), (3, 1.0)):
+        run.fail(here, measured(1.2, eager_s=slower * 1e-3), race=number)
+        run.fail(there, measured(1.2, eager_s=slower * 0.8e-3), race=number)
+    c = found(run)[CompileConfig(environment="new")]
+    assert [math.exp(log) for log in c.logs.values()] == pytest.approx([1.5] * 3, rel=0.01)
+
+
+def test_a_limit_is_not_kept_where_the_figure_is_not_known() -> None:
+    run = Run()
+    run.search(LITE, 1.5)
+    run.search(MAX, 1.5, peak_memory_bytes=100, compile_s=9.0)
+    seen = found(run)
+    assert not seen[LITE].keeps(Limits(memory_bytes=100))
+    assert seen[MAX].keeps(Limits(memory_bytes=100))
+    assert not seen[MAX].keeps(Limits(memory_bytes=99))
+    assert not seen[MAX].keeps(Limits(compile_s=5.0))
+    assert seen[MAX].keeps(Limits(latency_s=0.7e-3))
+    assert not seen[MAX].keeps(Limits(latency_s=0.6e-3))
+
+
+def test_a_slow_set_is_left_out_where_the_others_are_the_more() -> None:
+    run = Run()
+    lite = run.search(LITE, 1.3)
+    for number, (speedup, reference_s) in enumerate([(1.3, 1.0), (1.3, 1.05), (1.9, 1.2)], 1):
+        run.fail(lite, measured(speedup, reference_s=reference_s), race=number)
+    c = found(run)[LITE]
+    assert c.is_slow_host
+    assert c.sets == 2  # the count that is shown is the count that was used
+    assert set(c.logs) == set(c.blocks) == {1, 2}
+    assert c.speedup.value == pytest.approx(1.3, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "slow"),
+    [
+        ([1.0, 1.0, 1.14], set()),
+        ([1.0, 1.0, 1.16], {3}),
+        ([1.0, 1.2], set()),  # which of the two is the usual one?
+        ([1.0, 1.2, 1.2], set()),  # the slow ones are the more
+        ([1.0, 1.0, 1.0, 1.2, 1.2], {4, 5}),
+        ([None, None, None], set()),
+        ([1.0, 1.0, None, 1.2], {4}),
+    ],
+)
+def test_only_the_reference_work_tells_a_slow_set(
+    seconds: list[float | None], slow: set[int]
+) -> None:
+    run = Run()
+    lite = run.search(LITE, 1.3)
+    for number, reference_s in enumerate(seconds, 1):
+        run.fail(lite, measured(1.3, reference_s=reference_s), race=number)
+    raced = [r for r in run.records if r.race]
+    assert left_out(raced) == slow
+
+
+def test_a_value_far_from_the_others_is_not_left_out() -> None:
+    run = Run()
+    run.race(run.search(LITE, 1.3), 1.3, 1.3, 1.9, reference_s=1.0)
+    c = found(run)[LITE]
+    assert (c.sets, c.is_slow_host) == (3, False)
+    assert c.speedup.value > 1.4
+
+
+def test_one_process_is_as_uncertain_as_processes_are_apart() -> None:
+    """However steady its own rounds were."""
+    run = Run()
+    run.search(LITE, 1.3, noise=0.0)
+    speedup = found(run)[LITE].speedup
+    assert speedup.low < 1.27 and speedup.high > 1.33
+    run.search(MAX, 1.3, noise=0.2)
+    assert found(run)[MAX].speedup.half_width > 1.5 * speedup.half_width
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.005, 0.015, 0.02])
+def test_a_process_more_does_not_widen_what_is_known(spread: float) -> None:
+    sample = [0.25 + spread * (-1) ** i for i in range(6)]
+    widths = [over_sets(sample[:n]).half_width for n in range(1, 7)]
+    assert all(later < 1.001 * earlier for earlier, later in itertools.pairwise(widths))
+
+
+def test_three_that_agree_by_chance_are_not_taken_at_their_word() -> None:
+    assert over_sets([0.25] * 3).half_width > 0.01
+    assert over_sets([0.25] * 3).half_width < over_sets([0.25]).half_width
+    with pytest.raises(ValueError, match="no process"):
+        over_sets([])
+
+
+def test_two_settings_of_one_process_are_compared_block_by_block() -> None:
+    """Their sets are far apart, and in each the one is 3 % faster than the other."""
+    run = Run()
+    one, other = run.search(LITE, 1.3), run.search(MAX, 1.3)
+    for number, speedup in enumerate((1.1, 1.3, 1.5), 1):
+        ending = measured(1.03 * speedup, raced_in=70 + number)
+        run.fail(one, ending, race=number)
+        run.fail(other, measured(speedup, raced_in=70 + number), race=number)
+    seen = found(run)
+    ratio = compare(seen[LITE], seen[MAX])
+    assert ratio.value == pytest.approx(1.03, rel=1e-3)
+    assert 1.0 < ratio.low < ratio.high < 1.06
+    assert seen[LITE].speedup.half_width > 0.1
+    assert compare(seen[LITE], seen[LITE]).high == 1.0
+
+
+def test_what_was_never_beside_the_other_is_compared_by_two_estimates() -> None:
+    run = Run()
+    run.search(LITE, 1.3)
+    run.search(MAX, 1.2)
+    seen = found(run)
+    ratio = compare(seen[LITE], seen[MAX])
+    assert ratio.value == pytest.approx(1.3 / 1.2, rel=0.01)
+    assert ratio.half_width > seen[LITE].speedup.half_width
+
+
+def test_a_twin_whose_original_is_not_on_disk_is_still_a_candidate() -> None:
+    run = Run()
+    run.search(LITE, 1.3, duplicate_of=77)
+    run.search(CompileConfig(environment="new"), 1.3, duplicate_of=78)
+    assert found(run)[LITE].speedup.value == pytest.approx(1.3, rel=1e-3)
+    alone = [r for r in run.records if r.config not in (EAGER, DEFAULT_INDUCTOR)]
+    assert len(candidates(alone)) == 2
