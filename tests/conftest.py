@@ -152,7 +152,7 @@ class Bench:
             "phase": "forward",
             "config": CompileConfig(backend=backend).to_dict(),
             "batch_size": 4,
-            "limits": {"half_width": 0.5, "max_rounds": 8, "max_s": 0.1, "block_s": 0.002},
+            "limits": {"half_width": 0.5, "max_s": 0.1, "front_s": 0.1, "block_s": 0.002},
         }
         job = self.workshop.job(number, request)
         self._began[number] = time.monotonic()

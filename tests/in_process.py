@@ -22,7 +22,7 @@ from autocompile.trial import worker
 __all__ = ["Try", "trials"]
 
 Try = Callable[..., dict[str, Any]]
-LIMITS = {"half_width": 0.5, "max_rounds": 8, "max_s": 0.1, "block_s": 0.005}
+LIMITS = {"half_width": 0.5, "max_s": 0.1, "front_s": 0.1, "block_s": 0.005}
 
 
 @contextlib.contextmanager

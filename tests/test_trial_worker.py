@@ -30,7 +30,7 @@ from autocompile.trial.phases import Side
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.usefixtures("_dynamo_as_it_was")
-LIMITS = {"half_width": 0.5, "max_rounds": 8, "max_s": 0.1}
+LIMITS = {"half_width": 0.5, "max_s": 0.1, "front_s": 0.1}
 
 
 # --- by hand ------------------------------------------------------------------------------------
