@@ -144,7 +144,6 @@ class Bench:
         device: str = "cpu",
     ) -> int:
         """Begin a short trial of a target's forward; its number."""
-        number = self.workshop.next_number()
         request = {
             "kind": "trial",
             "target": str(target),
@@ -154,6 +153,11 @@ class Bench:
             "batch_size": 4,
             "limits": {"half_width": 0.5, "max_s": 0.1, "front_s": 0.1, "block_s": 0.002},
         }
+        return self.begin(request, timeout_s)
+
+    def begin(self, request: dict[str, Any], timeout_s: float = _PATIENCE_S) -> int:
+        """Begin what a request asks for; its number."""
+        number = self.workshop.next_number()
         job = self.workshop.job(number, request)
         self._began[number] = time.monotonic()
         self.executor.start(dataclasses.replace(job, timeout_s=timeout_s))

@@ -27,7 +27,7 @@ LIMITS = {"half_width": 0.5, "max_s": 0.1, "front_s": 0.1, "block_s": 0.005}
 
 @contextlib.contextmanager
 def trials(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Try]:
-    """A function that runs a trial of a target (or its probe, by ``kind``) and gives its result."""
+    """A function that runs a trial of a target (by ``kind`` something else); gives its result."""
     threads, torch_state = torch.get_num_threads(), torch.get_rng_state()
     states = random.getstate(), np.random.get_state()
     torch._dynamo.list_backends(None)  # registers torch's own
@@ -61,7 +61,10 @@ def trials(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Try]:
 
     # What targets and the worker set for good.
     with torch._dynamo.config.patch(
-        fail_on_recompile_limit_hit=False, suppress_errors=False, allow_rnn=False
+        fail_on_recompile_limit_hit=False,
+        suppress_errors=False,
+        allow_rnn=False,
+        recompile_limit=torch._dynamo.config.recompile_limit,
     ):
         yield run
     _forget(before)
