@@ -72,7 +72,11 @@ class Rounds:
         is_long = [block(side, 1, synchronize) > _LONG_CALL_S for side in sides]
         if all(is_long):
             return
-        short = [index for index, long in enumerate(is_long) if not long]
+        short = [  # also where the first call was interrupted
+            index
+            for index, side in enumerate(sides)
+            if not is_long[index] or block(side, 1, synchronize) <= _LONG_CALL_S
+        ]
         for index in short:
             for _ in range(_WARM_CALLS - 1):
                 block(sides[index], 1, synchronize)
