@@ -21,13 +21,13 @@ from torch._dynamo.backends.registry import _COMPILER_FNS
 
 from autocompile.config import CompileConfig
 from autocompile.record import Measurement
-from autocompile.trial import worker
+from autocompile.trial import screening, worker
 from autocompile.trial.blocks import block
 
 __all__ = ["Try", "timed_for_a_moment", "trials"]
 
 Try = Callable[..., dict[str, Any]]
-LIMITS = {"half_width": 0.5, "max_rounds": 8, "max_s": 0.1, "block_s": 0.005}
+LIMITS = {"half_width": 0.5, "max_s": 0.1, "front_s": 0.1, "block_s": 0.005}
 _CALLS = 6
 
 
@@ -68,10 +68,11 @@ def trials(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Try]:
     with contextlib.ExitStack() as stack:
         # What targets and the worker set for good.
         flags = {"fail_on_recompile_limit_hit": False, "suppress_errors": False}
+        flags |= {"recompile_limit": torch._dynamo.config.recompile_limit}
         stack.enter_context(torch._dynamo.config.patch(**flags, allow_rnn=False))
         patch = stack.enter_context(pytest.MonkeyPatch.context())
-        patch.setattr(worker, "watched_blocks", timed_for_a_moment)
-        patch.setattr(worker, "try_schedule", lambda *_: None)  # test_trial_optimizers has it
+        patch.setattr(screening, "screen", timed_for_a_moment)
+        patch.setattr(screening, "try_schedule", lambda *_: None)  # test_trial_optimizers has it
         yield run
     _forget(before)
     torch._dynamo.reset()
