@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from in_process import Try
 
 _PATIENCE_S = 200.0  # with a trial that is not to be stopped: the machine may be slow
-_SHORT = {"half_width": 0.5, "max_s": 0.1, "block_s": 0.002}
+_SHORT = {"half_width": 0.5, "max_s": 0.1, "front_s": 0.1, "block_s": 0.002}
 TARGETS = Path(__file__).parent / "targets"
 ROOT = Path(__file__).parent.parent
 # All that these tests start carries it, so that an autocompile of somebody else's is left out.
@@ -169,7 +169,6 @@ class Bench:
         device: str = "cpu",
     ) -> int:
         """Begin a short trial of a target's forward; its number."""
-        number = self.workshop.next_number()
         request = {
             "kind": "trial",
             "target": str(target),
@@ -179,6 +178,11 @@ class Bench:
             "batch_size": 4,
             "limits": _SHORT,
         }
+        return self.begin(request, timeout_s)
+
+    def begin(self, request: dict[str, Any], timeout_s: float = _PATIENCE_S) -> int:
+        """Begin what a request asks for; its number."""
+        number = self.workshop.next_number()
         job = self.workshop.job(number, request)
         self._began[number] = time.monotonic()
         self.executor.start(dataclasses.replace(job, timeout_s=timeout_s))

@@ -373,7 +373,7 @@ def trial(shop: Workshop, backend: str = "aot_eager", **more: object) -> Job:
         "phase": "forward",
         "config": {"backend": backend},
         "batch_size": 4,
-        "limits": {"half_width": 0.05, "max_rounds": 8, "max_s": 0.5, "block_s": 0.02},
+        "limits": {"half_width": 0.05, "rounds": 8, "max_s": 0.5, "block_s": 0.02},
     }
     return shop.job(shop.next_number(), {**request, **more})
 
@@ -599,18 +599,18 @@ def test_looking_at_memory_takes_a_hundredth_of_a_core_at_most(
     executor.close()
 
 
-def test_inductors_own_benchmarks_ask_for_quiet() -> None:
+def test_inductors_own_benchmarks_run_alone() -> None:
     code = """
 import contextlib, json
-from autocompile.trial.hush import hush_autotuning
+from autocompile.trial.exclusive_autotuning import make_autotuning_exclusive
 asked = []
 class Channel:
     @contextlib.contextmanager
-    def quiet(self):
+    def exclusive(self):
         asked.append("in")
         yield
         asked.append("out")
-assert hush_autotuning(Channel()) > 2
+assert make_autotuning_exclusive(Channel()) > 2
 from torch._inductor.runtime.benchmarking import benchmarker
 took = benchmarker.benchmark_cpu(lambda: asked.append("run"), warmup=1, rep=1)
 print(json.dumps([asked[0], asked[-1], set(asked[1:-1]) == {"run"}, took > 0]))

@@ -375,7 +375,7 @@ def test_the_users_own_batch_size_counts_where_eager_is_best_over_all(
     text = export(rl_report, "rllib")
     assert "torch_compile_worker=True" in text
     assert "over all of them eager is best" in " ".join(_comments(text))
-    phase["by_batch_size"][0]["proven"] = False
+    phase["by_batch_size"][0]["faster"] = False
     assert "torch_compile_worker=False" in export(rl_report, "rllib")
 
 
@@ -395,7 +395,7 @@ def test_rllib_keeps_eager_where_the_users_own_batch_size_gains_nothing(
     assert use_line(rl_report).startswith("leave it uncompiled")
     assert use_line(rl_report).endswith("at this configuration's own batch size 1")
     row["speedup"] = {"value": 1.05, "low": 1.04, "high": 1.06}
-    row["noise_floor"] = 0.06  # of that batch size, whatever that of the best one is
+    row["faster"] = False  # as it was decided for that batch size
     assert "torch_compile_worker=False" in export(rl_report, "rllib")
 
 

@@ -123,7 +123,7 @@ def test_runs_of_the_same_name_do_not_share_a_study(
     tried = set()
     for summary in found:
         study = optuna.load_study(study_name=summary.study_name, storage=url)
-        tried.add(frozenset(t.params["batch_size"] for t in study.trials))
+        tried.add(frozenset(t.user_attrs["batch_size"] for t in study.trials))
     assert tried == {frozenset({4}), frozenset({8, 16})}
     assert {s.study_name.split("-")[0] for s in found} == {"net"}
 

@@ -16,7 +16,7 @@ from autocompile.config import CompileConfig
 from autocompile.trial import memory
 
 MIB = 2**20
-LIMITS = {"half_width": 0.5, "max_rounds": 8, "max_s": 0.1, "block_s": 0.002}
+LIMITS = {"half_width": 0.5, "max_s": 0.1, "front_s": 0.1, "block_s": 0.002}
 pytestmark = pytest.mark.usefixtures("_dynamo_as_it_was")
 
 

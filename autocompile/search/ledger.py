@@ -207,6 +207,9 @@ def _value(record: Record) -> float | None:
 def _attributes(record: Record) -> dict[str, Any]:
     """What the dashboard shows beside the value."""
     attributes: dict[str, Any] = {"number": record.number, "outcome": record.outcome.value}
+    # In words too: of a parameter with one value Optuna knows nothing.
+    attributes |= {"setting": record.config.label(), "phase": record.phase}
+    attributes["batch_size"] = record.batch_size
     if record.message:
         attributes["message"] = record.message[:500]
     if record.duplicate_of is not None:

@@ -39,7 +39,7 @@ class Limits:
     Attributes:
         rounds: at least so many, unless a call takes very long.
         max_s: no more rounds after so many seconds, ...
-        front_s: ... or after so many of a setting that may be the best.
+        front_s: ... or after so many of a setting that seems to be near the best.
         half_width: or when the speed-up is known to this relative half-width.
         beat: the best speed-up that is known; a setting clearly below it is no rival.
         block_s: about how long a block takes; one call if a call is longer.
@@ -69,14 +69,21 @@ class Rounds:
         self._random = random.Random(seed)
         self.times: list[list[float]] = [[] for _ in sides]
         self.calls, self.leads = [1] * len(sides), [0] * len(sides)
-        if min(block(side, 1, synchronize) for side in sides) > _LONG_CALL_S:
+        is_long = [block(side, 1, synchronize) > _LONG_CALL_S for side in sides]
+        if all(is_long):
             return
-        for side in sides:
+        short = [  # also where the first call was interrupted
+            index
+            for index, side in enumerate(sides)
+            if not is_long[index] or block(side, 1, synchronize) <= _LONG_CALL_S
+        ]
+        for index in short:
             for _ in range(_WARM_CALLS - 1):
-                block(side, 1, synchronize)
-        # The more of two tries: one wait for a core can be longer than a block.
-        tries = [[fill(side, synchronize, block_s) for side in sides] for _ in range(2)]
-        self.calls = [max(counts) for counts in zip(*tries, strict=True)]
+                block(sides[index], 1, synchronize)
+        for _ in range(2):  # the more of two tries: one wait for a core can be longer than a block
+            for index in short:
+                seems = fill(sides[index], synchronize, block_s)
+                self.calls[index] = max(self.calls[index], seems)
         carried = carried_over(sides, self.calls, synchronize, block_s)
         self.leads = [lead_of(seen, n) for seen, n in zip(carried, self.calls, strict=True)]
 
@@ -156,8 +163,8 @@ def _is_enough(rounds: Rounds, spent_s: float, limits: Limits) -> bool:
     if rounds.count % _LOOK_EVERY and spent_s < limits.front_s:
         return False
     known = speedup(*rounds.times)
-    is_rival = known.high > _NEAR * limits.beat
-    return _is_narrow(known, limits) or spent_s > (limits.front_s if is_rival else limits.max_s)
+    is_near = known.value > _NEAR * limits.beat
+    return _is_narrow(known, limits) or spent_s > (limits.front_s if is_near else limits.max_s)
 
 
 def _is_narrow(known: Interval, limits: Limits) -> bool:
@@ -167,7 +174,8 @@ def _is_narrow(known: Interval, limits: Limits) -> bool:
 def _alone(side: Timed, synchronize: Callable[[], None], block_s: float) -> float:
     """Median seconds of a call with nothing beside it."""
     time.sleep(_GAP_S)
-    block(side, 1, synchronize)
+    if (took_s := block(side, 1, synchronize)) > _LONG_CALL_S:
+        return took_s
     calls = fill(side, synchronize, block_s)
     if block_s < (took_s := block(side, calls, synchronize) * calls) and calls == 1:
         return took_s  # a long call: threads that spin for a while matter little beside it
@@ -175,19 +183,22 @@ def _alone(side: Timed, synchronize: Callable[[], None], block_s: float) -> floa
 
 
 def side_by_side(
-    rounds: Rounds, most: int, max_s: float, between: Callable[[], None] = lambda: None
+    rounds: Rounds,
+    most: int,
+    max_s: float,
+    turn: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> None:
     """Time ``most`` rounds, or as many as fit in ``max_s`` seconds, at least three.
 
     Args:
         rounds: of all sides.
         most: rounds.
-        max_s: seconds.
-        between: is called before each round.
+        max_s: seconds of rounds; what passes before a turn does not count.
+        turn: is entered around each round.
     """
-    began = time.monotonic()
-    while rounds.count < most:
-        if rounds.count >= _FEW and time.monotonic() - began > max_s:
-            break
-        between()
-        rounds.one()
+    spent_s = 0.0
+    while rounds.count < most and (rounds.count < _FEW or spent_s <= max_s):
+        with turn():
+            began = time.monotonic()
+            rounds.one()
+            spent_s += time.monotonic() - began

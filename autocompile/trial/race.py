@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from autocompile.config import CompileConfig
-from autocompile.record import AT_WORK, Outcome, Step
+from autocompile.record import AT_WORK, Measurement, Outcome, Step
 from autocompile.trial import failures, telemetry
 from autocompile.trial.channel import Channel
 from autocompile.trial.exclusive_autotuning import make_autotuning_exclusive
@@ -70,7 +70,7 @@ class _AtWork:
         os.pwrite(self._file, b"%8d" % racer.number, 0)
         try:
             yield
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             traceback.print_exc()
             racer.said["step"] = self._channel.current.value
             if isinstance(error, Failed):
@@ -115,12 +115,9 @@ def race(request: dict[str, Any], channel: Channel, result: dict[str, Any]) -> N
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = racer.cache
         os.environ["TRITON_CACHE_DIR"] = str(Path(racer.cache) / "triton")
         with at_work.turn(racer):
-            side = make_side(
-                target,
-                request["phase"],
-                inputs_of(target, request, device, 0),
-                racer.config,
-            )
+            inputs = inputs_of(target, request, device, 0)
+            with _own_code(racer.number):
+                side = make_side(target, request["phase"], inputs, racer.config)
             racer.clock = FirstCalls(side, synchronize, lambda: channel.waited_s)
             racer.judge = copy.copy(judge)  # what it learns of this side is of no other
             with judge.comparable_random_numbers(side):
@@ -134,20 +131,45 @@ def race(request: dict[str, Any], channel: Channel, result: dict[str, Any]) -> N
     channel.step(Step.MEASURE)
     reference = ReferenceWork(device)
     with no_garbage_collection():
-        rounds, timed_ones = _time(request, channel, racers, eager, at_work, synchronize, reference)
+        found = _time(request, channel, racers, eager, at_work, synchronize, reference)
     result["reference_s"] = reference.median_s
     channel.step(Step.VERIFY)
-    for index, racer in enumerate(timed_ones, 1):
+    for racer, measurement in found:
         with at_work.turn(racer), exclusive(channel, device):
             assert racer.judge is not None
             assert racer.side is not None
             assert racer.clock is not None
             racer.judge.last_call(racer.side)
-            measurement = rounds.measurement(index)
             racer.said["measurement"] = asdict(measurement)
             if racer.is_warm and not racer.config.is_eager:
                 racer.said["compile_s"] = racer.clock.compile_s(measurement.compiled_call_s)
             racer.said |= {"outcome": Outcome.OK.value, "step": Step.EXIT.value}
+
+
+@contextlib.contextmanager
+def _own_code(number: int) -> Iterator[None]:
+    """What torch.compile makes meanwhile takes no code from other sides, nor gives them any.
+
+    To Dynamo equal backends are one: it goes on with another side's code wherever the guards of
+    that hold, and a setting may leave guards out.
+    """
+    optimize = torch._dynamo.optimize
+
+    def optimize_apart(*args: Any, backend: Any, **kwargs: Any) -> Any:
+        kind: Any = type(backend)
+
+        def is_equal(self: Any, other: Any) -> bool:
+            return getattr(other, "side", None) == number and bool(kind.__eq__(self, other))
+
+        own = {"side": number, "__eq__": is_equal, "__hash__": kind.__hash__}
+        backend.__class__ = type(kind.__name__, (kind,), own)
+        return optimize(*args, backend=backend, **kwargs)
+
+    torch._dynamo.optimize = optimize_apart
+    try:
+        yield
+    finally:
+        torch._dynamo.optimize = optimize
 
 
 def _time(
@@ -158,24 +180,25 @@ def _time(
     at_work: _AtWork,
     synchronize: Any,
     reference: ReferenceWork,
-) -> tuple[Rounds, list[_Racer]]:
+) -> list[tuple[_Racer, Measurement]]:
     """Rounds of eager and all sides that work, from the start again where one fails."""
-    while True:
-        running = [racer for racer in racers if racer.side is not None]
+
+    @contextlib.contextmanager
+    def turn() -> Iterator[None]:
+        with channel.exclusive():  # where processes take turns, the word to go on is the token
+            reference.sample()
+            yield
+
+    seed = request["seed"] + request["number"]
+    while running := [racer for racer in racers if racer.side is not None]:
         sides = [timed(eager), *(_watched(racer, at_work) for racer in running)]
-        seed = request["seed"] + request["number"]
-        try:
+        whole = contextlib.nullcontext() if request["takes_turns"] else channel.exclusive()
+        with contextlib.suppress(_Dropped), whole:
             with channel.exclusive():
                 rounds = Rounds(sides, synchronize, request["block_s"], seed)
-                if not request["takes_turns"]:
-                    side_by_side(rounds, request["rounds"], request["max_s"], reference.sample)
-            while request["takes_turns"] and rounds.count < request["rounds"]:
-                with channel.exclusive():  # the word to go on is the token
-                    reference.sample()
-                    rounds.one()
-        except _Dropped:
-            continue
-        return rounds, running
+            side_by_side(rounds, request["rounds"], request["max_s"], turn)
+            return [(racer, rounds.measurement(i)) for i, racer in enumerate(running, 1)]
+    return []
 
 
 def _watched(racer: _Racer, at_work: _AtWork) -> Timed:

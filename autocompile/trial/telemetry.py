@@ -1,9 +1,7 @@
-"""What the process can tell about itself: who keeps the cores busy, and what Dynamo did."""
+"""What the process can tell about itself: when the device is done, and what Dynamo did."""
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -11,10 +9,8 @@ import torch
 
 __all__ = [
     "DynamoFacts",
-    "busy_seconds",
     "compilations",
     "dynamo_facts",
-    "others_busy",
     "reset_dynamo",
     "synchronizer",
 ]
@@ -117,36 +113,3 @@ def dynamo_facts() -> DynamoFacts:
 def _most_frequent(reasons: Mapping[str, int]) -> tuple[str, ...]:
     ordered = sorted(reasons, key=lambda reason: -reasons[reason])
     return tuple(dict.fromkeys(map(_first_line, ordered)))[:5]
-
-
-_CONTENDED = 0.05  # of all cores: what others may use before a measurement is in doubt
-
-
-def busy_seconds() -> tuple[float, float, float] | None:
-    """Now, the busy seconds of our cores since boot, and this process' own; None off Linux."""
-    try:
-        ours = {f"cpu{number}" for number in os.sched_getaffinity(0)}
-        with open("/proc/stat") as file:
-            rows = [line.split()[:9] for line in file if line.startswith("cpu")]
-        ticks = [[int(word) for word in row[1:]] for row in rows if row[0] in ours]
-    except (OSError, ValueError, AttributeError):
-        return None
-    own = os.times()
-    idle = sum(row[3] + row[4] for row in ticks)
-    busy = (sum(map(sum, ticks)) - idle) / os.sysconf("SC_CLK_TCK")
-    return time.monotonic(), busy, own.user + own.system + own.children_user + own.children_system
-
-
-def others_busy(before: tuple[float, float, float] | None) -> float:
-    """How many cores others kept busy since ``before``; 0.0 where it is too little to matter.
-
-    A parallel region waits for its slowest thread, so one busy core can slow eager a hundredfold
-    and a compiled function that runs on one thread not at all: the ratio of the two is then true
-    of this moment only. Time stolen by the hypervisor counts as others'.
-    """
-    after = busy_seconds()
-    if before is None or after is None:
-        return 0.0
-    wall_s, busy_s, own_s = (b - a for a, b in zip(before, after, strict=True))
-    others = max(0.0, busy_s - own_s) / wall_s if wall_s > 0 else 0.0
-    return others if others > _CONTENDED * len(os.sched_getaffinity(0)) else 0.0

@@ -25,8 +25,10 @@ class ReferenceWork:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._left, self._right, self._out = (torch.randn(_SIZE, _SIZE) for _ in range(3))
-        self._small = torch.zeros(4)
+        # Whatever dtype and device the target has made the default.
+        square = torch.ones(_SIZE, _SIZE, dtype=torch.float32, device="cpu")
+        self._left, self._right, self._out = square, square.clone(), square.clone()
+        self._small = torch.zeros(4, dtype=torch.float32, device="cpu")
         self._products = 0 if device.type == "cuda" else _PRODUCTS
         self._seconds: list[float] = []
         self._once()

@@ -1,0 +1,365 @@
+"""A race in one process: every side is verified and timed in turns; who fails is out."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import TARGETS, Bench
+from in_process import Try
+
+from autocompile.config import CompileConfig
+from autocompile.record import AT_WORK, Outcome, measurement_of
+from autocompile.trial import race as race_module
+from autocompile.trial import worker
+from autocompile.trial.channel import Channel
+
+NET = """
+import itertools, os, sys
+import torch
+import torch._dynamo
+from torch._dynamo import register_backend
+
+torch.set_num_threads(1)
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 4, 3)
+        self.head = torch.nn.Linear(16, 2)
+
+    def forward(self, x):
+        return self.head(torch.relu(self.conv(x)).flatten(1))
+
+
+def get_model():
+    return Net()
+
+
+def get_inputs(batch_size):
+    return (torch.randn(batch_size, 3, 4, 4),)
+
+
+def get_optimizer(model):
+    return torch.optim.Adam(model.parameters())
+
+
+@register_backend
+def honest(graph, inputs):
+    return graph.forward
+
+
+@register_backend
+def zeros(graph, inputs):
+    return lambda *args: tuple(torch.zeros_like(out) for out in graph(*args))
+
+
+@register_backend
+def idle(graph, inputs):
+    # A step has no outputs: it changes its inputs, or should.
+    return lambda *args: ()
+
+
+@register_backend
+def raises(graph, inputs):
+    raise ValueError("this backend cannot do it")
+
+
+@register_backend
+def exits(graph, inputs):
+    sys.exit("gone")
+
+
+def late(name, do):
+    # Right for as long as it is verified, and more calls than that.
+
+    def backend(graph, inputs):
+        calls = itertools.count(1)
+        return lambda *args: do(graph(*args)) if next(calls) > 5 else graph(*args)
+
+    register_backend(backend, name=name)
+
+
+def fail(outputs):
+    raise ValueError("no more")
+
+
+FACTORS = itertools.count()
+compiled_product = torch.compile(lambda x, by: x * by, backend="eager", dynamic=False)
+
+
+def compile_anew(outputs):
+    compiled_product(torch.ones(2), next(FACTORS))
+    return outputs
+
+
+late("wears_out", lambda outputs: tuple(out + 1 for out in outputs))
+late("fails_later", fail)
+late("exits_later", lambda outputs: sys.exit("gone"))
+late("recompiles", compile_anew)
+
+
+# Of each graph its weights' strides, the cache and how often it was called.
+@register_backend
+def seen(graph, inputs):
+    weights = [x.stride() for x in inputs if isinstance(x, torch.nn.Parameter) and x.dim() == 4]
+    found = {"weights": weights, "calls": 0, "cache": os.environ.get("TORCHINDUCTOR_CACHE_DIR")}
+    sys.modules["test_trial_race"].SEEN.append(found)
+
+    def run(*args):
+        found["calls"] += 1
+        return graph(*args)
+
+    return run
+"""
+SEEN: list[dict[str, Any]] = []
+ROUNDS = 5
+
+
+@pytest.fixture
+def net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "net.py").write_text(NET)
+    monkeypatch.chdir(tmp_path)  # where the caches are
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):  # each side has its own
+        monkeypatch.setenv(name, str(tmp_path / "nobodys"))
+    SEEN.clear()
+    return tmp_path / "net.py"
+
+
+def a_race(*configs: CompileConfig | str, **more: Any) -> dict[str, Any]:
+    """The request, of settings or names of backends; their numbers are 10, 11, 12, ..."""
+    settings = [CompileConfig(c) if isinstance(c, str) else c for c in configs]
+    sides = [
+        {"number": number, "config": c.to_dict(), "cache": f"cache{number}", "is_warm": True}
+        for number, c in enumerate(settings, 10)
+    ]
+    limits = {"rounds": ROUNDS, "max_s": 60.0, "block_s": 0.001}
+    return {"kind": "race", "sides": sides, "takes_turns": False, **limits, **more}
+
+
+def outcomes(result: dict[str, Any]) -> list[tuple[str, str]]:
+    assert result["outcome"] == "ok", result
+    assert [side["number"] for side in result["sides"]] == [
+        10 + index for index in range(len(result["sides"]))
+    ]
+    return [(side["outcome"], side["step"]) for side in result["sides"]]
+
+
+def rounds_of(side: dict[str, Any]) -> int:
+    measurement = measurement_of(side["measurement"])
+    assert len(measurement.eager_s) == len(measurement.compiled_s)
+    return len(measurement.eager_s)
+
+
+OK = ("ok", "exit")
+
+
+def test_sides_of_all_kinds_are_timed_for_as_many_rounds_beside_the_same_eager_blocks(
+    try_it: Try, net: Path
+) -> None:
+    eager = CompileConfig("eager", memory_format="channels_last")
+    whole = CompileConfig("aot_eager", fullgraph=True)
+    result = try_it(net, **a_race("aot_eager", eager, "honest", whole))
+    assert outcomes(result) == [OK] * 4
+    assert [rounds_of(side) for side in result["sides"]] == [ROUNDS] * 4
+    assert len({tuple(side["measurement"]["eager_s"]) for side in result["sides"]}) == 1
+    assert len({tuple(side["measurement"]["compiled_s"]) for side in result["sides"]}) == 4
+    assert ["compile_s" in side for side in result["sides"]] == [True, False, True, True]
+    assert 0 < result["reference_s"] < 1
+
+
+def test_of_a_cold_cache_no_compile_time_is_told(try_it: Try, net: Path) -> None:
+    request = a_race("honest")
+    request["sides"][0]["is_warm"] = False
+    (side,) = try_it(net, **request)["sides"]
+    assert side["outcome"] == "ok" and "compile_s" not in side
+
+
+def test_who_fails_is_out_and_the_others_go_on(try_it: Try, net: Path) -> None:
+    backends = (
+        "zeros honest raises wears_out flux_capacitor fails_later exits recompiles exits_later "
+        "aot_eager"
+    ).split()
+    result = try_it(net, **a_race(*backends))
+    found = dict(zip(backends, outcomes(result), strict=True))
+    assert found == {
+        "zeros": ("wrong_output", "verify"),
+        "honest": OK,
+        "raises": ("compile_error", "compile"),
+        "wears_out": ("wrong_output", "verify"),
+        "flux_capacitor": ("unsupported", "compile"),
+        "fails_later": ("runtime_error", "measure"),
+        "exits": ("compile_error", "compile"),
+        "recompiles": ("runtime_error", "measure"),
+        "exits_later": ("runtime_error", "measure"),
+        "aot_eager": OK,
+    }
+    sides = dict(zip(backends, result["sides"], strict=True))
+    assert "(call 1)" in sides["zeros"]["message"]
+    assert "(after the timing)" in sides["wears_out"]["message"]
+    assert sides["raises"]["message"] == "ValueError: this backend cannot do it"
+    assert sides["exits"]["message"] == sides["exits_later"]["message"] == "SystemExit: gone"
+    assert "it recompiled while it was timed" in sides["recompiles"]["message"]
+    assert rounds_of(sides["honest"]) == rounds_of(sides["aot_eager"]) == ROUNDS
+    assert not any("measurement" in sides[name] for name, how in found.items() if how != OK)
+
+
+@pytest.mark.parametrize("backend", ["zeros", "fails_later"])
+def test_where_nobody_is_left_eager_is_not_timed_alone(
+    try_it: Try, net: Path, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    sizes: list[int] = []
+    made = race_module.Rounds
+
+    def rounds(sides: Any, *args: Any) -> Any:
+        sizes.append(len(sides))
+        return made(sides, *args)
+
+    monkeypatch.setattr(race_module, "Rounds", rounds)
+    (side,) = try_it(net, **a_race(backend))["sides"]
+    assert side["outcome"] != "ok" and "measurement" not in side
+    assert sizes == ([] if backend == "zeros" else [2])
+
+
+def test_an_error_of_the_models_own_is_nobodys(try_it: Try, net: Path) -> None:
+    with net.open("a") as file:
+        file.write("\ndef get_inputs(batch_size):\n    raise ValueError('no data')\n")
+    result = try_it(net, **a_race("honest"))
+    assert (result["outcome"], result["step"]) == ("runtime_error", "eager")
+    assert not any("outcome" in side for side in result["sides"])
+
+
+def test_a_step_is_raced_with_other_implementations_of_the_optimizer(
+    try_it: Try, net: Path
+) -> None:
+    fused = CompileConfig("eager", optimizer="fused")
+    request = a_race("honest", fused, "idle", phase="optimizer_step", batch_size=None)
+    result = try_it(net, **request)
+    assert outcomes(result)[:2] == [OK] * 2
+    assert outcomes(result)[2] == ("wrong_output", "verify")
+
+
+def test_a_training_step_is_raced_from_the_same_weights(try_it: Try, net: Path) -> None:
+    last = CompileConfig("aot_eager", memory_format="channels_last")
+    result = try_it(net, **a_race("aot_eager", last, phase="train_step"))
+    assert outcomes(result) == [OK] * 2
+
+
+def test_what_changes_the_numbers_by_intention_is_compared_with_eager_that_does_so_too(
+    try_it: Try, net: Path
+) -> None:
+    lower = CompileConfig("aot_eager", autocast="bfloat16")
+    result = try_it(net, **a_race(lower, takes_turns=True))
+    assert outcomes(result) == [OK]
+
+
+# --- no side runs the code of another -------------------------------------------------------------
+
+LAST = {"memory_format": "channels_last"}
+UNGUARDED = {"guards": "skip_all"}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ({}, LAST),
+        (LAST, {}),
+        ({}, UNGUARDED),
+        (UNGUARDED, {}),
+        (UNGUARDED, {**UNGUARDED, **LAST}, LAST, {}, {"dynamic": True}),
+    ],
+)
+def test_each_side_runs_code_of_its_own(
+    try_it: Try, net: Path, settings: tuple[dict[str, Any], ...]
+) -> None:
+    """Dynamo would take another's wherever guards do not forbid it, and some settings have none."""
+    result = try_it(net, **a_race(*(CompileConfig("seen", **each) for each in settings)))
+    assert outcomes(result) == [OK] * len(settings)
+    last, first = [(27, 1, 9, 3)], [(27, 9, 3, 1)]
+    assert [each["weights"] for each in SEEN] == [
+        last if "memory_format" in each else first for each in settings
+    ]
+    assert all(each["calls"] > ROUNDS for each in SEEN)
+    caches = [Path(each["cache"]).name for each in SEEN]
+    assert caches == [f"cache{10 + number}" for number in range(len(settings))]
+
+
+def test_more_sides_than_dynamo_compiles_one_function_for_by_default(
+    try_it: Try, net: Path
+) -> None:
+    many = torch._dynamo.config.recompile_limit + 2
+    more = [f"honest{number}" for number in range(many)]
+    with net.open("a") as file:
+        file.write(f"\nfor name in {more}:\n    register_backend(honest, name=name)\n")
+    assert outcomes(try_it(net, **a_race(*more))) == [OK] * many
+
+
+def test_torch_compiles_as_before_afterwards(try_it: Try, net: Path) -> None:
+    before = torch._dynamo.optimize
+    try_it(net, **a_race("honest", "raises"))
+    assert torch._dynamo.optimize is before
+
+
+# --- turns ---------------------------------------------------------------------------------------
+
+
+class Watched(Channel):
+    """Writes down at which steps the machine was asked for."""
+
+    asked: list[str] = []  # noqa: RUF012
+
+    @contextlib.contextmanager
+    def exclusive(self) -> Iterator[None]:
+        if not self._depth:
+            self.asked.append(self.current.value)
+        with super().exclusive():
+            yield
+
+
+@pytest.mark.parametrize("takes_turns", [False, True])
+def test_processes_that_take_turns_ask_for_each_round(
+    try_it: Try, net: Path, monkeypatch: pytest.MonkeyPatch, takes_turns: bool
+) -> None:
+    monkeypatch.setattr(worker, "Channel", Watched)
+    Watched.asked.clear()
+    result = try_it(net, **a_race("honest", "aot_eager", takes_turns=takes_turns))
+    assert [rounds_of(side) for side in result["sides"]] == [ROUNDS] * 2
+    assert Watched.asked.count("measure") == (1 + ROUNDS if takes_turns else 1)
+    assert Watched.asked[:3] == ["eager", "compile", "compile"], "verified once it is compiled"
+    assert Watched.asked[-2:] == ["verify", "verify"], "and after the timing"
+
+
+@pytest.mark.parametrize("takes_turns", [False, True])
+def test_a_race_that_takes_too_long_has_three_rounds(
+    try_it: Try, net: Path, takes_turns: bool
+) -> None:
+    (side,) = try_it(net, **a_race("honest", max_s=0.0, takes_turns=takes_turns))["sides"]
+    assert rounds_of(side) == 3
+
+
+# --- whose turn it was ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("backends", "at_work"), [(("honest", "segfaults", "zeros"), 11), (("honest", "leaves"), 11)]
+)
+def test_a_process_that_dies_leaves_whose_turn_it_was(
+    bench: Bench, backends: tuple[str, ...], at_work: int
+) -> None:
+    target = str(TARGETS / "faulty_backends.py")
+    more = {"target": target, "device": "cpu", "phase": "forward", "batch_size": 4}
+    number = bench.begin(a_race(*backends, **more))
+    ending = bench.end(number)
+    assert ending.outcome is Outcome.CRASHED, ending.message
+    file = bench.workshop.folder.trial(number) / AT_WORK
+    assert int(file.read_text()) == at_work
+
+
+def test_after_a_race_it_is_nobodys_turn(try_it: Try, net: Path, tmp_path: Path) -> None:
+    try_it(net, **a_race("honest", "raises", "fails_later"))
+    assert int((tmp_path / AT_WORK).read_text()) == -1
