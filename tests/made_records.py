@@ -37,9 +37,9 @@ class Run:
         config = self.records[trial].config
         for number, speedup in enumerate(speedups, 1):
             shared = {"raced_in": 1000 + number} if together else {}
-            self.fail(trial, measured(speedup, **{**shared, **more}), config, race=number)
+            self.side(trial, measured(speedup, **{**shared, **more}), config, race=number)
 
-    def fail(
+    def side(
         self, trial: int, ending: Ending, config: CompileConfig | None = None, race: int = 1
     ) -> None:
         """One side of a race, however it ended."""

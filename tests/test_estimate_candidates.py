@@ -58,7 +58,7 @@ def test_a_setting_that_failed_once_in_a_race_is_no_candidate() -> None:
     run = Run()
     lite = run.search(LITE, 1.5)
     run.race(lite, 1.5, 1.5)
-    run.fail(lite, failed("wrong_output", "verify"), race=3)
+    run.side(lite, failed("wrong_output", "verify"), race=3)
     assert set(found(run)) == {EAGER}
 
 
@@ -67,13 +67,13 @@ def test_what_was_ended_from_outside_says_nothing(outcome: str) -> None:
     run = Run()
     lite = run.search(LITE, 1.5)
     run.race(lite, 1.5, 1.5)
-    run.fail(lite, failed(outcome), race=3)
+    run.side(lite, failed(outcome), race=3)
     assert found(run)[LITE].sets == 2
 
 
 def test_eager_mode_here_stays_whatever_becomes_of_a_repeat_of_it() -> None:
     run = Run()
-    run.fail(0, failed("timeout"))
+    run.side(0, failed("timeout"))
     assert found(run)[EAGER].speedup.value == 1.0
 
 
@@ -121,8 +121,8 @@ def test_in_a_race_by_the_eager_times_of_the_same_set() -> None:
     run.race(here, 1.2)
     run.race(there, 1.2, eager_s=0.8e-3)
     for number, slower in ((2, 1.4), (3, 1.0)):
-        run.fail(here, measured(1.2, eager_s=slower * 1e-3), race=number)
-        run.fail(there, measured(1.2, eager_s=slower * 0.8e-3), race=number)
+        run.side(here, measured(1.2, eager_s=slower * 1e-3), race=number)
+        run.side(there, measured(1.2, eager_s=slower * 0.8e-3), race=number)
     c = found(run)[CompileConfig(environment="new")]
     assert [math.exp(log) for log in c.logs.values()] == pytest.approx([1.5] * 3, rel=0.01)
 
@@ -144,7 +144,7 @@ def test_a_slow_set_is_left_out_where_the_others_are_the_more() -> None:
     run = Run()
     lite = run.search(LITE, 1.3)
     for number, (speedup, reference_s) in enumerate([(1.3, 1.0), (1.3, 1.05), (1.9, 1.2)], 1):
-        run.fail(lite, measured(speedup, reference_s=reference_s), race=number)
+        run.side(lite, measured(speedup, reference_s=reference_s), race=number)
     c = found(run)[LITE]
     assert c.is_slow_host
     assert c.sets == 2  # the count that is shown is the count that was used
@@ -170,7 +170,7 @@ def test_only_the_reference_work_tells_a_slow_set(
     run = Run()
     lite = run.search(LITE, 1.3)
     for number, reference_s in enumerate(seconds, 1):
-        run.fail(lite, measured(1.3, reference_s=reference_s), race=number)
+        run.side(lite, measured(1.3, reference_s=reference_s), race=number)
     raced = [r for r in run.records if r.race]
     assert left_out(raced) == slow
 
@@ -213,8 +213,8 @@ def test_two_settings_of_one_process_are_compared_block_by_block() -> None:
     one, other = run.search(LITE, 1.3), run.search(MAX, 1.3)
     for number, speedup in enumerate((1.1, 1.3, 1.5), 1):
         ending = measured(1.03 * speedup, raced_in=70 + number)
-        run.fail(one, ending, race=number)
-        run.fail(other, measured(speedup, raced_in=70 + number), race=number)
+        run.side(one, ending, race=number)
+        run.side(other, measured(speedup, raced_in=70 + number), race=number)
     seen = found(run)
     ratio = compare(seen[LITE], seen[MAX])
     assert ratio.value == pytest.approx(1.03, rel=1e-3)

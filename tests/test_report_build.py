@@ -1,0 +1,74 @@
+"""From records to the report: what is decided, what is open, and what a gate may rely on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from made_records import LITE, MAX, Run
+
+from autocompile.config import CompileConfig
+from autocompile.report.build import build_report
+from autocompile.result import Result
+from autocompile.testing import measured
+
+
+def report(run: Run, run_dir: str = "runs/net-0001") -> dict[str, Any]:
+    plan = {"target": "net.py", "effort": "quick", "objective": "throughput", "seed": 0}
+    about: dict[str, Any] = {"plan": plan, "target": {}, "environment": {"device": "cpu"}}
+    return build_report({**about, "phases": [run.phase]}, run.records, run_dir=run_dir)
+
+
+def test_no_figure_of_a_single_process_passes_a_gate() -> None:
+    run = Run()
+    lite = run.search(LITE, 2.0)
+    for sets in range(4):
+        found = report(run)
+        assert found["phases"]["forward"]["best"]["confirmed_processes"] == sets
+        assert Result(found, run.records).is_faster_by(1.5, "forward") is (sets > 1)
+        run.side(lite, measured(2.0), race=sets + 1)
+    assert not Result(report(run), run.records).is_faster_by(2.0, "forward")
+
+
+@pytest.mark.parametrize(
+    ("run_dir", "more"), [("runs/net-0001", ""), ("/my runs/a", " --run-dir '/my runs/a'")]
+)
+def test_what_is_open_comes_with_the_command_that_settles_it(run_dir: str, more: str) -> None:
+    run = Run()
+    run.race(run.search(LITE, 1.3), 1.31)
+    run.race(run.search(MAX, 1.3), 1.30)
+    said = report(run, run_dir)["phases"]["forward"]["confidence"]
+    assert not said["decided"]
+    assert said["open"].endswith("% faster")
+    assert said["command"] == f"autocompile tune net.py --resume --budget 5m{more}"
+
+
+def test_a_best_that_was_not_raced_is_not_called_decided() -> None:
+    run = Run()
+    run.search(LITE, 1.3)
+    said = report(run)["phases"]["forward"]["confidence"]
+    assert said["open"] == "the best was not timed again in fresh processes"
+
+
+def test_a_clear_decision_has_no_command() -> None:
+    run = Run()
+    run.race(run.search(LITE, 1.3), 1.3, 1.3, 1.3)
+    said = report(run)["phases"]["forward"]["confidence"]
+    assert said == {"decided": True, "open": "", "command": ""}
+
+
+def test_where_eager_is_kept_the_row_of_its_size_is_of_what_was_raced() -> None:
+    run = Run()
+    lite = run.search(LITE, 1.0)
+    run.race(lite, 1.0, 1.0, 1.0)
+    run.search(MAX, 1.005)
+    phase = report(run)["phases"]["forward"]
+    assert phase["verdict"] == "keep_eager"
+    assert phase["by_batch_size"][0]["number"] == lite
+
+
+def test_eager_of_another_environment_may_be_the_best() -> None:
+    run = Run()
+    number = run.search(CompileConfig("eager", environment="new"), 1.0, eager_s=0.5e-3)
+    phase = report(run)["phases"]["forward"]
+    assert (phase["verdict"], phase["best"]["number"]) == ("faster", number)
