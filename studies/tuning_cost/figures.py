@@ -80,8 +80,9 @@ def whole(path: Path) -> None:
         processes = len({t["raced_in"] for t in run["trials"] if t["role"] == "confirm"})
         print(
             f"{where}: confirming and report {races_s:.0f} s, {processes} processes, sets by batch "
-            f"size {run['sets']}, decided {sum(run['decided'])} of {len(run['decided'])}, first "
-            f"trial after {run['first_trial_s']:.1f} s, tuner {run['tuner_cpu_share']:.1%} of a core"
+            f"size {run['sets']}, decided {sum(run['decided'])} of {len(run['decided'])}, "
+            f"first trial after {run['first_trial_s']:.1f} s, "
+            f"tuner {run['tuner_cpu_share']:.1%} of a core"
         )
 
 
