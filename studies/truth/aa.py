@@ -1,227 +1,248 @@
-"""How often autocompile tells equals apart, and how often it sees a slow-down of 2 %.
+"""How often autocompile calls equals different, and how often it sees a slow-down of 2 %.
 
-    python studies/truth/aa.py                                # about half an hour on two cores
-    python studies/truth/aa.py --processes 5 --pairs 1 --folder smoke
+    python studies/truth/aa.py                    # about ten minutes on two cores
+    python studies/truth/aa.py --count 1 --folder smoke
 
-Everything is timed by the product's own code, judged by its own rules, on a model of the study
-(``--model``; the CNN). Each fresh process times eager against eager for the noise floor, then
+Each experiment is a race as the product runs it, of sides that are known: eager mode, a copy of it,
+the same code twice, and that code made 2 % slower (``twins.py``). Six sets of fresh processes are
+measured, and ``autocompile.estimate`` decides on them by its own rule, stopping where a race would;
+each side takes the part of the baseline in turn. CPU only. What is there is not measured again;
+``aa.json`` holds every block.
 
-- A/A: the same against itself, with the limits of the search; every other pair is compiled;
-- power: compiled against itself with 2 % more work, with the limits of the search and with those
-  of the confirmation. The extra work spins for 2 % of what the call before it took.
-
-The final decision joins five processes, as a confirmation does. CPU only. What is there already
-is not measured again; ``aa.json`` holds every interval.
-
-These compare two sides of one process. Two settings of a tune are compared by processes of their
-own, which differ; so :func:`groups` takes processes of one setting from the recorded truth and asks
-whether four of them would be told from five others.
+Sides of a race share a process; so :func:`groups` takes processes of one setting from the recorded
+truth and asks whether three of them would be told from three others.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
+import dataclasses
 import itertools
-import json
-import random
-import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from autocompile.preference import SAME
-from ground_truth import ROUNDS, best_yard_us, calm_limit, is_calm
-from models import HERE, MODELS, Side, make
-from store import append, last_line, load
+import numpy as np
+from ground_truth import best_yard_us, calm_limit
+from models import HERE
+from store import append, commit, load
 
-from autocompile import api
-from autocompile.estimate.intervals import Interval, across_processes, median, ratio, speedup
-from autocompile.search import finalists
-from autocompile.search.effort import EFFORTS
+from autocompile.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
+from autocompile.estimate.decision import SAME, SETS, ZONE, Decision, decide_all
+from autocompile.estimate.intervals import over_sets, ratio, signed_rank_interval
+from autocompile.execute.executor import Ended, Ending, Job
+from autocompile.execute.job import Workshop
+from autocompile.execute.process import LocalExecutor
+from autocompile.record import Measurement, Outcome, Record, RunFolder, Step
+from autocompile.search import racing
 
-SLOWER = 0.02
-JOINED = 5  # processes behind a final decision
-EFFORT = EFFORTS["normal"]
-SEARCH = {
-    "half_width": EFFORT.half_width,
-    "max_s": EFFORT.max_s,
-    "max_rounds": api._MAX_ROUNDS,
-    "block_s": api._SEARCH_BLOCK_S,
-    "patience": api._SEARCH_PATIENCE,
+BATCH_SIZE = 4
+SIDES = {
+    "eager again": EAGER,
+    "same": CompileConfig("same"),
+    "same again": CompileConfig("same"),
+    "slower": CompileConfig("slower"),
 }
-CONFIRM = {
-    **SEARCH,
-    "half_width": EFFORT.confirm_half_width,
-    "block_s": finalists._BLOCK_S,
-    "patience": finalists._PATIENCE,
-}
+OTHER = DEFAULT_INDUCTOR  # what a side is called that is compared with one called eager
 
 
-def slowed(call: Callable[[], Any], share: float) -> Callable[[], None]:
-    """The same call, and then nothing for a share of the time that it took."""
-    clock = time.perf_counter_ns
-
-    def slow() -> None:
-        begin = clock()
-        call()
-        now = clock()
-        end = now + share * (now - begin)
-        while clock() < end:
-            pass
-
-    return slow
+def run(executor: LocalExecutor, job: Job) -> Ending:
+    """One job, with nothing beside it."""
+    executor.start(job)
+    while True:
+        for event in executor.wait(0.5):
+            if isinstance(event, Ended) and event.number == job.number:
+                return event.ending
 
 
-def measure(model: str, pairs: int, process: int) -> dict[str, Any]:
-    """In a process of its own: the floor, then pairs of each kind in random order."""
-    import torch
-    from autocompile.trial.pace import Pace
-    from autocompile.trial.strain import Strain
+def microseconds(seconds: list[float]) -> list[float]:
+    return [float(f"{1e6 * s:.5g}") for s in seconds]
 
-    from autocompile.trial.measure import Limits, Timed, paired_blocks
 
-    cpu = torch.device("cpu")
-    pace = Pace(cpu)
+def measure(executor: LocalExecutor, workshop: Workshop, name: str) -> dict[str, Any]:
+    """One set: raw microseconds of a call, by side, in the order of the rounds."""
+    sides = [
+        {
+            "number": number,
+            "config": config.to_dict(),
+            "cache": str(workshop.cache_of(number)),
+            "is_warm": False,
+        }
+        for number, config in enumerate(SIDES.values())
+    ]
+    request = {
+        "kind": "race",
+        "phase": "forward",
+        "batch_size": BATCH_SIZE,
+        "block_s": racing._BLOCK_S,
+        "rounds": racing._ROUNDS,
+        "max_s": racing._MAX_S,
+        "takes_turns": False,
+        "sides": sides,
+    }
+    ending = run(executor, workshop.job(workshop.next_number(), request, alone=True))
+    found = {side["number"]: side for side in ending.payload.get("sides", ())}
+    failed = [f"{n}: {s.get('message', '')}" for n, s in found.items() if s["outcome"] != "ok"]
+    if ending.outcome is not Outcome.OK or failed:
+        return {"error": f"{name}: {ending.outcome.value} {ending.message} {failed}"[:300]}
+    times = {
+        label: microseconds(found[n]["measurement"]["compiled_s"]) for n, label in enumerate(SIDES)
+    }
+    eager = microseconds(found[0]["measurement"]["eager_s"])
+    reference_us = round(1e6 * ending.payload["reference_s"], 1)
+    return {"reference_us": reference_us, "times_us": {"eager": eager, **times}}
 
-    def against(first: Callable[[], Any], second: Side, limits: dict[str, Any], seed: int) -> Any:
-        sides = [Timed(c, lambda: None, second.context) for c in (first, second.call)]
-        strain = Strain(cpu, pace)
-        found = paired_blocks(*sides, lambda: None, Limits(**limits), seed, strain)
-        interval = found.speedup
-        value = [round(v, 5) for v in (interval.value, interval.low, interval.high)]
-        return {"interval": value, "rounds": len(found.eager_s), "flags": found.flags}
 
-    settings = MODELS[model].settings["cpu"]["default"]
-    eager, other, compiled = (make(model, "cpu", kw) for kw in (None, None, settings))
-    with compiled.context():
-        for side in (eager, other, compiled):
-            side.call()
-    seeds = random.Random(process)
-
-    def one(kind: str, index: int) -> dict[str, Any]:
-        seed = seeds.randrange(2**31)
-        if kind == "floor":
-            return against(eager.call, other, CONFIRM, seed)
-        if kind == "aa":
-            first, second = (compiled, compiled) if index % 2 else (eager, other)
-            return against(first.call, second, SEARCH, seed)
-        limits = SEARCH if kind == "power" else CONFIRM
-        return against(slowed(compiled.call, SLOWER), compiled, limits, seed)
-
-    jobs = [(kind, i) for kind in ("aa", "power", "power_confirm") for i in range(pairs)]
-    seeds.shuffle(jobs)
-    found: dict[str, list[Any]] = {"floor": [one("floor", 0)]}
-    for kind, index in jobs:
-        found.setdefault(kind, []).append({"pair": index, **one(kind, index)})
+def records(sets: list[dict[str, Any]], baseline: str, other: str) -> list[Record]:
+    """What a run would hold in which ``baseline`` was eager, and ``other`` a setting."""
+    found = []
+    for number, config, side in ((0, EAGER, baseline), (1, OTHER, other)):
+        for index, one in enumerate(sets):
+            times = (tuple(1e-6 * us for us in one["times_us"][name]) for name in (baseline, side))
+            trial = Record(
+                number,
+                "forward",
+                config,
+                BATCH_SIZE,
+                Outcome.OK,
+                Step.EXIT,
+                measurement=Measurement(*times),
+                compile_s=None if config.is_eager else 1.0,
+                detail={"reference_s": 1e-6 * one["reference_us"], "raced_in": index},
+            )
+            if index == 0:
+                found.append(trial)  # its trial of the search
+            found.append(_raced(trial, index + 1))
     return found
 
 
-def floor_of(interval: Interval) -> float:
-    """The noise floor that an A/A interval gives, as autocompile/ranking.py has it."""
-    return max(interval.high - 1, 1 - interval.low)
+def _raced(trial: Record, number: int) -> Record:
+    return dataclasses.replace(
+        trial,
+        number=10 * number + trial.number,
+        role="confirm",
+        repeats=trial.number,
+        race=number,
+    )
 
 
-def beats(interval: Interval, floor: float) -> bool:
-    """Whether the report would call the second side faster (report/build.py)."""
-    return interval.low > 1 and interval.value > 1 + floor
-
-
-def differs(interval: Interval, floor: float) -> bool:
-    """Whether either side would be called faster."""
-    return beats(interval, floor) or beats(ratio(Interval(1, 1, 1), interval), floor)
-
-
-def behind(interval: Interval) -> bool:
-    """Whether a setting so far behind another leaves its tie set (ranking.py)."""
-    return interval.low > 1 + SAME
+def decided(sets: list[dict[str, Any]], baseline: str, other: str) -> tuple[Decision, int]:
+    """The decision where a race would stop, and after how many sets that is."""
+    for count in range(SETS[0], SETS[1] + 1):
+        decision = decide_all(records(sets[:count], baseline, other))[BATCH_SIZE]
+        if not decision.open:
+            break
+    return decision, count
 
 
 def analyse(rows: list[dict[str, Any]]) -> dict[str, list[bool]]:
     """Every decision by name: whether the two sides were called different."""
-    found: dict[str, list[bool]] = {
-        name: []
-        for name in ("aa", "aa_interval", "aa_tie", "power", "power_final", "power_final_tie")
-    }
-    rows = [row for row in rows if "error" not in row]
-
-    def intervals(row: dict[str, Any], kind: str) -> list[Interval]:
-        return [Interval(*p["interval"]) for p in sorted(row[kind], key=lambda p: p.get("pair", 0))]
-
+    found: dict[str, list[bool]] = {name: [] for name in ("aa", "aa_interval", "power", "open")}
+    experiments: dict[int, list[dict[str, Any]]] = {}
     for row in rows:
-        floor = floor_of(intervals(row, "floor")[0])
-        for i in intervals(row, "aa"):
-            found["aa"].append(differs(i, floor))
-            found["aa_interval"].append(not i.low <= 1 <= i.high)
-            found["aa_tie"].append(behind(i) or behind(ratio(Interval(1, 1, 1), i)))
-        found["power"] += [beats(i, floor) for i in intervals(row, "power")]
-    for begin in range(0, len(rows) - JOINED + 1, JOINED):
-        group = rows[begin : begin + JOINED]
-        floors = [intervals(row, "floor")[0] for row in group]
-        floor, equal = median([floor_of(i) for i in floors]), across_processes(floors)
-        for several in zip(*(intervals(row, "power_confirm") for row in group), strict=False):
-            joined = across_processes(several)
-            found["power_final"].append(beats(joined, floor))
-            found["power_final_tie"].append(behind(ratio(joined, equal)))
+        if "error" not in row:
+            experiments.setdefault(row["experiment"], []).append(row)
+    for sets in (s for s in experiments.values() if len(s) >= SETS[1]):
+        for pair in (("eager", "eager again"), ("same", "same again")):
+            for baseline, other in (pair, pair[::-1]):
+                decision, _ = decided(sets, baseline, other)
+                found["aa"].append(decision.is_faster)
+                found["open"].append(bool(decision.open))
+                over = _against_baseline(decision)
+                found["aa_interval"].append(not over.low <= 1 <= over.high)
+        for other in ("same", "same again"):
+            decision, _ = decided(sets, "slower", other)
+            found["power"].append(decision.is_faster)
     return found
 
 
-def groups(rows: list[dict[str, Any]]) -> list[bool]:
-    """Whether four processes of a setting would leave the tie set of five others, or they theirs.
+def _against_baseline(decision: Decision) -> Any:
+    every = (decision.best, *decision.rivals)
+    return next(c for c in every if not c.record.config.is_baseline).speedup
+
+
+def sets_used(rows: list[dict[str, Any]]) -> list[int]:
+    """After how many sets each pair of equals was decided."""
+    experiments: dict[int, list[dict[str, Any]]] = {}
+    for row in rows:
+        if "error" not in row:
+            experiments.setdefault(row["experiment"], []).append(row)
+    whole = [sets for sets in experiments.values() if len(sets) >= SETS[1]]
+    return [decided(sets, "same", "same again")[1] for sets in whole]
+
+
+def groups(rows: list[dict[str, Any]]) -> dict[str, list[bool]]:
+    """Three processes of a setting against three others: whether they would be called different.
 
     Args:
-        rows: of ``truth_<model>.json``; each setting's first nine calm processes are parted in all
-            126 ways, which have processes in common: they are not so many independent tries.
+        rows: of ``truth_<model>.json``. The first nine calm processes of each setting are taken,
+            and parted in all ways, which have processes in common: they are not so many
+            independent tries.
+
+    Returns:
+        ``same``: not as good as one another; ``out``: one is out, slower by more than the zone;
+        ``interval``: the interval of their ratio leaves out 1.
     """
     yard_us = best_yard_us(rows)
-    found: list[bool] = []
-    for setting in dict.fromkeys(row["setting"] for row in rows if "error" not in row):
-        each = []
-        for row in rows:
-            if row["setting"] != setting or not is_calm(row, yard_us, ROUNDS):
-                continue
-            most_us = calm_limit(row["threads"]) * yard_us
-            calm = [i for i, us in enumerate(row["yard_us"]) if us <= most_us][:ROUNDS]
-            sides = row["eager_us"], row["compiled_us"]
-            each.append(speedup(*([side[i] for i in calm] for side in sides)))
-        for four in itertools.combinations(range(len(each[:9])), 4):
-            parts = (
-                [i for n, i in enumerate(each[:9]) if n in four],
-                [i for n, i in enumerate(each[:9]) if n not in four],
-            )
-            apart = ratio(*map(across_processes, parts))
-            found.append(behind(apart) or behind(ratio(Interval(1, 1, 1), apart)))
+    found: dict[str, list[bool]] = {"same": [], "out": [], "interval": []}
+    for logs in _logs(rows, yard_us):
+        for six in itertools.combinations(range(len(logs)), 6):
+            for three in itertools.combinations(six[1:], 2):  # each way once
+                first = {six[0], *three}
+                parts = ([logs[i] for i in six if (i in first) is own] for own in (True, False))
+                apart = ratio(*map(over_sets, parts))
+                found["same"].append(not 1 / (1 + SAME) <= apart.value <= 1 + SAME)
+                found["out"].append(apart.low > 1 + ZONE or apart.high < 1 / (1 + ZONE))
+                found["interval"].append(not apart.low <= 1 <= apart.high)
     return found
+
+
+def _logs(rows: list[dict[str, Any]], yard_us: float) -> Iterator[list[float]]:
+    """By setting, the logarithm of the speed-up in each calm process, from a race's rounds."""
+    rows = [row for row in rows if "error" not in row]
+    for setting in dict.fromkeys(row["setting"] for row in rows):
+        calm = [
+            np.log(np.asarray(row["eager_us"]) / np.asarray(row["compiled_us"]))[: racing._ROUNDS]
+            for row in rows
+            if row["setting"] == setting
+            and np.median(row["yard_us"]) <= calm_limit(row["threads"]) * yard_us
+        ]
+        yield [signed_rank_interval(logs).value for logs in calm[:9]]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--processes", type=int, default=20, help="a multiple of five")
-    parser.add_argument("--first", type=int, default=0, help="process; without those before it")
-    parser.add_argument("--pairs", type=int, default=5, help="of each kind in each process")
-    parser.add_argument("--model", choices=("mlp", "cnn", "ppo"), default="cnn")
+    parser.add_argument("--count", type=int, default=20, help="of experiments")
+    parser.add_argument("--sets", type=int, default=SETS[1], help="of each; fewer are not judged")
     parser.add_argument("--folder", type=Path, help="for the JSON; beside this file if left out")
-    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.one is not None:
-        print(json.dumps(measure(args.model, args.pairs, args.one)), flush=True)
-        return
     path = (args.folder or HERE / "cpu") / "aa.json"
-    there = {row["process"] for row in load(path) if row["model"] == args.model}
-    for process in sorted({*range(args.first, args.processes)} - there):
-        began = time.monotonic()
-        with tempfile.TemporaryDirectory(prefix="truth-") as cache:
-            command = [sys.executable, __file__, "--one", str(process), "--model", args.model]
-            command += ["--pairs", str(args.pairs)]
-            found = last_line(command, {"TORCHINDUCTOR_CACHE_DIR": cache}, 600)
-        append(path, "cpu", {"model": args.model, "process": process, **found})
-        said = found.get("error", "done")
-        print(f"process {process}: {said}, {time.monotonic() - began:.0f} s", flush=True)
-    with contextlib.suppress(ZeroDivisionError):
-        for name, said in analyse([r for r in load(path) if r["model"] == args.model]).items():
-            print(f"{name:16} {sum(said)} of {len(said)}: {sum(said) / len(said):.0%}")
+    there = {(row["experiment"], row["set"]) for row in load(path)}
+    todo = [(e, s) for e in range(args.count) for s in range(args.sets) if (e, s) not in there]
+    with tempfile.TemporaryDirectory(prefix="truth-") as scratch:
+        folder = RunFolder(scratch)
+        folder.create()
+        base = {"target": str(HERE / "twins.py"), "device": "cpu", "seed": 0, "tolerance": None}
+        workshop = Workshop(folder, base, 200.0, None)
+        executor = LocalExecutor(jobs=1)
+        try:
+            for experiment, number in todo:
+                began = time.monotonic()
+                found = measure(executor, workshop, f"{experiment} {number}")
+                row = {"experiment": experiment, "set": number, "commit": commit(), **found}
+                append(path, "cpu", row)
+                said = found.get("error", "done")
+                took_s = time.monotonic() - began
+                print(f"experiment {experiment}, set {number}: {said}, {took_s:.0f} s", flush=True)
+        finally:
+            executor.close()
+    for name, seen in analyse(load(path)).items():
+        if seen:
+            print(f"{name:12} {sum(seen)} of {len(seen)}: {sum(seen) / len(seen):.0%}")
+    if used := sets_used(load(path)):
+        print(f"sets         {np.mean(used):.1f}")
 
 
 if __name__ == "__main__":

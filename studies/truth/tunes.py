@@ -4,9 +4,10 @@
     python studies/truth/tunes.py --model cnn --noise noisy --count 20
     python studies/truth/tunes.py --model adam --noise quiet --count 5 --device cuda
 
-Each run searches the settings whose truth is known, with another seed and a folder of its own.
-Every result is kept at once in ``<device>/tunes_<model>.json``, and ``--count`` is about all that
-are there: a series can be stopped and gone on with.
+Each run searches the settings whose truth is known, with another seed and a folder of its own, and
+races the best of them; the raw rounds of every race are kept. Every result is kept at once in
+``<device>/tunes_<model>.json``, and ``--count`` is about all that are there: a series can be
+stopped and gone on with.
 
 A run waits until the machine is as fast as the truth has seen it, since others share it; how fast
 it was before and after is kept (``host``), and a run whose machine was slow is one on a busy host.
@@ -22,11 +23,10 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from autocompile.ranking import candidates
 from ground_truth import best_yard_us
 from models import EAGER, HERE, MODELS, ROOT
 from store import append, commit, last_line, load, neighbour
@@ -36,6 +36,9 @@ import autocompile.api
 import autocompile.search.offer
 from autocompile.config import CompileConfig
 from autocompile.errors import AutocompileError
+from autocompile.estimate.candidates import candidates
+from autocompile.estimate.decision import decide_all
+from autocompile.estimate.intervals import Interval
 from autocompile.record import Record
 from autocompile.search.effort import EFFORTS
 from autocompile.search.space import SearchSpace, Space
@@ -108,53 +111,86 @@ def run(model: str, device: str, effort: str, seed: int) -> dict[str, Any]:
             return {"error": error.what, "wall_s": round(time.monotonic() - began, 1)}
     if result.interrupted:
         raise KeyboardInterrupt
-    report = result.to_dict()["phases"][phase]
-    found = result.speedup[phase]
+    records = [r for r in result.trials if r.phase == phase]
+    decision = decide_all(records)[MODELS[model].batch_size]
+    report, found = result.to_dict()["phases"][phase], candidates(records)
     return {
         "verdict": result.verdict[phase],
-        "pick": names[result.config[phase]],
-        "speedup": [round(v, 5) for v in (found.value, found.low, found.high)],
-        "noise_floor": round(report["noise_floor"], 5),
-        "flags": report["best"]["flags"],
+        "pick": names[decision.best.record.config],
+        "speedup": rounded(decision.best.speedup),
+        "sets": decision.best.sets,
+        "races": len({r.race for r in records} - {None}),
+        "decided": not decision.open,
+        "ceiling": round(decision.ceiling, 5),
+        "slow_host": decision.best.is_slow_host,
         "reason": report["reason"],
-        "ties": [names[r.config] for r in result.trials if r.number in report["ties"]],
-        "all": {
-            names[c.record.config]: [
-                c.confirmed,
-                *(round(v, 5) for v in (c.speedup.value, c.speedup.low, c.speedup.high)),
-            ]
-            for c in candidates(r for r in result.trials if r.phase == phase)
-        },
+        "ties": [names[c.record.config] for c in decision.ties],
+        "all": {names[c.record.config]: [c.sets, *rounded(c.speedup)] for c in found},
         "failed": {
             names[r.config]: f"{r.outcome.value}: {r.message[:200]}"
             for r in result.trials
             if not r.ok
         },
-        "processes": [process(r, names) for r in result.trials if r.measurement],
+        "searched": {
+            names[r.config]: searched(r)
+            for r in records
+            if r.ok and r.race is None and r.duplicate_of is None  # otherwise its twin's
+        },
+        "raced": raced(records, names),
         "wall_s": round(time.monotonic() - began, 1),
     }
 
 
-def process(record: Record, names: dict[CompileConfig, str]) -> list[Any]:
-    """Role, setting, speed-up, seconds, calls, rounds, calm ones, flags, time, faults, steps."""
-    found = record.measurement
-    assert found is not None
-    rounds = len(found.eager_s)
-    speedup = [round(v, 5) for v in (found.speedup.value, found.speedup.low, found.speedup.high)]
-    return [
-        record.role,
-        names[record.config],
-        speedup,
-        float(f"{found.eager_call_s:.4g}"),
-        float(f"{found.compiled_call_s:.4g}"),
-        list(found.calls),
-        rounds,
-        rounds - len(found.disturbed),
-        list(found.flags),
-        round(record.wall_s, 1),
-        record.detail.get("page_faults"),
-        {step: round(seconds, 2) for step, seconds in record.step_s.items()},
-    ]
+def rounded(interval: Interval) -> list[float]:
+    return [round(v, 5) for v in (interval.value, interval.low, interval.high)]
+
+
+def microseconds(seconds: Iterable[float]) -> list[float]:
+    return [float(f"{1e6 * s:.4g}") for s in seconds]
+
+
+def reference_us(record: Record) -> float:
+    """What the product's own reference work took beside it."""
+    return round(1e6 * record.detail.get("reference_s", 0.0), 1)
+
+
+def searched(record: Record) -> dict[str, Any]:
+    """A setting in its one process of the search."""
+    measurement = record.measurement
+    assert measurement is not None
+    return {
+        "speedup": rounded(measurement.speedup),
+        "eager_us": microseconds(measurement.eager_s),
+        "compiled_us": microseconds(measurement.compiled_s),
+        "reference_us": reference_us(record),
+        "calls": list(measurement.calls),
+        "leads": list(measurement.leads),
+        "flags": list(measurement.flags),
+        "page_faults": record.detail.get("page_faults"),
+        "wall_s": round(record.wall_s, 1),
+        "step_s": {step: round(seconds, 2) for step, seconds in record.step_s.items()},
+    }
+
+
+def raced(records: Iterable[Record], names: dict[CompileConfig, str]) -> list[dict[str, Any]]:
+    """A row for each process of each set: eager's rounds, and those of every side beside them."""
+    found: dict[tuple[int, int], dict[str, Any]] = {}
+    for r in records:
+        if r.race is None or r.measurement is None:
+            continue
+        row = found.setdefault(
+            (r.race, r.detail["raced_in"]),
+            {
+                "set": r.race,
+                "reference_us": reference_us(r),
+                "eager_us": microseconds(r.measurement.eager_s),
+                "sides_us": {},
+                "wall_s": 0.0,
+            },
+        )
+        row["sides_us"][names[r.config]] = microseconds(r.measurement.compiled_s)
+        row["wall_s"] = round(row["wall_s"] + r.wall_s, 1)  # a side's record has its share
+    return [found[key] for key in sorted(found)]
 
 
 def yardstick(device: str) -> dict[str, float]:

@@ -1,6 +1,9 @@
 """Print the figures of the README that are computed from several recorded trials.
 
-python studies/tuning_cost/figures.py
+    python studies/tuning_cost/figures.py
+
+Whole runs (``*/whole.json``) first; all others were recorded before finalists were raced, and their
+times end with the search.
 """
 
 from __future__ import annotations
@@ -62,6 +65,27 @@ def beside(label: str, first: dict[str, Any], second: dict[str, Any]) -> None:
     )
 
 
+def whole(path: Path) -> None:
+    """A whole run against the loop over the same settings."""
+    found = json.loads(path.read_text("utf-8"))
+    where = path.parent.name
+    for name in ("naive", "tune", "search"):
+        if name in found:
+            said = [f"{where}, {name}: {found[name]['wall_s']:.0f} s"]
+            if name != "naive" and "naive" in found:
+                said += [f"loop / this {found['naive']['wall_s'] / found[name]['wall_s']:.2f}"]
+            print(", ".join(said))
+    if run := found.get("tune"):
+        races_s = run["wall_s"] - run["search_s"]
+        processes = len({t["raced_in"] for t in run["trials"] if t["role"] == "confirm"})
+        print(
+            f"{where}: confirming and report {races_s:.0f} s, {processes} processes, sets by batch "
+            f"size {run['sets']}, decided {sum(run['decided'])} of {len(run['decided'])}, "
+            f"first trial after {run['first_trial_s']:.1f} s, "
+            f"tuner {run['tuner_cpu_share']:.1%} of a core"
+        )
+
+
 def neighbours() -> None:
     """Eight jobs: neighbours stopped, and neighbours that compile on cores of their own."""
     found: dict[tuple[str, str], list[dict[str, float]]] = {}
@@ -78,6 +102,8 @@ def neighbours() -> None:
 
 
 def main() -> None:
+    for path in sorted(HERE.glob("*/whole.json")):
+        whole(path)
     cpu = {name: arm("cpu/compare.json", name) for name in ("naive", "one", "again", "many")}
     for name in ("naive", "one", "many"):
         alone(f"busy hour, {name}", arm("cpu/busy_hour.json", name))

@@ -1,18 +1,24 @@
-"""What tuning costs besides compiling and measuring, against the loop that people write.
+"""What a user waits for a whole run, against the loop that people write over the same settings.
 
-    python studies/tuning_cost/tuning_cost.py compare --device cpu --out cpu.json
+    python studies/tuning_cost/tuning_cost.py compare --device cpu --out cpu/whole.json
     python studies/tuning_cost/tuning_cost.py growth --out growth.json
 
-``compare`` runs the same settings in four ways: (naive) a shell loop, one fresh interpreter after
-the other with torch's default caches and compile threads; (one, again) autocompile with one job,
-twice, which shows how much two equal runs differ; (many) autocompile with the default jobs. All
-run the code of a trial as it is, so a trial loads, compiles, verifies and measures the same
-everywhere. ``growth`` gives the tuner trials that cost nothing and looks at what is left.
+``compare`` has three arms:
+
+- ``naive``: a shell loop over the settings, one fresh interpreter after the other with torch's
+  default caches and compile threads; each runs the code of a trial of the search;
+- ``tune``: autocompile to the end of the same list, confirming and report included, from the start
+  of the command to the report; ``search_s`` is when its first race began;
+- ``search``: the same, ended where the first race would begin: what confirming costs is the
+  difference, as far as two runs are alike.
+
+``growth`` gives the tuner trials that cost nothing and looks at what is left.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import re
@@ -27,14 +33,23 @@ from typing import Any
 
 from autocompile.api import tune
 from autocompile.config import CompileConfig
-from autocompile.record import Measurement, Record
-from autocompile.report.live import SilentProgress
-from autocompile.search.effort import EFFORTS
+from autocompile.record import Measurement, Record, measurement_of
+from autocompile.report.live import SilentProgress, Tried
 from autocompile.search.space import SearchSpace
 from autocompile.testing import FakeExecutor, measured
 
-SEARCH = {"max_rounds": 96, "block_s": 0.02, "patience": 1.0}  # as autocompile/api.py has them
+ARMS = ("naive", "tune", "search")
 ROOT = Path(__file__).resolve().parents[2]
+NOTHING_ELSE: dict[str, Any] = {  # of the dimensions that the full effort has
+    "fullgraph": (False,),
+    "dynamic": (None,),
+    "options": ((),),
+    "scope": ("full",),
+    "memory_format": ("default",),
+    "optimizer": ("default",),
+    "freezing": (False,),
+    "threads": (None,),
+}
 
 
 @dataclass(frozen=True)
@@ -52,10 +67,7 @@ class Workload:
             backends=("inductor", "cudagraphs"),
             modes=self.modes,
             batch_sizes=self.batch_sizes,
-            fullgraph=(False,),
-            dynamic=(None,),
-            memory_format=("default",),
-            freezing=(False,),
+            **NOTHING_ELSE,
         )
 
     def settings(self) -> list[tuple[dict[str, Any], int]]:
@@ -75,24 +87,22 @@ WORKLOADS = {
 
 
 class Watch(SilentProgress):
-    """Notes when things happened and stops the run where the confirmation would begin."""
+    """Notes when things happened; may stop the run where the first race would begin."""
 
-    def __init__(self) -> None:
+    def __init__(self, stops_at_races: bool) -> None:
         self.began = time.monotonic()
+        self.stops = stops_at_races
         self.first_s: float | None = None
-        self.search_s: float | None = None
+        self.race_s: float | None = None
         self.warnings: list[str] = []
 
-    def started(
-        self, number: int, config: CompileConfig, batch_size: int | None, role: str
-    ) -> None:
+    def started(self, number: int, setting: Tried, role: str) -> None:
         self.first_s = self.first_s or time.monotonic() - self.began
 
-    def ended(self, record: Record, left: int) -> None:
-        self.search_s = time.monotonic() - self.began
-
-    def confirming(self, processes: int) -> None:
-        raise KeyboardInterrupt
+    def racing(self, phase: str, batch_size: int | None, sides: int, number: int) -> None:
+        self.race_s = self.race_s or time.monotonic() - self.began
+        if self.stops:
+            raise KeyboardInterrupt
 
     def warning(self, text: str) -> None:
         self.warnings.append(text)
@@ -116,7 +126,12 @@ def numbers(measurement: Measurement | None) -> dict[str, Any]:
 
 
 def choices(log: Path) -> list[list[Any]]:
-    """What Inductor's autotuning chose: the operation, its choice, and the runner-up's time."""
+    """What Inductor's autotuning chose: the operation, its choice, and the runner-up's time.
+
+    A side of a race has no log of its own.
+    """
+    if not log.exists():
+        return []
     found, lines = [], log.read_text("utf-8", "replace").splitlines()
     for line, *rest in (lines[i : i + 4] for i in range(len(lines))):
         if match := re.match(r"AUTOTUNE (.*)", line):
@@ -136,15 +151,15 @@ def start_s() -> float:
 
 
 def by_autocompile(
-    work: Workload, jobs: int | None, device: str, effort: str, folder: Path
+    work: Workload, jobs: int | None, device: str, races: bool, folder: Path
 ) -> dict[str, Any]:
     before_s = start_s()
-    watch, used = Watch(), cpu_s()
+    watch, used = Watch(stops_at_races=not races), cpu_s()
     result = tune(
         str(ROOT / work.target),
         phases=(work.phase,),
         space=work.space,
-        effort=effort,
+        effort="full",
         device=device,
         jobs=jobs,
         run_dir=folder,
@@ -153,34 +168,43 @@ def by_autocompile(
     total_s = time.monotonic() - watch.began
     trials = [
         {
+            "role": r.role,
             "config": r.config.to_dict(),
             "batch_size": r.batch_size,
+            "set": r.race,
+            "raced_in": r.detail.get("raced_in"),
             "outcome": r.outcome.value,
             "message": r.message,
             "wall_s": r.wall_s,
             "step_s": dict(r.step_s),
             "compile_s": r.compile_s,
             **numbers(r.measurement),
+            "reference_us": round(1e6 * r.detail.get("reference_s", 0.0), 1),
             "flags": list(r.measurement.flags) if r.measurement else [],
             "notes": list(r.notes),
             "choices": choices(folder / "trials" / f"{r.number:04d}" / "log.txt"),
         }
         for r in result.trials
-        if r.role == "search" and r.wall_s
+        if r.wall_s
     ]
+    report = result.to_dict()["phases"][work.phase]
+    search_s = watch.race_s if watch.race_s is not None else total_s
     return {
         "jobs": jobs,
-        "wall_s": before_s + (watch.search_s or 0.0),
+        "wall_s": before_s + (total_s if races else search_s),
+        "search_s": before_s + search_s,
         "start_s": before_s,
         "first_trial_s": before_s + (watch.first_s or 0.0),
         "tuner_cpu_share": (cpu_s() - used) / total_s,
+        "sets": [row["confirmed_processes"] for row in report["by_batch_size"]],
+        "decided": [row["decided"] for row in report["by_batch_size"]],
         "warnings": watch.warnings,
         "environment": result.environment,
         "trials": trials,
     }
 
 
-def by_loop(work: Workload, device: str, limits: dict[str, Any], folder: Path) -> dict[str, Any]:
+def by_loop(work: Workload, device: str, folder: Path) -> dict[str, Any]:
     """One interpreter after the other; they share torch's caches, which begin empty."""
     temporary = folder / "tmp"
     temporary.mkdir(parents=True)
@@ -198,7 +222,7 @@ def by_loop(work: Workload, device: str, limits: dict[str, Any], folder: Path) -
             "phase": work.phase,
             "config": config,
             "batch_size": batch_size,
-            "limits": limits,
+            "limits": {},
         }
         (trial / "request.json").write_text(json.dumps(request))
         began = time.monotonic()
@@ -221,7 +245,7 @@ def by_loop(work: Workload, device: str, limits: dict[str, Any], folder: Path) -
                 "message": last.get("message", ""),
                 "wall_s": wall_s,
                 "compile_s": last.get("compile_s"),
-                **numbers(raw and Measurement(**{k: tuple(v) for k, v in raw.items()})),
+                **numbers(raw and measurement_of(raw)),
                 "choices": choices(trial / "log.txt"),
             }
         )
@@ -229,23 +253,21 @@ def by_loop(work: Workload, device: str, limits: dict[str, Any], folder: Path) -
     return {"wall_s": sum(t["wall_s"] for t in trials), "trials": trials}
 
 
-def compare(device: str, arms: list[str], effort: str, out: Path) -> None:
+def compare(device: str, arms: list[str], jobs: int | None, out: Path) -> None:
     """Run the arms that are asked for and add them to the file."""
     work = WORKLOADS[device]
-    results = {"schema": 1, "target": work.target, "phase": work.phase, "effort": effort}
+    results = {"schema": 2, "target": work.target, "phase": work.phase}
     if out.exists():
         results = json.loads(out.read_text())
-    chosen = EFFORTS[effort]
-    limits = {"half_width": chosen.half_width, "max_s": chosen.max_s, **SEARCH}
     for arm in arms:
         with tempfile.TemporaryDirectory(prefix="tuning-cost-") as scratch:
             folder = Path(scratch) / "run"
             if arm == "naive":
-                results[arm] = by_loop(work, device, limits, folder)
+                results[arm] = by_loop(work, device, folder)
             else:
-                jobs = None if arm == "many" else 1
-                results[arm] = by_autocompile(work, jobs, device, effort, folder)
+                results[arm] = by_autocompile(work, jobs, device, arm == "tune", folder)
         print(f"{arm}: {results[arm]['wall_s']:.1f} s", file=sys.stderr)
+        out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(results, indent=1) + "\n")
 
 
@@ -259,7 +281,7 @@ def growth(out: Path) -> None:
         def ended(self, record: Record, left: int) -> None:
             self.at.append((time.monotonic(), cpu_s()))
 
-        def confirming(self, processes: int) -> None:
+        def racing(self, phase: str, batch_size: int | None, sides: int, number: int) -> None:
             raise KeyboardInterrupt
 
     def trial(request: dict[str, Any]) -> Any:
@@ -275,8 +297,12 @@ def growth(out: Path) -> None:
             tune(
                 target,
                 executor=FakeExecutor(trial),
-                space=SearchSpace(backends=("inductor",), batch_sizes=tuple(range(1, sizes + 1))),
-                effort="quick",
+                space=SearchSpace(
+                    backends=("inductor",),
+                    batch_sizes=tuple(range(1, sizes + 1)),
+                    **NOTHING_ELSE,
+                ),
+                effort="full",
                 progress=stamps,
                 run_dir=Path(scratch) / "run",
             )
@@ -306,8 +332,10 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     one = commands.add_parser("compare")
     one.add_argument("--device", choices=sorted(WORKLOADS), default="cpu")
-    one.add_argument("--effort", choices=sorted(EFFORTS), default="normal")
-    one.add_argument("--arms", default="naive,one,many,again")
+    one.add_argument("--arms", default=",".join(ARMS))
+    one.add_argument("--jobs", type=int, help="of autocompile; its default if left out")
+    one.add_argument("--sizes", type=int, help="only the first so many batch sizes")
+    one.add_argument("--modes", type=int, help="only the first so many modes")
     two = commands.add_parser("growth")
     for each in (one, two):
         each.add_argument("--out", type=Path, required=True)
@@ -315,7 +343,13 @@ def main() -> None:
     if args.command == "growth":
         growth(args.out)
     else:
-        compare(args.device, args.arms.split(","), args.effort, args.out)
+        work = WORKLOADS[args.device]
+        WORKLOADS[args.device] = dataclasses.replace(
+            work,
+            batch_sizes=work.batch_sizes[: args.sizes],
+            modes=work.modes[: args.modes],
+        )
+        compare(args.device, args.arms.split(","), args.jobs, args.out)
 
 
 if __name__ == "__main__":
