@@ -62,9 +62,6 @@ def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-# Commands ----------------------------------------------------------------------------------------
-
-
 @app.command()
 @_interruptible
 def tune(

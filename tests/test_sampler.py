@@ -14,12 +14,12 @@ from optuna.trial import TrialState
 
 from autocompile.config import EAGER, CompileConfig
 from autocompile.errors import UsageError
+from autocompile.search.doubts import fingerprint
 from autocompile.search.effects import Effects, Prior, expected_gain, features, prior_of
 from autocompile.search.sampler import (
     SAMPLERS,
     FiniteSampler,
     PortfolioSampler,
-    fingerprint,
     make_sampler,
 )
 from autocompile.search.space import Setting

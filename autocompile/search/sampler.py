@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 import random
-import re
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,10 +23,11 @@ from optuna.trial import FrozenTrial, TrialState
 
 from autocompile.config import DEFAULT_INDUCTOR
 from autocompile.errors import UsageError
-from autocompile.search.effects import Effects, Prior, expected_gain, features
+from autocompile.search.doubts import doubt, failures_of
+from autocompile.search.effects import Effects, Prior, expected_gain
 from autocompile.search.space import Setting, choices, plainer_twins
 
-__all__ = ["SAMPLERS", "FiniteSampler", "PortfolioSampler", "fingerprint", "make_sampler"]
+__all__ = ["SAMPLERS", "FiniteSampler", "PortfolioSampler", "make_sampler"]
 
 SAMPLERS = ("portfolio", "tpe", "gp", "random")
 _OTHERS = 0.5  # what a gain at another batch size than the user's own is worth
@@ -38,12 +38,6 @@ _PRIOR_WEIGHT = 4.0  # trials whose seconds are worth as much as the predicted o
 
 _Scores = dict[Setting, tuple[float, float, float]]
 Params = tuple[tuple[str, Any], ...]
-
-
-def fingerprint(outcome: str, message: str) -> str:
-    """Equal for failures that look alike: numbers, addresses and paths in the message differ."""
-    words = re.sub(r"0x[0-9a-f]+|\d+|\S*[/\\]\S+", "#", message)
-    return f"{outcome} {words[:120]}"
 
 
 class _Listed(optuna.samplers.BaseSampler):
@@ -186,11 +180,11 @@ class PortfolioSampler(_Listed):
             surely = value - spreads[setting] / 2
             best[setting.cell] = max(best[setting.cell], surely)
         gains = expected_gain(mean, deviation, [best[s.cell] for s in left])
-        failures = _failures(begun)
+        failures = failures_of(begun)
         pace = self._pace(begun)
         scores = {}
         for setting, gain in zip(left, map(float, gains), strict=True):
-            gain *= self._weight(setting) / _doubt(setting, failures)
+            gain *= self._weight(setting) / doubt(setting, failures)
             if setting.config == DEFAULT_INDUCTOR:
                 gain += _DEFAULT * self._weight(setting)
             seconds = pace * self._priors[setting.phase].cost_s(setting.config)
@@ -216,29 +210,6 @@ class PortfolioSampler(_Listed):
         ]
         logs = sum(math.log(took / predicted) for took, predicted in pairs)
         return math.exp(logs / (len(pairs) + _PRIOR_WEIGHT))
-
-
-def _failures(begun: Mapping[Setting, FrozenTrial]) -> list[tuple[frozenset[str], int]]:
-    """What the settings that failed in one way have in common, and how many they are.
-
-    They fail for one reason, and what they have in common is the best guess at it. A setting that
-    no process has tried says nothing of others.
-    """
-    found: dict[str, tuple[frozenset[str], int]] = {}
-    for setting, trial in begun.items():
-        if trial.state is TrialState.PRUNED and trial.user_attrs.get("seconds"):
-            attributes = trial.user_attrs
-            mark = fingerprint(attributes.get("outcome", ""), attributes.get("message", ""))
-            own = frozenset((setting.phase, *features(setting.config)))
-            common, count = found.get(mark, (own, 0))
-            found[mark] = common & own, count + 1
-    return list(found.values())
-
-
-def _doubt(setting: Setting, failures: Sequence[tuple[frozenset[str], int]]) -> float:
-    """1 where nothing speaks against it, the more failures are like it the larger."""
-    own = {setting.phase, *features(setting.config)}
-    return math.prod(1.0 + count for common, count in failures if common <= own)
 
 
 class FiniteSampler(_Listed):
