@@ -401,6 +401,15 @@ def table(found: dict[str, dict[str, dict[str, float]]]) -> str:
     return "\n".join(lines)
 
 
+def save(path: Path, parts: dict[str, dict[str, Any]], runs: int) -> None:
+    """One variant in a line."""
+    text = []
+    for name, variants in parts.items():
+        lines = [f"{json.dumps(v)}: {json.dumps(seen)}" for v, seen in variants.items()]
+        text.append(f'"{name}": {{\n' + ",\n".join(lines) + "\n}")
+    path.write_text(f'{{"schema": 1, "runs": {runs},\n' + ",\n".join(text) + "}\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=200, help="of each model and condition")
@@ -426,8 +435,7 @@ def main() -> None:
             for condition in conditions
         }
     print(table(found))
-    data = {"schema": 1, "runs": args.runs, "by_condition": found, "by_model": each}
-    args.out.write_text(json.dumps(data, indent=1) + "\n")
+    save(args.out, {"by_condition": found, "by_model": each}, args.runs)
 
 
 if __name__ == "__main__":
