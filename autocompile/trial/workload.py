@@ -34,8 +34,8 @@ class ReferenceWork:
         self._once()
 
     def sample(self) -> None:
-        """Do the work; the better of two, since a short interruption is not what is looked for."""
-        self._seconds.append(min(self._once(), self._once()))
+        """Do the work once; a short interruption does not change the median."""
+        self._seconds.append(self._once())
 
     @property
     def median_s(self) -> float:
