@@ -32,7 +32,7 @@ def cases(variants: bool = True) -> Iterator[Any]:
         marks = [pytest.mark.slow] * (name == "inductor")
         if reason := unusable[name] or FOUND_WRONG.get(name):
             marks.append(pytest.mark.skip(reason=reason))
-        usual = [v for v in known.variants if v.since != "full" and v.device in (None, "cpu")]
+        usual = [] if known.has_modes else list(known.variants)
         for options in ({}, *(variant.options for variant in usual if variants)):
             label = " ".join((name, *(f"{key}={value}" for key, value in options.items())))
             config = CompileConfig(name, options=tuple(options.items()))

@@ -487,7 +487,7 @@ def test_a_container_s_quota_counts_as_its_cores(monkeypatch: pytest.MonkeyPatch
 def test_a_dead_zygote_is_replaced(tmp_path: Path) -> None:
     executor, shop = LocalExecutor(isolation="fork", jobs=1), workshop(tmp_path / "run")
     nursery = executor._nurseries.of(None)
-    nursery._zygote = dead = Zygote(sys.executable, {})
+    nursery._zygote = dead = Zygote(sys.executable, {}, executor._selector)
     os.kill(dead.pid, 9)
     try:
         executor.start(trial(shop, "eager"))

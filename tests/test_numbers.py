@@ -24,8 +24,8 @@ def setting(backend: str, **more: Any) -> dict[str, Any]:
     return {"config": CompileConfig(backend, **more).to_dict()}
 
 
-def test_no_effort_tries_them_by_itself() -> None:
-    unsafe = {d.field for d in DIMENSIONS if d.since is None}
+def test_they_are_tried_by_name_only() -> None:
+    unsafe = {d.field for d in DIMENSIONS if d.by_name}
     assert unsafe == {"precision", "autocast", "guards"}
     flags = "backend mode batch_size fullgraph dynamic scope memory_format optimizer"
     nothing = dict.fromkeys(f"{flags} freezing threads".split())

@@ -56,9 +56,8 @@ def test_a_repeat_that_was_ended_from_outside_is_tried_again(target: Path) -> No
     executor = Forking(unlucky)
     result = tune(target, executor=executor, space=SPACE)
     assert result.config["forward"].mode == "max-autotune"
-    again = [r for r in result.trials if any("second try" in note for note in r.notes)]
-    assert len(again) == 1 and again[0].ok and again[0].repeats is not None
-    assert "the first ended with infrastructure in compile (killed)" in again[0].notes[-1]
+    assert ended
+    assert result.to_dict()["phases"]["forward"]["best"]["confirmed_processes"] == 3
 
 
 def test_what_ends_repeats_from_outside_again_and_again_does_not_rule_a_setting_out(
@@ -84,5 +83,5 @@ def test_a_setting_that_fails_when_it_is_repeated_is_called_that(target: Path) -
     result = tune(target, executor=FakeExecutor(once), space=SPACE)
     assert result.verdict["forward"] == "keep_eager"
     reason = result.to_dict()["phases"]["forward"]["reason"]
-    assert reason.startswith("every setting that worked in the search failed when it was repeated")
+    assert reason.startswith("every setting that worked in the search failed when it was raced")
     assert "× crashed" in reason

@@ -20,7 +20,7 @@ from torch._dynamo.backends.registry import register_backend
 
 from autocompile.config import EAGER, CompileConfig
 from autocompile.record import Outcome
-from autocompile.trial import schedule, telemetry, worker
+from autocompile.trial import schedule, screening, telemetry
 from autocompile.trial.judge import Failed, Judge
 from autocompile.trial.phases import Side, make_side
 from autocompile.trial.schedule import try_schedule
@@ -250,7 +250,7 @@ def test_an_error_after_a_change_is_said() -> None:
 def test_what_the_changes_compile_is_not_counted_for_the_trial(
     work: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "watched_blocks", timed_for_a_moment)
+    monkeypatch.setattr(screening, "screen", timed_for_a_moment)
     request = a_trial(phase="optimizer_step", batch_size=None)
     result = in_this_process(work / "first", request, capsys)
     assert (result["graphs"], result["recompiles"]) == (1, 0)
