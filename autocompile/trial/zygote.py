@@ -19,10 +19,8 @@ import contextlib
 import gc
 import importlib
 import json
-import shutil
 import signal
 import socket
-import tempfile
 import threading
 import warnings
 from collections.abc import Iterator
@@ -37,6 +35,7 @@ from autocompile.processes import (
     keep_others_from_writing,
     thread_count,
 )
+from autocompile.trial.toolchain import Toolchain
 from autocompile.trial.warden import guard
 
 _CANARY_S = 30
@@ -58,7 +57,7 @@ class _Zygote:
             importlib.import_module("tqdm").tqdm.monitor_interval = 0
         self._torch = torch
         self._proven_threads = 0
-        self._toolchain: _Toolchain | None = None
+        self._toolchain: Toolchain | None = None
         self._wardens: set[int] = set()
         self._knows_its_children = True
         adopt_orphans()
@@ -74,7 +73,7 @@ class _Zygote:
             if request["do"] == "warm":
                 _import(request["modules"])
                 if request["toolchain"] is not None:
-                    self._toolchain = _Toolchain(Path(request["toolchain"]))
+                    self._toolchain = Toolchain(Path(request["toolchain"]))
                 self._proven_threads = 0
                 answer = self._fitness()
             elif request["do"] == "prepare":
@@ -174,55 +173,6 @@ def _import(modules: list[str]) -> None:
             with contextlib.suppress(Exception), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 importlib.import_module(name)
-
-
-class _Toolchain:
-    """What Inductor's first compile in a process costs besides the compiling, paid beforehand.
-
-    A child probes the vector instructions, which is mostly waiting for the C++ compiler, while the
-    zygote imports; its finding is left in ``place``, for interpreters that start afresh as well.
-    """
-
-    def __init__(self, place: Path) -> None:
-        self._place = place
-        place.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        zygote = os.getpid()
-        self.pid = os.fork()
-        if self.pid == 0:
-            die_with_parent(zygote)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            try:
-                self._probe()
-            finally:
-                os._exit(0)
-
-    def _probe(self) -> None:
-        from torch._inductor.cpu_vec_isa import pick_vec_isa
-
-        if not self._place.is_dir():
-            scratch = tempfile.mkdtemp(dir=self._place.parent)
-            os.environ["TORCHINDUCTOR_CACHE_DIR"] = scratch
-            pick_vec_isa()
-            os.chmod(scratch, 0o755)
-            os.rename(scratch, self._place)
-
-    def use(self) -> None:
-        """Compile something small, on the CPU and on one thread: the process stays fit to fork."""
-        import torch
-
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self.pid, 0)
-        with tempfile.TemporaryDirectory(dir=self._place.parent) as scratch:
-            os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{scratch}/cache"
-            try:
-                with contextlib.suppress(OSError):
-                    shutil.copytree(self._place, f"{scratch}/cache")
-                torch.compile(lambda x: x + 1)(torch.zeros(8))
-            except Exception as error:  # no C++ compiler, say: the trials will tell
-                print(f"autocompile: nothing can be compiled here: {error}", file=sys.stderr)
-            finally:
-                del os.environ["TORCHINDUCTOR_CACHE_DIR"]
-                torch._dynamo.reset()
 
 
 def _canary_dies() -> str:
