@@ -149,13 +149,18 @@ def tune(
         race = Race(study, plan.limits, run["target"].get("own_batch_size") or {})
         try:
             while True:
+                before = len(study.records)
                 study.search(race.needed_s)
                 race.run()
-                if study.is_done or budget.left_s < _WORTH_MORE * (total_s or 0.0):
+                if (
+                    study.is_done
+                    or len(study.records) == before
+                    or budget.left_s < _WORTH_MORE * (total_s or 0.0)
+                ):
                     break
         except (Interrupted, KeyboardInterrupt):
             interrupted = True
-        if not interrupted:  # otherwise the best are still to be raced on their warm caches
+        if not interrupted and not race.is_open:  # else resuming races on these caches
             workshop.drop_cache()
     records, facts = folder.read()
     if told := notice(facts, run["environment"]):

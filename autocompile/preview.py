@@ -62,10 +62,13 @@ def preview(
     device = found["environment"]["device"].split(":")[0]
     if budget_s is None:
         budget_s = budget_of(effort)
-    share_s = math.inf if budget_s is None else budget_s / len(spaces)
+    budget_s = math.inf if budget_s is None else budget_s
+    expected = {n: predicted(one, device, jobs or default_jobs()) for n, one in spaces.items()}
+    total_s = sum(seconds for seconds, _ in expected.values())
     rows = {}
     for name, one in spaces.items():
-        seconds, processes = predicted(one, device, jobs or default_jobs())
+        seconds, processes = expected[name]
+        share_s = math.inf if total_s <= budget_s else budget_s * seconds / total_s
         if trials is not None and processes > trials:
             seconds *= trials / processes
         rows[name] = {

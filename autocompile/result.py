@@ -69,8 +69,8 @@ class Result:
     def compile(self, model: Model, phase: str | None = None) -> Model:
         """Apply the best settings of a phase to a model, in this process.
 
-        Best over all batch sizes that were tried, as in the attributes; what is exported to a stack
-        that has a batch size of its own is the best there.
+        Best at the target's own batch size, or over all that were tried where it names none, as in
+        the attributes.
 
         Args:
             model: an ``nn.Module`` or RLModule for a forward phase; for ``optimizer_step`` or

@@ -516,7 +516,7 @@ def test_a_second_try_waits_for_no_budget_that_is_spent(target: Path) -> None:
 
     def late(request: Mapping[str, Any]) -> Ending:
         if request["config"]["mode"] == "max-autotune":
-            clock.work(12)
+            clock.work(10.5)
         return doubtful(request)
 
     executor = Recorder(late)
@@ -684,7 +684,10 @@ def test_a_lucky_setting_that_nobody_confirmed_is_not_reported(target: Path) -> 
         return measured({"default": 1.10, "max-autotune": 1.30}[request["config"]["mode"]])
 
     result = tune(
-        target, executor=FakeExecutor(shaky), space=SearchSpace(batch_sizes=(4,)), effort="quick"
+        target,
+        executor=FakeExecutor(shaky),
+        space=SearchSpace(batch_sizes=(4,), freezing=(False,)),
+        effort="quick",
     )
     assert result.verdict["forward"] == "keep_eager"
 

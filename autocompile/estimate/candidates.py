@@ -151,11 +151,13 @@ def _candidate(members: Sequence[Record], again: Sequence[Record], eager: _Eager
     call_s = eager.seconds(record)
     logs, blocks = {}, {}
     for r in again:
-        if r.measurement is None or r.race is None:
+        if r.measurement is None:
             continue
+        # Older versions measured each again in a process of its own.
+        number = -1 - r.number if r.race is None else r.race
         ratio_ = eager.over_own(r, r.measurement)
-        logs[r.race] = math.log(with_refreshes(ratio_, with_refresh, eager.of_process(r)))
-        blocks[r.race] = (r.detail.get("raced_in", r.number), r.measurement.compiled_s)
+        logs[number] = math.log(with_refreshes(ratio_, with_refresh, eager.of_process(r)))
+        blocks[number] = (r.detail.get("raced_in", r.number), r.measurement.compiled_s)
     slow = left_out([r for r in again if r.race is not None])
     logs = {number: log for number, log in logs.items() if number not in slow}
     if record.config.is_baseline:

@@ -67,7 +67,7 @@ def decide(found: Sequence[Candidate], limits: Limits | None = None) -> Decision
     best = ties[0] if ties else eager
     others = [(c, compare(c, best)) for c in (*rivals, eager) if c is not best]
     # What lost by its figure of the search was not raced, and so is less surely known.
-    others = [(c, r) for c, r in others if c.sets or (r.value > 1 and len(raced) < _MOST)]
+    others = [(c, r) for c, r in others if c.sets or (r.value > 1 and len(raced) < 2 * _MOST)]
     open_ = [(c, r.high - 1) for c, r in others if r.high > 1 + ZONE]
     return Decision(
         best=best,
@@ -105,8 +105,10 @@ def finalists(decision: Decision) -> list[Candidate]:
     if raced:  # who looked better in the search than the best that was raced
         new = [c for c in new if c.speedup.value > leader.speedup.value]
     chosen = alive + new[: max(0, min(_MOST - len(alive), 2 * _MOST - len(raced)))]
-    default = [c for c in every if c.record.config == DEFAULT_INDUCTOR]
-    return chosen + [c for c in default if chosen and c not in chosen and c.sets < SETS[0]]
+    default = [c for c in every if c.record.config == DEFAULT_INDUCTOR and c not in chosen]
+    # Beside another environment too, since it brings eager mode of the tuner's own.
+    elsewhere = any(c.record.config.environment != "default" for c in chosen)
+    return chosen + [c for c in default if chosen and (elsewhere or c.sets < SETS[0])]
 
 
 def is_out(candidate: Candidate, leader: Candidate) -> bool:

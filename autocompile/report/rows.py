@@ -67,7 +67,8 @@ def _is_answered(record: Record) -> bool:
 def _log(record: Record, run_dir: str) -> str | None:
     if record.wall_s == 0 or record.duplicate_of is not None:
         return None
-    return f"{run_dir}/trials/{record.number:04d}/log.txt"
+    number = record.detail.get("raced_in", record.number)  # several share a race's process
+    return f"{run_dir}/trials/{number:04d}/log.txt"
 
 
 def trial_row(record: Record, run_dir: str) -> dict[str, Any]:

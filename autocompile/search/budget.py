@@ -10,6 +10,7 @@ __all__ = ["Budget"]
 
 _FOR_RACES = 0.4  # kept back for confirming, unless less is enough
 _REPORT_S = 1.0
+_MOST = 1.1
 
 
 class Budget:
@@ -43,6 +44,10 @@ class Budget:
         if self.total_s is None:
             return math.inf
         return self.total_s - _REPORT_S - self.spent_s
+
+    def is_over(self) -> bool:
+        """Whether what still runs is to be ended: a tenth more than the budget has passed."""
+        return self.total_s is not None and self.spent_s > _MOST * self.total_s
 
     def for_search_s(self, races_s: float) -> float:
         """Seconds that the search may still take, if the races are expected to take ``races_s``."""

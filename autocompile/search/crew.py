@@ -29,10 +29,16 @@ class Crew:
     Args:
         executor: runs the jobs.
         observer: is told of steps.
+        is_over: whether the time is over, and what runs is to be ended as by Ctrl-C.
     """
 
-    def __init__(self, executor: Executor, observer: Observer) -> None:
-        self._executor, self._observer = executor, observer
+    def __init__(
+        self,
+        executor: Executor,
+        observer: Observer,
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._executor, self._observer, self._is_over = executor, observer, is_over
         self._running: set[int] = set()
         self._ended: list[tuple[int, Ending]] = []
         self._pressed = self._cancelled = False
@@ -83,7 +89,7 @@ class Crew:
         """
         while not self._ended:
             try:
-                if self._pressed and not self._cancelled:
+                if (self._pressed or self._is_over()) and not self._cancelled:
                     self._cancelled = True
                     for number in list(self._running):
                         self._executor.cancel(number)

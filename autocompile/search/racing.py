@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,14 +46,23 @@ class Race:
     limits: Limits
     own_sizes: Mapping[str, int | None]
     _alone: set[int] = field(default_factory=set)  # failed beside others: once more, by themselves
+    _last: set[int] = field(default_factory=set)  # also in a process of their own: with nobody else
+    _given_up: set[Cell] = field(default_factory=set)  # a race of it fails with nobody at work
     _took_s: dict[Cell, float] = field(default_factory=dict)  # of a set, by side
 
     def needed_s(self) -> float:
         """About how many seconds the sets take that each phase and batch size needs at least."""
-        return sum(
-            max(0, SETS[0] - self._sets(cell)) * self._set_s(cell, finalists(decision))
-            for cell, decision in self._decisions()
-        )
+        total_s = 0.0
+        for cell, decision in self._decisions():
+            runners = finalists(decision)
+            had = min(map(self._tries, runners), default=SETS[0])
+            total_s += max(0, SETS[0] - had) * self._set_s(cell, runners)
+        return total_s
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a decision is still open, so that more sets may follow."""
+        return any(decision.open for _, decision in self._decisions())
 
     def run(self) -> None:
         """Race until every decision is clear or the time is over.
@@ -62,7 +70,7 @@ class Race:
         Raises:
             Interrupted: after Ctrl-C.
         """
-        with Crew(self.study.executor, self.study.observer) as crew:
+        with Crew(self.study.executor, self.study.observer, self.study.budget.is_over) as crew:
             while not crew.interrupted and (chosen := self._next()):
                 cell, runners = chosen
                 self._set(crew, cell, runners)
@@ -78,6 +86,7 @@ class Race:
             own = self.own_sizes.get(phase)
             order = sorted(decisions, key=lambda size: (size != own, -(size or 0)))
             found += [((phase, size), decisions[size], order.index(size)) for size in order]
+        found = [each for each in found if each[0] not in self._given_up]
         return [(cell, decision) for cell, decision, _ in sorted(found, key=lambda each: each[2])]
 
     def _next(self) -> tuple[Cell, list[Candidate]] | None:
@@ -88,21 +97,20 @@ class Race:
         left_s = self.study.budget.left_s + _SLACK * (self.study.budget.total_s or 0.0)
         for least in SETS:
             for cell, decision in self._decisions():
-                runners = [c for c in finalists(decision) if c.sets < least]
-                if self._sets(cell) >= SETS[1] or not runners:
-                    continue
-                if least > SETS[0] and not decision.open:
-                    continue
                 runners = finalists(decision)
+                needy = [c for c in runners if c.sets < least and self._tries(c) < SETS[1]]
+                if not needy or (least > SETS[0] and not decision.open):
+                    continue
                 for most in dict.fromkeys((len(runners), 2, 1)):  # with little time, fewer
-                    if self._set_s(cell, runners[:most]) <= left_s:
-                        return cell, runners[:most]
+                    some = runners[:most]
+                    if any(c in needy for c in some) and self._set_s(cell, some) <= left_s:
+                        return cell, some
         return None
 
-    def _sets(self, cell: Cell) -> int:
-        """How many sets there were."""
-        seen = [r.race for r in self.study.records if (r.phase, r.batch_size) == cell]
-        return len({number for number in seen if number is not None})
+    def _tries(self, c: Candidate) -> int:
+        """In how many sets it was, those left out included."""
+        own = {c.record.number, *c.same_code}
+        return len({r.race for r in self.study.records if r.repeats in own and r.race is not None})
 
     def _set_s(self, cell: Cell, runners: Sequence[Candidate]) -> float:
         """About how long a set takes: by the last one, or by the trials of the search."""
@@ -112,7 +120,11 @@ class Race:
             return 0.0
         steps = ("import", "build", "eager")
         start_s = max(sum(c.record.step_s.get(s, 0.0) for s in steps) for c in runners)
-        warm_s = sum(0.5 * c.record.step_s.get("compile", 0.0) for c in runners)
+        has_cache = self.study.workshop.has_cache
+        warm_s = sum(
+            (0.5 if has_cache(c.record.number) else 1.0) * c.record.step_s.get("compile", 0.0)
+            for c in runners
+        )
         return start_s + warm_s + _MAX_S
 
     def _set(self, crew: Crew, cell: Cell, runners: Sequence[Candidate]) -> None:
@@ -126,7 +138,7 @@ class Race:
         began = study.budget.spent_s
         waiting, started = list(groups), {}
         while waiting or crew.size:
-            while waiting and crew.has_room:
+            while waiting and crew.has_room and not (self._last and crew.size):
                 group = waiting.pop(0)
                 job = self._job(cell, group, takes_turns=len(groups) > 1)
                 started[job.number] = group
@@ -134,9 +146,8 @@ class Race:
             if not crew.size:
                 return  # Ctrl-C before it began
             job_number, ending = crew.next()
-            self._keep(job_number, cell, number, started[job_number], ending)
-        if self._took_s.get(cell) != math.inf:
-            self._took_s[cell] = (study.budget.spent_s - began) / (1 + len(runners))
+            self._keep(job_number, cell, number, started[job_number], ending, len(groups) > 1)
+        self._took_s[cell] = (study.budget.spent_s - began) / (1 + len(runners))
 
     def _groups(self, runners: Sequence[Candidate]) -> list[list[Candidate]]:
         """Who shares a process with whom.
@@ -192,7 +203,13 @@ class Race:
         return workshop.cache_of(next((n for n in numbers if workshop.has_cache(n)), numbers[0]))
 
     def _keep(
-        self, job: int, cell: Cell, number: int, group: Sequence[Candidate], ending: Ending
+        self,
+        job: int,
+        cell: Cell,
+        number: int,
+        group: Sequence[Candidate],
+        ending: Ending,
+        beside: bool,
     ) -> None:
         """A record of each side that has one, on disk."""
         study = self.study
@@ -200,20 +217,24 @@ class Race:
         at_work = _at_work(study.workshop.folder.trial(job) / AT_WORK)
         numbers = iter((job,))
         for record in side_records(by_number, ending, at_work):
-            if not record.ok and len(group) > 1:
-                self._alone.add(record.repeats or 0)  # perhaps because of the others
+            trial = record.repeats or 0
+            if not record.ok and (len(group) > 1 or (beside and trial not in self._last)):
+                self._alone.add(trial)  # perhaps because of the others
+                self._last |= {trial} if len(group) == 1 else set()
                 continue
             own = next(numbers, None)
             own = study.workshop.next_number() if own is None else own
             detail = {**record.detail, "raced_in": job}
             study.keep_raced(dataclasses.replace(record, number=own, race=number, detail=detail))
         study.workshop.drop_cache(job)
-        if ending.outcome is not Outcome.OK and at_work not in by_number:
+        is_ours = ending.outcome in (Outcome.OK, Outcome.INTERRUPTED)
+        is_lost = not is_ours and at_work not in by_number
+        if is_lost or (ending.outcome is Outcome.OK and not ending.payload.get("sides")):
             study.observer.warning(
                 f"a race of {cell[0]} ended with {ending.outcome.value} ({ending.message}): "
                 f"log in {study.workshop.folder.trial(job)}"
             )
-            self._took_s[cell] = math.inf  # not again: it has nothing to do with a setting
+            self._given_up.add(cell)  # it has nothing to do with a setting
 
 
 def _at_work(path: Path) -> int:

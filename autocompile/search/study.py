@@ -99,7 +99,7 @@ class Study:
             Interrupted: after Ctrl-C.
             RunError: the run's folder cannot be used.
         """
-        with Crew(self.executor, self.observer) as crew:
+        with Crew(self.executor, self.observer, self.budget.is_over) as crew:
             while True:
                 self._fill(crew, lambda: self.budget.for_search_s(races_s()) <= 0)
                 if not crew.size:

@@ -49,16 +49,17 @@ class Toolchain:
         scratch = Path(tempfile.mkdtemp(dir=self._place.parent))
         kept = _kept()
         if kept is not None and _is_ours(kept):
-            shutil.copytree(kept, scratch, dirs_exist_ok=True)
+            with contextlib.suppress(OSError):
+                shutil.copytree(kept, scratch, dirs_exist_ok=True)
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(scratch)
         _find_vector_instructions()
-        if kept is not None and not kept.exists():
+        if kept is not None and not kept.exists() and any(scratch.iterdir()):
             with contextlib.suppress(OSError):
                 kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                new = tempfile.mkdtemp(dir=kept.parent)
-                shutil.copytree(scratch, new, dirs_exist_ok=True)
-                os.chmod(new, 0o700)
-                os.rename(new, kept)
+                with tempfile.TemporaryDirectory(dir=kept.parent) as new:
+                    shutil.copytree(scratch, f"{new}/found")
+                    os.chmod(f"{new}/found", 0o700)
+                    os.rename(f"{new}/found", kept)
         os.chmod(scratch, 0o755)
         os.rename(scratch, self._place)
 
@@ -83,8 +84,10 @@ class Toolchain:
 
 def _find_vector_instructions() -> None:
     """Have Inductor look, at all kinds of them at once."""
-    from torch._inductor import cpu_vec_isa
-
+    try:
+        from torch._inductor import cpu_vec_isa
+    except ImportError:
+        return
     with contextlib.suppress(Exception):  # another torch does it one after the other below
         here = cpu_vec_isa.x86_isa_checker()
         kinds = [

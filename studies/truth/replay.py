@@ -72,7 +72,7 @@ class Variant:
     freedom: int = 4
     centre: Callable[[Sequence[float]], float] = lambda logs: sum(logs) / len(logs)
     slower: float | None = host.SLOWER
-    majority: bool = True
+    majority: bool = False
     sets: tuple[int, int] = decision_.SETS
     zone: float = decision_.ZONE
     rounds: int = ROUNDS
@@ -111,9 +111,7 @@ VARIANTS = {
     "sets: prior worth 8 processes": Variant(freedom=8),
     "host: every set counts": Variant(slower=None),
     **{f"host: left out from {s:g} times": Variant(slower=s) for s in (1.05, 1.1, 1.25, 1.4)},
-    "host: left out even if they are more": Variant(majority=False),
-    "host: left out even if more, from 1.25 times": Variant(majority=False, slower=1.25),
-    "host: left out even if more, prior spread 2 %": Variant(majority=False, spread=0.02),
+    "host: left out only where they are fewer": Variant(majority=True),
     "host: every set counts, by their median": Variant(slower=None, centre=_median),
     "stop: always 3 sets": Variant(sets=(3, 3)),
     "stop: always 6 sets": Variant(sets=(6, 6)),
