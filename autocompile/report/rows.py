@@ -120,7 +120,7 @@ def size_row(size: int | None, decision: Decision) -> dict[str, Any]:
         "number": top.record.number,
         "confirmed_processes": top.sets,
         "faster": decision.is_faster,
-        "decided": not decision.open,
+        "decided": not decision.open and (top.sets > 1 or not decision.is_faster),
     }
 
 

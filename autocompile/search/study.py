@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 
 from autocompile.config import DEFAULT_INDUCTOR
 from autocompile.execute.executor import Ending, Executor, Job
@@ -101,7 +102,7 @@ class Study:
         """
         with Crew(self.executor, self.observer, self.budget.is_over) as crew:
             while True:
-                self._fill(crew, lambda: self.budget.for_search_s(races_s()) <= 0)
+                self._fill(crew, lambda: self.budget.for_search_s(races_s()) <= self._started_s())
                 if not crew.size:
                     break
                 number, ending = crew.next()
@@ -143,6 +144,14 @@ class Study:
             job = self._job(number, setting)
             self.observer.started(number, setting, "search")
             crew.start(job)
+
+    def _started_s(self) -> float:
+        """About how long what runs, and one more, still takes: they are timed one by one."""
+        ended = [r for r in self._known.values() if r.ok and r.wall_s > 0]
+        if not ended:
+            return 0.0
+        timed = fmean(sum(r.step_s.get(s, 0.0) for s in ("verify", "measure")) for r in ended)
+        return fmean(r.wall_s for r in ended) + timed * len(self._running)
 
     def _job(self, number: int, setting: Setting, fresh: bool = False) -> Job:
         config, here = setting.config, [r for s, r in self._known.items() if s.cell == setting.cell]
