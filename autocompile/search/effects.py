@@ -25,7 +25,10 @@ __all__ = ["Effects", "Prior", "features", "prior_of"]
 
 _PLAIN = DEFAULT_INDUCTOR.to_dict()
 # Standard deviations of logarithms of speed-ups.
-_FIELD, _FIELD_HERE = 0.15, 0.08  # of a field's effect: shared by a phase, and at one batch size
+_FIELDS = {"optimizer": 0.3, "threads": 0.05, "dynamic": 0.05, "mode": 0.1, "scope": 0.1}
+_FIELD, _OPTION = 0.15, 0.08  # of a field's effect: what is not named above; of an option
+_HERE = 0.5  # of its own at one batch size, beside what a phase shares
+_PLAIN_LOG = 0.02  # what each field is expected to cost beside others: combinations come later
 _WHOLE, _WHOLE_HERE = 0.05, 0.04  # of what a setting adds to the effects of its fields
 _NOISE, _WIDTH = 0.03, 3.92  # of one process, and of a 95 % interval in standard deviations
 
@@ -72,14 +75,13 @@ class Prior:
 
 def _seconds(feature: str) -> float:
     """Seconds that a field adds to a trial, where no table knows it."""
-    if (
-        feature in ("memory_format=channels_last eager", "threads=1 eager")
-        or "optimizer" in feature
-    ):
+    if feature.endswith(" eager") or feature.startswith("optimizer"):
         return 0.0
     if feature == "freezing=True":
         return 8.0
-    return 4.0 if "=" not in feature or "autotune" in feature or "cpp_wrapper" in feature else 0.5
+    if "=" not in feature or "autotune" in feature or "cpp_wrapper" in feature:
+        return 5.0  # a backend, to begin with
+    return 1.0
 
 
 def prior_of(device: str, phase: str, has_convolutions: bool) -> Prior:
@@ -109,7 +111,7 @@ class Effects:
 
     def __init__(self, settings: Sequence[Setting], priors: Mapping[str, Prior]) -> None:
         self.index = {s: i for i, s in enumerate(settings)}
-        self._mean = np.array([priors[s.phase].mean(s.config) for s in settings])
+        self._mean = np.array([_expected(priors[s.phase], s.config) for s in settings])
         self._phase = _codes([s.phase for s in settings])
         self._cell = _codes([s.cell for s in settings])
         self._config = _codes([s.config for s in settings])
@@ -117,9 +119,10 @@ class Effects:
         known = {name: i for i, name in enumerate(sorted(set().union(*names)))}
         self._has = np.zeros((len(settings), len(known)))
         for row, own in enumerate(names):
-            self._has[row, [known[name] for name in own]] = 1.0
+            for name in own:
+                self._has[row, known[name]] = _deviation(name)
         # Eager against itself is no unknown.
-        self._unknown = self._has.any(axis=1).astype(float)
+        self._unknown = (self._has > 0).any(axis=1).astype(float)
 
     def expected(
         self,
@@ -150,7 +153,7 @@ class Effects:
     def _between(self, rows: Any, columns: Any, diagonal: bool = False) -> Any:
         """Covariances of the true effects of settings."""
         if diagonal:
-            shared = self._has[rows].sum(axis=1)
+            shared = np.square(self._has[rows]).sum(axis=1)
             here = same = np.ones(rows.size)
             unknown = self._unknown[rows]
         else:
@@ -161,8 +164,18 @@ class Effects:
                 self._phase[rows][:, None] == self._phase[columns]
             )
             unknown = self._unknown[rows][:, None] * self._unknown[columns]
-        fields = shared * (_FIELD**2 + _FIELD_HERE**2 * here)
+        fields = shared * (1 + _HERE**2 * here)
         return unknown * (fields + same * (_WHOLE**2 + _WHOLE_HERE**2 * here))
+
+
+def _expected(prior: Prior, config: CompileConfig) -> float:
+    return prior.mean(config) - _PLAIN_LOG * max(0, len(features(config)) - 1)
+
+
+def _deviation(feature: str) -> float:
+    """Of the effect of a field, before anything is measured."""
+    name = feature.split("=")[0]
+    return _FIELDS.get(name, _OPTION if " " in name else _FIELD)
 
 
 def _codes(values: Sequence[Any]) -> Any:
