@@ -19,13 +19,13 @@ from autocompile.execute.memory import most_memory_bytes
 from autocompile.execute.process import Isolation, LocalExecutor
 from autocompile.files import write_json
 from autocompile.reading import notice
-from autocompile.record import SCHEMA, Record, RunFolder
+from autocompile.record import SCHEMA, RunFolder
 from autocompile.report.live import Progress, SilentProgress
 from autocompile.result import Result, make_result, write_result
 from autocompile.search.budget import Budget
 from autocompile.search.effects import prior_of
 from autocompile.search.effort import budget_of
-from autocompile.search.offer import calls_between_updates, spaces_of
+from autocompile.search.offer import account, calls_between_updates, first_sizes, spaces_of
 from autocompile.search.plan import Plan, environments, limits_of, target_spec, unknown_keys
 from autocompile.search.probe import probe
 from autocompile.search.racing import Race
@@ -146,7 +146,7 @@ def tune(
         study = _study(spaces, sampler, plan, workshop, runner, show, budget, run, storage)
         show.searching({name: one.summary() for name, one in spaces.items()}, budget)
         write_json(folder.run_json, run)  # from here on there is a run to resume and to show
-        race = Race(study, plan.limits, run["target"].get("own_batch_size") or {})
+        race = Race(study, plan.limits, first_sizes(spaces, run))
         try:
             while True:
                 before = len(study.records)
@@ -165,7 +165,7 @@ def tune(
     records, facts = folder.read()
     if told := notice(facts, run["environment"]):
         show.warning(told)
-    run["spaces"] = {name: _account(one, records) for name, one in spaces.items()}
+    run["spaces"] = {name: account(one, records) for name, one in spaces.items()}
     run["wall_s"] = run.get("wall_s", 0.0) + budget.spent_s
     run["interrupted"] = interrupted
     write_json(folder.run_json, run)
@@ -290,7 +290,6 @@ def _study(
     storage: str | None,
 ) -> Study:
     target, device = run["target"], run["environment"]["device"].split(":")[0]
-    own = dict(target.get("own_batch_size") or {})
     priors = {
         phase: prior_of(device, phase, target.get("has_convolutions", False)) for phase in spaces
     }
@@ -298,7 +297,7 @@ def _study(
     name = "autocompile"
     return Study(
         spaces=spaces,
-        sampler=make_sampler(sampler, settings, priors, own, plan.seed),
+        sampler=make_sampler(sampler, settings, priors, first_sizes(spaces, run), plan.seed),
         workshop=workshop,
         executor=executor,
         observer=show,
@@ -312,21 +311,3 @@ def _study(
         calls_per_update=lambda phase, size: calls_between_updates(phase, run, size),
         records=list(workshop.folder.records()),
     )
-
-
-def _account(space: Space, records: list[Record]) -> dict[str, Any]:
-    """What a report says of a phase's space."""
-    tried = {
-        (r.config, r.batch_size)
-        for r in records
-        if r.phase == space.phase and r.outcome.value != "interrupted"
-    }
-    return {
-        "summary": space.summary(),
-        "merged": dict(space.merged),
-        "dropped": dict(space.dropped),
-        "unusable": {s.config.backend: reason for s, reason in space.unusable.items()},
-        "configs": len({s.config for s in space.settings}),
-        "settings": len(space.settings),
-        "untried": sum((s.config, s.batch_size) not in tried for s in space.settings),
-    }

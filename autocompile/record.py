@@ -158,6 +158,15 @@ class Record:
         """Whether this trial produced a number that may be compared."""
         return self.outcome is Outcome.OK and self.measurement is not None
 
+    @property
+    def is_known_to_pay(self) -> bool:
+        """Whether it is known how often weights change, where that costs something.
+
+        A plain model's forward pass is taken to be of weights that stay; an agent's change.
+        """
+        changes = self.phase.startswith("forward_")
+        return not (self.refresh_s and changes and not self.calls_per_update)
+
     def to_dict(self) -> dict[str, Any]:
         """As ``result.json`` holds it."""
         data = {f.name: getattr(self, f.name) for f in fields(self)}

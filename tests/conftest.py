@@ -38,6 +38,20 @@ os.environ.update([OURS.split("=")])
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="autocompile-tests-")  # no history of ours
 
 
+# What takes longest begins first, so that no worker ends with a long file alone.
+_LONG = (
+    "backends_contract faults study trial_judge execute trial_race faults_study trial_memory cli "
+    "export_runs dimensions faults_target budget backends_onnxrt gallery racing trial_optimizers "
+    "numbers backends_openvino preview trial_draws"
+).split()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the tests of long files first."""
+    order = {f"test_{name}": number for number, name in enumerate(_LONG)}
+    items.sort(key=lambda item: order.get(item.path.stem, len(order)))
+
+
 def _is_a_zygote_of_ours(entry: Path) -> bool:
     """The process that trials are forked from: it lives as long as its executor."""
     parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])

@@ -75,7 +75,8 @@ def test_a_live_run_says_what_has_not_begun(target: Path) -> None:
     }
     assert lines.count("Pending: not begun yet.") == 2
     assert "Failed" not in "".join(lines)
-    assert second["forward"]["state"] == "no compiled setting has ended yet"
+    states = {phase["state"] for phase in second.values()}
+    assert "no compiled setting has ended yet" in states
     phases, lines = shown()
     assert [phase["state"] for phase in phases.values()] == ["", ""]
     assert "Pending" not in "".join(lines)

@@ -81,12 +81,8 @@ class Candidate:
 
     @property
     def is_known_to_pay(self) -> bool:
-        """Whether it is known how often weights change, where that costs something.
-
-        A plain model's forward pass is taken to be of weights that stay; an agent's change.
-        """
-        changes = self.record.phase.startswith("forward_")
-        return not (self.record.refresh_s and changes and not self.record.calls_per_update)
+        """Whether it is known how often weights change, where that costs something."""
+        return self.record.is_known_to_pay
 
     @property
     def slows_eager(self) -> bool:

@@ -197,8 +197,8 @@ def _first_line(error: BaseException) -> str:
 
 
 def _value(record: Record) -> float | None:
-    """The speed-up over eager mode, with what new weights cost."""
-    if not record.ok or record.measurement is None:
+    """The speed-up over eager mode, with what new weights cost; None if that is not known."""
+    if not record.ok or record.measurement is None or not record.is_known_to_pay:
         return None
     measured = record.measurement
     return with_refreshes(measured.speedup.value, record, measured.eager_call_s)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autocompile.errors import UsageError
+from autocompile.record import Record
 from autocompile.search.constraints import OTHERS_OPTIONS, Place
 from autocompile.search.enumeration import build_space, joined
 from autocompile.search.plan import Plan
@@ -20,7 +21,7 @@ from autocompile.search.space import (
     plainer_twins,
 )
 
-__all__ = ["calls_between_updates", "predicted", "spaces_of"]
+__all__ = ["account", "calls_between_updates", "first_sizes", "predicted", "spaces_of"]
 
 # Seconds of a trial besides its compile, and of compiles: what the recorded studies took.
 _TRIAL_S = {"cpu": 3.0, "cuda": 4.0}
@@ -161,3 +162,29 @@ def _sizes(phase: str, plan: Plan, target: Mapping[str, Any]) -> list[int | None
         return [fixed]
     own = target.get("own_batch_size", {}).get(phase)
     return sorted({*(asked or DEFAULT_BATCH_SIZES), *([own] if own and not asked else [])})
+
+
+def first_sizes(spaces: Mapping[str, Space], run: Mapping[str, Any]) -> dict[str, int | None]:
+    """The batch size of each phase that comes first: the target's own, or by the objective."""
+    own = run["target"].get("own_batch_size") or {}
+    choose = min if run["plan"]["objective"] == "latency" else max
+    sizes = {n: [s.batch_size or 0 for s in one.settings] for n, one in spaces.items()}
+    return {name: own.get(name) or choose(sizes[name]) or None for name in spaces}
+
+
+def account(space: Space, records: list[Record]) -> dict[str, Any]:
+    """What a report says of a phase's space."""
+    tried = {
+        (r.config, r.batch_size)
+        for r in records
+        if r.phase == space.phase and r.outcome.value != "interrupted"
+    }
+    return {
+        "summary": space.summary(),
+        "merged": dict(space.merged),
+        "dropped": dict(space.dropped),
+        "unusable": {s.config.backend: reason for s, reason in space.unusable.items()},
+        "configs": len({s.config for s in space.settings}),
+        "settings": len(space.settings),
+        "untried": sum((s.config, s.batch_size) not in tried for s in space.settings),
+    }
