@@ -21,10 +21,12 @@ class Variant:
     Attributes:
         options: as ``torch.compile`` takes them.
         device: the type of device that they are about; None for all.
+        of_convolutions: they are about convolutions.
     """
 
     options: Mapping[str, OptionValue]
     device: str | None = None
+    of_convolutions: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,15 +64,15 @@ class Backend:
 
 _GRAPHS: Mapping[str, OptionValue] = {"triton.cudagraphs": True}
 # Of Inductor's several hundred options those that change speed and nothing else, and that no mode
-# turns on by itself. A name that the installed torch does not know is passed over.
+# gives by themselves. A name that the installed torch does not know is passed over.
 _INDUCTOR = (
     Variant({"cpp_wrapper": True}, "cpu"),
     Variant({"cpp.simdlen": 256}, "cpu"),
     Variant({**_GRAPHS, "coordinate_descent_tuning": True}, "cuda"),
     Variant({**_GRAPHS, "max_autotune_pointwise": True}, "cuda"),
     Variant({**_GRAPHS, "combo_kernels": True}, "cuda"),
-    Variant({**_GRAPHS, "layout_optimization": False}, "cuda"),
-    Variant({**_GRAPHS, "conv_1x1_as_mm": True}, "cuda"),
+    Variant({**_GRAPHS, "layout_optimization": False}, "cuda", of_convolutions=True),
+    Variant({**_GRAPHS, "conv_1x1_as_mm": True}, "cuda", of_convolutions=True),
     Variant({"cpp_wrapper": True}, "cuda"),
 )
 _WEIGHTS = (Variant({"weights": "baked"}),)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 from collections.abc import Mapping
@@ -43,6 +44,17 @@ GUARD_FILTERS = {
 }
 """What is checked at each call before compiled code is taken: names in ``torch.compiler``."""
 GUARDS = ("all", *GUARD_FILTERS)
+
+_NO_EFFECT = ("backend", "mode", "options", "fullgraph")  # named otherwise, or without any
+_OF_EAGER = ("memory_format", "optimizer", "threads")  # eager mode has them too
+# What each mode turns on (torch._inductor.list_mode_options): options by another name.
+_GRAPHS = ("triton.cudagraphs", True)
+_AUTOTUNE = (("max_autotune", True), ("coordinate_descent_tuning", True))
+_OF_MODES: Mapping[str, tuple[tuple[str, OptionValue], ...]] = {
+    "reduce-overhead": (_GRAPHS,),
+    "max-autotune-no-cudagraphs": _AUTOTUNE,
+    "max-autotune": (_GRAPHS, *_AUTOTUNE),
+}
 
 
 @dataclass(frozen=True)
@@ -229,9 +241,32 @@ class CompileConfig:
         return " · ".join(parts)
 
     def changes(self) -> int:
-        """How many fields differ from plain ``torch.compile()``."""
+        """How many fields differ from plain ``torch.compile()``, each option being one."""
         mine, plain = self.to_dict(), DEFAULT_INDUCTOR.to_dict()
-        return sum(mine[name] != plain[name] for name in plain)
+        fields = [name for name in plain if name != "options" and mine[name] != plain[name]]
+        return len(fields) + len(self.options)
+
+    @property
+    def has_cuda_graphs(self) -> bool:
+        """Whether CUDA graphs are asked for."""
+        inductor = self.backend == "inductor" and _GRAPHS in self.turned_on
+        return inductor or self.backend == "cudagraphs"
+
+    @property
+    def turned_on(self) -> tuple[tuple[str, OptionValue], ...]:
+        """Options of the backend, those that the mode stands for included."""
+        by_mode = _OF_MODES.get(self.mode, (("mode", self.mode),) * (self.mode != "default"))
+        return (*by_mode, *self.options)
+
+    @functools.cached_property
+    def features(self) -> frozenset[str]:
+        """What may change its speed, by name; plain eager has nothing."""
+        kind = "eager" if self.is_eager else "compiled"
+        found = set() if self.is_eager else {self.backend}
+        for name, value in self.to_dict().items():
+            if name not in _NO_EFFECT and value != getattr(DEFAULT_INDUCTOR, name):
+                found.add(f"{name}={value} {kind}" if name in _OF_EAGER else f"{name}={value}")
+        return frozenset(found | {f"{self.backend} {name}={v}" for name, v in self.turned_on})
 
 
 EAGER = CompileConfig(backend="eager")

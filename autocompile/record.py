@@ -96,12 +96,12 @@ class Measurement:
         """Eager time over compiled time, with the 95 % interval of its rounds."""
         return speedup(self.eager_s, self.compiled_s)
 
-    @property
+    @functools.cached_property
     def eager_call_s(self) -> float:
         """Median seconds of one eager call."""
         return median(self.eager_s)
 
-    @property
+    @functools.cached_property
     def compiled_call_s(self) -> float:
         """Median seconds of one compiled call."""
         return median(self.compiled_s)

@@ -14,7 +14,7 @@ from conftest import Clock
 import autocompile
 from autocompile.api import tune
 from autocompile.errors import UsageError
-from autocompile.execute.executor import Ending
+from autocompile.execute.executor import Ending, Event, Job
 from autocompile.report.live import SilentProgress
 from autocompile.search.budget import Budget
 from autocompile.search.effort import budget_of
@@ -62,6 +62,61 @@ def test_a_run_is_kept_within_its_budget(target: Path, budget_s: float, speedup:
     result = tune(target, executor=executor, space=SPACE, budget_s=budget_s, clock=clock.monotonic)
     assert clock.monotonic() <= 1.1 * budget_s + 3.0
     assert result.verdict["forward"] == ("faster" if speedup > 1 else "keep_eager")
+
+
+class Stuck(Working):
+    """The sixth trial does not end by itself."""
+
+    stuck: int | None = None
+
+    def start(self, job: Job) -> None:
+        super().start(job)
+        if self.stuck is None and len(self.requests) == 6:
+            self.stuck = job.number
+            self._events.pop()
+
+    def wait(self, timeout_s: float) -> list[Event]:
+        if not self._events:
+            self.clock.work(timeout_s)
+        return super().wait(timeout_s)
+
+
+def test_what_does_not_end_leaves_the_races_their_time(target: Path) -> None:
+    clock = Clock()
+    executor = Stuck(clock, trial_s=3.0, set_s=3.0)
+    executor.slots = 2
+    space = SearchSpace(batch_sizes=(4,), fullgraph=(False,))
+    result = tune(target, executor=executor, space=space, budget_s=120.0, clock=clock.monotonic)
+    (ended,) = [r for r in result.trials if r.outcome.value == "interrupted"]
+    assert ended.number == executor.stuck
+    assert not result.interrupted
+    (row,) = result.to_dict()["phases"]["forward"]["by_batch_size"]
+    assert row["confirmed_processes"] >= 3
+    assert clock.monotonic() <= 1.1 * 120.0
+    assert "1 trial was stopped before the end" in str(
+        result.to_dict()["phases"]["forward"]["notes"]
+    )
+    again = tune(
+        target,
+        executor=Working(Clock(), 3.0, 3.0),
+        budget_s=120.0,
+        clock=Clock().monotonic,
+        run_dir=result.run_dir,
+        resume=True,
+    )
+    config = ended.config
+    assert any(r.ok and r.config == config for r in again.trials), "it is tried again"
+
+
+def test_a_trial_is_ended_for_the_races_that_are_needed_and_not_much_before() -> None:
+    clock = Clock()
+    budget = Budget(100.0, clock=clock.monotonic)
+    clock.work(88)
+    assert not budget.is_over_for_search(races_s=10.0)
+    clock.work(5)
+    assert budget.is_over_for_search(races_s=10.0)
+    clock.work(15)
+    assert not budget.is_over_for_search(races_s=0.0)
 
 
 def test_more_budget_searches_deeper_and_resuming_goes_on(target: Path) -> None:

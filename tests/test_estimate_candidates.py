@@ -54,6 +54,33 @@ def test_once_it_was_raced_its_figure_of_the_search_does_not_count() -> None:
     assert c.speedup.value == pytest.approx(1.3, rel=0.01)
 
 
+@pytest.mark.parametrize("eager_s", [0.7e-3, 1.4e-3])
+def test_where_eager_was_faster_than_usual_a_setting_may_be_better_than_it_looks(
+    eager_s: float,
+) -> None:
+    run = Run()
+    for mode in ("max-autotune", "lite"):
+        run.search(CompileConfig(mode=mode), 1.5)
+    over_own = 2.0 * eager_s / 1e-3  # as fast a call as twice the usual speed
+    run.search(CHANNELS_LAST, over_own, eager_s=eager_s)
+    seen = found(run)[CHANNELS_LAST]
+    assert seen.speedup.value == pytest.approx(over_own, rel=0.01)
+    assert seen.speedup.high == pytest.approx(max(over_own, 2.0), rel=0.1)
+    assert seen.call_s == pytest.approx(0.5e-3, rel=0.01), "no faster than was measured"
+
+
+def test_new_weights_cost_the_same_share_of_the_baseline_that_is_taken() -> None:
+    run = Run()
+    for mode in ("max-autotune", "lite"):
+        run.search(CompileConfig(mode=mode), 1.5)
+    number = run.search(FROZEN, 1.0, eager_s=0.7e-3, refresh_s=0.3e-3)  # 0.7 ms and 0.3 ms a call
+    record = run.records[number]
+    run.records[number] = dataclasses.replace(record, calls_per_update=1)
+    seen = found(run)[FROZEN].speedup
+    assert seen.value == pytest.approx(0.7, rel=0.01)
+    assert 1.0 < seen.high < 1.07
+
+
 def test_a_setting_that_failed_once_in_a_race_is_no_candidate() -> None:
     run = Run()
     lite = run.search(LITE, 1.5)

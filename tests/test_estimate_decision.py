@@ -192,6 +192,21 @@ def test_finalists_are_those_that_may_be_best_and_the_default_beside_them() -> N
     assert chosen == [*(CompileConfig(mode=m) for m in modes[:4]), DEFAULT_INDUCTOR]
 
 
+def test_what_leads_is_raced_beside_the_best_of_its_parts() -> None:
+    run = Run()
+    graphs = CompileConfig(mode="reduce-overhead")
+    both = CompileConfig(options={"triton.cudagraphs": True, "combo_kernels": True})
+    run.search(both, 1.5)
+    for other in ("x", "y", "z"):
+        run.search(CompileConfig(mode=other), 1.49)
+    # Eager was out of the ordinary in its process: it may be as fast as the leader.
+    run.search(graphs, 1.1, eager_s=0.75e-3)
+    assert [c.record.config for c in finalists(decided(run))][-1] == graphs
+    run.race(0, 1.0)
+    run.race(1, 1.5)
+    assert graphs not in [c.record.config for c in finalists(decided(run))], "one part is enough"
+
+
 def test_the_default_is_raced_no_longer_than_it_takes_to_compare_with_it() -> None:
     run = Run()
     run.race(run.plain(1.0), *[1.0] * SETS[0])

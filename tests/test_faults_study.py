@@ -28,7 +28,7 @@ from autocompile.search import ledger
 from autocompile.testing import FakeExecutor, measured
 
 COMMAND = [sys.executable, "-m", "autocompile", "tune", "sleeper.py"]
-NEW = ["--phase", "forward", "--batch-size", "4", "--effort", "quick"]
+NEW = ["--phase", "forward", "--batch-size", "4", "--effort", "quick", "--fullgraph", "false"]
 RUN = Path("runs/sleeper-0001")
 _PATIENCE_S = 200.0  # a trial sleeps for longer: the machine may be slow
 pytestmark = pytest.mark.timeout(900)

@@ -120,7 +120,8 @@ class Dies(FakeExecutor):
 @pytest.mark.parametrize("outcome", ["crashed", "timeout", "out_of_memory"])
 def test_a_crash_or_a_hang_ends_that_candidate_and_not_the_race(target: Path, outcome: str) -> None:
     executor = Dies("max-autotune", outcome)
-    result = tune(target, executor=executor, space=SPACE)
+    # A search that may end early has no need of "lite" beside what is so much faster.
+    result = tune(target, executor=executor, space=SPACE, effort="full")
     assert result.config["forward"].mode == "lite"
     assert result.to_dict()["phases"]["forward"]["best"]["confirmed_processes"] >= 3
     lost = [r for r in result.trials if r.role == "confirm" and not r.ok]

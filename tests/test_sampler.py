@@ -15,7 +15,7 @@ from optuna.trial import TrialState
 from autocompile.config import EAGER, CompileConfig
 from autocompile.errors import UsageError
 from autocompile.search.doubts import fingerprint
-from autocompile.search.effects import Effects, Prior, expected_gain, features, prior_of
+from autocompile.search.effects import Effects, Prior, expected_gain, prior_of
 from autocompile.search.sampler import (
     SAMPLERS,
     FiniteSampler,
@@ -99,12 +99,30 @@ def test_a_sampler_that_does_not_exist_is_refused() -> None:
 def test_what_tables_know_to_be_fast_comes_first_and_the_users_own_batch_size_before_others() -> (
     None
 ):
-    prior = Prior({"inductor": 0.1, f"mode={B}": 0.6}, {})
+    prior = Prior({"inductor": 0.1, "inductor max_autotune=True": 0.6}, {})
     sampler = PortfolioSampler(settings(), {"forward": prior}, {"forward": 4})
     tried = optimized(sampler, lambda s: 1.0, 4)
     assert tried[:2] == [Setting(EAGER, 4), Setting(EAGER, 1)]
     assert tried[2].batch_size == 4
     assert tried[2].config.mode == B
+
+
+def test_beside_what_runs_others_like_it_have_little_to_add() -> None:
+    prior = Prior({"inductor max_autotune=True": 0.6}, {})
+    sampler = PortfolioSampler(settings(), {"forward": prior}, {"forward": 4})
+    study = told(sampler, (Setting(EAGER, 4), 1.0, {}), (Setting(EAGER, 1), 1.0, {}))
+    side_by_side = [following(sampler, study) for _ in range(2)]
+    assert [(s.config.mode, s.batch_size) for s in side_by_side] == [(B, 4), (B, 1)]
+
+
+def test_what_leads_is_tried_without_each_of_its_fields() -> None:
+    every = [Setting(c, 4) for c in (EAGER, CompileConfig(), CompileConfig(mode=A, **LAST))]
+    parts = [Setting(CompileConfig(mode=A), 4), Setting(CompileConfig(**LAST), 4)]
+    other = Setting(CompileConfig(threads=1), 4)
+    sampler = PortfolioSampler([*every, *parts, other])
+    study = told(sampler, *((s, v, {}) for s, v in zip(every, (1.0, 1.0, 3.0), strict=True)))
+    gains = {s: gain for s, (gain, _, _) in sampler._scores(study).items()}
+    assert min(gains[s] for s in parts) > 0.005 > gains[other]
 
 
 def test_what_is_cheap_and_large_comes_before_what_has_to_be_compiled() -> None:
@@ -211,8 +229,8 @@ def test_what_no_process_has_tried_says_nothing_of_others() -> None:
 
 
 def test_eager_has_no_features_and_no_uncertainty() -> None:
-    assert features(EAGER) == ()
-    assert features(CompileConfig(fullgraph=True)) == ("inductor",)
+    assert EAGER.features == frozenset()
+    assert CompileConfig(fullgraph=True).features == {"inductor"}
     every = settings((4,))
     mean, deviation = Effects(every, {"forward": Prior()}).expected({}, [Setting(EAGER, 4)])
     assert mean[0] == 0

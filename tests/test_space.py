@@ -10,7 +10,7 @@ import pytest
 from autocompile.backends import BACKENDS
 from autocompile.config import EAGER, CompileConfig
 from autocompile.errors import UsageError
-from autocompile.search.constraints import DIMENSIONS, Place
+from autocompile.search.constraints import DIMENSIONS, Place, why_not
 from autocompile.search.effort import EFFORTS, budget_of
 from autocompile.search.enumeration import build_space
 from autocompile.search.space import Catalogue, SearchSpace, Setting, Space, choices, plainer_twins
@@ -57,6 +57,36 @@ def test_what_cannot_work_is_left_out_with_its_reason() -> None:
     plain = space(Place("forward", "cpu"), memory_format=("default", "channels_last"))
     assert "the model has no convolutions" in plain.dropped
     assert configs(plain) == configs(space(Place("forward", "cpu")))
+
+
+def test_options_of_convolutions_are_for_models_that_have_some() -> None:
+    modes = {"default": "default"}
+    names = ("triton.cudagraphs", "conv_1x1_as_mm", "layout_optimization", "combo_kernels")
+    offered = Catalogue({"inductor": ""}, ["inductor"], modes, "cuda", names)
+
+    def tried(place: Place) -> set[str]:
+        found = build_space(SearchSpace(), offered, place, (1,))
+        return {name for c in configs(found) for name, _ in c.options}
+
+    assert tried(Place("forward", "cuda", has_convolutions=True)) == set(names)
+    assert tried(Place("forward", "cuda")) == {"triton.cudagraphs", "combo_kernels"}
+    steps = Place("optimizer_step", "cuda", has_convolutions=True)
+    assert tried(steps) == {"triton.cudagraphs", "combo_kernels"}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        CompileConfig(mode="reduce-overhead", scope="regional"),
+        CompileConfig(options={"triton.cudagraphs": True}, scope="regional"),
+        CompileConfig("cudagraphs", scope="regional"),
+    ],
+    ids=CompileConfig.label,
+)
+def test_blocks_by_themselves_have_no_cuda_graphs(config: CompileConfig) -> None:
+    place = Place("forward", "cuda", regions="4 Block")
+    assert "a block overwrites" in why_not(config, place)
+    assert not why_not(dataclasses.replace(config, scope="full"), place)
 
 
 def test_every_dimension_that_keeps_numbers_and_checks_is_tried_by_itself() -> None:

@@ -493,9 +493,12 @@ def test_ctrl_c_before_a_second_try_loses_neither_the_setting_nor_what_was_seen(
     target: Path, request: pytest.FixtureRequest
 ) -> None:
     class Impatient(Recorder):
+        pressed = False  # twice would end pytest too
+
         def wait(self, timeout_s: float) -> list[Event]:
             events = super().wait(timeout_s)
-            if any(isinstance(e, Ended) and e.ending.doubts for e in events):
+            if not self.pressed and any(isinstance(e, Ended) and e.ending.doubts for e in events):
+                self.pressed = True
                 signal.raise_signal(signal.SIGINT)
             return events
 
@@ -514,12 +517,14 @@ def test_ctrl_c_before_a_second_try_loses_neither_the_setting_nor_what_was_seen(
 def test_a_second_try_waits_for_no_budget_that_is_spent(target: Path) -> None:
     clock = Clock()
 
-    def late(request: Mapping[str, Any]) -> Ending:
-        if request["config"]["mode"] == "max-autotune":
-            clock.work(10.5)
-        return doubtful(request)
+    class Late(Recorder):
+        def wait(self, timeout_s: float) -> list[Event]:
+            events = super().wait(timeout_s)
+            if any(isinstance(e, Ended) and e.ending.doubts for e in events):
+                clock.work(10.5)
+            return events
 
-    executor = Recorder(late)
+    executor = Late(doubtful)
     space = SearchSpace(batch_sizes=(4,))
     result = tune(target, executor=executor, space=space, budget_s=10.0, clock=clock.monotonic)
     assert not any(job.fresh for job, _ in executor.jobs)

@@ -35,6 +35,21 @@ def test_what_the_source_shows_does_not_tell_two_settings_apart(key: Any) -> Non
     assert key(CompileConfig(dynamic=True)) == key(CompileConfig(dynamic=False))
 
 
+@pytest.mark.usefixtures("key")
+def test_nor_do_options_that_change_nothing_else() -> None:
+    def on_a_gpu(**options: bool) -> str:
+        return same_code_key(CompileConfig(options=options), torch.device("cuda"))
+
+    graphs = {"triton.cudagraphs": True}
+    with_graphs = on_a_gpu(**graphs)
+    assert on_a_gpu(**graphs, layout_optimization=False) == with_graphs
+    assert on_a_gpu(**graphs, combo_kernels=True) == with_graphs
+    overhead = CompileConfig(mode="reduce-overhead")
+    assert same_code_key(overhead, torch.device("cuda")) == with_graphs
+    assert on_a_gpu(**graphs, max_autotune_pointwise=True) != with_graphs
+    assert on_a_gpu() != with_graphs
+
+
 @pytest.mark.parametrize(
     "other",
     [

@@ -244,6 +244,14 @@ def test_the_modes_are_those_of_the_installed_torch() -> None:
     assert set(modes.values()) <= set(modes)
 
 
+def test_what_a_mode_turns_on_is_what_the_installed_torch_says() -> None:
+    from torch._inductor import list_mode_options
+
+    for mode, options in list_mode_options().items():
+        if mode != "lite":  # counts as a whole: it turns many things off
+            assert dict(CompileConfig(mode=mode).turned_on) == options, mode
+
+
 def test_no_mode_of_torch_s_own_is_taken_for_another() -> None:
     """Not even ``reduce-overhead`` on a CPU: there Inductor leaves out the checks of inputs."""
     on_cpu, on_cuda = environment.modes(CPU), environment.modes(torch.device("cuda"))

@@ -144,7 +144,6 @@ def _candidate(members: Sequence[Record], again: Sequence[Record], eager: _Eager
         record,
         refresh_s=next((r.refresh_s for r in (*again, *members) if r.refresh_s), None),
     )
-    call_s = eager.seconds(record)
     logs, blocks = {}, {}
     for r in again:
         if r.measurement is None:
@@ -167,7 +166,7 @@ def _candidate(members: Sequence[Record], again: Sequence[Record], eager: _Eager
     return Candidate(
         record=with_refresh,
         speedup=speedup,
-        eager_call_s=call_s,
+        eager_call_s=eager.seconds(record) if logs else eager.of_process(record),
         logs=logs,
         blocks={number: seen for number, seen in blocks.items() if number in logs},
         same_code=tuple(m.number for m in members[1:]),
@@ -177,15 +176,22 @@ def _candidate(members: Sequence[Record], again: Sequence[Record], eager: _Eager
 
 
 def _of_search(record: Record, with_refresh: Record, eager: _Eager) -> Interval:
-    """By the trial of the search: as uncertain as one process is, or as its own rounds are."""
+    """By the trial of the search: as uncertain as one process is, or as its own rounds are.
+
+    Where eager was faster in its process than in others, it may be as much better as that: on a GPU
+    eager depends on the CPU, and a replayed graph does not.
+    """
     assert record.measurement is not None
-    inside = record.measurement.speedup
-    value = with_refreshes(
-        eager.over_own(record, record.measurement), with_refresh, eager.of_process(record)
+    inside, outside = record.measurement.speedup, over_sets([0.0])
+    over = eager.over_own(record, record.measurement)
+    own_s, usual_s = eager.of_process(record), eager.seconds(record)
+    value = with_refreshes(over, with_refresh, own_s)
+    most = with_refreshes(over * usual_s / own_s, with_refresh, usual_s)
+    return Interval(
+        value,
+        value * min(inside.low / inside.value, outside.low),
+        max(value, most) * max(inside.high / inside.value, outside.high),
     )
-    outside = over_sets([math.log(value)])
-    low = value * min(inside.low / inside.value, outside.low / outside.value)
-    return Interval(value, low, value * max(inside.high / inside.value, outside.high / value))
 
 
 def with_refreshes(speedup: float, record: Record, eager_s: float) -> float:

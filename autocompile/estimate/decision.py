@@ -105,10 +105,22 @@ def finalists(decision: Decision) -> list[Candidate]:
     if raced:  # who looked better in the search than the best that was raced
         new = [c for c in new if c.speedup.value > leader.speedup.value]
     chosen = alive + new[: max(0, min(_MOST - len(alive), 2 * _MOST - len(raced)))]
+    if not raced:
+        chosen += _plainer([c for c in every if c not in chosen], leader)
     default = [c for c in every if c.record.config == DEFAULT_INDUCTOR and c not in chosen]
     # Beside another environment too, since it brings eager mode of the tuner's own.
     elsewhere = any(c.record.config.environment != "default" for c in chosen)
     return chosen + [c for c in default if chosen and (elsewhere or c.sets < SETS[0])]
+
+
+def _plainer(others: Sequence[Candidate], leader: Candidate) -> list[Candidate]:
+    """Of those that do a part of what the leader does the best one, if it may be as good.
+
+    Else the winner may have a field that does nothing, and only the noise of the search chose it.
+    """
+    own = leader.record.config.features
+    parts = [c for c in others if c.record.config.features < own and not is_out(c, leader)]
+    return parts[:1]
 
 
 def is_out(candidate: Candidate, leader: Candidate) -> bool:

@@ -69,7 +69,7 @@ def conclude(seen: Sighting) -> tuple[Outcome, Step, str]:
     if said and (said[0] is Outcome.OK or not seen.oom_killed):
         return said
     if seen.killed_for == "interrupted":
-        return Outcome.INTERRUPTED, seen.step, "stopped by the user"
+        return Outcome.INTERRUPTED, seen.step, "stopped before its end"
     if seen.killed_for == "timeout":
         what = f"still in {seen.step.value} after {seen.limit}{seen.place}"
         return Outcome.TIMEOUT, seen.step, what
@@ -100,7 +100,7 @@ def conclude(seen: Sighting) -> tuple[Outcome, Step, str]:
 def ending_of(child: Child | None, step: Step) -> Ending:
     """How a trial ended; None for one that never began because it was interrupted."""
     if child is None:
-        return Ending(Outcome.INTERRUPTED, step, "stopped by the user before it began")
+        return Ending(Outcome.INTERRUPTED, step, "stopped before it began")
     caged_kills = child.cage.kills() if child.cage else 0
     # Without a cage all we know is that somebody near it was killed while it ran, which explains
     # nothing where the SIGKILL was ours.

@@ -20,6 +20,8 @@ from autocompile.report.rows import best_row, failures, size_row, trial_row
 __all__ = ["build_report"]
 
 _NO_EAGER = "eager was not measured, so nothing can be compared with it"
+_CONFIRMED = 2  # sets of fresh processes, at least
+_UNCONFIRMED = "the best was not timed again in two or more fresh processes"
 _SLOWING = "beside every setting that works eager runs slower than alone"
 _ROLES = {
     "forward_exploration": "worker",
@@ -103,7 +105,9 @@ def _phase(
     verdict, reason = _verdict(decision, every, allowed, records, space)
     best = decision.best if decision and verdict != "failed" else None
     ties = [c.record.number for c in decision.ties] if best and decision else []
-    tried = {r.config for r in records if r.role == "search" and r.wall_s > 0}
+    searched = [r for r in records if r.role == "search"]
+    stopped = [r for r in searched if r.outcome is Outcome.INTERRUPTED]
+    tried = {r.config for r in searched if r.wall_s > 0 and r.outcome is not Outcome.INTERRUPTED}
     return {
         "verdict": verdict,
         "role": _ROLES.get(name, ""),
@@ -116,7 +120,10 @@ def _phase(
         "by_batch_size": [size_row(s, d) for s, d in decisions.items() if d.rivals or d.is_faster],
         "failures": failures(records, run_dir),
         "unusable": space.get("unusable", {}),
-        "notes": _notes(every, allowed, space),
+        "notes": [
+            *_notes_of_stopped(len(stopped)),
+            *(n for n in _notes(every, allowed, space) if not best or n not in best.record.notes),
+        ],
         "tried": len(tried),
         "settings": space.get("configs", len(tried)),
         "trials": [trial_row(r, run_dir) for r in records],
@@ -157,7 +164,8 @@ def _verdict(
     if decision is None:
         return "failed", _NO_EAGER if every else _why_nothing(every, records, space)
     if decision.is_faster:
-        return "faster", _nothing_better(decision, "nothing else")
+        unsure = decision.best.sets < _CONFIRMED
+        return "faster", _UNCONFIRMED if unsure else _nothing_better(decision, "nothing else")
     others = [c for c in allowed if not c.record.config.is_baseline]
     if others and all(c.slows_eager for c in others):
         return "keep_eager", _SLOWING
@@ -187,8 +195,8 @@ def _confidence(decision: Decision | None, run: Mapping[str, Any], run_dir: str)
     if decision.open:
         setting, most = decision.open[0]
         open_ = f"{show.label(setting.record.config)} may be up to {100 * most:.0f} % faster"
-    elif decision.is_faster and decision.best.sets < 2:
-        open_ = "the best was not timed again in fresh processes"
+    elif decision.is_faster and decision.best.sets < _CONFIRMED:
+        open_ = _UNCONFIRMED
     command = ["autocompile", "tune", str(run["plan"]["target"]), "--resume", "--budget", "5m"]
     if Path(run_dir).parent != runs.under:  # --resume alone looks there
         command += ["--run-dir", run_dir]
@@ -223,6 +231,11 @@ def _counted(failed: Sequence[Record]) -> str:
     """How often each outcome came, most often first."""
     kinds = Counter(r.outcome.value for r in failed)
     return ", ".join(f"{number} × {kind}" for kind, number in kinds.most_common())
+
+
+def _notes_of_stopped(count: int) -> list[str]:
+    what = "1 trial was" if count == 1 else f"{count} trials were"
+    return [f"{what} stopped before the end: --resume tries again"] if count else []
 
 
 def _notes(

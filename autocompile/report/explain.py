@@ -18,7 +18,6 @@ __all__ = ["why", "why_not"]
 _LIBRARY = re.compile(
     r"conv|mm$|^addm|matmul|linear|scaled_dot_product|attention|lstm|gru|_rnn|mkldnn|onednn|cudnn"
 )
-_GRAPHED = ("reduce-overhead", "max-autotune")
 _UNFUSED = ("cudagraphs", "aot_eager")
 _FEW = 3  # operators that leave nothing to fuse
 _MUCH = 0.5  # of the time of a call: what is worth a sentence
@@ -52,19 +51,11 @@ def _launches(record: Record) -> int | None:
     return None if None in counts else sum(c for c in counts if c is not None)
 
 
-def _wants_cudagraphs(record: Record) -> bool:
-    config = record.config
-    return config.backend == "cudagraphs" or (
-        config.backend == "inductor"
-        and (config.mode in _GRAPHED or dict(config.options).get("triton.cudagraphs") is True)
-    )
-
-
 def _replays(record: Record, device: str) -> bool:
     """Whether it was seen that CUDA graphs launch what was compiled."""
     return (
         device.startswith("cuda")
-        and _wants_cudagraphs(record)
+        and record.config.has_cuda_graphs
         and not record.detail.get("cudagraph_skips")
         and record.phase not in _UNSEEN
         and _part(record, "compiled").get("replayed") is True
@@ -160,7 +151,7 @@ def _lost(c: Candidate, best: Candidate, device: str) -> str:
         told.append(_broken(c.record) or _many(c.record.graph_breaks or 0, "graph break"))
     told += _recompiled(c.record, best.record)
     told += _fuses_less(c.record, best.record)
-    if _replays(best.record, device) and not _wants_cudagraphs(c.record):
+    if _replays(best.record, device) and not c.record.config.has_cuda_graphs:
         told.append("no CUDA graphs")
     if compare(best, c).low <= 1 and not best.record.config.is_baseline:
         mine, its = best.record.compile_s, c.record.compile_s
@@ -196,8 +187,8 @@ def _became(record: Record) -> str:
     """``16 operators of eager become 8 calls: 4 fused kernels and 4 library calls``."""
     part, launches = _part(record, "compiled"), _launches(record)
     eager = _count(_part(record, "eager"), "total")
-    if launches is None or not eager:
-        return ""
+    if launches is None or not eager or (not launches and part.get("replayed")):
+        return ""  # what a graph replays is not seen one by one
     kernels, library, plain = (part[f"{k}_total"] for k in ("kernels", "library", "operators"))
     if not kernels:
         return f"nothing is fused: {_many(launches, 'call')} of libraries and operators as in eager"
@@ -247,7 +238,7 @@ def _names(counts: object) -> str:
 
 def _gave_up(record: Record, device: str) -> list[str]:
     """That CUDA graphs were asked for and are not there, and torch's reason."""
-    if not _wants_cudagraphs(record) or not record.detail.get("cudagraph_skips"):
+    if not record.config.has_cuda_graphs or not record.detail.get("cudagraph_skips"):
         return []
     if device.startswith("cpu"):
         return ["there are no CUDA graphs on a CPU"]

@@ -11,6 +11,7 @@ __all__ = ["Budget"]
 _FOR_RACES = 0.4  # kept back for confirming, unless less is enough
 _REPORT_S = 1.0
 _MOST = 1.1
+_GRACE = 0.03  # of the budget: for a trial that has nearly ended when the races should begin
 
 
 class Budget:
@@ -48,6 +49,10 @@ class Budget:
     def is_over(self) -> bool:
         """Whether what still runs is to be ended: a tenth more than the budget has passed."""
         return self.total_s is not None and self.spent_s > _MOST * self.total_s
+
+    def is_over_for_search(self, races_s: float) -> bool:
+        """Whether a trial that still runs is to be ended, since its time is that of the races."""
+        return races_s > 0 and self.for_search_s(races_s) < -_GRACE * (self.total_s or 0.0)
 
     def for_search_s(self, races_s: float) -> float:
         """Seconds that the search may still take, if the races are expected to take ``races_s``."""

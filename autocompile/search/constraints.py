@@ -28,6 +28,7 @@ __all__ = [
     "OTHERS_OPTIONS",
     "Dimension",
     "Place",
+    "no_convolutions",
     "own_options",
     "why_not",
 ]
@@ -97,9 +98,10 @@ class Dimension:
     is_plain: Callable[[Any, Place], bool] = lambda value, place: False
 
 
-def _no_memory_format(place: Place) -> str:
+def no_convolutions(place: Place) -> str:
+    """Why what is about convolutions makes no difference in a place; empty if it may."""
     if place.phase == "optimizer_step":
-        return "an optimizer's step does the same in any memory format"
+        return "an optimizer's step has no convolutions"
     return "" if place.has_convolutions else "the model has no convolutions"
 
 
@@ -115,6 +117,8 @@ def _no_scope(place: Place) -> str:
 
 
 def _takes_scope(config: CompileConfig, place: Place) -> str:
+    if config.has_cuda_graphs and place.device == "cuda":
+        return "with CUDA graphs a block overwrites what the one before it has given"
     return "frozen weights are those of a whole model" if config.freezing else ""
 
 
@@ -152,7 +156,7 @@ def _some_threads(place: Place) -> tuple[int | None, ...]:
 
 DIMENSIONS = (
     Dimension(
-        "memory_format", lambda _: MEMORY_FORMATS, False, _no_memory_format, _takes_memory_format
+        "memory_format", lambda _: MEMORY_FORMATS, False, no_convolutions, _takes_memory_format
     ),
     Dimension(
         "optimizer",

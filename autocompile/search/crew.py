@@ -77,6 +77,7 @@ class Crew:
         """Start a job."""
         try:
             self._running.add(job.number)
+            self._cancelled = False  # of those that were there before
             self._executor.start(job)
         except KeyboardInterrupt:
             self._note()

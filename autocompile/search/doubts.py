@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 
 from optuna.trial import FrozenTrial, TrialState
 
-from autocompile.search.effects import features
 from autocompile.search.space import Setting
 
 __all__ = ["doubt", "failures_of", "fingerprint"]
@@ -31,7 +30,7 @@ def failures_of(begun: Mapping[Setting, FrozenTrial]) -> list[tuple[frozenset[st
         if trial.state is TrialState.PRUNED and trial.user_attrs.get("seconds"):
             attributes = trial.user_attrs
             mark = fingerprint(attributes.get("outcome", ""), attributes.get("message", ""))
-            own = frozenset((setting.phase, *features(setting.config)))
+            own = setting.config.features | {setting.phase}
             common, count = found.get(mark, (own, 0))
             found[mark] = common & own, count + 1
     return list(found.values())
@@ -39,5 +38,5 @@ def failures_of(begun: Mapping[Setting, FrozenTrial]) -> list[tuple[frozenset[st
 
 def doubt(setting: Setting, failures: Sequence[tuple[frozenset[str], int]]) -> float:
     """1 where nothing speaks against it, the more failures are like it the larger."""
-    own = {setting.phase, *features(setting.config)}
+    own = setting.config.features | {setting.phase}
     return math.prod(1.0 + count for common, count in failures if common <= own)

@@ -17,36 +17,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from threadpoolctl import ThreadpoolController
 
-from autocompile.config import DEFAULT_INDUCTOR, CompileConfig
+from autocompile.config import CompileConfig
 from autocompile.search.space import Setting
 
-__all__ = ["Effects", "Prior", "features", "prior_of"]
+__all__ = ["Effects", "Prior", "prior_of"]
 
-_PLAIN = DEFAULT_INDUCTOR.to_dict()
 # Standard deviations of logarithms of speed-ups.
-_FIELDS = {"optimizer": 0.3, "threads": 0.05, "dynamic": 0.05, "mode": 0.1, "scope": 0.1}
+_FIELDS = {"optimizer": 0.3, "threads": 0.05, "dynamic": 0.05, "scope": 0.1}
+_FIELDS |= {"inductor triton.cudagraphs": 0.15, "inductor max_autotune": 0.1, "inductor mode": 0.1}
 _FIELD, _OPTION = 0.15, 0.08  # of a field's effect: what is not named above; of an option
 _HERE = 0.5  # of its own at one batch size, beside what a phase shares
 _PLAIN_LOG = 0.02  # what each field is expected to cost beside others: combinations come later
 _WHOLE, _WHOLE_HERE = 0.05, 0.04  # of what a setting adds to the effects of its fields
+_WORST = -0.5  # a logarithm: how much worse than that something is says nothing of its relatives
 _NOISE, _WIDTH = 0.03, 3.92  # of one process, and of a 95 % interval in standard deviations
-
-
-def features(config: CompileConfig) -> tuple[str, ...]:
-    """The fields of a config that have an effect, by name; plain eager has none."""
-    kind = "eager" if config.is_eager else "compiled"
-    found = [] if config.is_eager else [config.backend]
-    for name, value in config.to_dict().items():
-        if name in _NO_EFFECT or value == _PLAIN[name]:
-            continue
-        found.append(f"{name}={value} {kind}" if name in _OF_EAGER else f"{name}={value}")
-    found += [f"{config.backend} {name}={value}" for name, value in config.options]
-    return tuple(found)
-
-
-_NO_EFFECT = ("backend", "options", "fullgraph")  # named otherwise, or without any
-_OF_EAGER = ("memory_format", "optimizer", "threads")  # eager mode has them too
 
 
 @dataclass(frozen=True)
@@ -65,11 +51,11 @@ class Prior:
 
     def mean(self, config: CompileConfig) -> float:
         """The expected logarithm of the speed-up."""
-        return sum(self.effects.get(name, 0.0) for name in features(config))
+        return sum(self.effects.get(name, 0.0) for name in config.features)
 
     def cost_s(self, config: CompileConfig) -> float:
         """The expected seconds of a trial."""
-        own = (self.seconds.get(name, _seconds(name)) for name in features(config))
+        own = (self.seconds.get(name, _seconds(name)) for name in config.features)
         return self.base_s + sum(own)
 
 
@@ -110,12 +96,14 @@ class Effects:
     """
 
     def __init__(self, settings: Sequence[Setting], priors: Mapping[str, Prior]) -> None:
+        # Trials have the cores: threads of BLAS would wait for them, and hold them up by spinning.
+        self._blas = ThreadpoolController()
         self.index = {s: i for i, s in enumerate(settings)}
-        self._mean = np.array([_expected(priors[s.phase], s.config) for s in settings])
+        self._mean = np.array([_prior_log(priors[s.phase], s.config) for s in settings])
         self._phase = _codes([s.phase for s in settings])
         self._cell = _codes([s.cell for s in settings])
         self._config = _codes([s.config for s in settings])
-        names = [set(features(s.config)) for s in settings]
+        names = [s.config.features for s in settings]
         known = {name: i for i, name in enumerate(sorted(set().union(*names)))}
         self._has = np.zeros((len(settings), len(known)))
         for row, own in enumerate(names):
@@ -137,17 +125,27 @@ class Effects:
             left: settings of interest.
             spreads: how wide the 95 % interval of each logarithm is, by the rounds of its process.
         """
+        with self._blas.limit(limits=1, user_api="blas"):
+            return self._expected(seen, left, spreads or {})
+
+    def _expected(
+        self,
+        seen: Mapping[Setting, float],
+        left: Sequence[Setting],
+        spreads: Mapping[Setting, float],
+    ) -> tuple[Any, Any]:
         rows = np.array([self.index[s] for s in left], dtype=int)
         mean = self._mean[rows].copy()
         variance = self._between(rows, rows, diagonal=True)
         if seen:
             known = np.array([self.index[s] for s in seen], dtype=int)
-            residual = np.array(list(seen.values())) - self._mean[known]
-            noise = [_NOISE + (spreads or {}).get(s, 0.0) / _WIDTH for s in seen]
+            residual = np.maximum(list(seen.values()), _WORST) - self._mean[known]
+            noise = [_NOISE + spreads.get(s, 0.0) / _WIDTH for s in seen]
             own = self._between(known, known) + np.diag(np.square(noise))
             cross = self._between(rows, known)
-            mean += cross @ np.linalg.solve(own, residual)
-            variance = variance - np.einsum("ij,ji->i", cross, np.linalg.solve(own, cross.T))
+            solved = np.linalg.solve(own, cross.T)
+            mean += residual @ solved
+            variance = variance - np.einsum("ij,ji->i", cross, solved)
         return mean, np.sqrt(np.maximum(variance, 1e-8))
 
     def _between(self, rows: Any, columns: Any, diagonal: bool = False) -> Any:
@@ -168,8 +166,8 @@ class Effects:
         return unknown * (fields + same * (_WHOLE**2 + _WHOLE_HERE**2 * here))
 
 
-def _expected(prior: Prior, config: CompileConfig) -> float:
-    return prior.mean(config) - _PLAIN_LOG * max(0, len(features(config)) - 1)
+def _prior_log(prior: Prior, config: CompileConfig) -> float:
+    return prior.mean(config) - _PLAIN_LOG * max(0, len(config.features) - 1)
 
 
 def _deviation(feature: str) -> float:

@@ -1,7 +1,7 @@
 """The finite list of settings of one phase: what was asked for, crossed with what is offered here.
 
-The catalogue comes from the installed torch, read by a probe in a trial's process; nothing about
-modes is written down here. Settings that cannot differ on this device are one.
+The catalogue comes from the installed torch, read by a probe in a trial's process; no mode is
+written down here. Settings that cannot differ on this device are one.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from autocompile.search.constraints import (
     DIMENSIONS,
     Dimension,
     Place,
+    no_convolutions,
     own_options,
     why_not,
 )
@@ -75,7 +76,7 @@ def build_space(
         if reason := offered.backends.get(backend, ""):
             unusable[Setting(CompileConfig(backend, **here), batch_sizes[0], place.phase)] = reason
             continue
-        options = _options(backend, wanted, offered, dropped)
+        options = _options(backend, wanted, offered, place, dropped)
         if backend != "eager" and not BACKENDS.get(backend, Backend()).has_modes:
             asked_modes = modes if wanted.modes else []
             dropped.update(f"{backend} has no modes" for mode in asked_modes if mode != "default")
@@ -131,6 +132,7 @@ def _options(
     backend: str,
     wanted: SearchSpace,
     offered: Catalogue,
+    place: Place,
     dropped: Counter[str],
 ) -> list[Mapping[str, OptionValue]]:
     """The options that a backend is tried with; none at all is one of them if none is asked for."""
@@ -149,7 +151,7 @@ def _options(
         elif known.has_modes and not set(variant.options) <= set(offered.options):
             reason = f"the {backend} of this torch has no option {names}"
         else:
-            reason = ""
+            reason = no_convolutions(place) if variant.of_convolutions else ""
         if reason:
             dropped[reason] += 1
         else:

@@ -32,12 +32,14 @@ __all__ = ["SAMPLERS", "FiniteSampler", "PortfolioSampler", "make_sampler"]
 SAMPLERS = ("portfolio", "tpe", "gp", "random")
 _OTHERS = 0.5  # what a gain at another batch size than the user's own is worth
 _DEFAULT = 0.05  # what it is worth to know plain torch.compile(), which all is compared with
+_PART = 0.01  # to know what leads without one of its fields, which may not matter
 _ENOUGH = 0.002  # expected gain, as a logarithm, below which nothing is worth trying
 _ANSWERED_S = 0.01  # seconds of a setting that needs no process
 _PRIOR_WEIGHT = 4.0  # trials whose seconds are worth as much as the predicted ones
 
 _Scores = dict[Setting, tuple[float, float, float]]
 Params = tuple[tuple[str, Any], ...]
+Cell = tuple[str, int | None]
 
 
 class _Listed(optuna.samplers.BaseSampler):
@@ -99,6 +101,10 @@ class _Listed(optuna.samplers.BaseSampler):
     ) -> Any:  # fmt: skip
         """Never needed: :meth:`sample_relative` gives every parameter."""
         raise NotImplementedError(param_name)
+
+
+def _lacks_one(own: frozenset[str], leading: frozenset[str]) -> bool:
+    return own < leading and len(leading) - len(own) == 1
 
 
 def _key(params: Mapping[str, Any]) -> Params:
@@ -171,14 +177,18 @@ class PortfolioSampler(_Listed):
         spreads = {s: float(begun[s].user_attrs.get("spread", 0.0)) for s in values}
         running = [s for s, t in begun.items() if t.state is TrialState.RUNNING]
         known = dict(values)
+        best = {s.cell: 0.0 for s in self.settings}
         if running:  # as if they had done what is expected of them
             expected, _ = self._effects.expected(values, running, spreads)
-            known |= dict(zip(running, map(float, expected), strict=True))
+            for setting, value in zip(running, map(float, expected), strict=True):
+                known[setting] = value
+                best[setting.cell] = max(best[setting.cell], value)
         mean, deviation = self._effects.expected(known, left, spreads)
-        best = {s.cell: 0.0 for s in self.settings}
-        for setting, value in values.items():
-            surely = value - spreads[setting] / 2
-            best[setting.cell] = max(best[setting.cell], surely)
+        leading: dict[Cell, frozenset[str]] = {s.cell: frozenset() for s in self.settings}
+        surely = {s: value - spreads[s] / 2 for s, value in values.items()}
+        for setting in sorted(surely, key=surely.__getitem__):
+            best[setting.cell] = max(best[setting.cell], surely[setting])
+            leading[setting.cell] = setting.config.features
         gains = expected_gain(mean, deviation, [best[s.cell] for s in left])
         failures = failures_of(begun)
         pace = self._pace(begun)
@@ -187,6 +197,8 @@ class PortfolioSampler(_Listed):
             gain *= self._weight(setting) / doubt(setting, failures)
             if setting.config == DEFAULT_INDUCTOR:
                 gain += _DEFAULT * self._weight(setting)
+            elif _lacks_one(setting.config.features, leading[setting.cell]):
+                gain += _PART * self._weight(setting)
             seconds = pace * self._priors[setting.phase].cost_s(setting.config)
             if any(
                 t.state is TrialState.COMPLETE for t in map(begun.get, self._twins[setting]) if t

@@ -72,6 +72,7 @@ class Study:
     def __post_init__(self) -> None:
         self._known: dict[Setting, Record] = {}
         self._processes = 0
+        self._races_s = 0.0
         self._running: dict[int, Setting] = {}
         self._again: deque[tuple[int, Ending]] = deque()
         self._first_ends: dict[int, Ending] = {}
@@ -100,9 +101,10 @@ class Study:
             Interrupted: after Ctrl-C.
             RunError: the run's folder cannot be used.
         """
-        with Crew(self.executor, self.observer, self.budget.is_over) as crew:
+        with Crew(self.executor, self.observer, self._is_over) as crew:
             while True:
-                self._fill(crew, lambda: self.budget.for_search_s(races_s()) <= self._started_s())
+                self._races_s = races_s()
+                self._fill(crew)
                 if not crew.size:
                     break
                 number, ending = crew.next()
@@ -118,18 +120,26 @@ class Study:
         if crew.interrupted:
             raise Interrupted
 
-    def _fill(self, crew: Crew, is_late: Callable[[], bool]) -> None:
+    def _is_over(self) -> bool:
+        """Whether what still runs is to be ended."""
+        return self.budget.is_over() or self.budget.is_over_for_search(self._races_s)
+
+    def _is_late(self) -> bool:
+        """Whether what began now would end too late."""
+        return self.budget.for_search_s(self._races_s) <= self._started_s()
+
+    def _fill(self, crew: Crew) -> None:
         """Start what may start now; what needs no process is answered on the way."""
         if self._again:
             # With nobody beside it: that is half of what its second try is about.
-            if not crew.size and crew.has_room and not is_late():
+            if not crew.size and crew.has_room and not self._is_late():
                 number, first = self._again.popleft()
                 self._first_ends[number] = first
                 crew.start(self._job(number, self._running[number], fresh=True))
             return
         if any(number in self._first_ends for number in self._running):
             return
-        while crew.has_room and not self.is_done and not is_late():
+        while crew.has_room and not self.is_done and not self._is_late():
             setting = self._ledger.ask()
             if setting is None:
                 return
@@ -148,6 +158,7 @@ class Study:
     def _started_s(self) -> float:
         """About how long what runs, and one more, still takes: they are timed one by one."""
         ended = [r for r in self._known.values() if r.ok and r.wall_s > 0]
+        ended = [r for r in ended if not r.config.is_eager] or ended
         if not ended:
             return 0.0
         timed = fmean(sum(r.step_s.get(s, 0.0) for s in ("verify", "measure")) for r in ended)

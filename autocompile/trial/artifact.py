@@ -18,7 +18,8 @@ _AT_RUN_TIME = ("triton.", "coordinate_descent_tuning", "max_autotune")
 
 # All of what these fields do is in the source. Any other may act beside it: an option may be a flag
 # of the C++ compiler, another environment runs the same source with another torch.
-_SHOWN_BY_THE_SOURCE = frozenset({"mode", "fullgraph", "dynamic"})
+_SHOWN_BY_THE_SOURCE = frozenset({"mode", "options", "fullgraph", "dynamic"})
+_OPTIONS_SHOWN = frozenset({"layout_optimization", "conv_1x1_as_mm", "combo_kernels"})
 
 
 def same_code_key(config: CompileConfig, device: torch.device) -> str:
@@ -49,6 +50,7 @@ def same_code_key(config: CompileConfig, device: torch.device) -> str:
         for f in dataclasses.fields(config)
         if f.name not in _SHOWN_BY_THE_SOURCE
     }
+    around["options"] = [o for o in config.options if o[0] not in _OPTIONS_SHOWN | launch.keys()]
     # Else torch sets it at each call, which takes a while.
     around["dynamic"] = config.dynamic is None
     text = repr((sorted(texts), sorted(launch.items()), sorted(around.items())))

@@ -21,9 +21,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
 from autocompile.config import CompileConfig  # noqa: E402
-from autocompile.search.effects import features  # noqa: E402
 
-SHRINK = 1.0  # as many observations of "no effect" as each field starts with
+SHRINK = 0.3  # as many observations of "no effect" as each field starts with
 CONV = ("ppo_cnn", "cnn", "atari", "ppo_breakout")
 
 Row = tuple[str, Any, CompileConfig, float, float]  # kind, cell, config, log speed-up, seconds
@@ -65,14 +64,14 @@ def rows_of_table(path: Path) -> list[Row]:
 
 def learned(rows: list[Row]) -> dict[str, Any]:
     """The prior of one kind."""
-    names = sorted({name for _, _, config, _, _ in rows for name in features(config)})
+    names = sorted({name for _, _, config, _, _ in rows for name in config.features})
     column = {name: i for i, name in enumerate(names)}
     count = defaultdict(int)
     for _, cell, _, _, _ in rows:
         count[cell] += 1
     has = np.zeros((len(rows), len(names)))
     for i, (_, _, config, _, _) in enumerate(rows):
-        has[i, [column[name] for name in features(config)]] = 1.0
+        has[i, [column[name] for name in config.features]] = 1.0
     logs = np.array([log for *_, log, _ in rows])
     weight = np.array([10.0 / count[cell] for _, cell, *_ in rows])
     ridge = SHRINK * np.eye(len(names))

@@ -1,10 +1,15 @@
-"""Replay recorded tables: how good is what a sampler has found after so many seconds?
+"""Replay recorded tables: how good is the answer of a sampler after so many seconds?
 
 Every sampler runs under plain ``study.optimize`` with the same objective: the recorded speed-up of
 a setting, with the noise of one process. The clock moves by the recorded seconds of its trial (two
 trials side by side on two cores: a quarter faster). For each model the prior is learned from the
-tables of all other models. Regret is how much slower the setting that looks best is than the best
-of the table, by the figures of all sets.
+tables of all other models.
+
+An answer is what a run of so many seconds ends with, the same for every sampler: the four settings
+of each batch size that look best are raced in three sets, which have the noise of three processes
+and take the recorded seconds of warm compiles, and at most 40 % of the time. Regret is how much
+slower the winner is than the best of the table, by the figures of all sets. A search ends where its
+sampler says so, as in a real run: only autocompile's does before the end of the list.
 """
 
 from __future__ import annotations
@@ -15,7 +20,9 @@ import math
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Collection
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +39,13 @@ from autocompile.search.effects import Prior  # noqa: E402
 from autocompile.search.sampler import FiniteSampler, PortfolioSampler, make_sampler  # noqa: E402
 from autocompile.search.space import Setting  # noqa: E402
 
-TIMES_S = (60.0, 120.0, 300.0)
+TIMES_S = tuple(float(t) for t in range(20, 301, 20))
 SIDE_BY_SIDE = 1.25  # what two jobs on two cores gain (studies/tuning_cost)
 STRATEGIES = ("portfolio", "tpe", "gp", "random", "list")
 WITHIN = 0.02
+SETS = 3
+_FINALISTS, _FOR_RACES = 4, 0.4
+_PROCESS_S, _BLOCKS_S = 2.0, 0.5  # of a race: to begin and verify eager; to time a side
 
 
 class ListSampler(FiniteSampler):
@@ -55,55 +65,137 @@ def rows_of(path: Path) -> tuple[dict[Setting, dict[str, Any]], dict[str, Any]]:
     return found, data
 
 
-def whole(row: dict[str, Any], calls: int | None) -> float:
-    """The speed-up of a row, with what new weights cost."""
-    speedup = math.exp(row["log_speedup"])
-    if not row.get("refresh_s") or not calls:
-        return speedup
-    eager_s = 1e-6 * float(np.median([t for s in row["sets"] for t in s.get("eager_s", ())]))
-    return 1 / (1 / speedup + row["refresh_s"] / calls / eager_s)
+def by_set(row: dict[str, Any], calls: int | None) -> dict[int, float]:
+    """The logarithm of the speed-up of each set, with what new weights cost."""
+    found = {}
+    for one in row["sets"]:
+        if one.get("eager_s"):
+            ratio = float(np.median(np.divide(one["eager_s"], one["compiled_s"])))
+            if row.get("refresh_s") and calls:
+                eager_s = 1e-6 * float(np.median(one["eager_s"]))
+                ratio = 1 / (1 / ratio + row["refresh_s"] / calls / eager_s)
+            found[one["set"]] = math.log(ratio)
+    return found
 
 
-def spread(row: dict[str, Any]) -> float:
+def spread(logs: Collection[float]) -> float:
     """How far processes are apart, as the standard deviation of a logarithm."""
-    logs = [
-        float(np.median(np.log(np.divide(s["eager_s"], s["compiled_s"]))))
-        for s in row["sets"]
-        if s.get("eager_s")
-    ]
-    return max(0.005, float(np.std(logs, ddof=1))) if len(logs) > 1 else 0.02
+    return max(0.005, float(np.std(list(logs), ddof=1))) if len(logs) > 1 else 0.02
 
 
 class _TimeIsUp(Exception):
     pass
 
 
-def replay(
-    path: Path, strategy: str, seed: int, prior: dict[str, Any]
-) -> list[tuple[float, float]]:
-    """After each trial: seconds so far, and the regret of what looks best, over all batch sizes."""
-    rows, data = rows_of(path)
-    phase = data["phase"]
-    known = prior.get(data["kind"]) or prior.get("/".join(data["kind"].split("/")[:2]))
-    priors = {phase: Prior(**known) if known else Prior()}
-    listed = list(rows)
+@dataclass(frozen=True)
+class Tried:
+    """A trial of the search: when it ended, and the speed-up that it showed; None if it failed."""
+
+    clock: float
+    setting: Setting
+    seen: float | None
+
+
+class Table:
+    """What was recorded of a model: the true speed-up of each setting, its noise and its cost."""
+
+    def __init__(self, path: Path) -> None:
+        self.rows, data = rows_of(path)
+        self.phase, self.kind = data["phase"], data["kind"]
+        calls = data["calls_per_update"]
+        worked = {
+            s: r
+            for s, r in self.rows.items()
+            if r["outcome"] == "ok" and r["log_speedup"] is not None
+        }
+        self.logs = {s: by_set(r, calls) for s, r in worked.items()}
+        for setting, logs in self.logs.items():
+            if setting.config.is_plain_eager:
+                logs.update(dict.fromkeys(logs, 0.0))  # it is its own baseline
+        self.truth = {s: math.exp(np.median(list(logs.values()))) for s, logs in self.logs.items()}
+        self.spread = {s: spread(logs.values()) for s, logs in self.logs.items()}
+        self.cells = sorted({s.cell for s in self.rows}, key=str)
+        self.best = {
+            c: max((s for s in self.truth if s.cell == c), key=self.truth.__getitem__)
+            for c in self.cells
+        }
+        self.beside_s = {s: _BLOCKS_S + warm_s(r) for s, r in worked.items()}
+
+    def look(self, setting: Setting, random: np.random.Generator) -> float:
+        """Its speed-up as one process shows it."""
+        noise = 0.0 if setting.config.is_plain_eager else random.normal(0, self.spread[setting])
+        return self.truth[setting] * math.exp(noise)
+
+    def race(self, settings: list[Setting], random: np.random.Generator) -> Setting:
+        """The winner of so many sets, each with the noise of a process of its own.
+
+        In a real race sides of a set are compared in the same process, which is less noisy.
+        """
+
+        def mean(setting: Setting) -> float:
+            return float(np.mean([self.look(setting, random) for _ in range(SETS)]))
+
+        return max(settings, key=mean)
+
+    def regret(self, chosen: dict[Any, Setting]) -> float:
+        """Over all batch sizes; where nothing was chosen it is eager's."""
+        eager = {s.cell: s for s in self.truth if s.config.is_plain_eager}
+        got = [self.truth[chosen.get(c, eager[c])] / self.truth[self.best[c]] for c in self.cells]
+        return 1 - float(np.mean(got))
+
+
+def warm_s(row: dict[str, Any]) -> float:
+    """Seconds of a compile from a warm cache; as a third of a cold one where it is not known."""
+    seen = [s["warm_compile_s"] for s in row["sets"] if s.get("warm_compile_s") is not None]
+    return float(np.median(seen)) if seen else (row["compile_s"] or 0.0) / 3
+
+
+def leaders(tried: list[Tried]) -> dict[Any, list[Setting]]:
+    """Of each batch size what looks best, best first."""
+    found: dict[Any, list[tuple[float, Setting]]] = defaultdict(list)
+    for each in tried:
+        if each.seen is not None:
+            found[each.setting.cell].append((each.seen, each.setting))
+    return {
+        c: [s for _, s in sorted(v, key=lambda p: -p[0])][:_FINALISTS] for c, v in found.items()
+    }
+
+
+def answer(table: Table, tried: list[Tried], seconds: float, random: np.random.Generator) -> float:
+    """The regret of a run of so many seconds."""
+    ends = [0.0] + [t.clock for t in tried if t.clock <= seconds]
+    needs = 0.0
+    for end in reversed(ends):  # the last trial after which there is time for the races
+        found = leaders([t for t in tried if t.clock <= end])
+        needs = sum(set_s(table, settings) for settings in found.values())
+        if end + min(_FOR_RACES * seconds, SETS * needs) <= seconds:
+            break
+    chosen, left_s = {}, seconds - end
+    for cell, settings in found.items():
+        chosen[cell] = settings[0]
+        left_s -= SETS * set_s(table, settings)
+        if left_s >= 0:
+            chosen[cell] = table.race(settings, random)
+    return table.regret(chosen)
+
+
+def set_s(table: Table, settings: list[Setting]) -> float:
+    """Seconds of a set: a process, and its sides one after the other."""
+    return _PROCESS_S + sum(table.beside_s[s] for s in settings)
+
+
+def replay(table: Table, strategy: str, seed: int, prior: dict[str, Any]) -> list[Tried]:
+    """The trials of a search, until the longest time is over."""
+    known = prior.get(table.kind) or prior.get("/".join(table.kind.split("/")[:2]))
+    priors = {table.phase: Prior(**known) if known else Prior()}
+    listed = list(table.rows)
     sampler: PortfolioSampler | FiniteSampler
     if strategy == "list":
         sampler = ListSampler(listed, optuna.samplers.RandomSampler(seed=seed), seed)
     else:
         sampler = make_sampler(strategy, listed, priors, {}, seed)
     random = np.random.default_rng(seed)
-    truth = {
-        s: whole(r, data["calls_per_update"])
-        if r["outcome"] == "ok" and r["log_speedup"] is not None
-        else 0.0
-        for s, r in rows.items()
-    }
-    best = {
-        cell: max(t for s, t in truth.items() if s.cell == cell) for cell in {s.cell for s in rows}
-    }
-    looks: dict[Any, tuple[float, float]] = {cell: (1.0, 1.0) for cell in best}
-    path_: list[tuple[float, float]] = []
+    tried: list[Tried] = []
     clock = 0.0
 
     def objective(trial: optuna.Trial) -> float:
@@ -113,60 +205,55 @@ def replay(
             for name, d in sampler.distributions.items()
         }
         setting = sampler.setting(params)
-        row = rows[setting]
+        row = table.rows[setting]
         clock += row["seconds"] / SIDE_BY_SIDE
+        if clock > max(TIMES_S):
+            raise _TimeIsUp
         trial.set_user_attr("seconds", row["seconds"])
         trial.set_user_attr("outcome", row["outcome"])
         trial.set_user_attr("message", row["message"])
-        if truth[setting] <= 0:
-            path_.append((clock, regret()))
+        seen = table.look(setting, random) if setting in table.truth else None
+        tried.append(Tried(clock, setting, seen))
+        if seen is None:
             raise optuna.TrialPruned
-        seen = truth[setting] * math.exp(random.normal(0, spread(row)))
-        if setting.config.is_plain_eager:
-            seen = 1.0
-        if seen > looks[setting.cell][0]:
-            looks[setting.cell] = seen, truth[setting]
-        path_.append((clock, regret()))
-        if clock > max(TIMES_S):
-            raise _TimeIsUp
         return seen
-
-    def regret() -> float:
-        return float(np.mean([1 - looks[cell][1] / best[cell] for cell in best]))
 
     study = optuna.create_study(sampler=sampler, direction="maximize")
     try:
-        while sampler.has_next(study):
+        while not sampler.is_done(study):
             study.optimize(objective, n_trials=1)
     except _TimeIsUp:
         pass
-    return path_
+    return tried
 
 
-def at(path: list[tuple[float, float]], seconds: float) -> float:
-    """The regret at a time; before the first trial it is that of eager."""
-    done = [regret for clock, regret in path if clock <= seconds]
-    return done[-1] if done else path[0][1] if path else 1.0
-
-
-def found_after(path: list[tuple[float, float]]) -> float:
-    """Seconds to the first setting within 2 % of the best."""
-    return next((clock for clock, regret in path if regret <= WITHIN), math.inf)
+def found_after(table: Table, tried: list[Tried]) -> float:
+    """Seconds of trials until at each batch size a setting within 2 % of the best was tried."""
+    missing = set(table.cells)
+    for each in tried:
+        cell = each.setting.cell
+        if each.seen and table.truth[each.setting] >= (1 - WITHIN) * table.truth[table.best[cell]]:
+            missing.discard(cell)
+        if not missing:
+            return each.clock
+    return math.inf
 
 
 def one_model(task: tuple[Path, int, tuple[str, ...]]) -> tuple[str, dict[str, Any]]:
     """All strategies and seeds of a model."""
     path, seeds, strategies = task
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    prior = learn(tables(), without=path.stem)
+    table, prior = Table(path), learn(tables(), without=path.stem)
     found: dict[str, Any] = {}
     for strategy in strategies:
-        count = 1 if strategy == "list" else seeds
-        paths = [replay(path, strategy, seed, prior) for seed in range(count)]
-        found[strategy] = {
-            "regret": {str(int(t)): [round(at(p, t), 5) for p in paths] for t in TIMES_S},
-            "within_s": [round(found_after(p), 1) for p in paths],
-        }
+        runs = [replay(table, strategy, seed, prior) for seed in range(seeds)]
+        regret = {}
+        for t in TIMES_S:
+            random = [np.random.default_rng([seed, int(t)]) for seed in range(seeds)]
+            lost = [answer(table, one, t, r) for one, r in zip(runs, random, strict=True)]
+            regret[str(int(t))] = [round(each, 5) for each in lost]
+        within = [round(found_after(table, tried), 1) for tried in runs]
+        found[strategy] = {"regret": regret, "within_s": within}
     return path.stem, found
 
 
@@ -174,26 +261,18 @@ def summary(models: dict[str, Any]) -> dict[str, Any]:
     """Median and 95th percentile over models and seeds, each model weighing the same."""
     found: dict[str, Any] = defaultdict(dict)
     for strategy in STRATEGIES:
-        for t in TIMES_S:
-            every = []
-            for model in models.values():
-                if strategy in model:
-                    regrets = model[strategy]["regret"][str(int(t))]
-                    every += list(np.resize(regrets, 200))
-            if every:
-                found[strategy][str(int(t))] = {
-                    "median": round(100 * float(np.median(every)), 2),
-                    "p95": round(100 * float(np.quantile(every, 0.95)), 2),
-                    "mean": round(100 * float(np.mean(every)), 2),
-                }
-        times = [
-            s
-            for m in models.values()
-            if strategy in m
-            for s in np.resize(m[strategy]["within_s"], 200)
-        ]
-        if times:
-            found[strategy]["within_2_percent_s"] = round(float(np.median(times)), 1)
+        have = [m[strategy] for m in models.values() if strategy in m]
+        if not have:
+            continue
+        for t in (str(int(t)) for t in TIMES_S):
+            every = [regret for m in have for regret in m["regret"][t]]
+            found[strategy][t] = {
+                "median": round(100 * float(np.median(every)), 2),
+                "p95": round(100 * float(np.quantile(every, 0.95)), 2),
+                "mean": round(100 * float(np.mean(every)), 2),
+            }
+        times = [seconds for m in have for seconds in m["within_s"]]
+        found[strategy]["within_2_percent_s"] = round(float(np.median(times)), 1)
     return dict(found)
 
 
@@ -214,5 +293,6 @@ if __name__ == "__main__":
     out = options.out or ROOT / "studies/search" / options.device / "replay.json"
     out.write_text(json.dumps(result) + "\n")
     for strategy, figures in result["summary"].items():
-        print(strategy, json.dumps(figures))
+        shown = {t: figures[t] for t in ("60", "120", "300")}
+        print(strategy, json.dumps(shown), figures["within_2_percent_s"])
     print(f"{len(models)} models, {time.monotonic() - began:.0f} s")

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import aa
-from ground_truth import Truth, analyse, ties
+from ground_truth import BUSY, Truth, analyse, ties
 from models import EAGER, HERE, MODELS, of_device
 from store import load
 from yardstick import is_busy
 
 PICKED, COVERED, EQUALS, POWER = 0.95, 0.90, 0.05, 0.90  # targets
 ERROR = {"quiet": 0.01, "noisy": 0.02}
-BUSY, BUSY_HOST = "busy", ", busy host"
+BUSY_HOST = ", busy host"
 
 
 def truths(folder: Path, device: str) -> dict[str, dict[str, Truth]]:

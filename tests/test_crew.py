@@ -1,0 +1,33 @@
+"""Jobs side by side: which of them an interruption ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from autocompile.execute.executor import Job
+from autocompile.record import Outcome
+from autocompile.report.live import SilentProgress
+from autocompile.search.crew import Crew
+from autocompile.testing import FakeExecutor, measured
+
+
+class Endless(FakeExecutor):
+    """No job ends by itself."""
+
+    def start(self, job: Job) -> None:
+        pass
+
+
+def job(number: int) -> Job:
+    return Job(number, Path("."), 10.0)
+
+
+def test_what_starts_after_a_cut_is_ended_by_the_next_one() -> None:
+    over = False
+    crew = Crew(Endless(lambda request: measured(1.0)), SilentProgress(), lambda: over)
+    for number in (1, 2):
+        crew.start(job(number))
+        over = True
+        ended, ending = crew.next()
+        assert (ended, ending.outcome) == (number, Outcome.INTERRUPTED)
+        over = False
