@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -108,3 +110,22 @@ def test_indices_and_counts_are_computed_by_openvino(
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="openvino_onnx leaves")
         torch.testing.assert_close(compiled(x), function(x))
+
+
+def test_a_signal_after_a_compiled_function_ended_in_another_thread_kills_nobody() -> None:
+    script = (
+        "import signal, threading, torch\n"
+        "signal.signal(signal.SIGUSR2, lambda *_: print('handled'))\n"
+        "box = [torch.compile(torch.nn.Linear(4, 4).eval(), backend='openvino_onnx')]\n"
+        "with torch.no_grad():\n"
+        "    box[0](torch.ones(1, 4))\n"
+        "def end():\n"
+        "    box.clear(), torch._dynamo.reset(), __import__('gc').collect()\n"
+        "thread = threading.Thread(target=end)\n"
+        "thread.start(), thread.join()\n"
+        "signal.raise_signal(signal.SIGUSR2)\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert (ran.returncode, ran.stdout) == (0, "handled\n"), ran.stderr

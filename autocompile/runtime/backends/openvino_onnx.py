@@ -9,6 +9,7 @@ bits in 32 there; what might need more is left to torch, or refused. Its options
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -33,6 +34,16 @@ def openvino_onnx(
 ) -> Callable[..., Any]:
     """Compile a graph for OpenVINO; arguments and errors are those of ``compile_graph``."""
     return compile_graph(graph, inputs, OvSession, mode, options)
+
+
+@functools.cache
+def _core() -> Any:
+    """One for the process. The first one gives the thread that makes it another signal stack; ended
+    in another thread, it frees that stack, and the next signal is a segmentation fault (2026.4).
+    """
+    import openvino
+
+    return openvino.Core()
 
 
 class OvSession(Session):
@@ -63,7 +74,7 @@ class OvSession(Session):
             "ENABLE_CPU_PINNING": False,  # torch's threads use the same cores
         }
         try:
-            core = openvino.Core()
+            core = _core()
             read = core.read_model(model.SerializeToString())
             self._request = core.compile_model(read, "CPU", settings).create_infer_request()
         except Exception as error:
