@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from autocompile.estimate.intervals import Interval
     from autocompile.record import Outcome, Record
     from autocompile.result import Result
+    from autocompile.runtime.apply import apply
     from autocompile.search.space import SearchSpace
 
 __version__ = "0.1.0"
@@ -52,6 +53,7 @@ __all__ = [
     "SearchSpace",
     "TargetError",
     "UsageError",
+    "apply",
     "load",
     "tune",
 ]
@@ -64,6 +66,7 @@ _HOME = {
     "Record": "record",
     "Result": "result",
     "SearchSpace": "search.space",
+    "apply": "runtime.apply",
     "load": "api",
     "tune": "api",
 }

@@ -32,6 +32,7 @@ from autocompile.search.racing import Race
 from autocompile.search.sampler import make_sampler
 from autocompile.search.space import SearchSpace, Space
 from autocompile.search.study import Interrupted, Study
+from autocompile.tuned import Tuned
 
 __all__ = ["load", "tune"]
 
@@ -62,6 +63,7 @@ def tune(
     tolerance: float | None = None,
     calls_per_update: int | None = None,
     pythons: tuple[str, ...] = (),
+    only: Tuned | None = None,
     progress: Progress | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Result:
@@ -96,6 +98,8 @@ def tune(
             decides whether a setting that takes them as constants pays; as the target says if None.
         pythons: interpreters of other environments, as ``PATH`` or ``NAME=PATH``, whose torch and
             backends are tried too; they need torch, numpy and what the target imports.
+        only: settings of a file: nothing else is tried, beside eager mode and plain
+            ``torch.compile()``.
         progress: is told what happens; silent if None.
         clock: seconds, by which the budget goes.
 
@@ -111,7 +115,7 @@ def tune(
     show = progress or SilentProgress()
     plan = Plan(
         target=target_spec(target),
-        phases=phases,
+        phases=tuple(only.phases) if only else phases,
         space=space or SearchSpace(),
         effort=effort,
         objective=objective,
@@ -121,6 +125,7 @@ def tune(
         tolerance=tolerance,
         calls_per_update=calls_per_update,
         pythons=environments(pythons),
+        only=None if only is None else only.tried(),
     )
     folder, plan = _open(plan, run_dir, resume)
     total_s = budget_of(plan.effort) if budget_s is None else budget_s

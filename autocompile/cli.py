@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 from autocompile import arguments, options
+from autocompile.cli_verify import verify
 from autocompile.errors import AutocompileError, ExitCode, UsageError
-from autocompile.screen import print_or_draw, say
+from autocompile.screen import Stopped, interruptible, print_or_draw, say
 
 __all__ = ["app", "main"]
 
@@ -47,23 +46,8 @@ def _root(
     """Find the fastest torch.compile settings that keep your model right, on this machine."""
 
 
-class _Stopped(Exception):
-    """Ctrl-C, carried past Typer, which has an exit code of its own for it."""
-
-
-def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(command)
-    def run(*args: Any, **kwargs: Any) -> None:
-        try:
-            command(*args, **kwargs)
-        except KeyboardInterrupt:
-            raise _Stopped from None
-
-    return run
-
-
 @app.command()
-@_interruptible
+@interruptible
 def tune(
     target: arguments.Target,
     phase: arguments.Phase = None,
@@ -186,7 +170,7 @@ def tune(
 
 
 @app.command()
-@_interruptible
+@interruptible
 def show(
     run: arguments.Run = "last", as_json: arguments.Json = False, verbose: arguments.Verbose = False
 ) -> None:
@@ -195,17 +179,37 @@ def show(
 
 
 @app.command()
-@_interruptible
+@interruptible
 def export(
     run: arguments.Run = "last",
-    to: Annotated[arguments.Format, typer.Option(help="the stack that reads it")] = "python",
+    to: Annotated[
+        arguments.Format | None, typer.Option(help="the stack that reads it  [default: python]")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="the file to write, e.g. tuned.json")
+    ] = None,
 ) -> None:
-    """Print the best settings of RUN in the form of a training stack."""
-    typer.echo(_loaded(run).export(to), nl=False)
+    """Print the best settings of RUN in the form of a training stack, or write them to a file.
+
+    A .json file holds the settings themselves: autocompile.apply and autocompile.rllib read it.
+    """
+    is_json = output is not None and output.suffix == ".json"
+    text = _loaded(run).export(to or ("json" if is_json else "python"))
+    if output is None:
+        typer.echo(text, nl=False)
+        return
+    try:
+        output.write_text(text, "utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {output}: {error.strerror}") from error
+    typer.echo(f"wrote {output}")
+
+
+app.command()(interruptible(verify))
 
 
 @app.command()
-@_interruptible
+@interruptible
 def check(
     target: arguments.Target,
     phase: Annotated[list[str] | None, typer.Option(help="what to try (repeatable)")] = None,
@@ -230,7 +234,7 @@ def check(
 
 
 @app.command()
-@_interruptible
+@interruptible
 def doctor(
     backend: Annotated[str | None, typer.Argument(help="only this backend")] = None,
     device: arguments.Device = None,
@@ -246,7 +250,7 @@ def doctor(
 
 
 @app.command()
-@_interruptible
+@interruptible
 def init(
     path: Annotated[Path, typer.Argument(help="the file to write")] = Path("model.py"),
 ) -> None:
@@ -277,7 +281,7 @@ def _loaded(run: str) -> Any:
 
 def _show(result: Any, run: str, as_json: bool, verbose: bool) -> None:
     """Print a result; the next command names ``run``."""
-    from autocompile.export import export_order, use_line
+    from autocompile.export import use_line
     from autocompile.report.terminal import render, render_trials
 
     report, run = result.to_dict(), shlex.quote(run)
@@ -285,11 +289,9 @@ def _show(result: Any, run: str, as_json: bool, verbose: bool) -> None:
     def draw(console: Any) -> None:
         if verbose:
             render_trials(report, console)
+        others = ", ".join(f"--to {name}" for name in report["exports"] if name != "json")
+        then = f"autocompile export {run} -o tuned.json        (also: {others})"
         use = use_line(report, run)
-        order = export_order(report, use)
-        name = next((n for n in order if n in report["exports"]), "json")
-        others = ", ".join(n for n in report["exports"] if n != name)
-        then = f"autocompile export {run} --to {name}        (also: {others})"
         render(report, console, use=use, next_line=then if others else "", verbose=verbose)
 
     print_or_draw(report, as_json, draw)
@@ -311,7 +313,7 @@ def main() -> None:
     except AutocompileError as error:
         say(f"error: {error.text()}")
         sys.exit(error.exit_code)
-    except (_Stopped, KeyboardInterrupt):
+    except (Stopped, KeyboardInterrupt):
         say("interrupted")
         sys.exit(ExitCode.INTERRUPTED)
     except BrokenPipeError:

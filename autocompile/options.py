@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from autocompile.errors import UsageError
 
-__all__ = ["choices", "fraction", "integers", "known_runs", "seconds", "size", "words"]
+__all__ = ["choices", "fraction", "integers", "known_runs", "numbers", "seconds", "size", "words"]
 
 Value = TypeVar("Value")
 
@@ -55,6 +55,17 @@ def fraction(option: str, text: str | None) -> float | None:
     if number is not None and not 0 < number < 1:
         raise UsageError(f"{option} {text!r} is no number between 0 and 1 like 0.001")
     return number
+
+
+def numbers(option: str, given: Iterable[str] | None, known: Iterable[str]) -> dict[str, float]:
+    """``["speedup=1.05, max-graphs=1"]`` by name; of times also with units."""
+    found = {}
+    for part in words(given) or ():
+        name, _, text = part.partition("=")
+        if name not in known:
+            raise UsageError(f"{option} {name!r} is none of {', '.join(known)}")
+        found[name] = 0.0 if text == "0" else _amount(option, text, _TIME, f"{name}=1")
+    return found
 
 
 def _amount(option: str, text: str, units: Mapping[str, float], example: str) -> float:

@@ -128,20 +128,16 @@ class Result:
         return forward[0]
 
     def apply_to(self, algorithm_config: Any) -> Any:
-        """Set the ``torch_compile_*`` fields of an RLlib ``AlgorithmConfig`` and give it back.
+        """A copy of an RLlib ``AlgorithmConfig`` whose runners and learners use the settings.
 
-        Warns:
-            UserWarning: for each setting that this ray ignores or cannot carry.
+        See :func:`autocompile.rllib.tuned`, which it is.
 
         Raises:
-            ExportError: the run is not about an RLModule.
+            UsageError: the run is not about an RLModule, or the configuration is of the old stack.
         """
-        from autocompile.export.rllib import framework_kwargs
+        from autocompile.runtime.rllib import tuned
 
-        kwargs, ignored = framework_kwargs(self._report)
-        for text in ignored:
-            warnings.warn(text, stacklevel=2)
-        return algorithm_config.framework("torch", **kwargs)
+        return tuned(algorithm_config, self)
 
     def export(self, to: str) -> str:
         """The result as the text that a training stack reads.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from typing import Any
 
 import typer
 
-__all__ = ["print_or_draw", "say"]
+__all__ = ["Stopped", "interruptible", "print_or_draw", "say"]
 
 
 def say(text: str) -> None:
@@ -35,3 +36,20 @@ def print_or_draw(data: Any, as_json: bool, draw: Callable[[Any], None]) -> None
             raise BrokenPipeError
 
     draw(OfAPipe(highlight=False, soft_wrap=not sys.stdout.isatty()))
+
+
+class Stopped(Exception):
+    """Ctrl-C, carried past Typer, which has an exit code of its own for it."""
+
+
+def interruptible(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose Ctrl-C reaches the one place that ends the program."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **kwargs: Any) -> None:
+        try:
+            command(*args, **kwargs)
+        except KeyboardInterrupt:
+            raise Stopped from None
+
+    return run

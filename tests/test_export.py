@@ -17,8 +17,10 @@ import pytest
 
 from autocompile.backends import BACKENDS
 from autocompile.errors import ExportError, UsageError
-from autocompile.export import FORMATS, export, export_order, use_line
-from autocompile.export.rllib import framework_kwargs
+from autocompile.export import FORMATS, export, use_line
+from autocompile.export.common import literal
+from autocompile.export.own_size import own_choices
+from autocompile.tuned import Tuned
 
 SAMPLE = json.loads((Path(__file__).parent / "data" / "report.json").read_text("utf-8"))
 SCRIPTS = [name for name in FORMATS if name != "json"]
@@ -152,7 +154,12 @@ def test_text_from_a_report_never_becomes_code(
     for phase in dirty["phases"].values():
         phase["reason"] = NASTY
     text = export(dirty, to)
-    assert ast.dump(ast.parse(text)) == ast.dump(ast.parse(export(clean, to)))
+    plain = ast.parse(export(clean, to))
+    if to == "rllib":  # which holds some of it, and nothing but strings, in its settings
+        settings = settings_in(text)
+        assert settings["target"] == settings["fingerprint"]["torch"] == NASTY
+        text = text.replace(literal(settings, ""), literal(settings_in(export(clean, to)), ""))
+    assert ast.dump(ast.parse(text)) == ast.dump(plain)
     assert text.isascii()
 
 
@@ -177,8 +184,10 @@ def test_an_algorithm_that_is_no_dotted_name_is_not_imported(rl_report: dict[str
     for name in ("os;import x:A", "a.b:C.D", "a:import", "__main__:Mine", "nothing", ":", None):
         rl_report["target"]["algorithm"] = name
         text = export(rl_report, "rllib")
-        assert "algorithm_config import AlgorithmConfig\n" in text
-        assert "names no algorithm" in text
+        assert "def apply(config):" in text and "import x" not in text
+        assert [line for line in text.splitlines() if "import" in line] == [
+            "from autocompile.rllib import tuned"
+        ]
 
 
 @pytest.mark.parametrize("value", [NASTY.replace("\ud800", ""), 'a"b', "a'b", 1.5, -3, None, True])
@@ -213,18 +222,14 @@ def test_build_lines_that_are_not_python_are_refused(plain_report: dict[str, Any
             export(plain_report, to)
 
 
-def test_the_json_says_what_its_numbers_are(rl_report: dict[str, Any]) -> None:
-    document = json.loads(export(rl_report, "json"))
-    phases = document["phases"]
-    assert phases["forward_exploration"]["torch_compile"] == {
-        "backend": "inductor",
-        "mode": "max-autotune",
-    }
-    assert phases["forward_exploration"]["speedup"]["value"] == 1.41
-    assert phases["optimizer_step"]["torch_compile"] is None
-    assert phases["optimizer_step"]["verdict"] == "keep_eager"
-    assert document["environment"]["torch"] == "2.13.0+cpu"
-    assert {"torch_compile", "speedup", "throughput"} <= document["about"].keys()
+def test_the_json_holds_settings_by_value_with_their_evidence(rl_report: dict[str, Any]) -> None:
+    found = Tuned.read(json.loads(export(rl_report, "json")))
+    explored = found.at("forward_exploration", 16)
+    assert explored is not None and explored.config.mode == "max-autotune"
+    assert explored.speedup["value"] == 1.41
+    (step,) = found.phases["optimizer_step"]
+    assert step.config.is_eager and step.speedup["value"] == 1.0
+    assert found.fingerprint["torch"] == "2.13.0+cpu"
 
 
 def test_python_names_the_evidence_of_each_phase(rl_report: dict[str, Any]) -> None:
@@ -323,40 +328,39 @@ def test_model_stacks_fall_back_to_the_training_step(to: str, plain_report: dict
     assert "# train_step: 1.41x" in text and "max-autotune" in text
 
 
-def test_rllib_warns_of_what_matters_for_this_setting_only(rl_report: dict[str, Any]) -> None:
-    plain = export(rl_report, "rllib")
-    assert "never compiles env runners" in plain and "dynamic" not in plain
-    change_config(rl_report, "forward_exploration", dynamic=True)
-    assert "no field for dynamic=True: dropped" in export(rl_report, "rllib")
-    set_verdicts(rl_report, "keep_eager")
-    assert "WARNING" not in export(rl_report, "rllib")
+def settings_in(text: str) -> dict[str, Any]:
+    """What a script assigns to SETTINGS."""
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "SETTINGS":
+            return ast.literal_eval(node.value)  # type: ignore[no-any-return]
+    raise AssertionError("there are no SETTINGS")
 
 
-def test_rllib_says_which_phase_the_learner_setting_was_measured_on(
-    rl_report: dict[str, Any],
-) -> None:
+def test_rllib_has_the_settings_of_every_batch_size_by_value(rl_report: dict[str, Any]) -> None:
     step = copy.deepcopy(rl_report["phases"]["forward_exploration"])
-    rl_report["phases"] = {"optimizer_step": step}
-    text = " ".join(_comments(export(rl_report, "rllib")))
-    assert "measured on optimizer_step" in text
-    assert "torch_compile_worker" not in export(rl_report, "rllib")
-    rl_report["phases"]["train_step"] = step
-    assert "measured on" not in " ".join(_comments(export(rl_report, "rllib"))[3:])
+    rl_report["phases"]["train_step"] = step  # RLlib has a step of its own
+    found = settings_in(export(rl_report, "rllib"))
+    assert found["phases"].keys() == {"forward_exploration", "optimizer_step"}
+    sizes = {c["batch_size"]: c["config"] for c in found["phases"]["forward_exploration"]}
+    assert sizes == {
+        1: {"backend": "inductor"},
+        16: {"backend": "inductor", "mode": "max-autotune"},
+    }
+    written = json.loads(export(rl_report, "json"))
+    assert {**written, "phases": found["phases"]} == found
+    rl_report["phases"] = {"train_step": step}
+    with pytest.raises(ExportError, match="no form for the phases train_step"):
+        export(rl_report, "rllib")
 
 
-def test_framework_kwargs_come_with_a_sentence_for_all_that_is_ignored(
-    rl_report: dict[str, Any],
-) -> None:
-    change_config(rl_report, "forward_exploration", fullgraph=True)
-    kwargs, ignored = framework_kwargs(rl_report)
-    assert kwargs["torch_compile_worker"] is True and kwargs["torch_compile_learner"] is False
-    assert [text.split(":")[0] for text in ignored] == ["worker", "worker"]
-    assert "fullgraph=True" in ignored[1]
+def mode_of(report: dict[str, Any]) -> str | None:
+    """Of exploration at the user's own batch size; None where it stays eager."""
+    config = own_choices(report)["forward_exploration"].config
+    return config.mode if config else None
 
 
 def test_scripts_take_the_setting_of_the_users_own_batch_size(rl_report: dict[str, Any]) -> None:
     rl_report["target"]["own_batch_size"] = {"forward_exploration": 1}
-    assert "dynamo_mode=None" in export(rl_report, "rllib")
     assert 'FORWARD_EXPLORATION = {\n    "backend": "inductor",\n}' in export(rl_report, "python")
     for to in ("rllib", "python"):
         text = " ".join(_comments(export(rl_report, to)))
@@ -370,33 +374,32 @@ def test_the_users_own_batch_size_counts_where_eager_is_best_over_all(
     phase = rl_report["phases"]["forward_exploration"]
     phase["verdict"], phase["best"]["config"] = "keep_eager", EAGER
     rl_report["target"]["own_batch_size"] = {"forward_exploration": 16}
-    assert "torch_compile_worker=False" in export(rl_report, "rllib")
+    assert mode_of(rl_report) is None
     rl_report["target"]["own_batch_size"] = {"forward_exploration": 1}
-    text = export(rl_report, "rllib")
-    assert "torch_compile_worker=True" in text
-    assert "over all of them eager is best" in " ".join(_comments(text))
+    assert mode_of(rl_report) == "default"
+    assert "over all of them eager is best" in " ".join(_comments(export(rl_report, "rllib")))
     phase["by_batch_size"][0]["faster"] = False
-    assert "torch_compile_worker=False" in export(rl_report, "rllib")
+    assert mode_of(rl_report) is None
 
 
 def test_ties_decide_at_the_batch_size_of_the_best_setting(rl_report: dict[str, Any]) -> None:
     rl_report["target"]["own_batch_size"] = {"forward_exploration": 16}
     rl_report["phases"]["forward_exploration"]["by_batch_size"][1]["number"] = 6
-    assert 'dynamo_mode="max-autotune"' in export(rl_report, "rllib")
+    assert mode_of(rl_report) == "max-autotune"
 
 
-def test_rllib_keeps_eager_where_the_users_own_batch_size_gains_nothing(
+def test_eager_is_kept_where_the_users_own_batch_size_gains_nothing(
     rl_report: dict[str, Any],
 ) -> None:
     rl_report["target"]["own_batch_size"] = {"forward_exploration": 1}
     row = rl_report["phases"]["forward_exploration"]["by_batch_size"][0]
     row["speedup"] = {"value": 1.004, "low": 0.99, "high": 1.02}
-    assert "torch_compile_worker=False" in export(rl_report, "rllib")
+    assert mode_of(rl_report) is None
     assert use_line(rl_report).startswith("leave it uncompiled")
     assert use_line(rl_report).endswith("at this configuration's own batch size 1")
     row["speedup"] = {"value": 1.05, "low": 1.04, "high": 1.06}
     row["faster"] = False  # as it was decided for that batch size
-    assert "torch_compile_worker=False" in export(rl_report, "rllib")
+    assert mode_of(rl_report) is None
 
 
 def test_rllib_says_when_the_users_own_batch_size_was_not_measured(
@@ -408,44 +411,14 @@ def test_rllib_says_when_the_users_own_batch_size_was_not_measured(
     assert "max-autotune" in export(rl_report, "rllib")
 
 
-def test_use_line_for_an_env_runner_is_the_script_since_ray_compiles_none(
-    rl_report: dict[str, Any],
-) -> None:
-    line = "autocompile export mine --to python   (ray's env runners never compile"
-    assert use_line(rl_report, "mine") == f"{line})"
+def test_use_line_for_rllib_reads_the_file(rl_report: dict[str, Any]) -> None:
+    line = 'from autocompile.rllib import tuned; config = tuned(config, "tuned.json")'
+    use = f"{line}   (autocompile export mine -o tuned.json writes the file)"
+    assert use_line(rl_report, "mine") == use
     change_config(rl_report, "forward_exploration", memory_format="channels_last")
-    lost = "ray has no field for memory_format='channels_last'"
-    assert use_line(rl_report, "mine") == f"{line}, {lost})"
-
-
-def test_use_line_for_a_learner_is_a_framework_call_where_ray_carries_all(
-    rl_report: dict[str, Any],
-) -> None:
+    assert use_line(rl_report, "mine") == use
     rl_report["phases"] = {"train_step": rl_report["phases"]["forward_exploration"]}
-    assert use_line(rl_report) == (
-        'config.framework("torch", torch_compile_learner=True, '
-        'torch_compile_learner_what_to_compile="complete_update", '
-        'torch_compile_learner_dynamo_backend="inductor", '
-        'torch_compile_learner_dynamo_mode="max-autotune")'
-    )
-    change_config(rl_report, "train_step", fullgraph=True)
-    assert use_line(rl_report) == (
-        "autocompile export last --to python   (ray has no field for fullgraph=True)"
-    )
-
-
-def test_what_rllib_compiles_nothing_for_is_in_one_line_and_goes_to_a_script(
-    rl_report: dict[str, Any],
-) -> None:
-    phases = rl_report["phases"]
-    phases["optimizer_step"] = copy.deepcopy(phases["forward_exploration"])
-    rl_report["target"]["own_batch_size"] = {}
-    eager = {"backend": "eager", "mode": "default"}
-    change_config(rl_report, "forward_exploration", memory_format="channels_last", **eager)
-    change_config(rl_report, "optimizer_step", optimizer="fused", **eager)
-    use = use_line(rl_report)
-    assert "channels_last" in use and 'set_implementation(optimizer, "fused")' in use
-    assert export_order(rl_report, use)[0] == "python"
+    assert "tuned" not in use_line(rl_report)  # RLlib has a step of its own
 
 
 def test_use_line_of_several_compiled_phases_is_the_script(plain_report: dict[str, Any]) -> None:
@@ -453,7 +426,6 @@ def test_use_line_of_several_compiled_phases_is_the_script(plain_report: dict[st
     phases["train_step"] = copy.deepcopy(phases["forward"])
     use = use_line(plain_report)
     assert use.startswith("autocompile export last --to python   (2 phases are faster")
-    assert export_order(plain_report, use)[0] == "python"
 
 
 def test_blocks_compiled_for_one_phase_are_those_of_another(plain_report: dict[str, Any]) -> None:
@@ -491,15 +463,6 @@ def test_use_line_sets_nothing_of_the_process_for_one_of_two_phases(
     assert use_line(plain_report) == "torch.set_num_threads(1)"
 
 
-def test_use_line_for_a_phase_of_rllib_that_has_no_field_is_the_script(
-    rl_report: dict[str, Any],
-) -> None:
-    phases = rl_report["phases"]
-    phases["forward_inference"] = copy.deepcopy(phases["forward_exploration"])
-    phases["forward_exploration"]["verdict"] = "keep_eager"
-    assert use_line(rl_report).startswith("autocompile export last --to python")
-
-
 ELSEWHERE = {"torch": "2.8.0+cpu", "python_path": "/somewhere/ipex/bin/python"}
 
 
@@ -512,7 +475,7 @@ def test_evidence_names_the_torch_of_another_interpreter(plain_report: dict[str,
         assert "2.13.0" not in text
 
 
-@pytest.mark.parametrize("to", ["rllib", "accelerate", "transformers"])
+@pytest.mark.parametrize("to", ["accelerate", "transformers"])
 def test_stacks_warn_that_they_do_not_change_the_interpreter(
     to: str, report_for: Callable[[str], dict[str, Any]]
 ) -> None:
@@ -544,7 +507,7 @@ def test_phases_of_different_interpreters_have_no_script(plain_report: dict[str,
     assert "forward: ipex" in str(caught.value)
     assert "--to json" in use_line(plain_report)
     found = json.loads(export(plain_report, "json"))
-    assert found["environments"] == {"ipex": ELSEWHERE}
+    assert found["interpreters"] == {"ipex": ELSEWHERE["python_path"]}
 
 
 def test_accelerate_warns_that_its_regions_are_others(plain_report: dict[str, Any]) -> None:
@@ -599,11 +562,9 @@ def test_the_exporters_import_no_stack() -> None:
     assert done.stdout.strip() == "[]", done.stderr
 
 
-def test_an_eager_winner_has_no_arguments_and_all_of_its_setting(
-    plain_report: dict[str, Any],
-) -> None:
-    best = plain_report["phases"]["forward"]["best"]
-    best["config"] = {**EAGER, "memory_format": "channels_last", "autocast": "bfloat16"}
-    found = json.loads(export(plain_report, "json"))["phases"]["forward"]
-    assert found["torch_compile"] is None
-    assert found["config"]["autocast"] == "bfloat16"
+def test_an_eager_winner_has_all_of_its_setting(plain_report: dict[str, Any]) -> None:
+    own = {**EAGER, "memory_format": "channels_last", "autocast": "bfloat16"}
+    plain_report["phases"]["forward"]["best"]["config"] = own
+    (*_, largest) = json.loads(export(plain_report, "json"))["phases"]["forward"]
+    expected = {"backend": "eager", "memory_format": "channels_last", "autocast": "bfloat16"}
+    assert largest["config"] == expected

@@ -22,11 +22,12 @@ from ray.rllib.algorithms.ppo import PPOConfig
 
 from autocompile.config import CompileConfig
 from autocompile.errors import TargetError
+from autocompile.runtime.observations import _observations
 from autocompile.search.offer import calls_between_updates
 from autocompile.trial import telemetry
 from autocompile.trial.judge import Judge
 from autocompile.trial.phases import make_side, phases_of
-from autocompile.trial.rllib import _observations, from_object
+from autocompile.trial.rllib import from_object
 from autocompile.trial.target import Target, build, import_target, seed_everything
 
 RL = str(TARGETS / "rl.py")

@@ -23,6 +23,7 @@ from autocompile.config import CompileConfig
 from autocompile.errors import UsageError
 from autocompile.estimate.intervals import speedup
 from autocompile.record import Outcome, Step
+from autocompile.runtime import machine
 from autocompile.trial import environment, telemetry, worker
 from autocompile.trial.failures import first_words, outcome_of, where_in
 from autocompile.trial.phases import Side
@@ -312,7 +313,7 @@ def test_a_device_that_is_not_here_is_a_usage_error(name: str) -> None:
 
 
 def test_the_description_of_the_machine_is_json() -> None:
-    found = environment.describe(CPU)
+    found = machine.describe(CPU)
     assert json.loads(json.dumps(found)) == found
     assert found["cores"] >= 1 and found["threads"] == torch.get_num_threads()
     assert found["cuda"] is None and found["device_name"]

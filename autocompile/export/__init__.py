@@ -16,9 +16,9 @@ from autocompile.export.json import export as _json
 from autocompile.export.python import export as _python
 from autocompile.export.rllib import export as _rllib
 from autocompile.export.transformers import export as _transformers
-from autocompile.export.use import export_order, use_line
+from autocompile.export.use import use_line
 
-__all__ = ["FORMATS", "export", "export_order", "use_line"]
+__all__ = ["FORMATS", "export", "use_line"]
 
 _EXPORTERS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "python": _python,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from autocompile.config import CompileConfig
 from autocompile.export.common import Choice, Report, choices, evidence_of
+from autocompile.tuned import is_faster
 
 __all__ = ["own_choices"]
 
@@ -38,11 +37,6 @@ def _at_own_batch_size(report: Report, choice: Choice) -> Choice:
     what = evidence_of(report, row, config)
     other = "eager" if choice.config is None else f"trial {phase['best']['number']}"
     what += f"; the batch size is this configuration's own, over all of them {other} is best"
-    if not _is_faster(row):
+    if not is_faster(row):
         return Choice(choice.phase, "keep_eager", None, f"not compiled: {what}")
     return Choice(choice.phase, "faster", config, what)
-
-
-def _is_faster(row: Mapping[str, Any]) -> bool:
-    """A row names the best setting that was tried even where eager is better."""
-    return bool(row.get("faster", row["speedup"]["low"] > 1))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from autocompile.config import CompileConfig
 from autocompile.errors import ExportError
-from autocompile.export import rllib
 from autocompile.export.common import (
     RL_FORWARD_PHASES,
     Report,
@@ -15,8 +14,9 @@ from autocompile.export.common import (
 )
 from autocompile.export.own_size import own_choices
 from autocompile.export.python import demand_one_way
+from autocompile.export.rllib import PHASES
 
-__all__ = ["export_order", "use_line"]
+__all__ = ["use_line"]
 
 # What stands before and inside torch.compile(...) for a phase of a plain module.
 _CALLS = {
@@ -61,17 +61,15 @@ def use_line(report: Report, run: str = "last") -> str:
     """
     try:
         found = own_choices(report)
-        fields = rllib.framework_kwargs(report)[0] if is_rl(report) else {}
-        lost = rllib.shortfall(report) if fields else ""
     except ExportError:
         return "nothing to use: no setting worked"
     faster = {name: c.config for name, c in found.items() if c.config}
     if len({config.environment for config in faster.values()}) > 1:
         return f"autocompile export {run} --to json   (the phases' interpreters differ)"
     script = f"autocompile export {run} --to python"
-    if any(fields.get(f"torch_compile_{side}") for side in ("worker", "learner")):
-        given = ", ".join(f"{k}={literal(v)}" for k, v in fields.items())
-        return f"{script}   ({lost})" if lost else f'config.framework("torch", {given})'
+    if is_rl(report) and any(name in PHASES for name in faster):
+        line = 'from autocompile.rllib import tuned; config = tuned(config, "tuned.json")'
+        return f"{line}   (autocompile export {run} -o tuned.json writes the file)"
     try:
         demand_one_way(found.values())
     except ExportError:
@@ -83,8 +81,7 @@ def use_line(report: Report, run: str = "last") -> str:
     if len(order) > 1 and not all(faster[name].is_eager for name in order):
         return f"{script}   ({len(order)} phases are faster, each with settings of its own)"
     if order:
-        # RLlib calls the functions of an RLModule and of its learner by itself.
-        lines = [_line(faster[n], *(("", "") if fields else _CALLS[n])) for n in order]
+        lines = [_line(faster[n], *_CALLS.get(n, ("", ""))) for n in order]
         one = "; ".join(dict.fromkeys(lines))
         return one if all(lines) else f"{script}   (the settings take more than one line)"
     slower = [name for name in found if report["phases"][name]["verdict"] != "failed"]
@@ -95,13 +92,3 @@ def use_line(report: Report, run: str = "last") -> str:
         return nothing
     size = report["target"]["own_batch_size"][elsewhere[0]]
     return f"{nothing} at this configuration's own batch size {size}"
-
-
-def export_order(report: Report, use: str) -> list[str]:
-    """The formats, first the one that ``use`` names or that brings most of what was measured."""
-    try:
-        is_short = is_rl(report) and bool(rllib.shortfall(report))
-    except ExportError:
-        is_short = False
-    names = ("python", "rllib", "json") if is_short else ("rllib", "python", "json")
-    return sorted(names, key=lambda name: f"--to {name}" not in use)

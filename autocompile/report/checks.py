@@ -12,7 +12,7 @@ from rich.text import Text
 
 from autocompile.report import text
 
-__all__ = ["render_check", "render_doctor", "render_preview"]
+__all__ = ["render_check", "render_doctor", "render_preview", "render_verified"]
 
 
 def render_check(found: Mapping[str, Any], console: Console, verbose: bool = False) -> None:
@@ -50,6 +50,26 @@ def render_check(found: Mapping[str, Any], console: Console, verbose: bool = Fal
     if all(row["outcome"] == "ok" for row in found["phases"].values()):
         console.print()
         console.print(Text(f"Next    autocompile tune {text.plain(found['target']['spec'])}"))
+
+
+def render_verified(found: Mapping[str, Any], console: Console) -> None:
+    """One line for each setting: its gain then and now, and whether it is still the best."""
+    console.print(Text(f"torch   {text.machine(found['environment'])}"))
+    if found["differences"]:
+        console.print(Text(f"measured elsewhere: {'; '.join(found['differences'])}"))
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    for column in ("phase", "batch size", "setting", "then", "now", "verdict"):
+        table.add_column(column, overflow="fold")
+    for one in found["checks"]:
+        size = "" if one["batch_size"] is None else str(one["batch_size"])
+        then, now = (text.speedup(one[k]) if one[k] else "" for k in ("was", "speedup"))
+        verdict = one["verdict"] + (f": {text.plain(one['message'])}" if one["message"] else "")
+        colour = {"fastest": "green", "failed": "red"}.get(one["verdict"], "yellow")
+        cells = (one["phase"], size, text.plain(one["setting"]), then, now)
+        table.add_row(*cells, Text(verdict, colour))
+    console.print(table)
+    for line in found["unmet"]:
+        console.print(Text(f"gate: {text.plain(line)}", "red"))
 
 
 def render_doctor(found: Mapping[str, Any], console: Console, verbose: bool = False) -> None:

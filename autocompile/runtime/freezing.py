@@ -15,12 +15,12 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from types import CodeType, FunctionType, ModuleType
+from types import ModuleType
 from typing import Any
 
 import torch
 
-from autocompile.runtime.graphs import arguments_held, attributes_lifted, is_weight
+from autocompile.runtime.graphs import arguments_held, attributes_lifted, is_weight, with_own_code
 from autocompile.runtime.versions import count_fused_steps, stamp
 
 __all__ = ["Frozen"]
@@ -103,19 +103,9 @@ class _Artifact:
         own: Any = {k: dict(v) if k == "options" else v for k, v in kwargs.items()}
         backend = _Freezing(own.get("dynamic"))
         own.update(backend=backend, fullgraph=True)
-        self.call: Callable[..., Any] = torch.compile(_anew(function), **own)
+        self.call: Callable[..., Any] = torch.compile(with_own_code(function, "frozen"), **own)
         # Now, and not when the garbage collector finds what torch.compile has made.
         weakref.finalize(self, _forget, backend.modules).atexit = False
-
-
-def _anew(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that Dynamo has never seen: what it has compiled hangs on the code object."""
-
-    def frozen(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs)
-
-    code: CodeType = frozen.__code__.replace(co_name="frozen")
-    return FunctionType(code, globals(), "frozen", None, frozen.__closure__)
 
 
 class _Freezing:

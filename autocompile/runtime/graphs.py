@@ -1,10 +1,11 @@
-"""Which tensors of a graph that Dynamo has captured are its inputs, and which are constants."""
+"""What Dynamo is given, and which tensors of the graph that it captures are inputs or constants."""
 
 from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ __all__ = [
     "made_by",
     "numbers_given",
     "open_tuples",
+    "with_own_code",
 ]
 
 
@@ -126,3 +128,17 @@ def made_by(node: torch.fx.Node) -> torch.fx.Node:
             break
         node = maker
     return node
+
+
+def with_own_code(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """The same as a function that Dynamo has never seen.
+
+    What it compiles hangs on a code object, with a limit for each; and it passes over methods of
+    ``torch.nn`` and ``Optimizer.step`` where it does not meet them within another function.
+    """
+
+    def own(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    code: CodeType = own.__code__.replace(co_name=name)
+    return FunctionType(code, globals(), name, None, own.__closure__)

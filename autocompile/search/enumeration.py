@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from autocompile.backends import BACKENDS, Backend
-from autocompile.config import CompileConfig, OptionValue
+from autocompile.config import DEFAULT_INDUCTOR, EAGER, CompileConfig, OptionValue
 from autocompile.errors import UsageError
 from autocompile.search.constraints import (
     DENIED,
@@ -26,7 +26,7 @@ from autocompile.search.constraints import (
 )
 from autocompile.search.space import Catalogue, SearchSpace, Setting, Space
 
-__all__ = ["build_space", "joined"]
+__all__ = ["build_space", "exact_space", "joined"]
 
 
 def build_space(
@@ -92,6 +92,17 @@ def build_space(
     settings = [Setting(c, size, place.phase) for c in kept for size in batch_sizes]
     raw = (raw + len(kept.keys() - counted)) * len(batch_sizes) + len(unusable)
     return Space(place.phase, tuple(settings), unusable, merged, dict(dropped), raw)
+
+
+def exact_space(phase: str, chosen: Sequence[tuple[int | None, Mapping[str, Any]]]) -> Space:
+    """These settings, each beside eager mode and plain ``torch.compile()`` at its batch size."""
+    settings = [
+        Setting(config, size, phase)
+        for size, data in chosen
+        for config in (EAGER, DEFAULT_INDUCTOR, CompileConfig.from_dict(data))
+    ]
+    every = tuple(dict.fromkeys(settings))
+    return Space(phase, every, {}, raw=len(every))
 
 
 def joined(spaces: Sequence[Space]) -> Space:

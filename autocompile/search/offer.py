@@ -10,7 +10,7 @@ from typing import Any
 from autocompile.errors import UsageError
 from autocompile.record import Record
 from autocompile.search.constraints import OTHERS_OPTIONS, Place
-from autocompile.search.enumeration import build_space, joined
+from autocompile.search.enumeration import build_space, exact_space, joined
 from autocompile.search.plan import Plan
 from autocompile.search.probe import catalogue
 from autocompile.search.space import (
@@ -39,6 +39,8 @@ def spaces_of(plan: Plan, found: Mapping[str, Mapping[str, Any]]) -> dict[str, S
         UsageError: a backend or a mode that no environment has.
     """
     target = next(iter(found.values()))["target"]
+    if plan.only is not None:
+        return {phase: exact_space(phase, plan.only[phase]) for phase in target["phases"]}
     if len(found) > 1:
         _demand_known(plan.space, [catalogue(seen) for seen in found.values()])
     return {

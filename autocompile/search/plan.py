@@ -33,6 +33,8 @@ class Plan:
         calls_per_update: how often a forward phase is called between two changes of the weights;
             None for what the target says, or for weights that stay as they are.
         pythons: name and interpreter of each environment beside the tuner's own.
+        only: batch size and config of what is tried of each phase, beside eager mode and plain
+            ``torch.compile()``; None for all that the space gives.
 
     Raises:
         UsageError: an effort or an objective that does not exist, a repeated phase, or a tolerance
@@ -50,6 +52,7 @@ class Plan:
     tolerance: float | None = None
     calls_per_update: int | None = None
     pythons: tuple[tuple[str, str], ...] = ()
+    only: Mapping[str, Sequence[tuple[int | None, Mapping[str, Any]]]] | None = None
 
     def __post_init__(self) -> None:
         budget_of(self.effort)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import platform
 import sys
 import sysconfig
 import tempfile
@@ -20,7 +19,6 @@ from autocompile.runtime.compiling import register_backend_of
 
 __all__ = [
     "backends",
-    "describe",
     "inductor_options",
     "library_modules",
     "modes",
@@ -47,40 +45,6 @@ def pick_device(name: str | None) -> torch.device:
         first = str(error).splitlines()[0][:200]
         raise UsageError(f"device {name!r} cannot be used here: {first}") from None
     return device
-
-
-def _cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
-
-
-def cores() -> int:
-    """How many cores this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def describe(device: torch.device) -> dict[str, Any]:
-    """Versions and machine, as ``report.json`` holds them under ``environment``."""
-    on_cuda = device.type == "cuda"
-    return {
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "platform": f"{platform.system()} {platform.machine()}",
-        "device": str(device),
-        "device_name": torch.cuda.get_device_name(device) if on_cuda else _cpu_name(),
-        "cpu": _cpu_name(),
-        "cores": cores(),
-        "threads": torch.get_num_threads(),
-        "cuda": torch.version.cuda if on_cuda else None,
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-    }
 
 
 def modes(device: torch.device) -> dict[str, str]:

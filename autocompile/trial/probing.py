@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from autocompile.errors import AutocompileError
 from autocompile.record import Step
+from autocompile.runtime import machine
 from autocompile.runtime.optimizers import implementations
 from autocompile.runtime.regions import regions_of
 from autocompile.trial import environment
@@ -71,7 +72,7 @@ def probe(request: dict[str, Any], channel: Channel, result: dict[str, Any]) -> 
                 result["target"]["fixed_batch_size"] = int(shape[0])
     else:
         device = environment.pick_device(request.get("device"))
-    result["environment"] = environment.describe(device)
+    result["environment"] = machine.describe(device)
     result["backends"] = environment.backends(device, request.get("backends"))
     result["all_backends"] = environment.all_backends()
     result["modes"] = environment.modes(device)

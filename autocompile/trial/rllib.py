@@ -6,10 +6,10 @@ import math
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from autocompile.errors import TargetError
+from autocompile.runtime.observations import made_up_batch
 from autocompile.trial.target import Target, adam, sum_of_floats
 
 __all__ = ["from_object"]
@@ -104,58 +104,11 @@ def _take_spaces_from_env(config: Any) -> None:
 
 def _target(kind: str, module: Any, expression: str) -> Target:
     """A target from a built RLModule, with observations drawn from its observation space."""
-    space = module.observation_space
 
     def make_inputs(batch_size: int | None) -> dict[str, Any]:
-        count = batch_size or 1
-        generator = np.random.default_rng(np.random.randint(2**31))
-        if not module.is_stateful():
-            return {"obs": _observations(space, (count,), generator)}
-        state = _repeat(module.get_initial_state(), count)
-        return {"obs": _observations(space, (count, 1), generator), "state_in": state}
+        return made_up_batch(module, batch_size or 1)
 
     build = [f"model = {expression}"]
     target = Target(kind, module, build, make_inputs, adam, sum_of_floats, is_rl=True)
-    target.choices["inputs"] = f"drawn from {str(space)[:80]}"
+    target.choices["inputs"] = f"drawn from {str(module.observation_space)[:80]}"
     return target
-
-
-def _observations(space: Any, lead: tuple[int, ...], generator: np.random.Generator) -> Any:
-    """Random observations with leading dimensions, in the space's own dtype."""
-    import gymnasium.spaces as spaces
-
-    if isinstance(space, spaces.Dict):
-        return {k: _observations(s, lead, generator) for k, s in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(_observations(s, lead, generator) for s in space.spaces)
-    if isinstance(space, spaces.Box):
-        low, high = _finite_bounds(space)
-        values = generator.uniform(low, high, size=(*lead, *space.shape))
-        return torch.as_tensor(values.astype(space.dtype))
-    if isinstance(space, spaces.Discrete):
-        # RLlib's connectors hand a discrete observation to the module one-hot encoded.
-        index = generator.integers(0, int(space.n), size=lead)
-        return torch.nn.functional.one_hot(torch.as_tensor(index), int(space.n)).float()
-    if isinstance(space, spaces.MultiBinary):
-        return torch.as_tensor(generator.integers(0, 2, size=(*lead, *space.shape))).float()
-    raise TargetError(
-        f"observations of a {type(space).__name__} space cannot be made up",
-        hint="define get_inputs(batch_size) in the target file: it gives the batch dict",
-    )
-
-
-def _finite_bounds(space: Any) -> tuple[Any, Any]:
-    """A Box' bounds; an open side reaches two past the other bound, or from -1 to 1."""
-    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
-    # Some spaces say "unbounded" with the largest number of their dtype: a range that overflows.
-    limit = 1e30
-    open_low, open_high = low < -limit, high > limit
-    bottom = np.where(open_low, np.where(open_high, -1.0, high - 2.0), low)
-    top = np.where(open_high, np.where(open_low, 1.0, low + 2.0), high)
-    return bottom, top
-
-
-def _repeat(state: Any, batch_size: int) -> Any:
-    if isinstance(state, dict):
-        return {name: _repeat(value, batch_size) for name, value in state.items()}
-    return torch.as_tensor(state).expand(batch_size, *torch.as_tensor(state).shape).clone()

@@ -1,0 +1,147 @@
+"""``autocompile.apply``: use tuned settings in a program of one's own, in plain torch."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from autocompile.config import CompileConfig
+from autocompile.errors import UsageError
+from autocompile.runtime.compiling import (
+    RL_PHASES,
+    beside_a_step,
+    compile_function,
+    prepare_model,
+    set_precision,
+    set_threads,
+)
+from autocompile.runtime.inplace import apply_to_optimizer, apply_to_phase
+from autocompile.runtime.machine import describe
+from autocompile.tuned import Choice, Tuned
+
+__all__ = ["apply", "chosen", "warn_of_differences"]
+
+Used = TypeVar("Used", bound=Callable[..., Any])
+
+
+def apply(
+    model: Used,
+    settings: Any,
+    phase: str | None = None,
+    *,
+    batch_size: int | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> Used:
+    """Apply tuned settings, in place: keys of checkpoints stay, and new weights take effect.
+
+    Compiling happens at the first call. Threads and precision are those of the process from now on.
+
+    Args:
+        model: an ``nn.Module`` or RLModule; of ``train_step`` the function that does the step.
+        settings: a file that ``autocompile export -o`` wrote, or a Result.
+        phase: the only forward phase of the settings if left out.
+        batch_size: the settings of the nearest one that was measured; the target's own if left
+            out, or else the largest.
+        optimizer: gets the settings of ``optimizer_step``, or the implementation that the phase was
+            measured with; its ``step`` is changed in place.
+
+    Returns:
+        The model; of ``train_step`` the function to call in place of it.
+
+    Warns:
+        UserWarning: torch or the machine is another one, or what was measured in one process only.
+
+    Raises:
+        UsageError: there are no such settings, or the model or optimizer cannot take them.
+    """
+    tuned = Tuned.read(settings)
+    name = phase or _only_forward(tuned)
+    choice = chosen(tuned, name, batch_size)
+    config, device = choice.config, _device(model, optimizer)
+    warn_of_differences(tuned, device)
+    if choice.processes < 2 and not config.is_baseline:
+        warnings.warn(f"the setting of {name} was measured in one process only", stacklevel=2)
+    if config.threads is not None:
+        set_threads(config.threads)
+    set_precision(config.precision)
+    if isinstance(model, torch.nn.Module):
+        prepare_model(model, config)
+    if optimizer is not None:
+        steps = tuned.at("optimizer_step") if name != "train_step" else None
+        own = CompileConfig("eager", optimizer=config.optimizer)
+        apply_to_optimizer(optimizer, steps.config if steps else own)
+    elif name == "optimizer_step":
+        raise UsageError("the settings of optimizer_step are about an optimizer: optimizer=...")
+    if name == "train_step":
+        todo = beside_a_step(config)
+        for each in todo if optimizer is None else [t for t in todo if "optimizer" not in t]:
+            warnings.warn(f"to be done before the first step: {each}", stacklevel=2)
+        # Of a model in regions the blocks are compiled, not the step.
+        used = config if config.scope == "full" else config.numbers
+        return compile_function(model, used, kind=device.type)  # type: ignore[return-value]
+    if name == "optimizer_step":
+        return model
+    if not isinstance(model, torch.nn.Module):
+        raise UsageError(f"{name} is about a module, and this is a {type(model).__name__}")
+    apply_to_phase(model, name, config)
+    return model
+
+
+def warn_of_differences(tuned: Tuned, device: torch.device) -> None:
+    """Tell, where torch or the machine is not the one that the settings were measured with."""
+    if differences := tuned.differences(describe(device)):
+        warnings.warn(
+            f"the settings were measured elsewhere ({'; '.join(differences)}): they compute the "
+            "same, and may be slower or faster here. `autocompile verify` tells",
+            stacklevel=3,
+        )
+
+
+def chosen(tuned: Tuned, phase: str, batch_size: int | None = None) -> Choice:
+    """The choice for a phase.
+
+    Raises:
+        UsageError: there is none, or it is one of another interpreter.
+    """
+    found = tuned.at(phase, batch_size)
+    if found is None:
+        known = ", ".join(tuned.phases)
+        raise UsageError(f"there are no settings of {phase}: there are some of {known}")
+    demand_this_interpreter(tuned, phase, found)
+    return found
+
+
+def demand_this_interpreter(tuned: Tuned, phase: str, choice: Choice) -> None:
+    """Refuse what was measured under another interpreter.
+
+    Raises:
+        UsageError: it was.
+    """
+    if (name := choice.config.environment) != "default":
+        path = tuned.interpreters.get(name)
+        raise UsageError(
+            f"the best setting of {phase} is one of the interpreter {name}",
+            hint=f"run your program with {path}" if path else None,
+        )
+
+
+def _only_forward(tuned: Tuned) -> str:
+    forward = [name for name in tuned.phases if name in ("forward", *RL_PHASES)]
+    if len(forward) == 1:
+        return forward[0]
+    raise UsageError(
+        f"the settings have {len(forward)} forward phases: name one",
+        f"phases: {', '.join(tuned.phases)}",
+    )
+
+
+def _device(model: Any, optimizer: torch.optim.Optimizer | None) -> torch.device:
+    """Where the weights are; the CPU if there are none."""
+    groups = optimizer.param_groups if optimizer is not None else []
+    weights = [p for group in groups for p in group["params"]]
+    if isinstance(model, torch.nn.Module):
+        weights += list(model.parameters())
+    return weights[0].device if weights else torch.device("cpu")

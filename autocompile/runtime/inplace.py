@@ -1,0 +1,226 @@
+"""Settings applied in place: the module, its keys and its class stay what they are."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._dynamo.utils import counters
+
+from autocompile.config import CompileConfig
+from autocompile.errors import UsageError
+from autocompile.runtime.compiling import compile_function, prepare_model
+from autocompile.runtime.graphs import with_own_code
+from autocompile.runtime.optimizers import set_implementation
+
+__all__ = ["Compiled", "CompiledMethod", "apply_to_optimizer", "apply_to_phase"]
+
+_STEP = "_autocompile_step"  # where an optimizer keeps what its step calls
+
+
+class Compiled:
+    """A function that is compiled when it is first called, and counts what its calls capture.
+
+    Args:
+        function: what to compile.
+        config: the setting.
+        model: the module that the function calls, if it is about one.
+        grad: whether gradients are recorded. Where they are not, callers of an RLModule leave it to
+            its method to say so; but a backend is asked in the mode of the caller, and may then
+            refuse, or compile a backward.
+        or_eager: where the first call fails and the function itself does not, go on with that.
+
+    Attributes:
+        calls: so far.
+        graphs: captured by the first call.
+        later_graphs: captured since: recompiles, and weights that were frozen anew.
+        failed: why it goes on uncompiled; empty if it does not.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        config: CompileConfig,
+        model: torch.nn.Module | None = None,
+        grad: bool = True,
+        or_eager: bool = False,
+    ) -> None:
+        self.function = function
+        self.calls = self.graphs = self.later_graphs = 0
+        self.failed = ""
+        self._config, self._model, self._grad, self._or_eager = config, model, grad, or_eager
+        self._compiled = self._first
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the function gives."""
+        if torch.compiler.is_compiling():  # something around it is compiled too
+            return self.function(*args, **kwargs)
+        before = _captured()
+        result = self._compiled(*args, **kwargs)
+        if self.calls:
+            self.later_graphs += _captured() - before
+        else:
+            self.graphs = _captured() - before
+        self.calls += 1
+        return result
+
+    def _first(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            own = with_own_code(self.function, "tuned")
+            compiled = compile_function(own, self._config, self._model)
+            compiled = compiled if self._grad else torch.no_grad()(compiled)
+            result = compiled(*args, **kwargs)
+        except Exception as error:
+            if not self._or_eager:
+                raise
+            result = self.function(*args, **kwargs)  # a mistake of the caller's is raised again
+            first = str(error).strip().partition("\n")[0]
+            self.failed = f"{type(error).__name__}: {first}"
+            compiled = self.function
+        self._compiled = compiled
+        return result
+
+
+class CompiledMethod(Compiled):
+    """Stands in a module in place of a method.
+
+    A copy of the module has one of its own, and so has one that is unpickled.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        name: str,
+        config: CompileConfig,
+        grad: bool = False,
+        or_eager: bool = False,
+    ) -> None:
+        self._made_of = (module, name, config, grad, or_eager)
+        super().__init__(
+            getattr(type(module), name).__get__(module), config, module, grad, or_eager
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Later:
+        module, *rest = self._made_of
+        return _Later(memo.get(id(module), module), *rest)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_Later, self._made_of)
+
+
+class _Later:
+    """Stands in a module that is being copied or unpickled, until the method is called."""
+
+    def __init__(self, *made_of: Any) -> None:
+        self._made_of = made_of
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        module, name, *_ = self._made_of
+        method = vars(module)[name] = CompiledMethod(*self._made_of)
+        return method(*args, **kwargs)
+
+    __deepcopy__, __reduce__ = CompiledMethod.__deepcopy__, CompiledMethod.__reduce__
+
+
+def apply_to_phase(
+    module: torch.nn.Module, phase: str, config: CompileConfig, or_eager: bool = False
+) -> Compiled | None:
+    """Have a module use a setting whenever it does a forward phase.
+
+    Args:
+        module: changed in place.
+        phase: ``forward``, or one of :data:`autocompile.runtime.compiling.RL_PHASES`.
+        config: the setting; its threads and precision are the process's, and not set here.
+        or_eager: as of :class:`Compiled`.
+
+    Returns:
+        What counts graphs; None where nothing is compiled.
+
+    Raises:
+        UsageError: the module has no such phase.
+    """
+    if phase != "forward" and not hasattr(type(module), f"_{phase}"):
+        raise UsageError(f"a {type(module).__name__} has no {phase}")
+    prepare_model(module, config)
+    is_compiled = not config.is_eager or config.autocast != "none"
+    if phase == "forward":
+        own = Compiled(module._call_impl, config, module, or_eager=or_eager)
+        # As Module.compile does; a copy of the module goes without.
+        module._compiled_call_impl = own if is_compiled else None
+        return own if is_compiled else None
+    # An RLModule's own compile() takes other arguments, and its public forward_* methods switch
+    # between train and eval: the function beneath is replaced, as RLlib itself does.
+    vars(module).pop(f"_{phase}", None)
+    if not is_compiled:
+        return None
+    method = CompiledMethod(module, f"_{phase}", config, phase == "forward_train", or_eager)
+    vars(module)[f"_{phase}"] = method
+    return method
+
+
+def apply_to_optimizer(
+    optimizer: torch.optim.Optimizer, config: CompileConfig, or_eager: bool = False
+) -> Compiled | None:
+    """Have an optimizer step by a setting.
+
+    Loading a state takes the implementation back: apply it again after that.
+
+    Args:
+        optimizer: changed in place.
+        config: the setting.
+        or_eager: as of :class:`Compiled`.
+
+    Returns:
+        What counts graphs; None where nothing is compiled.
+
+    Raises:
+        UsageError: the optimizer has no such implementation.
+    """
+    set_implementation(optimizer, config.optimizer)
+    if config.optimizer in ("fused", "capturable"):
+        _move_step_counts(optimizer)
+    own = vars(optimizer).get(_STEP)
+    if own is None and config.is_eager and config.autocast == "none":
+        return None
+    if own is None:
+        own = vars(optimizer)[_STEP] = _Step(optimizer.step)
+        # A method: a schedule that comes later wraps what it is made of.
+        optimizer.step = types.MethodType(own.function(), optimizer)  # type: ignore[method-assign]
+    own.compiled = None
+    if not config.is_eager or config.autocast != "none":
+        own.compiled = Compiled(own.uncompiled, config, or_eager=or_eager)
+    compiled: Compiled | None = own.compiled
+    return compiled
+
+
+class _Step:
+    """What an optimizer's ``step`` calls: another setting takes the place of the last one here."""
+
+    def __init__(self, uncompiled: Callable[..., Any]) -> None:
+        self.uncompiled = uncompiled
+        self.compiled: Compiled | None = None
+
+    def function(self) -> Callable[..., Any]:
+        """The step as a function of the optimizer."""
+
+        def step(_: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+            if closure is not None:
+                return self.uncompiled(closure)
+            return (self.compiled or self.uncompiled)()
+
+        vars(step).update(vars(self.uncompiled))  # with the marks of a schedule
+        return step
+
+
+def _captured() -> int:
+    return int(counters["stats"]["unique_graphs"])
+
+
+def _move_step_counts(optimizer: torch.optim.Optimizer) -> None:
+    """On a GPU these steps want their counts there; they were made on the CPU."""
+    for parameter, state in optimizer.state.items():
+        count = state.get("step")
+        if isinstance(count, torch.Tensor):
+            state["step"] = count.to(parameter.device, torch.float32)

@@ -1,0 +1,327 @@
+"""RLlib's own algorithms with tuned settings: what is active, and what training comes to."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+from autocompile.config import EAGER, CompileConfig
+from autocompile.errors import UsageError
+from autocompile.rllib import NotInEffect, tuned
+from autocompile.runtime.machine import describe
+from autocompile.tuned import Choice, Tuned
+
+ray = pytest.importorskip("ray")
+from ray.rllib.algorithms.dqn import DQNConfig  # noqa: E402
+from ray.rllib.algorithms.ppo import PPOConfig  # noqa: E402
+from ray.rllib.algorithms.sac import SACConfig  # noqa: E402
+
+AOT = CompileConfig("aot_eager")  # captures graphs and needs no C++ compiler
+FUSED = CompileConfig("eager", optimizer="fused")
+SPEEDUP = {"value": 1.5, "low": 1.4, "high": 1.6}
+
+
+def settings(**phases: CompileConfig) -> Tuned:
+    here = {k: v for k, v in describe(torch.device("cpu")).items() if k in ("torch", "device")}
+    size = {"optimizer_step": None}
+    found = {n: (Choice(c, size.get(n, 2), SPEEDUP, 3),) for n, c in phases.items()}
+    return Tuned(found, here)
+
+
+ALL = settings(forward_exploration=AOT, forward_train=AOT, optimizer_step=FUSED)
+
+
+def ppo(**runners: Any) -> Any:
+    """PPO on CartPole, as small as it can be, with all in this process."""
+    return (
+        PPOConfig()
+        .environment("CartPole-v1")
+        .env_runners(**{"num_env_runners": 0, "num_envs_per_env_runner": 2, **runners})
+        .training(train_batch_size_per_learner=64, minibatch_size=32, num_epochs=1)
+        .rl_module(model_config={"fcnet_hiddens": [8]})
+        .debugging(seed=0)
+    )
+
+
+@pytest.fixture
+def built(_dynamo_as_it_was: None) -> Iterator[Callable[[Any], Any]]:
+    """Builds algorithms that are stopped after the test."""
+    made: list[Any] = []
+
+    def build(config: Any) -> Any:
+        made.append(config.build_algo())
+        return made[-1]
+
+    yield build
+    for algorithm in made:
+        algorithm.stop()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _ray() -> Iterator[None]:
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+def test_runner_and_learner_use_the_settings_and_say_so(built: Callable[[Any], Any]) -> None:
+    config = ppo()
+    algorithm = built(tuned(config, ALL))
+    algorithm.train()
+    found = algorithm.train()["autocompile"]
+    (runner,), (learner,) = found["env_runners"], found["learners"]
+    explored = runner["settings"]["forward_exploration"]
+    assert explored["setting"] == AOT.label()
+    assert (explored["graphs"], explored["recompiles"]) == (1, 0)
+    assert explored["warmup_s"] > 0
+    trained = learner["settings"]
+    assert trained["default_policy.forward_train"]["graphs"] >= 1
+    (stepped,) = [v for k, v in trained.items() if "optimizer_step" in k]
+    assert stepped["setting"] == FUSED.label()
+    for _, optimizer in algorithm.learner_group._learner.get_optimizers_for_module(
+        "default_policy"
+    ):
+        assert all(group["fused"] for group in optimizer.param_groups)
+    assert config.env_runner_cls is None  # the user's own stays as it is
+
+
+def test_training_is_the_same_as_untuned(built: Callable[[Any], Any]) -> None:
+    weights = []
+    for config in (ppo(), tuned(ppo(), ALL)):
+        algorithm = built(config)
+        for _ in range(2):
+            algorithm.train()
+        weights.append(copy.deepcopy(algorithm.get_module().state_dict()))
+    assert algorithm.train()["autocompile"]["env_runners"][0]["settings"]
+    assert list(weights[0]) == list(weights[1])
+    for name, value in weights[0].items():
+        torch.testing.assert_close(weights[1][name], value)
+
+
+def test_new_weights_reach_a_runner_whose_weights_are_constants(
+    built: Callable[[Any], Any],
+) -> None:
+    frozen = settings(forward_exploration=CompileConfig(freezing=True))
+    algorithm = built(tuned(ppo(), frozen))
+    runner = algorithm.env_runner
+    batch = {"obs": torch.randn(2, 4)}
+    for scale in (1.0, 0.0, 3.0):
+        state = {k: v * scale for k, v in runner.module.get_state().items()}
+        runner.module.set_state(state)
+        plain = copy.deepcopy(runner.module)
+        vars(plain).pop("_forward_exploration")
+        torch.testing.assert_close(
+            runner.module.forward_exploration(batch, t=5)["action_dist_inputs"],
+            plain.forward_exploration(batch, t=5)["action_dist_inputs"],
+        )
+
+
+def test_a_restored_algorithm_steps_by_the_settings(
+    built: Callable[[Any], Any], tmp_path: Any
+) -> None:
+    plain = built(ppo())
+    plain.train()
+    path = plain.save_to_path(str(tmp_path / "checkpoint"))
+    algorithm = built(tuned(ppo(), ALL))
+    algorithm.restore_from_path(path)
+    (learner,) = algorithm.train()["autocompile"]["learners"]
+    assert learner["settings"]["default_policy.forward_train"]["graphs"] >= 1
+    for _, optimizer in algorithm.learner_group._learner.get_optimizers_for_module(
+        "default_policy"
+    ):
+        assert all(group["fused"] for group in optimizer.param_groups)
+    # And the other way round: its keys are those of an untuned one.
+    back = algorithm.save_to_path(str(tmp_path / "tuned"))
+    plain.restore_from_path(back)
+    plain.train()
+
+
+def test_evaluation_is_compiled_for_its_own_number_of_environments(
+    built: Callable[[Any], Any],
+) -> None:
+    own = {"num_envs_per_env_runner": 1, "explore": False}
+    config = ppo().evaluation(evaluation_interval=1, evaluation_duration=1, evaluation_config=own)
+    (runner,) = built(tuned(config, ALL)).train()["autocompile"]["eval_runners"]
+    assert runner["settings"]["forward_inference"]["graphs"] == 1
+
+
+def test_a_setting_that_fails_is_an_error_or_a_warning_and_eager_mode(
+    built: Callable[[Any], Any],
+) -> None:
+    broken = CompileConfig("no_such_backend")
+    broken_all = settings(forward_exploration=broken, forward_train=broken, optimizer_step=broken)
+    with pytest.raises(NotInEffect, match="no_such_backend failed"):
+        built(tuned(ppo(), broken_all)).train()
+    algorithm = built(tuned(ppo(), broken_all, strict=False))
+    with pytest.warns(UserWarning, match="no_such_backend failed"):
+        found = algorithm.train()
+    for part in ("env_runners", "learners"):
+        (one,) = found["autocompile"][part]
+        assert {facts["setting"] for facts in one["settings"].values()} == {"eager"}
+    assert found["num_env_steps_sampled_lifetime"] > 0
+
+
+def test_a_backend_that_captures_nothing_is_no_success(built: Callable[[Any], Any]) -> None:
+    with torch.compiler.set_stance("force_eager"):
+        algorithm = built(tuned(ppo(), ALL))
+        with pytest.raises(NotInEffect, match="has captured no graph"):
+            algorithm.train()
+
+
+def test_threads_of_a_setting_are_those_that_run(built: Callable[[Any], Any]) -> None:
+    usual = torch.get_num_threads()
+    try:
+        algorithm = built(
+            tuned(ppo(), settings(forward_exploration=CompileConfig("eager", threads=usual + 1)))
+        )
+        (runner,) = algorithm.train()["autocompile"]["env_runners"]
+        assert runner["threads"] == usual + 1
+        torch.set_num_threads(usual)
+        algorithm.config.callbacks_on_train_result[-1]._asked_s = 0.0
+        with pytest.raises(NotInEffect, match=f"{usual} threads, and not {usual + 1}"):
+            algorithm.train()
+    finally:
+        torch.set_num_threads(usual)
+
+
+def test_numbers_of_64_bits_are_seen_as_rllib_sees_them(built: Callable[[Any], Any]) -> None:
+    class Wide(gymnasium.Env[Any, Any]):
+        observation_space = gymnasium.spaces.Box(-1, 1, (4,), np.float64)
+        action_space = gymnasium.spaces.Discrete(2)
+
+        def __init__(self, _: Any = None) -> None: ...
+
+        def reset(self, **_: Any) -> Any:
+            return self.observation_space.sample(), {}
+
+        def step(self, _: Any) -> Any:
+            return self.observation_space.sample(), 1.0, False, False, {}
+
+    algorithm = built(tuned(ppo().environment(Wide), ALL))
+    (runner,) = algorithm.train()["autocompile"]["env_runners"]
+    assert runner["settings"]["forward_exploration"]["recompiles"] == 0
+
+
+def test_a_second_algorithm_in_the_process_is_compiled_too(built: Callable[[Any], Any]) -> None:
+    for _ in range(2):
+        (runner,) = built(tuned(ppo(), ALL)).train()["autocompile"]["env_runners"]
+        assert runner["settings"]["forward_exploration"]["graphs"] == 1
+
+
+def test_a_learning_rate_in_a_tensor_stays_in_it(built: Callable[[Any], Any]) -> None:
+    config = ppo().training(lr=[[0, 0.1], [10_000, 0.0]])
+    step = CompileConfig("eager", optimizer="tensor_lr")
+    algorithm = built(tuned(config, settings(optimizer_step=step)))
+    algorithm.train()
+    algorithm.train()
+    (optimizer,) = algorithm.learner_group._learner._named_optimizers.values()
+    rate = optimizer.param_groups[0]["lr"]
+    assert isinstance(rate, torch.Tensor) and 0 < float(rate) < 0.1
+
+
+def test_dqn_explores_by_steps_without_recompiling_for_each(
+    built: Callable[[Any], Any],
+) -> None:
+    config = (
+        DQNConfig()
+        .environment("CartPole-v1")
+        .env_runners(num_env_runners=0, num_envs_per_env_runner=2, rollout_fragment_length=20)
+        .training(num_steps_sampled_before_learning_starts=0, train_batch_size_per_learner=16)
+        .rl_module(model_config={"fcnet_hiddens": [8]})
+    )
+    algorithm = built(tuned(config, ALL))
+    algorithm.train()
+    (runner,) = algorithm.train()["autocompile"]["env_runners"]
+    assert runner["settings"]["forward_exploration"]["recompiles"] == 0
+    assert runner["settings"]["forward_exploration"]["graphs"] >= 1
+
+
+def test_sac_steps_all_of_its_optimizers_by_the_settings(built: Callable[[Any], Any]) -> None:
+    config = (
+        SACConfig()
+        .environment("Pendulum-v1")
+        .env_runners(num_env_runners=0, rollout_fragment_length=8)
+        .training(num_steps_sampled_before_learning_starts=0, train_batch_size_per_learner=16)
+        .rl_module(model_config={"fcnet_hiddens": [8]})
+    )
+    found = built(tuned(config, ALL)).train()["autocompile"]
+    (runner,), (learner,) = found["env_runners"], found["learners"]
+    assert runner["settings"]["forward_exploration"]["recompiles"] == 0
+    steps = [k for k in learner["settings"] if "optimizer_step" in k]
+    assert len(steps) == 4  # of policy, two critics and temperature
+
+
+def test_several_agents_have_each_module_compiled(built: Callable[[Any], Any]) -> None:
+    from ray.rllib.examples.envs.classes.multi_agent import MultiAgentCartPole
+
+    config = (
+        ppo()
+        .environment(MultiAgentCartPole, env_config={"num_agents": 2})
+        .multi_agent(
+            policies={"a", "b"}, policy_mapping_fn=lambda agent, *_, **__: "ab"[int(agent) % 2]
+        )
+    )
+    found = built(tuned(config, ALL)).train()["autocompile"]
+    (runner,), (learner,) = found["env_runners"], found["learners"]
+    assert {"a.forward_exploration", "b.forward_exploration"} <= runner["settings"].keys()
+    assert {"a.forward_train", "b.forward_train"} <= learner["settings"].keys()
+
+
+@pytest.mark.slow
+def test_remote_runners_are_compiled_also_when_they_start_again(
+    built: Callable[[Any], Any],
+) -> None:
+    config = ppo(num_env_runners=2).fault_tolerance(
+        restart_failed_env_runners=True, delay_between_env_runner_restarts_s=0.0
+    )
+    algorithm = built(tuned(config, ALL))
+    assert len(algorithm.train()["autocompile"]["env_runners"]) == 2
+    (first, *_) = algorithm.env_runner_group._worker_manager.actors().values()
+    ray.kill(first, no_restart=False)
+    for _ in range(20):
+        found = algorithm.train()["autocompile"]["env_runners"]
+        if len(found) == 2 and all(r["settings"] for r in found):
+            break
+    else:
+        pytest.fail(f"the runner did not come back: {found}")
+    assert all(r["settings"]["forward_exploration"]["graphs"] == 1 for r in found)
+
+
+@pytest.mark.slow
+def test_two_learners_are_tuned_under_ddp(built: Callable[[Any], Any]) -> None:
+    algorithm = built(tuned(ppo().learners(num_learners=2), ALL))
+    algorithm.train()
+    found = algorithm.train()["autocompile"]["learners"]
+    assert len(found) == 2
+    assert all(f["settings"]["default_policy.forward_train"]["graphs"] >= 1 for f in found)
+
+
+def test_what_cannot_be_tuned_is_refused_in_words() -> None:
+    with pytest.raises(UsageError, match="about no RLModule: forward"):
+        tuned(ppo(), settings(forward=AOT))
+    old = ppo().api_stack(
+        enable_rl_module_and_learner=False, enable_env_runner_and_connector_v2=False
+    )
+    with pytest.raises(UsageError, match="old API stack"):
+        tuned(old, ALL)
+
+
+def test_an_eager_winner_compiles_nothing(built: Callable[[Any], Any]) -> None:
+    algorithm = built(tuned(ppo(), settings(forward_exploration=EAGER)))
+    (runner,) = algorithm.train()["autocompile"]["env_runners"]
+    assert "graphs" not in runner["settings"]["forward_exploration"]
+    assert "_forward_exploration" not in vars(algorithm.env_runner.module)
+
+
+def test_tuned_twice_is_tuned_once() -> None:
+    once = tuned(ppo(), settings(forward_exploration=AOT))
+    twice = tuned(once, ALL)
+    assert twice.env_runner_cls.__bases__ == once.env_runner_cls.__bases__
+    assert twice.env_runner_cls.tuned is ALL
+    assert len(twice.callbacks_on_train_result) == 1

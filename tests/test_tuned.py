@@ -1,0 +1,265 @@
+"""The file of settings, and ``autocompile.apply`` in plain torch."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import autocompile
+from autocompile.config import CompileConfig
+from autocompile.errors import UsageError
+from autocompile.runtime.inplace import apply_to_optimizer, apply_to_phase
+from autocompile.runtime.machine import describe
+from autocompile.tuned import Choice, Tuned
+
+pytestmark = pytest.mark.usefixtures("_dynamo_as_it_was")
+
+CPU = torch.device("cpu")
+SPEEDUP = {"value": 1.5, "low": 1.4, "high": 1.6}
+AOT = CompileConfig("aot_eager")  # captures graphs and needs no C++ compiler
+
+
+def settings(**phases: Any) -> Tuned:
+    here = {k: v for k, v in describe(CPU).items() if k in ("torch", "device", "threads")}
+    found = {
+        name: tuple(Choice(config, size, SPEEDUP, 3) for size, config in sizes.items())
+        for name, sizes in phases.items()
+    }
+    return Tuned(found, here, "model.py", {name: min(s) for name, s in phases.items() if min(s)})
+
+
+def net() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 2))
+
+
+def graphs() -> int:
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+
+def test_a_file_says_what_was_written(tmp_path: Path) -> None:
+    config = CompileConfig(options={"cpp_wrapper": True}, memory_format="channels_last")
+    made = settings(forward={4: config, 16: CompileConfig("eager")})
+    path = tmp_path / "tuned.json"
+    path.write_text(made.to_json())
+    assert Tuned.read(path) == made
+    written = json.loads(made.to_json())["phases"]["forward"][0]["config"]
+    assert written == {  # what is as usual is not there
+        "backend": "inductor",
+        "options": {"cpp_wrapper": True},
+        "memory_format": "channels_last",
+    }
+
+
+@pytest.mark.parametrize(
+    ("asked", "measured_at"), [(None, 4), (1, 1), (2, 1), (3, 4), (9, 16), (500, 16)]
+)
+def test_the_nearest_batch_size_that_was_measured_is_taken(
+    asked: int | None, measured_at: int
+) -> None:
+    made = Tuned({"forward": tuple(Choice(AOT, n) for n in (1, 4, 16))}, {}, "", {"forward": 4})
+    choice = made.at("forward", asked)
+    assert choice is not None and choice.batch_size == measured_at
+    assert made.at("train_step", asked) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "is no JSON"),
+        ("[]", "holds no settings"),
+        ('{"schema": 1, "phases": {}}', "holds no settings"),
+        ('{"autocompile_settings": 99}', "another version"),
+        ('{"autocompile_settings": 1, "phases": {"forward": [{}]}}', "is damaged"),
+        ('{"autocompile_settings": 1, "phases": [1]}', "is damaged"),
+    ],
+)
+def test_a_file_that_is_none_is_a_usage_error(text: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "tuned.json"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=words):
+        Tuned.read(path)
+    with pytest.raises(UsageError, match="cannot read"):
+        Tuned.read(tmp_path / "other.json")
+
+
+def test_apply_compiles_in_place_and_new_weights_take_effect() -> None:
+    model, x = net(), torch.randn(4, 8)
+    keys, before = list(model.state_dict()), graphs()
+    assert autocompile.apply(model, settings(forward={4: AOT})) is model
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), net()(x))
+        assert graphs() - before == 1
+        assert list(model.state_dict()) == keys
+        other = {k: v + 1 for k, v in model.state_dict().items()}
+        model.load_state_dict(other)
+        plain = net()
+        plain.load_state_dict(other)
+        torch.testing.assert_close(model(x), plain(x))
+    assert graphs() - before == 1
+
+
+def test_apply_again_takes_the_first_setting_back() -> None:
+    model, x = net(), torch.randn(4, 8)
+    autocompile.apply(model, settings(forward={4: AOT}))
+    autocompile.apply(model, settings(forward={4: CompileConfig("eager")}))
+    before = graphs()
+    model(x)
+    assert graphs() == before
+
+
+def test_apply_tells_of_another_torch_and_of_what_nothing_confirms() -> None:
+    here = settings(forward={4: AOT})
+    elsewhere = Tuned(here.phases, {**here.fingerprint, "torch": "1.0"}, "", {})
+    with pytest.warns(UserWarning, match=r"torch 1\.0, here"):
+        autocompile.apply(net(), elsewhere)
+    single = Tuned({"forward": (Choice(AOT, 4, SPEEDUP, 1),)}, here.fingerprint)
+    with pytest.warns(UserWarning, match="one process only"):
+        autocompile.apply(net(), single)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        autocompile.apply(net(), here)
+
+
+def test_apply_refuses_what_it_cannot_do_in_words() -> None:
+    with pytest.raises(UsageError, match="no settings of train_step: there are some of forward"):
+        autocompile.apply(net(), settings(forward={4: AOT}), "train_step")
+    both = settings(forward_exploration={4: AOT}, forward_inference={4: AOT})
+    with pytest.raises(UsageError, match="2 forward phases: name one"):
+        autocompile.apply(net(), both)
+    with pytest.raises(UsageError, match="a Sequential has no forward_exploration"):
+        autocompile.apply(net(), settings(forward_exploration={4: AOT}))
+    with pytest.raises(UsageError, match="about an optimizer"):
+        autocompile.apply(net(), settings(optimizer_step={None: AOT}), "optimizer_step")
+    other = CompileConfig("ipex", environment="ipex")
+    with pytest.raises(UsageError, match="one of the interpreter ipex"):
+        autocompile.apply(net(), settings(forward={4: other}))
+
+
+def test_models_of_one_class_are_compiled_each_however_many_there_are() -> None:
+    made, x = settings(forward={4: AOT}), torch.randn(4, 8)
+    for _ in range(10):  # Dynamo's limit is eight for a piece of code
+        before, model = graphs(), net()
+        autocompile.apply(model, made)
+        model(x)
+        assert graphs() == before + 1
+
+
+def test_what_fails_goes_on_uncompiled_where_that_is_asked_for() -> None:
+    model, x = net(), torch.randn(4, 8)
+    compiled = apply_to_phase(model, "forward", CompileConfig("no_such_backend"), or_eager=True)
+    assert compiled is not None
+    torch.testing.assert_close(model(x), net()(x))
+    assert "no_such_backend" in compiled.failed
+    with pytest.raises(RuntimeError):  # the caller's own mistake stays one
+        model(torch.randn(4, 3))
+    apply_to_phase(model, "forward", CompileConfig("no_such_backend"))
+    with pytest.raises(Exception, match="no_such_backend"):
+        model(x)
+
+
+class Explorer(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 2)
+
+    def _forward_exploration(self, batch: torch.Tensor) -> torch.Tensor:
+        return self.linear(batch)
+
+    def explore(self, batch: torch.Tensor) -> torch.Tensor:
+        return self._forward_exploration(batch)
+
+
+@pytest.mark.parametrize("way", ["copied", "pickled"])
+def test_a_copy_of_a_module_has_its_own_weights_and_is_compiled_too(way: str) -> None:
+    model, x = Explorer(), torch.randn(4, 8)
+    apply_to_phase(model, "forward_exploration", AOT)
+    first = model.explore(x)
+    before = graphs()
+    other = copy.deepcopy(model) if way == "copied" else pickle.loads(pickle.dumps(model))
+    with torch.no_grad():
+        other.linear.weight.zero_()
+        other.linear.bias.zero_()
+    assert other.explore(x).abs().max() == 0
+    assert graphs() > before
+    torch.testing.assert_close(model.explore(x), first)
+    assert not first.requires_grad  # as RLlib's own method would
+
+
+def test_the_optimizer_of_a_model_steps_by_the_settings() -> None:
+    made = settings(optimizer_step={None: CompileConfig("aot_eager", optimizer="for_loop")})
+    model, plain = net(), net()
+    optimizer, usual = (torch.optim.Adam(m.parameters(), lr=0.1) for m in (model, plain))
+    autocompile.apply(model, made, "optimizer_step", optimizer=optimizer)
+    before = graphs()
+    for each, steps in ((model, optimizer), (plain, usual)):
+        for _ in range(3):
+            steps.zero_grad()
+            each(torch.ones(4, 8)).sum().backward()
+            steps.step()
+    assert graphs() > before
+    for mine, other in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine, other)
+
+
+@pytest.mark.parametrize("schedule_first", [True, False])
+def test_a_schedule_goes_on_working_beside_a_compiled_step(schedule_first: bool) -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    steps: list[Any] = [
+        lambda: torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5),
+        lambda: apply_to_optimizer(optimizer, AOT),
+    ]
+    made = [step() for step in (steps if schedule_first else reversed(steps))]
+    schedule = made[0] if schedule_first else made[1]
+    before = graphs()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            model(torch.ones(4, 8)).sum().backward()
+            optimizer.step()
+            schedule.step()
+    assert optimizer.param_groups[0]["lr"] == 0.25
+    assert graphs() > before
+
+
+def test_another_setting_takes_the_place_of_a_compiled_step() -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    first = apply_to_optimizer(optimizer, AOT)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    second = apply_to_optimizer(optimizer, AOT)
+    assert apply_to_optimizer(optimizer, AOT) is not second
+    apply_to_optimizer(optimizer, CompileConfig("eager"))
+    before = model[0].bias.detach().clone()
+    model(torch.ones(4, 8)).sum().backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.step()
+        schedule.step()
+    assert not torch.equal(before, model[0].bias)
+    assert first is not None and second is not None
+    assert first.calls == second.calls == 0
+
+
+def test_a_state_that_was_loaded_takes_the_implementation_back_until_it_is_applied_again() -> None:
+    fused = CompileConfig("eager", optimizer="fused")
+    model = net()
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(4, 8)).sum().backward()
+    optimizer.step()
+    state = copy.deepcopy(optimizer.state_dict())
+    apply_to_optimizer(optimizer, fused)
+    assert optimizer.param_groups[0]["fused"]
+    optimizer.load_state_dict(state)
+    assert not optimizer.param_groups[0]["fused"]
+    apply_to_optimizer(optimizer, fused)
+    assert optimizer.param_groups[0]["fused"]
+    optimizer.step()

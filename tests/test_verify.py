@@ -1,0 +1,122 @@
+"""Settings of a file, tried once more: scripted trials, and the command itself on a real one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autocompile.api import tune
+from autocompile.config import EAGER, CompileConfig
+from autocompile.errors import UsageError
+from autocompile.execute.executor import Ending
+from autocompile.options import numbers
+from autocompile.testing import FakeExecutor, failed, measured
+from autocompile.tuned import Choice, Tuned
+from autocompile.verify import REQUIREMENTS, Check, check, unmet
+
+FAST = CompileConfig(mode="max-autotune")
+WAS = {"value": 1.5, "low": 1.4, "high": 1.6}
+
+
+def settings(config: CompileConfig = FAST, size: int | None = 4, phase: str = "forward") -> Tuned:
+    return Tuned({phase: (Choice(config, size, WAS, 3),)}, {}, "net.py")
+
+
+def verified(
+    target: Path, wanted: Tuned, speed: Mapping[str, float], **broken: Ending
+) -> tuple[Check, FakeExecutor]:
+    def script(request: Mapping[str, Any]) -> Ending:
+        config = request["config"]
+        name = "eager" if config["backend"] == "eager" else config["mode"]
+        return broken.get(name.replace("-", "_")) or measured(speed[name], noise=0.005)
+
+    executor = FakeExecutor(script)
+    (one,) = check(wanted, tune(target, executor=executor, only=wanted))
+    return one, executor
+
+
+SPEED = {"eager": 1.0, "default": 1.2, "max-autotune": 1.5}
+
+
+def test_only_the_settings_are_tried_beside_eager_and_the_default(target: Path) -> None:
+    one, executor = verified(target, settings(), SPEED)
+    tried = {(r["config"]["backend"], r["config"]["mode"]) for r in executor.requests}
+    assert tried == {("eager", "default"), ("inductor", "default"), ("inductor", "max-autotune")}
+    assert {r["batch_size"] for r in executor.requests} == {4}
+    assert (one.verdict, one.message, one.was) == ("fastest", "", WAS)
+    assert one.speedup is not None and one.speedup["value"] == pytest.approx(1.5, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("speed", "verdict"),
+    [
+        ({**SPEED, "max-autotune": 1.1}, "default"),
+        ({"eager": 1.0, "default": 0.9, "max-autotune": 0.8}, "eager"),
+    ],
+)
+def test_what_is_faster_by_now_is_named(
+    target: Path, speed: Mapping[str, float], verdict: str
+) -> None:
+    one, _ = verified(target, settings(), speed)
+    assert one.verdict == verdict and "is as fast or faster here" in one.message
+    assert not one.is_good
+
+
+def test_what_no_longer_works_is_a_failure_in_words(target: Path) -> None:
+    wrong = failed("wrong_output", "verify", message="outputs differ by 3")
+    one, _ = verified(target, settings(), SPEED, max_autotune=wrong)
+    assert one.verdict == "failed"
+    assert one.message == "wrong_output in verify: outputs differ by 3"
+
+
+def test_eager_mode_that_is_still_best_is_good(target: Path) -> None:
+    one, _ = verified(target, settings(EAGER), {"eager": 1.0, "default": 0.9})
+    assert one.is_good and one.speedup == {"value": 1.0, "low": 1.0, "high": 1.0}
+    one, _ = verified(target, settings(EAGER), {"eager": 1.0, "default": 1.4})
+    assert one.verdict == "default"
+
+
+def test_gates_ask_for_what_they_name() -> None:
+    one = Check("forward", 4, "x", "fastest", "", WAS, WAS, graphs=2, recompiles=1, compile_s=30.0)
+    assert unmet([one], {"speedup": 1.3, "max-graphs": 2, "max-recompiles": 1}) == []
+    assert unmet([one], {"speedup": 1.45}) == [
+        "forward at 4: speedup is 1.4, and 1.45 is required"  # the lower end counts
+    ]
+    found = unmet([one], {"max-graphs": 1, "max-recompiles": 0, "max-compile-time": 10})
+    assert [text.split(":")[1].split()[0] for text in found] == [
+        "max-graphs",
+        "max-recompiles",
+        "max-compile-time",
+    ]
+    lost = Check("forward", 4, "x", "failed")
+    assert unmet([lost], {"speedup": 1.0, "max-graphs": 1}) == [
+        "forward at 4: speedup is 0, and 1 is required"
+    ]
+
+
+def test_requirements_are_read_with_their_units() -> None:
+    given = ["speedup=1.05,max-recompiles=0", "max-compile-time=2m"]
+    found = numbers("--require", given, REQUIREMENTS)
+    assert found == {"speedup": 1.05, "max-recompiles": 0.0, "max-compile-time": 120.0}
+    for wrong in ("speed=1", "speedup", "speedup=fast"):
+        with pytest.raises(UsageError, match="--require"):
+            numbers("--require", [wrong], REQUIREMENTS)
+
+
+def test_the_command_verifies_a_file(work: Path, typed: Callable[..., Any]) -> None:
+    (work / "net.py").write_text(
+        "import torch\n"
+        "def get_model(): return torch.nn.Linear(8, 8)\n"
+        "def get_inputs(batch_size): return (torch.randn(batch_size, 8),)\n"
+    )
+    (work / "tuned.json").write_text(settings(EAGER).to_json())
+    done = typed("verify", "tuned.json", "--json", "--progress", "none", "--budget", "60s")
+    (one,) = json.loads(done.stdout)["checks"]
+    assert (one["phase"], one["batch_size"], one["setting"]) == ("forward", 4, "eager")
+    assert one["verdict"] in ("fastest", "default", "open"), done.stderr
+    assert done.returncode == (1 if one["verdict"] == "default" else 0)
+    assert not (work / "runs").exists()
