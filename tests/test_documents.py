@@ -78,7 +78,7 @@ def test_ci_runs_the_readme_s_second_command_to_the_letter() -> None:
 def test_the_readme_names_every_command_and_only_options_that_exist() -> None:
     shown = run(sys.executable, "-m", "autocompile", "--help", cwd=ROOT).stdout
     commands = re.findall(r"^  (\w+) ", shown.split("Commands:")[1], re.M)
-    assert commands == ["tune", "show", "export", "check", "doctor", "init"]
+    assert commands == ["tune", "show", "export", "verify", "check", "doctor", "init"]
     known = "".join(
         run(sys.executable, "-m", "autocompile", *c, "--help", cwd=ROOT).stdout
         for c in ([], *([name] for name in commands))

@@ -113,8 +113,8 @@ def test_use_and_next_name_the_run_as_the_user_gave_it(target: Path, run: str) -
     shutil.copytree("runs/net-0001", "my run")
     done = CliRunner().invoke(cli.app, ["show", run])
     lines = [line.split("autocompile export ")[-1] for line in done.stdout.splitlines()[-2:]]
-    named = f"{shlex.quote(run)} --to python   "
-    assert [line.startswith(named) for line in lines] == [True, True], done.stdout
+    named = [f"{shlex.quote(run)} --to python   ", f"{shlex.quote(run)} -o tuned.json   "]
+    assert all(map(str.startswith, lines, named)), done.stdout
 
 
 def test_a_run_without_a_result_is_named_in_the_error(target: Path) -> None:

@@ -12,6 +12,7 @@ minibatch. Weights are sent before each fragment, as in training. Needs ``ale-py
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import random
 import time
@@ -19,7 +20,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import ale_py
 import gymnasium
 import torch
 from ray.rllib.algorithms.ppo import PPOConfig
@@ -106,7 +106,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     asked = parser.parse_args()
-    gymnasium.register_envs(ale_py)
+    gymnasium.register_envs(importlib.import_module("ale_py"))
     register_env("breakout", make_env)
     config = make_config(asked.device)
     sides = {"untouched": Side(config), "tuned": Side(tuned(config, asked.settings))}
