@@ -6,7 +6,7 @@
 Two env runners and two learners in one process, one of each with the settings of the file. Rounds
 in random order: each runner samples a fragment, each learner does one update with the same
 minibatch. Weights are sent before each fragment, as in training. Needs ``ale-py`` and
-``opencv-python-headless``. Written to ``<device>/breakout.json``.
+``opencv-python-headless``. Written to ``<device>/breakout.json``; no run of it is recorded yet.
 """
 
 from __future__ import annotations
