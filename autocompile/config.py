@@ -7,7 +7,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from autocompile.errors import UsageError
@@ -154,6 +154,11 @@ class CompileConfig:
     def numbers(self) -> CompileConfig:
         """Eager mode with what of this setting changes numbers by intention."""
         return CompileConfig("eager", precision=self.precision, autocast=self.autocast)
+
+    @property
+    def of_optimizer(self) -> CompileConfig:
+        """What of a setting of RLlib's updates is about their optimizers."""
+        return replace(self, memory_format="default", scope="full", autocast="none")
 
     @property
     def key(self) -> str:

@@ -10,7 +10,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +91,19 @@ class Tuned:
         if wanted is None:
             return choices[-1]
         return min(choices, key=lambda c: abs(math.log((c.batch_size or wanted) / wanted)))
+
+    def of_learner(
+        self, batch_size: int
+    ) -> tuple[tuple[str, Choice | None], tuple[str, Choice | None]]:
+        """For RLlib's Learner: phase and choice of its forward pass, and of its optimizers.
+
+        What was measured of whole updates goes before what was measured of their parts.
+        """
+        if update := self.at("learner_update", batch_size):
+            step = replace(update, config=update.config.of_optimizer)
+            return ("learner_update", update), ("learner_update", step)
+        forward, step_only = self.at("forward_train", batch_size), self.at("optimizer_step")
+        return ("forward_train", forward), ("optimizer_step", step_only)
 
     def differences(self, here: Mapping[str, Any]) -> list[str]:
         """Where this machine is not the one of the fingerprint: ``torch 2.13.0, here 2.12.0``.

@@ -64,6 +64,12 @@ def export(report: Report) -> str:
         ExportError: no phase has a result, or a setting is more than plain torch can do.
     """
     found = own_choices(report)
+    updates = found.pop("learner_update", None)
+    if updates and not found:
+        raise ExportError(
+            "learner_update is an update by RLlib's Learner, which has no form in plain torch",
+            hint="autocompile export last --to rllib",
+        )
     faster = [choice for choice in found.values() if choice.config is not None]
     blocks = report["target"].get("blocks") or {}
     for choice in found.values():
@@ -86,6 +92,8 @@ def export(report: Report) -> str:
         phases.insert(0, functions.OWN_STATE)
     main = _main(report, list(found.values()), both, apart) if build else _NO_BUILD
     top = header(report, "torch.compile settings")
+    if updates:
+        top += comment(f"learner_update: {updates.evidence}. autocompile export last --to rllib")
     refusal = _refusal(report, faster)
     return program(top, _imports(faster), refusal, _packages(faster), *phases, build, main)
 

@@ -5,13 +5,21 @@ from __future__ import annotations
 import keyword
 
 from autocompile.errors import ExportError
-from autocompile.export.common import Report, comment, header, is_rl, literal, program
+from autocompile.export.common import (
+    RL_FORWARD_PHASES,
+    Report,
+    comment,
+    header,
+    is_rl,
+    literal,
+    program,
+)
 from autocompile.export.own_size import own_choices
 from autocompile.tuned import Tuned
 
 __all__ = ["PHASES", "export"]
 
-PHASES = ("forward_exploration", "forward_inference", "forward_train", "optimizer_step")
+PHASES = (*RL_FORWARD_PHASES, "optimizer_step", "learner_update")
 """Those that RLlib's runners and learners run as they were measured."""
 
 

@@ -29,6 +29,7 @@ _ROLES = {
     "forward_train": "learner",
     "optimizer_step": "learner",
     "train_step": "learner",
+    "learner_update": "learner",
 }
 _TARGET_KEYS = (
     "kind",

@@ -28,7 +28,7 @@ _SKIPS = (
     (re.compile(r"multiple devices.*"), "tensors are on several devices"),
 )
 # Phases whose backward pass runs in a thread that cannot be watched.
-_UNSEEN = ("forward_train", "train_step")
+_UNSEEN = ("forward_train", "train_step", "learner_update")
 
 
 # --- what is in a record ------------------------------------------------------------------------

@@ -149,7 +149,9 @@ def compile_model(model: torch.nn.Module, config: CompileConfig, phase: str) -> 
     if phase not in ("forward", *RL_PHASES):
         raise UsageError(
             f"{phase} compiles a function, not a model",
-            hint="autocompile export last --to python",
+            hint="autocompile export last --to python"
+            if phase != "learner_update"
+            else "from autocompile.rllib import tuned",
         )
     prepare_model(model, config)
     if phase == "forward":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -15,7 +15,13 @@ from autocompile.runtime.compiling import compile_function, prepare_model
 from autocompile.runtime.graphs import with_own_code
 from autocompile.runtime.optimizers import set_implementation
 
-__all__ = ["Compiled", "CompiledMethod", "apply_to_optimizer", "apply_to_phase"]
+__all__ = [
+    "Compiled",
+    "CompiledMethod",
+    "apply_to_optimizer",
+    "apply_to_phase",
+    "apply_to_update",
+]
 
 _STEP = "_autocompile_step"  # where an optimizer keeps what its step calls
 
@@ -142,7 +148,10 @@ def apply_to_phase(
         UsageError: the module has no such phase.
     """
     if phase != "forward" and not hasattr(type(module), f"_{phase}"):
-        raise UsageError(f"a {type(module).__name__} has no {phase}")
+        raise UsageError(
+            f"a {type(module).__name__} has no {phase}",
+            hint="from autocompile.rllib import tuned" if phase == "learner_update" else None,
+        )
     prepare_model(module, config)
     is_compiled = not config.is_eager or config.autocast != "none"
     if phase == "forward":
@@ -193,6 +202,18 @@ def apply_to_optimizer(
         own.compiled = Compiled(own.uncompiled, config, or_eager=or_eager)
     compiled: Compiled | None = own.compiled
     return compiled
+
+
+def apply_to_update(
+    module: torch.nn.Module, optimizers: Iterable[torch.optim.Optimizer], config: CompileConfig
+) -> None:
+    """Have an update of RLlib's Learner use a setting: its forward pass and each optimizer's step.
+
+    Loss, backward pass and clipping stay RLlib's own, as in :mod:`autocompile.rllib`.
+    """
+    apply_to_phase(module, "forward_train", config)
+    for optimizer in optimizers:
+        apply_to_optimizer(optimizer, config.of_optimizer)
 
 
 class _Step:

@@ -2,25 +2,51 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
+import gymnasium
 import numpy as np
 import torch
+from gymnasium import spaces
+from gymnasium.vector import SyncVectorEnv
+from gymnasium.vector.utils import batch_space
+from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.env import INPUT_ENV_SINGLE_SPACES, INPUT_ENV_SPACES
+from ray.rllib.env.env_context import EnvContext
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.tune.registry import ENV_CREATOR, _global_registry
+from torch.utils import _pytree as pytree
 
 from autocompile.errors import TargetError
 
-__all__ = ["made_up_batch"]
+__all__ = [
+    "MadeUpEnv",
+    "connectors_of",
+    "made_up_batch",
+    "module_spec",
+    "take_spaces",
+    "with_transitions",
+]
 
 
-def made_up_batch(module: Any, count: int) -> dict[str, Any]:
+def made_up_batch(module: Any, count: int, connectors: Any = None) -> dict[str, Any]:
     """What an RLModule is given for so many environments, one step of each if it has a state.
 
-    Observations are drawn from the module's space by numpy's global generator.
+    Observations are drawn by numpy's global generator.
+
+    Args:
+        module: has its spaces.
+        count: of environments.
+        connectors: the ``env_to_module`` pipeline that makes the batch, of made-up observations of
+            the environment; without one those of the module are made up.
 
     Raises:
         TargetError: nothing can be drawn from such a space.
     """
-    generator = np.random.default_rng(np.random.randint(2**31))
+    if connectors is not None:
+        return _connected(connectors, module, count)
+    generator = _generator()
     space = module.observation_space
     if not module.is_stateful():
         return {"obs": _observations(space, (count,), generator)}
@@ -28,20 +54,158 @@ def made_up_batch(module: Any, count: int) -> dict[str, Any]:
     return {"obs": _observations(space, (count, 1), generator), "state_in": state}
 
 
+def with_transitions(module: Any, batch: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
+    """A batch with actions and what is observed after them, which some modules train on.
+
+    Args:
+        module: has its action space.
+        batch: of observations.
+        later: another batch of as many.
+    """
+    rows = next(x for x in pytree.tree_leaves(batch["obs"])).shape[0]
+    space = batch_space(module.action_space, rows)
+    space.seed(int(_generator().integers(2**31)))
+
+    def tensor(values: Any) -> torch.Tensor:
+        made = torch.as_tensor(values)
+        made = made.float() if made.dtype == torch.float64 else made
+        return made[:, None] if module.is_stateful() else made
+
+    found = {**batch, "next_obs": later["obs"], "actions": pytree.tree_map(tensor, space.sample())}
+    if "state_in" in later:
+        found["next_state_in"] = later["state_in"]
+    return found
+
+
+def connectors_of(config: Any, env: Any = None) -> Any:
+    """The ``env_to_module`` pipeline of an AlgorithmConfig; None where it has only RLlib's own.
+
+    Args:
+        config: of the new API stack, with its spaces.
+        env: the vector environment that it is for; left out, one is made up of the config's spaces.
+    """
+    if config._env_to_module_connector is None:
+        return None
+    if env is None:
+        given = {"observation_space": config.observation_space, "action_space": config.action_space}
+        env = SyncVectorEnv([lambda: MadeUpEnv(given)])
+    every = {
+        INPUT_ENV_SPACES: (env.observation_space, env.action_space),
+        INPUT_ENV_SINGLE_SPACES: (env.single_observation_space, env.single_action_space),
+    }
+    return config.build_env_to_module_connector(env=env, spaces=every)
+
+
+def module_spec(config: Any, **how: Any) -> Any:
+    """The RLModuleSpec of an AlgorithmConfig, for what its connectors make of observations.
+
+    Args:
+        config: one of a single agent.
+        how: as ``AlgorithmConfig.get_rl_module_spec`` takes it.
+    """
+    take_spaces(config)
+    connectors = connectors_of(config)
+    if connectors is None:
+        return config.get_rl_module_spec(**how)
+    spaces = {DEFAULT_MODULE_ID: (connectors.observation_space, config.action_space)}
+    return config.get_rl_module_spec(spaces=spaces, **how)
+
+
+def take_spaces(config: Any) -> None:
+    """Where an AlgorithmConfig names no spaces, give it those of its environment.
+
+    Raises:
+        TargetError: it names no environment either.
+    """
+    if config.observation_space is not None and config.action_space is not None:
+        return
+    if config.env is None:
+        raise TargetError(
+            "the AlgorithmConfig names neither an environment nor its spaces",
+            hint=".environment(observation_space=..., action_space=...) on the config",
+        )
+    given = config.env_config or {}
+    if isinstance(config.env, str) and _global_registry.contains(ENV_CREATOR, config.env):
+        env = _global_registry.get(ENV_CREATOR, config.env)(EnvContext(given, worker_index=0))
+    elif isinstance(config.env, str):
+        env = gymnasium.make(config.env, **given)
+    else:
+        env = config.env(EnvContext(given, worker_index=0))
+    config.environment(
+        observation_space=config.observation_space or env.observation_space,
+        action_space=config.action_space or env.action_space,
+    )
+    env.close()
+
+
+class MadeUpEnv(gymnasium.Env):  # type: ignore[type-arg]
+    """Random observations and rewards, by numpy's global generator.
+
+    Args:
+        config: ``observation_space``, ``action_space``, and after how many steps an episode ends,
+            terminated or truncated by chance: ``length``.
+    """
+
+    def __init__(self, config: Any) -> None:
+        self.observation_space = config["observation_space"]
+        self.action_space = config["action_space"]
+        self._length, self._steps = config.get("length"), 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode."""
+        self._steps = 0
+        return _drawn(self.observation_space, _generator()), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """One step of an episode."""
+        self._steps += 1
+        generator = _generator()
+        ends, terminates = self._steps == self._length, bool(generator.random() < 0.5)
+        reward = float(generator.normal())
+        observation = _drawn(self.observation_space, generator)
+        return observation, reward, ends and terminates, ends and not terminates, {}
+
+
+def _connected(connectors: Any, module: Any, count: int) -> dict[str, Any]:
+    space, generator = connectors.input_observation_space, _generator()
+    episodes = []
+    for _ in range(count):
+        episode = SingleAgentEpisode(
+            observation_space=space, action_space=connectors.input_action_space
+        )
+        episode.add_env_reset(observation=_drawn(space, generator))
+        episodes.append(episode)
+    batch = connectors(rl_module=module, batch={}, episodes=episodes, explore=True, shared_data={})
+    return dict(batch)
+
+
+def _generator() -> np.random.Generator:
+    return np.random.default_rng(np.random.randint(2**31))
+
+
+def _drawn(space: Any, generator: np.random.Generator) -> Any:
+    """One observation as an environment gives it."""
+    if isinstance(space, spaces.Dict):
+        return {k: _drawn(s, generator) for k, s in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_drawn(s, generator) for s in space.spaces)
+    if isinstance(space, spaces.Box):
+        return _box(space, (), generator)
+    own = copy.deepcopy(space)  # the user's stays as it is
+    own.seed(int(generator.integers(2**31)))
+    return own.sample()
+
+
 def _observations(space: Any, lead: tuple[int, ...], generator: np.random.Generator) -> Any:
     """Random observations with leading dimensions, in the space's own dtype."""
-    import gymnasium.spaces as spaces
-
     if isinstance(space, spaces.Dict):
         return {k: _observations(s, lead, generator) for k, s in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
         return tuple(_observations(s, lead, generator) for s in space.spaces)
     if isinstance(space, spaces.Box):
-        low, high = _finite_bounds(space)
-        values = generator.uniform(low, high, size=(*lead, *space.shape))
         # RLlib's connectors make every float64 a float32.
-        dtype = np.float32 if space.dtype == np.float64 else space.dtype
-        return torch.as_tensor(values.astype(dtype))
+        values = _box(space, lead, generator)
+        return torch.as_tensor(values.astype(np.float32) if space.dtype == np.float64 else values)
     if isinstance(space, spaces.Discrete):
         # RLlib's connectors hand a discrete observation to the module one-hot encoded.
         index = generator.integers(0, int(space.n), size=lead)
@@ -52,6 +216,11 @@ def _observations(space: Any, lead: tuple[int, ...], generator: np.random.Genera
         f"observations of a {type(space).__name__} space cannot be made up",
         hint="define get_inputs(batch_size) in the target file: it gives the batch dict",
     )
+
+
+def _box(space: Any, lead: tuple[int, ...], generator: np.random.Generator) -> Any:
+    low, high = _finite_bounds(space)
+    return generator.uniform(low, high, size=(*lead, *space.shape)).astype(space.dtype)
 
 
 def _finite_bounds(space: Any) -> tuple[Any, Any]:

@@ -29,7 +29,7 @@ from autocompile.runtime.apply import demand_this_interpreter
 from autocompile.runtime.compiling import RL_PHASES, prepare_model, set_precision, set_threads
 from autocompile.runtime.inplace import Compiled, apply_to_optimizer, apply_to_phase
 from autocompile.runtime.machine import describe
-from autocompile.runtime.observations import made_up_batch
+from autocompile.runtime.observations import connectors_of, made_up_batch
 from autocompile.tuned import Choice, Tuned
 
 __all__ = ["NotInEffect", "tuned"]
@@ -64,7 +64,7 @@ def tuned(config: Any, settings: Any, *, strict: bool = True) -> Any:
             configuration is of the old API stack.
     """
     found = Tuned.read(settings)
-    if not {*RL_PHASES, "optimizer_step"} & set(found.phases):
+    if not {*RL_PHASES, "optimizer_step", "learner_update"} & set(found.phases):
         raise UsageError(f"the settings are about no RLModule: {', '.join(found.phases)}")
     if not (config.enable_rl_module_and_learner and config.enable_env_runner_and_connector_v2):
         raise UsageError(
@@ -163,7 +163,7 @@ class _TunedRunner(_Tuned):
             self.use(f"{name}.{phase}".strip("."), choice, compiled)
             # Of several agents, how many rows a module gets is known at the first step.
             if compiled is not None and not isinstance(runner.module, MultiRLModule):
-                seconds = _warm_up(module, phase, runner.num_envs, choice)
+                seconds = _warm_up(runner, phase, choice)
                 self.active[phase][2]["warmup_s"] = seconds
                 compiled.graphs += compiled.later_graphs
                 compiled.later_graphs = 0
@@ -203,19 +203,23 @@ class _TunedLearner(_Tuned):
 
     def _tune(self, name: str, module: Any) -> None:
         learner: Any = self
-        size = learner.config.minibatch_size or learner.config.train_batch_size_per_learner
-        if choice := self.tuned.at("forward_train", size):
+        (phase, choice), (_, step) = self.tuned.of_learner(_rows(learner.config))
+        if choice:
             compiled = apply_to_phase(module, "forward_train", choice.config, or_eager=True)
-            self.use(f"{name}.forward_train", choice, compiled)
-        if choice := self.tuned.at("optimizer_step"):
-            prepare_model(module, choice.config)
+            self.use(f"{name}.{phase}", choice, compiled)
+        if step:
+            prepare_model(module, step.config)
 
     def _tune_optimizers(self) -> None:
         learner: Any = self
-        if choice := self.tuned.at("optimizer_step"):
-            for name, optimizer in learner._named_optimizers.items():
-                compiled = apply_to_optimizer(optimizer, choice.config, or_eager=True)
-                self.use(f"{name}.optimizer_step", choice, compiled)
+        _, (phase, choice) = self.tuned.of_learner(_rows(learner.config))
+        for name, optimizer in learner._named_optimizers.items() if choice else ():
+            compiled = apply_to_optimizer(optimizer, choice.config, or_eager=True)
+            self.use(f"{name}.{phase}", choice, compiled)
+
+
+def _rows(config: Any) -> int:
+    return int(config.minibatch_size or config.train_batch_size_per_learner)
 
 
 def _modules(module: Any) -> Iterator[tuple[str, torch.nn.Module]]:
@@ -225,18 +229,18 @@ def _modules(module: Any) -> Iterator[tuple[str, torch.nn.Module]]:
     return ((name, one) for name, one in named if isinstance(one, torch.nn.Module))
 
 
-def _warm_up(module: Any, phase: str, count: int, choice: Choice) -> float | None:
-    """Call a phase with made-up observations; random numbers go on as if nothing had been.
+def _warm_up(runner: Any, phase: str, choice: Choice) -> float | None:
+    """Seconds of calling a phase with made-up observations, which leaves random numbers alone.
 
-    Returns:
-        Seconds; None where no observations can be made up: it compiles at its first step then.
+    None where no observations can be made up: it compiles at its first step then.
     """
+    module, count = runner.module, runner.num_envs
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
     numbers = np.random.get_state()
     began = time.monotonic()
     try:
         with torch.random.fork_rng(), _first_of_its_kind(f"{choice.config.key}-{count}"):
-            batch = made_up_batch(module, count)
+            batch = made_up_batch(module, count, connectors_of(runner.config, runner.env))
             batch = torch.utils._pytree.tree_map(lambda t: t.to(device), batch)
             for steps in (2, 3):  # exploration gets the steps so far: one more is no new graph
                 given = {"t": steps} if phase == "forward_exploration" else {}

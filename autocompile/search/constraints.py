@@ -33,8 +33,8 @@ __all__ = [
     "why_not",
 ]
 
-_TRAINING = ("forward_train", "optimizer_step", "train_step")
-_STEPPING = ("optimizer_step", "train_step")
+_TRAINING = ("forward_train", "optimizer_step", "train_step", "learner_update")
+_STEPPING = ("optimizer_step", "train_step", "learner_update")
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,7 @@ def prior_of(device: str, phase: str, has_convolutions: bool) -> Prior:
     """The prior of the nearest kind that was recorded: device, phase and kind of layers."""
     table = _table()
     phase = "forward" if phase.startswith("forward") and phase != "forward_train" else phase
+    phase = "train_step" if phase == "learner_update" else phase
     layers = "conv" if has_convolutions else "other"
     for key in (f"{device}/{phase}/{layers}", f"{device}/{phase}"):
         if key in table:

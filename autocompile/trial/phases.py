@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from autocompile.config import EAGER, CompileConfig
 from autocompile.errors import TargetError
@@ -18,127 +16,28 @@ from autocompile.runtime.compiling import (
     compile_function,
     compile_model,
     prepare_model,
-    set_precision,
     uses_cuda_graphs,
 )
+from autocompile.runtime.inplace import apply_to_update
 from autocompile.runtime.optimizers import set_implementation
-from autocompile.trial.state import is_expanded
+from autocompile.trial.side import Side
 from autocompile.trial.target import Target
 from autocompile.trial.view import View, dense
 
 __all__ = ["PHASES", "Side", "call_model", "make_side", "phases_of"]
 
-PHASES = ("forward", *RL_PHASES, "optimizer_step", "train_step")
-_TRAINING = ("forward_train", "optimizer_step", "train_step")
+PHASES = ("forward", *RL_PHASES, "optimizer_step", "train_step", "learner_update")
+_FIRST_STEP = 1  # so that none is 0 or 1, which Dynamo takes for constants
+_TRAINING = ("forward_train", "optimizer_step", "train_step", "learner_update")
 
 Compiler = Callable[[Callable[..., Any]], Callable[..., Any]]
-
-
-@dataclass
-class Side:
-    """Eager or compiled: one copy of the model, and what a phase does with it.
-
-    Attributes:
-        model: this side's own copy.
-        call: the timed unit; takes no argument.
-        view: turns what ``call`` gave into what is compared with the other side.
-        restore: puts parameters and optimizer state back to where ``keep`` saw them.
-        grad: whether gradients are recorded while it runs.
-        inputs: this side's current inputs; ``call`` reads them anew each time.
-        held: the tensors that calls change, as they are now.
-        saved: their values when ``keep`` saw them.
-        optimizer: what ``call`` steps, if it does.
-        numbers: the optimizer's plain numbers when ``keep`` saw them.
-        is_eager: nothing of it is compiled.
-        reuses_outputs: a call may overwrite what the one before returned, by torch's contract.
-        threads: for torch's operators while it runs; None for as many as there are.
-        precision: of products of float32 matrices while it runs.
-        bakes: what was compiled holds the weights: writing to one costs a refresh.
-        draws_itself: it may draw other random numbers than eager does from the same seed.
-    """
-
-    model: torch.nn.Module
-    grad: bool
-    inputs: Any = None
-    call: Callable[[], Any] = lambda: None
-    view: Callable[[Any], View] = lambda output: {"outputs": output}
-    saved: list[torch.Tensor] = field(default_factory=list)
-    optimizer: Any = None
-    numbers: list[dict[str, Any]] = field(default_factory=list)
-    held: Callable[[], Any] = lambda: None
-    is_eager: bool = True
-    reuses_outputs: bool = False
-    threads: int | None = None
-    precision: str = "default"
-    bakes: bool = False
-    draws_itself: bool = False
-
-    @contextlib.contextmanager
-    def context(self) -> Iterator[None]:
-        """The grad mode that the phase runs in, and what the setting asks of the process."""
-        usual = torch.get_num_threads()
-        # Asked only where it is set: torch refuses to answer where its newer switches were used.
-        own = None if self.precision == "default" else torch.get_float32_matmul_precision()
-        set_precision(self.precision)
-        if self.threads is not None:
-            torch.set_num_threads(self.threads)
-        try:
-            with torch.enable_grad() if self.grad else torch.no_grad():
-                yield
-        finally:
-            if own is not None:
-                torch.set_float32_matmul_precision(own)
-            if self.threads is not None:
-                torch.set_num_threads(usual)
-
-    def run(self) -> Any:
-        """One call in its context."""
-        with self.context():
-            return self.call()
-
-    def keep(self) -> None:
-        """Remember what calls change, as it is now."""
-        self.saved = [t.detach().clone() for t in self.changing]
-        self.numbers = [
-            {key: value for key, value in each.items() if type(value) in (int, float)}
-            for each in self._dictionaries()
-        ]
-
-    def restore(self) -> None:
-        """Put it back, tensors in place: nothing that was compiled needs to look again."""
-        self._take(self.saved, self.numbers)
-
-    def adopt(self, other: Side) -> None:
-        """Start from the state that another side has kept."""
-        self._take(other.saved, other.numbers)
-
-    @property
-    def changing(self) -> list[torch.Tensor]:
-        """The tensors that calls change, in an order that both sides share."""
-        leaves = (t for t in pytree.tree_leaves(self.held()) if isinstance(t, torch.Tensor))
-        return [t for t in leaves if not is_expanded(t)]
-
-    def _dictionaries(self) -> list[dict[str, Any]]:
-        """Where an optimizer may count its steps as plain numbers; torch's own use tensors."""
-        if self.optimizer is None:
-            return []
-        return [*self.optimizer.param_groups, *self.optimizer.state.values()]
-
-    def _take(self, values: list[torch.Tensor], numbers: list[dict[str, Any]]) -> None:
-        # Looked up anew, because a call may put another tensor in a buffer's place.
-        with torch.no_grad():
-            for tensor, value in zip(self.changing, values, strict=False):
-                if tensor.shape == value.shape and not (self.bakes and torch.equal(tensor, value)):
-                    tensor.copy_(value)
-        # Flags are left alone: Dynamo may have changed those of the side that it has compiled.
-        for own, kept in zip(self._dictionaries(), numbers, strict=False):
-            own.update({k: v for k, v in kept.items() if type(own.get(k)) is type(v)})
 
 
 def phases_of(target: Target) -> tuple[str, ...]:
     """The phases that this target has."""
     if target.is_rl:
-        return (*RL_PHASES, "optimizer_step", "train_step")
+        of_config = ("learner_update",) if target.make_learner else ()
+        return (*RL_PHASES, "optimizer_step", "train_step", *of_config)
     return ("forward", "optimizer_step", "train_step")
 
 
@@ -178,10 +77,11 @@ def make_side(target: Target, phase: str, inputs: Any, config: CompileConfig = E
         side.call = lambda: call_model(compiled, side.inputs)
     elif phase in RL_PHASES:
         compile_model(model, config, phase)
-        method = getattr(model, phase)
-        side.call = lambda: method(side.inputs)
+        side.call = _rl_call(side, phase)
         if phase == "forward_train":
             side.view = lambda output: _gradients_view(target, side, output)
+    elif phase == "learner_update":
+        _make_learner_update(target, side, config)
     else:
         prepare_model(model, config)
     if phase == "optimizer_step":
@@ -192,6 +92,22 @@ def make_side(target: Target, phase: str, inputs: Any, config: CompileConfig = E
     side.bakes = config.bakes_weights
     side.draws_itself = config.backend == "inductor" and not side.is_eager
     return side
+
+
+def _rl_call(side: Side, phase: str) -> Callable[[], Any]:
+    """As env runners and learners call it: exploration is told how many steps there were so far."""
+    method = getattr(side.model, phase)
+    beneath = inspect.signature(getattr(type(side.model), f"_{phase}")).parameters.values()
+    told = any(p.name == "t" or p.kind is p.VAR_KEYWORD for p in beneath)
+    if phase != "forward_exploration" or not told:
+        return lambda: method(side.inputs)
+    side.steps["t"] = _FIRST_STEP
+
+    def explore() -> Any:
+        side.steps["t"] += 1
+        return method(side.inputs, t=side.steps["t"])
+
+    return explore
 
 
 def _parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -209,9 +125,26 @@ def _gradients_view(target: Target, side: Side, output: Any) -> View:
     return {"outputs": output, "inputs": inputs, "gradients": gradients, "buffers": buffers}
 
 
-def _updates(side: Side, before: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _training_view(
+    side: Side,
+    parameters: dict[str, torch.Tensor],
+    before: dict[str, torch.Tensor],
+    loss: Any,
+) -> View:
+    """What a step gives and leaves behind."""
+    return {
+        "loss": loss,
+        "gradients": {n: p.grad for n, p in parameters.items() if p.grad is not None},
+        "updates": _updates(parameters, before),
+        "buffers": dict(side.model.named_buffers()),
+    }
+
+
+def _updates(
+    parameters: dict[str, torch.Tensor], before: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
     """How far each parameter has moved: a step that does nothing differs by all of it."""
-    return {n: p.detach() - before[n] for n, p in _parameters(side.model).items()}
+    return {n: p.detach() - before[n] for n, p in parameters.items()}
 
 
 def _make_optimizer_step(target: Target, side: Side, config: CompileConfig) -> None:
@@ -229,14 +162,15 @@ def _make_optimizer_step(target: Target, side: Side, config: CompileConfig) -> N
         noise = torch.randn(p.shape, generator=generator, dtype=torch.float32)
         p.grad = (noise * 1e-2).to(device=p.device, dtype=p.dtype)
     before = {name: p.detach().clone() for name, p in parameters.items()}
-    optimizer = side.optimizer = target.make_optimizer(side.model)
+    optimizer = target.make_optimizer(side.model)
+    side.optimizers = [optimizer]
     set_implementation(optimizer, config.optimizer)
 
     def step() -> None:
         optimizer.step()
 
     side.call = compile_function(step, config)
-    side.view = lambda _: {"updates": _updates(side, before)}
+    side.view = lambda _: {"updates": _updates(parameters, before)}
     gradients = [p.grad for p in parameters.values()]
     side.held = lambda: (parameters, gradients, [dict(s) for s in optimizer.state.values()])
 
@@ -245,7 +179,8 @@ def _make_train_step(target: Target, side: Side, config: CompileConfig) -> None:
     """Forward, loss, backward and optimizer step, compiled as one function."""
     model = side.model.train()
     before = {name: p.detach().clone() for name, p in _parameters(model).items()}
-    optimizer = side.optimizer = target.make_optimizer(model)
+    optimizer = target.make_optimizer(model)
+    side.optimizers = [optimizer]
     set_implementation(optimizer, config.optimizer)
     forward: Any = model.forward_train if target.is_rl else None
 
@@ -257,21 +192,29 @@ def _make_train_step(target: Target, side: Side, config: CompileConfig) -> None:
         optimizer.step()
         return loss.detach()
 
-    def view(loss: torch.Tensor) -> View:
-        named = _parameters(model).items()
-        gradients = {n: p.grad for n, p in named if p.grad is not None}
-        return {
-            "loss": loss,
-            "gradients": gradients,
-            "updates": _updates(side, before),
-            "buffers": dict(model.named_buffers()),
-        }
-
     side.call = compile_function(step, config, model)
-    side.view = view
+    side.view = lambda loss: _training_view(side, _parameters(model), before, loss)
     state = optimizer.state
     side.held = lambda: (
         _parameters(model),
         dict(model.named_buffers()),
         [dict(s) for s in state.values()],
+    )
+
+
+def _make_learner_update(target: Target, side: Side, config: CompileConfig) -> None:
+    """An update by RLlib's own Learner, which compiles what :mod:`autocompile.rllib` compiles."""
+    assert target.make_learner
+    updates = target.make_learner(side.model)
+    side.optimizers = updates.optimizers
+    apply_to_update(side.model, side.optimizers, config)
+    parameters = updates.parameters
+    before = {name: p.detach().clone() for name, p in parameters.items()}
+    side.call = lambda: updates.update(side.inputs)
+    side.view = lambda losses: _training_view(side, parameters, before, losses)
+    side.forget = updates.forget_metrics
+    side.held = lambda: (
+        parameters,
+        dict(side.model.named_buffers()),
+        [dict(s) for optimizer in side.optimizers for s in optimizer.state.values()],
     )

@@ -46,7 +46,7 @@ def inputs_of(target: Target, request: dict[str, Any], device: torch.device, dra
     if request["phase"] == "optimizer_step":
         return None
     seed_everything(request["seed"] + 1000 * (draw + 1))
-    inputs = target.make_inputs(request.get("batch_size"))
+    inputs = target.inputs(request["phase"], request.get("batch_size"))
     return pytree.tree_map(lambda x: x.to(device) if isinstance(x, torch.Tensor) else x, inputs)
 
 
@@ -118,8 +118,13 @@ def _describe(target: Target, phases: list[str]) -> dict[str, Any]:
 
 def _implementations(target: Target, phases: list[str]) -> list[str]:
     """Of the target's optimizer, where one of the phases steps it."""
-    if not {"optimizer_step", "train_step"} & set(phases):
+    if not {"optimizer_step", "train_step", "learner_update"} & set(phases):
         return []
     if not any(p.requires_grad for p in target.model.parameters()):
         return []
-    return implementations(target.make_optimizer(copy.deepcopy(target.model)))
+    model = copy.deepcopy(target.model)
+    optimizers = [target.make_optimizer(model)]
+    if "learner_update" in phases and target.make_learner:
+        optimizers += target.make_learner(model).optimizers
+    first, *rest = map(implementations, optimizers)
+    return [name for name in first if all(name in other for other in rest)]

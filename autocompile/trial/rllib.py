@@ -7,9 +7,17 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from ray.rllib.core.rl_module.apis import TargetNetworkAPI
 
 from autocompile.errors import TargetError
-from autocompile.runtime.observations import made_up_batch
+from autocompile.runtime.observations import (
+    connectors_of,
+    made_up_batch,
+    module_spec,
+    take_spaces,
+    with_transitions,
+)
+from autocompile.trial.learner import Updates, minibatch
 from autocompile.trial.target import Target, adam, sum_of_floats
 
 __all__ = ["from_object"]
@@ -36,13 +44,17 @@ def from_object(value: Any, expression: str) -> Target:
         return target
     if not isinstance(value, AlgorithmConfig):
         raise TargetError(f"a {type(value).__name__} of RLlib is no target")
-    if value.observation_space is None or value.action_space is None:
-        _take_spaces_from_env(value)
-    module = value.get_rl_module_spec().build()
-    target = _target("AlgorithmConfig", module, f"{expression}.get_rl_module_spec().build()")
+    is_plain = None not in (value.observation_space, value.action_space)
+    is_plain = is_plain and value._env_to_module_connector is None
+    take_spaces(value)
+    module = module_spec(value).build()
+    build = f"{expression}.get_rl_module_spec()" if is_plain else f"module_spec({expression})"
+    target = _target("AlgorithmConfig", module, f"{build}.build()", value)
+    if not is_plain:
+        target.build.insert(0, "from autocompile.runtime.observations import module_spec")
     # Env runners build without what only the learner needs (PPO's value head and its encoder): an
     # eager exploration with it would do work that compiling removes, and flatter every setting.
-    target.inference_model = value.get_rl_module_spec(inference_only=True).build()
+    target.inference_model = module_spec(value, inference_only=True).build()
     target.choices["exploration"] = "the inference-only module that env runners build"
     target.algorithm = f"{type(value).__module__}:{type(value).__qualname__}"
     lr = value.lr
@@ -50,11 +62,17 @@ def from_object(value: Any, expression: str) -> Target:
         target.make_optimizer = lambda m: torch.optim.Adam(m.parameters(), lr=lr)
         target.choices["optimizer"] = f"Adam with the config's lr {lr}"
     runner = int(value.num_envs_per_env_runner or 1)
-    minibatch = int(value.minibatch_size or value.train_batch_size_per_learner or 1)
+    rows = int(value.minibatch_size or value.train_batch_size_per_learner or 1)
     inference = dict.fromkeys(("forward_exploration", "forward_inference"), runner)
-    training = dict.fromkeys(("forward_train", "train_step"), minibatch)
+    training = dict.fromkeys(("forward_train", "train_step", "learner_update"), rows)
     target.own_batch_size = {**inference, **training}
     _take_calls_per_update(value, runner, target)
+    if value.enable_rl_module_and_learner:
+        target.make_learner = lambda model: Updates(value, model)
+        target.phase_inputs["learner_update"] = lambda count: minibatch(
+            value, module, count or rows
+        )
+        target.choices["update"] = f"{value.learner_class.__name__} with its losses and optimizers"
     return target
 
 
@@ -82,33 +100,32 @@ def _take_calls_per_update(config: Any, envs: int, target: Target) -> None:
     target.choices["calls per update"] = told
 
 
-def _take_spaces_from_env(config: Any) -> None:
-    if config.env is None:
-        raise TargetError(
-            "the AlgorithmConfig names neither an environment nor its spaces",
-            hint=".environment(observation_space=..., action_space=...) on the config",
-        )
-    import gymnasium
+def _target(kind: str, module: Any, expression: str, config: Any = None) -> Target:
+    """A target from a built RLModule, with observations drawn from its observation space.
 
-    env = (
-        gymnasium.make(config.env, **(config.env_config or {}))
-        if isinstance(config.env, str)
-        else config.env(config.env_config or {})
-    )
-    config.environment(
-        observation_space=config.observation_space or env.observation_space,
-        action_space=config.action_space or env.action_space,
-    )
-    env.close()
-
-
-def _target(kind: str, module: Any, expression: str) -> Target:
-    """A target from a built RLModule, with observations drawn from its observation space."""
+    Where a configuration has connectors, they make the module's observations of the environment's.
+    """
+    _make_target_networks(module)
 
     def make_inputs(batch_size: int | None) -> dict[str, Any]:
-        return made_up_batch(module, batch_size or 1)
+        connectors = None if config is None else connectors_of(config)
+        return made_up_batch(module, batch_size or 1, connectors)
+
+    def make_training_inputs(batch_size: int | None) -> dict[str, Any]:
+        return with_transitions(module, make_inputs(batch_size), make_inputs(batch_size))
 
     build = [f"model = {expression}"]
     target = Target(kind, module, build, make_inputs, adam, sum_of_floats, is_rl=True)
+    target.phase_inputs = dict.fromkeys(("forward_train", "train_step"), make_training_inputs)
     target.choices["inputs"] = f"drawn from {str(module.observation_space)[:80]}"
     return target
+
+
+def _make_target_networks(module: Any) -> None:
+    """As a Learner does when it is built: some modules train on theirs."""
+    if not isinstance(module, TargetNetworkAPI) or module.inference_only:
+        return
+    try:
+        module.get_target_network_pairs()
+    except AttributeError:  # it has none yet
+        module.make_target_networks()

@@ -43,7 +43,10 @@ def try_schedule(judge: Judge, compiled: Side, result: dict[str, Any], budget_s:
     Raises:
         Failed: ``wrong_output``, where a step does not follow the learning rate.
     """
-    groups = [getattr(side.optimizer, "param_groups", []) for side in (judge.eager, compiled)]
+    groups = [
+        [group for o in side.optimizers for group in getattr(o, "param_groups", [])]
+        for side in (judge.eager, compiled)
+    ]
     if not groups[0] or not all(_is_rate(g.get("lr")) for each in groups for g in each):
         return
     rates = [[float(g["lr"]) for g in each] for each in groups]
@@ -78,7 +81,7 @@ def try_schedule(judge: Judge, compiled: Side, result: dict[str, Any], budget_s:
     result.setdefault("detail", {}).update(
         lr_changes=done, lr_recompiles=recompiles, lr_ends_eager=ends_eager
     )
-    advice = _advice(compiled.optimizer)
+    advice = _advice(compiled.optimizers[0])
     if problem:
         what = f"the step does not follow the learning rate: {problem}, after change {done}"
         raise Failed(Outcome.WRONG_OUTPUT, what + advice)

@@ -142,7 +142,8 @@ def _peak_memory(side: Side, phase: str, device: torch.device) -> int | None:
     def held() -> Any:
         model = side.model
         tensors = [dict(model.named_parameters()), dict(model.named_buffers()), side.inputs]
-        if phase == "train_step":  # elsewhere they are the step's inputs, or left by a comparison
+        # Elsewhere they are the step's inputs, or left by a comparison.
+        if phase in ("train_step", "learner_update"):
             tensors.append([p.grad for p in model.parameters()])
         return tensors, side.held()
 

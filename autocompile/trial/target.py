@@ -47,6 +47,9 @@ class Target:
         build: lines of Python that define ``model``, for exports.
         make_inputs: builds the inputs of one batch; the argument is None for a fixed batch.
         make_optimizer: builds the optimizer of a module's parameters.
+        phase_inputs: builds those of phases that take other inputs.
+        make_learner: wraps a full RLModule in what updates it as RLlib's Learner does: an
+            :class:`autocompile.trial.learner.Updates`; None where there is no AlgorithmConfig.
         loss: reduces an output to one number.
         check: the user's own comparison of eager's outputs with compiled ones, if there is one.
         is_rl: the module is an RLModule.
@@ -67,6 +70,8 @@ class Target:
     make_optimizer: Callable[[torch.nn.Module], Any]
     loss: Callable[[Any, Any], torch.Tensor]
     check: Callable[[Any, Any], Any] | None = None
+    phase_inputs: dict[str, Callable[[int | None], Any]] = field(default_factory=dict)
+    make_learner: Callable[[Any], Any] | None = None
     is_rl: bool = False
     inference_model: torch.nn.Module | None = None
     fixed_batch: bool = False
@@ -82,6 +87,10 @@ class Target:
         if phase in ("forward_exploration", "forward_inference") and self.inference_model:
             return self.inference_model
         return self.model
+
+    def inputs(self, phase: str, batch_size: int | None) -> Any:
+        """The inputs of one batch of a phase."""
+        return self.phase_inputs.get(phase, self.make_inputs)(batch_size)
 
     def to(self, device: torch.device) -> None:
         """Move the model to a device, in place."""
@@ -262,6 +271,8 @@ def _with_user_functions(target: Target, module: ModuleType) -> Target:
         function = module.get_inputs
         fixed = target.fixed_batch = not inspect.signature(function).parameters
         target.make_inputs = lambda batch_size: function() if fixed else function(batch_size)
+        for phase in ("forward_train", "train_step"):
+            target.phase_inputs.pop(phase, None)
         target.choices["inputs"] = "get_inputs() of the target"
     if hasattr(module, "get_optimizer"):
         target.make_optimizer = module.get_optimizer
