@@ -7,7 +7,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from autocompile.errors import UsageError
@@ -158,7 +158,7 @@ class CompileConfig:
     @property
     def of_optimizer(self) -> CompileConfig:
         """What of a setting of RLlib's updates is about their optimizers."""
-        return replace(self, memory_format="default", scope="full", autocast="none")
+        return dataclasses.replace(self, memory_format="default", scope="full", autocast="none")
 
     @property
     def key(self) -> str:

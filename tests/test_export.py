@@ -353,6 +353,22 @@ def test_rllib_has_the_settings_of_every_batch_size_by_value(rl_report: dict[str
         export(rl_report, "rllib")
 
 
+def test_what_was_measured_of_rllibs_updates_is_exported_for_rllib_only(
+    rl_report: dict[str, Any],
+) -> None:
+    update = copy.deepcopy(rl_report["phases"]["forward_exploration"])
+    rl_report["phases"]["learner_update"] = update
+    found = settings_in(export(rl_report, "rllib"))
+    assert list(found["phases"])[-1] == "learner_update"
+    text = export(rl_report, "python")
+    assert "# learner_update: 1.41x" in text and "LEARNER_UPDATE" not in text
+    rl_report["phases"] = {"learner_update": update}
+    assert use_line(rl_report).startswith("from autocompile.rllib import tuned")
+    with pytest.raises(ExportError, match="no form in plain torch") as caught:
+        export(rl_report, "python")
+    assert caught.value.hint == "autocompile export last --to rllib"
+
+
 def mode_of(report: dict[str, Any]) -> str | None:
     """Of exploration at the user's own batch size; None where it stays eager."""
     config = own_choices(report)["forward_exploration"].config

@@ -257,6 +257,32 @@ def test_sac_steps_all_of_its_optimizers_by_the_settings(built: Callable[[Any], 
     assert len(steps) == 4  # of policy, two critics and temperature
 
 
+def test_a_learner_uses_what_was_measured_of_whole_updates(built: Callable[[Any], Any]) -> None:
+    update = CompileConfig("aot_eager", optimizer="fused")
+    both = settings(forward_train=EAGER, optimizer_step=EAGER, learner_update=update)
+    algorithm = built(tuned(ppo(), both))
+    algorithm.train()
+    (learner,) = algorithm.train()["autocompile"]["learners"]
+    assert {key.rpartition(".")[2] for key in learner["settings"]} == {"learner_update"}
+    assert len(learner["settings"]) == 2  # module and optimizer
+    assert learner["settings"]["default_policy.learner_update"]["graphs"] >= 1
+    for optimizer in algorithm.learner_group._learner._named_optimizers.values():
+        assert all(group["fused"] for group in optimizer.param_groups)
+
+
+def test_a_runner_warms_up_on_what_its_connectors_make(built: Callable[[Any], Any]) -> None:
+    from ray.rllib.connectors.env_to_module import FlattenObservations, PrevActionsPrevRewards
+
+    config = ppo(
+        env_to_module_connector=lambda *_: [PrevActionsPrevRewards(), FlattenObservations()]
+    )
+    algorithm = built(tuned(config, ALL))
+    (runner,) = algorithm.train()["autocompile"]["env_runners"]
+    explored = runner["settings"]["forward_exploration"]
+    assert explored["warmup_s"] > 0
+    assert (explored["graphs"], explored["recompiles"]) == (1, 0)
+
+
 def test_several_agents_have_each_module_compiled(built: Callable[[Any], Any]) -> None:
     from ray.rllib.examples.envs.classes.multi_agent import MultiAgentCartPole
 

@@ -50,6 +50,12 @@ def test_a_backend_that_bakes_weights_has_two_variants() -> None:
     assert ours == {(), (("weights", "baked"),)}
 
 
+def test_updates_of_a_learner_freeze_nothing_and_are_tried_with_its_optimizers() -> None:
+    found = space(Place("learner_update", "cpu", threads=2, optimizers=("fused",)))
+    assert {c.optimizer for c in configs(found)} == {"default", "fused"}
+    assert not any(c.freezing for c in configs(found))
+
+
 def test_what_cannot_work_is_left_out_with_its_reason() -> None:
     found = space(ADAM)
     assert not any(c.backend == "onnxrt" for c in configs(found))

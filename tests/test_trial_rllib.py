@@ -70,8 +70,10 @@ def modules_of(side_or_target: Any) -> set[str]:
 def test_each_form_has_the_phases_of_an_rl_module(module: Any, name: str | None, kind: str) -> None:
     target = load(module, name)
     assert target.kind == kind and target.is_rl
-    assert phases_of(target) == (*RL_PHASES, "optimizer_step", "train_step")
-    assert target.default_phases() == ("forward_exploration", "optimizer_step")
+    of_config = ("learner_update",) if kind == "AlgorithmConfig" else ()
+    assert phases_of(target) == (*RL_PHASES, "optimizer_step", "train_step", *of_config)
+    training = "learner_update" if of_config else "optimizer_step"
+    assert target.default_phases() == ("forward_exploration", training)
 
 
 @pytest.mark.parametrize("name", ["config", "get_model", "with_lstm"])
@@ -82,7 +84,7 @@ def test_every_phase_runs_and_is_judged_right_when_compiled(module: Any, name: s
         if phase != "optimizer_step":
             for draw in (0, 1):
                 seed_everything(draw)
-                draws[draw] = target.make_inputs(5)
+                draws[draw] = target.inputs(phase, 5)
         judge = Judge(target, phase, (draws[0], draws[1]), 0, [])
         telemetry.reset_dynamo("aot_eager")
         compiled = make_side(target, phase, draws[0], AOT)
@@ -154,6 +156,7 @@ def test_batch_sizes_are_those_of_the_config(module: Any) -> None:
         "forward_inference": 6,
         "forward_train": 24,
         "train_step": 24,
+        "learner_update": 24,
     }
     assert load(module, "spec").own_batch_size == {}
 

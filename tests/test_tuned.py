@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import autocompile
-from autocompile.config import CompileConfig
+from autocompile.config import EAGER, CompileConfig
 from autocompile.errors import UsageError
 from autocompile.runtime.inplace import apply_to_optimizer, apply_to_phase
 from autocompile.runtime.machine import describe
@@ -141,6 +141,23 @@ def test_apply_refuses_what_it_cannot_do_in_words() -> None:
     other = CompileConfig("ipex", environment="ipex")
     with pytest.raises(UsageError, match="one of the interpreter ipex"):
         autocompile.apply(net(), settings(forward={4: other}))
+
+
+def test_a_whole_update_goes_before_its_parts() -> None:
+    """For RLlib's Learner; what is about blocks and layouts is the forward pass's alone."""
+    parts = settings(forward_train={4: AOT}, optimizer_step={None: EAGER})
+    (forward, choice), (step, other) = parts.of_learner(4)
+    assert (forward, step) == ("forward_train", "optimizer_step")
+    assert choice and choice.config == AOT and other and other.config == EAGER
+    whole = CompileConfig("aot_eager", optimizer="fused", memory_format="channels_last")
+    both = settings(forward_train={4: AOT}, learner_update={4: AOT, 64: whole})
+    (forward, choice), (step, other) = both.of_learner(60)
+    assert forward == step == "learner_update"
+    assert choice and choice.config == whole
+    assert other and other.config == CompileConfig("aot_eager", optimizer="fused")
+    with pytest.raises(UsageError, match="a Sequential has no learner_update") as caught:
+        autocompile.apply(net(), both, "learner_update")
+    assert caught.value.hint == "from autocompile.rllib import tuned"
 
 
 def test_models_of_one_class_are_compiled_each_however_many_there_are() -> None:

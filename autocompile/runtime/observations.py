@@ -12,6 +12,7 @@ from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from gymnasium.vector.utils import batch_space
 from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.core.columns import Columns
 from ray.rllib.env import INPUT_ENV_SINGLE_SPACES, INPUT_ENV_SPACES
 from ray.rllib.env.env_context import EnvContext
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
@@ -71,9 +72,10 @@ def with_transitions(module: Any, batch: dict[str, Any], later: dict[str, Any]) 
         made = made.float() if made.dtype == torch.float64 else made
         return made[:, None] if module.is_stateful() else made
 
-    found = {**batch, "next_obs": later["obs"], "actions": pytree.tree_map(tensor, space.sample())}
-    if "state_in" in later:
-        found["next_state_in"] = later["state_in"]
+    actions = pytree.tree_map(tensor, space.sample())
+    found = {**batch, Columns.ACTIONS: actions, Columns.NEXT_OBS: later[Columns.OBS]}
+    if Columns.STATE_IN in later:
+        found[Columns.NEXT_STATE_IN] = later[Columns.STATE_IN]
     return found
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import math
 import threading
+import time
 from collections.abc import Mapping
 from typing import Any
 from unittest import mock
@@ -15,7 +16,9 @@ from unittest import mock
 import numpy as np
 import torch
 from ray.rllib.callbacks.callbacks import RLlibCallback
+from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.learner.training_data import TrainingData
+from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from ray.rllib.policy.sample_batch import SampleBatch
 from ray.rllib.utils.from_config import from_config
@@ -23,8 +26,9 @@ from ray.rllib.utils.replay_buffers.replay_buffer import ReplayBuffer
 
 from autocompile.runtime.observations import MadeUpEnv
 
-__all__ = ["Updates", "minibatch"]
+__all__ = ["Updates", "minibatch", "seconds_of_update"]
 
+_FEW_ROWS = 8
 _OF_A_BUFFER = 50  # steps of an episode from which single ones are drawn
 
 
@@ -46,7 +50,9 @@ class Updates:
         device = next(module.parameters()).device
         own.num_gpus_per_learner = int(device.type != "cpu")
         own.local_gpu_idx = device.index or 0
-        self.learner = own.learner_class(config=own, module=module)
+        agents = MultiRLModule()
+        agents.add_module(DEFAULT_MODULE_ID, module)
+        self.learner = own.learner_class(config=own, module=agents)
         # IMPALA and APPO update in a thread of theirs, which looks for work as long as it lives.
         with mock.patch.object(threading.Thread, "start"):
             self.learner.build()
@@ -103,6 +109,19 @@ def minibatch(config: Any, module: Any, count: int) -> dict[str, dict[str, Any]]
     return {name: dict(columns) for name, columns in found.policy_batches.items()}
 
 
+def seconds_of_update(config: Any, module: Any, rows: int) -> float:
+    """About how long an update on so many rows takes, by one on a few; rather more than less."""
+    updates, few = Updates(config, copy.deepcopy(module)), min(rows, _FEW_ROWS)
+    batch = minibatch(config, module, few)
+    times = []
+    for _ in range(3):  # the first ones load and allocate
+        began = time.monotonic()
+        losses = updates.update(batch)
+        _ = [float(loss) for loss in losses.values()]
+        times.append(time.monotonic() - began)
+    return min(times) * rows / few
+
+
 def _episodes(config: Any, module: Any, count: int) -> list[Any]:
     """Whole episodes of at least so many steps in all, each as long as a rollout fragment."""
     length = _OF_A_BUFFER
@@ -116,7 +135,7 @@ def _episodes(config: Any, module: Any, count: int) -> list[Any]:
     own.environment(env=MadeUpEnv, env_config={**spaces, "length": length})
     environments = math.ceil(count / length)
     own.env_runners(num_env_runners=0, num_envs_per_env_runner=environments)
-    own.gym_env_vectorize_mode = "SYNC"
+    own.gym_env_vectorize_mode = "sync"
     runner = SingleAgentEnvRunner(config=own)
     runner.module.load_state_dict(module.state_dict(), strict=False)
     found: list[Any] = runner.sample(num_timesteps=environments * length)

@@ -17,10 +17,13 @@ from autocompile.runtime.observations import (
     take_spaces,
     with_transitions,
 )
-from autocompile.trial.learner import Updates, minibatch
+from autocompile.trial.failures import first_words
+from autocompile.trial.learner import Updates, minibatch, seconds_of_update
 from autocompile.trial.target import Target, adam, sum_of_floats
 
 __all__ = ["from_object"]
+
+_LONGEST_UPDATE_S = 0.5  # a trial makes thirty or so
 
 
 def from_object(value: Any, expression: str) -> Target:
@@ -68,12 +71,26 @@ def from_object(value: Any, expression: str) -> Target:
     target.own_batch_size = {**inference, **training}
     _take_calls_per_update(value, runner, target)
     if value.enable_rl_module_and_learner:
+        target.training_phase = lambda: _training_phase(value, module, rows, target.choices)
         target.make_learner = lambda model: Updates(value, model)
         target.phase_inputs["learner_update"] = lambda count: minibatch(
             value, module, count or rows
         )
         target.choices["update"] = f"{value.learner_class.__name__} with its losses and optimizers"
     return target
+
+
+def _training_phase(config: Any, module: Any, rows: int, choices: dict[str, str]) -> str:
+    """The whole update, unless it takes so long that a budget of minutes would try hardly any."""
+    try:
+        took_s = seconds_of_update(config, module, rows)
+        why = f"of which one takes about {took_s:.1f} s"
+    except Exception as error:
+        took_s, why = math.inf, f"which fails here: {type(error).__name__}: {first_words(error)}"
+    if took_s <= _LONGEST_UPDATE_S:
+        return "learner_update"
+    choices["phases"] = f"optimizer_step instead of learner_update, {why}"
+    return "optimizer_step"
 
 
 def _take_calls_per_update(config: Any, envs: int, target: Target) -> None:

@@ -52,6 +52,7 @@ class Target:
             :class:`autocompile.trial.learner.Updates`; None where there is no AlgorithmConfig.
         loss: reduces an output to one number.
         check: the user's own comparison of eager's outputs with compiled ones, if there is one.
+        training_phase: which one is tuned beside the forward pass when nobody asks.
         is_rl: the module is an RLModule.
         inference_model: what an env runner builds, where that is less than ``model``.
         own_batch_size: the batch size that the user's own configuration gives to a phase.
@@ -72,6 +73,7 @@ class Target:
     check: Callable[[Any, Any], Any] | None = None
     phase_inputs: dict[str, Callable[[int | None], Any]] = field(default_factory=dict)
     make_learner: Callable[[Any], Any] | None = None
+    training_phase: Callable[[], str] = lambda: "optimizer_step"
     is_rl: bool = False
     inference_model: torch.nn.Module | None = None
     fixed_batch: bool = False
@@ -103,7 +105,7 @@ class Target:
         forward = "forward_exploration" if self.is_rl else "forward"
         if not any(p.requires_grad for p in self.model.parameters()):
             return (forward,)
-        return (forward, "optimizer_step")
+        return (forward, self.training_phase())
 
 
 def seed_everything(seed: int) -> None:

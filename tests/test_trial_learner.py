@@ -1,0 +1,264 @@
+"""RLlib's Learner as a phase: its losses and optimizers, on minibatches of made-up episodes."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+ray = pytest.importorskip("ray")
+
+import torch._dynamo  # noqa: E402
+from gymnasium import spaces  # noqa: E402
+from ray.rllib.algorithms.appo import APPOConfig  # noqa: E402
+from ray.rllib.algorithms.dqn import DQNConfig  # noqa: E402
+from ray.rllib.algorithms.impala import IMPALAConfig  # noqa: E402
+from ray.rllib.algorithms.ppo import PPOConfig  # noqa: E402
+from ray.rllib.algorithms.sac import SACConfig  # noqa: E402
+from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch  # noqa: E402
+
+from autocompile.config import CompileConfig  # noqa: E402
+from autocompile.trial import rllib, telemetry  # noqa: E402
+from autocompile.trial.judge import Judge  # noqa: E402
+from autocompile.trial.learner import Updates, minibatch  # noqa: E402
+from autocompile.trial.phases import make_side, phases_of  # noqa: E402
+from autocompile.trial.rllib import from_object  # noqa: E402
+from autocompile.trial.schedule import try_schedule  # noqa: E402
+from autocompile.trial.target import Target, seed_everything  # noqa: E402
+from autocompile.trial.view import copy_view  # noqa: E402
+
+AOT = CompileConfig("aot_eager")
+BOX = spaces.Box(-1.0, 1.0, (4,), np.float32)
+DISCRETE, CONTINUOUS = spaces.Discrete(2), spaces.Box(-1.0, 1.0, (2,), np.float32)
+KINDS = {
+    "PPO": (PPOConfig, DISCRETE),
+    "DQN": (DQNConfig, DISCRETE),
+    "SAC": (SACConfig, CONTINUOUS),
+    "IMPALA": (IMPALAConfig, DISCRETE),
+    "APPO": (APPOConfig, DISCRETE),
+}
+MODULE = "default_policy"
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was() -> Iterator[None]:
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=False):
+        yield
+    torch._dynamo.reset()
+
+
+def small(name: str, **model_config: Any) -> Any:
+    kind, actions = KINDS[name]
+    config = kind().environment(observation_space=BOX, action_space=actions)
+    return config.rl_module(model_config={"fcnet_hiddens": [8], **model_config})
+
+
+def loaded(config: Any) -> Target:
+    seed_everything(0)
+    return from_object(config, "config")
+
+
+def drawn(target: Target, phase: str = "learner_update", draw: int = 0) -> Any:
+    seed_everything(draw)
+    return target.inputs(phase, target.own_batch_size[phase])
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_updates_of_each_algorithm_are_judged_right(name: str) -> None:
+    target = loaded(small(name))
+    assert phases_of(target)[-1] == "learner_update"
+    draws = drawn(target), drawn(target, draw=1)
+    judge = Judge(target, "learner_update", draws, 0, [])
+    assert judge.noise < 1e-6
+    assert set(judge.expected) >= {"loss", "gradients", "updates"}
+    telemetry.reset_dynamo("aot_eager")
+    compiled = make_side(target, "learner_update", draws[0], AOT)
+    judge.first_calls(compiled, judge.seeded_call(compiled, 0))
+    assert telemetry.dynamo_facts().graphs >= 2  # forward pass and optimizer
+    assert judge.weights(compiled) is None
+    compiled.keep()
+    compiled.run()
+    judge.last_call(compiled)
+    assert not ray.is_initialized()
+
+
+@pytest.mark.parametrize("name", ["PPO", "DQN", "SAC"])
+def test_an_update_does_what_the_learners_own_update_does(name: str) -> None:
+    config = small(name)
+    target = loaded(config)
+    batch = drawn(target)
+    own = Updates(config, copy.deepcopy(target.model))
+    theirs = config.build_learner()
+    theirs.module[MODULE].load_state_dict(target.model.state_dict())
+    columns = {name: SampleBatch(dict(found)) for name, found in batch.items()}
+    rows = target.own_batch_size["learner_update"]
+    seed_everything(1)
+    own.update(batch)
+    seed_everything(1)
+    theirs.update(batch=MultiAgentBatch(columns, rows))
+    after = list(theirs._params.values())
+    assert len(own.parameters) == len(after)
+    for mine, other in zip(own.parameters.values(), after, strict=True):
+        assert torch.equal(mine, other)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_side_comes_back_to_the_state_that_it_has_kept(name: str) -> None:
+    target = loaded(small(name))
+    side = make_side(target, "learner_update", drawn(target))
+    side.run()
+    side.keep()
+    seed_everything(0)
+    first = copy_view(side.view(side.run()))
+    side.run()
+    side.restore()
+    seed_everything(0)
+    again = side.view(side.run())
+    assert all(float(u.abs().max()) > 0 for u in first["updates"].values())
+    for part in ("gradients", "updates"):
+        for path, value in first[part].items():
+            assert torch.equal(again[part][path], value), (part, path)
+
+
+def test_minibatches_are_those_of_the_algorithm() -> None:
+    shapes = {}
+    for name in KINDS:
+        target = loaded(small(name))
+        columns = drawn(target)[MODULE]
+        shapes[name] = {key: tuple(value.shape) for key, value in columns.items()}
+    assert shapes["PPO"]["obs"] == (128, 4)
+    assert {"advantages", "value_targets", "action_logp", "loss_mask"} <= shapes["PPO"].keys()
+    assert shapes["DQN"]["new_obs"] == shapes["DQN"]["obs"] == (32, 4)
+    assert {"weights", "n_step", "terminateds", "actions"} <= shapes["DQN"].keys()
+    assert shapes["SAC"]["actions"] == (256, 2)
+    # Ten fragments of fifty steps, each with one step more that its value is taken from.
+    assert shapes["IMPALA"]["obs"] == shapes["APPO"]["obs"] == (510, 4)
+
+
+def test_a_minibatch_repeats_with_the_seed_and_has_as_many_rows_as_are_asked_for() -> None:
+    config = small("PPO")
+    target = loaded(config)
+    one, same = (drawn(target)[MODULE]["obs"] for _ in range(2))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, drawn(target, draw=1)[MODULE]["obs"])
+    for name, kept in (("PPO", 7), ("DQN", 7)):
+        found = minibatch(small(name), loaded(small(name)).model, 7)
+        assert found[MODULE]["obs"].shape[0] == kept
+
+
+def test_a_module_with_a_state_gets_sequences() -> None:
+    config = small("PPO", use_lstm=True, lstm_cell_size=4, max_seq_len=4)
+    target = loaded(config.training(minibatch_size=32))
+    side = make_side(target, "learner_update", drawn(target))
+    assert drawn(target)[MODULE]["obs"].shape[1:] == (4, 4)  # steps, and what is observed
+    assert all(torch.isfinite(x) for x in side.run().values())
+
+
+def test_no_thread_is_started_and_the_users_config_stays_as_it_is() -> None:
+    config = small("IMPALA").learners(num_learners=2, num_aggregator_actors_per_learner=1)
+    config.callbacks(on_episode_created=lambda **_: pytest.fail("a user's callback ran"))
+    before = threading.enumerate()
+    target = loaded(config)
+    make_side(target, "learner_update", drawn(target)).run()
+    assert threading.enumerate() == before
+    assert (config.num_learners, config.num_aggregator_actors_per_learner) == (2, 1)
+
+
+def test_the_settings_reach_every_optimizer_and_the_forward_pass() -> None:
+    target = loaded(small("SAC"))
+    fused = CompileConfig("aot_eager", optimizer="fused", autocast="bfloat16")
+    side = make_side(target, "learner_update", drawn(target), fused)
+    assert len(side.optimizers) == 4  # two critics, policy and temperature
+    assert all(group["fused"] for o in side.optimizers for group in o.param_groups)
+    assert "_forward_train" in vars(side.model) and "_forward_train" not in vars(target.model)
+    assert all(torch.isfinite(x) for x in side.run().values())
+
+
+def test_what_updates_log_is_dropped_between_blocks() -> None:
+    target = loaded(small("DQN"))
+    updates = Updates(target_config := small("DQN"), copy.deepcopy(target.model))
+    assert target_config.learner_class is type(updates.learner)
+    batch = drawn(target)
+    for _ in range(3):
+        updates.update(batch)
+    assert (MODULE, "td_error") in updates.learner.metrics
+    updates.forget_metrics()
+    assert (MODULE, "td_error") not in updates.learner.metrics
+
+
+def test_a_schedule_of_learning_rates_is_tried_on_all_optimizers() -> None:
+    target = loaded(small("SAC"))
+    draws = drawn(target), drawn(target, draw=1)
+    judge = Judge(target, "learner_update", draws, 0, [])
+    result: dict[str, Any] = {"compile_s": 0.0, "notes": []}
+    side = make_side(target, "learner_update", draws[0], CompileConfig("eager", optimizer="fused"))
+    judge.first_calls(side, judge.seeded_call(side, 0))
+    try_schedule(judge, side, result, 30.0)
+    assert result["detail"]["lr_changes"] == 10
+    assert result["detail"]["lr_recompiles"] == 0
+
+
+def test_without_a_phase_whole_updates_are_tuned_unless_one_takes_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target = loaded(small("PPO"))
+    assert target.default_phases() == ("forward_exploration", "learner_update")
+    assert "phases" not in target.choices
+    monkeypatch.setattr(rllib, "_LONGEST_UPDATE_S", 0.0)
+    assert target.default_phases() == ("forward_exploration", "optimizer_step")
+    assert "optimizer_step instead of learner_update, of which one" in target.choices["phases"]
+    monkeypatch.setattr(rllib, "seconds_of_update", lambda *_: 1 / 0)
+    assert target.default_phases() == ("forward_exploration", "optimizer_step")
+    assert "which fails here: ZeroDivisionError" in target.choices["phases"]
+
+
+# --- forward phases of the algorithms that learn from a buffer ------------------------------------
+
+
+@pytest.mark.parametrize("name", ["DQN", "SAC", "APPO"])
+@pytest.mark.parametrize("phase", ["forward_exploration", "forward_inference", "forward_train"])
+def test_forward_phases_get_what_their_modules_need(name: str, phase: str) -> None:
+    target = loaded(small(name))
+    seed_everything(0)
+    draws = target.inputs(phase, 4), target.inputs(phase, 4)
+    judge = Judge(target, phase, draws, 0, [])
+    telemetry.reset_dynamo("aot_eager")
+    compiled = make_side(target, phase, draws[0], AOT)
+    judge.first_calls(compiled, judge.seeded_call(compiled, 0))
+    assert telemetry.dynamo_facts().graphs >= 1
+
+
+def test_steps_change_at_each_call_and_what_that_recompiles_is_counted() -> None:
+    """Once: from then on the number of steps is one of Dynamo's symbols."""
+    target = loaded(small("DQN"))
+    seed_everything(0)
+    side = make_side(target, "forward_exploration", target.inputs("forward_exploration", 4), AOT)
+    told = []
+    own = type(side.model).forward_exploration
+    telemetry.reset_dynamo("aot_eager")
+    for _ in range(6):
+        side.run()
+        told.append(side.steps["t"])
+    assert own and told == [2, 3, 4, 5, 6, 7]
+    assert telemetry.dynamo_facts().recompiles == 1
+    side.keep()
+    side.run()
+    side.restore()
+    assert side.steps["t"] == 7
+
+
+def test_a_setting_that_compiles_for_each_number_of_steps_shows_it() -> None:
+    target = loaded(small("DQN"))
+    seed_everything(0)
+    static = CompileConfig("aot_eager", dynamic=False)
+    side = make_side(target, "forward_exploration", target.inputs("forward_exploration", 4), static)
+    telemetry.reset_dynamo("aot_eager")
+    for _ in range(5):
+        side.run()
+    assert telemetry.dynamo_facts().recompiles == 4
