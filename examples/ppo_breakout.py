@@ -2,7 +2,8 @@
 
     autocompile tune examples/ppo_breakout.py
 
-tunes `forward_exploration` (what the env runners call) and the optimizer step.
+tunes `forward_exploration` (what the env runners call) and, where a whole update takes long, as on a CPU, the optimizer step.
+`--phase learner_update` tunes the whole update.
 """
 
 import numpy as np

@@ -111,7 +111,7 @@ class Counts(optim.Optimizer):
 
 
 def whole_state(side: Side) -> list[Any]:
-    state = side.optimizer.state_dict()
+    state = side.optimizers[0].state_dict()
     leaves = torch.utils._pytree.tree_leaves((state, dict(side.model.named_parameters())))
     return [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in leaves]
 
@@ -220,7 +220,7 @@ def test_a_slow_compile_is_not_repeated_ten_times(
 
 def test_a_step_that_goes_on_with_the_old_learning_rate_is_refused() -> None:
     def forgets(side: Side) -> None:
-        (group,), honest = side.optimizer.param_groups, side.call
+        (group,), honest = side.optimizers[0].param_groups, side.call
 
         def call() -> Any:
             now, group["lr"] = group["lr"], 1e-3
