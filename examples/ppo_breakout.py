@@ -2,8 +2,8 @@
 
     autocompile tune examples/ppo_breakout.py
 
-tunes `forward_exploration` (what the env runners call) and, where a whole update takes long, as on a CPU, the optimizer step.
-`--phase learner_update` tunes the whole update.
+tunes `forward_exploration` (what the env runners call) and the optimizer step, or a whole update
+(`--phase learner_update`) where one takes less than half a second, as on a GPU.
 """
 
 import numpy as np
