@@ -46,7 +46,8 @@ def test_each_example_compiles_and_is_right(path: Path, work: Path) -> None:
     assert done.returncode == 0, done.stderr
     phases = json.loads(done.stdout)["phases"]
     forward = "forward_exploration" if path.name == "ppo_breakout.py" else "forward"
-    assert list(phases) == [forward, "optimizer_step"]
+    # Of the updates of RLlib's learners this machine decides: see ``default_phases``.
+    assert list(phases) in ([forward, "optimizer_step"], [forward, "learner_update"])
     assert {row["outcome"] for row in phases.values()} == {"ok"}
 
 

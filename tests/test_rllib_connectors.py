@@ -23,6 +23,7 @@ from ray.rllib.connectors.env_to_module.frame_stacking import FrameStackingEnvTo
 from ray.rllib.connectors.learner.frame_stacking import FrameStackingLearner
 from ray.tune.registry import register_env
 
+from autocompile.errors import TargetError
 from autocompile.runtime.observations import module_spec
 from autocompile.trial.phases import make_side
 from autocompile.trial.rllib import from_object
@@ -106,6 +107,14 @@ def test_what_is_exported_builds_the_module_for_the_connectors() -> None:
     assert space["model"].observation_space.shape == (6,)
     plain = loaded(PPOConfig().environment(observation_space=BOX, action_space=spaces.Discrete(2)))
     assert plain.build == ["model = config.get_rl_module_spec().build()"]
+
+
+def test_connectors_that_need_the_real_environment_are_named_with_the_way_out() -> None:
+    config = ppo(BOX)
+    config.env_runners(env_to_module_connector=lambda env, spaces, device: env.secret)
+    with pytest.raises(TargetError, match="connectors cannot be built .*secret") as caught:
+        loaded(config)
+    assert caught.value.hint and "get_inputs(batch_size)" in caught.value.hint
 
 
 class Nested(gym.Env):  # type: ignore[type-arg]

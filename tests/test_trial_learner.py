@@ -141,15 +141,17 @@ def test_minibatches_are_those_of_the_algorithm() -> None:
     assert shapes["IMPALA"]["obs"] == shapes["APPO"]["obs"] == (510, 4)
 
 
-def test_a_minibatch_repeats_with_the_seed_and_has_as_many_rows_as_are_asked_for() -> None:
-    config = small("PPO")
-    target = loaded(config)
-    one, same = (drawn(target)[MODULE]["obs"] for _ in range(2))
-    assert torch.equal(one, same)
-    assert not torch.equal(one, drawn(target, draw=1)[MODULE]["obs"])
-    for name, kept in (("PPO", 7), ("DQN", 7)):
-        found = minibatch(small(name), loaded(small(name)).model, 7)
-        assert found[MODULE]["obs"].shape[0] == kept
+@pytest.mark.parametrize("name", ["PPO", "DQN"])
+def test_a_minibatch_repeats_with_the_seed_and_has_as_many_rows_as_are_asked_for(
+    name: str,
+) -> None:
+    target = loaded(small(name))
+    one, same, other = (drawn(target, draw=draw)[MODULE] for draw in (0, 0, 1))
+    assert all(torch.equal(one[column], same[column]) for column in ("obs", "actions", "rewards"))
+    assert not torch.equal(one["obs"], other["obs"])
+    for rows in (1, 7):
+        found = minibatch(small(name), target.model, rows)
+        assert found[MODULE]["obs"].shape[0] == rows
 
 
 def test_a_module_with_a_state_gets_sequences() -> None:

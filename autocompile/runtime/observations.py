@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import gymnasium
@@ -30,6 +32,8 @@ __all__ = [
     "with_transitions",
 ]
 
+_OWN_INPUTS = "define get_inputs(batch_size) in the target file: it gives the batch dict"
+
 
 def made_up_batch(module: Any, count: int, connectors: Any = None) -> dict[str, Any]:
     """What an RLModule is given for so many environments, one step of each if it has a state.
@@ -43,7 +47,7 @@ def made_up_batch(module: Any, count: int, connectors: Any = None) -> dict[str, 
             the environment; without one those of the module are made up.
 
     Raises:
-        TargetError: nothing can be drawn from such a space.
+        TargetError: nothing can be drawn from such a space, or the connectors fail.
     """
     if connectors is not None:
         return _connected(connectors, module, count)
@@ -85,6 +89,9 @@ def connectors_of(config: Any, env: Any = None) -> Any:
     Args:
         config: of the new API stack, with its spaces.
         env: the vector environment that it is for; left out, one is made up of the config's spaces.
+
+    Raises:
+        TargetError: they cannot be built for it.
     """
     if config._env_to_module_connector is None:
         return None
@@ -95,7 +102,8 @@ def connectors_of(config: Any, env: Any = None) -> Any:
         INPUT_ENV_SPACES: (env.observation_space, env.action_space),
         INPUT_ENV_SINGLE_SPACES: (env.single_observation_space, env.single_action_space),
     }
-    return config.build_env_to_module_connector(env=env, spaces=every)
+    with _told_of("cannot be built for a made-up environment"):
+        return config.build_env_to_module_connector(env=env, spaces=every)
 
 
 def module_spec(config: Any, **how: Any) -> Any:
@@ -177,8 +185,23 @@ def _connected(connectors: Any, module: Any, count: int) -> dict[str, Any]:
         )
         episode.add_env_reset(observation=_drawn(space, generator))
         episodes.append(episode)
-    batch = connectors(rl_module=module, batch={}, episodes=episodes, explore=True, shared_data={})
+    with _told_of("fail on made-up observations"):
+        batch = connectors(
+            rl_module=module, batch={}, episodes=episodes, explore=True, shared_data={}
+        )
     return dict(batch)
+
+
+@contextlib.contextmanager
+def _told_of(what: str) -> Iterator[None]:
+    """Say of an error that it came from connectors, which may need more than can be made up."""
+    try:
+        yield
+    except Exception as error:
+        raise TargetError(
+            f"the env_to_module connectors {what}: {type(error).__name__}: {error}",
+            hint=_OWN_INPUTS,
+        ) from error
 
 
 def _generator() -> np.random.Generator:
@@ -216,7 +239,7 @@ def _observations(space: Any, lead: tuple[int, ...], generator: np.random.Genera
         return torch.as_tensor(generator.integers(0, 2, size=(*lead, *space.shape))).float()
     raise TargetError(
         f"observations of a {type(space).__name__} space cannot be made up",
-        hint="define get_inputs(batch_size) in the target file: it gives the batch dict",
+        hint=_OWN_INPUTS,
     )
 
 

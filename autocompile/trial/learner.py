@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.core.learner.torch import torch_learner
 from ray.rllib.core.learner.training_data import TrainingData
 from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
@@ -47,14 +48,16 @@ class Updates:
 
     def __init__(self, config: Any, module: Any) -> None:
         own = _in_this_process(config)
-        device = next(module.parameters()).device
-        own.num_gpus_per_learner = int(device.type != "cpu")
-        own.local_gpu_idx = device.index or 0
         agents = MultiRLModule()
         agents.add_module(DEFAULT_MODULE_ID, module)
         self.learner = own.learner_class(config=own, module=agents)
-        # IMPALA and APPO update in a thread of theirs, which looks for work as long as it lives.
-        with mock.patch.object(threading.Thread, "start"):
+        device = next(module.parameters()).device
+        with (
+            # RLlib would ask ray which GPU it may have.
+            mock.patch.object(torch_learner, "get_device", return_value=device),
+            # IMPALA and APPO update in a thread that looks for work as long as it lives.
+            mock.patch.object(threading.Thread, "start"),
+        ):
             self.learner.build()
         self.optimizers = list(self.learner._named_optimizers.values())
         names = {id(p): name for name, p in module.named_parameters()}

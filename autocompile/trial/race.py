@@ -120,7 +120,8 @@ def race(request: dict[str, Any], channel: Channel, result: dict[str, Any]) -> N
                 side = make_side(target, request["phase"], inputs, racer.config)
             racer.clock = FirstCalls(side, synchronize, lambda: channel.waited_s)
             racer.judge = copy.copy(judge)  # what it learns of this side is of no other
-            with judge.comparable_random_numbers(side):
+            # What is applied as in a user's process compiles at its first call.
+            with judge.comparable_random_numbers(side), _own_code(racer.number):
                 output = racer.judge.seeded_call(side, 0)
                 with exclusive(channel, device):
                     channel.step(Step.VERIFY)
