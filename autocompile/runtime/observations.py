@@ -32,6 +32,7 @@ __all__ = [
     "with_transitions",
 ]
 
+_OWN_SPEC = "name an RLModuleSpec with the spaces that the module sees as the target"
 _OWN_INPUTS = "define get_inputs(batch_size) in the target file: it gives the batch dict"
 
 
@@ -102,7 +103,7 @@ def connectors_of(config: Any, env: Any = None) -> Any:
         INPUT_ENV_SPACES: (env.observation_space, env.action_space),
         INPUT_ENV_SINGLE_SPACES: (env.single_observation_space, env.single_action_space),
     }
-    with _told_of("cannot be built for a made-up environment"):
+    with _told_of("cannot be built for a made-up environment", _OWN_SPEC):
         return config.build_env_to_module_connector(env=env, spaces=every)
 
 
@@ -185,7 +186,7 @@ def _connected(connectors: Any, module: Any, count: int) -> dict[str, Any]:
         )
         episode.add_env_reset(observation=_drawn(space, generator))
         episodes.append(episode)
-    with _told_of("fail on made-up observations"):
+    with _told_of("fail on made-up observations", _OWN_INPUTS):
         batch = connectors(
             rl_module=module, batch={}, episodes=episodes, explore=True, shared_data={}
         )
@@ -193,14 +194,14 @@ def _connected(connectors: Any, module: Any, count: int) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _told_of(what: str) -> Iterator[None]:
+def _told_of(what: str, hint: str) -> Iterator[None]:
     """Say of an error that it came from connectors, which may need more than can be made up."""
     try:
         yield
     except Exception as error:
         raise TargetError(
             f"the env_to_module connectors {what}: {type(error).__name__}: {error}",
-            hint=_OWN_INPUTS,
+            hint=hint,
         ) from error
 
 
