@@ -11,6 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from conftest import TARGETS
+from in_process import Try
+
 ray = pytest.importorskip("ray")
 
 import torch._dynamo  # noqa: E402
@@ -218,6 +221,42 @@ def test_without_a_phase_whole_updates_are_tuned_unless_one_takes_long(
     monkeypatch.setattr(rllib, "seconds_of_update", lambda *_: 1 / 0)
     assert target.default_phases() == ("forward_exploration", "optimizer_step")
     assert "which fails here: ZeroDivisionError" in target.choices["phases"]
+
+
+RL = f"{TARGETS / 'rl.py'}:config"
+UPDATES = {"phase": "learner_update", "batch_size": 24}
+
+
+def test_a_trial_times_updates_and_tells_what_they_compile(try_it: Try) -> None:
+    found = try_it(RL, **UPDATES)
+    assert found["outcome"] == "ok", found
+    assert found["graphs"] >= 2 and found["recompiles"] == 0
+    assert found["measurement"]["compiled_s"] and found["peak_memory_bytes"] > 0
+    assert found["weights_live"] is None
+
+
+def test_a_probe_tells_the_optimizers_of_the_learner(try_it: Try) -> None:
+    found = try_it(RL, kind="probe", **UPDATES)["target"]
+    assert "fused" in found["optimizers"]
+    assert found["own_batch_size"]["learner_update"] == 24
+
+
+def test_settings_of_updates_are_raced_each_with_code_of_its_own(try_it: Try) -> None:
+    sides = [
+        {"number": number, "config": config.to_dict(), "cache": f"cache{number}", "is_warm": True}
+        for number, config in enumerate((AOT, CompileConfig("eager", optimizer="fused")))
+    ]
+    limits = {"rounds": 3, "max_s": 60.0, "block_s": 0.001}
+    found = try_it(RL, kind="race", sides=sides, takes_turns=False, **limits, **UPDATES)
+    assert [side["outcome"] for side in found["sides"]] == ["ok", "ok"], found
+
+
+@pytest.mark.slow
+def test_updates_that_draw_random_numbers_are_compared_whoever_draws_them(try_it: Try) -> None:
+    """SAC samples actions in its losses; Inductor's generator draws others than eager's."""
+    found = try_it(f"{TARGETS / 'rl.py'}:sac", "learner_update", "inductor", batch_size=16)
+    assert found["outcome"] == "ok", found
+    assert any("random numbers" in note for note in found["notes"])
 
 
 # --- forward phases of the algorithms that learn from a buffer ------------------------------------

@@ -4,6 +4,7 @@ import gymnasium.spaces as spaces
 import numpy as np
 import torch
 from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.algorithms.sac import SACConfig
 from ray.rllib.core.columns import Columns
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.core.rl_module.torch.torch_rl_module import TorchRLModule
@@ -21,6 +22,11 @@ def ppo(observations=BOX, **model_config):
 config = ppo().training(lr=3e-3, minibatch_size=24)
 with_lstm = ppo(use_lstm=True, lstm_cell_size=8, max_seq_len=4)
 with_gymnasium = PPOConfig().environment("CartPole-v1")
+sac = (
+    SACConfig()
+    .environment(observation_space=BOX, action_space=spaces.Box(-1.0, 1.0, (2,), np.float32))
+    .rl_module(model_config={"fcnet_hiddens": [16]})
+)
 without_spaces = PPOConfig()
 spec = config.get_rl_module_spec()
 
