@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
 from conftest import TARGETS
 from in_process import Try
 
