@@ -158,7 +158,10 @@ class CompileConfig:
     @property
     def of_optimizer(self) -> CompileConfig:
         """What of a setting of RLlib's updates is about their optimizers."""
-        return dataclasses.replace(self, memory_format="default", scope="full", autocast="none")
+        # torch.compile passes over a fused step.
+        backend = "eager" if self.optimizer == "fused" else self.backend
+        plain = {"memory_format": "default", "scope": "full", "autocast": "none"}
+        return dataclasses.replace(self, backend=backend, **plain)
 
     @property
     def key(self) -> str:

@@ -149,12 +149,14 @@ def test_a_whole_update_goes_before_its_parts() -> None:
     (forward, choice), (step, other) = parts.of_learner(4)
     assert (forward, step) == ("forward_train", "optimizer_step")
     assert choice and choice.config == AOT and other and other.config == EAGER
-    whole = CompileConfig("aot_eager", optimizer="fused", memory_format="channels_last")
+    whole = CompileConfig("aot_eager", optimizer="tensor_lr", memory_format="channels_last")
     both = settings(forward_train={4: AOT}, learner_update={4: AOT, 64: whole})
     (forward, choice), (step, other) = both.of_learner(60)
     assert forward == step == "learner_update"
     assert choice and choice.config == whole
-    assert other and other.config == CompileConfig("aot_eager", optimizer="fused")
+    assert other and other.config == CompileConfig("aot_eager", optimizer="tensor_lr")
+    fused = CompileConfig(mode="max-autotune", optimizer="fused")  # which torch does not compile
+    assert fused.of_optimizer == CompileConfig("eager", optimizer="fused")
     with pytest.raises(UsageError, match="a Sequential has no learner_update") as caught:
         autocompile.apply(net(), both, "learner_update")
     assert caught.value.hint == "from autocompile.rllib import tuned"

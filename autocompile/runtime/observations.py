@@ -149,7 +149,7 @@ def take_spaces(config: Any) -> None:
     env.close()
 
 
-class MadeUpEnv(gymnasium.Env):  # type: ignore[type-arg]
+class MadeUpEnv(gymnasium.Env):  # type: ignore[misc]
     """Random observations and rewards, by numpy's global generator.
 
     Args:

@@ -213,9 +213,10 @@ class _TunedLearner(_Tuned):
     def _tune_optimizers(self) -> None:
         learner: Any = self
         _, (phase, choice) = self.tuned.of_learner(_rows(learner.config))
-        for name, optimizer in learner._named_optimizers.items() if choice else ():
-            compiled = apply_to_optimizer(optimizer, choice.config, or_eager=True)
-            self.use(f"{name}.{phase}", choice, compiled)
+        if choice:
+            for name, optimizer in learner._named_optimizers.items():
+                compiled = apply_to_optimizer(optimizer, choice.config, or_eager=True)
+                self.use(f"{name}.{phase}", choice, compiled)
 
 
 def _rows(config: Any) -> int:
