@@ -42,7 +42,7 @@ def in_float64(
     """
     try:
         wide = copy.deepcopy(model).double()
-        wider = dataclasses.replace(target, model=wide, inference_model=None)
+        wider = dataclasses.replace(target, model=wide, inference_model=None, training_model=None)
         side = make_side(wider, phase, None)
         view: View = {}
         for call in calls:

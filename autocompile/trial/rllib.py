@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
 from typing import Any
@@ -122,7 +123,6 @@ def _target(kind: str, module: Any, expression: str, config: Any = None) -> Targ
 
     Where a configuration has connectors, they make the module's observations of the environment's.
     """
-    _make_target_networks(module)
 
     def make_inputs(batch_size: int | None) -> dict[str, Any]:
         connectors = None if config is None else connectors_of(config)
@@ -134,15 +134,15 @@ def _target(kind: str, module: Any, expression: str, config: Any = None) -> Targ
     build = [f"model = {expression}"]
     target = Target(kind, module, build, make_inputs, adam, sum_of_floats, is_rl=True)
     target.phase_inputs = dict.fromkeys(("forward_train", "train_step"), make_training_inputs)
+    target.training_model = _with_target_networks(module)
     target.choices["inputs"] = f"drawn from {str(module.observation_space)[:80]}"
     return target
 
 
-def _make_target_networks(module: Any) -> None:
-    """As a Learner does when it is built: some modules train on theirs."""
+def _with_target_networks(module: Any) -> Any:
+    """A copy with the target networks that a Learner makes; None where there are none to make."""
     if not isinstance(module, TargetNetworkAPI) or module.inference_only:
-        return
-    try:
-        module.get_target_network_pairs()
-    except AttributeError:  # it has none yet
-        module.make_target_networks()
+        return None
+    copied = copy.deepcopy(module)
+    copied.make_target_networks()
+    return copied

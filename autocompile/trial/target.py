@@ -55,6 +55,7 @@ class Target:
         training_phase: which one is tuned beside the forward pass when nobody asks.
         is_rl: the module is an RLModule.
         inference_model: what an env runner builds, where that is less than ``model``.
+        training_model: what ``forward_train`` calls, where that is more than ``model``.
         own_batch_size: the batch size that the user's own configuration gives to a phase.
         calls_per_update: of a phase: how often it is called between two changes of the weights.
         samples_per_update: of a phase: how many rows of batches it sees in between, where that is
@@ -76,6 +77,7 @@ class Target:
     training_phase: Callable[[], str] = lambda: "optimizer_step"
     is_rl: bool = False
     inference_model: torch.nn.Module | None = None
+    training_model: torch.nn.Module | None = None
     fixed_batch: bool = False
     own_batch_size: dict[str, int] = field(default_factory=dict)
     calls_per_update: dict[str, int] = field(default_factory=dict)
@@ -88,6 +90,8 @@ class Target:
         """The module that runs a phase."""
         if phase in ("forward_exploration", "forward_inference") and self.inference_model:
             return self.inference_model
+        if phase in ("forward_train", "train_step") and self.training_model:
+            return self.training_model
         return self.model
 
     def inputs(self, phase: str, batch_size: int | None) -> Any:
@@ -96,7 +100,7 @@ class Target:
 
     def to(self, device: torch.device) -> None:
         """Move the model to a device, in place."""
-        for model in (self.model, self.inference_model):
+        for model in (self.model, self.inference_model, self.training_model):
             if model is not None:
                 model.to(device)
 
