@@ -78,6 +78,8 @@ class Updates:
         if self._made_of is not batch:
             self._batch = {name: SampleBatch(dict(columns)) for name, columns in batch.items()}
             self._made_of = batch
+        for columns in self._batch.values():
+            columns.accessed_keys = set()  # Dynamo guards on them: a new minibatch has none
         _, losses, _ = self.learner._update(self._batch)
         return {name: loss.detach() for name, loss in losses.items()}
 
