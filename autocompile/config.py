@@ -160,8 +160,9 @@ class CompileConfig:
         """What of a setting of RLlib's updates is about their optimizers."""
         # torch.compile passes over a fused step.
         backend = "eager" if self.optimizer == "fused" else self.backend
-        plain = {"memory_format": "default", "scope": "full", "autocast": "none"}
-        return dataclasses.replace(self, backend=backend, **plain)
+        return dataclasses.replace(
+            self, backend=backend, memory_format="default", scope="full", autocast="none"
+        )
 
     @property
     def key(self) -> str:
