@@ -5,11 +5,13 @@ Written against ray 2.50 and 2.60, new API stack. Nothing starts ray or a thread
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
+import random
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 from unittest import mock
 
@@ -50,14 +52,15 @@ class Updates:
         own = _in_this_process(config)
         agents = MultiRLModule()
         agents.add_module(DEFAULT_MODULE_ID, module)
-        self.learner = own.learner_class(config=own, module=agents)
         device = next(module.parameters()).device
         with (
+            _random_numbers_left_alone(),  # a config's seed would make all batches the same
             # RLlib would ask ray which GPU it may have.
             mock.patch.object(torch_learner, "get_device", return_value=device),
             # IMPALA and APPO update in a thread that looks for work as long as it lives.
             mock.patch.object(threading.Thread, "start"),
         ):
+            self.learner = own.learner_class(config=own, module=agents)
             self.learner.build()
         self.optimizers = list(self.learner._named_optimizers.values())
         names = {id(p): name for name, p in module.named_parameters()}
@@ -133,7 +136,7 @@ def _episodes(config: Any, module: Any, count: int) -> list[Any]:
     if not getattr(config, "replay_buffer_config", None):
         length = min(int(config.get_rollout_fragment_length()), max(2, math.ceil(count / 2)))
     own = _in_this_process(config)
-    own.callbacks_class = RLlibCallback
+    own.seed, own.callbacks_class = None, RLlibCallback
     for name in [name for name in vars(own) if name.startswith("callbacks_on_")]:
         setattr(own, name, None)
     spaces = {"observation_space": config.observation_space, "action_space": config.action_space}
@@ -164,6 +167,15 @@ def _replayed(config: Any, module: Any, episodes: list[Any], count: int) -> list
         sample_episodes=True,
     )
     return found
+
+
+@contextlib.contextmanager
+def _random_numbers_left_alone() -> Iterator[None]:
+    states = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng():
+        yield
+    random.setstate(states[0])
+    np.random.set_state(states[1])
 
 
 def _in_this_process(config: Any) -> Any:
