@@ -216,6 +216,7 @@ def test_a_schedule_of_learning_rates_is_tried_on_all_optimizers() -> None:
 def test_without_a_phase_whole_updates_are_tuned_unless_one_takes_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(rllib, "_LONGEST_UPDATE_S", 60.0)
     target = loaded(small("PPO"))
     assert target.default_phases() == ("forward_exploration", "learner_update")
     assert "phases" not in target.choices

@@ -24,7 +24,7 @@ from autocompile.config import CompileConfig
 from autocompile.errors import TargetError
 from autocompile.runtime.observations import _observations
 from autocompile.search.offer import calls_between_updates
-from autocompile.trial import telemetry
+from autocompile.trial import rllib, telemetry
 from autocompile.trial.judge import Judge
 from autocompile.trial.phases import make_side, phases_of
 from autocompile.trial.rllib import from_object
@@ -67,7 +67,10 @@ def modules_of(side_or_target: Any) -> set[str]:
     [("config", "AlgorithmConfig"), ("ppo", "AlgorithmConfig"), ("spec", "RLModuleSpec"),
      ("get_model", "RLModule"), (None, "RLModule")],
 )  # fmt: skip
-def test_each_form_has_the_phases_of_an_rl_module(module: Any, name: str | None, kind: str) -> None:
+def test_each_form_has_the_phases_of_an_rl_module(
+    module: Any, name: str | None, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rllib, "_LONGEST_UPDATE_S", 60.0)
     target = load(module, name)
     assert target.kind == kind and target.is_rl
     of_config = ("learner_update",) if kind == "AlgorithmConfig" else ()

@@ -31,7 +31,7 @@ from autocompile.runtime.observations import MadeUpEnv
 
 __all__ = ["Updates", "minibatch", "seconds_of_update"]
 
-_FEW_ROWS = 8
+_FEW_ROWS = 8, 32
 _OF_A_BUFFER = 50  # steps of an episode from which single ones are drawn
 
 
@@ -118,16 +118,21 @@ def minibatch(config: Any, module: Any, count: int) -> dict[str, dict[str, Any]]
 
 
 def seconds_of_update(config: Any, module: Any, rows: int) -> float:
-    """About how long an update on so many rows takes, by one on a few; rather more than less."""
-    updates, few = Updates(config, copy.deepcopy(module)), min(rows, _FEW_ROWS)
-    batch = minibatch(config, module, few)
+    """About how long an update on so many rows takes, from updates on a few."""
+    updates = Updates(config, copy.deepcopy(module))
+    few, more = (_best_of_three(updates, minibatch(config, module, n)) for n in _FEW_ROWS)
+    per_row = max(0.0, more - few) / (_FEW_ROWS[1] - _FEW_ROWS[0])
+    return more + per_row * (rows - _FEW_ROWS[1])
+
+
+def _best_of_three(updates: Updates, batch: Any) -> float:
     times = []
-    for _ in range(3):  # the first ones load and allocate
+    for _ in range(3):  # the first one loads and allocates
         began = time.monotonic()
-        losses = updates.update(batch)
-        _ = [float(loss) for loss in losses.values()]
+        for loss in updates.update(batch).values():
+            float(loss)  # waits for the device
         times.append(time.monotonic() - began)
-    return min(times) * rows / few
+    return min(times)
 
 
 def _episodes(config: Any, module: Any, count: int) -> list[Any]:
