@@ -73,7 +73,9 @@ def drawn(target: Target, phase: str = "learner_update", draw: int = 0) -> Any:
     return target.inputs(phase, target.own_batch_size[phase])
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] if n != "PPO" else []) for n in KINDS]
+)
 def test_updates_of_each_algorithm_are_judged_right(name: str) -> None:
     target = loaded(small(name))
     assert phases_of(target)[-1] == "learner_update"
@@ -201,6 +203,7 @@ def test_what_updates_log_is_dropped_between_blocks() -> None:
     assert (MODULE, "td_error") not in updates.learner.metrics
 
 
+@pytest.mark.slow
 def test_a_schedule_of_learning_rates_is_tried_on_all_optimizers() -> None:
     target = loaded(small("SAC"))
     draws = drawn(target), drawn(target, draw=1)
