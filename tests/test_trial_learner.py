@@ -60,7 +60,8 @@ def small(name: str, **model_config: Any) -> Any:
     config = kind().environment(observation_space=BOX, action_space=actions)
     if name == "SAC":
         config.training(train_batch_size_per_learner=16)
-    return config.rl_module(model_config={"fcnet_hiddens": [8], **model_config})
+    widths = {"fcnet_hiddens": [8], "head_fcnet_hiddens": [8]}
+    return config.rl_module(model_config={**widths, **model_config})
 
 
 def loaded(config: Any) -> Target:
@@ -211,7 +212,7 @@ def test_a_schedule_of_learning_rates_is_tried_on_all_optimizers() -> None:
     result: dict[str, Any] = {"compile_s": 0.0, "notes": []}
     side = make_side(target, "learner_update", draws[0], CompileConfig("eager", optimizer="fused"))
     judge.first_calls(side, judge.seeded_call(side, 0))
-    try_schedule(judge, side, result, 30.0)
+    try_schedule(judge, side, result, 300.0)
     assert result["detail"]["lr_changes"] == 10
     assert result["detail"]["lr_recompiles"] == 0
 

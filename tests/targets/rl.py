@@ -25,7 +25,7 @@ with_gymnasium = PPOConfig().environment("CartPole-v1")
 sac = (
     SACConfig()
     .environment(observation_space=BOX, action_space=spaces.Box(-1.0, 1.0, (2,), np.float32))
-    .rl_module(model_config={"fcnet_hiddens": [16]})
+    .rl_module(model_config={"fcnet_hiddens": [16], "head_fcnet_hiddens": [16]})
 )
 without_spaces = PPOConfig()
 spec = config.get_rl_module_spec()
