@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from autocompile.config import OPTIMIZERS
 from autocompile.errors import AutocompileError
 from autocompile.record import Step
 from autocompile.runtime import machine
@@ -118,13 +119,12 @@ def _describe(target: Target, phases: list[str]) -> dict[str, Any]:
 
 def _implementations(target: Target, phases: list[str]) -> list[str]:
     """Of the target's optimizer, where one of the phases steps it."""
-    if not {"optimizer_step", "train_step", "learner_update"} & set(phases):
-        return []
     if not any(p.requires_grad for p in target.model.parameters()):
         return []
-    model = copy.deepcopy(target.model)
-    optimizers = [target.make_optimizer(model)]
+    model, optimizers = copy.deepcopy(target.model), []
+    if {"optimizer_step", "train_step"} & set(phases):
+        optimizers.append(target.make_optimizer(model))
     if "learner_update" in phases and target.make_learner:
         optimizers += target.make_learner(model).optimizers
-    first, *rest = map(implementations, optimizers)
-    return [name for name in first if all(name in other for other in rest)]
+    every = [implementations(optimizer) for optimizer in optimizers]
+    return [name for name in OPTIMIZERS if every and all(name in found for found in every)]

@@ -77,7 +77,6 @@ def from_object(value: Any, expression: str) -> Target:
         target.phase_inputs["learner_update"] = lambda count: minibatch(
             value, module, count or rows
         )
-        target.choices["update"] = f"{value.learner_class.__name__} with its losses and optimizers"
     return target
 
 
@@ -87,7 +86,7 @@ def _training_phase(config: Any, module: Any, rows: int, choices: dict[str, str]
         took_s = seconds_of_update(config, module, rows)
         why = f"of which one takes about {took_s:.1f} s"
     except Exception as error:
-        took_s, why = math.inf, f"which fails here: {type(error).__name__}: {first_words(error)}"
+        took_s, why = math.inf, f"which fails here: {first_words(error)}"
     if took_s <= _LONGEST_UPDATE_S:
         return "learner_update"
     choices["phases"] = f"optimizer_step instead of learner_update, {why}"
