@@ -6,8 +6,9 @@ trials side by side on two cores: a quarter faster). For each model the prior is
 tables of all other models.
 
 An answer is what a run of so many seconds ends with, the same for every sampler: the four settings
-of each batch size that look best are raced in three sets, which have the noise of three processes
-and take the recorded seconds of warm compiles, and at most 40 % of the time. Regret is how much
+of each batch size that look best are raced in three sets, which take the recorded seconds of warm
+compiles, and at most 40 % of the time. The sides of a set share its seconds, so its noise is that
+of a whole recorded set: how far each side was from its own truth there. Regret is how much
 slower the winner is than the best of the table, by the figures of all sets. A search ends where its
 sampler says so, as in a real run: only autocompile's does before the end of the list.
 """
@@ -44,6 +45,7 @@ SIDE_BY_SIDE = 1.25  # what two jobs on two cores gain (studies/tuning_cost)
 STRATEGIES = ("portfolio", "tpe", "gp", "random", "list")
 WITHIN = 0.02
 SETS = 3
+GP_SEEDS = 10  # it takes seconds to choose
 _FINALISTS, _FOR_RACES = 4, 0.4
 _PROCESS_S, _BLOCKS_S = 2.0, 0.5  # of a race: to begin and verify eager; to time a side
 
@@ -113,6 +115,7 @@ class Table:
             if setting.config.is_plain_eager:
                 logs.update(dict.fromkeys(logs, 0.0))  # it is its own baseline
         self.truth = {s: math.exp(np.median(list(logs.values()))) for s, logs in self.logs.items()}
+        self.sets = sorted({number for logs in self.logs.values() for number in logs})
         self.spread = {s: spread(logs.values()) for s, logs in self.logs.items()}
         self.cells = sorted({s.cell for s in self.rows}, key=str)
         self.best = {
@@ -127,15 +130,22 @@ class Table:
         return self.truth[setting] * math.exp(noise)
 
     def race(self, settings: list[Setting], random: np.random.Generator) -> Setting:
-        """The winner of so many sets, each with the noise of a process of its own.
+        """The winner of so many sets, each with the noise of a recorded one or its mirror image."""
+        total = dict.fromkeys(settings, 0.0)
+        for _ in range(SETS):
+            number, sign = random.choice(self.sets), random.choice((-1.0, 1.0))
+            for setting in settings:
+                total[setting] += math.log(self.truth[setting])
+                total[setting] += sign * self.noise(setting, number, random)
+        return max(settings, key=total.__getitem__)
 
-        In a real race sides of a set are compared in the same process, which is less noisy.
-        """
-
-        def mean(setting: Setting) -> float:
-            return float(np.mean([self.look(setting, random) for _ in range(SETS)]))
-
-        return max(settings, key=mean)
+    def noise(self, setting: Setting, number: int, random: np.random.Generator) -> float:
+        """How far a setting was from its truth in a set, as a logarithm."""
+        logs = self.logs[setting]
+        if number not in logs:  # it had failed there
+            return float(random.normal(0, self.spread[setting]))
+        lost = math.sqrt(len(logs) / max(1, len(logs) - 1))  # the truth is made of the same sets
+        return lost * (logs[number] - math.log(self.truth[setting]))
 
     def regret(self, chosen: dict[Any, Setting]) -> float:
         """Over all batch sizes; where nothing was chosen it is eager's."""
@@ -239,22 +249,19 @@ def found_after(table: Table, tried: list[Tried]) -> float:
     return math.inf
 
 
-def one_model(task: tuple[Path, int, tuple[str, ...]]) -> tuple[str, dict[str, Any]]:
-    """All strategies and seeds of a model."""
-    path, seeds, strategies = task
+def replayed(task: tuple[Path, str, int]) -> tuple[str, str, dict[str, Any]]:
+    """All seeds of a model and a strategy."""
+    path, strategy, seeds = task
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     table, prior = Table(path), learn(tables(), without=path.stem)
-    found: dict[str, Any] = {}
-    for strategy in strategies:
-        runs = [replay(table, strategy, seed, prior) for seed in range(seeds)]
-        regret = {}
-        for t in TIMES_S:
-            random = [np.random.default_rng([seed, int(t)]) for seed in range(seeds)]
-            lost = [answer(table, one, t, r) for one, r in zip(runs, random, strict=True)]
-            regret[str(int(t))] = [round(each, 5) for each in lost]
-        within = [round(found_after(table, tried), 1) for tried in runs]
-        found[strategy] = {"regret": regret, "within_s": within}
-    return path.stem, found
+    runs = [replay(table, strategy, seed, prior) for seed in range(seeds)]
+    regret = {}
+    for t in TIMES_S:
+        random = [np.random.default_rng([seed, int(t)]) for seed in range(seeds)]
+        lost = [answer(table, one, t, r) for one, r in zip(runs, random, strict=True)]
+        regret[str(int(t))] = [round(each, 5) for each in lost]
+    within = [round(found_after(table, tried), 1) for tried in runs]
+    return path.stem, strategy, {"regret": regret, "within_s": within}
 
 
 def summary(models: dict[str, Any]) -> dict[str, Any]:
@@ -281,14 +288,21 @@ if __name__ == "__main__":
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seeds", type=int, default=200)
     parser.add_argument("--strategies", default=",".join(STRATEGIES))
+    parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     began = time.monotonic()
     recorded = sorted((ROOT / "studies/search" / options.device / "tables").glob("*.json"))
     strategies = tuple(options.strategies.split(","))
-    tasks = [(path, options.seeds, strategies) for path in recorded]
-    with ProcessPoolExecutor(2) as pool:
-        models = dict(pool.map(one_model, tasks))
+    tasks = [
+        (path, name, min(options.seeds, GP_SEEDS) if name == "gp" else options.seeds)
+        for name in strategies
+        for path in recorded
+    ]
+    models: dict[str, Any] = defaultdict(dict)
+    with ProcessPoolExecutor(options.jobs) as pool:
+        for model, strategy, found in pool.map(replayed, tasks):
+            models[model][strategy] = found
     result = {"schema": 1, "seeds": options.seeds, "models": models, "summary": summary(models)}
     out = options.out or ROOT / "studies/search" / options.device / "replay.json"
     out.write_text(json.dumps(result) + "\n")
