@@ -13,6 +13,8 @@ from autocompile.errors import UsageError
 from autocompile.search.constraints import DIMENSIONS, Place, why_not
 from autocompile.search.effort import EFFORTS, budget_of
 from autocompile.search.enumeration import build_space
+from autocompile.search.offer import _sizes
+from autocompile.search.plan import Plan
 from autocompile.search.space import Catalogue, SearchSpace, Setting, Space, choices, plainer_twins
 
 OFFERED = Catalogue(
@@ -54,6 +56,16 @@ def test_updates_of_a_learner_freeze_nothing_and_are_tried_with_its_optimizers()
     found = space(Place("learner_update", "cpu", threads=2, optimizers=("fused",)))
     assert {c.optimizer for c in configs(found)} == {"default", "fused"}
     assert not any(c.freezing for c in configs(found))
+
+
+def test_updates_have_the_batch_size_of_the_configuration_unless_they_are_asked_for_alone() -> None:
+    target = {"own_batch_size": {"learner_update": 128, "forward_exploration": 16}}
+    few = SearchSpace(batch_sizes=(1, 4))
+    for phases, sizes in ((None, [128]), (("learner_update",), [1, 4])):
+        plan = Plan("ppo.py", phases=phases, space=few)
+        assert _sizes("learner_update", plan, target) == sizes
+        assert _sizes("forward_exploration", plan, target) == [1, 4]
+    assert _sizes("learner_update", Plan("ppo.py"), target) == [128]
 
 
 def test_what_cannot_work_is_left_out_with_its_reason() -> None:

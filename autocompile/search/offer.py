@@ -163,7 +163,8 @@ def _sizes(phase: str, plan: Plan, target: Mapping[str, Any]) -> list[int | None
             )
         return [fixed]
     own = target.get("own_batch_size", {}).get(phase)
-    if phase == "learner_update" and own and not asked:  # no other is ever run
+    is_alone = plan.phases == ("learner_update",)  # or else sizes are asked for forward passes
+    if phase == "learner_update" and own and not (asked and is_alone):
         return [own]
     return sorted({*(asked or DEFAULT_BATCH_SIZES), *([own] if own and not asked else [])})
 
