@@ -121,7 +121,8 @@ def _implementations(target: Target, phases: list[str]) -> list[str]:
     """Of the target's optimizer, where one of the phases steps it."""
     if not any(p.requires_grad for p in target.model.parameters()):
         return []
-    model, optimizers = copy.deepcopy(target.model), []
+    model = copy.deepcopy(target.model)
+    optimizers: list[Any] = []
     if {"optimizer_step", "train_step"} & set(phases):
         optimizers.append(target.make_optimizer(model))
     if "learner_update" in phases and target.make_learner:
