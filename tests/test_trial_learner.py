@@ -184,12 +184,13 @@ def test_no_thread_is_started_and_the_users_config_stays_as_it_is() -> None:
 
 def test_the_settings_reach_every_optimizer_and_the_forward_pass() -> None:
     target = loaded(small("SAC"))
-    fused = CompileConfig("aot_eager", optimizer="fused")
+    fused = CompileConfig("eager", optimizer="fused")
     side = make_side(target, "learner_update", drawn(target), fused)
     assert len(side.optimizers) == 4  # two critics, policy and temperature
     assert all(group["fused"] for o in side.optimizers for group in o.param_groups)
-    assert "_forward_train" in vars(side.model) and "_forward_train" not in vars(target.model)
     assert all(torch.isfinite(x) for x in side.run().values())
+    compiled = make_side(target, "learner_update", drawn(target), AOT)
+    assert "_forward_train" in vars(compiled.model) and "_forward_train" not in vars(target.model)
 
 
 def test_what_updates_log_is_dropped_between_blocks() -> None:
@@ -272,6 +273,15 @@ def test_updates_that_draw_random_numbers_are_compared_whoever_draws_them(try_it
 
 
 @pytest.mark.parametrize("name", ["DQN", "SAC", "APPO"])
+def test_training_gets_actions_what_follows_and_target_networks(name: str) -> None:
+    target = loaded(small(name))
+    side = make_side(target, "forward_train", target.inputs("forward_train", 4))
+    assert side.inputs["actions"].shape[0] == side.inputs["new_obs"].shape[0] == 4
+    assert side.run()
+    assert len(dict(target.model.named_parameters())) < len(dict(side.model.named_parameters()))
+
+
+@pytest.mark.parametrize("name", ["DQN", pytest.param("SAC", marks=pytest.mark.slow), "APPO"])
 @pytest.mark.parametrize("phase", ["forward_exploration", "forward_inference", "forward_train"])
 def test_forward_phases_get_what_their_modules_need(name: str, phase: str) -> None:
     target = loaded(small(name))
