@@ -8,10 +8,10 @@ tables of all other models.
 An answer is what a run of so many seconds ends with, the same for every sampler: the four settings
 of each batch size that look best are raced in three sets, or up to six where it is not decided and
 there is time, which take the recorded seconds of warm compiles; three sets get at most 40 % of the
-time. The sides of a set share its seconds, so its noise is that
-of a whole recorded set: how far each side was from its own truth there. Regret is how much
-slower the winner is than the best of the table, by the figures of all sets. A search ends where its
-sampler says so, as in a real run: only autocompile's does before the end of the list.
+time. The sides of a set share its seconds, so its noise is that of a whole recorded set: how far
+each side was from its own truth there. Regret is how much slower the winner is than the best of the
+table, by the figures of all sets. A search ends where its sampler says so, as in a real run: only
+autocompile's does before the end of the list.
 """
 
 from __future__ import annotations
