@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from autocompile.estimate.host import left_out
 from autocompile.estimate.intervals import Interval, median, over_sets, ratio
-from autocompile.record import Measurement, Outcome, Record
+from autocompile.record import EXPORTED, Measurement, Outcome, Record
 
 __all__ = ["Candidate", "Limits", "candidates", "compare", "with_refreshes"]
 
@@ -112,7 +112,7 @@ def candidates(records: Iterable[Record]) -> list[Candidate]:
     Args:
         records: of the phase, searched and raced.
     """
-    every = list(records)
+    every = [r for r in records if r.role != EXPORTED]
     raced: dict[int, list[Record]] = {}
     for r in every:
         if r.repeats is not None and r.outcome not in (Outcome.INTERRUPTED, Outcome.INFRASTRUCTURE):

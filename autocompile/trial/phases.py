@@ -26,7 +26,7 @@ from autocompile.trial.state import is_expanded
 from autocompile.trial.target import Target
 from autocompile.trial.view import View, dense
 
-__all__ = ["PHASES", "Side", "call_model", "make_side", "phases_of"]
+__all__ = ["PHASES", "Side", "call_model", "make_side", "note_setting", "phases_of"]
 
 PHASES = ("forward", *RL_PHASES, "optimizer_step", "train_step")
 _TRAINING = ("forward_train", "optimizer_step", "train_step")
@@ -168,8 +168,8 @@ def make_side(target: Target, phase: str, inputs: Any, config: CompileConfig = E
             f"a {target.kind} has no phase {phase}", f"it has: {', '.join(phases_of(target))}"
         )
     model = copy.deepcopy(target.model_of(phase))
-    side = Side(model, grad=phase in _TRAINING, inputs=inputs, is_eager=config.is_eager)
-    side.reuses_outputs = uses_cuda_graphs(config)
+    side = Side(model, grad=phase in _TRAINING, inputs=inputs)
+    note_setting(side, config)
     side.held = lambda: dict(model.named_buffers())
     side.view = lambda output: {"outputs": output, "inputs": dense(side.inputs)}
     if phase == "forward":
@@ -188,10 +188,15 @@ def make_side(target: Target, phase: str, inputs: Any, config: CompileConfig = E
         _make_optimizer_step(target, side, config)
     elif phase == "train_step":
         _make_train_step(target, side, config)
+    return side
+
+
+def note_setting(side: Side, config: CompileConfig) -> None:
+    """What of a setting whoever calls a side has to know."""
+    side.is_eager, side.reuses_outputs = config.is_eager, uses_cuda_graphs(config)
     side.threads, side.precision = config.threads, config.precision
     side.bakes = config.bakes_weights
-    side.draws_itself = config.backend == "inductor" and not side.is_eager
-    return side
+    side.draws_itself = config.backend == "inductor" and not config.is_eager
 
 
 def _parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -238,7 +243,7 @@ def _make_optimizer_step(target: Target, side: Side, config: CompileConfig) -> N
     side.call = compile_function(step, config)
     side.view = lambda _: {"updates": _updates(side, before)}
     gradients = [p.grad for p in parameters.values()]
-    side.held = lambda: (parameters, gradients, [dict(s) for s in optimizer.state.values()])
+    side.held = lambda: (parameters, gradients, [dict(s) for s in side.optimizer.state.values()])
 
 
 def _make_train_step(target: Target, side: Side, config: CompileConfig) -> None:
@@ -269,9 +274,8 @@ def _make_train_step(target: Target, side: Side, config: CompileConfig) -> None:
 
     side.call = compile_function(step, config, model)
     side.view = view
-    state = optimizer.state
     side.held = lambda: (
         _parameters(model),
         dict(model.named_buffers()),
-        [dict(s) for s in state.values()],
+        [dict(s) for s in side.optimizer.state.values()],
     )
