@@ -41,19 +41,24 @@ def export(report: Report) -> str:
     """
     found = having_form(report)
     faster = [choice for choice in found if choice.config is not None]
+    needed = dict.fromkeys(line for choice in faster for line in _imports(report, choice))
     apart = [_APART] if faster and states_differ(found) else []
-    blocks = [_evidence(choice) + code_of(report, choice) for choice in found]
-    return program(*refusal(report, faster), *apart, *blocks)
+    blocks = [_evidence(c) + "\n".join(phase_lines(report, c)) for c in found]
+    return program(*refusal(report, faster), "\n".join(needed), *apart, *blocks)
 
 
 def code_of(report: Report, choice: Choice) -> str:
-    """The lines of one phase, as they stand in the export; empty where all stays as it is."""
+    """The lines of one phase as they stand in the export; empty where all stays as it is."""
+    return "\n".join([*_imports(report, choice), *phase_lines(report, choice)])
+
+
+def _imports(report: Report, choice: Choice) -> list[str]:
     if choice.config is None:
-        return ""
-    lines = [*imports(report, choice.config), *phase_lines(report, choice)]
+        return []
+    lines = imports(report, choice.config)
     if uses_apply(report, choice.config):
-        lines.insert(0, f"# {one_line(command(report, '-o tuned.json'))} writes the file.")
-    return "\n".join(lines)
+        lines += [f"# The file: {one_line(command(report, '-o tuned.json'))}"]
+    return lines
 
 
 def _evidence(choice: Choice) -> str:

@@ -10,8 +10,8 @@ from autocompile.export.common import (
     Choice,
     Report,
     build_lines,
-    comment,
     command,
+    comment,
     header,
     is_rl,
     literal,
@@ -46,17 +46,19 @@ def export(report: Report) -> str:
     apart = states_differ(found)
     steps = any(choice.phase.endswith("_step") for choice in faster)
     lines = [line for choice in found for line in _lines(report, choice, apart and bool(faster))]
+    is_made = any(line.startswith("optimizer = ") for line in lines)
     settings = ""
     if any(uses_apply(report, c.config) for c in faster if c.config):
         settings = f"SETTINGS = {literal(Tuned.from_report(report).to_dict(), '')}"
     trains = any(choice.phase == "train_step" for choice in faster)
     return program(
         header(report, "torch.compile settings") + "".join(evidence),
-        _imports(report, faster, build, trains),
+        _imports(build, trains),
         *refusal(report, faster),
+        "\n".join(sorted({line for c in faster if c.config for line in imports(report, c.config)})),
         settings,
         _model(report, build, trains),
-        _optimizer(report) if steps else "",
+        _optimizer(report) if steps and not is_made else "",
         functions.OWN_STATE if apart and faster else "",
         functions.TRAIN_STEP if trains else "",
         "\n".join(lines),
@@ -69,18 +71,15 @@ def _said(choice: Choice) -> str:
     return f"{choice.verdict.replace('_', ' ')}: {choice.evidence}"
 
 
-def _imports(report: Report, faster: list[Choice], build: list[str], trains: bool) -> str:
-    own = {line for c in faster if c.config for line in imports(report, c.config)}
-    standard = [line for line in build if line.startswith("import ")]
-    rest = sorted({"import torch", *own}, key=lambda line: (line.startswith("from"), line))
-    if trains:
-        rest += ["from torch.utils._pytree import tree_leaves"]
-    return "\n".join(standard) + "\n\n" + "\n".join(rest)
+def _imports(build: list[str], trains: bool) -> str:
+    standard = "".join(f"{line}\n" for line in build if line.startswith("import "))
+    tree = "\nfrom torch.utils._pytree import tree_leaves" * trains
+    return f"{standard}\nimport torch{tree}"
 
 
 def _model(report: Report, build: list[str], trains: bool) -> str:
     device = str(report["environment"].get("device") or "cpu")
-    lines = [line for line in build if not line.startswith("import ")]
+    lines = [line for line in build if line and not line.startswith("import ")]
     if device != "cpu":
         lines += [f"model.to({quoted(device)})"]
     if not (trains or is_rl(report)):

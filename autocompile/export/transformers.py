@@ -23,12 +23,11 @@ def export(report: Report) -> str:
     Raises:
         ExportError: the result has no form in the Trainer.
     """
-    settings = settings_of(report, "The Trainer")
+    settings = settings_of(report, "Transformers")
     model, step = settings.model, settings.optimizer
     compiled = not model.is_eager and not own_compile(model)
-    optim, of_trainer = _optimizer(report, step)
-    carried = bool(optim or of_trainer)
-    notes = settings.lost("The Trainer", CARRIED, optimizer=carried)
+    optim, own = _optimizer(report, step)
+    notes = settings.lost("The Trainer", CARRIED, optimizer=bool(optim or own))
     notes += comment(REGIONS) if model.scope == "regional" else ""
     if compiled:
         notes += comment(_LAUNCH) if model.dynamic is None else ""
@@ -44,10 +43,12 @@ def export(report: Report) -> str:
     args = "".join(f"    {k}={v},\n" for k, v in fields.items())
     lines = [*process_lines(model), *layout_lines(model), *own_compile(model)]
     after = _of_plugin(model) if compiled else []
-    trainer = [f"trainer = Trainer(model, args{of_trainer})", *after] if after or of_trainer else []
+    given = "model, args, optimizer_cls_and_kwargs=own" if own else "model, args"
+    trainer = [f"own = {own}"] if own else []
+    trainer += [f"trainer = Trainer({given})", *after] if own or after else []
     return program(
         settings.evidence + notes,
-        ("import torch\n" if lines or of_trainer or "torch." in "".join(after) else "")
+        ("import torch\n" if lines or own or "torch." in "".join(after) else "")
         + f"from transformers import {'Trainer, ' if trainer else ''}TrainingArguments",
         "\n".join(lines),
         f"args = TrainingArguments(\n{args})\n" + "\n".join(trainer),
@@ -55,7 +56,7 @@ def export(report: Report) -> str:
 
 
 def _optimizer(report: Report, config: CompileConfig) -> tuple[str, str]:
-    """The value of ``optim``, or an argument of the Trainer; neither where the run cannot tell.
+    """The value of ``optim``, or class and arguments; neither where the run cannot tell.
 
     Where the target names no optimizer, it is the Trainer's own, AdamW.
     """
@@ -67,7 +68,7 @@ def _optimizer(report: Report, config: CompileConfig) -> tuple[str, str]:
         return "adamw_torch_fused", ""
     if found is None:
         return "", ""
-    return "", f", optimizer_cls_and_kwargs=(torch.optim.{found[0]}, dict({found[1]}))"
+    return "", f"torch.optim.{found[0]}, dict({found[1]})"
 
 
 def _of_plugin(config: CompileConfig) -> list[str]:

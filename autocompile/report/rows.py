@@ -175,7 +175,7 @@ def best_row(
 
 
 def exported_row(best: Candidate, exported: Sequence[Record]) -> dict[str, Any] | None:
-    """What the exported code of the best setting did in a fresh interpreter; None if it did not run.
+    """What the exported code of the best setting did in a fresh interpreter; None: it did not run.
 
     ``speedup`` is as uncertain as that of one process; ``agrees`` says whether it may be what was
     confirmed.
