@@ -393,6 +393,8 @@ def exported(code: str, config: CompileConfig | str, **more: Any) -> dict[str, A
 
 
 ONE_THREAD = "torch.set_num_threads(1)\nmodel = model.to(memory_format=torch.channels_last)"
+STEP = 'step = torch.compile(optimizer.step, backend="seen")'
+TRAIN_STEP = 'train_step = torch.compile(train_step, backend="seen")'
 MAKE = "optimizer = torch.optim.Adam(model.parameters(), "
 
 
@@ -404,11 +406,11 @@ MAKE = "optimizer = torch.optim.Adam(model.parameters(), "
         ('model = torch.compile(model, backend="zeros")', "forward", ("wrong_output", "verify")),
         ("model = modell", "forward", ("compile_error", "compile")),
         (f"{MAKE}fused=True)", "optimizer_step", OK),
-        (f'{MAKE}fused=True)\nstep = torch.compile(optimizer.step, backend="seen")', "optimizer_step", OK),
+        (f"{MAKE}fused=True)\n{STEP}", "optimizer_step", OK),
         (f"{MAKE}lr=0.1, fused=True)", "optimizer_step", ("wrong_output", "verify")),
-        (f'{MAKE}fused=True)\ntrain_step = torch.compile(train_step, backend="seen")', "train_step", OK),
+        (f"{MAKE}fused=True)\n{TRAIN_STEP}", "train_step", OK),
     ],
-)  # fmt: skip
+)
 def test_exported_code_is_what_runs_and_is_verified(
     try_it: Try, net: Path, code: str, phase: str, outcome: tuple[str, str]
 ) -> None:
