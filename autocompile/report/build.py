@@ -39,7 +39,6 @@ _TARGET_KEYS = (
     "own_batch_size",
     "calls_per_update",
     "samples_per_update",
-    "blocks",
     "optimizer",
     "choices",
 )

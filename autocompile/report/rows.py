@@ -165,7 +165,7 @@ def best_row(
         "calls_per_update": record.calls_per_update,
         "calls_to_repay_refresh": _calls_to_repay(best),
         "confirmed_processes": best.sets,
-        "exported": exported_row(best, exported),
+        "exported": _exported(best, exported),
         "same_code": list(best.same_code),
         "slow_host": best.is_slow_host,
         "call_s": best.call_s,
@@ -174,7 +174,7 @@ def best_row(
     }
 
 
-def exported_row(best: Candidate, exported: Sequence[Record]) -> dict[str, Any] | None:
+def _exported(best: Candidate, exported: Sequence[Record]) -> dict[str, Any] | None:
     """What the exported code of the best setting did in a fresh interpreter; None: it did not run.
 
     ``speedup`` is as uncertain as that of one process; ``agrees`` says whether it may be what was

@@ -110,7 +110,6 @@ def _describe(target: Target, phases: list[str]) -> dict[str, Any]:
         "samples_per_update": target.samples_per_update,
         "has_convolutions": any(p.dim() == 4 for p in target.model.parameters()),
         "regions": {phase: found.describe() for phase, found in regions.items()},
-        "blocks": {phase: [n for n, _ in found.blocks] for phase, found in regions.items()},
         "optimizers": [] if optimizer is None else implementations(optimizer),
         "optimizer": optimizer and described(optimizer, model, target.optimizer_source),
         "is_rl": target.is_rl,
