@@ -520,7 +520,7 @@ def test_use_line_for_rllib_reads_the_file(rl_report: dict[str, Any]) -> None:
     change_config(rl_report, "forward_exploration", memory_format="channels_last")
     assert use_line(rl_report, "mine") == use
     rl_report["phases"] = {"train_step": rl_report["phases"]["forward_exploration"]}
-    assert "tuned" not in use_line(rl_report)  # RLlib has a step of its own
+    assert "autocompile.rllib" not in use_line(rl_report)  # RLlib has a step of its own
 
 
 def test_blocks_compiled_for_one_phase_are_those_of_another(plain_report: dict[str, Any]) -> None:
@@ -627,7 +627,7 @@ def test_use_line_for_a_module_is_a_torch_compile_call(plain_report: dict[str, A
     ("phase", "start"),
     [
         ("optimizer_step", "step = torch.compile(optimizer.step, "),
-        ("train_step", "step = torch.compile(train_step, "),
+        ("train_step", "train_step = torch.compile(train_step, "),
     ],
 )
 def test_use_line_for_a_step_compiles_the_step(

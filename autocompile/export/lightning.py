@@ -35,7 +35,8 @@ def export(report: Report) -> str:
     if model.scope == "regional":
         lines += [f"regions_of(model).compile({arguments(model)})"]
     elif not model.is_eager:
-        lines += [f"model.compile({arguments(model)})  # in place: keys of checkpoints stay"]
+        lines += ["# In place: the keys of checkpoints stay."]
+        lines += [f"model.compile({arguments(model)})"]
     if not lines and not made and model.autocast == "none":
         lines = ["# Nothing is faster than eager mode: leave it as it is."]
     precision = _PRECISION.get(model.autocast)

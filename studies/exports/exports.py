@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import subprocess
 import sys
 import time
@@ -238,10 +239,22 @@ def table(device: str = "cpu") -> None:
 
 
 def _cell(row: dict[str, Any], phase: str) -> str:
-    found, said = row[phase], row["confirmed"][phase]["speedup"]
-    inside = said["low"] <= found["speedup"]["value"] <= said["high"]
-    text = f"{found['graphs']}, {found['speedup']['value']:.2f}x ({said['value']:.2f} "
-    text += f"[{said['low']:.2f}, {said['high']:.2f}]{', inside' if inside else ''})"
+    """Graphs, speed-up in this process, and what the run had confirmed.
+
+    Inside: within the interval of the run, which is one of a mean over processes; near: not
+    further from it than one process may be, as the report of a run judges.
+    """
+    from autocompile.estimate.intervals import Interval, over_sets, ratio
+
+    found, said = row[phase], row["confirmed"][phase]
+    value = found["speedup"]["value"]
+    text = f"{found['graphs']}, {value:.2f}x"
+    if said["verdict"] == "faster":
+        then = Interval(**said["speedup"])
+        over = ratio(over_sets([math.log(value)]), then)
+        where = "near" if over.low <= 1 <= over.high else "elsewhere"
+        where = "inside" if then.low <= value <= then.high else where
+        text += f" ({then.value:.2f} [{then.low:.2f}, {then.high:.2f}]: {where})"
     return text + ("" if found["same"] else ", other numbers")
 
 
