@@ -203,6 +203,8 @@ def test_an_export_of_what_was_not_confirmed_says_so_on_stderr(
     assert done.returncode == 0 and words in done.stderr
     if "-o" not in options:
         assert done.stdout.startswith(f"# {words}")
+    shown = typed("show", "runs/net-0001")
+    assert "Next    autocompile export runs/net-0001 -o tuned.json" in shown.stdout
 
 
 def test_a_gate_that_is_not_met_is_exit_code_1(work: Path, typed: Typed) -> None:
