@@ -384,11 +384,11 @@ def test_what_is_exported_for_an_rlmodule_is_what_runs(
     report = {"target": {"is_rl": True}, "run_dir": "mine", "phases": {}}
     code = code_of(report, dataclasses.replace(choice, phase=phase))
     tuned = Tuned({phase: (TunedChoice(config, None, {"value": 1.5}, 3),)}, {}).to_dict()
-    target = load(module, "ppo_spec")
+    target = load(module, "spec")
     inputs = target.make_inputs(4)
     exported = {"code": code, "settings": tuned}
     telemetry.reset_dynamo("aot_eager")
     side = exported_side(target, phase, inputs, config, exported, tmp_path)
     side.run()
-    assert telemetry.dynamo_facts().graphs == (0 if phase == "optimizer_step" else 1)
+    assert bool(telemetry.dynamo_facts().graphs) == (phase != "optimizer_step")
     assert phase != "optimizer_step" or side.optimizer.param_groups[0]["fused"]
