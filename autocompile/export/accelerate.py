@@ -13,7 +13,7 @@ from autocompile.export.lines import (
 )
 from autocompile.export.stacks import settings_of
 
-__all__ = ["ACCELERATE_READ", "BACKENDS", "CARRIED", "REGIONS", "TF32", "export", "own_compile"]
+__all__ = ["ACCELERATE_READ", "BACKENDS", "CARRIED", "REGIONS", "TF32", "export", "has_no_name"]
 
 ACCELERATE_READ = "1.15"
 """The version of accelerate that :data:`BACKENDS` was read from."""
@@ -60,7 +60,8 @@ def export(report: Report) -> str:
     if not model.is_eager and str(report["environment"].get("device")).startswith("cuda"):
         notes += comment(TF32)
     steps = step.optimizer != "default"
-    lines = [*layout_lines(model), *own_compile(model), *optimizer_lines(report, step)]
+    own = [f"model = torch.compile(model, {arguments(model)})"] if has_no_name(model) else []
+    lines = [*layout_lines(model), *optimizer_lines(report, step), *own]
     names = "model, optimizer" if steps else "model"
     return program(
         settings.evidence + notes,
@@ -74,16 +75,14 @@ def export(report: Report) -> str:
     )
 
 
-def own_compile(config: CompileConfig) -> list[str]:
-    """The line for a backend that has no name there: it leaves alone what is compiled already."""
-    if config.is_eager or config.backend.upper() in BACKENDS:
-        return []
-    return [f"model.compile({arguments(config)})"]
+def has_no_name(config: CompileConfig) -> bool:
+    """Whether Accelerate cannot name the backend; it leaves alone what is compiled already."""
+    return not config.is_eager and config.backend.upper() not in BACKENDS
 
 
 def _plugin(config: CompileConfig) -> str:
     """Source that makes the plugin. A field that is left out is read from the environment."""
-    if config.is_eager or own_compile(config):
+    if config.is_eager or has_no_name(config):
         return 'plugin = TorchDynamoPlugin(backend="no")\n'
     fields = {
         "backend": quoted(config.backend.lower()),

@@ -1,4 +1,4 @@
-"""PyTorch Lightning: the model compiled in place, ``configure_optimizers`` and the Trainer."""
+"""PyTorch Lightning: the compiled model, ``configure_optimizers`` and the Trainer."""
 
 from __future__ import annotations
 
@@ -16,6 +16,10 @@ __all__ = ["export"]
 
 _CARRIED = ("backend", "mode", "options", "fullgraph", "dynamic", "guards", "autocast", "scope")
 _PRECISION = {"bfloat16": "bf16-mixed", "float16": "16-mixed"}
+# Module.compile() keeps keys, but Dynamo passes over the classes of torch.nn, as Sequential.
+_KEYS = (
+    '# Keys of its checkpoints get "_orig_mod."; autocompile.apply(model, "tuned.json") keeps them.'
+)
 _OPTIMIZERS = """def configure_optimizers(self):  # of your LightningModule
     return {made}
 """
@@ -35,8 +39,8 @@ def export(report: Report) -> str:
     if model.scope == "regional":
         lines += [f"regions_of(model).compile({arguments(model)})"]
     elif not model.is_eager:
-        lines += ["# In place: the keys of checkpoints stay."]
-        lines += [f"model.compile({arguments(model)})"]
+        given = arguments(model)
+        lines += [_KEYS, f"model = torch.compile(model{', ' if given else ''}{given})"]
     if not lines and not made and model.autocast == "none":
         lines = ["# Nothing is faster than eager mode: leave it as it is."]
     precision = _PRECISION.get(model.autocast)

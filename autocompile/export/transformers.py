@@ -6,9 +6,15 @@ Nothing is said of what the user logs, or where.
 from __future__ import annotations
 
 from autocompile.config import CompileConfig
-from autocompile.export.accelerate import CARRIED, REGIONS, TF32, own_compile
+from autocompile.export.accelerate import CARRIED, REGIONS, TF32, has_no_name
 from autocompile.export.common import Report, comment, program, quoted
-from autocompile.export.lines import layout_lines, optimizer_arguments, options, process_lines
+from autocompile.export.lines import (
+    arguments,
+    layout_lines,
+    optimizer_arguments,
+    options,
+    process_lines,
+)
 from autocompile.export.stacks import settings_of
 
 __all__ = ["export"]
@@ -25,7 +31,7 @@ def export(report: Report) -> str:
     """
     settings = settings_of(report, "Transformers")
     model, step = settings.model, settings.optimizer
-    compiled = not model.is_eager and not own_compile(model)
+    compiled = not (model.is_eager or has_no_name(model))
     optim, own = _optimizer(report, step)
     notes = settings.lost("The Trainer", CARRIED, optimizer=bool(optim or own))
     notes += comment(REGIONS) if model.scope == "regional" else ""
@@ -41,7 +47,8 @@ def export(report: Report) -> str:
     fields |= {"optim": quoted(optim)} if optim else {}
     fields |= {_MIXED[model.autocast]: "True"} if model.autocast != "none" else {}
     args = "".join(f"    {k}={v},\n" for k, v in fields.items())
-    lines = [*process_lines(model), *layout_lines(model), *own_compile(model)]
+    own_backend = [f"model.compile({arguments(model)})"] if has_no_name(model) else []
+    lines = [*process_lines(model), *layout_lines(model), *own_backend]
     after = _of_plugin(model) if compiled else []
     given = "model, args, optimizer_cls_and_kwargs=own" if own else "model, args"
     trainer = [f"own = {own}"] if own else []
