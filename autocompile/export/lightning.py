@@ -17,9 +17,7 @@ __all__ = ["export"]
 _CARRIED = ("backend", "mode", "options", "fullgraph", "dynamic", "guards", "autocast", "scope")
 _PRECISION = {"bfloat16": "bf16-mixed", "float16": "16-mixed"}
 # Module.compile() keeps keys, but Dynamo passes over the classes of torch.nn, as Sequential.
-_KEYS = (
-    '# Keys of its checkpoints get "_orig_mod."; autocompile.apply(model, "tuned.json") keeps them.'
-)
+_KEYS = '# Keys of checkpoints get "_orig_mod."; autocompile.apply(model, "tuned.json") keeps them.'
 _OPTIMIZERS = """def configure_optimizers(self):  # of your LightningModule
     return {made}
 """
