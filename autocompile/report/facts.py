@@ -115,8 +115,8 @@ def exported_warning(best: Mapping[str, Any] | None) -> list[str]:
         return [f"the exported code did not work in a fresh interpreter: {said}"]
     told = f"{show.speedup(ran['speedup'])} {show.interval(ran['speedup'])}"
     return [
-        f"the exported code gave {told} in a fresh interpreter, right, but slower than what was confirmed: "
-        f"{show.speedup(best['speedup'])} {show.interval(best['speedup'])}"
+        f"the exported code gave {told} in a fresh interpreter, right, but slower than what was "
+        f"confirmed: {show.speedup(best['speedup'])} {show.interval(best['speedup'])}"
     ]
 
 
