@@ -3,8 +3,8 @@
     python studies/exports/exports.py tune examples/cnn.py      # and examples/adam.py
     python studies/exports/exports.py run
 
-``tune`` makes a run of the forward pass at batch size 16 and of the optimizer step, with Inductor
-alone, since stacks that train refuse what computes no gradients. ``run`` starts
+``tune`` makes a run of the forward pass at batch size 16 and of the optimizer step, with
+Inductor's default mode alone: stacks that train refuse what computes no gradients. ``run`` starts
 a process for each model and export, which executes the text as a user's program would, behind lines
 that make the model; compares outputs with eager mode; counts graphs by torch's own counters; looks
 at the settings; and times forward pass and step beside eager mode, block by block. Everything is
@@ -33,7 +33,7 @@ autocompile.apply(model, "tuned.json", "optimizer_step", optimizer=optimizer)
 """
 
 
-def tune(path: str) -> None:
+def tune(path: str, budget_s: str = "75") -> None:
     import autocompile
 
     name = Path(path).stem
@@ -41,10 +41,14 @@ def tune(path: str) -> None:
         path,
         phases=("forward", "optimizer_step"),
         space=autocompile.SearchSpace(
-            backends=("inductor",), batch_sizes=(BATCH,), freezing=(False,), threads=(None,)
+            backends=("inductor",),
+            modes=("default",),
+            batch_sizes=(BATCH,),
+            freezing=(False,),
+            threads=(None,),
         ),
         effort="quick",
-        budget_s=75.0,
+        budget_s=float(budget_s),
         run_dir=RUNS / name,
     )
     print(json.dumps({n: p["best"] for n, p in result.to_dict()["phases"].items()}, indent=1))
@@ -53,34 +57,37 @@ def tune(path: str) -> None:
 def run() -> None:
     import autocompile
 
-    rows = []
+    rows: list[dict[str, Any]] = []
     for folder in sorted(RUNS.iterdir()):
         result = autocompile.load(folder)
         report = result.to_dict()
+        device = report["environment"]["device"].split(":")[0]
+        (HERE / device).mkdir(exist_ok=True)
         for to in FORMATS:
             work = folder / to
             work.mkdir(exist_ok=True)
             text = APPLY.format(batch=BATCH) if to == "apply" else result.export(to)
             (work / "text.py").write_text(text, "utf-8")
             (work / "tuned.json").write_text(result.export("json"), "utf-8")
-            target = str(Path(report["target"]["spec"]).resolve())
-            command = [sys.executable, str(Path(__file__).resolve()), "child", target, to]
-            began = time.monotonic()
-            done = subprocess.run(command, cwd=work, capture_output=True, text=True, timeout=200)
-            row: dict[str, Any] = {"target": report["target"]["spec"], "to": to}
-            row["seconds"] = round(time.monotonic() - began, 1)
-            if done.returncode:
-                row["error"] = done.stderr[-1500:]
-            else:
-                row |= json.loads(done.stdout.splitlines()[-1])
-            row["confirmed"] = {n: _confirmed(p) for n, p in report["phases"].items()}
-            rows.append(row)
-            print(to, json.dumps(row), flush=True)
-    device = report["environment"]["device"].split(":")[0]
-    (HERE / device).mkdir(exist_ok=True)
-    found = {"environment": report["environment"], "rows": rows}
-    (HERE / device / "exports.json").write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+            confirmed = {n: _confirmed(p) for n, p in report["phases"].items()}
+            row = {"target": report["target"]["spec"], "to": to, "confirmed": confirmed}
+            target = Path(report["target"]["spec"]).resolve()
+            rows.append({**row, "text": text, **_in_a_process(str(target), to, work)})
+            print(to, rows[-1].get("error", ""), flush=True)
+            found = {"environment": report["environment"], "rows": rows}
+            (HERE / device / "exports.json").write_text(json.dumps(found, indent=1) + "\n", "utf-8")
     table(device)
+
+
+def _in_a_process(target: str, to: str, work: Path) -> dict[str, Any]:
+    """What the process of an export says, or how it failed, and its seconds."""
+    command = [sys.executable, str(Path(__file__).resolve()), "child", target, to]
+    began = time.monotonic()
+    done = subprocess.run(command, cwd=work, capture_output=True, text=True, timeout=200)
+    seconds = round(time.monotonic() - began, 1)
+    if done.returncode:
+        return {"seconds": seconds, "error": done.stderr[-1500:]}
+    return {"seconds": seconds, **json.loads(done.stdout.splitlines()[-1])}
 
 
 def _confirmed(phase: dict[str, Any]) -> dict[str, Any]:
