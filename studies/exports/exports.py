@@ -16,6 +16,7 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import os
 import subprocess
 import sys
 import time
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-RUNS = HERE / "runs"
+RUNS = Path(os.path.relpath(HERE / "runs"))
 FORMATS = ("python", "script", "apply", "accelerate", "transformers", "lightning")
 BATCH, ROUNDS, BLOCK_S = 16, 24, 0.03
 APPLY = """import autocompile
