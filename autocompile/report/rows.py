@@ -167,7 +167,7 @@ def best_row(
         "confirmed_processes": best.sets,
         "exported": _exported(best, exported),
         "same_code": list(best.same_code),
-        "slow_host": best.is_slow_host,
+        "slow_sets": best.slow_sets,
         "call_s": best.call_s,
         "weights_live": record.detail.get("weights_live"),
         "notes": list(record.notes),
