@@ -282,14 +282,18 @@ def test_a_setting_that_is_wrong_in_a_race_is_not_recommended(target: Path) -> N
 # --- exported code, after the races ---------------------------------------------------------------
 
 
-def exported(factor: float = 1.0, outcome: str = "ok") -> Any:
-    """Exported code is so many times as fast as the setting was in its races."""
+def exported(factor: float = 1.0, outcome: str = "ok", eager_s: float = 1e-3) -> Any:
+    """Exported code is so many times as fast as the setting was in its races, against eager."""
 
     def script(request: Mapping[str, Any]) -> Ending:
         if request["kind"] != "exported":
             return CLEAR(request)
         asked.append(dict(request))
-        return measured(1.5 * factor) if outcome == "ok" else failed(outcome, "verify", "is off")
+        return (
+            measured(1.5 * factor, eager_s=eager_s)
+            if outcome == "ok"
+            else failed(outcome, "verify", "is off")
+        )
 
     asked: list[dict[str, Any]] = []
     script.asked = asked  # type: ignore[attr-defined]
@@ -342,6 +346,16 @@ def test_a_report_warns_of_exported_code_that_does_not_do_what_was_confirmed(
     best["exported"] |= {"agrees": True, "speedup": best["speedup"]}
     assert "exported code: 1.50×, right" in list(best_facts(best))
     assert exported_warning(best) == []
+
+
+def test_exported_code_is_no_slower_where_eager_mode_was_faster(target: Path) -> None:
+    script = exported(0.6, eager_s=0.6e-3)
+    best = tune(target, executor=with_modes(script), space=SPACE).to_dict()["phases"]["forward"][
+        "best"
+    ]
+    assert best["exported"]["agrees"] and exported_warning(best) == []
+    told = "exported code: 0.90×, right; calls as fast, eager mode was faster in that process"
+    assert told in list(best_facts(best))
 
 
 def test_without_time_exported_code_is_not_run_and_nothing_is_said(target: Path) -> None:

@@ -96,7 +96,8 @@ def best_facts(best: Mapping[str, Any]) -> Iterator[str]:
     follow = "" if live is None else " and follow" if live else " but do not follow"
     yield "outputs match eager" + (f"{follow} weight updates" if follow else "")
     if (ran := best.get("exported")) and ran["agrees"]:
-        yield f"exported code: {show.speedup(ran['speedup'])}, right"
+        why = "; calls as fast, eager mode was faster in that process"
+        yield f"exported code: {show.speedup(ran['speedup'])}, right{why * ran['eager_faster']}"
     yield from memory_facts(best)
     if spread := best.get("eager_call_s"):
         ends = dict.fromkeys(map(show.seconds, spread))

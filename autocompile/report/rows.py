@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from autocompile.config import DEFAULT_INDUCTOR
-from autocompile.estimate.candidates import Candidate, compare, with_refreshes
+from autocompile.estimate.candidates import Candidate, compare, whole_call_s, with_refreshes
 from autocompile.estimate.decision import Decision
 from autocompile.estimate.intervals import Interval, over_sets, ratio
 from autocompile.record import Outcome, Record
@@ -177,8 +177,9 @@ def best_row(
 def _exported(best: Candidate, exported: Sequence[Record]) -> dict[str, Any] | None:
     """What the exported code of the best setting did in a fresh interpreter; None: it did not run.
 
-    ``speedup`` is as uncertain as that of one process; ``agrees`` says whether it may be as fast as
-    what was confirmed, or is faster: short calls gain where less stands around them.
+    ``speedup`` is as uncertain as that of one process. ``agrees``: it may be as fast as what was
+    confirmed (or is faster: short calls gain where less stands around them), by the speed-up or by
+    the seconds of a call. ``eager_faster``: by those alone, since eager mode took less time there.
     """
     record = next((r for r in reversed(exported) if r.repeats == best.record.number), None)
     if record is None:
@@ -189,8 +190,12 @@ def _exported(best: Candidate, exported: Sequence[Record]) -> dict[str, Any] | N
     m = record.measurement
     value = with_refreshes(m.speedup.value, best.record, m.eager_call_s)
     found = over_sets([math.log(value)])
-    over = ratio(found, best.speedup)
-    return {**row, "agrees": over.high >= 1, "speedup": found.to_dict()}
+    is_as_fast = ratio(found, best.speedup).high >= 1
+    now, then = whole_call_s(m, best.record), [seconds for _, seconds in best.processes]
+    pace = ratio(over_sets([-math.log(now)]), over_sets([-math.log(s) for s in then]))
+    agrees = is_as_fast or pace.high >= 1
+    figures = {"speedup": found.to_dict(), "eager_faster": agrees and not is_as_fast}
+    return {**row, "agrees": agrees, **figures}
 
 
 def _spread_of_eager(records: Sequence[Record], size: int | None) -> list[float]:
