@@ -191,7 +191,8 @@ def _exported(best: Candidate, exported: Sequence[Record]) -> dict[str, Any] | N
     value = with_refreshes(m.speedup.value, best.record, m.eager_call_s)
     found = over_sets([math.log(value)])
     is_as_fast = ratio(found, best.speedup).high >= 1
-    now, then = whole_call_s(m, best.record), [seconds for _, seconds in best.processes]
+    now = whole_call_s(m, best.record)
+    then = [s for _, s in best.processes] or [now]
     pace = ratio(over_sets([-math.log(now)]), over_sets([-math.log(s) for s in then]))
     agrees = is_as_fast or pace.high >= 1
     figures = {"speedup": found.to_dict(), "eager_faster": agrees and not is_as_fast}
