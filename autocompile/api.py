@@ -21,11 +21,12 @@ from autocompile.files import write_json
 from autocompile.reading import notice
 from autocompile.record import SCHEMA, RunFolder
 from autocompile.report.live import Progress, SilentProgress
-from autocompile.result import Result, make_result, write_result
+from autocompile.result import Result, exported_code, make_result, write_result
 from autocompile.search.budget import Budget
 from autocompile.search.crew import without_interrupts
 from autocompile.search.effects import prior_of
 from autocompile.search.effort import budget_of
+from autocompile.search.exported import run_exported
 from autocompile.search.offer import account, calls_between_updates, first_sizes, spaces_of
 from autocompile.search.plan import Plan, environments, limits_of, target_spec, unknown_keys
 from autocompile.search.probe import probe
@@ -164,6 +165,8 @@ def tune(
                     or budget.left_s < _WORTH_MORE * (total_s or 0.0)
                 ):
                     break
+            if only is None:
+                run_exported(race, exported_code(folder, run, study.records, plan.limits))
         except (Interrupted, KeyboardInterrupt):
             interrupted = True
         if not interrupted and not race.is_open:  # else resuming races on these caches

@@ -12,7 +12,7 @@ from autocompile import options
 Effort = Literal["quick", "normal", "full"]
 Sampler = Literal["portfolio", "tpe", "gp", "random"]
 Objective = Literal["throughput", "latency"]
-Format = Literal["python", "json", "rllib", "accelerate", "transformers"]
+Format = Literal["python", "script", "json", "rllib", "accelerate", "transformers", "lightning"]
 Isolation = Literal["auto", "fork", "spawn"]
 ProgressKind = Literal["auto", "plain", "none"]
 

@@ -194,7 +194,9 @@ def export(
     A .json file holds the settings themselves: autocompile.apply and autocompile.rllib read it.
     """
     is_json = output is not None and output.suffix == ".json"
-    text = _loaded(run).export(to or ("json" if is_json else "python"))
+    result = _loaded(run)
+    text = result.export(to or ("json" if is_json else "python"))
+    say("\n".join(f"warning: {sentence}" for sentence in result.unconfirmed()))
     if output is None:
         typer.echo(text, nl=False)
         return
@@ -264,9 +266,6 @@ def init(
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from error
     typer.echo(f"wrote {path}\nNext    autocompile tune {path}")
-
-
-# Output ------------------------------------------------------------------------------------------
 
 
 def _loaded(run: str) -> Any:

@@ -24,6 +24,7 @@ from autocompile.reading import demand_schema, read
 
 __all__ = [
     "AT_WORK",
+    "EXPORTED",
     "SCHEMA",
     "Measurement",
     "Outcome",
@@ -35,6 +36,9 @@ __all__ = [
 
 AT_WORK = "at_work"
 """File in a race's folder: the number of the trial whose setting is at work, or -1."""
+
+EXPORTED = "exported"
+"""The role of a record of exported code; it counts as no measurement of the setting."""
 
 _OF_A_RUN = ("plan", "environment", "target", "phases")
 SCHEMA = 1
@@ -113,8 +117,9 @@ class Record:
 
     Attributes:
         number: counts the trials of a run, all phases together.
-        role: ``search`` for a trial of the study, ``confirm`` for one side of a race.
-        repeats: for ``confirm``, the number of the trial that is measured again.
+        role: ``search`` for a trial of the study, ``confirm`` for one side of a race, ``exported``
+            for exported code in a fresh interpreter.
+        repeats: but for ``search``, the number of the trial that is measured again.
         race: for ``confirm``, the set of fresh processes that it belongs to, counted by phase and
             batch size.
         duplicate_of: the trial whose result answered this one without a process of its own.

@@ -12,17 +12,19 @@ from autocompile.config import CompileConfig
 from autocompile.errors import AutocompileError, NothingWorked, UsageError
 from autocompile.estimate.candidates import Limits
 from autocompile.estimate.intervals import Interval
-from autocompile.export import FORMATS, export
+from autocompile.export import FORMATS, export, unconfirmed
+from autocompile.export.python import code_of, having_form
 from autocompile.files import write_json, write_text
 from autocompile.record import Outcome, Record, RunFolder
 from autocompile.report.build import build_report
 from autocompile.report.markdown import to_markdown
 from autocompile.report.progress import state_of
+from autocompile.tuned import Tuned
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Result", "make_result", "write_result"]
+__all__ = ["Result", "exported_code", "make_result", "write_result"]
 
 Model = TypeVar("Model")
 
@@ -143,14 +145,17 @@ class Result:
         """The result as the text that a training stack reads.
 
         Args:
-            to: ``python``, ``json``, ``rllib``, ``accelerate`` or ``transformers``.
+            to: ``python``, ``script``, ``json``, ``rllib``, ``accelerate``, ``transformers`` or
+                ``lightning``.
 
         Raises:
             UsageError: another format. ExportError: the result has no such form.
         """
-        from autocompile.export import export
-
         return export(self._report, to)
+
+    def unconfirmed(self) -> list[str]:
+        """A sentence for each phase whose setting was not confirmed in fresh processes."""
+        return unconfirmed(self._report)
 
     def to_dict(self) -> dict[str, Any]:
         """The report, as ``report.json`` holds it."""
@@ -200,6 +205,22 @@ def make_result(
         with contextlib.suppress(AutocompileError):
             report["exports"][to] = export(report, to)
     return Result(report, records)
+
+
+def exported_code(
+    folder: RunFolder, run: Mapping[str, Any], records: list[Record], limits: Limits
+) -> dict[tuple[str, int | None], dict[str, Any]]:
+    """What ``--to python`` gives, by phase and batch size, with the settings that it may read.
+
+    Empty where nothing is faster than eager mode, or where it has no form there.
+    """
+    report = make_result(folder, {**run, "interrupted": False}, records, limits).to_dict()
+    try:
+        settings, found = Tuned.from_report(report).to_dict(), having_form(report)
+    except AutocompileError:
+        return {}
+    codes = {(c.phase, c.batch_size): code_of(report, c) for c in found}
+    return {at: {"code": code, "settings": settings} for at, code in codes.items() if code}
 
 
 def write_result(

@@ -63,7 +63,7 @@ ALLOWED = {
     },
     "__main__": {"cli"},
 }
-HEAVY = {"torch", "ray", "accelerate", "transformers"}
+HEAVY = {"torch", "ray", "accelerate", "transformers", "pytorch_lightning"}
 
 
 def column(module: str) -> str:

@@ -9,13 +9,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import ROOT, TARGETS, assert_nothing_left
 
+from autocompile.api import tune
 from autocompile.config import CompileConfig
+from autocompile.execute.executor import Ending
+from autocompile.record import Outcome, Step
+from autocompile.search.space import SearchSpace
+from autocompile.testing import FakeExecutor, measured
 
 Typed = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -176,6 +182,29 @@ def test_ctrl_c_reports_and_resume_goes_on(work: Path) -> None:
     assert not report["interrupted"]
     assert [t["number"] for t in trials if t["config"]["backend"] == "eager"] == [0]
     assert [t["outcome"] for t in trials if t["config"]["backend"] == "one"][-1] == "ok"
+
+
+class NoRaces(FakeExecutor):
+    """The process of each race dies before a setting is at work."""
+
+    def _race(self, request: Mapping[str, Any]) -> Ending:
+        return Ending(Outcome.CRASHED, Step.EAGER, "SIGKILL in eager", wall_s=1.0)
+
+
+@pytest.mark.parametrize("options", [[], ["-o", "tuned.json"], ["--to", "lightning"]])
+def test_an_export_of_what_was_not_confirmed_says_so_on_stderr(
+    target: Path, typed: Typed, options: list[str]
+) -> None:
+    speeds = {"eager": 1.0, "inductor": 1.5}
+    script = NoRaces(lambda request: measured(speeds[request["config"]["backend"]]))
+    tune(target, executor=script, space=SearchSpace(batch_sizes=(4,)), trials=3)
+    done = typed("export", *options)
+    words = "NOT CONFIRMED: forward was measured in the search only"
+    assert done.returncode == 0 and words in done.stderr
+    if "-o" not in options:
+        assert done.stdout.startswith(f"# {words}")
+    shown = typed("show", "runs/net-0001")
+    assert "Next    autocompile export runs/net-0001 -o tuned.json" in shown.stdout
 
 
 def test_a_gate_that_is_not_met_is_exit_code_1(work: Path, typed: Typed) -> None:

@@ -17,13 +17,14 @@ import pytest
 
 from autocompile.backends import BACKENDS
 from autocompile.errors import ExportError, UsageError
-from autocompile.export import FORMATS, export, use_line
+from autocompile.export import FORMATS, export, unconfirmed, use_line
 from autocompile.export.common import literal
 from autocompile.export.own_size import own_choices
 from autocompile.tuned import Tuned
 
 SAMPLE = json.loads((Path(__file__).parent / "data" / "report.json").read_text("utf-8"))
 SCRIPTS = [name for name in FORMATS if name != "json"]
+STACKS = ["accelerate", "transformers", "lightning"]
 EAGER = SAMPLE["phases"]["optimizer_step"]["best"]["config"]
 
 
@@ -122,7 +123,7 @@ def test_an_unknown_format_is_a_usage_error_that_names_the_nearest(
 ) -> None:
     with pytest.raises(UsageError, match="no export format 'rlib'") as caught:
         export(rl_report, "rlib")
-    assert caught.value.hint == "autocompile export last --to rllib"
+    assert caught.value.hint == "autocompile export ppo_breakout-0003 --to rllib"
 
 
 @pytest.mark.parametrize("to", SCRIPTS)
@@ -217,9 +218,8 @@ def _is(node: ast.expr | None, text: str) -> bool:
 
 def test_build_lines_that_are_not_python_are_refused(plain_report: dict[str, Any]) -> None:
     plain_report["target"]["build"] = ["model = ("]
-    for to in ("python", "accelerate"):
-        with pytest.raises(ExportError, match="not Python"):
-            export(plain_report, to)
+    with pytest.raises(ExportError, match="not Python"):
+        export(plain_report, "script")
 
 
 def test_the_json_holds_settings_by_value_with_their_evidence(rl_report: dict[str, Any]) -> None:
@@ -232,11 +232,108 @@ def test_the_json_holds_settings_by_value_with_their_evidence(rl_report: dict[st
     assert found.fingerprint["torch"] == "2.13.0+cpu"
 
 
-def test_python_names_the_evidence_of_each_phase(rl_report: dict[str, Any]) -> None:
-    text = " ".join(_comments(export(rl_report, "python")))
+def test_a_script_names_the_evidence_of_each_phase(rl_report: dict[str, Any]) -> None:
+    text = " ".join(_comments(export(rl_report, "script")))
     for words in ("1.41x [1.39, 1.43]", "batch size 16", "torch 2.13.0+cpu", "AMD EPYC (cpu)"):
         assert words in text
     assert "optimizer_step: keep eager" in text
+
+
+OPTIMIZER = {
+    "class": "Adam",
+    "arguments": {"lr": 3e-4, "amsgrad": True},
+    "lr": 3e-4,
+    "build": "optimizer = make(model)",
+}
+FUSED = {"backend": "eager", "optimizer": "fused"}
+
+
+def with_fused_step(report: dict[str, Any], **optimizer: Any) -> dict[str, Any]:
+    """The forward pass in another layout, and the step of the user's own optimizer fused."""
+    change_config(report, "forward", memory_format="channels_last")
+    step = copy.deepcopy(report["phases"]["forward"])
+    step["best"] |= {"config": FUSED, "batch_size": None}
+    report["phases"]["optimizer_step"] = step
+    report["target"]["optimizer"] = {**OPTIMIZER, **optimizer}
+    report["target"]["choices"]["optimizer"] = "get_optimizer() of the target"
+    return report
+
+
+def test_python_is_the_lines_that_a_person_would_write(plain_report: dict[str, Any]) -> None:
+    lines = export(with_fused_step(plain_report), "python").splitlines()
+    assert [line for line in lines if line and not line.startswith("#")] == [
+        "model = model.to(memory_format=torch.channels_last)",
+        'model = torch.compile(model, mode="max-autotune")',
+        "optimizer = torch.optim.Adam(model.parameters(), lr=0.0003, amsgrad=True, fused=True)",
+    ]
+    assert [line for line in lines if line.startswith("#")] == [
+        "# forward: 1.41x [1.39, 1.43] as fast as eager at batch size 16, confirmed in 3 fresh "
+        "processes",
+        "# optimizer_step: 1.41x [1.39, 1.43] as fast as eager, confirmed in 3 fresh processes",
+    ]
+    use = use_line(plain_report)
+    assert use == "; ".join(line for line in lines if line and not line.startswith("#"))
+
+
+def test_an_optimizer_of_which_the_run_cannot_tell_how_it_is_made_is_changed_as_it_is(
+    plain_report: dict[str, Any],
+) -> None:
+    report = with_fused_step(plain_report, **{"class": None, "arguments": None})
+    change = "for group in optimizer.param_groups:\n    group.update(foreach=False, fused=True)"
+    assert change in export(report, "python") and "torch.optim" not in export(report, "python")
+    script = export(report, "script")
+    assert script.index("optimizer = make(model)") < script.index(change)
+    assert use_line(report) == "autocompile export last --to python"
+    for to, words in (("transformers", "does not carry optimizer"), ("lightning", "give it to")):
+        assert words in " ".join(_comments(export(report, to)))
+
+
+@pytest.mark.parametrize("name", ["Adam(); import os", "", None, "a.b"])
+def test_a_class_that_is_no_name_is_not_written(name: Any, plain_report: dict[str, Any]) -> None:
+    report = with_fused_step(plain_report, **{"class": name})
+    assert "torch.optim" not in export(report, "python")
+
+
+def test_nothing_is_said_of_what_a_user_logs(plain_report: dict[str, Any]) -> None:
+    for verdict in ("faster", "keep_eager"):
+        set_verdicts(plain_report, verdict)
+        assert "report_to" not in export(plain_report, "transformers")
+
+
+def test_a_phase_in_which_nothing_is_compiled_replaces_no_method(
+    rl_report: dict[str, Any], plain_report: dict[str, Any]
+) -> None:
+    own = {**EAGER, "memory_format": "channels_last"}
+    rl_report["phases"]["forward_exploration"]["best"]["config"] = own
+    plain_report["phases"]["forward"]["best"]["config"] = own
+    for to in ("python", "script"):
+        assert "_forward" not in export(rl_report, to).replace('"forward', "")
+        assert "torch.compile(" not in export(plain_report, to)
+        assert "model = model.to(memory_format=torch.channels_last)" in export(plain_report, to)
+
+
+@pytest.mark.parametrize("to", SCRIPTS)
+def test_what_was_not_confirmed_says_so_in_its_first_line(
+    to: str, report_for: Callable[[str], dict[str, Any]]
+) -> None:
+    report = report_for(to)
+    (name, phase), *_ = report["phases"].items()
+    assert "NOT CONFIRMED" not in export(report, to) and unconfirmed(report) == []
+    phase["best"]["confirmed_processes"] = 2
+    assert export(report, to).startswith(
+        f"# NOT CONFIRMED: {name} was measured in 2 fresh processes only"
+    )
+    phase["best"]["confirmed_processes"] = 0
+    (said,) = unconfirmed(report)
+    assert said.startswith(f"NOT CONFIRMED: {name} was measured in the search only")
+    phase["verdict"] = "keep_eager"
+    assert unconfirmed(report) == []
+
+
+def test_errors_name_the_run_that_was_given(plain_report: dict[str, Any]) -> None:
+    with pytest.raises(ExportError) as caught:
+        export(plain_report, "rllib")
+    assert caught.value.hint == "autocompile export ppo_breakout-0003 --to python"
 
 
 def _comments(text: str) -> list[str]:
@@ -244,19 +341,18 @@ def _comments(text: str) -> list[str]:
     return [t.string.lstrip("# ") for t in tokens if t.type == tokenize.COMMENT]
 
 
-def test_python_for_an_object_defines_functions_only(plain_report: dict[str, Any]) -> None:
+def test_an_object_in_python_has_lines_and_no_program(plain_report: dict[str, Any]) -> None:
     plain_report["target"]["build"] = None
-    text = export(plain_report, "python")
-    assert "def compile_forward(model):" in text
-    assert "__main__" not in text and "build_model" not in text
-    assert "object in Python" in text
+    assert "model = torch.compile(model" in export(plain_report, "python")
+    with pytest.raises(ExportError, match="object in Python"):
+        export(plain_report, "script")
 
 
-def test_python_moves_the_model_to_the_device_it_was_measured_on(
+def test_a_script_moves_the_model_to_the_device_it_was_measured_on(
     plain_report: dict[str, Any],
 ) -> None:
     plain_report["environment"]["device"] = "cuda:0"
-    assert 'return model.to("cuda:0")\n' in export(plain_report, "python")
+    assert 'model.to("cuda:0")\n' in export(plain_report, "script")
 
 
 @pytest.mark.parametrize("name", [n for n, known in BACKENDS.items() if known.registered_by])
@@ -264,11 +360,11 @@ def test_python_imports_the_package_of_each_backend_that_has_one(
     name: str, plain_report: dict[str, Any]
 ) -> None:
     change_config(plain_report, "forward", backend=name, mode="default")
-    assert f"\nimport {BACKENDS[name].registered_by}  #" in export(plain_report, "python")
+    assert f"import {BACKENDS[name].registered_by}  #" in export(plain_report, "python")
 
 
 @pytest.mark.parametrize("name", [n for n, known in BACKENDS.items() if not known.trains])
-@pytest.mark.parametrize("to", ["accelerate", "transformers"])
+@pytest.mark.parametrize("to", STACKS)
 def test_model_stacks_refuse_what_computes_no_gradients(
     to: str, name: str, plain_report: dict[str, Any]
 ) -> None:
@@ -277,41 +373,47 @@ def test_model_stacks_refuse_what_computes_no_gradients(
         export(plain_report, to)
 
 
-def test_python_refuses_a_setting_that_is_more_than_arguments(
-    plain_report: dict[str, Any],
-) -> None:
+def test_what_plain_torch_cannot_do_is_a_line_of_ours(plain_report: dict[str, Any]) -> None:
     change_config(plain_report, "forward", scope="regional")
-    with pytest.raises(ExportError, match="has no form in plain torch") as caught:
-        export(plain_report, "python")
-    assert "scope='regional'" in str(caught.value)
+    text = export(plain_report, "python")
+    assert "from autocompile.runtime.regions import regions_of\n" in text
+    assert text.endswith('\nregions_of(model).compile(mode="max-autotune")\n')
+    change_config(plain_report, "forward", scope="full", freezing=True)
+    text = export(plain_report, "python")
+    assert "# The file: autocompile export ppo_breakout-0003 -o tuned.json\n" in text
+    assert text.endswith('autocompile.apply(model, "tuned.json", "forward", batch_size=16)\n')
+    assert "SETTINGS = {" in export(plain_report, "script")
+    for to in STACKS:
+        with pytest.raises(ExportError, match="computes no gradients"):
+            export(plain_report, to)
 
 
 def test_rllib_refuses_a_target_that_is_no_rlmodule(plain_report: dict[str, Any]) -> None:
     with pytest.raises(ExportError, match="no RLModule") as caught:
         export(plain_report, "rllib")
-    assert caught.value.hint == "autocompile export last --to python"
+    assert caught.value.hint == "autocompile export ppo_breakout-0003 --to python"
 
 
-@pytest.mark.parametrize("to", ["accelerate", "transformers"])
+@pytest.mark.parametrize("to", STACKS)
 def test_model_stacks_refuse_an_rlmodule_and_point_to_rllib(
     to: str, rl_report: dict[str, Any]
 ) -> None:
     with pytest.raises(ExportError, match="no form for an RLModule") as caught:
         export(rl_report, to)
-    assert caught.value.hint == "autocompile export last --to rllib"
+    assert caught.value.hint == "autocompile export ppo_breakout-0003 --to rllib"
 
 
-@pytest.mark.parametrize("to", ["accelerate", "transformers"])
-def test_model_stacks_refuse_what_accelerate_does_not_know(
+@pytest.mark.parametrize("to", STACKS)
+def test_a_backend_that_a_stack_has_no_name_for_is_a_line_of_its_own(
     to: str, plain_report: dict[str, Any]
 ) -> None:
     change_config(plain_report, "forward", backend="my_backend", mode="default")
-    with pytest.raises(ExportError, match="'my_backend'") as caught:
-        export(plain_report, to)
-    assert "inductor" in str(caught.value)
+    text = export(plain_report, to)
+    assert 'compile(model, backend="my_backend")' in text or 'model.compile(backend="my' in text
+    assert "torch_compile=True" not in text and 'plugin = TorchDynamoPlugin(backend="my' not in text
 
 
-@pytest.mark.parametrize("to", ["accelerate", "transformers"])
+@pytest.mark.parametrize("to", STACKS)
 def test_model_stacks_have_no_form_for_an_optimizer_step_alone(
     to: str, plain_report: dict[str, Any]
 ) -> None:
@@ -320,7 +422,7 @@ def test_model_stacks_have_no_form_for_an_optimizer_step_alone(
         export(plain_report, to)
 
 
-@pytest.mark.parametrize("to", ["accelerate", "transformers"])
+@pytest.mark.parametrize("to", STACKS)
 def test_model_stacks_fall_back_to_the_training_step(to: str, plain_report: dict[str, Any]) -> None:
     plain_report["phases"]["train_step"] = copy.deepcopy(plain_report["phases"]["forward"])
     plain_report["phases"]["forward"].update(verdict="failed", best=None)
@@ -377,8 +479,8 @@ def mode_of(report: dict[str, Any]) -> str | None:
 
 def test_scripts_take_the_setting_of_the_users_own_batch_size(rl_report: dict[str, Any]) -> None:
     rl_report["target"]["own_batch_size"] = {"forward_exploration": 1}
-    assert 'FORWARD_EXPLORATION = {\n    "backend": "inductor",\n}' in export(rl_report, "python")
-    for to in ("rllib", "python"):
+    assert '"forward_exploration", batch_size=1)' in export(rl_report, "python")
+    for to in ("rllib", "script"):
         text = " ".join(_comments(export(rl_report, to)))
         assert "1.20x [1.18, 1.22] as fast as eager at batch size 1 (trial 2)" in text
         assert "this configuration's own, over all of them trial 5 is best" in text
@@ -434,23 +536,15 @@ def test_use_line_for_rllib_reads_the_file(rl_report: dict[str, Any]) -> None:
     change_config(rl_report, "forward_exploration", memory_format="channels_last")
     assert use_line(rl_report, "mine") == use
     rl_report["phases"] = {"train_step": rl_report["phases"]["forward_exploration"]}
-    assert "tuned" not in use_line(rl_report)  # RLlib has a step of its own
-
-
-def test_use_line_of_several_compiled_phases_is_the_script(plain_report: dict[str, Any]) -> None:
-    phases = plain_report["phases"]
-    phases["train_step"] = copy.deepcopy(phases["forward"])
-    use = use_line(plain_report)
-    assert use.startswith("autocompile export last --to python   (2 phases are faster")
+    assert "autocompile.rllib" not in use_line(rl_report)  # RLlib has a step of its own
 
 
 def test_blocks_compiled_for_one_phase_are_those_of_another(plain_report: dict[str, Any]) -> None:
     """They are compiled in place."""
     phases = plain_report["phases"]
-    plain_report["target"]["blocks"] = {"forward": ["0", "1"], "train_step": ["0", "1"]}
     change_config(plain_report, "forward", scope="regional")
     phases["train_step"] = copy.deepcopy(phases["forward"])
-    assert "compile_block" in export(plain_report, "python")  # the same of both
+    assert "regions_of" in export(plain_report, "python")  # the same of both
     change_config(plain_report, "train_step", mode="default")
     with pytest.raises(ExportError, match="one model cannot have its blocks compiled"):
         export(plain_report, "python")
@@ -471,10 +565,11 @@ def test_use_line_sets_nothing_of_the_process_for_one_of_two_phases(
     phases["optimizer_step"]["verdict"] = "keep_eager"
     change_config(plain_report, "forward", backend="eager", mode="default", threads=1)
     assert use_line(plain_report).startswith("autocompile export last --to python")
-    assert "in_own_state(" in export(plain_report, "python")
+    assert "threads or precision" in export(plain_report, "python")
+    assert "in_own_state(" in export(plain_report, "script")
     phases["optimizer_step"]["verdict"] = "failed"  # it asks for nothing
     assert use_line(plain_report) == "torch.set_num_threads(1)"
-    assert "in_own_state(" not in export(plain_report, "python")
+    assert "in_own_state(" not in export(plain_report, "script")
     del phases["optimizer_step"]
     assert use_line(plain_report) == "torch.set_num_threads(1)"
 
@@ -485,13 +580,13 @@ ELSEWHERE = {"torch": "2.8.0+cpu", "python_path": "/somewhere/ipex/bin/python"}
 def test_evidence_names_the_torch_of_another_interpreter(plain_report: dict[str, Any]) -> None:
     plain_report["environments"] = {"ipex": ELSEWHERE}
     change_config(plain_report, "forward", environment="ipex")
-    for to in SCRIPTS[:1] + SCRIPTS[2:]:
+    for to in ("script", *STACKS):
         text = " ".join(_comments(export(plain_report, to)))
         assert "torch 2.8.0+cpu on AMD EPYC" in text and "environment ipex" in text
         assert "2.13.0" not in text
 
 
-@pytest.mark.parametrize("to", ["accelerate", "transformers"])
+@pytest.mark.parametrize("to", STACKS)
 def test_stacks_warn_that_they_do_not_change_the_interpreter(
     to: str, report_for: Callable[[str], dict[str, Any]]
 ) -> None:
@@ -507,8 +602,9 @@ def test_python_imports_what_is_of_another_interpreter_after_refusing_the_wrong_
 ) -> None:
     plain_report["environments"] = {"ipex": ELSEWHERE}
     change_config(plain_report, "forward", environment="ipex", backend="ipex", mode="default")
-    text = export(plain_report, "python")
-    assert text.index("raise RuntimeError") < text.index("import intel_extension_for_pytorch")
+    for to in ("python", "script"):
+        text = export(plain_report, to)
+        assert text.index("assert torch.") < text.index("import intel_extension_for_pytorch")
     del plain_report["environments"]["ipex"]
     with pytest.raises(ExportError, match="has no form in plain torch"):
         export(plain_report, "python")
@@ -536,12 +632,10 @@ def test_accelerate_warns_that_its_regions_are_others(plain_report: dict[str, An
 
 
 def test_use_line_for_a_module_is_a_torch_compile_call(plain_report: dict[str, Any]) -> None:
-    assert use_line(plain_report) == (
-        'model = torch.compile(model, backend="inductor", mode="max-autotune")'
-    )
+    assert use_line(plain_report) == ('model = torch.compile(model, mode="max-autotune")')
     change_config(plain_report, "forward", mode="default", options={"a": False}, dynamic=True)
     assert use_line(plain_report) == (
-        'model = torch.compile(model, backend="inductor", options={"a": False}, dynamic=True)'
+        'model = torch.compile(model, options={"a": False}, dynamic=True)'
     )
 
 
@@ -549,7 +643,7 @@ def test_use_line_for_a_module_is_a_torch_compile_call(plain_report: dict[str, A
     ("phase", "start"),
     [
         ("optimizer_step", "step = torch.compile(optimizer.step, "),
-        ("train_step", "step = torch.compile(train_step, "),
+        ("train_step", "train_step = torch.compile(train_step, "),
     ],
 )
 def test_use_line_for_a_step_compiles_the_step(

@@ -1,4 +1,4 @@
-"""Each exported script, run in a process of its own against the real stacks.
+"""What is exported, run in a process of its own against the real stacks.
 
 One of each format is piped to a new interpreter; the others are forked from a warm one.
 """
@@ -56,7 +56,8 @@ print("graphs", counters["stats"]["unique_graphs"])
 WARM = """
 import json, os, sys, traceback, types
 import torch, torch._dynamo, torch._functorch.aot_autograd, torch._inductor.compile_fx
-import accelerate, transformers
+import accelerate, pytorch_lightning
+from transformers import Trainer, TrainingArguments
 import ray.rllib.algorithms.ppo
 
 def run(text, folder, environment, out, err):
@@ -151,7 +152,9 @@ def plain(folder: Path, phases: dict[str, Any], source: str = MODEL) -> dict[str
     report: dict[str, Any] = copy.deepcopy(SAMPLE)
     source = "vars(importlib.import_module('model'))['get_model']()"
     build = ["import importlib", "import sys", "sys.path.insert(0, '.')", f"model = {source}"]
+    adam = {"class": "Adam", "arguments": {"lr": 0.01}, "lr": 0.01, "build": ""}
     report["target"] = {"spec": "model.py", "kind": "functions", "build": build, "choices": {}}
+    report["target"]["optimizer"] = adam
     report["phases"] = phases
     return report
 
@@ -167,25 +170,49 @@ def rl(folder: Path, phases: dict[str, Any]) -> dict[str, Any]:
     return report
 
 
+# What a user's program has before the lines.
+BEFORE = """
+import sys
+import torch
+
+sys.path.insert(0, ".")
+from model import get_model
+
+model = get_model()
+"""
+
+
+@pytest.mark.parametrize("to", ["python", "script"])
 @pytest.mark.parametrize(
     ("phase", "call"),
     [
-        ("forward", "tuned_model(torch.zeros(2, 4))"),
+        ("forward", "model(torch.zeros(2, 4))"),
         ("train_step", "train_step((torch.zeros(2, 4),))"),
         (
             "optimizer_step",
             "model[0].weight.grad = torch.ones(4, 4); before = model[0].weight.clone(); "
-            "optimizer_step(); assert not torch.equal(before, model[0].weight)",
+            "step(); assert not torch.equal(before, model[0].weight)",
         ),
     ],
 )
-def test_the_python_script_compiles_each_phase_of_a_module(
-    phase: str, call: str, tmp_path: Path, run: Run
+def test_each_phase_of_a_module_is_compiled(
+    phase: str, to: str, call: str, tmp_path: Path, run: Run
 ) -> None:
-    text = export(plain(tmp_path, {phase: faster()}), "python")
+    text = export(plain(tmp_path, {phase: faster()}), to)
+    if to == "python":
+        text = f"{BEFORE}{USERS}{text}"
     lines = run(f"{text}\n{call}\n{COUNT}", tmp_path).stdout.splitlines()
-    assert lines[0] == f"{phase}: torch.compile with {{'backend': 'aot_eager'}}"
     assert int(lines[-1].split()[1]) >= 1
+
+
+USERS = """
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+
+def train_step(inputs):
+    optimizer.zero_grad()
+    model(*inputs).sum().backward()
+    optimizer.step()
+"""
 
 
 @pytest.mark.parametrize(
@@ -196,69 +223,38 @@ def test_the_python_script_compiles_each_phase_of_a_module(
         pytest.param("forward_train", marks=pytest.mark.slow),
     ],
 )
-def test_the_python_script_compiles_each_phase_of_an_rlmodule(
+def test_the_script_compiles_each_phase_of_an_rlmodule(
     phase: str, tmp_path: Path, run: Run
 ) -> None:
-    text = export(rl(tmp_path, {phase: faster(dynamic=False)}), "python")
+    text = export(rl(tmp_path, {phase: faster(dynamic=False)}), "script")
     call = f'model.{phase}({{"obs": torch.zeros(2, 4)}})'
     lines = run(f"{text}\n{call}\n{COUNT}", tmp_path).stdout.splitlines()
-    assert lines[0].startswith(f"{phase}: torch.compile with ")
     assert lines[-1] == "graphs 1"
 
 
 def test_a_policy_acts_through_a_backend_that_refuses_gradients(tmp_path: Path, run: Run) -> None:
     """As RLlib calls it: nobody has entered no_grad outside."""
-    text = export(rl(tmp_path, {"forward_exploration": faster(backend="onnxrt")}), "python")
+    text = export(rl(tmp_path, {"forward_exploration": faster(backend="onnxrt")}), "script")
     call = (
         'print(model.forward_exploration({"obs": torch.zeros(2, 4)})["action_dist_inputs"].shape)'
     )
     assert run(f"{text}\n{call}", tmp_path).stdout.splitlines()[-1] == "torch.Size([2, 2])"
 
 
-DROPPING = """
-import torch
-
-def get_model():
-    return torch.nn.Sequential(torch.nn.Linear(4, 64), torch.nn.Dropout(0.5))
-"""
-
-
-def test_each_phase_of_the_python_script_has_the_mode_that_it_was_measured_in(
-    tmp_path: Path,
-) -> None:
-    phases = {"forward": faster(), "train_step": faster()}
-    text = export(plain(tmp_path, phases, DROPPING), "python")
-    calls = """
-x = torch.ones(2, 4)
-for _ in range(2):
-    train_step((x,))
-    print("trains", model.training)
-    with torch.no_grad():
-        print("acts", torch.equal(tuned_model(x), tuned_model(x)))
-"""
-    said = piped(text + calls, tmp_path).stdout.splitlines()[-4:]
-    assert said == ["trains True", "acts True"] * 2
-
-
-def test_the_python_script_trains_an_rlmodule(tmp_path: Path) -> None:
-    text = export(rl(tmp_path, {"train_step": faster()}), "python")
+def test_the_script_trains_an_rlmodule(tmp_path: Path, run: Run) -> None:
+    text = export(rl(tmp_path, {"train_step": faster()}), "script")
     call = 'train_step({"obs": torch.ones(2, 4)})'
-    assert int(piped(f"{text}\n{call}\n{COUNT}", tmp_path).stdout.split()[-1]) >= 1
+    assert int(run(f"{text}\n{call}\n{COUNT}", tmp_path).stdout.split()[-1]) >= 1
 
 
-def test_the_python_script_leaves_a_phase_alone_that_is_faster_uncompiled(
-    tmp_path: Path, run: Run
-) -> None:
-    text = export(plain(tmp_path, {"forward": KEEP_EAGER}), "python")
-    lines = run(f"{text}\nmodel(torch.zeros(2, 4))\n{COUNT}", tmp_path).stdout.splitlines()
-    assert lines == ["forward: left uncompiled, nothing is faster", "graphs 0"]
+def test_a_phase_is_left_alone_that_is_faster_uncompiled(tmp_path: Path, run: Run) -> None:
+    text = export(plain(tmp_path, {"forward": KEEP_EAGER}), "script")
+    assert run(f"{text}\nmodel(torch.zeros(2, 4))\n{COUNT}", tmp_path).stdout == "graphs 0\n"
 
 
-def test_the_python_script_finds_a_backend_that_the_target_registers(
-    tmp_path: Path, run: Run
-) -> None:
+def test_the_script_finds_a_backend_that_the_target_registers(tmp_path: Path, run: Run) -> None:
     report = plain(tmp_path, {"forward": faster(backend="counting")}, CUSTOM_BACKEND + MODEL)
-    text = export(report, "python") + "\ntuned_model(torch.zeros(2, 4))\n"
+    text = export(report, "script") + "\nmodel(torch.zeros(2, 4))\n"
     assert "counting backend called" in run(text, tmp_path).stdout
 
 
@@ -281,15 +277,15 @@ def get_model():
 X = "torch.ones(2, 3, 8, 8)"
 
 
-def test_the_python_script_lays_weights_out_and_compiles_nothing(tmp_path: Path, run: Run) -> None:
+def test_the_script_lays_weights_out_and_compiles_nothing(tmp_path: Path, run: Run) -> None:
     phase = faster(backend="eager", memory_format="channels_last", threads=1)
-    text = export(plain(tmp_path, {"forward": phase}, WIDE), "python")
+    text = export(plain(tmp_path, {"forward": phase}, WIDE), "script")
     look = (
-        f"tuned_model({X})\nprint(tuned_model is model, torch.get_num_threads(), "
+        f"model({X})\nprint(torch.get_num_threads(), "
         "model[0].inner.weight.is_contiguous(memory_format=torch.channels_last))"
     )
     lines = run(f"{text}\n{look}\n{COUNT}", tmp_path).stdout.splitlines()
-    assert lines == ["forward: eager - channels_last - 1 thread", "True 1 True", "graphs 0"]
+    assert lines == ["1 True", "graphs 0"]
 
 
 OF_TORCHS_OWN = """
@@ -304,66 +300,73 @@ def get_model():
 
 
 @pytest.mark.parametrize("source", [WIDE, OF_TORCHS_OWN])
-def test_the_python_script_compiles_the_blocks_that_a_model_repeats(
+def test_the_script_compiles_the_blocks_that_a_model_repeats(
     source: str, tmp_path: Path, run: Run
 ) -> None:
     report = plain(tmp_path, {"forward": faster(scope="regional")}, source)
-    report["target"]["blocks"] = {"forward": ["0", "1", "2"]}
-    look = f"with torch.no_grad(): tuned_model({X})"
-    lines = run(f"{export(report, 'python')}\n{look}\n{COUNT}", tmp_path).stdout.splitlines()
+    look = f"with torch.no_grad(): model({X})"
+    lines = run(f"{export(report, 'script')}\n{look}\n{COUNT}", tmp_path).stdout.splitlines()
     assert lines[-1] == "graphs 1"
 
 
-def test_the_python_script_refuses_another_torch_than_it_was_measured_with(
+def test_the_script_refuses_another_torch_than_it_was_measured_with(
     tmp_path: Path, run: Run
 ) -> None:
     report = plain(tmp_path, {"forward": faster(environment="other")})
     there = {"torch": torch.__version__, "python_path": "/somewhere/bin/python"}
     report["environments"] = {"other": there}
-    text = export(report, "python")
-    assert run(text, tmp_path).stdout.startswith("forward: torch.compile with")
+    run(export(report, "script"), tmp_path)
     there["torch"] = "2.8.0"
-    report["target"]["build"] = None
-    with pytest.raises(RuntimeError, match=r"measured with torch 2\.8\.0, .*/somewhere/bin/python"):
-        exec(export(report, "python"), {})
+    with pytest.raises(AssertionError, match=r"torch 2\.8\.0: run it with /somewhere/bin/python"):
+        exec(export(report, "python"), {"torch": torch})
 
 
-def test_the_python_script_freezes_weights_and_follows_them(tmp_path: Path, run: Run) -> None:
+def test_the_script_freezes_weights_and_follows_them(tmp_path: Path, run: Run) -> None:
     report = plain(tmp_path, {"forward": faster(backend="inductor", freezing=True)}, WIDE)
     look = f"""
 x = {X}
 with torch.no_grad():
-    tuned_model(x)
+    before = model(x)
     model[1].outer.weight.mul_(2.0)
-    print(torch.allclose(tuned_model(x), model(x), atol=1e-5))
+    print(torch.equal(before, model(x)), torch.allclose(model(x), model._call_impl(x), atol=1e-5))
 """
-    done = run(f"{export(report, 'python')}\n{look}", tmp_path)
-    assert done.stdout.splitlines()[-1] == "True"
+    done = run(f"{export(report, 'script')}\n{look}", tmp_path)
+    assert done.stdout.splitlines()[-1] == "False True"
 
 
+@pytest.mark.parametrize("how", ["made", "changed"])
 @pytest.mark.parametrize("name", ["fused", "tensor_lr"])
-def test_the_python_script_has_the_optimizer_step_as_the_one_that_won(
-    name: str, tmp_path: Path, run: Run
+def test_the_optimizer_is_the_users_own_and_steps_as_the_one_that_won(
+    name: str, how: str, tmp_path: Path, run: Run
 ) -> None:
     phase = faster(backend="eager", optimizer=name)
-    text = export(plain(tmp_path, {"optimizer_step": phase}, WIDE), "python")
+    report = plain(tmp_path, {"optimizer_step": phase}, WIDE)
+    if how == "changed":
+        report["target"]["optimizer"] = {"build": "optimizer = torch.optim.SGD(model.parameters())"}
     look = (
-        f"model({X}).sum().backward(); before = model[0].outer.weight.clone(); optimizer_step()\n"
-        "print(torch.equal(before, model[0].outer.weight), "
-        "optimizer.param_groups[0]['fused'], type(optimizer.param_groups[0]['lr']).__name__)"
+        f"model({X}).sum().backward(); before = model[0].outer.weight.clone(); optimizer.step()\n"
+        "group = optimizer.param_groups[0]\nprint(torch.equal(before, model[0].outer.weight), "
+        "group['fused'], type(group['lr']).__name__, round(float(group['lr']), 4))"
     )
-    last = run(f"{text}\n{look}", tmp_path).stdout.splitlines()[-1]
-    assert last == {"fused": "False True float", "tensor_lr": "False None Tensor"}[name]
+    last = run(f"{export(report, 'script')}\n{look}", tmp_path).stdout.splitlines()[-1]
+    lr = {"made": "0.01", "changed": "0.001"}[how]
+    assert last == {"fused": f"False True float {lr}", "tensor_lr": f"False None Tensor {lr}"}[name]
 
 
-def test_accelerate_compiles_with_the_tuned_setting(tmp_path: Path) -> None:
-    report = plain(tmp_path, {"forward": faster(fullgraph=True)})
-    text = export(report, "accelerate") + f"import torch\nmodel(torch.zeros(2, 4))\n{COUNT}"
-    lines = piped(text, tmp_path).stdout.splitlines()
-    assert lines == [
-        "forward: torch.compile with {'backend': 'aot_eager', 'fullgraph': True}",
-        "graphs 1",
-    ]
+FUSED = {"optimizer_step": faster(backend="eager", optimizer="fused")}
+
+
+def test_accelerate_trains_with_all_of_the_setting(tmp_path: Path) -> None:
+    own = faster(memory_format="channels_last", fullgraph=True)
+    text = export(plain(tmp_path, {"forward": own, **FUSED}, WIDE), "accelerate")
+    look = f"""
+accelerator.backward(model({X}).sum())
+optimizer.step()
+last = next(model.parameters()).is_contiguous(memory_format=torch.channels_last)
+print(plugin.to_kwargs(), last, optimizer.param_groups[0]["fused"])
+"""
+    lines = piped(f"{BEFORE}{text}{look}{COUNT}", tmp_path).stdout.splitlines()
+    assert lines == ["{'backend': 'aot_eager', 'fullgraph': True} True True", "graphs 1"]
 
 
 def test_accelerate_keeps_the_setting_against_the_launchers_environment(
@@ -377,16 +380,57 @@ def test_accelerate_keeps_the_setting_against_the_launchers_environment(
         "ACCELERATE_DYNAMO_USE_DYNAMIC": "False",
         "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION": "True",
     }
-    out = run(export(report, "accelerate"), tmp_path, **launcher).stdout
-    assert out == "forward: torch.compile with {'backend': 'inductor', 'mode': 'max-autotune'}\n"
+    text = f"{BEFORE}{export(report, 'accelerate')}\nprint(plugin.to_kwargs())"
+    said = run(text, tmp_path, **launcher).stdout
+    assert said == "{'backend': 'inductor', 'mode': 'max-autotune'}\n"
 
 
-def test_accelerate_leaves_a_model_alone_that_is_faster_uncompiled(
-    tmp_path: Path, run: Run
+LISTED = """
+import torch
+
+class Stack(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return x
+
+def get_model():
+    return Stack()
+"""
+
+
+@pytest.mark.parametrize(
+    ("setting", "source", "said"),
+    [
+        ({"scope": "regional"}, LISTED, "True no"),
+        ({"autocast": "bfloat16"}, MODEL, "False bf16"),
+        ({"guards": "skip_all", "dynamic": False}, MODEL, "False no"),
+        ({"backend": "counting"}, CUSTOM_BACKEND + MODEL, "False no"),
+    ],
+)
+def test_accelerate_carries_what_it_has_a_line_for(
+    setting: dict[str, Any], source: str, said: str, tmp_path: Path, run: Run
 ) -> None:
-    text = export(plain(tmp_path, {"forward": KEEP_EAGER}), "accelerate")
-    lines = run(f"{text}import torch\nmodel(torch.zeros(2, 4))\n{COUNT}", tmp_path).stdout
-    assert lines.splitlines() == ["forward: left uncompiled {}", "graphs 0"]
+    text = export(plain(tmp_path, {"forward": faster(**setting)}, source), "accelerate")
+    look = """
+model(torch.zeros(2, 4))
+print(plugin.use_regional_compilation, accelerator.mixed_precision)
+"""
+    lines = run(f"{BEFORE}{text}{look}{COUNT}", tmp_path).stdout.splitlines()
+    assert lines[-2] == said and int(lines[-1].split()[1]) >= 1
+
+
+@pytest.mark.parametrize("to", ["accelerate", "lightning"])
+def test_a_stack_leaves_a_model_alone_that_is_faster_uncompiled(
+    to: str, tmp_path: Path, run: Run
+) -> None:
+    text = export(plain(tmp_path, {"forward": KEEP_EAGER}), to)
+    done = run(f"{BEFORE}{text}\nmodel(torch.zeros(2, 4))\n{COUNT}", tmp_path)
+    assert done.stdout == "graphs 0\n"
 
 
 def test_the_list_of_accelerates_backends_is_the_installed_one() -> None:
@@ -395,22 +439,94 @@ def test_the_list_of_accelerates_backends_is_the_installed_one() -> None:
     assert tuple(installed) == BACKENDS, f"read from {ACCELERATE_READ}, installed {version}"
 
 
-def test_the_trainer_arguments_hold_the_tuned_setting(tmp_path: Path) -> None:
-    setting = faster(backend="inductor", mode="reduce-overhead", dynamic=True)
-    done = piped(export(plain(tmp_path, {"forward": setting}), "transformers"), tmp_path)
-    assert json.loads(done.stdout) == {
-        "torch_compile": True,
-        "torch_compile_backend": "inductor",
-        "torch_compile_mode": "reduce-overhead",
-    }
-    assert "cannot carry dynamic=True" in done.stderr
+WITH_LOSS = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Conv2d(3, 3, 3)
+
+    def forward(self, x, labels=None):
+        return {"loss": self.inner(x).square().mean()}
+
+def get_model():
+    return Net()
+"""
+TRAIN = """
+from transformers import Trainer
+
+args.max_steps, args.save_strategy, args.disable_tqdm = 1, "no", True
+data = [{"x": torch.ones(3, 8, 8), "labels": 0}] * 8
+trainer = vars().get("trainer") or Trainer(model, args)
+trainer.train_dataset = data
+trainer.train()
+plugin = trainer.accelerator.state.dynamo_plugin
+last = model.inner.weight.is_contiguous(memory_format=torch.channels_last)
+group = trainer.optimizer.param_groups[0]
+print(type(trainer.optimizer.optimizer).__name__, group["fused"], last, plugin.to_kwargs())
+"""
 
 
-def test_the_trainer_arguments_compile_nothing_when_eager_is_faster(
-    tmp_path: Path, run: Run
+@pytest.mark.parametrize(
+    ("setting", "own", "said"),
+    [
+        ({"dynamic": True}, False, "AdamW True True {'backend': 'aot_eager', 'dynamic': True}"),
+        ({"fullgraph": True}, True, "Adam True True {'backend': 'aot_eager', 'fullgraph': True}"),
+    ],
+)
+def test_the_trainer_trains_with_all_of_the_setting(
+    setting: dict[str, Any], own: bool, said: str, tmp_path: Path, run: Run
 ) -> None:
-    done = run(export(plain(tmp_path, {"forward": KEEP_EAGER}), "transformers"), tmp_path)
-    assert json.loads(done.stdout)["torch_compile"] is False
+    phase = faster(memory_format="channels_last", **setting)
+    report = plain(tmp_path, {"forward": phase, **FUSED}, WITH_LOSS)
+    report["target"]["choices"] = {"optimizer": "get_optimizer() of the target"} if own else {}
+    text = export(report, "transformers")
+    assert ("adamw_torch_fused" in text) == (not own)
+    lines = run(f"{BEFORE}{text}{TRAIN}{COUNT}", tmp_path).stdout.splitlines()
+    assert lines[-2] == said and int(lines[-1].split()[1]) >= 1
+
+
+def test_the_trainer_logs_where_the_user_says(tmp_path: Path, run: Run) -> None:
+    text = export(plain(tmp_path, {"forward": KEEP_EAGER}), "transformers")
+    look = "print(args.report_to == TrainingArguments().report_to, args.torch_compile)"
+    assert run(f"{BEFORE}{text}{look}", tmp_path).stdout == "True False\n"
+
+
+FIT = """
+from pytorch_lightning import LightningModule
+from pytorch_lightning import Trainer as Fitter
+
+class Lit(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = model
+
+    def training_step(self, x, _):
+        y = self.net(x)
+        print(torch.is_autocast_enabled("cpu"), self.optimizers().param_groups[0]["fused"])
+        return y.float().square().mean()
+
+Lit.configure_optimizers = configure_optimizers
+precision = trainer.precision if "trainer" in vars() else "32-true"
+quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+fitter = Fitter(max_steps=1, accelerator="cpu", enable_checkpointing=False,
+                precision=precision, **quiet)
+fitter.fit(Lit(), torch.utils.data.DataLoader(torch.ones(2, 3, 8, 8), batch_size=2))
+print(next(model.parameters()).is_contiguous(memory_format=torch.channels_last))
+"""
+
+
+@pytest.mark.parametrize(
+    ("setting", "lower"), [({}, False), ({"autocast": "bfloat16", "fullgraph": True}, True)]
+)
+def test_lightning_fits_with_all_of_the_setting(
+    setting: dict[str, Any], lower: bool, tmp_path: Path, run: Run
+) -> None:
+    phase = faster(memory_format="channels_last", **setting)
+    text = export(plain(tmp_path, {"forward": phase, **FUSED}, WIDE), "lightning")
+    lines = run(f"{BEFORE}{text}{FIT}{COUNT}", tmp_path).stdout.splitlines()
+    assert lines[-3:] == [f"{lower} True", "True", "graphs 1"]
 
 
 def test_the_rllib_script_gives_a_config_whose_runners_compile(tmp_path: Path) -> None:
@@ -466,11 +582,11 @@ def test_the_fields_of_ray_still_do_not_compile_what_was_measured(tmp_path: Path
     assert lines == ["uses 1", "forward_train False False", "complete_update False True"]
 
 
-def test_the_python_script_computes_in_the_precision_that_won(tmp_path: Path, run: Run) -> None:
+def test_the_script_computes_in_the_precision_that_won(tmp_path: Path, run: Run) -> None:
     phase = faster(autocast="bfloat16", precision="high", guards="skip_inbuilt_modules")
-    text = export(plain(tmp_path, {"forward": phase}, WIDE), "python")
+    text = export(plain(tmp_path, {"forward": phase}, WIDE), "script")
     look = f"""
-off = (tuned_model({X}) - model({X})).abs().max()
+off = (model({X}) - model._orig_mod({X})).abs().max()
 print(bool(1e-5 < off < 1), torch.get_float32_matmul_precision())
 """
     lines = run(f"{text}\n{look}\n{COUNT}", tmp_path).stdout.splitlines()
@@ -484,18 +600,18 @@ def test_phases_that_differ_in_what_torch_has_one_of_do_not_overwrite_it(
         "forward": faster(backend="eager", threads=1),
         "optimizer_step": faster(backend="eager", optimizer="foreach", precision="high"),
     }
-    text = export(plain(tmp_path, phases, WIDE), "python")
+    text = export(plain(tmp_path, phases, WIDE), "script")
     look = f"""
 def state(*_): seen.append((torch.get_num_threads(), torch.get_float32_matmul_precision()))
 seen, usual = [], DEFAULTS[0]
 model.register_forward_hook(state)
 optimizer.register_step_pre_hook(state)
 for _ in range(2):
-    tuned_model({X}).sum().backward()
-    optimizer_step()
+    forward({X}).sum().backward()
+    step()
 print([(n if n == 1 else n == usual, precision) for n, precision in seen])
 """
     last = run(f"{text}\n{look}", tmp_path).stdout.splitlines()[-1]
     assert last == str([(1, "highest"), (True, "high")] * 2)
-    alone = export(plain(tmp_path, {"forward": phases["forward"]}, WIDE), "python")
+    alone = export(plain(tmp_path, {"forward": phases["forward"]}, WIDE), "script")
     assert "in_own_state" not in alone

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import Clock
 
 from autocompile.api import tune
 from autocompile.execute.executor import Ended, Ending, Event, Job
 from autocompile.record import AT_WORK, Outcome, Step
+from autocompile.report.facts import best_facts, exported_warning
 from autocompile.report.live import SilentProgress
 from autocompile.search.space import SearchSpace
 from autocompile.testing import FakeExecutor, failed, measured, probed
@@ -275,3 +277,97 @@ def test_a_setting_that_is_wrong_in_a_race_is_not_recommended(target: Path) -> N
     assert result.config["forward"].mode == "default"
     lost = [r for r in result.trials if r.role == "confirm" and not r.ok]
     assert {r.outcome for r in lost} == {Outcome.WRONG_OUTPUT}
+
+
+# --- exported code, after the races ---------------------------------------------------------------
+
+
+def exported(factor: float = 1.0, outcome: str = "ok", eager_s: float = 1e-3) -> Any:
+    """Exported code is so many times as fast as the setting was in its races, against eager."""
+
+    def script(request: Mapping[str, Any]) -> Ending:
+        if request["kind"] != "exported":
+            return CLEAR(request)
+        asked.append(dict(request))
+        return (
+            measured(1.5 * factor, eager_s=eager_s)
+            if outcome == "ok"
+            else failed(outcome, "verify", "is off")
+        )
+
+    asked: list[dict[str, Any]] = []
+    script.asked = asked  # type: ignore[attr-defined]
+    return script
+
+
+def test_exported_code_runs_once_for_each_phase_in_a_fresh_interpreter(target: Path) -> None:
+    fresh: list[bool] = []
+
+    class Watched(FakeExecutor):
+        def start(self, job: Job) -> None:
+            if json.loads((job.folder / "request.json").read_text())["kind"] == "exported":
+                fresh.append(job.fresh)
+            super().start(job)
+
+    script = exported()
+    executor = Watched(script, probed(modes={m: m for m in MODES}))
+    result = tune(target, executor=executor, space=SPACE)
+    (request,) = script.asked
+    assert fresh == [True]
+    (side,) = request["sides"]
+    assert side["exported"]["code"] == 'model = torch.compile(model, mode="max-autotune")'
+    assert side["exported"]["code"] in result.export("python")
+    assert side["exported"]["settings"]["phases"]["forward"]
+    best = result.to_dict()["phases"]["forward"]["best"]
+    assert best["confirmed_processes"] == 3, "it counts as no set of the race"
+    assert best["exported"]["agrees"] and best["exported"]["outcome"] == "ok"
+    assert best["exported"]["speedup"]["value"] == pytest.approx(1.5, rel=0.01)
+    again = tune(target, executor=executor, resume=True)
+    assert len(script.asked) == 1, "a winner that has run is not run again"
+    assert again.to_dict()["phases"]["forward"]["best"]["exported"] == best["exported"]
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        (exported(0.7), "the exported code gave 1.05× "),
+        (exported(outcome="wrong_output"), "did not work in a fresh interpreter: wrong_output (is"),
+    ],
+)
+def test_a_report_warns_of_exported_code_that_does_not_do_what_was_confirmed(
+    script: Any, said: str, target: Path
+) -> None:
+    report = tune(target, executor=with_modes(script), space=SPACE).to_dict()
+    best = report["phases"]["forward"]["best"]
+    assert report["phases"]["forward"]["verdict"] == "faster" and not best["exported"]["agrees"]
+    (warning,) = exported_warning(best)
+    assert said in warning
+    assert "exported code" not in " ".join(best_facts(best))
+    best["exported"] |= {"agrees": True, "speedup": best["speedup"]}
+    assert "exported code: 1.50×, right" in list(best_facts(best))
+    assert exported_warning(best) == []
+
+
+def test_exported_code_is_no_slower_where_eager_mode_was_faster(target: Path) -> None:
+    script = exported(0.6, eager_s=0.6e-3)
+    best = tune(target, executor=with_modes(script), space=SPACE).to_dict()["phases"]["forward"][
+        "best"
+    ]
+    assert best["exported"]["agrees"] and exported_warning(best) == []
+    told = "exported code: 0.90×, right; calls as fast, eager mode was faster in that process"
+    assert told in list(best_facts(best))
+
+
+def test_without_time_exported_code_is_not_run_and_nothing_is_said(target: Path) -> None:
+    script, clock = exported(), Clock()
+
+    def slow(request: Mapping[str, Any]) -> Ending:
+        clock.work(3.0)
+        return script(request)
+
+    result = tune(
+        target, executor=with_modes(slow), space=SPACE, budget_s=36.0, clock=clock.monotonic
+    )
+    best = result.to_dict()["phases"]["forward"]["best"]
+    assert best["confirmed_processes"] and best["exported"] is None
+    assert not script.asked and not exported_warning(best)

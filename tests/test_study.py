@@ -440,7 +440,7 @@ def test_side_by_side_the_same_settings_are_tried_and_none_twice(target: Path, s
 
 
 class Recorder(FakeExecutor):
-    """Remembers the jobs, and how many others ran when each was started."""
+    """Remembers the jobs, and how many others ran when each was started; exported code left out."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -448,7 +448,8 @@ class Recorder(FakeExecutor):
         self.alive: set[int] = set()
 
     def start(self, job: Job) -> None:
-        self.jobs.append((job, len(self.alive)))
+        if json.loads((job.folder / "request.json").read_text("utf-8"))["kind"] != "exported":
+            self.jobs.append((job, len(self.alive)))
         self.alive.add(job.number)
         super().start(job)
 
@@ -904,16 +905,15 @@ def test_a_run_with_settings_that_are_not_listed_any_more_is_resumed(target: Pat
     assert result.config["forward"].mode == "max-autotune"
 
 
-def test_the_blocks_of_a_model_reach_the_script_that_compiles_them(target: Path) -> None:
+def test_blocks_that_win_are_compiled_by_the_lines_of_the_export(target: Path) -> None:
     def regional(request: Mapping[str, Any]) -> Ending:
         return measured(2.0 if request["config"]["scope"] == "regional" else 1.0)
 
     found = probed().payload["target"]
-    more = {"regions": {"forward": "2 Linear"}, "blocks": {"forward": ["0", "1"]}}
-    executor = FakeExecutor(regional, probed(target={**found, **more}))
+    executor = FakeExecutor(regional, probed(target={**found, "regions": {"forward": "2 Linear"}}))
     space = SearchSpace(batch_sizes=(4,), modes=("default",), scope=("full", "regional"))
     result = tune(target, executor=executor, space=space, effort="quick")
-    assert "FORWARD_BLOCKS" in result.export("python"), result.export("python")
+    assert "regions_of(model).compile()" in result.export("python")
 
 
 def test_reasons_for_not_trying_that_differ_by_figures_only_are_one(target: Path) -> None:

@@ -363,3 +363,78 @@ def test_a_process_that_dies_leaves_whose_turn_it_was(
 def test_after_a_race_it_is_nobodys_turn(try_it: Try, net: Path, tmp_path: Path) -> None:
     try_it(net, **a_race("honest", "raises", "fails_later"))
     assert int((tmp_path / AT_WORK).read_text()) == -1
+
+
+# --- exported code -------------------------------------------------------------------------------
+
+
+def exported(code: str, config: CompileConfig | str, **more: Any) -> dict[str, Any]:
+    """The request to run exported code that is about a setting."""
+    request = a_race(config, **more)
+    settings = {
+        "autocompile_settings": 1,
+        "target": "net.py",
+        "fingerprint": {},
+        "interpreters": {},
+        "own_batch_size": {},
+        "phases": {
+            "forward": [
+                {
+                    "batch_size": 4,
+                    "config": {"backend": "honest"},
+                    "speedup": {"value": 1.0, "low": 1.0, "high": 1.0},
+                    "confirmed_processes": 3,
+                }
+            ]
+        },
+    }
+    request["sides"][0]["exported"] = {"code": code, "settings": settings}
+    return request | {"kind": "exported"}
+
+
+ONE_THREAD = "torch.set_num_threads(1)\nmodel = model.to(memory_format=torch.channels_last)"
+STEP = 'step = torch.compile(optimizer.step, backend="seen")'
+TRAIN_STEP = 'train_step = torch.compile(train_step, backend="seen")'
+MAKE = "optimizer = torch.optim.Adam(model.parameters(), "
+
+
+@pytest.mark.parametrize(
+    ("code", "phase", "outcome"),
+    [
+        ('model = torch.compile(model, backend="seen")', "forward", OK),
+        ('import autocompile\nautocompile.apply(model, "tuned.json")', "forward", OK),
+        ('model = torch.compile(model, backend="zeros")', "forward", ("wrong_output", "verify")),
+        ("model = modell", "forward", ("compile_error", "compile")),
+        (f"{MAKE}fused=True)", "optimizer_step", OK),
+        (STEP, "optimizer_step", OK),
+        (f"{MAKE}lr=0.1, fused=True)", "optimizer_step", ("wrong_output", "verify")),
+        (f"{MAKE}fused=True)\n{TRAIN_STEP}", "train_step", OK),
+    ],
+)
+def test_exported_code_is_what_runs_and_is_verified(
+    try_it: Try, net: Path, code: str, phase: str, outcome: tuple[str, str]
+) -> None:
+    result = try_it(net, **exported(code, "honest", phase=phase))
+    assert outcomes(result) == [outcome]
+    if "seen" in code:
+        assert sum(each["calls"] for each in SEEN) > ROUNDS
+
+
+def test_what_exported_code_sets_for_the_process_is_not_eagers(
+    try_it: Try, net: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with net.open("a") as file:
+        file.write("\ntorch.set_num_threads(2)\n")
+    seen: list[tuple[bool, int]] = []
+    made = race_module.Rounds
+
+    def rounds(sides: Any, *args: Any) -> Any:
+        for side in sides:
+            with side.context():
+                seen.append((side is sides[0], torch.get_num_threads()))
+        return made(sides, *args)
+
+    monkeypatch.setattr(race_module, "Rounds", rounds)
+    result = try_it(net, **exported(ONE_THREAD, CompileConfig("eager", threads=1)))
+    assert outcomes(result) == [OK]
+    assert seen == [(True, 2), (False, 1)]

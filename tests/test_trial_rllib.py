@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,13 +23,18 @@ from ray.rllib.algorithms.ppo import PPOConfig
 
 from autocompile.config import CompileConfig
 from autocompile.errors import TargetError
+from autocompile.export.common import Choice
+from autocompile.export.python import code_of
 from autocompile.runtime.observations import _observations
 from autocompile.search.offer import calls_between_updates
 from autocompile.trial import rllib, telemetry
+from autocompile.trial.exported import exported_side
 from autocompile.trial.judge import Judge
 from autocompile.trial.phases import make_side, phases_of
 from autocompile.trial.rllib import from_object
 from autocompile.trial.target import Target, build, import_target, seed_everything
+from autocompile.tuned import Choice as TunedChoice
+from autocompile.tuned import Tuned
 
 RL = str(TARGETS / "rl.py")
 AOT = CompileConfig(backend="aot_eager")
@@ -373,3 +379,22 @@ def test_the_module_moves_to_a_device_with_its_inference_half(module: Any) -> No
     target.to(torch.device("meta"))
     for model in (target.model, target.inference_model):
         assert {p.device.type for p in model.parameters()} == {"meta"}
+
+
+@pytest.mark.parametrize("phase", ["forward_exploration", "optimizer_step", "train_step"])
+def test_what_is_exported_for_an_rlmodule_is_what_runs(
+    module: Any, phase: str, tmp_path: Path
+) -> None:
+    config = CompileConfig("eager", optimizer="fused") if phase == "optimizer_step" else AOT
+    choice = Choice("", "faster", config, "", None, 3)
+    report = {"target": {"is_rl": True}, "run_dir": "mine", "phases": {}}
+    code = code_of(report, dataclasses.replace(choice, phase=phase))
+    tuned = Tuned({phase: (TunedChoice(config, None, {"value": 1.5}, 3),)}, {}).to_dict()
+    target = load(module, "spec")
+    inputs = target.make_inputs(4)
+    exported = {"code": code, "settings": tuned}
+    telemetry.reset_dynamo("aot_eager")
+    side = exported_side(target, phase, inputs, config, exported, tmp_path)
+    side.run()
+    assert bool(telemetry.dynamo_facts().graphs) == (phase != "optimizer_step")
+    assert phase != "optimizer_step" or side.optimizer.param_groups[0]["fused"]

@@ -16,6 +16,7 @@ from torch import nn
 
 from autocompile.errors import TargetError
 from autocompile.trial.phases import call_model, make_side, phases_of
+from autocompile.trial.probing import described
 from autocompile.trial.target import (
     Target,
     build,
@@ -421,3 +422,42 @@ def test_a_model_that_is_compiled_already_is_refused(
     error = error_of(write(tmp_path, text))
     assert "compiled already" in error.what
     assert said in str(error.details)
+
+
+# --- how an optimizer is made, for exports --------------------------------------------------------
+
+
+def test_an_optimizer_is_told_by_its_class_and_what_is_not_its_default() -> None:
+    model = torch.nn.Linear(2, 2)
+    made = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.01)
+    assert described(made, model, "") == {
+        "build": "",
+        "lr": 3e-4,
+        "class": "AdamW",
+        "arguments": {"lr": 3e-4, "betas": (0.9, 0.95)},
+    }
+    assert described(torch.optim.Adam(model.parameters()), model, "")["arguments"] == {}
+
+
+class Own(torch.optim.SGD):
+    """Of the user's own."""
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda m: Own(m.parameters(), lr=0.1),
+        lambda m: torch.optim.SGD([m.weight], lr=0.1),
+        lambda m: torch.optim.SGD(
+            [{"params": [m.weight]}, {"params": [m.bias], "lr": 1.0}], lr=0.1
+        ),
+        lambda m: torch.optim.Adam(m.parameters(), lr=torch.tensor(0.1)),
+    ],
+)
+def test_an_optimizer_that_a_class_and_numbers_do_not_say_is_told_by_what_makes_it(
+    make: Any,
+) -> None:
+    model = torch.nn.Linear(2, 2)
+    source = "optimizer = get_optimizer(model)"
+    found = described(make(model), model, source)
+    assert found == {"build": source, "lr": pytest.approx(0.1)}

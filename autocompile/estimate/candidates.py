@@ -14,9 +14,9 @@ from statistics import stdev
 
 from autocompile.estimate.host import left_out
 from autocompile.estimate.intervals import Interval, median, over_sets, ratio
-from autocompile.record import Measurement, Outcome, Record
+from autocompile.record import EXPORTED, Measurement, Outcome, Record
 
-__all__ = ["Candidate", "Limits", "candidates", "compare", "with_refreshes"]
+__all__ = ["Candidate", "Limits", "candidates", "compare", "whole_call_s", "with_refreshes"]
 
 _ONE = Interval(1.0, 1.0, 1.0)
 
@@ -115,7 +115,7 @@ def candidates(records: Iterable[Record]) -> list[Candidate]:
     Args:
         records: of the phase, searched and raced.
     """
-    every = list(records)
+    every = [r for r in records if r.role != EXPORTED]
     raced: dict[int, list[Record]] = {}
     for r in every:
         if r.repeats is not None and r.outcome not in (Outcome.INTERRUPTED, Outcome.INFRASTRUCTURE):
@@ -155,7 +155,7 @@ def _candidate(members: Sequence[Record], again: Sequence[Record], eager: _Eager
         number = -1 - r.number if r.race is None else r.race
         ratio_ = eager.over_own(r, r.measurement)
         logs[number] = math.log(with_refreshes(ratio_, with_refresh, eager.of_process(r)))
-        processes.append((logs[number], _whole_call_s(r.measurement, with_refresh)))
+        processes.append((logs[number], whole_call_s(r.measurement, with_refresh)))
         blocks[number] = (r.detail.get("raced_in", r.number), r.measurement.compiled_s)
     slow = left_out([r for r in again if r.race is not None])
     logs = {number: log for number, log in logs.items() if number not in slow}
@@ -180,7 +180,7 @@ def _candidate(members: Sequence[Record], again: Sequence[Record], eager: _Eager
     )
 
 
-def _whole_call_s(measured: Measurement, record: Record) -> float:
+def whole_call_s(measured: Measurement, record: Record) -> float:
     """Seconds of a call, with its share of what new weights cost."""
     refresh_s, calls = record.refresh_s, record.calls_per_update
     return measured.compiled_call_s + (refresh_s / calls if refresh_s and calls else 0.0)
@@ -246,7 +246,7 @@ def _apart(first: Candidate, second: Candidate) -> Interval:
 def _pace(c: Candidate) -> Interval:
     """Calls per second, over all processes of its races or in the one of the search."""
     assert c.record.measurement is not None
-    seconds = [s for _, s in c.processes] or [_whole_call_s(c.record.measurement, c.record)]
+    seconds = [s for _, s in c.processes] or [whole_call_s(c.record.measurement, c.record)]
     return over_sets([-math.log(s) for s in seconds])
 
 

@@ -10,22 +10,29 @@ import difflib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from autocompile.errors import UsageError
+from autocompile.errors import ExportError, UsageError
+from autocompile.estimate.decision import SETS
 from autocompile.export.accelerate import export as _accelerate
+from autocompile.export.common import command, comment
 from autocompile.export.json import export as _json
+from autocompile.export.lightning import export as _lightning
+from autocompile.export.own_size import own_choices
 from autocompile.export.python import export as _python
 from autocompile.export.rllib import export as _rllib
+from autocompile.export.script import export as _script
 from autocompile.export.transformers import export as _transformers
 from autocompile.export.use import use_line
 
-__all__ = ["FORMATS", "export", "use_line"]
+__all__ = ["FORMATS", "export", "unconfirmed", "use_line"]
 
 _EXPORTERS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "python": _python,
+    "script": _script,
     "json": _json,
     "rllib": _rllib,
     "accelerate": _accelerate,
     "transformers": _transformers,
+    "lightning": _lightning,
 }
 
 FORMATS: tuple[str, ...] = tuple(_EXPORTERS)
@@ -33,7 +40,9 @@ FORMATS: tuple[str, ...] = tuple(_EXPORTERS)
 
 
 def export(report: Mapping[str, Any], to: str) -> str:
-    """The result in the form that a stack reads: a program that runs, or JSON.
+    """The result in the form that a stack reads: lines of Python, a program, or JSON.
+
+    What was not confirmed is said in the first lines; of JSON the reader sees it in the figures.
 
     Args:
         report: what ``report.json`` holds.
@@ -48,6 +57,27 @@ def export(report: Mapping[str, Any], to: str) -> str:
         raise UsageError(
             f"there is no export format {to!r}",
             f"there are: {', '.join(FORMATS)}",
-            hint=f"autocompile export last --to {close[0] if close else 'python'}",
+            hint=command(report, f"--to {close[0] if close else 'python'}"),
         )
-    return _EXPORTERS[to](report)
+    text = _EXPORTERS[to](report)
+    return text if to == "json" else "".join(map(comment, unconfirmed(report))) + text
+
+
+def unconfirmed(report: Mapping[str, Any]) -> list[str]:
+    """A sentence for each phase whose setting was not confirmed in fresh processes."""
+    try:
+        found = own_choices(report).values()
+    except ExportError:
+        return []
+    return [
+        f"NOT CONFIRMED: {choice.phase} was measured in {_processes(choice.processes)}; "
+        f"{SETS[0]} fresh processes confirm a setting"
+        for choice in found
+        if not choice.is_confirmed
+    ]
+
+
+def _processes(count: int) -> str:
+    if not count:
+        return "the search only"
+    return f"{count} fresh process{'es' * (count > 1)} only"

@@ -1,25 +1,19 @@
-"""Hugging Face Accelerate: a ``TorchDynamoPlugin`` with the tuned values."""
+"""Hugging Face Accelerate: a ``TorchDynamoPlugin`` and what goes before ``prepare``."""
 
 from __future__ import annotations
 
-from autocompile import backends
 from autocompile.config import CompileConfig
-from autocompile.errors import ExportError
-from autocompile.export.common import (
-    Choice,
-    Report,
-    build_function,
-    choices,
-    comment,
-    header,
-    is_rl,
-    literal,
-    not_carried,
-    program,
-    wrapped,
+from autocompile.export.common import Report, comment, program, quoted
+from autocompile.export.lines import (
+    arguments,
+    layout_lines,
+    optimizer_lines,
+    options,
+    process_lines,
 )
+from autocompile.export.stacks import settings_of
 
-__all__ = ["ACCELERATE_READ", "BACKENDS", "export", "model_choice"]
+__all__ = ["ACCELERATE_READ", "BACKENDS", "CARRIED", "REGIONS", "TF32", "export", "has_no_name"]
 
 ACCELERATE_READ = "1.15"
 """The version of accelerate that :data:`BACKENDS` was read from."""
@@ -44,123 +38,64 @@ BACKENDS = (
 )
 """The names of ``accelerate.utils.DynamoBackend``; it takes no other."""
 
-_CARRIED = ("backend", "mode", "options", "fullgraph", "dynamic")
-_REGIONS = (
+CARRIED = ("backend", "mode", "options", "fullgraph", "dynamic", "guards", "autocast", "scope")
+REGIONS = (
     "WARNING: Accelerate's regions are not those that were measured: of a model's blocks it knows "
     "the entries of an nn.ModuleList only, and it compiles all that is outside them too."
 )
-
-
-def model_choice(report: Report, stack: str) -> Choice:
-    """The choice for a model's forward pass: all that Accelerate and the Trainer compile.
-
-    Raises:
-        ExportError: an RLModule, no such phase, or a backend that Accelerate refuses.
-    """
-    found = choices(report)
-    if is_rl(report):
-        raise ExportError(
-            f"{stack} has no form for an RLModule",
-            "it compiles model.forward(), which RLlib does not call: it calls forward_exploration()"
-            ", forward_inference() and forward_train()",
-            hint="autocompile export last --to rllib",
-        )
-    present = [found[name] for name in ("train_step", "forward") if name in found]
-    usable = [choice for choice in present if choice.verdict != "failed"]
-    if not usable:
-        raise ExportError(
-            f"{stack} has no form for this result: it compiles the model's forward pass",
-            f"phases with a result: {', '.join(n for n in found if found[n].verdict != 'failed')}",
-            hint="autocompile export last --to python",
-        )
-    choice = usable[0]
-    config = choice.config
-    if config and not config.is_eager and config.backend.upper() not in BACKENDS:
-        raise ExportError(
-            f"{stack} does not take the backend {config.backend!r}",
-            f"accelerate {ACCELERATE_READ} knows: {', '.join(BACKENDS).lower()}",
-            hint="autocompile export last --to python",
-        )
-    if config and not backends.BACKENDS.get(config.backend, backends.Backend()).trains:
-        raise ExportError(
-            f"{stack} trains, and the backend {config.backend} computes no gradients",
-            hint="autocompile export last --to python",
-        )
-    return choice
+TF32 = "On a CUDA device in fp32 it turns TF32 on for matmuls: a part of the gain may be that."
+_MIXED = {"none": "", "bfloat16": ', mixed_precision="bf16"', "float16": ', mixed_precision="fp16"'}
 
 
 def export(report: Report) -> str:
-    """A script that makes the plugin and the Accelerator, and prepares the target's model.
+    """The lines that make the Accelerator and prepare ``model`` and ``optimizer``.
 
     Raises:
         ExportError: the result has no form in Accelerate.
     """
-    choice = model_choice(report, "Accelerate")
-    warning = [line for text in _warnings(choice.config) for line in wrapped(text, 76)]
-    plugin, setting = _plugin(choice.config)
-    build = build_function(report)
-    notes = comment(f"{choice.phase}: {choice.evidence}")
-    if choice.config is not None:
-        if choice.phase == "train_step":
-            notes += comment("Accelerate compiles the forward pass and its backward only.")
-        notes += comment(_TF32)
-    warn = '    print("\\n".join(WARNING), file=sys.stderr)\n' if warning else ""
+    settings = settings_of(report, "Accelerate")
+    model, step = settings.model, settings.optimizer
+    notes = settings.lost("Accelerate", CARRIED, optimizer=True)
+    notes += comment(REGIONS) if model.scope == "regional" else ""
+    if not model.is_eager and str(report["environment"].get("device")).startswith("cuda"):
+        notes += comment(TF32)
+    steps = step.optimizer != "default"
+    own = [f"model = torch.compile(model, {arguments(model)})"] if has_no_name(model) else []
+    lines = [*layout_lines(model), *optimizer_lines(report, step), *own]
+    names = "model, optimizer" if steps else "model"
     return program(
-        header(report, "Accelerate settings") + "".join(f"# {line}\n" for line in warning),
-        "import sys" if warn and build else "",
-        "from accelerate import Accelerator\nfrom accelerate.utils import TorchDynamoPlugin",
-        f"WARNING = {literal(warning, '')}" if warn and build else "",
-        notes + plugin,
-        build,
-        _MAIN.format(warn=warn, phase=choice.phase, setting=setting) if build else _NO_BUILD,
+        settings.evidence + notes,
+        ("import torch\n" if steps or lines or process_lines(model) else "")
+        + "from accelerate import Accelerator\nfrom accelerate.utils import TorchDynamoPlugin",
+        "\n".join(process_lines(model)),
+        _plugin(model)
+        + f"accelerator = Accelerator(dynamo_plugin=plugin{_MIXED[model.autocast]})\n"
+        + "".join(f"{line}\n" for line in lines)
+        + f"{names} = accelerator.prepare({names})",
     )
 
 
-def _warnings(config: CompileConfig | None) -> list[str]:
-    if config is None:
-        return []
-    lost = not_carried(config, (*_CARRIED, "scope"))
-    regions = [_REGIONS] if config.scope == "regional" else []
-    return [f"WARNING: Accelerate cannot carry {name}." for name in lost] + regions
+def has_no_name(config: CompileConfig) -> bool:
+    """Whether Accelerate cannot name the backend; it leaves alone what is compiled already."""
+    return not config.is_eager and config.backend.upper() not in BACKENDS
 
 
-_TF32 = (
-    "On a CUDA device in fp32, Accelerate turns TF32 on for matmuls as soon as a backend is "
-    "named: numbers differ from eager's a little, and a part of the gain may come from there."
-)
-_MAIN = """
-if __name__ == "__main__":
-{warn}    accelerator = Accelerator(dynamo_plugin=plugin)
-    model = accelerator.prepare(build_model())
-    print("{phase}: {setting}", plugin.to_kwargs())
-"""
-_NO_BUILD = """
-accelerator = Accelerator(dynamo_plugin=plugin)
-# The model was handed over as an object in Python: accelerator.prepare(model) compiles it.
-"""
-
-
-def _plugin(config: CompileConfig | None) -> tuple[str, str]:
-    """Source that makes the plugin, and how to call the result.
-
-    Every field is given, since a missing one is read from the environment.
-    """
-    if config is None or config.is_eager:
-        return 'plugin = TorchDynamoPlugin(backend="no")\n', "left uncompiled"
+def _plugin(config: CompileConfig) -> str:
+    """Source that makes the plugin. A field that is left out is read from the environment."""
+    if config.is_eager or has_no_name(config):
+        return 'plugin = TorchDynamoPlugin(backend="no")\n'
     fields = {
-        "backend": config.backend.lower(),
-        "mode": config.mode,
-        "fullgraph": config.fullgraph,
-        "dynamic": config.dynamic,
-        "options": dict(config.options) or None,
-        "use_regional_compilation": config.scope == "regional",
+        "backend": quoted(config.backend.lower()),
+        "mode": quoted(config.mode),
+        "fullgraph": str(config.fullgraph),
+        "dynamic": str(config.dynamic),
+        "options": options(config),
+        "use_regional_compilation": str(config.scope == "regional"),
     }
+    unset = {"dynamic": "None", "options": "{}"}
+    given = {k: v for k, v in fields.items() if v != unset.get(k)}
     text = "plugin = TorchDynamoPlugin(\n"
-    text += "".join(f"    {k}={literal(v, '    ')},\n" for k, v in fields.items()) + ")\n"
+    text += "".join(f"    {k}={v},\n" for k, v in given.items()) + ")\n"
     if config.dynamic is None:
-        text += comment(
-            "`accelerate launch` sets ACCELERATE_DYNAMO_USE_DYNAMIC, which turns None into "
-            "False (or True): put it back."
-        )
-        text += "plugin.dynamic = None\n"
-    return text, "torch.compile with"
+        text += "plugin.dynamic = None  # `accelerate launch` would make it False\n"
+    return text

@@ -17,13 +17,15 @@ from typing import Any
 from autocompile import runs
 from autocompile.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
 from autocompile.errors import ExportError
+from autocompile.estimate.decision import SETS
 
 __all__ = [
     "RL_FORWARD_PHASES",
     "Choice",
     "Report",
-    "build_function",
+    "build_lines",
     "choices",
+    "command",
     "comment",
     "environment_of",
     "evidence_of",
@@ -31,11 +33,12 @@ __all__ = [
     "is_rl",
     "literal",
     "not_carried",
+    "of_row",
     "one_line",
-    "optimizer_lines",
     "program",
     "quoted",
     "speedup_text",
+    "states_differ",
     "wrapped",
 ]
 
@@ -58,12 +61,23 @@ class Choice:
         config: the setting to use, which may compile nothing and lay weights out otherwise, say;
             None when all stays as it is.
         evidence: one sentence for a comment.
+        batch_size: that it is for; None where the phase has none, or nothing is to be used.
+        processes: in how many fresh processes it was confirmed.
+        speedup: over eager mode, with its 95 % interval; None where nothing is to be used.
     """
 
     phase: str
     verdict: str
     config: CompileConfig | None
     evidence: str
+    batch_size: int | None = None
+    processes: int = 0
+    speedup: Mapping[str, float] | None = None
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether it was in as many fresh processes as a decision takes, if it is one at all."""
+        return self.config is None or self.processes >= SETS[0]
 
 
 def states_differ(found: Iterable[Choice]) -> bool:
@@ -95,7 +109,26 @@ def _choice(report: Report, name: str, phase: Mapping[str, Any]) -> Choice:
     config = CompileConfig.from_dict(best["config"])
     if verdict == "keep_eager" or config.is_baseline:
         return Choice(name, "keep_eager", None, reason or "nothing is faster than eager")
-    return Choice(name, "faster", config, evidence_of(report, best, config))
+    return of_row(name, report, best, config, evidence_of(report, best, config))
+
+
+def of_row(
+    name: str,
+    report: Report,
+    best: Mapping[str, Any],
+    config: CompileConfig,
+    evidence: str,
+) -> Choice:
+    """The choice of a setting that is faster than eager, by its entry of the report."""
+    return Choice(
+        name,
+        "faster",
+        config,
+        evidence,
+        best.get("batch_size"),
+        int(best.get("confirmed_processes") or 0),
+        best.get("speedup"),
+    )
 
 
 def evidence_of(report: Report, best: Mapping[str, Any], config: CompileConfig) -> str:
@@ -149,32 +182,13 @@ def is_rl(report: Report) -> bool:
     )
 
 
-_FLAGS = {
-    "for_loop": "foreach=False, fused=False",
-    "foreach": "foreach=True, fused=False",
-    "fused": "foreach=False, fused=True",
-    "capturable": "capturable=True, fused=False",
-}
-
-
-def optimizer_lines(config: CompileConfig) -> list[str]:
-    """Source that has ``optimizer``, which has not stepped yet, step in the setting's way."""
-    if config.optimizer == "default":
-        return []
-    change = f"group.update({_FLAGS.get(config.optimizer)})"
-    if config.optimizer == "tensor_lr":
-        place = 'device=group["params"][0].device'
-        change = f'group["lr"] = torch.tensor(float(group["lr"]), {place})'
-    return ["for group in optimizer.param_groups:", f"    {change}"]
-
-
 def not_carried(config: CompileConfig, carried: Iterable[str]) -> list[str]:
     """``name=value`` for each field of a setting that differs from torch's default and is lost."""
     kept, mine, plain = set(carried), config.to_dict(), DEFAULT_INDUCTOR.to_dict()
     return [f"{n}={mine[n]!r}" for n in plain if mine[n] != plain[n] and n not in kept]
 
 
-def _build_lines(report: Report) -> list[str]:
+def build_lines(report: Report) -> list[str]:
     """The source lines that define ``model``; empty when the target was an object in Python.
 
     Raises:
@@ -204,14 +218,9 @@ def header(report: Report, title: str) -> str:
     return comment(found) + comment(whence)
 
 
-def build_function(report: Report, result: str = "model") -> str:
-    """Source of ``build_model()``; empty when the target was an object in Python."""
-    lines = _build_lines(report)
-    if not lines:
-        return ""
-    body = "".join(f"    {line}\n" if line else "\n" for line in lines)
-    note = "# Paths are relative to the directory that the model was tuned from.\n"
-    return f"{note}def build_model():\n{body}    return {result}\n"
+def command(report: Report, form: str) -> str:
+    """The command that writes another form of the same run: ``form`` is ``--to python``, say."""
+    return f"autocompile export {runs.shown(str(report.get('run_dir', 'last')))} {form}"
 
 
 def one_line(text: object) -> str:
@@ -270,7 +279,7 @@ def program(*blocks: str) -> str:
     text = ""
     last = ""
     for block in filter(None, (block.strip("\n") for block in blocks)):
-        wide = any(re.search(r"^(def|if) ", part, re.MULTILINE) for part in (last, block))
+        wide = any(re.search(r"^def ", part, re.MULTILINE) for part in (last, block))
         text += ("\n\n\n" if wide else "\n\n") * bool(text) + block
         last = block
     return text + "\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autocompile.config import CompileConfig
-from autocompile.export.common import Choice, Report, choices, evidence_of
+from autocompile.export.common import Choice, Report, choices, evidence_of, of_row
 from autocompile.tuned import is_faster
 
 __all__ = ["own_choices"]
@@ -39,4 +39,4 @@ def _at_own_batch_size(report: Report, choice: Choice) -> Choice:
     what += f"; the batch size is this configuration's own, over all of them {other} is best"
     if not is_faster(row):
         return Choice(choice.phase, "keep_eager", None, f"not compiled: {what}")
-    return Choice(choice.phase, "faster", config, what)
+    return of_row(choice.phase, report, row, config, what)

@@ -8,10 +8,12 @@ from autocompile.errors import ExportError
 from autocompile.export.common import (
     RL_FORWARD_PHASES,
     Report,
+    command,
     comment,
     header,
     is_rl,
     literal,
+    one_line,
     program,
 )
 from autocompile.export.own_size import own_choices
@@ -36,14 +38,14 @@ def export(report: Report) -> str:
         raise ExportError(
             "RLlib has no form for this result: the target is no RLModule",
             f"its phases: {', '.join(found)}",
-            hint="autocompile export last --to python",
+            hint=command(report, "--to python"),
         )
     settings = Tuned.from_report(report).to_dict()
     settings["phases"] = {n: c for n, c in settings["phases"].items() if n in PHASES}
     if not settings["phases"]:
         raise ExportError(
             f"RLlib has no form for the phases {', '.join(found)}",
-            hint="autocompile export last --to python",
+            hint=command(report, "--to python"),
         )
     algorithm = _algorithm(report)
     evidence = [comment(f"{name}: {found[name].evidence}") for name in settings["phases"]]
@@ -54,7 +56,7 @@ def export(report: Report) -> str:
         header(report, "RLlib settings") + "".join(evidence),
         f"from {algorithm[0]} import {algorithm[1]}" if algorithm else "",
         "from autocompile.rllib import tuned",
-        "# The same as a file: autocompile export last -o tuned.json\n"
+        f"# The same as a file: {one_line(command(report, '-o tuned.json'))}\n"
         f"SETTINGS = {literal(settings, '')}",
         use,
     )

@@ -1,62 +1,93 @@
-"""Hugging Face Transformers: ``TrainingArguments`` with the tuned values."""
+"""Hugging Face Transformers: ``TrainingArguments`` and a ``Trainer``, which compiles by Accelerate.
+
+Nothing is said of what the user logs, or where.
+"""
 
 from __future__ import annotations
 
-from autocompile.export.accelerate import model_choice
-from autocompile.export.common import (
-    Report,
-    comment,
-    header,
-    literal,
-    not_carried,
-    program,
-    wrapped,
+from autocompile.config import CompileConfig
+from autocompile.export.accelerate import CARRIED, REGIONS, TF32, has_no_name
+from autocompile.export.common import Report, comment, program, quoted
+from autocompile.export.lines import (
+    arguments,
+    layout_lines,
+    optimizer_arguments,
+    options,
+    process_lines,
 )
+from autocompile.export.stacks import settings_of
 
 __all__ = ["export"]
 
-_FIELDS = (
-    "TrainingArguments has fields for the backend and the mode only: it cannot carry fullgraph, "
-    "dynamic or options. `accelerate launch` forces dynamic=False unless told otherwise."
-)
-_WARN = '    print("\\n".join(WARNING), file=sys.stderr)\n'
-_MAIN = """
-if __name__ == "__main__":
-{warn}    fields = {{k: v for k, v in vars(args).items() if k.startswith("torch_compile")}}
-    print(json.dumps(fields))
-"""
+_MIXED = {"bfloat16": "bf16", "float16": "fp16"}
+_LAUNCH = "`accelerate launch` makes dynamic False unless it is told otherwise."
 
 
 def export(report: Report) -> str:
-    """A script that makes ``args`` and prints its ``torch_compile`` fields when it is run.
+    """The lines that make ``args``, and the ``trainer`` where that has to be told something too.
 
     Raises:
-        ExportError: the result has no form in the Trainer, which compiles through Accelerate.
+        ExportError: the result has no form in the Trainer.
     """
-    choice = model_choice(report, "Transformers")
-    lost = not_carried(choice.config, ("backend", "mode")) if choice.config else []
-    warning = [
-        line
-        for name in lost
-        for line in wrapped(f"WARNING: TrainingArguments cannot carry {name}: dropped.", 76)
-    ]
+    settings = settings_of(report, "Transformers")
+    model, step = settings.model, settings.optimizer
+    compiled = not (model.is_eager or has_no_name(model))
+    optim, own = _optimizer(report, step)
+    notes = settings.lost("The Trainer", CARRIED, optimizer=bool(optim or own))
+    notes += comment(REGIONS) if model.scope == "regional" else ""
+    if compiled:
+        notes += comment(_LAUNCH) if model.dynamic is None else ""
+        if str(report["environment"].get("device")).startswith("cuda"):
+            notes += comment(TF32)
     # A backend or a mode alone turns compiling on, so neither stands beside False.
-    fields: dict[str, str | bool] = {"output_dir": "out", "torch_compile": False}
-    if choice.config is not None and not choice.config.is_eager:
-        fields["torch_compile"] = True
-        fields["torch_compile_backend"] = choice.config.backend.lower()
-        fields["torch_compile_mode"] = choice.config.mode
-    fields["report_to"] = "none"
-    body = "".join(f"    {k}={literal(v)},\n" for k, v in fields.items())
-    top = header(report, "Trainer settings") + "#\n" + comment(_FIELDS)
-    notes = comment(f"{choice.phase}: {choice.evidence}")
-    if choice.config is not None:
-        notes += comment("On a CUDA device, torch_compile turns TF32 on unless tf32 is given.")
+    fields = {"torch_compile": str(compiled)}
+    if compiled:
+        fields["torch_compile_backend"] = quoted(model.backend.lower())
+        fields["torch_compile_mode"] = quoted(model.mode)
+    fields |= {"optim": quoted(optim)} if optim else {}
+    fields |= {_MIXED[model.autocast]: "True"} if model.autocast != "none" else {}
+    args = "".join(f"    {k}={v},\n" for k, v in fields.items())
+    own_backend = [f"model.compile({arguments(model)})"] if has_no_name(model) else []
+    lines = [*process_lines(model), *layout_lines(model), *own_backend]
+    after = _of_plugin(model) if compiled else []
+    given = "model, args, optimizer_cls_and_kwargs=own" if own else "model, args"
+    trainer = [f"own = {own}"] if own else []
+    trainer += [f"trainer = Trainer({given})", *after] if own or after else []
     return program(
-        top + "".join(f"# {line}\n" for line in warning),
-        "import json" + ("\nimport sys" if warning else ""),
-        "from transformers import TrainingArguments",
-        f"WARNING = {literal(warning, '')}" if warning else "",
-        f"{notes}args = TrainingArguments(\n{body})",
-        _MAIN.format(warn=_WARN if warning else ""),
+        settings.evidence + notes,
+        ("import torch\n" if lines or own or "torch." in "".join(after) else "")
+        + f"from transformers import {'Trainer, ' if trainer else ''}TrainingArguments",
+        "\n".join(lines),
+        f"args = TrainingArguments(\n{args})\n" + "\n".join(trainer),
     )
+
+
+def _optimizer(report: Report, config: CompileConfig) -> tuple[str, str]:
+    """The value of ``optim``, or class and arguments; neither where the run cannot tell.
+
+    Where the target names no optimizer, it is the Trainer's own, AdamW.
+    """
+    if config.optimizer == "default":
+        return "", ""
+    found = optimizer_arguments(report, config.optimizer)
+    is_own = "optimizer" not in (report["target"].get("choices") or {})
+    if config.optimizer == "fused" and (is_own or (found and found[0] == "AdamW")):
+        return "adamw_torch_fused", ""
+    if found is None:
+        return "", ""
+    return "", f"torch.optim.{found[0]}, dict({found[1]})"
+
+
+def _of_plugin(config: CompileConfig) -> list[str]:
+    """Lines for what TrainingArguments has no fields for."""
+    plugin = "trainer.accelerator.state.dynamo_plugin"
+    lines = []
+    if config.fullgraph:
+        lines += [f"{plugin}.fullgraph = True"]
+    if config.dynamic is not None:
+        lines += [f"{plugin}.dynamic = {config.dynamic}"]
+    if (text := options(config)) != "{}":
+        lines += [f"{plugin}.options = {text}"]
+    if config.scope == "regional":
+        lines += [f"{plugin}.use_regional_compilation = True"]
+    return lines

@@ -11,7 +11,7 @@ from typing import Any
 from autocompile import runs
 from autocompile.estimate.candidates import Candidate, Limits, candidates
 from autocompile.estimate.decision import ZONE, Decision, decide
-from autocompile.record import SCHEMA, Outcome, Record
+from autocompile.record import EXPORTED, SCHEMA, Outcome, Record
 from autocompile.report import text as show
 from autocompile.report.advice import on_memory, on_recurrent_layers
 from autocompile.report.explain import why, why_not
@@ -40,7 +40,7 @@ _TARGET_KEYS = (
     "own_batch_size",
     "calls_per_update",
     "samples_per_update",
-    "blocks",
+    "optimizer",
     "choices",
 )
 
@@ -95,6 +95,8 @@ def _phase(
     run_dir: str,
 ) -> dict[str, Any]:
     limits = limits or Limits()
+    exported = [r for r in records if r.role == EXPORTED]
+    records = [r for r in records if r.role != EXPORTED]
     space = run.get("spaces", {}).get(name, {})
     device = str(run["environment"].get("device", ""))
     every = candidates(records)
@@ -116,7 +118,7 @@ def _phase(
         "confidence": _confidence(decision, run, run_dir) if best else None,
         "explanation": why(best, verdict, every, device),
         "why_not": why_not(best, allowed, records, ties, device),
-        "best": best_row(best, by_size[size], records) if best else None,
+        "best": best_row(best, by_size[size], records, exported) if best else None,
         "ties": ties,
         "by_batch_size": [size_row(s, d) for s, d in decisions.items() if d.rivals or d.is_faster],
         "failures": failures(records, run_dir),

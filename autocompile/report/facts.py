@@ -12,6 +12,7 @@ __all__ = [
     "against_default",
     "best_facts",
     "confidence",
+    "exported_warning",
     "memory_facts",
     "not_here",
     "proof",
@@ -94,12 +95,30 @@ def best_facts(best: Mapping[str, Any]) -> Iterator[str]:
     live = best.get("weights_live")
     follow = "" if live is None else " and follow" if live else " but do not follow"
     yield "outputs match eager" + (f"{follow} weight updates" if follow else "")
+    if (ran := best.get("exported")) and ran["agrees"]:
+        why = "; calls as fast, eager mode was faster in that process"
+        yield f"exported code: {show.speedup(ran['speedup'])}, right{why * ran['eager_faster']}"
     yield from memory_facts(best)
     if spread := best.get("eager_call_s"):
         ends = dict.fromkeys(map(show.seconds, spread))
         yield f"eager itself took {' to '.join(ends)} a call, by process"
     if slow := best.get("slow_sets"):
         yield f"{slow} more processes are left out: the machine was slower in them"
+
+
+def exported_warning(best: Mapping[str, Any] | None) -> list[str]:
+    """A sentence where the exported code did not do in a fresh interpreter what was confirmed."""
+    ran = (best or {}).get("exported")
+    if not best or not ran or ran["agrees"]:
+        return []
+    if ran["speedup"] is None:
+        said = f"{show.plain(ran['outcome'])} ({show.plain(ran['message'])})"
+        return [f"the exported code did not work in a fresh interpreter: {said}"]
+    told = f"{show.speedup(ran['speedup'])} {show.interval(ran['speedup'])}"
+    return [
+        f"the exported code gave {told} in a fresh interpreter, right, but slower than what was "
+        f"confirmed: {show.speedup(best['speedup'])} {show.interval(best['speedup'])}"
+    ]
 
 
 def memory_facts(best: Mapping[str, Any]) -> Iterator[str]:

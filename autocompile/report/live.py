@@ -102,7 +102,7 @@ class LiveProgress(Progress):
     def ended(self, record: Record, left: int) -> None:
         self._running.pop(record.number, None)
         self._race_steps.pop(record.number, None)
-        if record.role != "confirm":
+        if record.role == "search":
             self._done, self._left = self._done + 1, left
             same = record.duplicate_of is not None
             self._counts["same" if same else record.outcome.value] += 1

@@ -99,7 +99,8 @@ def _phase(name: str, phase: Mapping[str, Any]) -> Iterator[str]:
     yield from (f"- Why: {_escape(why)}" for why in phase.get("explanation") or ())
     for settings, reason in why_not_lines(phase, None):
         yield f"- Not {_code(settings)}: {_escape(reason)}"
-    for note in (*((phase.get("best") or {}).get("notes") or ()), *(phase.get("notes") or ())):
+    best = phase.get("best") or {}
+    for note in (*said.exported_warning(best), *best.get("notes", ()), *phase.get("notes", ())):
         yield f"- Note: {_escape(note)}"
     yield ""
     if rows := batch_rows(phase):

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from autocompile.config import DEFAULT_INDUCTOR
-from autocompile.estimate.candidates import Candidate, compare
+from autocompile.estimate.candidates import Candidate, compare, whole_call_s, with_refreshes
 from autocompile.estimate.decision import Decision
-from autocompile.estimate.intervals import Interval
+from autocompile.estimate.intervals import Interval, over_sets, ratio
 from autocompile.record import Outcome, Record
 
 __all__ = ["best_row", "failures", "size_row", "trial_row"]
@@ -125,9 +125,19 @@ def size_row(size: int | None, decision: Decision) -> dict[str, Any]:
 
 
 def best_row(
-    best: Candidate, found: Sequence[Candidate], records: Sequence[Record]
+    best: Candidate,
+    found: Sequence[Candidate],
+    records: Sequence[Record],
+    exported: Sequence[Record] = (),
 ) -> dict[str, Any]:
-    """The best setting of a phase; ``found`` are all at its batch size."""
+    """The best setting of a phase.
+
+    Args:
+        best: it.
+        found: all at its batch size.
+        records: of the phase.
+        exported: of exported code of the phase.
+    """
     record = best.record
     plain = next((c for c in found if c.record.config == DEFAULT_INDUCTOR), None)
     is_eager = record.config.is_eager
@@ -155,12 +165,38 @@ def best_row(
         "calls_per_update": record.calls_per_update,
         "calls_to_repay_refresh": _calls_to_repay(best),
         "confirmed_processes": best.sets,
+        "exported": _exported(best, exported),
         "same_code": list(best.same_code),
         "slow_sets": best.slow_sets,
         "call_s": best.call_s,
         "weights_live": record.detail.get("weights_live"),
         "notes": list(record.notes),
     }
+
+
+def _exported(best: Candidate, exported: Sequence[Record]) -> dict[str, Any] | None:
+    """What the exported code of the best setting did in a fresh interpreter; None: it did not run.
+
+    ``speedup`` is as uncertain as that of one process. ``agrees``: it may be as fast as what was
+    confirmed (or is faster: short calls gain where less stands around them), by the speed-up or by
+    the seconds of a call. ``eager_faster``: by those alone, since eager mode took less time there.
+    """
+    record = next((r for r in reversed(exported) if r.repeats == best.record.number), None)
+    if record is None:
+        return None
+    row = {"outcome": record.outcome.value, "message": record.message, "agrees": False}
+    if not record.ok or record.measurement is None:
+        return {**row, "speedup": None}
+    m = record.measurement
+    value = with_refreshes(m.speedup.value, best.record, m.eager_call_s)
+    found = over_sets([math.log(value)])
+    is_as_fast = ratio(found, best.speedup).high >= 1
+    now = whole_call_s(m, best.record)
+    then = [s for _, s in best.processes] or [now]
+    pace = ratio(over_sets([-math.log(now)]), over_sets([-math.log(s) for s in then]))
+    agrees = is_as_fast or pace.high >= 1
+    figures = {"speedup": found.to_dict(), "eager_faster": agrees and not is_as_fast}
+    return {**row, "agrees": agrees, **figures}
 
 
 def _spread_of_eager(records: Sequence[Record], size: int | None) -> list[float]:

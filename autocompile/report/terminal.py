@@ -111,7 +111,7 @@ def render(
         _verdict(page, phase, verbose)
         _explanation(page, phase, verbose)
         best = phase.get("best") if phase["verdict"] != "failed" else None
-        for note in (best or {}).get("notes", ()):
+        for note in (*said.exported_warning(best), *(best or {}).get("notes", ())):
             page.hanging(_head("Note"), show.plain(note))
         _batch_sizes(page, phase)
         _failures(page, phase, verbose)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 __all__ = ["Budget"]
 
 _FOR_RACES = 0.4  # kept back for confirming, unless less is enough
+_FOR_EXPORTS = 0.05  # kept back for running what is exported, after the races
 _REPORT_S = 1.0
 _MOST = 1.1
 _GRACE = 0.03  # of the budget: for a trial that has nearly ended when the races should begin
@@ -33,6 +34,7 @@ class Budget:
     ) -> None:
         self.total_s, self.trials, self._clock = total_s, trials, clock
         self._began = clock() if began is None else began
+        self._kept_s = _FOR_EXPORTS * (total_s or 0.0)
 
     @property
     def spent_s(self) -> float:
@@ -41,10 +43,14 @@ class Budget:
 
     @property
     def left_s(self) -> float:
-        """Until the report has to be written."""
+        """Until the report has to be written, or what is exported has to be run."""
         if self.total_s is None:
             return math.inf
-        return self.total_s - _REPORT_S - self.spent_s
+        return self.total_s - _REPORT_S - self._kept_s - self.spent_s
+
+    def release(self) -> None:
+        """From now on the time counts that was kept back for what comes after the races."""
+        self._kept_s = 0.0
 
     def is_over(self) -> bool:
         """Whether what still runs is to be ended: a tenth more than the budget has passed."""

@@ -13,6 +13,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from autocompile.config import EAGER
 from autocompile.estimate.candidates import Candidate, Limits
@@ -23,7 +24,7 @@ from autocompile.search.crew import Crew
 from autocompile.search.records import side_records
 from autocompile.search.study import Interrupted, Study
 
-__all__ = ["Race"]
+__all__ = ["Cell", "Race", "at_work_in"]
 
 _BLOCK_S, _ROUNDS, _MAX_S = 0.02, 24, 3.0
 _SHARE = 0.5  # of the memory of a trial: more than that, and finalists have processes of their own
@@ -53,16 +54,21 @@ class Race:
     def needed_s(self) -> float:
         """About how many seconds the sets take that each phase and batch size needs at least."""
         total_s = 0.0
-        for cell, decision in self._decisions():
+        for cell, decision in self.decisions():
             runners = finalists(decision)
             had = min(map(self._tries, runners), default=SETS[0])
-            total_s += max(0, SETS[0] - had) * self._set_s(cell, runners)
+            total_s += max(0, SETS[0] - had) * self.set_s(cell, runners)
         return total_s
+
+    @property
+    def left_s(self) -> float:
+        """How long a set may take that begins now."""
+        return self.study.budget.left_s + _SLACK * (self.study.budget.total_s or 0.0)
 
     @property
     def is_open(self) -> bool:
         """Whether a decision is still open, so that more sets may follow."""
-        return any(decision.open for _, decision in self._decisions())
+        return any(decision.open for _, decision in self.decisions())
 
     def run(self) -> None:
         """Race until every decision is clear or the time is over.
@@ -77,7 +83,7 @@ class Race:
         if crew.interrupted:
             raise Interrupted
 
-    def _decisions(self) -> list[tuple[Cell, Decision]]:
+    def decisions(self) -> list[tuple[Cell, Decision]]:
         """Of each phase and batch size, the user's own first."""
         found = []
         for phase in self.study.spaces:
@@ -95,21 +101,21 @@ class Race:
         Each gets three tries first; then more go to those whose sets were left out since the host
         was slow, and then to those that are still open.
         """
-        left_s = self.study.budget.left_s + _SLACK * (self.study.budget.total_s or 0.0)
+        left_s = self.left_s
         stages: tuple[Callable[[Candidate, Decision], bool], ...] = (
             lambda c, _: self._tries(c) < SETS[0],
             lambda c, _: c.sets < SETS[0],
             lambda c, decision: bool(decision.open) and c.sets < SETS[1],
         )
         for wants in stages:
-            for cell, decision in self._decisions():
+            for cell, decision in self.decisions():
                 runners = finalists(decision)
                 needy = [c for c in runners if wants(c, decision) and self._tries(c) < SETS[1]]
                 if not needy:
                     continue
                 for most in dict.fromkeys((len(runners), 2, 1)):  # with little time, fewer
                     some = runners[:most]
-                    if any(c in needy for c in some) and self._set_s(cell, some) <= left_s:
+                    if any(c in needy for c in some) and self.set_s(cell, some) <= left_s:
                         return cell, some
         return None
 
@@ -118,7 +124,7 @@ class Race:
         own = {c.record.number, *c.same_code}
         return len({r.race for r in self.study.records if r.repeats in own and r.race is not None})
 
-    def _set_s(self, cell: Cell, runners: Sequence[Candidate]) -> float:
+    def set_s(self, cell: Cell, runners: Sequence[Candidate]) -> float:
         """About how long a set takes: by the last one, or by the trials of the search."""
         if cell in self._took_s:
             return self._took_s[cell] * (1 + len(runners))
@@ -178,16 +184,23 @@ class Race:
         return [*([shared] if shared else []), *([c] for c in alone)]
 
     def _job(self, cell: Cell, group: Sequence[Candidate], takes_turns: bool) -> Job:
-        study, (phase, size) = self.study, cell
-        request = {
+        request = self.request(cell, group) | {"takes_turns": takes_turns}
+        workshop, environment = self.study.workshop, group[0].record.config.environment
+        number = workshop.next_number()
+        return workshop.job(number, request, environment=environment, alone=not takes_turns)
+
+    def request(self, cell: Cell, group: Sequence[Candidate]) -> dict[str, Any]:
+        """What a process is asked to do that times these settings side by side."""
+        phase, size = cell
+        return {
             "kind": "race",
             "phase": phase,
             "batch_size": size,
-            "calls_per_update": study.calls_per_update(phase, size),
+            "calls_per_update": self.study.calls_per_update(phase, size),
             "block_s": _BLOCK_S,
             "rounds": _ROUNDS,
             "max_s": _MAX_S,
-            "takes_turns": takes_turns,
+            "takes_turns": False,
             "sides": [
                 {
                     "number": c.record.number,
@@ -198,9 +211,6 @@ class Race:
                 for c in group
             ],
         }
-        environment = group[0].record.config.environment
-        number = study.workshop.next_number()
-        return study.workshop.job(number, request, environment=environment, alone=not takes_turns)
 
     def _cache_of(self, c: Candidate) -> Path:
         """Of a trial that has compiled the same code; one of its own where none is there."""
@@ -220,7 +230,7 @@ class Race:
         """A record of each side that has one, on disk."""
         study = self.study
         by_number = {c.record.number: c.record for c in group}
-        at_work = _at_work(study.workshop.folder.trial(job) / AT_WORK)
+        at_work = at_work_in(study.workshop.folder.trial(job) / AT_WORK)
         numbers = iter((job,))
         for record in side_records(by_number, ending, at_work):
             trial = record.repeats or 0
@@ -243,7 +253,8 @@ class Race:
             self._given_up.add(cell)  # it has nothing to do with a setting
 
 
-def _at_work(path: Path) -> int:
+def at_work_in(path: Path) -> int:
+    """The trial whose setting was at work when a process ended; -1 for none."""
     with contextlib.suppress(OSError, ValueError):
         return int(path.read_text("utf-8"))
     return -1

@@ -24,7 +24,7 @@ from autocompile.trial.side import Side
 from autocompile.trial.target import Target
 from autocompile.trial.view import View, dense
 
-__all__ = ["PHASES", "Side", "call_model", "make_side", "phases_of"]
+__all__ = ["PHASES", "Side", "call_model", "make_side", "note_setting", "phases_of"]
 
 PHASES = ("forward", *RL_PHASES, "optimizer_step", "train_step", "learner_update")
 _FIRST_STEP = 1  # so that none is 0 or 1, which Dynamo takes for constants
@@ -67,8 +67,8 @@ def make_side(target: Target, phase: str, inputs: Any, config: CompileConfig = E
             f"a {target.kind} has no phase {phase}", f"it has: {', '.join(phases_of(target))}"
         )
     model = copy.deepcopy(target.model_of(phase))
-    side = Side(model, grad=phase in _TRAINING, inputs=inputs, is_eager=config.is_eager)
-    side.reuses_outputs = uses_cuda_graphs(config)
+    side = Side(model, grad=phase in _TRAINING, inputs=inputs)
+    note_setting(side, config)
     side.held = lambda: dict(model.named_buffers())
     side.view = lambda output: {"outputs": output, "inputs": dense(side.inputs)}
     if phase == "forward":
@@ -88,10 +88,15 @@ def make_side(target: Target, phase: str, inputs: Any, config: CompileConfig = E
         _make_optimizer_step(target, side, config)
     elif phase == "train_step":
         _make_train_step(target, side, config)
+    return side
+
+
+def note_setting(side: Side, config: CompileConfig) -> None:
+    """What of a setting whoever calls a side has to know."""
+    side.is_eager, side.reuses_outputs = config.is_eager, uses_cuda_graphs(config)
     side.threads, side.precision = config.threads, config.precision
     side.bakes = config.bakes_weights
-    side.draws_itself = config.backend == "inductor" and not side.is_eager
-    return side
+    side.draws_itself = config.backend == "inductor" and not config.is_eager
 
 
 def _rl_call(side: Side, phase: str) -> Callable[[], Any]:
@@ -147,6 +152,10 @@ def _updates(
     return {n: p.detach() - before[n] for n, p in parameters.items()}
 
 
+def _states(side: Side) -> list[dict[str, Any]]:
+    return [dict(s) for optimizer in side.optimizers for s in optimizer.state.values()]
+
+
 def _make_optimizer_step(target: Target, side: Side, config: CompileConfig) -> None:
     """``optimizer.step()`` with the same made-up gradients on both sides.
 
@@ -172,7 +181,7 @@ def _make_optimizer_step(target: Target, side: Side, config: CompileConfig) -> N
     side.call = compile_function(step, config)
     side.view = lambda _: {"updates": _updates(parameters, before)}
     gradients = [p.grad for p in parameters.values()]
-    side.held = lambda: (parameters, gradients, [dict(s) for s in optimizer.state.values()])
+    side.held = lambda: (parameters, gradients, _states(side))
 
 
 def _make_train_step(target: Target, side: Side, config: CompileConfig) -> None:
@@ -194,11 +203,10 @@ def _make_train_step(target: Target, side: Side, config: CompileConfig) -> None:
 
     side.call = compile_function(step, config, model)
     side.view = lambda loss: _training_view(side, _parameters(model), before, loss)
-    state = optimizer.state
     side.held = lambda: (
         _parameters(model),
         dict(model.named_buffers()),
-        [dict(s) for s in state.values()],
+        _states(side),
     )
 
 
@@ -216,5 +224,5 @@ def _make_learner_update(target: Target, side: Side, config: CompileConfig) -> N
     side.held = lambda: (
         parameters,
         dict(side.model.named_buffers()),
-        [dict(s) for optimizer in side.optimizers for s in optimizer.state.values()],
+        _states(side),
     )

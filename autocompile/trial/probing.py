@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from autocompile.trial.judge import Judge
 from autocompile.trial.phases import make_side, phases_of
 from autocompile.trial.target import Target, build, import_target, seed_everything
 
-__all__ = ["inputs_of", "load", "probe"]
+__all__ = ["described", "inputs_of", "load", "probe"]
 
 _CONTEXT_BYTES = 2**30  # of a GPU's memory, for CUDA itself and the libraries' workspaces
 
@@ -97,6 +98,7 @@ def _describe(target: Target, phases: list[str]) -> dict[str, Any]:
             f"a {target.kind} has: {', '.join(phases_of(target))}",
         )
     regions = {phase: regions_of(target.model_of(phase)) for phase in phases}
+    optimizer, model = _optimizer(target, phases)
     return {
         "kind": target.kind,
         "description": type(target.model).__name__,
@@ -109,8 +111,8 @@ def _describe(target: Target, phases: list[str]) -> dict[str, Any]:
         "samples_per_update": target.samples_per_update,
         "has_convolutions": any(p.dim() == 4 for p in target.model.parameters()),
         "regions": {phase: found.describe() for phase, found in regions.items()},
-        "blocks": {phase: [n for n, _ in found.blocks] for phase, found in regions.items()},
         "optimizers": _implementations(target, phases),
+        "optimizer": optimizer and described(optimizer, model, target.optimizer_source),
         "is_rl": target.is_rl,
         "choices": target.choices,
         "sha256": target.sha256,
@@ -129,3 +131,47 @@ def _implementations(target: Target, phases: list[str]) -> list[str]:
         optimizers += target.make_learner(model).optimizers
     every = [implementations(optimizer) for optimizer in optimizers]
     return [name for name in OPTIMIZERS if every and all(name in found for found in every)]
+
+
+def _optimizer(target: Target, phases: list[str]) -> tuple[Any, torch.nn.Module]:
+    """The target's optimizer of a copy of its model; None where no phase steps it."""
+    model = copy.deepcopy(target.model)
+    steps = {"optimizer_step", "train_step"} & set(phases)
+    if not steps or not any(p.requires_grad for p in model.parameters()):
+        return None, model
+    return target.make_optimizer(model), model
+
+
+def described(
+    optimizer: torch.optim.Optimizer, model: torch.nn.Module, source: str
+) -> dict[str, Any]:
+    """How an optimizer is made, for exports.
+
+    Args:
+        optimizer: of ...
+        model: ... this model.
+        source: a line of Python that makes it; empty if there is none.
+
+    Returns:
+        ``build``, which is ``source``; ``lr``; where it is a class of ``torch.optim`` over all
+        parameters alike its name, as ``class``, and the ``arguments`` that are not its defaults.
+    """
+    group, kind = optimizer.param_groups[0], type(optimizer)
+    found: dict[str, Any] = {"build": source, "lr": group.get("lr")}
+    if isinstance(found["lr"], torch.Tensor):
+        found["lr"] = float(found["lr"])
+    names = inspect.signature(kind).parameters
+    given = {n: group[n] for n in names if n in group and n != "params"}
+    is_all = [id(p) for p in group["params"]] == [id(p) for p in model.parameters()]
+    is_plain = all(_is_plain(value) for value in given.values())
+    is_torchs = getattr(torch.optim, kind.__name__, None) is kind
+    if is_torchs and is_all and is_plain and len(optimizer.param_groups) == 1:
+        found["class"] = kind.__name__
+        found["arguments"] = {n: v for n, v in given.items() if v != names[n].default}
+    return found
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether it can be written down: a number, a word, or some of them."""
+    parts = value if isinstance(value, (list, tuple)) else (value,)
+    return all(part is None or isinstance(part, (bool, int, float, str)) for part in parts)

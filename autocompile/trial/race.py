@@ -23,12 +23,14 @@ from autocompile.record import AT_WORK, Measurement, Outcome, Step
 from autocompile.trial import failures, telemetry
 from autocompile.trial.channel import Channel
 from autocompile.trial.exclusive_autotuning import make_autotuning_exclusive
+from autocompile.trial.exported import exported_side
 from autocompile.trial.first_calls import FirstCalls
 from autocompile.trial.judge import Failed, Judge
 from autocompile.trial.measure import Rounds, Timed, no_garbage_collection, side_by_side
 from autocompile.trial.phases import Side, make_side
 from autocompile.trial.probing import inputs_of, load
 from autocompile.trial.sides import eager_and_judge, exclusive, timed
+from autocompile.trial.target import Target
 from autocompile.trial.workload import ReferenceWork
 
 __all__ = ["race"]
@@ -44,6 +46,8 @@ class _Racer:
         number: of the trial that found it.
         cache: folder of its compiler cache.
         is_warm: whether its code is there.
+        exported: the code that makes its side in place of the setting, as of
+            :func:`autocompile.trial.exported.exported_side`; None where there is none.
         said: what the parent is told of it.
     """
 
@@ -51,6 +55,7 @@ class _Racer:
     config: CompileConfig
     cache: str
     is_warm: bool
+    exported: dict[str, Any] | None = None
     said: dict[str, Any] = field(default_factory=dict)
     side: Side | None = None
     judge: Judge | None = None
@@ -95,6 +100,7 @@ def race(request: dict[str, Any], channel: Channel, result: dict[str, Any]) -> N
             CompileConfig.from_dict(each["config"]),
             each["cache"],
             each["is_warm"],
+            each.get("exported"),
         )
         for each in request["sides"]
     ]
@@ -116,8 +122,7 @@ def race(request: dict[str, Any], channel: Channel, result: dict[str, Any]) -> N
         os.environ["TRITON_CACHE_DIR"] = str(Path(racer.cache) / "triton")
         with at_work.turn(racer):
             inputs = inputs_of(target, request, device, 0)
-            with _own_code(racer.number):
-                side = make_side(target, request["phase"], inputs, racer.config)
+            side = _side(racer, target, request, inputs)
             racer.clock = FirstCalls(side, synchronize, lambda: channel.waited_s)
             racer.judge = copy.copy(judge)  # what it learns of this side is of no other
             # What is applied as in a user's process compiles at its first call.
@@ -145,6 +150,14 @@ def race(request: dict[str, Any], channel: Channel, result: dict[str, Any]) -> N
             if racer.is_warm and not racer.config.is_eager:
                 racer.said["compile_s"] = racer.clock.compile_s(measurement.compiled_call_s)
             racer.said |= {"outcome": Outcome.OK.value, "step": Step.EXIT.value}
+
+
+def _side(racer: _Racer, target: Target, request: dict[str, Any], inputs: Any) -> Side:
+    phase, folder = request["phase"], Path(request["folder"])
+    if racer.exported is not None:
+        return exported_side(target, phase, inputs, racer.config, racer.exported, folder)
+    with _own_code(racer.number):
+        return make_side(target, phase, inputs, racer.config)
 
 
 @contextlib.contextmanager

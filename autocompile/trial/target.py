@@ -47,6 +47,7 @@ class Target:
         build: lines of Python that define ``model``, for exports.
         make_inputs: builds the inputs of one batch; the argument is None for a fixed batch.
         make_optimizer: builds the optimizer of a module's parameters.
+        optimizer_source: a line of Python that makes it, for exports; empty if there is none.
         phase_inputs: builds those of phases that take other inputs.
         make_learner: wraps a full RLModule in what updates it as RLlib's Learner does: an
             :class:`autocompile.trial.learner.Updates`; None where there is no AlgorithmConfig.
@@ -85,6 +86,7 @@ class Target:
     algorithm: str | None = None
     choices: dict[str, str] = field(default_factory=dict)
     sha256: str | None = None
+    optimizer_source: str = ""
 
     def model_of(self, phase: str) -> torch.nn.Module:
         """The module that runs a phase."""
@@ -165,6 +167,8 @@ def build(spec: str, module: ModuleType) -> Target:
         target = _from_object(getattr(module, name), module, f"{source}[{name!r}]", spec)
     _demand_uncompiled(target.model, place)
     target.build = [*imports, *target.build]
+    if hasattr(module, "get_optimizer"):
+        target.optimizer_source = f"optimizer = {source}['get_optimizer'](model)"
     with contextlib.suppress(OSError, TypeError):
         target.sha256 = hashlib.sha256(Path(str(module.__file__)).read_bytes()).hexdigest()
     return target

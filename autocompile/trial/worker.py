@@ -28,6 +28,7 @@ _TASKS: dict[str, Callable[[dict[str, Any], Channel, dict[str, Any]], None]] = {
     "trace": trace,
     "trial": screen_setting,
     "race": race,
+    "exported": race,
 }
 
 

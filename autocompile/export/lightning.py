@@ -1,0 +1,53 @@
+"""PyTorch Lightning: the compiled model, ``configure_optimizers`` and the Trainer."""
+
+from __future__ import annotations
+
+from autocompile.export.common import Report, program
+from autocompile.export.lines import (
+    arguments,
+    imports,
+    layout_lines,
+    made_optimizer,
+    process_lines,
+)
+from autocompile.export.stacks import settings_of
+
+__all__ = ["export"]
+
+_CARRIED = ("backend", "mode", "options", "fullgraph", "dynamic", "guards", "autocast", "scope")
+_PRECISION = {"bfloat16": "bf16-mixed", "float16": "16-mixed"}
+# Module.compile() keeps keys, but Dynamo passes over the classes of torch.nn, as Sequential.
+_KEYS = '# Keys of checkpoints get "_orig_mod."; autocompile.apply(model, "tuned.json") keeps them.'
+_OPTIMIZERS = """def configure_optimizers(self):  # of your LightningModule
+    return {made}
+"""
+
+
+def export(report: Report) -> str:
+    """The lines for ``model``, which is the LightningModule or what it calls.
+
+    Raises:
+        ExportError: the result has no form in Lightning.
+    """
+    settings = settings_of(report, "Lightning")
+    model, step = settings.model, settings.optimizer
+    made = made_optimizer(report, step.optimizer, "self") if step.optimizer != "default" else ""
+    lost = settings.lost("Lightning", _CARRIED, optimizer=bool(made))
+    lines = [*process_lines(model), *layout_lines(model)]
+    if model.scope == "regional":
+        lines += [f"regions_of(model).compile({arguments(model)})"]
+    elif not model.is_eager:
+        given = arguments(model)
+        lines += [_KEYS, f"model = torch.compile(model{', ' if given else ''}{given})"]
+    if not lines and not made and model.autocast == "none":
+        lines = ["# Nothing is faster than eager mode: leave it as it is."]
+    precision = _PRECISION.get(model.autocast)
+    needs_torch = made or any("torch." in line for line in lines)
+    return program(
+        settings.evidence + lost,
+        "import torch" * bool(needs_torch)
+        + "\nfrom pytorch_lightning import Trainer" * bool(precision),
+        "\n".join([*imports(report, model), *lines]) if lines else "",
+        _OPTIMIZERS.format(made=made) if made else "",
+        f'trainer = Trainer(precision="{precision}")' if precision else "",
+    )

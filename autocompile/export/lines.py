@@ -1,0 +1,199 @@
+"""The lines that use a setting, as a person would write them: what every export is made of.
+
+They speak of ``model``, ``optimizer`` and ``train_step``, as the user's own program names them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from autocompile.backends import BACKENDS
+from autocompile.config import GUARD_FILTERS, CompileConfig
+from autocompile.export.common import Choice, Report, is_rl, literal, quoted
+
+__all__ = [
+    "arguments",
+    "imports",
+    "layout_lines",
+    "made_optimizer",
+    "optimizer_arguments",
+    "optimizer_lines",
+    "options",
+    "phase_lines",
+    "process_lines",
+    "uses_apply",
+]
+
+_FLAGS: Mapping[str, Mapping[str, Any]] = {
+    "default": {},
+    "for_loop": {"foreach": False},
+    "foreach": {"foreach": True},
+    "fused": {"fused": True},
+    "capturable": {"capturable": True},
+    "tensor_lr": {},
+}
+_SWITCHES = ("foreach", "fused", "capturable")
+
+
+def phase_lines(
+    report: Report, choice: Choice, settings: str = '"tuned.json"', own_state: bool = True
+) -> list[str]:
+    """Source that has a program do a phase as it was measured; empty where all stays as it is.
+
+    Args:
+        report: names the optimizer, the device and the kind of target.
+        choice: of the phase.
+        settings: source of where ``autocompile.apply`` finds the settings.
+        own_state: whether threads and precision are set too, of which torch has one for a process.
+    """
+    config, phase = choice.config, choice.phase
+    if config is None:
+        return []
+    if uses_apply(report, config):
+        return [_apply_line(choice, settings)]
+    lines = process_lines(config) if own_state else []
+    lines += layout_lines(config) + optimizer_lines(report, config)
+    name, called = _COMPILED[phase]
+    if config.scope == "regional":
+        lines += [f"regions_of(model).compile({arguments(config)})"]
+    elif not config.is_eager:
+        given = arguments(config)
+        lines += [f"{name} = torch.compile({called}{', ' if given else ''}{given})"]
+        called = name
+    if config.autocast != "none":
+        kind = quoted(str(report["environment"].get("device") or "cpu").split(":")[0])
+        lower = f"torch.autocast({kind}, dtype=torch.{config.autocast})"
+        if phase == "forward":
+            lines += [f"model.forward = {lower}(model.forward)"]
+        else:
+            lines += [f"{name} = {lower}({called})"]
+    return lines
+
+
+# What is called from now on, and what it is made of.
+_COMPILED = {
+    "forward": ("model", "model"),
+    "optimizer_step": ("step", "optimizer.step"),
+    "train_step": ("train_step", "train_step"),
+}
+
+
+def uses_apply(report: Report, config: CompileConfig) -> bool:
+    """Whether plain torch has no such line: an RLModule is changed in place, weights are frozen."""
+    return is_rl(report) or config.freezing
+
+
+def _apply_line(choice: Choice, settings: str) -> str:
+    phase, given = choice.phase, f'{settings}, "{choice.phase}"'
+    if choice.batch_size is not None:
+        given += f", batch_size={choice.batch_size}"
+    if phase in ("optimizer_step", "train_step"):
+        given += ", optimizer=optimizer"
+    if phase == "train_step":
+        return f"train_step = autocompile.apply(train_step, {given})"
+    return f"autocompile.apply(model, {given})"
+
+
+def imports(report: Report, config: CompileConfig) -> list[str]:
+    """Imports that the lines of a setting need beside torch itself."""
+    if uses_apply(report, config):
+        return ["import autocompile"]
+    package = BACKENDS[config.backend].registered_by if config.backend in BACKENDS else ""
+    lines = [f"import {package}  # noqa: F401  (registers the backend)"] if package else []
+    if config.scope == "regional":
+        lines += ["from autocompile.runtime.regions import regions_of"]
+    return lines
+
+
+def process_lines(config: CompileConfig) -> list[str]:
+    """What torch has one of for the whole process."""
+    lines = []
+    if config.precision != "default":
+        lines += [f"torch.set_float32_matmul_precision({quoted(config.precision)})"]
+    if config.threads is not None:
+        lines += [f"torch.set_num_threads({config.threads})"]
+    return lines
+
+
+def layout_lines(config: CompileConfig) -> list[str]:
+    """How weights are laid out."""
+    if config.memory_format == "default":
+        return []
+    return [f"model = model.to(memory_format=torch.{config.memory_format})"]
+
+
+def arguments(config: CompileConfig) -> str:
+    """Arguments of ``torch.compile``; those that are torch's own defaults are left out."""
+    given = {k: literal(v) for k, v in config.compile_kwargs().items()}
+    if config.backend == "inductor":
+        del given["backend"]
+    if config.guards != "all":
+        given["options"] = options(config)
+    return ", ".join(f"{name}={text}" for name, text in given.items())
+
+
+def options(config: CompileConfig) -> str:
+    """The dictionary of options, the filter of guards included, which is no literal."""
+    entries = [f"{quoted(name)}: {literal(value)}" for name, value in config.options]
+    if config.guards != "all":
+        entries += [f'"guard_filter_fn": torch.compiler.{GUARD_FILTERS[config.guards]}']
+    return f"{{{', '.join(entries)}}}"
+
+
+def optimizer_lines(report: Report, config: CompileConfig) -> list[str]:
+    """The user's optimizer made with another implementation, or changed where it has not stepped.
+
+    Empty where the implementation stays as it is.
+    """
+    if config.optimizer == "default":
+        return []
+    if made := made_optimizer(report, config.optimizer):
+        return [f"optimizer = {made}"]
+    change = f"group.update({_shown(_FLAGS[config.optimizer])})"
+    if config.optimizer == "tensor_lr":
+        change = 'group["lr"] = torch.tensor(float(group["lr"]))'
+    elif config.optimizer != "foreach":  # torch refuses the two together
+        flags = {"foreach": False, **_FLAGS[config.optimizer]}
+        change = f"group.update({_shown(flags)})"
+    return ["for group in optimizer.param_groups:", f"    {change}"]
+
+
+def made_optimizer(report: Report, implementation: str, owner: str = "model") -> str:
+    """``torch.optim.Adam(model.parameters(), lr=0.01, fused=True)``.
+
+    Empty where the run could not tell how the user's optimizer is made: it has several groups of
+    parameters, say.
+    """
+    found = optimizer_arguments(report, implementation)
+    if found is None:
+        return ""
+    name, given = found
+    return f"torch.optim.{name}({owner}.parameters(){', ' if given else ''}{given})"
+
+
+def optimizer_arguments(report: Report, implementation: str) -> tuple[str, str] | None:
+    """The class in ``torch.optim`` and, as source, the arguments that are not its defaults."""
+    made = report["target"].get("optimizer") or {}
+    name, given = str(made.get("class") or ""), dict(made.get("arguments") or {})
+    if not all(re.fullmatch(r"[A-Za-z_]\w*", word, re.ASCII) for word in (name, *given)):
+        return None
+    if implementation not in ("default", "tensor_lr"):
+        given = {k: v for k, v in given.items() if k not in _SWITCHES}
+    shown = _shown({**given, **_FLAGS[implementation]})
+    if implementation == "tensor_lr":
+        lr = f"lr=torch.tensor({literal(given.pop('lr', made.get('lr')))})"
+        shown = ", ".join(filter(None, (lr, _shown(given))))
+    return name, shown
+
+
+def _shown(given: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={_value(value)}" for name, value in given.items())
+
+
+def _value(value: Any) -> str:
+    """As :func:`literal`; what came as a tuple is a list in JSON."""
+    if isinstance(value, list):
+        return f"({', '.join(map(literal, value))}{',' * (len(value) == 1)})"
+    return literal(value)

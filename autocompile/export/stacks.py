@@ -1,0 +1,96 @@
+"""What training stacks have in common: the model's setting, the optimizer's, and what is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from autocompile import backends
+from autocompile.config import EAGER, CompileConfig
+from autocompile.errors import ExportError
+from autocompile.export.common import (
+    Choice,
+    Report,
+    choices,
+    command,
+    comment,
+    header,
+    is_rl,
+    not_carried,
+)
+
+__all__ = ["Settings", "settings_of"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a result asks of a stack that trains a model.
+
+    Attributes:
+        model: the setting of its forward pass; eager mode where nothing is faster.
+        optimizer: the setting of the step.
+        evidence: a comment for the top of the export.
+    """
+
+    model: CompileConfig
+    optimizer: CompileConfig
+    evidence: str
+
+    def lost(self, stack: str, carried: Iterable[str], optimizer: bool) -> str:
+        """A comment on what the stack does not carry; empty if it carries all.
+
+        Args:
+            stack: as it is named.
+            carried: fields of the setting.
+            optimizer: whether the implementation of the optimizer is one of them.
+        """
+        kept = {*carried, "optimizer", "threads", "precision", "memory_format"}
+        lost = not_carried(self.model, kept) if not self.model.is_eager else []
+        if not self.optimizer.is_eager:
+            lost += ["the compiled optimizer step"]
+        if self.optimizer.optimizer != "default" and not optimizer:
+            lost += [f"optimizer={self.optimizer.optimizer!r}: give it to what makes yours"]
+        return comment(f"WARNING: {stack} does not carry {'; '.join(lost)}.") if lost else ""
+
+
+def settings_of(report: Report, stack: str) -> Settings:
+    """The settings of the forward pass (or the whole training step) and of the optimizer.
+
+    Raises:
+        ExportError: an RLModule, no such phase, or a backend that computes no gradients.
+    """
+    found = choices(report)
+    if is_rl(report):
+        raise ExportError(
+            f"{stack} has no form for an RLModule",
+            "it compiles model.forward(), which RLlib does not call: it calls forward_exploration()"
+            ", forward_inference() and forward_train()",
+            hint=command(report, "--to rllib"),
+        )
+    present = [found[name] for name in ("train_step", "forward") if name in found]
+    usable = [choice for choice in present if choice.verdict != "failed"]
+    step = found.get("optimizer_step")
+    if not usable:
+        raise ExportError(
+            f"{stack} has no form for this result: it compiles the model's forward pass",
+            f"phases with a result: {', '.join(n for n in found if found[n].verdict != 'failed')}",
+            hint=command(report, "--to python"),
+        )
+    choice = usable[0]
+    config = choice.config or EAGER
+    if config.freezing or not backends.BACKENDS.get(config.backend, backends.Backend()).trains:
+        raise ExportError(
+            f"{stack} trains, and {config.label()} computes no gradients",
+            hint=command(report, "--to python"),
+        )
+    used = [choice, *([step] if step and step.config else [])]
+    own = (step and step.config) or CompileConfig("eager", optimizer=config.optimizer)
+    title = header(report, f"{stack} settings")
+    return Settings(config, own, title + "".join(_evidence(each, stack) for each in used))
+
+
+def _evidence(choice: Choice, stack: str) -> str:
+    text = comment(f"{choice.phase}: {choice.evidence}")
+    if choice.phase == "train_step" and choice.config is not None:
+        text += comment(f"{stack} compiles the forward pass and its backward only.")
+    return text
