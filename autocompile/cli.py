@@ -13,6 +13,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from autocompile import arguments, options
+from autocompile.cli_export import export, loaded
 from autocompile.cli_verify import verify
 from autocompile.errors import AutocompileError, ExitCode, UsageError
 from autocompile.screen import Stopped, interruptible, print_or_draw, say
@@ -175,37 +176,11 @@ def show(
     run: arguments.Run = "last", as_json: arguments.Json = False, verbose: arguments.Verbose = False
 ) -> None:
     """Show the report of a run that was made before."""
-    _show(_loaded(run), run, as_json, verbose)
+    _show(loaded(run), run, as_json, verbose)
 
 
-@app.command()
-@interruptible
-def export(
-    run: arguments.Run = "last",
-    to: Annotated[
-        arguments.Format | None, typer.Option(help="the stack that reads it  [default: python]")
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="the file to write, e.g. tuned.json")
-    ] = None,
-) -> None:
-    """Print the best settings of RUN in the form of a training stack, or write them to a file.
-
-    A .json file holds the settings themselves: autocompile.apply and autocompile.rllib read it.
-    """
-    is_json = output is not None and output.suffix == ".json"
-    text = _loaded(run).export(to or ("json" if is_json else "python"))
-    if output is None:
-        typer.echo(text, nl=False)
-        return
-    try:
-        output.write_text(text, "utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write {output}: {error.strerror}") from error
-    typer.echo(f"wrote {output}")
-
-
-app.command()(interruptible(verify))
+for _command in (export, verify):
+    app.command()(interruptible(_command))
 
 
 @app.command()
@@ -267,16 +242,6 @@ def init(
 
 
 # Output ------------------------------------------------------------------------------------------
-
-
-def _loaded(run: str) -> Any:
-    """The result of a run on disk; what of it is left out is said on stderr."""
-    from autocompile import api
-
-    result = api.load(run)
-    if result.notice:
-        say(f"note: {result.notice}")
-    return result
 
 
 def _show(result: Any, run: str, as_json: bool, verbose: bool) -> None:

@@ -25,6 +25,7 @@ from ray.rllib.offline.offline_env_runner import OfflineSingleAgentEnvRunner
 from ray.rllib.utils import force_list
 
 from autocompile.errors import TargetError, UsageError
+from autocompile.runtime import warm_start
 from autocompile.runtime.apply import demand_this_interpreter
 from autocompile.runtime.compiling import RL_PHASES, prepare_model, set_precision, set_threads
 from autocompile.runtime.inplace import Compiled, apply_to_optimizer, apply_to_phase
@@ -32,7 +33,7 @@ from autocompile.runtime.machine import describe
 from autocompile.runtime.observations import made_up_batch
 from autocompile.tuned import Choice, Tuned
 
-__all__ = ["NotInEffect", "tuned"]
+__all__ = ["NotInEffect", "tuned", "warm_up"]
 
 _ANSWER_S = 30.0  # how long a runner or learner may take to say what it uses
 _AGAIN_S = 10.0  # nobody is asked more often, unless one has gone or come
@@ -110,6 +111,7 @@ class _Tuned:
 
     def use(self, key: str, choice: Choice, compiled: Compiled | None, **facts: Any) -> None:
         """Set what torch has one of in a process, and remember what was applied."""
+        warm_start.load(self.tuned, self._device)  # type: ignore[attr-defined]
         if choice.config.threads is not None:
             set_threads(choice.config.threads)
         set_precision(choice.config.precision)
@@ -163,7 +165,7 @@ class _TunedRunner(_Tuned):
             self.use(f"{name}.{phase}".strip("."), choice, compiled)
             # Of several agents, how many rows a module gets is known at the first step.
             if compiled is not None and not isinstance(runner.module, MultiRLModule):
-                seconds = _warm_up(module, phase, runner.num_envs, choice)
+                seconds = warm_up(module, phase, runner.num_envs, choice)
                 self.active[phase][2]["warmup_s"] = seconds
                 compiled.graphs += compiled.later_graphs
                 compiled.later_graphs = 0
@@ -225,7 +227,7 @@ def _modules(module: Any) -> Iterator[tuple[str, torch.nn.Module]]:
     return ((name, one) for name, one in named if isinstance(one, torch.nn.Module))
 
 
-def _warm_up(module: Any, phase: str, count: int, choice: Choice) -> float | None:
+def warm_up(module: Any, phase: str, count: int, choice: Choice) -> float | None:
     """Call a phase with made-up observations; random numbers go on as if nothing had been.
 
     Returns:
