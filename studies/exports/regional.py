@@ -1,0 +1,161 @@
+"""Full against regional compiling of twelve equal decoder blocks: compile seconds and speed.
+
+python studies/exports/regional.py
+
+LLaMA from transformers, as in Accelerate's benchmark (eval mode, random weights), small enough for
+two cores. Each process is a fresh one: it times eager mode, compiles, and times eager and compiled
+in turns. What the first compile of any program costs (imports, header, vector instructions) is paid
+before, by something small. Arms take turns in random order. Written to ``regional.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+ARMS = ("full", "regional")
+BATCH_SIZES, LAYERS, LENGTH, PROCESSES, SEED = (1, 4), 12, 128, 4, 0
+BLOCKS, BLOCK_S = 15, 0.12  # of each side
+
+
+def child(arm: str, batch_size: int) -> None:
+    """One process: prints a line of JSON."""
+    import statistics
+
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    import autocompile
+    from autocompile.config import CompileConfig
+    from autocompile.tuned import Choice, Tuned
+
+    config = LlamaConfig(
+        hidden_size=256,
+        intermediate_size=688,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        vocab_size=2000,
+        use_cache=False,
+    )
+    torch.manual_seed(SEED)
+    eager, compiled = (LlamaForCausalLM(config).eval() for _ in range(2))
+    compiled.load_state_dict(eager.state_dict())
+    tokens = torch.randint(2000, (batch_size, LENGTH))
+    torch.compile(lambda x: x.exp() + 1)(torch.zeros(64))
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    setting = CompileConfig(scope=arm)
+    even = {"value": 1.0, "low": 1.0, "high": 1.0}
+    autocompile.apply(
+        compiled, Tuned({"forward": (Choice(setting, batch_size, even, 3),)}, {}, ""), "forward"
+    )
+    with torch.no_grad():
+        want = eager(input_ids=tokens).logits
+        began = time.perf_counter()
+        got = compiled(input_ids=tokens).logits
+        first_s = time.perf_counter() - began
+        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4)
+        sides: dict[str, list[float]] = {"eager": [], "compiled": []}
+        models = {"eager": eager, "compiled": compiled}
+        for model in models.values():
+            for _ in range(5):
+                model(input_ids=tokens)
+        began = time.perf_counter()
+        eager(input_ids=tokens)
+        calls = max(1, round(BLOCK_S / (time.perf_counter() - began)))
+        for number in range(BLOCKS):
+            for name in sorted(models, reverse=number % 2 == 1):
+                began = time.perf_counter()
+                for _ in range(calls):
+                    models[name](input_ids=tokens)
+                sides[name].append((time.perf_counter() - began) / calls)
+    ms = {name: 1e3 * statistics.median(times) for name, times in sides.items()}
+    found = {
+        "eager_ms": round(ms["eager"], 3),
+        "compiled_ms": round(ms["compiled"], 3),
+        "compile_s": round(first_s - ms["compiled"] / 1e3, 3),
+        "graphs": int(torch._dynamo.utils.counters["stats"]["unique_graphs"]),
+    }
+    print(json.dumps(found), flush=True)
+
+
+def run(arm: str, batch_size: int, toolchain: Path) -> dict[str, Any]:
+    """A fresh process with a cache that holds the machine's vector instructions and no more."""
+    with tempfile.TemporaryDirectory() as folder:
+        cache = Path(folder) / "cache"
+        shutil.copytree(toolchain, cache)
+        for name in ("fxgraph", "aotautograd"):
+            shutil.rmtree(cache / name, ignore_errors=True)
+        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache)}
+        command = [sys.executable, __file__, "child", arm, str(batch_size)]
+        done = subprocess.run(
+            command, env=environment, check=True, stdout=subprocess.PIPE, text=True
+        )
+    return {"arm": arm, "batch_size": batch_size, **json.loads(done.stdout.splitlines()[-1])}
+
+
+def main() -> None:
+    import torch
+
+    with tempfile.TemporaryDirectory() as folder:
+        toolchain = Path(folder) / "toolchain"
+        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(toolchain)}
+        small = "import torch; torch.compile(lambda x: x.exp() + 1)(torch.zeros(64))"
+        subprocess.run([sys.executable, "-c", small], env=environment, check=True)
+        order = [(a, b) for a in ARMS for b in BATCH_SIZES for _ in range(PROCESSES)]
+        random.Random(SEED).shuffle(order)
+        rows = []
+        for arm, batch_size in order:
+            rows.append(run(arm, batch_size, toolchain))
+            print(rows[-1], file=sys.stderr, flush=True)
+    found = {
+        "schema": 1,
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "layers": LAYERS,
+        "length": LENGTH,
+        "processes": rows,
+    }
+    (HERE / "regional.json").write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    table(found)
+
+
+def table(found: dict[str, Any]) -> None:
+    """Print medians over processes."""
+    import statistics
+
+    print("| batch | | graphs | compile | against eager | eager | compiled |")
+    print("|---|---|---|---|---|---|---|")
+    for batch_size in BATCH_SIZES:
+        for arm in ARMS:
+            rows = [
+                r for r in found["processes"] if (r["arm"], r["batch_size"]) == (arm, batch_size)
+            ]
+            of = {
+                k: statistics.median(r[k] for r in rows)
+                for k in ("compile_s", "eager_ms", "compiled_ms", "graphs")
+            }
+            ratio = statistics.median(r["eager_ms"] / r["compiled_ms"] for r in rows)
+            print(
+                f"| {batch_size} | {arm} | {of['graphs']:.0f} | {of['compile_s']:.2f} s | "
+                f"{ratio:.3f} | {of['eager_ms']:.2f} ms | {of['compiled_ms']:.2f} ms |"
+            )
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["child"]:
+        child(sys.argv[2], int(sys.argv[3]))
+    elif sys.argv[1:2] == ["table"]:
+        table(json.loads((HERE / "regional.json").read_text("utf-8")))
+    else:
+        main()
