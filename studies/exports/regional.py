@@ -3,9 +3,11 @@
 python studies/exports/regional.py
 
 LLaMA from transformers, as in Accelerate's benchmark (eval mode, random weights), small enough for
-two cores. Each process is a fresh one: it times eager mode, compiles, and times eager and compiled
-in turns. What the first compile of any program costs (imports, header, vector instructions) is paid
-before, by something small. Arms take turns in random order. Written to ``regional.json``.
+two cores. Each process is a fresh one: it compiles, and times eager and compiled in turns. What the
+first compile of any program costs (imports, header, vector instructions) is paid before, by
+something small. ``nested`` is ``torch.compiler.nested_compile_region`` around each block and one
+compile of the whole. Arms take turns in random order. Each call adds two processes of each kind to
+``regional.json``.
 """
 
 from __future__ import annotations
@@ -22,9 +24,16 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-ARMS = ("full", "regional")
-BATCH_SIZES, LAYERS, LENGTH, PROCESSES, SEED = (1, 4), 12, 128, 4, 0
-BLOCKS, BLOCK_S = 15, 0.12  # of each side
+ARMS = ("full", "regional", "nested")
+BATCH_SIZES, LAYERS, LENGTH, PROCESSES, SEED = (1, 4), 12, 128, 2, 0
+BLOCKS, BLOCK_S = 15, 0.1  # of each side
+# What torch times of a compile: the parts of which it is made, and what they are called there.
+PARTS = {
+    "dynamo_s": "bytecode_tracing",
+    "codegen_s": "GraphLowering.codegen",
+    "cpp_s": "PyCodeCache.load_by_key_path",
+    "all_s": "_compile.compile_inner",
+}
 
 
 def child(arm: str, batch_size: int) -> None:
@@ -54,7 +63,12 @@ def child(arm: str, batch_size: int) -> None:
     torch.compile(lambda x: x.exp() + 1)(torch.zeros(64))
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    setting = CompileConfig(scope=arm)
+    times: dict[str, list[float]] = torch._dynamo.utils.compilation_time_metrics
+    times.clear()
+    if arm == "nested":
+        block = type(compiled.model.layers[0])
+        block.forward = torch.compiler.nested_compile_region(block.forward)
+    setting = CompileConfig(scope="regional" if arm == "regional" else "full")
     even = {"value": 1.0, "low": 1.0, "high": 1.0}
     autocompile.apply(
         compiled, Tuned({"forward": (Choice(setting, batch_size, even, 3),)}, {}, ""), "forward"
@@ -65,6 +79,7 @@ def child(arm: str, batch_size: int) -> None:
         got = compiled(input_ids=tokens).logits
         first_s = time.perf_counter() - began
         torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4)
+        parts = {k: round(sum(times.get(name, ())), 3) for k, name in PARTS.items()}
         sides: dict[str, list[float]] = {"eager": [], "compiled": []}
         models = {"eager": eager, "compiled": compiled}
         for model in models.values():
@@ -79,12 +94,13 @@ def child(arm: str, batch_size: int) -> None:
                 for _ in range(calls):
                     models[name](input_ids=tokens)
                 sides[name].append((time.perf_counter() - began) / calls)
-    ms = {name: 1e3 * statistics.median(times) for name, times in sides.items()}
+    ms = {name: 1e3 * statistics.median(taken) for name, taken in sides.items()}
     found = {
         "eager_ms": round(ms["eager"], 3),
         "compiled_ms": round(ms["compiled"], 3),
         "compile_s": round(first_s - ms["compiled"] / 1e3, 3),
         "graphs": int(torch._dynamo.utils.counters["stats"]["unique_graphs"]),
+        "parts": parts,
     }
     print(json.dumps(found), flush=True)
 
@@ -107,14 +123,15 @@ def run(arm: str, batch_size: int, toolchain: Path) -> dict[str, Any]:
 def main() -> None:
     import torch
 
+    path = HERE / "regional.json"
+    rows = json.loads(path.read_text("utf-8"))["processes"] if path.exists() else []
     with tempfile.TemporaryDirectory() as folder:
         toolchain = Path(folder) / "toolchain"
         environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(toolchain)}
         small = "import torch; torch.compile(lambda x: x.exp() + 1)(torch.zeros(64))"
         subprocess.run([sys.executable, "-c", small], env=environment, check=True)
         order = [(a, b) for a in ARMS for b in BATCH_SIZES for _ in range(PROCESSES)]
-        random.Random(SEED).shuffle(order)
-        rows = []
+        random.Random(SEED + len(rows)).shuffle(order)
         for arm, batch_size in order:
             rows.append(run(arm, batch_size, toolchain))
             print(rows[-1], file=sys.stderr, flush=True)
@@ -126,7 +143,7 @@ def main() -> None:
         "length": LENGTH,
         "processes": rows,
     }
-    (HERE / "regional.json").write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    path.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
     table(found)
 
 
@@ -134,21 +151,27 @@ def table(found: dict[str, Any]) -> None:
     """Print medians over processes."""
     import statistics
 
-    print("| batch | | graphs | compile | against eager | eager | compiled |")
-    print("|---|---|---|---|---|---|---|")
+    print(
+        "| batch | | processes | compile | Dynamo | code | C++ | against eager | eager | compiled |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|")
     for batch_size in BATCH_SIZES:
         for arm in ARMS:
             rows = [
                 r for r in found["processes"] if (r["arm"], r["batch_size"]) == (arm, batch_size)
             ]
-            of = {
-                k: statistics.median(r[k] for r in rows)
-                for k in ("compile_s", "eager_ms", "compiled_ms", "graphs")
-            }
+            if not rows:
+                continue
+
+            def median(name: str, rows: list[dict[str, Any]] = rows) -> float:
+                return statistics.median({**r["parts"], **r}[name] for r in rows)
+
             ratio = statistics.median(r["eager_ms"] / r["compiled_ms"] for r in rows)
             print(
-                f"| {batch_size} | {arm} | {of['graphs']:.0f} | {of['compile_s']:.2f} s | "
-                f"{ratio:.3f} | {of['eager_ms']:.2f} ms | {of['compiled_ms']:.2f} ms |"
+                f"| {batch_size} | {arm} | {len(rows)} | {median('compile_s'):.2f} s | "
+                f"{median('dynamo_s'):.2f} s | {median('codegen_s'):.2f} s | "
+                f"{median('cpp_s'):.2f} s | {ratio:.3f} | {median('eager_ms'):.2f} ms | "
+                f"{median('compiled_ms'):.2f} ms |"
             )
 
 
