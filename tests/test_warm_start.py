@@ -51,7 +51,7 @@ def _as_in_a_new_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def settings(*, target: Path | str = "model.py", **phases: CompileConfig) -> Tuned:
     found = {name: (Choice(config, 4, SPEEDUP, 3),) for name, config in phases.items()}
-    return Tuned(found, {}, str(target))
+    return Tuned(found, {"device": "cpu"}, str(target))
 
 
 def net() -> torch.nn.Module:

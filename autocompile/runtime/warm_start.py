@@ -50,7 +50,7 @@ def fingerprint(device: torch.device) -> dict[str, Any]:
         found["GPU"] = torch.cuda.get_device_name(device)
         found["cuda"] = torch.version.cuda
         return found
-    capabilities = getattr(torch.cpu, "get_capabilities", dict)()
+    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     names = sorted(name for name, has_it in capabilities.items() if has_it is True)
     found["vector instructions"] = " ".join([torch.backends.cpu.get_cpu_capability(), *names])
     found["python's headers"] = sysconfig.get_paths()["include"]

@@ -26,7 +26,7 @@ from typing import Any
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parent.parent / "examples"
 ARMS = ("eager", "cold", "artifacts", "warm")
-PROCESSES, BATCH_SIZE, SEED = 6, 4, 0
+PROCESSES, BATCH_SIZE, SEED = 5, 4, 0
 
 
 def child(arm: str, settings: str) -> None:
