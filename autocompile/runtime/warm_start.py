@@ -61,10 +61,11 @@ def fingerprint(device: torch.device) -> dict[str, Any]:
 def _compiler() -> str:
     builder = importlib.import_module("torch._inductor.cpp_builder")
     try:
-        version = str(builder.get_compiler_version_info(builder.get_cpp_compiler()))
+        said = str(builder.get_compiler_version_info(builder.get_cpp_compiler()))
     except Exception:  # there is none
         return "none"
-    return version.strip().splitlines()[-1]
+    found = re.search(r"[a-zA-Z+]+ version [^_\n]+", said)  # torch gives line breaks as _
+    return found[0].strip() if found else said
 
 
 def save(path: Path, device: torch.device, threads: Sequence[int]) -> dict[str, int]:

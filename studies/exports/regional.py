@@ -70,9 +70,8 @@ def child(arm: str, batch_size: int) -> None:
         block.forward = torch.compiler.nested_compile_region(block.forward)
     setting = CompileConfig(scope="regional" if arm == "regional" else "full")
     even = {"value": 1.0, "low": 1.0, "high": 1.0}
-    autocompile.apply(
-        compiled, Tuned({"forward": (Choice(setting, batch_size, even, 3),)}, {}, ""), "forward"
-    )
+    choices = {"forward": (Choice(setting, batch_size, even, 3),)}
+    autocompile.apply(compiled, Tuned(choices, {"device": "cpu"}))
     with torch.no_grad():
         want = eager(input_ids=tokens).logits
         began = time.perf_counter()
