@@ -234,3 +234,50 @@ def test_a_backend_of_which_torch_keeps_nothing_is_left_out(work: Path) -> None:
     ]
     assert "cache" not in json.loads((work / "tuned.json").read_text("utf-8"))
     assert not (work / "tuned.cache").exists()
+
+
+RL_TARGET = """
+from ray.rllib.algorithms.ppo import PPOConfig
+
+config = (
+    PPOConfig()
+    .environment("CartPole-v1")
+    .env_runners(num_env_runners=0, num_envs_per_env_runner=4)
+    .rl_module(model_config={"fcnet_hiddens": [8]})
+)
+"""
+RL_USE = """
+from torch._dynamo.utils import counters
+from autocompile.rllib import tuned
+from rl_target import config
+
+config = tuned(config, "tuned.json")
+runner = config.env_runner_cls(config=config, worker_index=0)
+assert runner.tell_active()["settings"]["forward_exploration"]["graphs"] == 1
+print(counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_cache_miss"])
+"""
+
+
+@pytest.mark.slow
+def test_an_env_runner_finds_its_phase_also_on_the_one_thread_that_ray_gives_it(
+    work: Path,
+) -> None:
+    pytest.importorskip("ray")
+    from autocompile.warm_cache import export_with_cache
+
+    (work / "rl_target.py").write_text(RL_TARGET)
+    (work / "use.py").write_text(RL_USE)
+    made = settings(target=f"{work}/rl_target.py:config", forward_exploration=CompileConfig())
+    export_with_cache(made, work / "tuned.json", 200.0)
+    for threads in ({}, {"OMP_NUM_THREADS": "1"}):
+        caches = {"TORCHINDUCTOR_CACHE_DIR": str(work / f"cache{len(threads)}")}
+        done = subprocess.run(
+            [sys.executable, "use.py"],
+            env={**os.environ, **caches, **threads},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "the compiled code" not in done.stderr
+        assert done.stdout.split()[-2:] == ["1", "0"], done.stdout
