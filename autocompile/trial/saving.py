@@ -40,19 +40,21 @@ def save(request: dict[str, Any], channel: Channel, result: dict[str, Any]) -> N
     left_out = result["left_out"] = []
     used = set()
     channel.step(Step.COMPILE)
-    for phase, choices in settings.phases.items():
-        for choice in choices:
-            if why := _why_not(phase, choice):
-                left_out += [why] if why not in left_out else []
-                continue
-            inputs = inputs_of(
-                target, {**request, "phase": phase, "batch_size": choice.batch_size}, device, 0
-            )
-            for count in _thread_counts(phase, device):
-                with _process_as_it_was(count or usual), warm_start.no_headers():
-                    used.add(torch.get_num_threads())
-                    _compile(target, settings, phase, choice, inputs)
-                    telemetry.reset_dynamo(choice.config.backend)
+    todo = [(phase, choice) for phase, found in settings.phases.items() for choice in found]
+    # Those of another precision at the end: torch takes no setting of it back completely, and what
+    # is set is part of the key of a graph.
+    for phase, choice in sorted(todo, key=lambda each: each[1].config.precision != "default"):
+        if why := _why_not(phase, choice):
+            left_out += [why] if why not in left_out else []
+            continue
+        inputs = inputs_of(
+            target, {**request, "phase": phase, "batch_size": choice.batch_size}, device, 0
+        )
+        for count in _thread_counts(phase, device):
+            with _on_threads(count or usual), warm_start.no_headers():
+                used.add(torch.get_num_threads())
+                _compile(target, settings, phase, choice, inputs)
+                telemetry.reset_dynamo(choice.config.backend)
     result["saved"] = warm_start.save(Path(request["file"]), device, sorted(used))
 
 
@@ -77,17 +79,16 @@ def _thread_counts(phase: str, device: torch.device) -> list[int | None]:
 
 
 @contextlib.contextmanager
-def _process_as_it_was(threads: int) -> Iterator[None]:
-    """Threads and precision are the process's: no setting leaves them to the next one."""
-    before, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
-    torch.set_num_threads(threads)
+def _on_threads(count: int) -> Iterator[None]:
+    """A process of so many threads, whatever a setting makes of it meanwhile."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # where it was measured is no matter here
             yield
     finally:
         torch.set_num_threads(before)
-        torch.set_float32_matmul_precision(precision)
 
 
 def _compile(target: Target, settings: Tuned, phase: str, choice: Choice, inputs: Any) -> None:

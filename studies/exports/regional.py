@@ -1,6 +1,7 @@
 """Full against regional compiling of twelve equal decoder blocks: compile seconds and speed.
 
 python studies/exports/regional.py
+python studies/exports/regional.py entry        # what entering a compiled block costs
 
 LLaMA from transformers, as in Accelerate's benchmark (eval mode, random weights), small enough for
 two cores. Each process is a fresh one: it compiles, and times eager and compiled in turns. What the
@@ -27,6 +28,15 @@ HERE = Path(__file__).parent
 ARMS = ("full", "regional", "nested")
 BATCH_SIZES, LAYERS, LENGTH, PROCESSES, SEED = (1, 4), 12, 128, 2, 0
 BLOCKS, BLOCK_S = 15, 0.1  # of each side
+SIZES = {
+    "hidden_size": 256,
+    "intermediate_size": 688,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "vocab_size": 2000,
+    "use_cache": False,
+}
 # What torch times of a compile: the parts of which it is made, and what they are called there.
 PARTS = {
     "dynamo_s": "bytecode_tracing",
@@ -47,15 +57,7 @@ def child(arm: str, batch_size: int) -> None:
     from autocompile.config import CompileConfig
     from autocompile.tuned import Choice, Tuned
 
-    config = LlamaConfig(
-        hidden_size=256,
-        intermediate_size=688,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=8,
-        num_key_value_heads=8,
-        vocab_size=2000,
-        use_cache=False,
-    )
+    config = LlamaConfig(**SIZES)
     torch.manual_seed(SEED)
     eager, compiled = (LlamaForCausalLM(config).eval() for _ in range(2))
     compiled.load_state_dict(eager.state_dict())
@@ -102,6 +104,53 @@ def child(arm: str, batch_size: int) -> None:
         "parts": parts,
     }
     print(json.dumps(found), flush=True)
+
+
+def entry() -> None:
+    """What a call of a compiled block costs besides its graph, which does nothing here."""
+    import statistics
+
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from autocompile.runtime.regions import regions_of
+
+    model = LlamaForCausalLM(LlamaConfig(**SIZES)).eval()
+    block, given, result = model.model.layers[3], {}, []
+
+    def keep(module: Any, args: Any, kwargs: Any, output: Any) -> None:
+        given["args"], given["kwargs"] = args, kwargs
+        result[:] = [output]
+
+    def idle(graph: Any, inputs: Any, **_: Any) -> Any:
+        return lambda *args: tuple(result)
+
+    def us(call: Any) -> float:
+        taken = []
+        for _ in range(4000):
+            began = time.perf_counter()
+            call()
+            taken.append(time.perf_counter() - began)
+        return round(1e6 * statistics.median(taken), 1)
+
+    with torch.no_grad():
+        hook = block.register_forward_hook(keep, with_kwargs=True)
+        model(input_ids=torch.zeros(1, LENGTH, dtype=torch.long))
+        hook.remove()
+
+        def call() -> Any:
+            return block(*given["args"], **given["kwargs"])
+
+        found = {"eager_block_us": us(call)}
+        none = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
+        for name, options in (("all_guards_us", {}), ("no_guards_us", none)):
+            torch._dynamo.reset()
+            regions_of(model).compile(backend=idle, options=options)
+            found[name] = us(call)
+        block._compiled_call_impl = lambda *args, **kwargs: result[0]
+        found["module_call_us"] = us(call)
+    (HERE / "regional_entry.json").write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    print(found)
 
 
 def run(arm: str, batch_size: int, toolchain: Path) -> dict[str, Any]:
@@ -177,6 +226,8 @@ def table(found: dict[str, Any]) -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["child"]:
         child(sys.argv[2], int(sys.argv[3]))
+    elif sys.argv[1:2] == ["entry"]:
+        entry()
     elif sys.argv[1:2] == ["table"]:
         table(json.loads((HERE / "regional.json").read_text("utf-8")))
     else:
