@@ -174,7 +174,13 @@ def test_a_cache_is_asked_for_together_with_a_file(work: Path) -> None:
 USE = """
 import sys, torch, autocompile
 from torch._dynamo.utils import counters
+from torch._inductor.cpp_builder import CppBuilder
 from model import get_inputs, get_model
+
+def never(self):
+    raise AssertionError("nothing has to be built")
+
+CppBuilder.build = never
 
 phase = sys.argv[1]
 model, inputs = get_model(), get_inputs(4)
@@ -218,7 +224,9 @@ def test_fresh_processes_with_empty_caches_find_every_phase(freezing: bool, work
             check=True,
         )
         hits, misses = map(int, done.stdout.split())
-        assert (hits > 0, misses) == (True, 0), phase
+        # Of frozen weights that are packed torch keeps the libraries and no graph.
+        assert hits > 0 or (freezing and phase == "forward"), phase
+        assert misses == 0, phase
 
 
 @pytest.mark.slow
@@ -269,7 +277,8 @@ def test_an_env_runner_finds_its_phase_also_on_the_one_thread_that_ray_gives_it(
     (work / "use.py").write_text(RL_USE)
     made = settings(target=f"{work}/rl_target.py:config", forward_exploration=CompileConfig())
     export_with_cache(made, work / "tuned.json", 200.0)
-    for threads in ({}, {"OMP_NUM_THREADS": "1"}):
+    given: list[dict[str, str]] = [{}, {"OMP_NUM_THREADS": "1"}]
+    for threads in given:
         caches = {"TORCHINDUCTOR_CACHE_DIR": str(work / f"cache{len(threads)}")}
         done = subprocess.run(
             [sys.executable, "use.py"],

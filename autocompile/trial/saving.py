@@ -112,7 +112,7 @@ def _compile(target: Target, settings: Tuned, phase: str, choice: Choice, inputs
     else:
         # As an env runner does it, to which a batch of made-up observations is given as well.
         rllib: Any = importlib.import_module("autocompile.runtime.rllib")
-        if rllib.warm_up(model, phase, choice.batch_size, choice) is None:
+        if rllib.warm_up(model, phase, choice.batch_size or 1, choice) is None:
             _repeat(lambda: getattr(model, phase)(inputs))
 
 

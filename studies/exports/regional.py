@@ -116,7 +116,9 @@ def entry() -> None:
     from autocompile.runtime.regions import regions_of
 
     model = LlamaForCausalLM(LlamaConfig(**SIZES)).eval()
-    block, given, result = model.model.layers[3], {}, []
+    block = model.model.layers[3]
+    given: dict[str, Any] = {}
+    result: list[Any] = []
 
     def keep(module: Any, args: Any, kwargs: Any, output: Any) -> None:
         given["args"], given["kwargs"] = args, kwargs
@@ -142,8 +144,9 @@ def entry() -> None:
             return block(*given["args"], **given["kwargs"])
 
         found = {"eager_block_us": us(call)}
+        usual: dict[str, Any] = {}
         none = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
-        for name, options in (("all_guards_us", {}), ("no_guards_us", none)):
+        for name, options in (("all_guards_us", usual), ("no_guards_us", none)):
             torch._dynamo.reset()
             regions_of(model).compile(backend=idle, options=options)
             found[name] = us(call)
