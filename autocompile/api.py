@@ -23,6 +23,7 @@ from autocompile.record import SCHEMA, RunFolder
 from autocompile.report.live import Progress, SilentProgress
 from autocompile.result import Result, make_result, write_result
 from autocompile.search.budget import Budget
+from autocompile.search.crew import without_interrupts
 from autocompile.search.effects import prior_of
 from autocompile.search.effort import budget_of
 from autocompile.search.offer import account, calls_between_updates, first_sizes, spaces_of
@@ -167,14 +168,15 @@ def tune(
             interrupted = True
         if not interrupted and not race.is_open:  # else resuming races on these caches
             workshop.drop_cache()
-    records, facts = folder.read()
-    if told := notice(facts, run["environment"]):
-        show.warning(told)
-    run["spaces"] = {name: account(one, records) for name, one in spaces.items()}
-    run["wall_s"] = run.get("wall_s", 0.0) + budget.spent_s
-    run["interrupted"] = interrupted
-    write_json(folder.run_json, run)
-    return write_result(folder, run, records, plan.limits)
+    with without_interrupts():
+        records, facts = folder.read()
+        if told := notice(facts, run["environment"]):
+            show.warning(told)
+        run["spaces"] = {name: account(one, records) for name, one in spaces.items()}
+        run["wall_s"] = run.get("wall_s", 0.0) + budget.spent_s
+        run["interrupted"] = interrupted
+        write_json(folder.run_json, run)
+        return write_result(folder, run, records, plan.limits)
 
 
 def load(run: str | Path = "last") -> Result:

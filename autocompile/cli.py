@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import signal
 import sys
 from pathlib import Path
@@ -16,7 +15,7 @@ from autocompile import arguments, options
 from autocompile.cli_export import export, loaded
 from autocompile.cli_verify import verify
 from autocompile.errors import AutocompileError, ExitCode, UsageError
-from autocompile.screen import Stopped, interruptible, print_or_draw, say
+from autocompile.screen import Stopped, interruptible, print_or_draw, say, show_result
 
 __all__ = ["app", "main"]
 
@@ -99,6 +98,7 @@ def tune(
     from autocompile.estimate.candidates import Limits
     from autocompile.report.live import progress as progress_of
     from autocompile.search.asked import asked
+    from autocompile.search.crew import without_interrupts
 
     phases, relative = options.words(phase), options.fraction("--tolerance", tolerance)
     timeout_s = options.seconds("--timeout", timeout, "300s") or 300.0
@@ -126,14 +126,13 @@ def tune(
         autocast=autocast,
         guards=guards,
     )
+    pythons = tuple(python or ())
     if dry_run:
         from autocompile.preview import preview
         from autocompile.report.checks import render_preview
 
-        others = tuple(python or ())
-        found = preview(
-            target, phases, wanted, effort, device, jobs, timeout_s, others, trials, budget_s
-        )
+        asked_for = target, phases, wanted, effort, device, jobs, timeout_s
+        found = preview(*asked_for, pythons, trials, budget_s)
         print_or_draw(found, as_json, lambda console: render_preview(found, console))
         return
     result = api.tune(
@@ -157,10 +156,11 @@ def tune(
         seed=seed,
         tolerance=relative,
         calls_per_update=calls_per_update,
-        pythons=tuple(python or ()),
+        pythons=pythons,
         progress=progress_of("none" if quiet else progress, sys.stderr),
     )
-    _show(result, str(run_dir or runs.shown(result.run_dir)), as_json, verbose)
+    with without_interrupts():
+        show_result(result, str(run_dir or runs.shown(result.run_dir)), as_json, verbose)
     if result.interrupted:
         raise typer.Exit(ExitCode.INTERRUPTED)
     if require_speedup is not None:
@@ -176,7 +176,7 @@ def show(
     run: arguments.Run = "last", as_json: arguments.Json = False, verbose: arguments.Verbose = False
 ) -> None:
     """Show the report of a run that was made before."""
-    _show(loaded(run), run, as_json, verbose)
+    show_result(loaded(run), run, as_json, verbose)
 
 
 for _command in (export, verify):
@@ -239,27 +239,6 @@ def init(
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from error
     typer.echo(f"wrote {path}\nNext    autocompile tune {path}")
-
-
-# Output ------------------------------------------------------------------------------------------
-
-
-def _show(result: Any, run: str, as_json: bool, verbose: bool) -> None:
-    """Print a result; the next command names ``run``."""
-    from autocompile.export import use_line
-    from autocompile.report.terminal import render, render_trials
-
-    report, run = result.to_dict(), shlex.quote(run)
-
-    def draw(console: Any) -> None:
-        if verbose:
-            render_trials(report, console)
-        others = ", ".join(f"--to {name}" for name in report["exports"] if name != "json")
-        then = f"autocompile export {run} -o tuned.json        (also: {others})"
-        use = use_line(report, run)
-        render(report, console, use=use, next_line=then if others else "", verbose=verbose)
-
-    print_or_draw(report, as_json, draw)
 
 
 def _terminated(signum: int, frame: Any) -> NoReturn:

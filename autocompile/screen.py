@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import json
+import shlex
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import typer
 
-__all__ = ["Stopped", "interruptible", "print_or_draw", "say"]
+__all__ = ["Stopped", "interruptible", "print_or_draw", "say", "show_result"]
 
 
 def say(text: str) -> None:
@@ -53,3 +54,21 @@ def interruptible(command: Callable[..., None]) -> Callable[..., None]:
             raise Stopped from None
 
     return run
+
+
+def show_result(result: Any, run: str, as_json: bool, verbose: bool) -> None:
+    """Print a result; the next command names ``run``."""
+    from autocompile.export import use_line
+    from autocompile.report.terminal import render, render_trials
+
+    report, run = result.to_dict(), shlex.quote(run)
+
+    def draw(console: Any) -> None:
+        if verbose:
+            render_trials(report, console)
+        others = ", ".join(f"--to {name}" for name in report["exports"] if name != "json")
+        then = f"autocompile export {run} -o tuned.json        (also: {others})"
+        use = use_line(report, run)
+        render(report, console, use=use, next_line=then if others else "", verbose=verbose)
+
+    print_or_draw(report, as_json, draw)

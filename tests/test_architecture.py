@@ -45,7 +45,7 @@ ALLOWED = {
     "diagnose": {"ground", "execute", "search", "report"},
     "preview": {"ground", "execute", "search", "diagnose"},
     "api": {"ground", "execute", "search", "report", "export", "result"},
-    "screen": {"ground", "report"},
+    "screen": {"ground", "report", "export"},
     "rllib": {"runtime"},
     "verify": {"ground", "result"},
     "warm_cache": {"ground", "diagnose", "execute", "report", "search"},

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 from autocompile.execute.executor import Job
 from autocompile.record import Outcome
 from autocompile.report.live import SilentProgress
-from autocompile.search.crew import Crew
+from autocompile.search.crew import Crew, without_interrupts
 from autocompile.testing import FakeExecutor, measured
 
 
@@ -31,3 +33,10 @@ def test_what_starts_after_a_cut_is_ended_by_the_next_one() -> None:
         ended, ending = crew.next()
         assert (ended, ending.outcome) == (number, Outcome.INTERRUPTED)
         over = False
+
+
+def test_ctrl_c_does_not_cut_off_what_takes_a_moment() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with without_interrupts():
+        os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before

@@ -90,6 +90,29 @@ def test_each_batch_size_and_phase_is_raced_the_users_own_first(target: Path) ->
     assert [row["confirmed_processes"] for row in phase["by_batch_size"]] == [3, 3, 3]
 
 
+def test_sets_of_a_slow_host_are_made_up_for_after_every_batch_size_had_three(target: Path) -> None:
+    order: list[int] = []
+
+    class Listener(SilentProgress):
+        def racing(self, phase: str, batch_size: int | None, sides: int, number: int) -> None:
+            order.append(batch_size or 0)
+
+    def slow_at_first(request: Mapping[str, Any]) -> Ending:
+        found = CLEAR(request)
+        is_slow = 0 < order.count(4) <= 2 and order[-1] == 4
+        found.payload["reference_s"] = 1.3 if is_slow else 1.0
+        return found
+
+    probe = probed(modes={m: m for m in MODES})
+    probe.payload["target"]["own_batch_size"] = {"forward": 4}
+    space = SearchSpace(batch_sizes=(1, 4), fullgraph=(False,), freezing=(False,), modes=MODES)
+    executor = FakeExecutor(slow_at_first, probe)
+    result = tune(target, executor=executor, space=space, progress=Listener())
+    assert order == [4, 4, 4, 1, 1, 1, 4, 4]
+    best = result.to_dict()["phases"]["forward"]["best"]
+    assert (best["confirmed_processes"], best["slow_sets"]) == (3, 2)
+
+
 class Dies(FakeExecutor):
     """The process of a race dies while the setting with some mode is at work."""
 

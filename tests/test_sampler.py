@@ -249,6 +249,18 @@ def test_what_is_measured_moves_what_is_expected_of_its_relatives() -> None:
     assert mean[2] == pytest.approx(0)
 
 
+def test_a_disastrous_combination_says_little_of_its_parts() -> None:
+    every = settings()
+    part, whole = (Setting(CompileConfig(mode=A, **f), 4) for f in ({}, LAST))
+    effects = Effects(every, {"forward": Prior()})
+
+    def expected(seen: dict[Setting, float]) -> float:
+        return float(effects.expected(seen, [part])[0][0])
+
+    assert expected({whole: math.log(0.7)}) < expected({}) - 0.05
+    assert expected({whole: math.log(0.01)}) == pytest.approx(expected({}), abs=0.01)
+
+
 def test_the_gain_that_is_expected_counts_what_is_worse_as_nothing() -> None:
     gain = expected_gain(np.array([0.0, 1.0, -1.0]), np.full(3, 0.1), np.zeros(3))
     assert gain == pytest.approx([0.1 / math.sqrt(2 * math.pi), 1.0, 0.0], abs=1e-6)

@@ -93,6 +93,22 @@ def test_a_graph_that_breaks_is_not_compiled_fullgraph_again_and_again(target: P
     assert all(r.config.fullgraph and "broke the graph 2 times" in r.message for r in broken)
 
 
+def test_what_dynamo_cannot_capture_is_not_compiled_by_one_mode_after_another(target: Path) -> None:
+    def empty(request: Mapping[str, Any]) -> Ending:
+        if request["config"]["backend"] == "eager":
+            return measured(1.0)
+        return failed("not_compiled", step="verify", message="Dynamo captured no graph")
+
+    executor = FakeExecutor(empty)
+    space = SearchSpace(batch_sizes=(4,), freezing=(False,), scope=("full",))
+    result = tune(target, executor=executor, space=space)
+    compiled = [r for r in executor.requests if r["config"]["backend"] != "eager"]
+    assert len(compiled) == 1
+    others = [r for r in result.trials if r.outcome.value == "not_compiled" and not r.wall_s]
+    assert others
+    assert {r.duplicate_of for r in others} == {compiled[0]["number"]}
+
+
 def test_failures_are_told_to_optuna_as_pruned_with_their_outcome(target: Path) -> None:
     def half(request: Mapping[str, Any]) -> Ending:
         if request["config"]["mode"] == "max-autotune":

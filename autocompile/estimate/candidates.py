@@ -10,6 +10,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import stdev
 
 from autocompile.estimate.host import left_out
 from autocompile.estimate.intervals import Interval, median, over_sets, ratio
@@ -47,7 +48,8 @@ class Candidate:
         blocks: by set, its process and its block times there, in the order of the rounds.
         same_code: the numbers of the other trials with the same code.
         warm_compile_s: compile time on a warm cache; None before it was raced.
-        is_slow_host: whether sets were left out in which the machine was slower than usual.
+        slow_sets: how many sets were left out because the machine was slower in them.
+        processes: of all sets, those too: logarithm of the speed-up, and seconds of a call.
     """
 
     record: Record
@@ -57,7 +59,8 @@ class Candidate:
     blocks: Mapping[int, tuple[int, tuple[float, ...]]] = field(default_factory=dict)
     same_code: tuple[int, ...] = ()
     warm_compile_s: float | None = None
-    is_slow_host: bool = False
+    slow_sets: int = 0
+    processes: tuple[tuple[float, float], ...] = ()
 
     @property
     def sets(self) -> int:
@@ -144,7 +147,7 @@ def _candidate(members: Sequence[Record], again: Sequence[Record], eager: _Eager
         record,
         refresh_s=next((r.refresh_s for r in (*again, *members) if r.refresh_s), None),
     )
-    logs, blocks = {}, {}
+    logs, blocks, processes = {}, {}, []
     for r in again:
         if r.measurement is None:
             continue
@@ -152,6 +155,7 @@ def _candidate(members: Sequence[Record], again: Sequence[Record], eager: _Eager
         number = -1 - r.number if r.race is None else r.race
         ratio_ = eager.over_own(r, r.measurement)
         logs[number] = math.log(with_refreshes(ratio_, with_refresh, eager.of_process(r)))
+        processes.append((logs[number], _whole_call_s(r.measurement, with_refresh)))
         blocks[number] = (r.detail.get("raced_in", r.number), r.measurement.compiled_s)
     slow = left_out([r for r in again if r.race is not None])
     logs = {number: log for number, log in logs.items() if number not in slow}
@@ -171,8 +175,15 @@ def _candidate(members: Sequence[Record], again: Sequence[Record], eager: _Eager
         blocks={number: seen for number, seen in blocks.items() if number in logs},
         same_code=tuple(m.number for m in members[1:]),
         warm_compile_s=median(warm) if warm else None,
-        is_slow_host=bool(slow),
+        slow_sets=len(slow),
+        processes=tuple(processes),
     )
+
+
+def _whole_call_s(measured: Measurement, record: Record) -> float:
+    """Seconds of a call, with its share of what new weights cost."""
+    refresh_s, calls = record.refresh_s, record.calls_per_update
+    return measured.compiled_call_s + (refresh_s / calls if refresh_s and calls else 0.0)
 
 
 def _of_search(record: Record, with_refresh: Record, eager: _Eager) -> Interval:
@@ -205,7 +216,7 @@ def compare(first: Candidate, second: Candidate) -> Interval:
     """How many times faster ``first`` is than ``second``.
 
     Directly, from blocks of the same rounds, where one process held both; by way of the eager mode
-    of each where only the set was the same; else from their two independent estimates.
+    of each where only the set was the same; else from processes that had nothing in common.
     """
     if first is second:
         return _ONE
@@ -215,7 +226,28 @@ def compare(first: Candidate, second: Candidate) -> Interval:
         if not first.record.refresh_s and not second.record.refresh_s:
             log = _direct(first.blocks.get(number), second.blocks.get(number), log)
         logs.append(log)
-    return over_sets(logs) if logs else ratio(first.speedup, second.speedup)
+    return over_sets(logs) if logs else _apart(first, second)
+
+
+def _apart(first: Candidate, second: Candidate) -> Interval:
+    """The same from different processes, by what varies less between them.
+
+    That is the speed-up where a slow host slows both sides, and the seconds of a call where eager
+    mode alone wavers: on a GPU it waits for the CPU, and a replayed graph does not.
+    """
+    raced = max(first.processes, second.processes, key=len)
+    if len(raced) > 1:
+        logs, seconds = zip(*raced, strict=True)
+        if stdev(map(math.log, seconds)) < stdev(logs):
+            return ratio(_pace(first), _pace(second))
+    return ratio(first.speedup, second.speedup)
+
+
+def _pace(c: Candidate) -> Interval:
+    """Calls per second, over all processes of its races or in the one of the search."""
+    assert c.record.measurement is not None
+    seconds = [s for _, s in c.processes] or [_whole_call_s(c.record.measurement, c.record)]
+    return over_sets([-math.log(s) for s in seconds])
 
 
 _Blocks = tuple[int, tuple[float, ...]]

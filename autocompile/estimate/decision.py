@@ -7,7 +7,7 @@ be chosen (the indifference zone of ranking and selection: Kim and Nelson, 2001)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 
 from autocompile.config import DEFAULT_INDUCTOR
@@ -91,8 +91,9 @@ def decide_all(
 def finalists(decision: Decision) -> list[Candidate]:
     """Who is raced: those that may be the best, and the default that they are compared with.
 
-    By the upper end of what is known of each against the leader. Who has been raced and is slower
-    than it by more than the zone is out. Empty where nothing but eager can be the best.
+    First the best of the search. Then, beside the best one, those that have not had their sets and
+    those that may still be better, raced or not: who is surely no better makes room for them. Empty
+    where nothing but eager can be the best.
     """
     every = sorted((decision.best, *decision.rivals), key=_speed, reverse=True)
     every = [c for c in every if not c.record.config.is_baseline]
@@ -101,9 +102,12 @@ def finalists(decision: Decision) -> list[Candidate]:
     if leader is None:
         return []
     alive = [c for c in raced if not is_out(c, leader) and c.speedup.high > 1]
-    new = [c for c in every if not c.sets and not is_out(c, leader) and c.speedup.high > 1]
-    if raced:  # who looked better in the search than the best that was raced
-        new = [c for c in new if c.speedup.value > leader.speedup.value]
+    if raced:
+        may_win = {c.record.number for c, _ in decision.open}
+        alive = [c for c in alive if c in (leader, decision.best) or _goes_on(c, may_win)]
+        new = [c for c, _ in decision.open if not c.sets and not c.processes]
+    else:
+        new = [c for c in every if not is_out(c, leader) and c.speedup.high > 1]
     chosen = alive + new[: max(0, min(_MOST - len(alive), 2 * _MOST - len(raced)))]
     if not raced:
         chosen += _plainer([c for c in every if c not in chosen], leader)
@@ -111,6 +115,12 @@ def finalists(decision: Decision) -> list[Candidate]:
     # Beside another environment too, since it brings eager mode of the tuner's own.
     elsewhere = any(c.record.config.environment != "default" for c in chosen)
     return chosen + [c for c in default if chosen and (elsewhere or c.sets < SETS[0])]
+
+
+def _goes_on(c: Candidate, may_win: Container[int]) -> bool:
+    """Whether another set is to be had, and may change the decision."""
+    is_new = c.sets < SETS[0]
+    return len(c.processes) < SETS[1] and (is_new or c.record.number in may_win)
 
 
 def _plainer(others: Sequence[Candidate], leader: Candidate) -> list[Candidate]:

@@ -98,8 +98,8 @@ def best_facts(best: Mapping[str, Any]) -> Iterator[str]:
     if spread := best.get("eager_call_s"):
         ends = dict.fromkeys(map(show.seconds, spread))
         yield f"eager itself took {' to '.join(ends)} a call, by process"
-    if best.get("slow_host"):
-        yield "processes in which the machine was slower than usual are left out"
+    if slow := best.get("slow_sets"):
+        yield f"{slow} more processes are left out: the machine was slower in them"
 
 
 def memory_facts(best: Mapping[str, Any]) -> Iterator[str]:

@@ -13,6 +13,7 @@ from autocompile.report import facts as said
 from autocompile.report import text as show
 
 __all__ = [
+    "batch_note",
     "batch_rows",
     "by_throughput",
     "failure_reason",
@@ -105,6 +106,7 @@ def _phase(name: str, phase: Mapping[str, Any]) -> Iterator[str]:
         unit = ((phase.get("best") or {}).get("throughput") or {}).get("unit")
         yield from ([f"Throughput in {_escape(unit)}:", ""] if unit else [])
         yield from _table(rows[0], rows[1:], right=range(5))
+        yield from ([batch_note(phase), ""] if batch_note(phase) else [])
     yield from _failures(phase)
     yield from _trials(phase)
 
@@ -253,11 +255,21 @@ def batch_rows(phase: Mapping[str, Any]) -> list[tuple[str, ...]]:
             or_dash(row.get("eager_throughput"), ".1f"),
             or_dash(row.get("best_throughput"), ".1f"),
             show.gain(row.get("speedup")),
-            or_dash(row.get("number")),
+            f"{or_dash(row.get('number'))}{_mark(row)}",
         )
         for row in phase.get("by_batch_size") or ()
     ]
     return [titles, *rows] if rows else []
+
+
+def batch_note(phase: Mapping[str, Any]) -> str:
+    """What the mark in :func:`batch_rows` says; empty where no row has it."""
+    is_marked = any(map(_mark, phase.get("by_batch_size") or ()))
+    return "† one process, not confirmed" if is_marked else ""
+
+
+def _mark(row: Mapping[str, Any]) -> str:
+    return "" if row.get("confirmed_processes", 1) else " †"
 
 
 def why_not_lines(phase: Mapping[str, Any], most: int | None) -> list[tuple[str, str]]:

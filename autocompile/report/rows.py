@@ -156,7 +156,7 @@ def best_row(
         "calls_to_repay_refresh": _calls_to_repay(best),
         "confirmed_processes": best.sets,
         "same_code": list(best.same_code),
-        "slow_host": best.is_slow_host,
+        "slow_sets": best.slow_sets,
         "call_s": best.call_s,
         "weights_live": record.detail.get("weights_live"),
         "notes": list(record.notes),

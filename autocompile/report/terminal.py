@@ -17,6 +17,7 @@ from rich.text import Text
 from autocompile.report import facts as said
 from autocompile.report import text as show
 from autocompile.report.markdown import (
+    batch_note,
     batch_rows,
     by_throughput,
     failure_reason,
@@ -209,6 +210,8 @@ def _batch_sizes(page: _Page, phase: Mapping[str, Any]) -> None:
     for number, cells in enumerate(rows):
         line = "   ".join(cell.rjust(w) for cell, w in zip(cells, widths, strict=True))
         page.line("  " + line, "" if number else "dim")
+    if note := batch_note(phase):
+        page.line(f"  {note}", "dim")
 
 
 def _failures(page: _Page, phase: Mapping[str, Any], verbose: bool) -> None:

@@ -45,6 +45,16 @@ def answer(
             break
     if source is None and setting.config.fullgraph and (broke := _break_of(setting, known)):
         return _broken(number, setting, broke)
+    if source is None and (empty := _without_graph(setting, known)):
+        return dataclasses.replace(
+            empty,
+            number=number,
+            config=setting.config,
+            batch_size=setting.batch_size,
+            duplicate_of=empty.number,
+            wall_s=0.0,
+            detail={**empty.detail, "answered": True},
+        )
     if source is None:
         return None
     return dataclasses.replace(
@@ -140,6 +150,26 @@ def _break_of(setting: Setting, known: Known) -> Record | None:
     ]
     # The one that failed says why in torch's words.
     return min(found, key=lambda r: r.ok, default=None)
+
+
+def _without_graph(setting: Setting, known: Known) -> Record | None:
+    """A trial in which Dynamo captured nothing here: whatever backend comes after it, it will not.
+
+    One of constant weights or of regions compiles something else.
+    """
+    config = setting.config
+    if config.is_eager or config.freezing or config.scope != "full":
+        return None
+    found = (
+        r
+        for r in known.values()
+        if r.outcome is Outcome.NOT_COMPILED
+        and not r.detail.get("answered")
+        and not r.config.freezing
+        and r.batch_size == setting.batch_size
+        and _traces_alike(r.config, config)
+    )
+    return next(found, None)
 
 
 def _traces_alike(ours: CompileConfig, theirs: CompileConfig) -> bool:

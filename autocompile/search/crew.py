@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from autocompile.execute.executor import Ended, Ending, Executor, Job, Stepped, Told
 from autocompile.search.observer import Observer
 
-__all__ = ["Crew", "put_first_log_aside", "run_job"]
+__all__ = ["Crew", "put_first_log_aside", "run_job", "without_interrupts"]
 
 _GLANCE_S = 0.25  # how long Ctrl-C may go unnoticed
 _TICK_S = 1.0
@@ -113,6 +114,19 @@ class Crew:
         if self._pressed:
             raise KeyboardInterrupt
         self._pressed = True
+
+
+@contextlib.contextmanager
+def without_interrupts() -> Iterator[None]:
+    """Ignore Ctrl-C for the moment that the report takes: nothing is left that it could shorten."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def run_job(executor: Executor, job: Job, observer: Observer) -> tuple[Ending, bool]:

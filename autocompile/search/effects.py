@@ -31,7 +31,7 @@ _FIELD, _OPTION = 0.15, 0.08  # of a field's effect: what is not named above; of
 _HERE = 0.5  # of its own at one batch size, beside what a phase shares
 _PLAIN_LOG = 0.02  # what each field is expected to cost beside others: combinations come later
 _WHOLE, _WHOLE_HERE = 0.05, 0.04  # of what a setting adds to the effects of its fields
-_WORST = -0.5  # a logarithm: how much worse than that something is says nothing of its relatives
+_WORST = -0.7  # a logarithm: the further below it a result is, the less it says of its relatives
 _NOISE, _WIDTH = 0.03, 3.92  # of one process, and of a 95 % interval in standard deviations
 
 
@@ -140,7 +140,10 @@ class Effects:
         if seen:
             known = np.array([self.index[s] for s in seen], dtype=int)
             residual = np.maximum(list(seen.values()), _WORST) - self._mean[known]
-            noise = [_NOISE + spreads.get(s, 0.0) / _WIDTH for s in seen]
+            noise = [
+                _NOISE + spreads.get(s, 0.0) / _WIDTH + max(0.0, _WORST - value)
+                for s, value in seen.items()
+            ]
             own = self._between(known, known) + np.diag(np.square(noise))
             cross = self._between(rows, known)
             solved = np.linalg.solve(own, cross.T)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -92,14 +92,20 @@ class Race:
     def _next(self) -> tuple[Cell, list[Candidate]] | None:
         """The phase and batch size that is raced next, and who runs; None if nothing is open.
 
-        Each gets its three sets first; then those that are still open get more.
+        Each gets three tries first; then more go to those whose sets were left out since the host
+        was slow, and then to those that are still open.
         """
         left_s = self.study.budget.left_s + _SLACK * (self.study.budget.total_s or 0.0)
-        for least in SETS:
+        stages: tuple[Callable[[Candidate, Decision], bool], ...] = (
+            lambda c, _: self._tries(c) < SETS[0],
+            lambda c, _: c.sets < SETS[0],
+            lambda c, decision: bool(decision.open) and c.sets < SETS[1],
+        )
+        for wants in stages:
             for cell, decision in self._decisions():
                 runners = finalists(decision)
-                needy = [c for c in runners if c.sets < least and self._tries(c) < SETS[1]]
-                if not needy or (least > SETS[0] and not decision.open):
+                needy = [c for c in runners if wants(c, decision) and self._tries(c) < SETS[1]]
+                if not needy:
                     continue
                 for most in dict.fromkeys((len(runners), 2, 1)):  # with little time, fewer
                     some = runners[:most]

@@ -6,8 +6,10 @@ trials side by side on two cores: a quarter faster). For each model the prior is
 tables of all other models.
 
 An answer is what a run of so many seconds ends with, the same for every sampler: the four settings
-of each batch size that look best are raced in three sets, which have the noise of three processes
-and take the recorded seconds of warm compiles, and at most 40 % of the time. Regret is how much
+of each batch size that look best are raced in three sets, or up to six where it is not decided and
+there is time, which take the recorded seconds of warm compiles; three sets get at most 40 % of the
+time. The sides of a set share its seconds, so its noise is that
+of a whole recorded set: how far each side was from its own truth there. Regret is how much
 slower the winner is than the best of the table, by the figures of all sets. A search ends where its
 sampler says so, as in a real run: only autocompile's does before the end of the list.
 """
@@ -35,6 +37,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "studies/search")]
 from learn import learn, tables  # noqa: E402
 
 from autocompile.config import CompileConfig  # noqa: E402
+from autocompile.estimate.decision import SETS, ZONE  # noqa: E402
+from autocompile.estimate.intervals import over_sets  # noqa: E402
 from autocompile.search.effects import Prior  # noqa: E402
 from autocompile.search.sampler import FiniteSampler, PortfolioSampler, make_sampler  # noqa: E402
 from autocompile.search.space import Setting  # noqa: E402
@@ -43,7 +47,7 @@ TIMES_S = tuple(float(t) for t in range(20, 301, 20))
 SIDE_BY_SIDE = 1.25  # what two jobs on two cores gain (studies/tuning_cost)
 STRATEGIES = ("portfolio", "tpe", "gp", "random", "list")
 WITHIN = 0.02
-SETS = 3
+GP_SEEDS = 10  # it takes seconds to choose
 _FINALISTS, _FOR_RACES = 4, 0.4
 _PROCESS_S, _BLOCKS_S = 2.0, 0.5  # of a race: to begin and verify eager; to time a side
 
@@ -113,6 +117,7 @@ class Table:
             if setting.config.is_plain_eager:
                 logs.update(dict.fromkeys(logs, 0.0))  # it is its own baseline
         self.truth = {s: math.exp(np.median(list(logs.values()))) for s, logs in self.logs.items()}
+        self.sets = sorted({number for logs in self.logs.values() for number in logs})
         self.spread = {s: spread(logs.values()) for s, logs in self.logs.items()}
         self.cells = sorted({s.cell for s in self.rows}, key=str)
         self.best = {
@@ -126,16 +131,30 @@ class Table:
         noise = 0.0 if setting.config.is_plain_eager else random.normal(0, self.spread[setting])
         return self.truth[setting] * math.exp(noise)
 
-    def race(self, settings: list[Setting], random: np.random.Generator) -> Setting:
-        """The winner of so many sets, each with the noise of a process of its own.
+    def race(self, settings: list[Setting], most: int, random: np.random.Generator) -> Setting:
+        """The winner of three to ``most`` sets, as many as it takes until nothing may be better.
 
-        In a real race sides of a set are compared in the same process, which is less noisy.
+        A set has the noise of a recorded one, or its mirror image.
         """
+        seen: dict[Setting, list[float]] = {s: [] for s in settings}
+        for count in range(1, most + 1):
+            number, sign = random.choice(self.sets), random.choice((-1.0, 1.0))
+            for setting, logs in seen.items():
+                noise = sign * self.noise(setting, number, random)
+                logs.append(math.log(self.truth[setting]) + noise)
+            best = max(settings, key=lambda s: float(np.mean(seen[s])))
+            rivals = [np.subtract(seen[s], seen[best]).tolist() for s in settings if s != best]
+            if count >= SETS[0] and all(over_sets(r).high <= 1 + ZONE for r in rivals):
+                break
+        return best
 
-        def mean(setting: Setting) -> float:
-            return float(np.mean([self.look(setting, random) for _ in range(SETS)]))
-
-        return max(settings, key=mean)
+    def noise(self, setting: Setting, number: int, random: np.random.Generator) -> float:
+        """How far a setting was from its truth in a set, as a logarithm."""
+        logs = self.logs[setting]
+        if number not in logs:  # it had failed there
+            return float(random.normal(0, self.spread[setting]))
+        lost = math.sqrt(len(logs) / max(1, len(logs) - 1))  # the truth is made of the same sets
+        return lost * (logs[number] - math.log(self.truth[setting]))
 
     def regret(self, chosen: dict[Any, Setting]) -> float:
         """Over all batch sizes; where nothing was chosen it is eager's."""
@@ -168,14 +187,16 @@ def answer(table: Table, tried: list[Tried], seconds: float, random: np.random.G
     for end in reversed(ends):  # the last trial after which there is time for the races
         found = leaders([t for t in tried if t.clock <= end])
         needs = sum(set_s(table, settings) for settings in found.values())
-        if end + min(_FOR_RACES * seconds, SETS * needs) <= seconds:
+        if end + min(_FOR_RACES * seconds, SETS[0] * needs) <= seconds:
             break
     chosen, left_s = {}, seconds - end
     for cell, settings in found.items():
         chosen[cell] = settings[0]
-        left_s -= SETS * set_s(table, settings)
-        if left_s >= 0:
-            chosen[cell] = table.race(settings, random)
+        each_s = set_s(table, settings)
+        if left_s >= SETS[0] * each_s:
+            most = min(SETS[1], int(left_s / each_s / len(found)))
+            chosen[cell] = table.race(settings, max(most, SETS[0]), random)
+            left_s -= SETS[0] * each_s
     return table.regret(chosen)
 
 
@@ -239,22 +260,19 @@ def found_after(table: Table, tried: list[Tried]) -> float:
     return math.inf
 
 
-def one_model(task: tuple[Path, int, tuple[str, ...]]) -> tuple[str, dict[str, Any]]:
-    """All strategies and seeds of a model."""
-    path, seeds, strategies = task
+def replayed(task: tuple[Path, str, int]) -> tuple[str, str, dict[str, Any]]:
+    """All seeds of a model and a strategy."""
+    path, strategy, seeds = task
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     table, prior = Table(path), learn(tables(), without=path.stem)
-    found: dict[str, Any] = {}
-    for strategy in strategies:
-        runs = [replay(table, strategy, seed, prior) for seed in range(seeds)]
-        regret = {}
-        for t in TIMES_S:
-            random = [np.random.default_rng([seed, int(t)]) for seed in range(seeds)]
-            lost = [answer(table, one, t, r) for one, r in zip(runs, random, strict=True)]
-            regret[str(int(t))] = [round(each, 5) for each in lost]
-        within = [round(found_after(table, tried), 1) for tried in runs]
-        found[strategy] = {"regret": regret, "within_s": within}
-    return path.stem, found
+    runs = [replay(table, strategy, seed, prior) for seed in range(seeds)]
+    regret = {}
+    for t in TIMES_S:
+        random = [np.random.default_rng([seed, int(t)]) for seed in range(seeds)]
+        lost = [answer(table, one, t, r) for one, r in zip(runs, random, strict=True)]
+        regret[str(int(t))] = [round(each, 5) for each in lost]
+    within = [round(found_after(table, tried), 1) for tried in runs]
+    return path.stem, strategy, {"regret": regret, "within_s": within}
 
 
 def summary(models: dict[str, Any]) -> dict[str, Any]:
@@ -281,16 +299,24 @@ if __name__ == "__main__":
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seeds", type=int, default=200)
     parser.add_argument("--strategies", default=",".join(STRATEGIES))
+    parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     began = time.monotonic()
     recorded = sorted((ROOT / "studies/search" / options.device / "tables").glob("*.json"))
     strategies = tuple(options.strategies.split(","))
-    tasks = [(path, options.seeds, strategies) for path in recorded]
-    with ProcessPoolExecutor(2) as pool:
-        models = dict(pool.map(one_model, tasks))
-    result = {"schema": 1, "seeds": options.seeds, "models": models, "summary": summary(models)}
+    tasks = [
+        (path, name, min(options.seeds, GP_SEEDS) if name == "gp" else options.seeds)
+        for name in strategies
+        for path in recorded
+    ]
     out = options.out or ROOT / "studies/search" / options.device / "replay.json"
+    known = json.loads(out.read_text())["models"] if out.exists() else {}
+    models: dict[str, Any] = defaultdict(dict, known)  # the other strategies stay
+    with ProcessPoolExecutor(options.jobs) as pool:
+        for model, strategy, found in pool.map(replayed, tasks):
+            models[model][strategy] = found
+    result = {"schema": 1, "seeds": options.seeds, "models": models, "summary": summary(models)}
     out.write_text(json.dumps(result) + "\n")
     for strategy, figures in result["summary"].items():
         shown = {t: figures[t] for t in ("60", "120", "300")}

@@ -122,7 +122,7 @@ def run(model: str, device: str, effort: str, seed: int) -> dict[str, Any]:
         "races": len({r.race for r in records} - {None}),
         "decided": not decision.open,
         "ceiling": round(decision.ceiling, 5),
-        "slow_host": decision.best.is_slow_host,
+        "slow_host": bool(decision.best.slow_sets),
         "reason": report["reason"],
         "ties": [names[c.record.config] for c in decision.ties],
         "all": {names[c.record.config]: [c.sets, *rounded(c.speedup)] for c in found},
