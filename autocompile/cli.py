@@ -12,6 +12,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from autocompile import arguments, options
+from autocompile.cli_export import export, loaded
 from autocompile.cli_verify import verify
 from autocompile.errors import AutocompileError, ExitCode, UsageError
 from autocompile.screen import Stopped, interruptible, print_or_draw, say, show_result
@@ -175,39 +176,11 @@ def show(
     run: arguments.Run = "last", as_json: arguments.Json = False, verbose: arguments.Verbose = False
 ) -> None:
     """Show the report of a run that was made before."""
-    show_result(_loaded(run), run, as_json, verbose)
+    show_result(loaded(run), run, as_json, verbose)
 
 
-@app.command()
-@interruptible
-def export(
-    run: arguments.Run = "last",
-    to: Annotated[
-        arguments.Format | None, typer.Option(help="the stack that reads it  [default: python]")
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="the file to write, e.g. tuned.json")
-    ] = None,
-) -> None:
-    """Print the best settings of RUN in the form of a training stack, or write them to a file.
-
-    A .json file holds the settings themselves: autocompile.apply and autocompile.rllib read it.
-    """
-    is_json = output is not None and output.suffix == ".json"
-    result = _loaded(run)
-    text = result.export(to or ("json" if is_json else "python"))
-    say("\n".join(f"warning: {sentence}" for sentence in result.unconfirmed()))
-    if output is None:
-        typer.echo(text, nl=False)
-        return
-    try:
-        output.write_text(text, "utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write {output}: {error.strerror}") from error
-    typer.echo(f"wrote {output}")
-
-
-app.command()(interruptible(verify))
+for _command in (export, verify):
+    app.command()(interruptible(_command))
 
 
 @app.command()
@@ -266,16 +239,6 @@ def init(
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from error
     typer.echo(f"wrote {path}\nNext    autocompile tune {path}")
-
-
-def _loaded(run: str) -> Any:
-    """The result of a run on disk; what of it is left out is said on stderr."""
-    from autocompile import api
-
-    result = api.load(run)
-    if result.notice:
-        say(f"note: {result.notice}")
-    return result
 
 
 def _terminated(signum: int, frame: Any) -> NoReturn:

@@ -12,7 +12,7 @@ from autocompile.backends import BACKENDS
 from autocompile.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
 from autocompile.errors import TargetError, UsageError
 from autocompile.execute.job import Workshop
-from autocompile.execute.process import LocalExecutor
+from autocompile.execute.process import Isolation, LocalExecutor
 from autocompile.record import Record, RunFolder
 from autocompile.report.live import SilentProgress
 from autocompile.search.crew import run_job
@@ -31,9 +31,11 @@ _LOG_LINES = 12  # enough for the end of a traceback
 
 
 @contextlib.contextmanager
-def bench(plan: Plan, timeout_s: float) -> Iterator[tuple[Workshop, LocalExecutor]]:
+def bench(
+    plan: Plan, timeout_s: float, isolation: Isolation = "auto"
+) -> Iterator[tuple[Workshop, LocalExecutor]]:
     """A workshop in a temporary folder and an executor, both gone afterwards."""
-    executor = LocalExecutor()
+    executor = LocalExecutor(isolation=isolation)
     with tempfile.TemporaryDirectory(prefix="autocompile-") as scratch:
         folder = RunFolder(Path(scratch))
         folder.create()

@@ -69,6 +69,9 @@ class Tuned:
         target: what was tuned, as it was named.
         own_batch_size: of each phase, where the target itself names one.
         interpreters: paths of other interpreters that settings are of, by their names.
+        cache: the file beside this one that holds compiled code: ``file`` and ``sha256``; empty if
+            there is none.
+        folder: where the file of settings was read; empty if they are of no file.
     """
 
     phases: Mapping[str, tuple[Choice, ...]]
@@ -76,6 +79,8 @@ class Tuned:
     target: str = ""
     own_batch_size: Mapping[str, int] = field(default_factory=dict)
     interpreters: Mapping[str, str] = field(default_factory=dict)
+    cache: Mapping[str, str] = field(default_factory=dict)
+    folder: str = field(default="", compare=False)
 
     def at(self, phase: str, batch_size: int | None = None) -> Choice | None:
         """The choice for a batch size, or of the nearest one that was measured.
@@ -132,6 +137,7 @@ class Tuned:
             "fingerprint": dict(self.fingerprint),
             "interpreters": dict(self.interpreters),
             "own_batch_size": dict(self.own_batch_size),
+            **({"cache": dict(self.cache)} if self.cache else {}),
             "phases": {name: [c.to_dict() for c in found] for name, found in self.phases.items()},
         }
 
@@ -168,6 +174,7 @@ class Tuned:
                 data["target"],
                 data["own_batch_size"],
                 data["interpreters"],
+                data.get("cache", {}),
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise UsageError(
@@ -222,7 +229,8 @@ class Tuned:
             ) from None
         except ValueError as error:
             raise UsageError(f"{path} is no JSON: {error}") from None
-        return cls.from_dict(data if isinstance(data, Mapping) else {}, str(path))
+        found = cls.from_dict(data if isinstance(data, Mapping) else {}, str(path))
+        return replace(found, folder=str(path.resolve().parent))
 
 
 def is_faster(row: Mapping[str, Any]) -> bool:

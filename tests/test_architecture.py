@@ -48,8 +48,11 @@ ALLOWED = {
     "screen": {"ground", "report", "export"},
     "rllib": {"runtime"},
     "verify": {"ground", "result"},
+    "warm_cache": {"ground", "diagnose", "execute", "report", "search"},
+    "cli_export": {"ground", "api", "screen", "warm_cache"},
     "cli_verify": {"ground", "api", "report", "screen", "verify"},
     "cli": {
+        "cli_export",
         "cli_verify",
         "ground",
         "api",

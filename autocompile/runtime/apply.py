@@ -10,6 +10,7 @@ import torch
 
 from autocompile.config import CompileConfig
 from autocompile.errors import UsageError
+from autocompile.runtime import warm_start
 from autocompile.runtime.compiling import (
     RL_PHASES,
     beside_a_step,
@@ -52,7 +53,8 @@ def apply(
         The model; of ``train_step`` the function to call in place of it.
 
     Warns:
-        UserWarning: torch or the machine is another one, or what was measured in one process only.
+        UserWarning: torch or the machine is another one, the compiled code beside the file cannot
+            be used, or the setting was measured in one process only.
 
     Raises:
         UsageError: there are no such settings, or the model or optimizer cannot take them.
@@ -62,6 +64,7 @@ def apply(
     choice = chosen(tuned, name, batch_size)
     config, device = choice.config, _device(model, optimizer)
     warn_of_differences(tuned, device)
+    warm_start.load(tuned, device)
     if choice.processes < 2 and not config.is_baseline:
         warnings.warn(f"the setting of {name} was measured in one process only", stacklevel=2)
     if config.threads is not None:

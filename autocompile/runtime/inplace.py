@@ -11,6 +11,7 @@ from torch._dynamo.utils import counters
 
 from autocompile.config import CompileConfig
 from autocompile.errors import UsageError
+from autocompile.runtime import warm_start
 from autocompile.runtime.compiling import compile_function, prepare_model
 from autocompile.runtime.graphs import with_own_code
 from autocompile.runtime.optimizers import set_implementation
@@ -77,7 +78,8 @@ class Compiled:
             own = with_own_code(self.function, "tuned")
             compiled = compile_function(own, self._config, self._model)
             compiled = compiled if self._grad else torch.no_grad()(compiled)
-            result = compiled(*args, **kwargs)
+            with warm_start.as_saved():
+                result = compiled(*args, **kwargs)
         except Exception as error:
             if not self._or_eager:
                 raise

@@ -25,6 +25,7 @@ from ray.rllib.offline.offline_env_runner import OfflineSingleAgentEnvRunner
 from ray.rllib.utils import force_list
 
 from autocompile.errors import TargetError, UsageError
+from autocompile.runtime import warm_start
 from autocompile.runtime.apply import demand_this_interpreter
 from autocompile.runtime.compiling import RL_PHASES, prepare_model, set_precision, set_threads
 from autocompile.runtime.inplace import Compiled, apply_to_optimizer, apply_to_phase
@@ -32,7 +33,7 @@ from autocompile.runtime.machine import describe
 from autocompile.runtime.observations import connectors_of, made_up_batch
 from autocompile.tuned import Choice, Tuned
 
-__all__ = ["NotInEffect", "tuned"]
+__all__ = ["NotInEffect", "tuned", "warm_up"]
 
 _ANSWER_S = 30.0  # how long a runner or learner may take to say what it uses
 _AGAIN_S = 10.0  # nobody is asked more often, unless one has gone or come
@@ -110,6 +111,7 @@ class _Tuned:
 
     def use(self, key: str, choice: Choice, compiled: Compiled | None, **facts: Any) -> None:
         """Set what torch has one of in a process, and remember what was applied."""
+        warm_start.load(self.tuned, self._device)  # type: ignore[attr-defined]
         if choice.config.threads is not None:
             set_threads(choice.config.threads)
         set_precision(choice.config.precision)
@@ -163,7 +165,8 @@ class _TunedRunner(_Tuned):
             self.use(f"{name}.{phase}".strip("."), choice, compiled)
             # Of several agents, how many rows a module gets is known at the first step.
             if compiled is not None and not isinstance(runner.module, MultiRLModule):
-                seconds = _warm_up(runner, phase, choice)
+                own = connectors_of(runner.config, runner.env)
+                seconds = warm_up(module, phase, runner.num_envs, choice, own)
                 self.active[phase][2]["warmup_s"] = seconds
                 compiled.graphs += compiled.later_graphs
                 compiled.later_graphs = 0
@@ -230,18 +233,19 @@ def _modules(module: Any) -> Iterator[tuple[str, torch.nn.Module]]:
     return ((name, one) for name, one in named if isinstance(one, torch.nn.Module))
 
 
-def _warm_up(runner: Any, phase: str, choice: Choice) -> float | None:
+def warm_up(
+    module: Any, phase: str, count: int, choice: Choice, connectors: Any = None
+) -> float | None:
     """Seconds of calling a phase with made-up observations, which leaves random numbers alone.
 
     None where no observations can be made up: it compiles at its first step then.
     """
-    module, count = runner.module, runner.num_envs
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
     numbers = np.random.get_state()
     began = time.monotonic()
     try:
         with torch.random.fork_rng(), _first_of_its_kind(f"{choice.config.key}-{count}"):
-            batch = made_up_batch(module, count, connectors_of(runner.config, runner.env))
+            batch = made_up_batch(module, count, connectors)
             batch = torch.utils._pytree.tree_map(lambda t: t.to(device), batch)
             for steps in (2, 3):  # exploration gets the steps so far: one more is no new graph
                 given = {"t": steps} if phase == "forward_exploration" else {}

@@ -17,6 +17,7 @@ from autocompile.trial.channel import Channel
 from autocompile.trial.judge import Failed
 from autocompile.trial.probing import probe
 from autocompile.trial.race import race
+from autocompile.trial.saving import save
 from autocompile.trial.screening import screen_setting
 from autocompile.trial.target import split_spec
 from autocompile.trial.tracing import trace
@@ -29,6 +30,7 @@ _TASKS: dict[str, Callable[[dict[str, Any], Channel, dict[str, Any]], None]] = {
     "trial": screen_setting,
     "race": race,
     "exported": race,
+    "save": save,
 }
 
 

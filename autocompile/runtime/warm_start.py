@@ -1,0 +1,193 @@
+"""Warm start: load what another process compiled, in place of compiling it again.
+
+The artifacts that torch saves (``torch.compiler.save_cache_artifacts``) hold graphs and, for a CPU,
+the C++ code of their kernels, which would be built again. So the built libraries go with them, and
+those by which Inductor tests which vector instructions the machine has.
+
+A cache file is code, and loading it unpickles: trust it as you trust the program that loads it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib
+import io
+import json
+import os
+import platform
+import re
+import sysconfig
+import warnings
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from autocompile.tuned import Tuned
+
+__all__ = ["as_saved", "fingerprint", "load", "no_headers", "save"]
+
+_ARTIFACTS, _FINGERPRINT, _LIBRARIES = "artifacts", "fingerprint.json", "libraries/"
+# Where Inductor puts what it has built, below its cache folder.
+_LIBRARY = re.compile(r"\w{2}/[\w.]+\.(so|o)")
+_loaded: set[str] = set()  # files whose code is in torch's cache folder by now
+
+
+def fingerprint(device: torch.device) -> dict[str, Any]:
+    """What decides whether compiled code can be used: in words, as a warning shows it."""
+    found: dict[str, Any] = {
+        "torch": torch.__version__,
+        "torch's folder": os.path.dirname(torch.__file__),
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "device": device.type,
+    }
+    if device.type == "cuda":
+        found["GPU"] = torch.cuda.get_device_name(device)
+        found["cuda"] = torch.version.cuda
+        return found
+    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    names = sorted(name for name, has_it in capabilities.items() if has_it is True)
+    found["vector instructions"] = " ".join([torch.backends.cpu.get_cpu_capability(), *names])
+    found["python's headers"] = sysconfig.get_paths()["include"]
+    found["C++ compiler"] = _compiler()
+    return found
+
+
+def _compiler() -> str:
+    builder = importlib.import_module("torch._inductor.cpp_builder")
+    try:
+        said = str(builder.get_compiler_version_info(builder.get_cpp_compiler()))
+    except Exception:  # there is none
+        return "none"
+    found = re.search(r"[a-zA-Z+]+ version [^_\n]+", said)  # torch gives line breaks as _
+    return found[0].strip() if found else said
+
+
+def save(path: Path, device: torch.device, threads: Sequence[int]) -> dict[str, int]:
+    """Write what this process has compiled so far.
+
+    Args:
+        path: the file.
+        device: that it was compiled for.
+        threads: of torch, in turn, while it was compiled: code for a CPU is made for a number.
+
+    Returns:
+        How many ``graphs`` and ``libraries`` are in it; no file is written where there are none.
+    """
+    made = torch.compiler.save_cache_artifacts()
+    folder = _cache_folder()
+    found = [p for p in sorted(folder.glob("*/*")) if _LIBRARY.fullmatch(_name(p, folder))]
+    graphs = len(made[1].artifacts["inductor"]) if made else 0
+    if graphs or found:
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+            said = {**fingerprint(device), "threads": sorted(threads)}
+            file.writestr(_FINGERPRINT, json.dumps(said, indent=1))
+            file.writestr(_ARTIFACTS, made[0] if made else b"")
+            for library in found:
+                file.writestr(_LIBRARIES + _name(library, folder), library.read_bytes())
+    return {"graphs": graphs, "libraries": len(found)}
+
+
+def load(settings: Tuned, device: torch.device) -> bool:
+    """Put what was saved with settings where torch looks for it, once in a process.
+
+    Args:
+        settings: from a file; without a cache beside it nothing is done.
+        device: that the settings are to be used on.
+
+    Returns:
+        Whether it is there.
+
+    Warns:
+        UserWarning: it is missing, changed, or made for another torch or machine: then torch
+            compiles as usual.
+    """
+    if not (settings.cache and settings.folder):
+        return False
+    path = os.path.join(settings.folder, os.path.basename(settings.cache["file"]))
+    return _load_once(path, settings.cache["sha256"], device)
+
+
+@functools.cache
+def _load_once(path: str, sha256: str, device: torch.device) -> bool:
+    try:
+        why_not = _load(path, sha256, device)
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        why_not = f"it cannot be read: {error}"
+    if why_not:
+        warnings.warn(
+            f"the compiled code in {path} is not used, and torch compiles as usual: {why_not}. "
+            "`autocompile export RUN -o tuned.json --with-cache` makes it anew",
+            stacklevel=4,
+        )
+    return not why_not
+
+
+def _load(path: str, sha256: str, device: torch.device) -> str:
+    """Why it cannot be used; empty if it is there now."""
+    content = Path(path).read_bytes()
+    if hashlib.sha256(content).hexdigest() != sha256:
+        return "it is not the file that the settings were written with"
+    with zipfile.ZipFile(io.BytesIO(content)) as file:
+        if differences := _differences(json.loads(file.read(_FINGERPRINT)), device):
+            return f"it was made elsewhere ({'; '.join(differences)})"
+        for name in file.namelist():
+            if _LIBRARY.fullmatch(place := name.removeprefix(_LIBRARIES)):
+                _write(_cache_folder() / place, file.read(name))
+        artifacts = file.read(_ARTIFACTS)
+    if artifacts and torch.compiler.load_cache_artifacts(artifacts) is None:
+        return "torch cannot read it"
+    _loaded.add(path)
+    return ""
+
+
+def _differences(there: dict[str, Any], device: torch.device) -> list[str]:
+    here = {**fingerprint(device), "threads": torch.get_num_threads()}
+    threads = there.pop("threads")
+    found = [f"{k} {v}, here {here.get(k)}" for k, v in there.items() if here.get(k) != v]
+    if device.type == "cpu" and here["threads"] not in threads:
+        found.append(f"{threads} threads, here {here['threads']}")
+    return found
+
+
+def as_saved() -> contextlib.AbstractContextManager[None]:
+    """Compile in a way that finds what was loaded in this process; as usual if nothing was."""
+    return no_headers() if _loaded else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def no_headers() -> Iterator[None]:
+    """Compile without precompiled headers, which torch makes even for a library that is there.
+
+    Whether there are some is part of the key of what is compiled.
+    """
+    config: Any = importlib.import_module("torch._inductor.config")
+    if not hasattr(config, "cpp_cache_precompile_headers"):  # not in all torches
+        yield
+        return
+    with config.patch(cpp_cache_precompile_headers=False):
+        yield
+
+
+def _cache_folder() -> Path:
+    return Path(importlib.import_module("torch._inductor.runtime.cache_dir_utils").cache_dir())
+
+
+def _name(path: Path, folder: Path) -> str:
+    return path.relative_to(folder).as_posix()
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Whole or not at all: another process may look for it now."""
+    if path.exists():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary.write_bytes(content)
+    temporary.chmod(0o755)
+    os.replace(temporary, path)

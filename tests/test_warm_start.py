@@ -1,0 +1,292 @@
+"""Warm start: compiled code beside the settings, saved by one process and loaded by another."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import warnings
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+from torch._inductor.utils import fresh_cache
+
+import autocompile
+from autocompile.config import CompileConfig
+from autocompile.runtime import warm_start
+from autocompile.trial.channel import Channel
+from autocompile.trial.saving import save
+from autocompile.tuned import Choice, Tuned
+
+CPU = torch.device("cpu")
+SPEEDUP = {"value": 1.5, "low": 1.4, "high": 1.6}
+MODEL = """
+import torch
+
+def get_model():
+    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+
+def get_inputs(batch_size):
+    return torch.randn(batch_size, 4)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _as_in_a_new_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(warm_start, "_loaded", set())
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+    counters.clear()
+
+
+def settings(*, target: Path | str = "model.py", **phases: CompileConfig) -> Tuned:
+    found = {name: (Choice(config, 4, SPEEDUP, 3),) for name, config in phases.items()}
+    return Tuned(found, {"device": "cpu"}, str(target))
+
+
+def net() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+
+
+def file_of(tuned: Tuned, folder: Path) -> Path:
+    """Settings whose cache, where there is one, is beside them."""
+    cache = folder / "tuned.cache"
+    sha256 = hashlib.sha256(cache.read_bytes()).hexdigest() if cache.exists() else "0"
+    path = folder / "tuned.json"
+    with_cache = dataclasses.replace(tuned, cache={"file": "tuned.cache", "sha256": sha256})
+    path.write_text(with_cache.to_json(), "utf-8")
+    return path
+
+
+def cache_of(folder: Path, **changes: Any) -> None:
+    """A cache of nothing, from a machine that differs in what is given."""
+    said = {**warm_start.fingerprint(CPU), "threads": [torch.get_num_threads()], **changes}
+    with zipfile.ZipFile(folder / "tuned.cache", "w") as file:
+        file.writestr("fingerprint.json", json.dumps(said))
+        file.writestr("artifacts", b"")
+
+
+def test_what_one_process_has_compiled_another_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model.py").write_text(MODEL)
+    made = settings(target=tmp_path / "model.py", forward=CompileConfig())
+    request = {
+        "kind": "save",
+        "target": made.target,
+        "device": "cpu",
+        "seed": 0,
+        "zygote": False,
+        "settings": made.to_dict(),
+        "file": str(tmp_path / "tuned.cache"),
+    }
+    result: dict[str, Any] = {}
+    path = list(sys.path)
+    with fresh_cache():
+        save(request, Channel(os.open(os.devnull, os.O_WRONLY), ""), result)
+    sys.path[:] = path
+    assert result["left_out"] == []
+    assert result["saved"]["graphs"] == 1
+    assert result["saved"]["libraries"] > 0
+    from torch._inductor.cpp_builder import CppBuilder
+
+    def never(self: CppBuilder) -> None:
+        raise AssertionError("nothing has to be built")
+
+    model, x = net(), torch.randn(4, 4)
+    with fresh_cache(), torch.no_grad():
+        monkeypatch.setattr(CppBuilder, "build", never)
+        counters.clear()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            autocompile.apply(model, file_of(made, tmp_path))
+        torch.testing.assert_close(model(x), net()(x))
+    found = {**counters["aot_autograd"], **counters["inductor"]}
+    assert (found.get("autograd_cache_hit"), found.get("fxgraph_cache_hit")) == (1, 1), found
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"torch": "1.0"}, r"made elsewhere \(torch 1\.0, here 2"),
+        ({"vector instructions": "mmx"}, r"vector instructions mmx, here"),
+        ({"threads": [96]}, r"\[96\] threads, here"),
+    ],
+)
+def test_a_cache_of_another_machine_is_not_used_and_one_warning_says_so(
+    changes: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    cache_of(tmp_path, **changes)
+    path = file_of(settings(forward=CompileConfig("aot_eager")), tmp_path)
+    with pytest.warns(UserWarning, match=words):
+        autocompile.apply(net(), path)
+    model = net()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # the second time it is known
+        autocompile.apply(model, path)
+    torch.testing.assert_close(model(torch.ones(4, 4)), net()(torch.ones(4, 4)))
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not warm_start._loaded
+
+
+def test_a_cache_that_is_missing_changed_or_no_file_of_ours_is_not_used(tmp_path: Path) -> None:
+    made = settings(forward=CompileConfig("aot_eager"))
+    for name in ("changed", "none", "missing"):
+        (tmp_path / name).mkdir()
+    cache_of(tmp_path / "changed")
+    path = file_of(made, tmp_path / "changed")
+    with open(tmp_path / "changed" / "tuned.cache", "ab") as file:
+        file.write(b"more")
+    with pytest.warns(UserWarning, match="not the file that the settings were written with"):
+        autocompile.apply(net(), path)
+    (tmp_path / "none" / "tuned.cache").write_bytes(b"nothing of ours")
+    with pytest.warns(UserWarning, match="it cannot be read"):
+        autocompile.apply(net(), file_of(made, tmp_path / "none"))
+    with pytest.warns(UserWarning, match="No such file"):
+        autocompile.apply(net(), file_of(made, tmp_path / "missing"))
+
+
+def test_a_file_of_settings_without_a_cache_loads_nothing(tmp_path: Path) -> None:
+    made = settings(forward=CompileConfig("aot_eager"))
+    assert "cache" not in made.to_dict()
+    assert not warm_start.load(made, CPU)
+
+
+def test_a_cache_is_asked_for_together_with_a_file(work: Path) -> None:
+    for output in ([], ["-o", "tuned.py"]):
+        command = [sys.executable, "-m", "autocompile", "export", *output, "--with-cache"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 2
+        assert "try: autocompile export last -o tuned.json --with-cache" in done.stderr
+
+
+USE = """
+import sys, torch, autocompile
+from torch._dynamo.utils import counters
+from torch._inductor.cpp_builder import CppBuilder
+from model import get_inputs, get_model
+
+def never(self):
+    raise AssertionError("nothing has to be built")
+
+CppBuilder.build = never
+
+phase = sys.argv[1]
+model, inputs = get_model(), get_inputs(4)
+if phase == "forward":
+    autocompile.apply(model.eval(), "tuned.json", phase)
+    with torch.no_grad():
+        model(inputs)
+else:
+    optimizer = torch.optim.Adam(model.parameters())
+    model(inputs).sum().backward()
+    autocompile.apply(model, "tuned.json", phase, optimizer=optimizer)
+    for _ in range(3):
+        optimizer.step()
+print(counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_cache_miss"])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("freezing", [False, True])
+def test_fresh_processes_with_empty_caches_find_every_phase(freezing: bool, work: Path) -> None:
+    from autocompile.warm_cache import export_with_cache
+
+    (work / "model.py").write_text(MODEL)
+    (work / "use.py").write_text(USE)
+    made = settings(
+        target=work / "model.py",
+        forward=CompileConfig(freezing=freezing),
+        optimizer_step=CompileConfig(),
+        train_step=CompileConfig(),
+    )
+    told = export_with_cache(made, work / "tuned.json", 200.0)
+    assert "wrote" in told[0] and len(told) == 2
+    assert "train_step: it is a function of your own program" in told[1]
+    for phase in ("forward", "optimizer_step"):
+        caches = {"TORCHINDUCTOR_CACHE_DIR": str(work / phase)}
+        done = subprocess.run(
+            [sys.executable, "-W", "error:the compiled code", "use.py", phase],
+            env={**os.environ, **caches},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        hits, misses = map(int, done.stdout.split())
+        # Of frozen weights that are packed torch keeps the libraries and no graph.
+        assert hits > 0 or (freezing and phase == "forward"), phase
+        assert misses == 0, phase
+
+
+@pytest.mark.slow
+def test_a_backend_of_which_torch_keeps_nothing_is_left_out(work: Path) -> None:
+    from autocompile.warm_cache import export_with_cache
+
+    (work / "model.py").write_text(MODEL)
+    made = settings(target=work / "model.py", forward=CompileConfig("onnxrt"))
+    told = export_with_cache(made, work / "tuned.json", 200.0)
+    assert told == [
+        f"wrote {work / 'tuned.json'}, and no cache: there is nothing to keep",
+        "not in the cache: forward: torch keeps no compiled code of the backend onnxrt",
+    ]
+    assert "cache" not in json.loads((work / "tuned.json").read_text("utf-8"))
+    assert not (work / "tuned.cache").exists()
+
+
+RL_TARGET = """
+from ray.rllib.algorithms.ppo import PPOConfig
+
+config = (
+    PPOConfig()
+    .environment("CartPole-v1")
+    .env_runners(num_env_runners=0, num_envs_per_env_runner=4)
+    .rl_module(model_config={"fcnet_hiddens": [8]})
+)
+"""
+RL_USE = """
+from torch._dynamo.utils import counters
+from autocompile.rllib import tuned
+from rl_target import config
+
+config = tuned(config, "tuned.json")
+runner = config.env_runner_cls(config=config, worker_index=0)
+assert runner.tell_active()["settings"]["forward_exploration"]["graphs"] == 1
+print(counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_cache_miss"])
+"""
+
+
+@pytest.mark.slow
+def test_an_env_runner_finds_its_phase_also_on_the_one_thread_that_ray_gives_it(
+    work: Path,
+) -> None:
+    pytest.importorskip("ray")
+    from autocompile.warm_cache import export_with_cache
+
+    (work / "rl_target.py").write_text(RL_TARGET)
+    (work / "use.py").write_text(RL_USE)
+    made = settings(target=f"{work}/rl_target.py:config", forward_exploration=CompileConfig())
+    export_with_cache(made, work / "tuned.json", 200.0)
+    given: list[dict[str, str]] = [{}, {"OMP_NUM_THREADS": "1"}]
+    for threads in given:
+        caches = {"TORCHINDUCTOR_CACHE_DIR": str(work / f"cache{len(threads)}")}
+        done = subprocess.run(
+            [sys.executable, "use.py"],
+            env={**os.environ, **caches, **threads},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "the compiled code" not in done.stderr
+        assert done.stdout.split()[-2:] == ["1", "0"], done.stdout
