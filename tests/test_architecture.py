@@ -48,7 +48,8 @@ ALLOWED = {
     "screen": {"ground", "report"},
     "rllib": {"runtime"},
     "verify": {"ground", "result"},
-    "cli_verify": {"ground", "api", "report", "screen", "verify"},
+    "in_algorithm": {"ground", "diagnose", "execute", "report", "search"},
+    "cli_verify": {"ground", "api", "in_algorithm", "report", "screen", "verify"},
     "cli": {
         "cli_verify",
         "ground",
@@ -137,7 +138,7 @@ def test_the_worker_needs_only_numpy_and_torch() -> None:
         assert outside <= allowed, path
     for path in FILES:  # and RLlib only by the files that are about it
         if {name.split(".")[0] for name in imports(path)} & {"ray", "gymnasium"}:
-            assert path.name in ("rllib.py", "observations.py")
+            assert path.name in ("rllib.py", "observations.py", "in_algorithm.py")
 
 
 def test_the_parent_does_not_import_torch() -> None:

@@ -12,7 +12,13 @@ from rich.text import Text
 
 from autocompile.report import text
 
-__all__ = ["render_check", "render_doctor", "render_preview", "render_verified"]
+__all__ = [
+    "render_check",
+    "render_doctor",
+    "render_in_algorithm",
+    "render_preview",
+    "render_verified",
+]
 
 
 def render_check(found: Mapping[str, Any], console: Console, verbose: bool = False) -> None:
@@ -70,6 +76,39 @@ def render_verified(found: Mapping[str, Any], console: Console) -> None:
     console.print(table)
     for line in found["unmet"]:
         console.print(Text(f"gate: {text.plain(line)}", "red"))
+
+
+_IN_ALGORITHM = {
+    "steps_per_s": "env steps per second of train()",
+    "sampled_per_s": "env steps per second of sampling",
+    "update_s": "a gradient update",
+    "forward_share": "share of sampling in the module's forward",
+}
+
+
+def render_in_algorithm(found: Mapping[str, Any], console: Console) -> None:
+    """One line for each figure: without the settings, with them, and the gain."""
+    shows = {
+        "update_s": text.seconds,
+        "forward_share": lambda share: f"{share * 100:.0f} %",
+    }
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    for column in ("in the algorithm", "untouched", "tuned", "tuned is faster by"):
+        table.add_column(column, overflow="fold")
+    for name, row in found["figures"].items():
+        show = shows.get(name, text.quantity)
+        sides = [
+            f"{show(row[side]['value'])} [{show(row[side]['low'])}, {show(row[side]['high'])}]"
+            for side in ("untouched", "tuned")
+        ]
+        gain = row.get("gain")
+        last = f"{text.speedup(gain)} {text.interval(gain)}" if gain else ""
+        table.add_row(_IN_ALGORITHM[name], *sides, last)
+    console.print(Text(f"target  {text.plain(found['target'])}"))
+    console.print(Text(f"        {len(found['rounds'])} iterations of each, in turns"))
+    console.print(table)
+    for note in found["notes"]:
+        console.print(Text(text.plain(note)))
 
 
 def render_doctor(found: Mapping[str, Any], console: Console, verbose: bool = False) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import types
 from collections.abc import Callable
 from typing import Any
@@ -51,18 +52,24 @@ class Compiled:
         self.calls = self.graphs = self.later_graphs = 0
         self.failed = ""
         self._config, self._model, self._grad, self._or_eager = config, model, grad, or_eager
-        self._compiled = self._first
+        self._compiled: Callable[..., Any] = function
+        self._lock = threading.RLock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the function gives."""
         if torch.compiler.is_compiling():  # something around it is compiled too
             return self.function(*args, **kwargs)
+        if not self.calls:
+            with self._lock:  # one thread compiles, the others wait for what it makes
+                if not self.calls:
+                    before = _captured()
+                    result = self._first(*args, **kwargs)
+                    self.graphs = _captured() - before
+                    self.calls = 1
+                    return result
         before = _captured()
         result = self._compiled(*args, **kwargs)
-        if self.calls:
-            self.later_graphs += _captured() - before
-        else:
-            self.graphs = _captured() - before
+        self.later_graphs += _captured() - before
         self.calls += 1
         return result
 
@@ -222,5 +229,6 @@ def _move_step_counts(optimizer: torch.optim.Optimizer) -> None:
     """On a GPU these steps want their counts there; they were made on the CPU."""
     for parameter, state in optimizer.state.items():
         count = state.get("step")
-        if isinstance(count, torch.Tensor):
+        # ray 2.50 restores states under numbers, which are no parameters' any more.
+        if isinstance(count, torch.Tensor) and isinstance(parameter, torch.Tensor):
             state["step"] = count.to(parameter.device, torch.float32)
