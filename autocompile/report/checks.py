@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rich.console import Console
@@ -88,7 +88,7 @@ _IN_ALGORITHM = {
 
 def render_in_algorithm(found: Mapping[str, Any], console: Console) -> None:
     """One line for each figure: without the settings, with them, and the gain."""
-    shows = {
+    shows: dict[str, Callable[[float], str]] = {
         "update_s": text.seconds,
         "forward_share": lambda share: f"{share * 100:.0f} %",
     }

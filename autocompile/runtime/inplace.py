@@ -229,6 +229,5 @@ def _move_step_counts(optimizer: torch.optim.Optimizer) -> None:
     """On a GPU these steps want their counts there; they were made on the CPU."""
     for parameter, state in optimizer.state.items():
         count = state.get("step")
-        # ray 2.50 restores states under numbers, which are no parameters' any more.
-        if isinstance(count, torch.Tensor) and isinstance(parameter, torch.Tensor):
+        if isinstance(count, torch.Tensor):
             state["step"] = count.to(parameter.device, torch.float32)

@@ -1,6 +1,6 @@
 """RLlib with tuned settings: env runners and learners that use them, and prove it in each result.
 
-Tested with ray 2.60, new API stack. ray's own ``torch_compile_*`` fields do not reach env runners,
+Tested with ray 2.50 and 2.60, new API stack. ray's own ``torch_compile_*`` fields do not reach env runners,
 and carry neither memory formats nor optimizers nor frozen weights. So the classes of env runner and
 learner are extended: ray builds them in every process, and again after a restart.
 """
@@ -18,6 +18,7 @@ from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from ray.rllib.offline.offline_env_runner import OfflineSingleAgentEnvRunner
 from ray.rllib.utils import force_list
+from ray.rllib.utils.torch_utils import convert_to_torch_tensor
 
 from autocompile.errors import UsageError
 from autocompile.runtime.apply import demand_this_interpreter
@@ -201,6 +202,12 @@ class _TunedLearner(_Tuned):
 
     def _set_optimizer_state(self, state: Any) -> None:
         super()._set_optimizer_state(state)  # type: ignore[misc]
+        learner: Any = self
+        for name, saved in state.items():
+            # ray 2.50 makes tensors of all that is in it, and so loses moments and numbers.
+            if optimizer := learner._named_optimizers.get(name):
+                tensors = convert_to_torch_tensor(saved["state"]["state"], device=learner._device)
+                optimizer.load_state_dict({**saved["state"], "state": tensors})
         self._tune_optimizers()  # the state brings the implementation that it had
 
     @staticmethod

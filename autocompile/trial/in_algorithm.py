@@ -43,7 +43,7 @@ def compare(
     Args:
         config: an AlgorithmConfig with an environment.
         settings: for one of the two.
-        deadline: as ``time.monotonic`` gives it; there is one round at least.
+        deadline: as ``time.monotonic`` gives it; there are two rounds at least.
         told: of steps.
 
     Returns:
@@ -83,7 +83,7 @@ def compare(
             found["warmup_s"][side] = round(time.monotonic() - began, 3)
         told(Step.MEASURE)
         took_s = 0.0
-        while not found["rounds"] or time.monotonic() + took_s < deadline:
+        while len(found["rounds"]) < 2 or time.monotonic() + took_s < deadline:
             began = time.monotonic()
             order = list(algorithms)[:: -1 if len(found["rounds"]) % 2 else 1]
             turns = {side: _turn(algorithms[side]) for side in order}
