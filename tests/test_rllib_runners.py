@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch._inductor.config as inductor
 
 from autocompile.config import CompileConfig
 from autocompile.rllib import NotInEffect, tuned
@@ -184,10 +185,15 @@ def test_one_of_many_runners_compiles_and_the_others_load_its_code(
 ) -> None:
     hidden = int(np.random.default_rng().integers(8, 4096))  # code that no cache has seen
     config = ppo(num_env_runners=3).rl_module(model_config={"fcnet_hiddens": [hidden]})
-    found = built(tuned(config, INDUCTOR)).train()["autocompile"]["env_runners"]
+    algorithm = built(tuned(config, INDUCTOR))
+    found = algorithm.train()["autocompile"]["env_runners"]
     explored = [runner["settings"]["forward_exploration"] for runner in found]
     assert sorted(one["from_cache"] for one in explored) == [False, True, True]
     assert all(one["graphs"] == 1 and one["recompiles"] == 0 for one in explored)
+    threads = algorithm.env_runner_group.foreach_env_runner(
+        lambda _: inductor.compile_threads, local_env_runner=False
+    )
+    assert threads == [1, 1, 1]
 
 
 @pytest.mark.slow

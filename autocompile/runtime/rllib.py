@@ -1,8 +1,8 @@
 """RLlib with tuned settings: env runners and learners that use them, and prove it in each result.
 
-Tested with ray 2.50 and 2.60, new API stack. ray's own ``torch_compile_*`` fields do not reach env runners,
-and carry neither memory formats nor optimizers nor frozen weights. So the classes of env runner and
-learner are extended: ray builds them in every process, and again after a restart.
+Tested with ray 2.50 and 2.60, new API stack. ray's own ``torch_compile_*`` fields do not reach env
+runners, and carry neither memory formats nor optimizers nor frozen weights. So the classes of env
+runner and learner are extended: ray builds them in every process, and again after a restart.
 """
 
 from __future__ import annotations
