@@ -11,7 +11,7 @@ import typer
 
 from autocompile import arguments, options
 from autocompile.errors import ExitCode, UsageError
-from autocompile.screen import print_or_draw
+from autocompile.screen import print_or_draw, say
 
 __all__ = ["verify"]
 
@@ -50,6 +50,8 @@ def verify(
 
         if required:
             raise UsageError("--require is about the settings alone: leave out --in-algorithm")
+        if not quiet and progress != "none":
+            say(f"trains with and without the settings, in turns, for about {budget}")
         found = compare_in_algorithm(target or tuned.target, tuned, budget_s, timeout_s)
         print_or_draw(found, as_json, lambda console: render_in_algorithm(found, console))
         return

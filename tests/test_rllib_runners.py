@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch._inductor.config as inductor
 
 from autocompile.config import CompileConfig
 from autocompile.rllib import NotInEffect, tuned
@@ -190,10 +189,14 @@ def test_one_of_many_runners_compiles_and_the_others_load_its_code(
     explored = [runner["settings"]["forward_exploration"] for runner in found]
     assert sorted(one["from_cache"] for one in explored) == [False, True, True]
     assert all(one["graphs"] == 1 and one["recompiles"] == 0 for one in explored)
-    threads = algorithm.env_runner_group.foreach_env_runner(
-        lambda _: inductor.compile_threads, local_env_runner=False
-    )
-    assert threads == [1, 1, 1]
+
+    def compile_threads(_: Any) -> int:
+        import torch._inductor.config as inductor
+
+        return inductor.compile_threads
+
+    group = algorithm.env_runner_group
+    assert group.foreach_env_runner(compile_threads, local_env_runner=False) == [1, 1, 1]
 
 
 @pytest.mark.slow

@@ -92,9 +92,11 @@ def test_a_restored_algorithm_steps_by_the_settings(
         "default_policy"
     ):
         assert all(group["fused"] for group in optimizer.param_groups)
-    # And the other way round: its keys are those of an untuned one.
+    # And the other way round: keys and optimizers are those of an untuned one.
     back = algorithm.save_to_path(str(tmp_path / "tuned"))
     plain.restore_from_path(back)
+    (optimizer,) = plain.learner_group._learner._named_optimizers.values()
+    assert not any(group["fused"] for group in optimizer.param_groups)
     plain.train()
 
 

@@ -79,31 +79,25 @@ def render_verified(found: Mapping[str, Any], console: Console) -> None:
 
 
 _IN_ALGORITHM = {
-    "steps_per_s": "env steps per second of train()",
-    "sampled_per_s": "env steps per second of sampling",
-    "update_s": "a gradient update",
-    "forward_share": "share of sampling in the module's forward",
+    "steps_per_s": ("env steps/s of train()", text.quantity),
+    "sampled_per_s": ("env steps/s of sampling", text.quantity),
+    "update_s": ("a gradient update", text.seconds),
+    "forward_share": ("forward in sampling", lambda share: f"{share * 100:.0f} %"),
 }
 
 
 def render_in_algorithm(found: Mapping[str, Any], console: Console) -> None:
     """One line for each figure: without the settings, with them, and the gain."""
-    shows: dict[str, Callable[[float], str]] = {
-        "update_s": text.seconds,
-        "forward_share": lambda share: f"{share * 100:.0f} %",
-    }
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
-    for column in ("in the algorithm", "untouched", "tuned", "tuned is faster by"):
+    for column in ("in the algorithm", "untouched", "tuned", "times faster"):
         table.add_column(column, overflow="fold")
     for name, row in found["figures"].items():
-        show = shows.get(name, text.quantity)
-        sides = [
-            f"{show(row[side]['value'])} [{show(row[side]['low'])}, {show(row[side]['high'])}]"
-            for side in ("untouched", "tuned")
-        ]
+        label, show = _IN_ALGORITHM[name]
+        sides = [text.read_interval(row[side]) for side in ("untouched", "tuned")]
+        cells = [f"{show(one.value)} {text.percent(one.half_width)}" for one in sides if one]
         gain = row.get("gain")
         last = f"{text.speedup(gain)} {text.interval(gain)}" if gain else ""
-        table.add_row(_IN_ALGORITHM[name], *sides, last)
+        table.add_row(label, *cells, last)
     console.print(Text(f"target  {text.plain(found['target'])}"))
     console.print(Text(f"        {len(found['rounds'])} iterations of each, in turns"))
     console.print(table)

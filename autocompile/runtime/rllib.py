@@ -26,6 +26,7 @@ from autocompile.runtime.compiling import RL_PHASES, prepare_model, set_precisio
 from autocompile.runtime.in_effect import NotInEffect, Tell
 from autocompile.runtime.inplace import Compiled, apply_to_optimizer, apply_to_phase
 from autocompile.runtime.machine import describe
+from autocompile.runtime.optimizers import leave_out_implementation
 from autocompile.runtime.warm_up import compile_in_one_thread, warm_up
 from autocompile.tuned import Choice, Tuned
 
@@ -199,6 +200,14 @@ class _TunedLearner(_Tuned):
         self._tune(module_id, learner.module[module_id].unwrapped())
         self._tune_optimizers()
         return added
+
+    def _get_optimizer_state(self) -> Any:
+        """What an untuned algorithm can go on with: numbers, and no implementation of ours."""
+        state = super()._get_optimizer_state()  # type: ignore[misc]
+        learner: Any = self
+        for name, saved in state.items():
+            leave_out_implementation(saved["state"], learner._named_optimizers[name])
+        return state
 
     def _set_optimizer_state(self, state: Any) -> None:
         super()._set_optimizer_state(state)  # type: ignore[misc]
