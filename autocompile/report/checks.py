@@ -78,7 +78,7 @@ def render_verified(found: Mapping[str, Any], console: Console) -> None:
         console.print(Text(f"gate: {text.plain(line)}", "red"))
 
 
-_IN_ALGORITHM = {
+_IN_ALGORITHM: dict[str, tuple[str, Callable[[float], str]]] = {
     "steps_per_s": ("env steps/s of train()", text.quantity),
     "sampled_per_s": ("env steps/s of sampling", text.quantity),
     "update_s": ("a gradient update", text.seconds),
