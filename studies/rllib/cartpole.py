@@ -8,13 +8,13 @@ from ray.rllib.algorithms.ppo import PPOConfig
 
 
 def get_model() -> Any:
-    """Learns above 150 within 20 iterations, one second each."""
+    """Learns to balance for more than 150 steps within 40 iterations, some seconds in all."""
     return (
         PPOConfig()
         .environment("CartPole-v1")
-        .env_runners(num_env_runners=0, num_envs_per_env_runner=8)
+        .env_runners(num_env_runners=0, num_envs_per_env_runner=16)
         .training(
-            train_batch_size_per_learner=2048,
+            train_batch_size_per_learner=1024,
             minibatch_size=128,
             num_epochs=6,
             lr=0.001,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
 import time
@@ -21,7 +22,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "truth")]
 from store import append, commit, last_line, load  # noqa: E402
 
 PATH = HERE / "cpu" / "training.json"
-SEEDS, ITERATIONS, LAST = 10, 20, 5  # the return of a training: the mean of the last five
+SEEDS, ITERATIONS, LAST = 10, 40, 10  # the return of a training: the mean of the last ten
 SIDES = ("untouched", "tuned")
 
 
@@ -32,20 +33,23 @@ def train(seed: int, side: str) -> dict[str, Any]:
 
     from autocompile.config import CompileConfig
     from autocompile.rllib import tuned
+    from autocompile.runtime.machine import describe
     from autocompile.tuned import Choice, Tuned
 
     config = get_model().debugging(seed=seed)
     if side == "tuned":
         inductor, fused = CompileConfig(), CompileConfig("eager", optimizer="fused")
         phases = {"forward_exploration": inductor, "forward_train": inductor}
-        choices = {name: (Choice(c, 8),) for name, c in phases.items()}
+        choices = {name: (Choice(c, 16),) for name, c in phases.items()}
         choices["optimizer_step"] = (Choice(fused),)
-        config = tuned(config, Tuned(choices, {}))
+        config = tuned(config, Tuned(choices, describe(torch.device("cpu"))))
     torch.manual_seed(seed)
     began = time.monotonic()
     algorithm = config.build_algo()
     results = [algorithm.train() for _ in range(ITERATIONS)]
-    returns = [round(r["env_runners"]["episode_return_mean"], 2) for r in results]
+    means = [r["env_runners"]["episode_return_mean"] for r in results]
+    # No episode ends in some iterations.
+    returns = [None if math.isnan(mean) else round(mean, 2) for mean in means]
     active = results[-1].get("autocompile")
     return {"returns": returns, "took_s": round(time.monotonic() - began, 1), "active": active}
 
@@ -56,7 +60,8 @@ def show() -> None:
 
     final = {side: {} for side in SIDES}
     for row in load(PATH):
-        final[row["side"]][row["seed"]] = statistics.mean(row["returns"][-LAST:])
+        last = [mean for mean in row["returns"] if mean is not None][-LAST:]
+        final[row["side"]][row["seed"]] = statistics.mean(last)
     for side, returns in final.items():
         values = list(returns.values())
         spread = statistics.stdev(values) if len(values) > 1 else 0.0
