@@ -57,11 +57,11 @@ def leave_out_implementation(state: dict[str, Any], optimizer: torch.optim.Optim
         state: of the optimizer, as ``state_dict()`` gives it; changed in place.
         optimizer: as it steps now.
     """
+    defaults = optimizer.defaults
     for group in state["param_groups"]:
-        for flag in ("foreach", "fused", "capturable"):
-            if flag in group:
-                group[flag] = optimizer.defaults[flag]
-        if not isinstance(optimizer.defaults.get("lr"), torch.Tensor):
+        flags = {"foreach", "fused", "capturable"} & group.keys() & defaults.keys()
+        group.update({flag: defaults[flag] for flag in flags})
+        if "lr" in group and not isinstance(defaults.get("lr"), torch.Tensor):
             group["lr"] = float(group["lr"])
 
 
