@@ -44,6 +44,7 @@ def train(seed: int, side: str) -> dict[str, Any]:
         choices["optimizer_step"] = (Choice(fused),)
         config = tuned(config, Tuned(choices, describe(torch.device("cpu"))))
     torch.manual_seed(seed)
+    torch.set_num_threads(1)  # more are no help to so small a network
     began = time.monotonic()
     algorithm = config.build_algo()
     results = [algorithm.train() for _ in range(ITERATIONS)]
@@ -62,6 +63,8 @@ def show() -> None:
     for row in load(PATH):
         last = [mean for mean in row["returns"] if mean is not None][-LAST:]
         final[row["side"]][row["seed"]] = statistics.mean(last)
+    if not all(final.values()):
+        return
     for side, returns in final.items():
         values = list(returns.values())
         spread = statistics.stdev(values) if len(values) > 1 else 0.0
