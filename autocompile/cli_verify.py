@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from autocompile import arguments, options
-from autocompile.errors import ExitCode
-from autocompile.screen import print_or_draw
+from autocompile.errors import ExitCode, UsageError
+from autocompile.screen import print_or_draw, say
 
 __all__ = ["verify"]
 
@@ -23,6 +23,10 @@ def verify(
         list[str] | None,
         typer.Option(help="speedup=1.05, max-graphs=1, max-recompiles=0, max-compile-time=60"),
     ] = None,
+    in_algorithm: Annotated[
+        bool,
+        typer.Option("--in-algorithm", help="in RLlib's own algorithm, with and without"),
+    ] = False,
     budget: Annotated[str, typer.Option(help="of the whole command")] = "2m",
     device: arguments.Device = None,
     timeout: arguments.Timeout = "300s",
@@ -32,20 +36,32 @@ def verify(
 ) -> None:
     """Try the settings of a file or run once more, here and now, beside eager and the default."""
     from autocompile import api
-    from autocompile.report.checks import render_verified
+    from autocompile.report.checks import render_in_algorithm, render_verified
     from autocompile.report.live import progress as progress_of
     from autocompile.tuned import Tuned
     from autocompile.verify import REQUIREMENTS, check, unmet
 
     required = options.numbers("--require", require, REQUIREMENTS)
     tuned = Tuned.read(settings if settings.endswith(".json") else api.load(settings))
+    budget_s = options.seconds("--budget", budget, "2m") or 120.0
+    timeout_s = options.seconds("--timeout", timeout, "300s") or 300.0
+    if in_algorithm:
+        from autocompile.in_algorithm import compare_in_algorithm
+
+        if required:
+            raise UsageError("--require is about the settings alone: leave out --in-algorithm")
+        if not quiet and progress != "none":
+            say(f"trains with and without the settings, in turns, for about {budget}")
+        found = compare_in_algorithm(target or tuned.target, tuned, budget_s, timeout_s)
+        print_or_draw(found, as_json, lambda console: render_in_algorithm(found, console))
+        return
     with tempfile.TemporaryDirectory(prefix="autocompile-verify-") as folder:
         result = api.tune(
             target or tuned.target,
             only=tuned,
-            budget_s=options.seconds("--budget", budget, "2m"),
+            budget_s=budget_s,
             device=device or tuned.fingerprint.get("device"),
-            timeout_s=options.seconds("--timeout", timeout, "300s") or 300.0,
+            timeout_s=timeout_s,
             run_dir=Path(folder) / "run",
             progress=progress_of("none" if quiet else progress, sys.stderr),
         )

@@ -320,3 +320,27 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> autocompile.Result:
             memory_limit_bytes=3 * 2**29,
             run_dir=folder / "run",
         )
+
+
+@pytest.fixture
+def built(_ray: None, _dynamo_as_it_was: None) -> Iterator[Callable[[Any], Any]]:
+    """Builds algorithms that are stopped after the test."""
+    made: list[Any] = []
+
+    def build(config: Any) -> Any:
+        made.append(config.build_algo())
+        return made[-1]
+
+    yield build
+    for algorithm in made:
+        algorithm.stop()
+
+
+@pytest.fixture(scope="module")
+def _ray() -> Iterator[None]:
+    """RLlib's own home, for the tests of a file."""
+    import ray
+
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()

@@ -1,9 +1,14 @@
-"""RLlib's own algorithms with tuned settings: what is active, and what training comes to."""
+"""RLlib's own algorithms with tuned settings: what is active, and what training comes to.
+
+With another ray: ``pip install --no-deps 'ray[rllib]==2.50.*' gymnasium==1.1.1 ormsgpack==1.7.0``
+into an environment of its own, in whose site-packages a ``.pth`` file names this one's, and there
+``python -m pytest -n0 tests/test_rllib_tuned.py tests/test_rllib_runners.py -m ''``.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -14,60 +19,11 @@ import torch
 from autocompile.config import EAGER, CompileConfig
 from autocompile.errors import UsageError
 from autocompile.rllib import NotInEffect, tuned
-from autocompile.runtime.machine import describe
-from autocompile.tuned import Choice, Tuned
 
-ray = pytest.importorskip("ray")
-from ray.rllib.algorithms.dqn import DQNConfig  # noqa: E402
-from ray.rllib.algorithms.ppo import PPOConfig  # noqa: E402
-from ray.rllib.algorithms.sac import SACConfig  # noqa: E402
-
-AOT = CompileConfig("aot_eager")  # captures graphs and needs no C++ compiler
-FUSED = CompileConfig("eager", optimizer="fused")
-SPEEDUP = {"value": 1.5, "low": 1.4, "high": 1.6}
-
-
-def settings(**phases: CompileConfig) -> Tuned:
-    here = {k: v for k, v in describe(torch.device("cpu")).items() if k in ("torch", "device")}
-    size = {"optimizer_step": None}
-    found = {n: (Choice(c, size.get(n, 2), SPEEDUP, 3),) for n, c in phases.items()}
-    return Tuned(found, here)
-
-
-ALL = settings(forward_exploration=AOT, forward_train=AOT, optimizer_step=FUSED)
-
-
-def ppo(**runners: Any) -> Any:
-    """PPO on CartPole, as small as it can be, with all in this process."""
-    return (
-        PPOConfig()
-        .environment("CartPole-v1")
-        .env_runners(**{"num_env_runners": 0, "num_envs_per_env_runner": 2, **runners})
-        .training(train_batch_size_per_learner=64, minibatch_size=32, num_epochs=1)
-        .rl_module(model_config={"fcnet_hiddens": [8]})
-        .debugging(seed=0)
-    )
-
-
-@pytest.fixture
-def built(_dynamo_as_it_was: None) -> Iterator[Callable[[Any], Any]]:
-    """Builds algorithms that are stopped after the test."""
-    made: list[Any] = []
-
-    def build(config: Any) -> Any:
-        made.append(config.build_algo())
-        return made[-1]
-
-    yield build
-    for algorithm in made:
-        algorithm.stop()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _ray() -> Iterator[None]:
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
+pytest.importorskip("ray")
+from ray.rllib.algorithms.dqn import DQNConfig
+from ray.rllib.algorithms.sac import SACConfig
+from rllib_algorithms import ALL, AOT, FUSED, ppo, settings
 
 
 def test_runner_and_learner_use_the_settings_and_say_so(built: Callable[[Any], Any]) -> None:
@@ -136,9 +92,11 @@ def test_a_restored_algorithm_steps_by_the_settings(
         "default_policy"
     ):
         assert all(group["fused"] for group in optimizer.param_groups)
-    # And the other way round: its keys are those of an untuned one.
+    # And the other way round: keys and optimizers are those of an untuned one.
     back = algorithm.save_to_path(str(tmp_path / "tuned"))
     plain.restore_from_path(back)
+    (optimizer,) = plain.learner_group._learner._named_optimizers.values()
+    assert not any(group["fused"] for group in optimizer.param_groups)
     plain.train()
 
 
@@ -297,35 +255,6 @@ def test_several_agents_have_each_module_compiled(built: Callable[[Any], Any]) -
     (runner,), (learner,) = found["env_runners"], found["learners"]
     assert {"a.forward_exploration", "b.forward_exploration"} <= runner["settings"].keys()
     assert {"a.forward_train", "b.forward_train"} <= learner["settings"].keys()
-
-
-@pytest.mark.slow
-def test_remote_runners_are_compiled_also_when_they_start_again(
-    built: Callable[[Any], Any],
-) -> None:
-    config = ppo(num_env_runners=2).fault_tolerance(
-        restart_failed_env_runners=True, delay_between_env_runner_restarts_s=0.0
-    )
-    algorithm = built(tuned(config, ALL))
-    assert len(algorithm.train()["autocompile"]["env_runners"]) == 2
-    (first, *_) = algorithm.env_runner_group._worker_manager.actors().values()
-    ray.kill(first, no_restart=False)
-    for _ in range(20):
-        found = algorithm.train()["autocompile"]["env_runners"]
-        if len(found) == 2 and all(r["settings"] for r in found):
-            break
-    else:
-        pytest.fail(f"the runner did not come back: {found}")
-    assert all(r["settings"]["forward_exploration"]["graphs"] == 1 for r in found)
-
-
-@pytest.mark.slow
-def test_two_learners_are_tuned_under_ddp(built: Callable[[Any], Any]) -> None:
-    algorithm = built(tuned(ppo().learners(num_learners=2), ALL))
-    algorithm.train()
-    found = algorithm.train()["autocompile"]["learners"]
-    assert len(found) == 2
-    assert all(f["settings"]["default_policy.forward_train"]["graphs"] >= 1 for f in found)
 
 
 def test_what_cannot_be_tuned_is_refused_in_words() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rich.console import Console
@@ -12,7 +12,13 @@ from rich.text import Text
 
 from autocompile.report import text
 
-__all__ = ["render_check", "render_doctor", "render_preview", "render_verified"]
+__all__ = [
+    "render_check",
+    "render_doctor",
+    "render_in_algorithm",
+    "render_preview",
+    "render_verified",
+]
 
 
 def render_check(found: Mapping[str, Any], console: Console, verbose: bool = False) -> None:
@@ -70,6 +76,33 @@ def render_verified(found: Mapping[str, Any], console: Console) -> None:
     console.print(table)
     for line in found["unmet"]:
         console.print(Text(f"gate: {text.plain(line)}", "red"))
+
+
+_IN_ALGORITHM: dict[str, tuple[str, Callable[[float], str]]] = {
+    "steps_per_s": ("env steps/s of train()", text.quantity),
+    "sampled_per_s": ("env steps/s of sampling", text.quantity),
+    "update_s": ("a gradient update", text.seconds),
+    "forward_share": ("forward in sampling", lambda share: f"{share * 100:.0f} %"),
+}
+
+
+def render_in_algorithm(found: Mapping[str, Any], console: Console) -> None:
+    """One line for each figure: without the settings, with them, and the gain."""
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    for column in ("in the algorithm", "untouched", "tuned", "times faster"):
+        table.add_column(column, overflow="fold")
+    for name, row in found["figures"].items():
+        label, show = _IN_ALGORITHM[name]
+        sides = [text.read_interval(row[side]) for side in ("untouched", "tuned")]
+        cells = [f"{show(one.value)} {text.percent(one.half_width)}" for one in sides if one]
+        gain = row.get("gain")
+        last = f"{text.speedup(gain)} {text.interval(gain)}" if gain else ""
+        table.add_row(label, *cells, last)
+    console.print(Text(f"target  {text.plain(found['target'])}"))
+    console.print(Text(f"        {len(found['rounds'])} iterations of each, in turns"))
+    console.print(table)
+    for note in found["notes"]:
+        console.print(Text(text.plain(note)))
 
 
 def render_doctor(found: Mapping[str, Any], console: Console, verbose: bool = False) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import types
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -58,18 +59,24 @@ class Compiled:
         self.calls = self.graphs = self.later_graphs = 0
         self.failed = ""
         self._config, self._model, self._grad, self._or_eager = config, model, grad, or_eager
-        self._compiled = self._first
+        self._compiled: Callable[..., Any] = function
+        self._lock = threading.RLock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the function gives."""
         if torch.compiler.is_compiling():  # something around it is compiled too
             return self.function(*args, **kwargs)
+        if not self.calls:
+            with self._lock:  # one thread compiles, the others wait for what it makes
+                if not self.calls:
+                    before = _captured()
+                    result = self._first(*args, **kwargs)
+                    self.graphs = _captured() - before
+                    self.calls = 1
+                    return result
         before = _captured()
         result = self._compiled(*args, **kwargs)
-        if self.calls:
-            self.later_graphs += _captured() - before
-        else:
-            self.graphs = _captured() - before
+        self.later_graphs += _captured() - before
         self.calls += 1
         return result
 

@@ -14,7 +14,7 @@ import torch
 from autocompile.config import OPTIMIZERS
 from autocompile.errors import UsageError
 
-__all__ = ["implementations", "set_implementation"]
+__all__ = ["implementations", "leave_out_implementation", "set_implementation"]
 
 _FLAGS = {
     "for_loop": {"foreach": False, "fused": False},
@@ -48,6 +48,21 @@ def set_implementation(optimizer: torch.optim.Optimizer, name: str) -> None:
             group["lr"] = torch.tensor(float(group["lr"]), device=device)
         else:
             group.update({flag: on for flag, on in _FLAGS[name].items() if flag in group})
+
+
+def leave_out_implementation(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
+    """Make a state dict one of an optimizer that steps as it was constructed.
+
+    Args:
+        state: of the optimizer, as ``state_dict()`` gives it; changed in place.
+        optimizer: as it steps now.
+    """
+    defaults = optimizer.defaults
+    for group in state["param_groups"]:
+        flags = {"foreach", "fused", "capturable"} & group.keys() & defaults.keys()
+        group.update({flag: defaults[flag] for flag in flags})
+        if "lr" in group and not isinstance(defaults.get("lr"), torch.Tensor):
+            group["lr"] = float(group["lr"])
 
 
 def implementations(optimizer: torch.optim.Optimizer) -> list[str]:

@@ -1,46 +1,39 @@
 """RLlib with tuned settings: env runners and learners that use them, and prove it in each result.
 
-Tested with ray 2.60, new API stack. ray's own ``torch_compile_*`` fields do not reach env runners,
-and carry neither memory formats nor optimizers nor frozen weights. So the classes of env runner and
-learner are extended: ray builds them in every process, and again after a restart.
+Tested with ray 2.50 and 2.60, new API stack. ray's own ``torch_compile_*`` fields do not reach env
+runners, and carry neither memory formats nor optimizers nor frozen weights. So the classes of env
+runner and learner are extended: ray builds them in every process, and again after a restart.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import time
+import functools
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
+import ray
 import torch
-from filelock import FileLock
 from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
 from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from ray.rllib.offline.offline_env_runner import OfflineSingleAgentEnvRunner
 from ray.rllib.utils import force_list
+from ray.rllib.utils.torch_utils import convert_to_torch_tensor
 
-from autocompile.errors import TargetError, UsageError
+from autocompile.errors import UsageError
 from autocompile.runtime import warm_start
 from autocompile.runtime.apply import demand_this_interpreter
 from autocompile.runtime.compiling import RL_PHASES, prepare_model, set_precision, set_threads
+from autocompile.runtime.in_effect import NotInEffect, Tell
 from autocompile.runtime.inplace import Compiled, apply_to_optimizer, apply_to_phase
 from autocompile.runtime.machine import describe
-from autocompile.runtime.observations import connectors_of, made_up_batch
+from autocompile.runtime.observations import connectors_of
+from autocompile.runtime.optimizers import leave_out_implementation
+from autocompile.runtime.warm_up import compile_in_one_thread, warm_up
 from autocompile.tuned import Choice, Tuned
 
-__all__ = ["NotInEffect", "tuned", "warm_up"]
-
-_ANSWER_S = 30.0  # how long a runner or learner may take to say what it uses
-_AGAIN_S = 10.0  # nobody is asked more often, unless one has gone or come
-
-
-class NotInEffect(RuntimeError):
-    """A setting was asked for, and is not what runs."""
+__all__ = ["NotInEffect", "default_runner", "tuned"]
 
 
 def tuned(config: Any, settings: Any, *, strict: bool = True) -> Any:
@@ -63,6 +56,9 @@ def tuned(config: Any, settings: Any, *, strict: bool = True) -> Any:
     Raises:
         UsageError: the settings are about no RLModule or are another interpreter's, or the
             configuration is of the old API stack.
+
+    Warns:
+        UserWarning: the configuration sets ray's own ``torch_compile_*``, which are turned off.
     """
     found = Tuned.read(settings)
     if not {*RL_PHASES, "optimizer_step", "learner_update"} & set(found.phases):
@@ -77,18 +73,37 @@ def tuned(config: Any, settings: Any, *, strict: bool = True) -> Any:
         for choice in choices:
             demand_this_interpreter(found, phase, choice)
     config = config.copy(copy_frozen=False)
-    runner = config.env_runner_cls or _default_runner(config)
+    runner = config.env_runner_cls or default_runner(config)
     config.env_runners(env_runner_cls=_extended(_TunedRunner, runner, found))
     # By the method of 2.60 or that of 2.50, of which the other one warns.
     config._learner_class = _extended(_TunedLearner, config.learner_class, found)
-    # ray's own would compile a second time, or reset Dynamo.
+    _warn_of_own_flags(config)
     config.framework("torch", torch_compile_learner=False, torch_compile_worker=False)
-    others = [f for f in force_list(config.callbacks_on_train_result) if not isinstance(f, _Tell)]
-    config.callbacks(on_train_result=[*others, _Tell(strict)])
+    others = [f for f in force_list(config.callbacks_on_train_result) if not isinstance(f, Tell)]
+    config.callbacks(on_train_result=[*others, Tell(strict)])
     return config
 
 
-def _default_runner(config: Any) -> type:
+def _warn_of_own_flags(config: Any) -> None:
+    """Say what ray would make of its own fields, which are turned off."""
+    said = []
+    if config.torch_compile_worker:
+        said.append(
+            f"torch_compile_worker does nothing: no env runner of ray {ray.__version__} reads it"
+        )
+    if config.torch_compile_learner:
+        if config.torch_compile_learner_what_to_compile == "complete_update":
+            what = "compile the tuned parts a second time, and reset Dynamo"
+        else:
+            what = "compile nothing: ray passes over the modules of a learner"
+        said.append(f"torch_compile_learner would {what}")
+    if said:
+        warnings.warn(
+            f"{'; '.join(said)}. It is turned off: the tuned settings take its place", stacklevel=3
+        )
+
+
+def default_runner(config: Any) -> type:
     """What RLlib takes where the configuration names no class."""
     if config.output:
         return OfflineSingleAgentEnvRunner  # type: ignore[no-any-return]
@@ -156,6 +171,8 @@ class _TunedRunner(_Tuned):
         if runner.module is None or runner.env is None:  # it does not sample
             return
         phase = "forward_exploration" if runner.config.explore else "forward_inference"
+        if runner.worker_index:  # one of many on its machine
+            compile_in_one_thread()
         choice = self.tuned.at(phase, runner.num_envs)
         choice = choice or self.tuned.at("forward_exploration", runner.num_envs)
         if choice is None:
@@ -165,9 +182,9 @@ class _TunedRunner(_Tuned):
             self.use(f"{name}.{phase}".strip("."), choice, compiled)
             # Of several agents, how many rows a module gets is known at the first step.
             if compiled is not None and not isinstance(runner.module, MultiRLModule):
-                own = connectors_of(runner.config, runner.env)
-                seconds = warm_up(module, phase, runner.num_envs, choice, own)
-                self.active[phase][2]["warmup_s"] = seconds
+                own = functools.partial(connectors_of, runner.config, runner.env)
+                warmed = warm_up(module, phase, runner.num_envs, choice.config, own)
+                self.active[phase][2].update(warmed)
                 compiled.graphs += compiled.later_graphs
                 compiled.later_graphs = 0
 
@@ -191,8 +208,22 @@ class _TunedLearner(_Tuned):
         self._tune_optimizers()
         return added
 
+    def _get_optimizer_state(self) -> Any:
+        """What an untuned algorithm can go on with: numbers, and no implementation of ours."""
+        state = super()._get_optimizer_state()  # type: ignore[misc]
+        learner: Any = self
+        for name, saved in state.items():
+            leave_out_implementation(saved["state"], learner._named_optimizers[name])
+        return state
+
     def _set_optimizer_state(self, state: Any) -> None:
         super()._set_optimizer_state(state)  # type: ignore[misc]
+        learner: Any = self
+        for name, saved in state.items():
+            # ray 2.50 makes tensors of all that is in it, and so loses moments and numbers.
+            if optimizer := learner._named_optimizers.get(name):
+                tensors = convert_to_torch_tensor(saved["state"]["state"], device=learner._device)
+                optimizer.load_state_dict({**saved["state"], "state": tensors})
         self._tune_optimizers()  # the state brings the implementation that it had
 
     @staticmethod
@@ -231,101 +262,3 @@ def _modules(module: Any) -> Iterator[tuple[str, torch.nn.Module]]:
     several = isinstance(module, MultiRLModule)
     named = [(name, module[name]) for name in list(module.keys())] if several else [("", module)]
     return ((name, one) for name, one in named if isinstance(one, torch.nn.Module))
-
-
-def warm_up(
-    module: Any, phase: str, count: int, choice: Choice, connectors: Any = None
-) -> float | None:
-    """Seconds of calling a phase with made-up observations, which leaves random numbers alone.
-
-    None where no observations can be made up: it compiles at its first step then.
-    """
-    device = next((p.device for p in module.parameters()), torch.device("cpu"))
-    numbers = np.random.get_state()
-    began = time.monotonic()
-    try:
-        with torch.random.fork_rng(), _first_of_its_kind(f"{choice.config.key}-{count}"):
-            batch = made_up_batch(module, count, connectors)
-            batch = torch.utils._pytree.tree_map(lambda t: t.to(device), batch)
-            for steps in (2, 3):  # exploration gets the steps so far: one more is no new graph
-                given = {"t": steps} if phase == "forward_exploration" else {}
-                getattr(module, phase)(batch, **given)
-    except (TargetError, KeyError):
-        return None
-    finally:
-        np.random.set_state(numbers)
-    return round(time.monotonic() - began, 3)
-
-
-@contextlib.contextmanager
-def _first_of_its_kind(key: str) -> Iterator[None]:
-    """The first process on a machine compiles alone; the others find the code in torch's cache."""
-    from torch._inductor.runtime.cache_dir_utils import cache_dir
-
-    done = Path(cache_dir()) / f"autocompile-{key}.done"
-    os.makedirs(done.parent, exist_ok=True)
-    if done.exists():
-        yield
-        return
-    with FileLock(done.with_suffix(".lock")):
-        yield
-        done.touch()
-
-
-class _Tell:
-    """A callback of RLlib's, ``on_train_result``: puts what is active into each result.
-
-    Of an asynchronous algorithm it has to wait for who samples, so that it asks now and then only.
-    """
-
-    def __init__(self, strict: bool) -> None:
-        self._strict = strict
-        self._asked_s = 0.0
-        self._known: Any = None
-        self._told: dict[str, list[dict[str, Any]]] = {}
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (_Tell, (self._strict,))
-
-    def __call__(self, *, algorithm: Any, result: dict[str, Any], **_: Any) -> None:
-        groups = {
-            "env_runners": algorithm.env_runner_group,
-            "eval_runners": algorithm.eval_env_runner_group,
-        }
-        known = tuple(
-            (group.num_healthy_remote_workers(), group.num_remote_worker_restarts())
-            for group in groups.values()
-            if group is not None
-        )
-        if known != self._known or time.monotonic() - self._asked_s > _AGAIN_S:
-            self._told = _ask(groups, algorithm.learner_group)
-            self._known, self._asked_s = known, time.monotonic()
-        result["autocompile"] = self._told
-        problems = [p for part in self._told.values() for one in part for p in one["problems"]]
-        if not problems:
-            return
-        if self._strict:
-            hint = "tuned(config, settings, strict=False) goes on without it"
-            raise NotInEffect(f"{'; '.join(dict.fromkeys(problems))}. {hint}")
-        warnings.warn("; ".join(dict.fromkeys(problems)), stacklevel=2)
-
-
-def _ask(groups: dict[str, Any], learners: Any) -> dict[str, list[dict[str, Any]]]:
-    told = {}
-    for name, group in groups.items():
-        if group is not None:
-            found = group.foreach_env_runner(_active_in_runner, timeout_seconds=_ANSWER_S)
-            told[name] = [one for one in found if one]
-    answers = learners.foreach_learner(_active_in_learner, timeout_seconds=_ANSWER_S)
-    told["learners"] = [answer.get() for answer in answers if answer.ok]
-    return told
-
-
-def _active_in_runner(runner: Any) -> dict[str, Any] | None:
-    if not isinstance(runner, _Tuned):
-        return {"settings": {}, "problems": [f"a {type(runner).__name__} uses no settings"]}
-    return runner.tell_active() if runner.env is not None else None  # type: ignore[attr-defined]
-
-
-def _active_in_learner(learner: Any, **_: Any) -> dict[str, Any]:
-    return learner.tell_active()  # type: ignore[no-any-return]

@@ -111,8 +111,9 @@ def _compile(target: Target, settings: Tuned, phase: str, choice: Choice, inputs
         _repeat(lambda: torch.autograd.backward(target.loss(method(inputs), inputs)))
     else:
         # As an env runner does it, to which a batch of made-up observations is given as well.
-        rllib: Any = importlib.import_module("autocompile.runtime.rllib")
-        if rllib.warm_up(model, phase, choice.batch_size or 1, choice) is None:
+        own: Any = importlib.import_module("autocompile.runtime.warm_up")
+        warmed = own.warm_up(model, phase, choice.batch_size or 1, choice.config)
+        if "not_warmed_up" in warmed:
             _repeat(lambda: getattr(model, phase)(inputs))
 
 

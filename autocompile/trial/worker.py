@@ -14,6 +14,7 @@ from autocompile.errors import AutocompileError
 from autocompile.record import Outcome, Step
 from autocompile.trial import explain, failures
 from autocompile.trial.channel import Channel
+from autocompile.trial.in_algorithm import compare_target
 from autocompile.trial.judge import Failed
 from autocompile.trial.probing import probe
 from autocompile.trial.race import race
@@ -31,6 +32,7 @@ _TASKS: dict[str, Callable[[dict[str, Any], Channel, dict[str, Any]], None]] = {
     "race": race,
     "exported": race,
     "save": save,
+    "in_algorithm": compare_target,
 }
 
 

@@ -1,0 +1,75 @@
+"""What is in effect in RLlib's runners and learners, put into each result of ``train()``."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from typing import Any
+
+__all__ = ["NotInEffect", "Tell"]
+
+_ANSWER_S = 30.0  # how long a runner or learner may take to say what it uses
+_AGAIN_S = 10.0  # nobody is asked more often, unless one has gone or come
+
+
+class NotInEffect(RuntimeError):
+    """A setting was asked for, and is not what runs."""
+
+
+class Tell:
+    """A callback of RLlib's, ``on_train_result``: puts what is active into each result.
+
+    Of an asynchronous algorithm it has to wait for who samples, so that it asks now and then only.
+    """
+
+    def __init__(self, strict: bool) -> None:
+        self._strict = strict
+        self._asked_s = 0.0
+        self._known: Any = None
+        self._told: dict[str, list[dict[str, Any]]] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Tell, (self._strict,))
+
+    def __call__(self, *, algorithm: Any, result: dict[str, Any], **_: Any) -> None:
+        groups = {
+            "env_runners": algorithm.env_runner_group,
+            "eval_runners": algorithm.eval_env_runner_group,
+        }
+        known = tuple(
+            (group.num_healthy_remote_workers(), group.num_remote_worker_restarts())
+            for group in groups.values()
+            if group is not None
+        )
+        if known != self._known or time.monotonic() - self._asked_s > _AGAIN_S:
+            self._told = _ask(groups, algorithm.learner_group)
+            self._known, self._asked_s = known, time.monotonic()
+        result["autocompile"] = self._told
+        problems = [p for part in self._told.values() for one in part for p in one["problems"]]
+        if not problems:
+            return
+        if self._strict:
+            hint = "tuned(config, settings, strict=False) goes on without it"
+            raise NotInEffect(f"{'; '.join(dict.fromkeys(problems))}. {hint}")
+        warnings.warn("; ".join(dict.fromkeys(problems)), stacklevel=2)
+
+
+def _ask(groups: dict[str, Any], learners: Any) -> dict[str, list[dict[str, Any]]]:
+    told = {}
+    for name, group in groups.items():
+        if group is not None:
+            found = group.foreach_env_runner(_active_in_runner, timeout_seconds=_ANSWER_S)
+            told[name] = [one for one in found if one]
+    answers = learners.foreach_learner(_active_in_learner, timeout_seconds=_ANSWER_S)
+    told["learners"] = [answer.get() for answer in answers if answer.ok]
+    return told
+
+
+def _active_in_runner(runner: Any) -> dict[str, Any] | None:
+    if not hasattr(runner, "tell_active"):
+        return {"settings": {}, "problems": [f"a {type(runner).__name__} uses no settings"]}
+    return runner.tell_active() if runner.env is not None else None
+
+
+def _active_in_learner(learner: Any, **_: Any) -> dict[str, Any]:
+    return learner.tell_active()  # type: ignore[no-any-return]

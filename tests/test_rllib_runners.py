@@ -1,0 +1,228 @@
+"""Tuned settings in RLlib's remote runners, several learners and threads.
+
+With another ray: see ``test_rllib_tuned``.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from autocompile.config import CompileConfig
+from autocompile.rllib import NotInEffect, tuned
+
+ray = pytest.importorskip("ray")
+from ray.rllib.algorithms.appo import APPOConfig  # noqa: E402
+from ray.rllib.algorithms.impala import IMPALAConfig  # noqa: E402
+from ray.rllib.algorithms.ppo.torch import default_ppo_torch_rl_module  # noqa: E402
+from ray.rllib.connectors.connector_v2 import ConnectorV2  # noqa: E402
+from ray.rllib.core.rl_module import RLModuleSpec  # noqa: E402
+from rllib_algorithms import ALL, AOT, ppo, settings  # noqa: E402
+
+INDUCTOR = settings(forward_exploration=CompileConfig())
+
+
+def asynchronous(kind: Any, **runners: Any) -> Any:
+    """Its learner updates in a thread of its own."""
+    return (
+        kind()
+        .environment("CartPole-v1")
+        .env_runners(num_envs_per_env_runner=2, rollout_fragment_length=16, **runners)
+        .learners(num_learners=0)
+        .training(train_batch_size_per_learner=32)
+        .rl_module(model_config={"fcnet_hiddens": [8]})
+        .reporting(min_time_s_per_iteration=0.5)
+        .debugging(seed=0)
+    )
+
+
+class AddMask(ConnectorV2):
+    """Gives the module more than observations."""
+
+    def __call__(self, *, batch: Any, episodes: Any, **_: Any) -> Any:
+        for episode in self.single_agent_episode_iterator(episodes):
+            self.add_batch_item(batch, "mask", np.zeros(2, np.float32), episode)
+        return batch
+
+
+class Masked(default_ppo_torch_rl_module.DefaultPPOTorchRLModule):
+    """Cannot explore without a mask."""
+
+    def _forward(self, batch: Any, **given: Any) -> Any:
+        output = super()._forward(batch, **given)
+        return {**output, "action_dist_inputs": output["action_dist_inputs"] + batch["mask"]}
+
+
+def weights_of(algorithm: Any) -> torch.Tensor:
+    state = algorithm.learner_group._learner.module["default_policy"].state_dict()
+    return torch.cat([value.flatten() for value in state.values()])
+
+
+def demand_learning(algorithm: Any) -> dict[str, Any]:
+    """Train until the learner's thread has done updates; what is in effect then."""
+    before = weights_of(algorithm).clone()
+    tell = algorithm.config.callbacks_on_train_result[-1]
+    for _ in range(20):
+        tell._asked_s = 0.0
+        found: dict[str, Any] = algorithm.train()["autocompile"]
+        trained = found["learners"][0]["settings"]["default_policy.forward_train"]
+        if trained["graphs"] and not torch.equal(weights_of(algorithm), before):
+            assert torch.isfinite(weights_of(algorithm)).all()
+            return found
+    raise AssertionError(f"nothing was learnt: {found}")
+
+
+def test_impala_learns_in_a_thread_by_the_settings(built: Callable[[Any], Any]) -> None:
+    found = demand_learning(built(tuned(asynchronous(IMPALAConfig, num_env_runners=0), ALL)))
+    (runner,), (learner,) = found["env_runners"], found["learners"]
+    assert runner["settings"]["forward_exploration"]["graphs"] == 1
+    assert any("optimizer_step" in name for name in learner["settings"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [IMPALAConfig, APPOConfig])
+def test_asynchronous_algorithms_learn_from_remote_runners(
+    kind: Any, built: Callable[[Any], Any]
+) -> None:
+    algorithm = built(tuned(asynchronous(kind, num_env_runners=2), ALL))
+    found = demand_learning(algorithm)
+    assert [r["settings"]["forward_exploration"]["graphs"] for r in found["env_runners"]] == [1, 1]
+
+
+def test_threads_that_call_at_once_compile_once(built: Callable[[Any], Any]) -> None:
+    algorithm = built(tuned(ppo(), settings(forward_train=AOT)))
+    module = algorithm.learner_group._learner.module["default_policy"]
+    batch = {"obs": torch.randn(4, 4)}
+    outputs: list[Any] = []
+    threads = [
+        threading.Thread(target=lambda: outputs.append(module.forward_train(batch)))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    outputs.append(module.forward_train(batch))
+    method = vars(module)["_forward_train"]
+    # Torch says of a thread that compiles that all do: they go on in eager mode meanwhile.
+    assert method.calls >= 2 and (method.graphs, method.later_graphs) == (1, 0)
+    for output in outputs:
+        torch.testing.assert_close(output["action_dist_inputs"], outputs[0]["action_dist_inputs"])
+
+
+def test_ray_own_flags_are_turned_off_and_explained_once(built: Callable[[Any], Any]) -> None:
+    plain = ppo().framework("torch", torch_compile_worker=True, torch_compile_learner=True)
+    with pytest.warns(UserWarning, match="no env runner of ray .* would compile nothing"):
+        config = tuned(plain, ALL)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*torch_compile")
+        tuned(config, ALL)
+    assert not config.torch_compile_worker and not config.torch_compile_learner
+    assert plain.torch_compile_worker and plain.torch_compile_learner
+    whole = ppo().framework(
+        "torch",
+        torch_compile_learner=True,
+        torch_compile_learner_what_to_compile="complete_update",
+    )
+    with pytest.warns(UserWarning, match="a second time, and reset Dynamo"):
+        config = tuned(whole, ALL)
+    (learner,) = built(config).train()["autocompile"]["learners"]
+    assert learner["settings"]["default_policy.forward_train"]["recompiles"] == 0
+
+
+def test_blocks_are_compiled_where_a_module_repeats_some(built: Callable[[Any], Any]) -> None:
+    regional = CompileConfig("aot_eager", scope="regional")
+    # A learner of PPO has one encoder for the actions and an equal one for the values.
+    config = ppo().rl_module(model_config={"fcnet_hiddens": [8], "vf_share_layers": False})
+    (learner,) = built(tuned(config, settings(forward_train=regional))).train()["autocompile"][
+        "learners"
+    ]
+    trained = learner["settings"]["default_policy.forward_train"]
+    assert trained["setting"] == regional.label() and trained["graphs"] >= 1
+    # An env runner's module has only the first.
+    with pytest.raises(NotInEffect, match="repeats no block"):
+        built(tuned(config, settings(forward_exploration=regional))).train()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["onnxrt", "openvino_onnx"])
+def test_our_onnx_backends_explore(backend: str, built: Callable[[Any], Any]) -> None:
+    pytest.importorskip({"onnxrt": "onnxruntime"}.get(backend, "openvino"))
+    algorithm = built(tuned(ppo(), settings(forward_exploration=CompileConfig(backend))))
+    algorithm.train()
+    (runner,) = algorithm.train()["autocompile"]["env_runners"]
+    explored = runner["settings"]["forward_exploration"]
+    assert (explored["graphs"], explored["recompiles"]) == (1, 0)
+    module, batch = algorithm.env_runner.module, {"obs": torch.randn(2, 4)}
+    output = module.forward_exploration(batch)["action_dist_inputs"]
+    vars(module).pop("_forward_exploration")
+    expected = module.forward_exploration(batch)["action_dist_inputs"]
+    torch.testing.assert_close(output, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_a_module_that_needs_more_than_observations_compiles_at_its_first_step(
+    built: Callable[[Any], Any],
+) -> None:
+    config = ppo(env_to_module_connector=lambda *_, **__: AddMask())
+    config.rl_module(rl_module_spec=RLModuleSpec(module_class=Masked))
+    algorithm = built(tuned(config, settings(forward_exploration=AOT)))
+    (runner,) = algorithm.train()["autocompile"]["env_runners"]
+    explored = runner["settings"]["forward_exploration"]
+    assert "mask" in explored["not_warmed_up"]
+    assert explored["graphs"] == 1 and "warmup_s" not in explored
+
+
+@pytest.mark.slow
+def test_one_of_many_runners_compiles_and_the_others_load_its_code(
+    built: Callable[[Any], Any],
+) -> None:
+    hidden = int(np.random.default_rng().integers(8, 4096))  # code that no cache has seen
+    config = ppo(num_env_runners=3).rl_module(model_config={"fcnet_hiddens": [hidden]})
+    algorithm = built(tuned(config, INDUCTOR))
+    found = algorithm.train()["autocompile"]["env_runners"]
+    explored = [runner["settings"]["forward_exploration"] for runner in found]
+    assert sorted(one["from_cache"] for one in explored) == [False, True, True]
+    assert all(one["graphs"] == 1 and one["recompiles"] == 0 for one in explored)
+
+    def compile_threads(_: Any) -> int:
+        import torch._inductor.config as inductor
+
+        return inductor.compile_threads
+
+    group = algorithm.env_runner_group
+    assert group.foreach_env_runner(compile_threads, local_env_runner=False) == [1, 1, 1]
+
+
+@pytest.mark.slow
+def test_remote_runners_are_compiled_also_when_they_start_again(
+    built: Callable[[Any], Any],
+) -> None:
+    config = ppo(num_env_runners=2).fault_tolerance(
+        restart_failed_env_runners=True, delay_between_env_runner_restarts_s=0.0
+    )
+    algorithm = built(tuned(config, ALL))
+    assert len(algorithm.train()["autocompile"]["env_runners"]) == 2
+    (first, *_) = algorithm.env_runner_group._worker_manager.actors().values()
+    ray.kill(first, no_restart=False)
+    for _ in range(20):
+        found = algorithm.train()["autocompile"]["env_runners"]
+        if len(found) == 2 and all(r["settings"] for r in found):
+            break
+    else:
+        pytest.fail(f"the runner did not come back: {found}")
+    assert all(r["settings"]["forward_exploration"]["graphs"] == 1 for r in found)
+
+
+@pytest.mark.slow
+def test_two_learners_are_tuned_under_ddp(built: Callable[[Any], Any]) -> None:
+    algorithm = built(tuned(ppo().learners(num_learners=2), ALL))
+    algorithm.train()
+    found = algorithm.train()["autocompile"]["learners"]
+    assert len(found) == 2
+    assert all(f["settings"]["default_policy.forward_train"]["graphs"] >= 1 for f in found)
