@@ -184,7 +184,8 @@ def _exported(best: Candidate, exported: Sequence[Record]) -> dict[str, Any] | N
     record = next((r for r in reversed(exported) if r.repeats == best.record.number), None)
     if record is None:
         return None
-    row = {"outcome": record.outcome.value, "message": record.message, "agrees": False}
+    row: dict[str, Any] = {"outcome": record.outcome.value, "message": record.message}
+    row |= {"agrees": False, "eager_faster": False}
     if not record.ok or record.measurement is None:
         return {**row, "speedup": None}
     m = record.measurement
