@@ -67,6 +67,8 @@ def _why_not(phase: str, choice: Choice) -> str:
         return "train_step: it is a function of your own program, which is not known here"
     if config.environment != "default":
         return f"{phase}: a setting of the interpreter {config.environment}"
+    if config.freezing:
+        return f"{phase}: frozen weights are built into the code, which is made anew"
     if config.backend != "inductor":
         return f"{phase}: torch keeps no compiled code of the backend {config.backend}"
     return ""
