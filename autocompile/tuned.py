@@ -119,7 +119,7 @@ class Tuned:
         found = []
         for name in _FINGERPRINT:
             there, own = self.fingerprint.get(name), here.get(name)
-            if name == "device":  # which of several equal ones is no matter
+            if name == "device" and there:  # which of several equal ones is no matter
                 there, own = str(there).partition(":")[0], str(own).partition(":")[0]
             if there not in (None, own):
                 found.append(f"{name} {there}, here {own}")

@@ -128,6 +128,13 @@ def test_apply_tells_of_another_torch_and_of_what_nothing_confirms() -> None:
         autocompile.apply(net(), here)
 
 
+def test_where_nothing_is_known_of_a_machine_nothing_differs() -> None:
+    here = {"torch": torch.__version__, "device": "cpu"}
+    assert Tuned({}, {}).differences(here) == []
+    assert Tuned({}, {"device": "cuda:1"}).differences({"device": "cuda:0"}) == []
+    assert Tuned({}, {"device": "cuda:0"}).differences(here) == ["device cuda, here cpu"]
+
+
 def test_apply_refuses_what_it_cannot_do_in_words() -> None:
     with pytest.raises(UsageError, match="no settings of train_step: there are some of forward"):
         autocompile.apply(net(), settings(forward={4: AOT}), "train_step")
