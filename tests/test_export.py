@@ -468,7 +468,7 @@ def test_what_was_measured_of_rllibs_updates_is_exported_for_rllib_only(
     assert use_line(rl_report).startswith("from autocompile.rllib import tuned")
     with pytest.raises(ExportError, match="no form in plain torch") as caught:
         export(rl_report, "python")
-    assert caught.value.hint == "autocompile export last --to rllib"
+    assert caught.value.hint == "autocompile export ppo_breakout-0003 --to rllib"
 
 
 def mode_of(report: dict[str, Any]) -> str | None:

@@ -12,11 +12,11 @@ import pytest
 from autocompile.config import CompileConfig
 from autocompile.errors import TargetError
 from autocompile.in_algorithm import figures
-from autocompile.rllib import NotInEffect
 
 pytest.importorskip("ray")
 from rllib_algorithms import ALL, ppo, settings
 
+from autocompile.rllib import NotInEffect
 from autocompile.trial.in_algorithm import compare
 
 CONFIG = """

@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from autocompile.config import CompileConfig
-from autocompile.rllib import NotInEffect, tuned
 
 ray = pytest.importorskip("ray")
 from ray.rllib.algorithms.appo import APPOConfig  # noqa: E402
@@ -24,6 +23,9 @@ from ray.rllib.algorithms.ppo.torch import default_ppo_torch_rl_module  # noqa: 
 from ray.rllib.connectors.connector_v2 import ConnectorV2  # noqa: E402
 from ray.rllib.core.rl_module import RLModuleSpec  # noqa: E402
 from rllib_algorithms import ALL, AOT, ppo, settings  # noqa: E402
+
+from autocompile.rllib import NotInEffect, tuned  # noqa: E402
+from autocompile.runtime.warm_up import warm_up  # noqa: E402
 
 INDUCTOR = settings(forward_exploration=CompileConfig())
 
@@ -166,7 +168,7 @@ def test_our_onnx_backends_explore(backend: str, built: Callable[[Any], Any]) ->
     torch.testing.assert_close(output, expected, rtol=1e-3, atol=1e-4)
 
 
-def test_a_module_that_needs_more_than_observations_compiles_at_its_first_step(
+def test_a_module_that_needs_more_than_observations_is_warmed_up_through_its_connectors(
     built: Callable[[Any], Any],
 ) -> None:
     config = ppo(env_to_module_connector=lambda *_, **__: AddMask())
@@ -174,8 +176,17 @@ def test_a_module_that_needs_more_than_observations_compiles_at_its_first_step(
     algorithm = built(tuned(config, settings(forward_exploration=AOT)))
     (runner,) = algorithm.train()["autocompile"]["env_runners"]
     explored = runner["settings"]["forward_exploration"]
-    assert "mask" in explored["not_warmed_up"]
-    assert explored["graphs"] == 1 and "warmup_s" not in explored
+    assert explored["graphs"] == 1 and explored["warmup_s"] > 0
+
+
+def test_what_cannot_be_warmed_up_says_why_and_compiles_later() -> None:
+    module = ppo().get_rl_module_spec(inference_only=True).build()
+
+    def failing() -> Any:
+        raise KeyError("a column of the real environment")
+
+    found = warm_up(module, "forward_exploration", 2, AOT, failing)
+    assert "a column of the real environment" in found["not_warmed_up"]
 
 
 @pytest.mark.slow

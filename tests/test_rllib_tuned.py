@@ -11,19 +11,20 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
 
 from autocompile.config import EAGER, CompileConfig
 from autocompile.errors import UsageError
-from autocompile.rllib import NotInEffect, tuned
 
 pytest.importorskip("ray")
+import gymnasium
 from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.algorithms.sac import SACConfig
 from rllib_algorithms import ALL, AOT, FUSED, ppo, settings
+
+from autocompile.rllib import NotInEffect, tuned
 
 
 def test_runner_and_learner_use_the_settings_and_say_so(built: Callable[[Any], Any]) -> None:

@@ -397,4 +397,4 @@ def test_what_is_exported_for_an_rlmodule_is_what_runs(
     side = exported_side(target, phase, inputs, config, exported, tmp_path)
     side.run()
     assert bool(telemetry.dynamo_facts().graphs) == (phase != "optimizer_step")
-    assert phase != "optimizer_step" or side.optimizer.param_groups[0]["fused"]
+    assert phase != "optimizer_step" or side.optimizers[0].param_groups[0]["fused"]

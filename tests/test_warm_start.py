@@ -18,6 +18,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 from torch._inductor.utils import fresh_cache
+from torch.compiler._cache import CacheArtifactManager
 
 import autocompile
 from autocompile.config import CompileConfig
@@ -94,6 +95,7 @@ def test_what_one_process_has_compiled_another_finds(
     }
     result: dict[str, Any] = {}
     path = list(sys.path)
+    CacheArtifactManager.clear()  # of what this process has compiled before
     with fresh_cache():
         save(request, Channel(os.open(os.devnull, os.O_WRONLY), ""), result)
     sys.path[:] = path
