@@ -25,6 +25,7 @@ from ray.rllib.core.rl_module import RLModuleSpec  # noqa: E402
 from rllib_algorithms import ALL, AOT, ppo, settings  # noqa: E402
 
 from autocompile.rllib import NotInEffect, tuned  # noqa: E402
+from autocompile.runtime.observations import module_spec  # noqa: E402
 from autocompile.runtime.warm_up import warm_up  # noqa: E402
 
 INDUCTOR = settings(forward_exploration=CompileConfig())
@@ -180,7 +181,7 @@ def test_a_module_that_needs_more_than_observations_is_warmed_up_through_its_con
 
 
 def test_what_cannot_be_warmed_up_says_why_and_compiles_later() -> None:
-    module = ppo().get_rl_module_spec(inference_only=True).build()
+    module = module_spec(ppo(), inference_only=True).build()
 
     def failing() -> Any:
         raise KeyError("a column of the real environment")
