@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -144,6 +145,8 @@ def tune(
         found = probe(plan, workshop, runner, show)
         if alone and not memory_limit_bytes:  # the probe may have found room for fewer at once
             workshop.memory_limit_bytes = alone // runner.slots
+        # The default ones depend on a timing: other interpreters and a resumed run take the same.
+        plan = dataclasses.replace(plan, phases=tuple(found["target"]["phases"]))
         every = {"default": found}
         for name, _ in plan.pythons:
             every[name] = probe(plan, workshop, runner, show, name)

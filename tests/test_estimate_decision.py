@@ -11,6 +11,7 @@ from autocompile.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
 from autocompile.estimate.candidates import Limits, candidates
 from autocompile.estimate.decision import SETS, Decision, decide, decide_all, finalists, is_out
 from autocompile.record import Record
+from autocompile.testing import measured
 
 
 def decided(run: Run, limits: Limits | None = None) -> Decision:
@@ -227,6 +228,27 @@ def test_who_looked_better_in_the_search_than_the_best_that_was_raced_has_a_turn
     run.search(MAX, 1.35)
     run.search(CHANNELS_LAST, 1.29)
     assert [c.record.config for c in finalists(decided(run))] == [LITE, MAX]
+
+
+def test_eager_is_compared_by_the_sets_alone_whatever_its_trial_of_the_search_saw() -> None:
+    """Both sides vary, and the one search trial of eager was in another state of the host."""
+    for in_search_s, speedup, is_faster in ((2e-3, 0.95, False), (0.5e-3, 1.1, True)):
+        run = Run()
+        run.records.clear()
+        run.search(EAGER, 1.0, eager_s=in_search_s)
+        lite = run.search(LITE, speedup)
+        for number, wobble in enumerate((0.99, 1.0, 1.01), 1):
+            run.side(lite, measured(speedup * wobble, eager_s=1e-3 * wobble), race=number)
+        assert decided(run).is_faster is is_faster
+
+
+def test_the_ceiling_counts_what_lost_in_the_search_too() -> None:
+    run = Run()
+    run.race(run.search(LITE, 1.5), *[1.5] * 3)
+    run.search(MAX, 1.49)
+    decision = decided(run)
+    assert decision.open == ()
+    assert 0.01 < decision.ceiling < 0.08
 
 
 def test_who_is_surely_no_better_makes_room_for_who_may_be() -> None:

@@ -16,9 +16,11 @@ from typing import Any
 import pytest
 
 from autocompile.backends import BACKENDS
+from autocompile.config import CompileConfig
 from autocompile.errors import ExportError, UsageError
 from autocompile.export import FORMATS, export, unconfirmed, use_line
 from autocompile.export.common import literal
+from autocompile.export.lines import optimizer_lines
 from autocompile.export.own_size import own_choices
 from autocompile.tuned import Tuned
 
@@ -453,6 +455,17 @@ def test_rllib_has_the_settings_of_every_batch_size_by_value(rl_report: dict[str
     rl_report["phases"] = {"train_step": step}
     with pytest.raises(ExportError, match="no form for the phases train_step"):
         export(rl_report, "rllib")
+
+
+def test_no_optimizer_is_made_up_for_a_target_that_names_none(rl_report: dict[str, Any]) -> None:
+    report = rl_report
+    report["target"] |= {"optimizer": {"class": "Adam", "arguments": {}, "lr": 0.001}}
+    own, ours = ({"choices": c} for c in ({"optimizer": "get_optimizer() of the target"}, {}))
+    fused = CompileConfig.from_dict(FUSED)
+    made = optimizer_lines({**report, "target": report["target"] | own}, fused)
+    assert made == ["optimizer = torch.optim.Adam(model.parameters(), fused=True)"]
+    changed = optimizer_lines({**report, "target": report["target"] | ours}, fused)
+    assert changed[0] == "for group in optimizer.param_groups:"
 
 
 def test_what_was_measured_of_rllibs_updates_is_exported_for_rllib_only(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from typer.testing import CliRunner
@@ -15,7 +16,7 @@ from typer.testing import CliRunner
 from autocompile import cli
 from autocompile.api import load, tune
 from autocompile.errors import ExportError, NothingWorked, RunError, UsageError
-from autocompile.execute.executor import Ending
+from autocompile.execute.executor import Ending, Job
 from autocompile.record import RunFolder
 from autocompile.runs import is_same_target, latest_of
 from autocompile.search.plan import Plan
@@ -123,3 +124,20 @@ def test_a_run_without_a_result_is_named_in_the_error(target: Path) -> None:
         tune("net.py", executor=FakeExecutor(lambda _: failed("crashed")), run_dir="mine")
     with pytest.raises(ExportError, match="autocompile show mine"):
         load("mine").export("python")
+
+
+def test_a_resumed_run_keeps_the_phases_that_it_began_with(target: Path) -> None:
+    """Which one of RLlib's training phases is the default depends on a timing."""
+
+    class Probes(FakeExecutor):
+        asked: ClassVar[list[Any]] = []
+
+        def start(self, job: Job) -> None:
+            request = json.loads((job.folder / "request.json").read_text("utf-8"))
+            if request["kind"] == "probe":
+                self.asked.append(request.get("phases"))
+            super().start(job)
+
+    tune("net.py", executor=Probes(script), trials=2)
+    tune("net.py", executor=Probes(script), resume=True)
+    assert Probes.asked == [None, ["forward"]]

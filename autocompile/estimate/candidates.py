@@ -1,7 +1,8 @@
 """From records to candidates: how fast each setting of a phase is, and how sure that is.
 
-Only ratios from inside one process are compared. Where a setting was raced, the sets of fresh
-processes are the sample and every set counts; before that, its trial of the search stands alone.
+Ratios from inside one process are compared, and seconds only where eager mode alone wavers. Where a
+setting was raced, the sets of fresh processes are the sample and every set counts; before that, its
+trial of the search stands alone.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from autocompile.record import EXPORTED, Measurement, Outcome, Record
 __all__ = ["Candidate", "Limits", "candidates", "compare", "whole_call_s", "with_refreshes"]
 
 _ONE = Interval(1.0, 1.0, 1.0)
+_LESS_BY_FAR = 2.0  # sides that vary independently of each other give 0.7
 
 
 @dataclass(frozen=True)
@@ -220,6 +222,10 @@ def compare(first: Candidate, second: Candidate) -> Interval:
     """
     if first is second:
         return _ONE
+    if second.record.config.is_baseline:
+        return first.speedup
+    if first.record.config.is_baseline:
+        return ratio(_ONE, second.speedup)
     logs = []
     for number in first.logs.keys() & second.logs.keys():
         log = first.logs[number] - second.logs[number]
@@ -230,15 +236,15 @@ def compare(first: Candidate, second: Candidate) -> Interval:
 
 
 def _apart(first: Candidate, second: Candidate) -> Interval:
-    """The same from different processes, by what varies less between them.
+    """The same from different processes: by the speed-ups, since a slow host slows both sides.
 
-    That is the speed-up where a slow host slows both sides, and the seconds of a call where eager
-    mode alone wavers: on a GPU it waits for the CPU, and a replayed graph does not.
+    By the seconds of a call where those vary less by far, since eager mode alone wavers: on a GPU
+    it waits for the CPU, and a replayed graph does not.
     """
     raced = max(first.processes, second.processes, key=len)
     if len(raced) > 1:
         logs, seconds = zip(*raced, strict=True)
-        if stdev(map(math.log, seconds)) < stdev(logs):
+        if _LESS_BY_FAR * stdev(map(math.log, seconds)) < stdev(logs):
             return ratio(_pace(first), _pace(second))
     return ratio(first.speedup, second.speedup)
 

@@ -66,9 +66,9 @@ def decide(found: Sequence[Candidate], limits: Limits | None = None) -> Decision
     ties = sorted(equals, key=plainness(equals))
     best = ties[0] if ties else eager
     others = [(c, compare(c, best)) for c in (*rivals, eager) if c is not best]
-    # What lost by its figure of the search was not raced, and so is less surely known.
-    others = [(c, r) for c, r in others if c.sets or (r.value > 1 and len(raced) < 2 * _MOST)]
-    open_ = [(c, r.high - 1) for c, r in others if r.high > 1 + ZONE]
+    # What lost by its figure of the search is not raced; the ceiling counts it all the same.
+    raceable = [(c, r) for c, r in others if c.sets or r.value > 1]
+    open_ = [(c, r.high - 1) for c, r in raceable if r.high > 1 + ZONE]
     return Decision(
         best=best,
         ties=tuple(ties) or (eager,),
@@ -92,7 +92,7 @@ def finalists(decision: Decision) -> list[Candidate]:
     """Who is raced: those that may be the best, and the default that they are compared with.
 
     First the best of the search. Then, beside the best one, those that have not had their sets and
-    those that may still be better, raced or not: who is surely no better makes room for them. Empty
+    those that may still be better, raced or not. What is surely no better is not raced on. Empty
     where nothing but eager can be the best.
     """
     every = sorted((decision.best, *decision.rivals), key=_speed, reverse=True)
@@ -108,7 +108,7 @@ def finalists(decision: Decision) -> list[Candidate]:
         new = [c for c, _ in decision.open if not c.sets and not c.processes]
     else:
         new = [c for c in every if not is_out(c, leader) and c.speedup.high > 1]
-    chosen = alive + new[: max(0, min(_MOST - len(alive), 2 * _MOST - len(raced)))]
+    chosen = alive + new[: max(0, _MOST - len(alive))]
     if not raced:
         chosen += _plainer([c for c in every if c not in chosen], leader)
     default = [c for c in every if c.record.config == DEFAULT_INDUCTOR and c not in chosen]

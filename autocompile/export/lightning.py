@@ -17,7 +17,7 @@ __all__ = ["export"]
 _CARRIED = ("backend", "mode", "options", "fullgraph", "dynamic", "guards", "autocast", "scope")
 _PRECISION = {"bfloat16": "bf16-mixed", "float16": "16-mixed"}
 # Module.compile() keeps keys, but Dynamo passes over the classes of torch.nn, as Sequential.
-_KEYS = '# Keys of checkpoints get "_orig_mod."; autocompile.apply(model, "tuned.json") keeps them.'
+_KEYS = '# Inside your module, keys of checkpoints get "_orig_mod."; autocompile.apply keeps them.'
 _OPTIMIZERS = """def configure_optimizers(self):  # of your LightningModule
     return {made}
 """
@@ -46,7 +46,7 @@ def export(report: Report) -> str:
     return program(
         settings.evidence + lost,
         "import torch" * bool(needs_torch)
-        + "\nfrom pytorch_lightning import Trainer" * bool(precision),
+        + "\nfrom pytorch_lightning import Trainer  # or from lightning" * bool(precision),
         "\n".join([*imports(report, model), *lines]) if lines else "",
         _OPTIMIZERS.format(made=made) if made else "",
         f'trainer = Trainer(precision="{precision}")' if precision else "",

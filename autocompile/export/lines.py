@@ -163,8 +163,8 @@ def optimizer_lines(report: Report, config: CompileConfig) -> list[str]:
 def made_optimizer(report: Report, implementation: str, owner: str = "model") -> str:
     """``torch.optim.Adam(model.parameters(), lr=0.01, fused=True)``.
 
-    Empty where the run could not tell how the user's optimizer is made: it has several groups of
-    parameters, say.
+    Empty where the target names no optimizer, or it could not be told how that is made: it has
+    several groups of parameters, say.
     """
     found = optimizer_arguments(report, implementation)
     if found is None:
@@ -175,7 +175,10 @@ def made_optimizer(report: Report, implementation: str, owner: str = "model") ->
 
 def optimizer_arguments(report: Report, implementation: str) -> tuple[str, str] | None:
     """The class in ``torch.optim`` and, as source, the arguments that are not its defaults."""
-    made = report["target"].get("optimizer") or {}
+    target = report["target"]
+    if "optimizer" not in (target.get("choices") or {}):
+        return None  # the target has none: what was measured is ours, and the user's may be another
+    made = target.get("optimizer") or {}
     name, given = str(made.get("class") or ""), dict(made.get("arguments") or {})
     if not all(re.fullmatch(r"[A-Za-z_]\w*", word, re.ASCII) for word in (name, *given)):
         return None
@@ -183,7 +186,9 @@ def optimizer_arguments(report: Report, implementation: str) -> tuple[str, str] 
         given = {k: v for k, v in given.items() if k not in _SWITCHES}
     shown = _shown({**given, **_FLAGS[implementation]})
     if implementation == "tensor_lr":
-        lr = f"lr=torch.tensor({literal(given.pop('lr', made.get('lr')))})"
+        kind = str(report["environment"].get("device") or "cpu")
+        where = "" if kind == "cpu" else f", device={quoted(kind)}"
+        lr = f"lr=torch.tensor({literal(given.pop('lr', made.get('lr')))}{where})"
         shown = ", ".join(filter(None, (lr, _shown(given))))
     return name, shown
 

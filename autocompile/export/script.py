@@ -74,7 +74,8 @@ def _said(choice: Choice) -> str:
 def _imports(build: list[str], trains: bool) -> str:
     standard = "".join(f"{line}\n" for line in build if line.startswith("import "))
     tree = "\nfrom torch.utils._pytree import tree_leaves" * trains
-    return f"{standard}\nimport torch{tree}"
+    own = "" if "import torch\n" in standard else "\nimport torch"
+    return f"{standard}{own}{tree}"
 
 
 def _model(report: Report, build: list[str], trains: bool) -> str:

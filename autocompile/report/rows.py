@@ -195,7 +195,7 @@ def _exported(best: Candidate, exported: Sequence[Record]) -> dict[str, Any] | N
     now = whole_call_s(m, best.record)
     then = [s for _, s in best.processes] or [now]
     pace = ratio(over_sets([-math.log(now)]), over_sets([-math.log(s) for s in then]))
-    agrees = is_as_fast or pace.high >= 1
+    agrees = is_as_fast or (pace.high >= 1 and found.high >= 1)
     figures = {"speedup": found.to_dict(), "eager_faster": agrees and not is_as_fast}
     return {**row, "agrees": agrees, **figures}
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from autocompile.config import CompileConfig
+from autocompile.estimate.candidates import whole_call_s
 from autocompile.execute.executor import Ending
 from autocompile.record import Outcome, Record, Step
 from autocompile.search.records import to_record
@@ -128,10 +128,8 @@ def _cannot_pay(setting: Setting, known: Known, calls: int | None) -> str:
 
 
 def _whole_call_s(record: Record) -> float:
-    """Seconds of a call, with its share of what new weights cost."""
     assert record.measurement is not None
-    share = (record.refresh_s or 0.0) / (record.calls_per_update or math.inf)
-    return record.measurement.compiled_call_s + share
+    return whole_call_s(record.measurement, record)
 
 
 def _break_of(setting: Setting, known: Known) -> Record | None:
