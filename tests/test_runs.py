@@ -138,6 +138,6 @@ def test_a_resumed_run_keeps_the_phases_that_it_began_with(target: Path) -> None
                 self.asked.append(request.get("phases"))
             super().start(job)
 
-    tune("net.py", executor=Probes(script), trials=2)
-    tune("net.py", executor=Probes(script), resume=True)
+    tune("net.py", executor=Probes(script), space=SPACE)
+    tune("net.py", executor=Probes(script), space=SPACE, resume=True)
     assert Probes.asked == [None, ["forward"]]
