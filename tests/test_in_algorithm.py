@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from autocompile.config import CompileConfig
 from autocompile.errors import TargetError
 from autocompile.in_algorithm import figures
 
 pytest.importorskip("ray")
+from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from rllib_algorithms import ALL, ppo, settings
 
 from autocompile.rllib import NotInEffect
@@ -68,6 +71,23 @@ def test_both_sides_take_turns_and_one_uses_the_settings() -> None:
     (runner,) = found["active"]["env_runners"]
     assert runner["settings"]["forward_exploration"]["graphs"] == 1
     json.dumps(found)  # it travels as JSON
+
+
+@pytest.mark.usefixtures("_ray", "_dynamo_as_it_was")
+def test_the_untouched_side_keeps_the_threads_of_the_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    usual, seen = torch.get_num_threads(), defaultdict(set)
+    sample = SingleAgentEnvRunner.sample
+
+    def noting(runner: Any, **kwargs: Any) -> Any:
+        seen[hasattr(runner, "tuned")].add(torch.get_num_threads())
+        return sample(runner, **kwargs)
+
+    monkeypatch.setattr(SingleAgentEnvRunner, "sample", noting)
+    more = settings(forward_exploration=CompileConfig("eager", threads=usual + 1))
+    compare(ppo(), more, deadline=0.0)
+    assert seen == {False: {usual}, True: {usual + 1}}
 
 
 @pytest.mark.usefixtures("_ray", "_dynamo_as_it_was")
