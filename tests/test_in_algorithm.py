@@ -60,7 +60,9 @@ def test_figures_are_rates_of_pairs() -> None:
 
 @pytest.mark.usefixtures("_ray", "_dynamo_as_it_was")
 def test_both_sides_take_turns_and_one_uses_the_settings() -> None:
-    found = compare(ppo(), ALL, deadline=0.0)
+    # With evaluation by runners for which ray has no room: none of them is made.
+    config = ppo().evaluation(evaluation_interval=1, evaluation_num_env_runners=9)
+    found = compare(config, ALL, deadline=0.0)
     assert len(found["rounds"]) == 2 and found["runners"] == 1
     orders = [list(turns) for turns in found["rounds"][:2]]
     assert orders[0] == orders[1][::-1]
@@ -94,6 +96,10 @@ def test_the_untouched_side_keeps_the_threads_of_the_process(
 def test_what_is_not_in_effect_or_cannot_run_is_an_error() -> None:
     with pytest.raises(TargetError, match="has no environment"):
         compare(ppo().environment(env=None), ALL, 0.0)
+    with pytest.raises(TargetError, match="need 2 GPUs, and ray has 0"):
+        compare(ppo().learners(num_learners=1, num_gpus_per_learner=1), ALL, 0.0)
+    with pytest.raises(TargetError, match="need 6 CPUs, and ray has 4"):
+        compare(ppo().learners(num_learners=1, num_cpus_per_learner=3), ALL, 0.0)
     broken = settings(forward_exploration=CompileConfig("no_such_backend"))
     with pytest.raises(NotInEffect, match="no_such_backend failed"):
         compare(ppo(), broken, 0.0)
