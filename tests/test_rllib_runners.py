@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch._dynamo import register_backend
 
 from autocompile.config import CompileConfig
 
@@ -25,6 +26,7 @@ from ray.rllib.core.rl_module import RLModuleSpec  # noqa: E402
 from rllib_algorithms import ALL, AOT, ppo, settings  # noqa: E402
 
 from autocompile.rllib import NotInEffect, tuned  # noqa: E402
+from autocompile.runtime.inplace import Compiled  # noqa: E402
 from autocompile.runtime.observations import module_spec  # noqa: E402
 from autocompile.runtime.warm_up import warm_up  # noqa: E402
 
@@ -188,6 +190,21 @@ def test_what_cannot_be_warmed_up_says_why_and_compiles_later() -> None:
 
     found = warm_up(module, "forward_exploration", 2, AOT, failing)
     assert "a column of the real environment" in found["not_warmed_up"]
+
+
+def test_rows_that_a_backend_refuses_later_are_computed_in_eager_mode() -> None:
+    def refusing(graph: Any, inputs: Any) -> Any:
+        if inputs[-1].shape[0] == 3:
+            raise RuntimeError("no 3 rows")
+        return graph
+
+    register_backend(refusing, "refusing")
+    torch._dynamo.reset()
+    config = CompileConfig("refusing", dynamic=False)
+    double = Compiled(lambda x: x * 2, config, or_eager=True)
+    for rows in (2, 3, 4):
+        assert torch.equal(double(torch.ones(rows)), torch.full((rows,), 2.0))
+    assert double.failed.startswith("BackendCompilerFailed") and double.graphs == 1
 
 
 @pytest.mark.slow
