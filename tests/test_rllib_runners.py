@@ -23,7 +23,8 @@ from ray.rllib.algorithms.impala import IMPALAConfig  # noqa: E402
 from ray.rllib.algorithms.ppo.torch import default_ppo_torch_rl_module  # noqa: E402
 from ray.rllib.connectors.connector_v2 import ConnectorV2  # noqa: E402
 from ray.rllib.core.rl_module import RLModuleSpec  # noqa: E402
-from rllib_algorithms import ALL, AOT, ppo, settings  # noqa: E402
+from ray.rllib.utils.actor_manager import ResultOrError  # noqa: E402
+from rllib_algorithms import ALL, AOT, FUSED, ppo, settings  # noqa: E402
 
 from autocompile.rllib import NotInEffect, tuned  # noqa: E402
 from autocompile.runtime.inplace import Compiled  # noqa: E402
@@ -190,6 +191,22 @@ def test_what_cannot_be_warmed_up_says_why_and_compiles_later() -> None:
 
     found = warm_up(module, "forward_exploration", 2, AOT, failing)
     assert "a column of the real environment" in found["not_warmed_up"]
+
+
+def test_a_runner_or_learner_that_does_not_answer_is_a_problem(
+    built: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    algorithm = built(tuned(ppo(), settings(optimizer_step=FUSED), strict=False))
+    group = algorithm.env_runner_group
+    # As of two remote runners, of which ray gives no answer in time.
+    monkeypatch.setattr(group, "num_healthy_env_runners", lambda: 3)
+    monkeypatch.setattr(
+        algorithm.learner_group,
+        "foreach_learner",
+        lambda *_, **__: [ResultOrError(error=OSError())],
+    )
+    with pytest.warns(UserWarning, match="2 of 3 env runners did not answer; 1 of 1 learners did"):
+        algorithm.config.callbacks_on_train_result[-1](algorithm=algorithm, result={})
 
 
 def test_rows_that_a_backend_refuses_later_are_computed_in_eager_mode() -> None:

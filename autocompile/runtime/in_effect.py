@@ -59,10 +59,21 @@ def _ask(groups: dict[str, Any], learners: Any) -> dict[str, list[dict[str, Any]
     for name, group in groups.items():
         if group is not None:
             found = group.foreach_env_runner(_active_in_runner, timeout_seconds=_ANSWER_S)
-            told[name] = [one for one in found if one]
+            # Counted afterwards: one that has died meanwhile is known to ray, and comes back.
+            missing = _missing(group.num_healthy_env_runners(), found, name)
+            told[name] = [one for one in found if one] + missing
     answers = learners.foreach_learner(_active_in_learner, timeout_seconds=_ANSWER_S)
-    told["learners"] = [answer.get() for answer in answers if answer.ok]
+    said = [answer.get() for answer in answers if answer.ok]
+    told["learners"] = said + _missing(max(1, len(learners)), said, "learners")
     return told
+
+
+def _missing(expected: int, answers: list[Any], name: str) -> list[dict[str, Any]]:
+    """What stands in a result for those who did not answer."""
+    if len(answers) >= expected:
+        return []
+    silent = f"{expected - len(answers)} of {expected} {name.replace('_', ' ')} did not answer"
+    return [{"settings": {}, "problems": [silent]}]
 
 
 def _active_in_runner(runner: Any) -> dict[str, Any] | None:
