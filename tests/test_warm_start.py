@@ -79,11 +79,8 @@ def cache_of(folder: Path, **changes: Any) -> None:
         file.writestr("artifacts", b"")
 
 
-def test_what_one_process_has_compiled_another_finds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "model.py").write_text(MODEL)
-    made = settings(target=tmp_path / "model.py", forward=CompileConfig())
+def saved(made: Tuned, folder: Path) -> dict[str, Any]:
+    """What ``save`` says of a cache that it has written there."""
     request = {
         "kind": "save",
         "target": made.target,
@@ -91,7 +88,7 @@ def test_what_one_process_has_compiled_another_finds(
         "seed": 0,
         "zygote": False,
         "settings": made.to_dict(),
-        "file": str(tmp_path / "tuned.cache"),
+        "file": str(folder / "tuned.cache"),
     }
     result: dict[str, Any] = {}
     path = list(sys.path)
@@ -99,6 +96,15 @@ def test_what_one_process_has_compiled_another_finds(
     with fresh_cache():
         save(request, Channel(os.open(os.devnull, os.O_WRONLY), ""), result)
     sys.path[:] = path
+    return result
+
+
+def test_what_one_process_has_compiled_another_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model.py").write_text(MODEL)
+    made = settings(target=tmp_path / "model.py", forward=CompileConfig())
+    result = saved(made, tmp_path)
     assert result["left_out"] == []
     assert result["saved"]["graphs"] == 1
     assert result["saved"]["libraries"] > 0
@@ -268,6 +274,35 @@ runner = config.env_runner_cls(config=config, worker_index=0)
 assert runner.tell_active()["settings"]["forward_exploration"]["graphs"] == 1
 print(counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_cache_miss"])
 """
+
+
+@pytest.mark.slow
+def test_a_learner_finds_what_was_saved_of_whole_updates(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    from autocompile.rllib import tuned
+    from autocompile.runtime.observations import module_spec, take_spaces
+    from autocompile.trial.learner import Updates, minibatch
+
+    (tmp_path / "rl_target.py").write_text(RL_TARGET)
+    target = f"{tmp_path}/rl_target.py:config"
+    made = settings(target=target, learner_update=CompileConfig(optimizer="fused"))
+    result = saved(made, tmp_path)
+    assert result["left_out"] == []
+    assert result["saved"]["graphs"] == 2  # forward and backward
+    defined: dict[str, Any] = {}
+    exec(RL_TARGET, defined)
+    config = defined["config"]
+    take_spaces(config)
+    module = module_spec(config).build()
+    with fresh_cache():
+        torch._dynamo.reset()
+        counters.clear()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", "the compiled code")
+            updates = Updates(tuned(config, file_of(made, tmp_path)), module)
+            updates.update(minibatch(config, module, 4))
+    found = counters["inductor"]
+    assert (found["fxgraph_cache_hit"], found["fxgraph_cache_miss"]) == (2, 0), found
 
 
 @pytest.mark.slow
