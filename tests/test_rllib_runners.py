@@ -209,6 +209,13 @@ def test_a_runner_or_learner_that_does_not_answer_is_a_problem(
         algorithm.config.callbacks_on_train_result[-1](algorithm=algorithm, result={})
 
 
+def test_random_numbers_of_other_gpus_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda *_: pytest.fail("CUDA was started"))
+    module = module_spec(ppo(), inference_only=True).build()
+    assert "warmup_s" in warm_up(module, "forward_exploration", 2, AOT)
+
+
 def test_rows_that_a_backend_refuses_later_are_computed_in_eager_mode() -> None:
     def refusing(graph: Any, inputs: Any) -> Any:
         if inputs[-1].shape[0] == 3:

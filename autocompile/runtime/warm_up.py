@@ -46,7 +46,10 @@ def warm_up(
     numbers = np.random.get_state()
     began, hits = time.monotonic(), _cache_hits()
     try:
-        with torch.random.fork_rng(), _first_of_its_kind(_key(module, phase, count, config)):
+        # Of this device only: to look at the others' numbers would start CUDA on each of them.
+        devices = [device] if device.type == "cuda" else []
+        key = _key(module, phase, count, config)
+        with torch.random.fork_rng(devices), _first_of_its_kind(key):
             batch = made_up_batch(module, count, connectors())
             batch = torch.utils._pytree.tree_map(lambda t: t.to(device), batch)
             for steps in (2, 3):  # exploration gets the steps so far: one more is no new graph
