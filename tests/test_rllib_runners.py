@@ -8,12 +8,16 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 from torch._dynamo import register_backend
+from torch._inductor.runtime.cache_dir_utils import cache_dir
+from torch._inductor.utils import fresh_cache
 
 from autocompile.config import CompileConfig
 
@@ -27,6 +31,7 @@ from ray.rllib.utils.actor_manager import ResultOrError  # noqa: E402
 from rllib_algorithms import ALL, AOT, FUSED, ppo, settings  # noqa: E402
 
 from autocompile.rllib import NotInEffect, tuned  # noqa: E402
+from autocompile.runtime import warm_up as warm_up_module  # noqa: E402
 from autocompile.runtime.inplace import Compiled  # noqa: E402
 from autocompile.runtime.observations import module_spec  # noqa: E402
 from autocompile.runtime.warm_up import warm_up  # noqa: E402
@@ -214,6 +219,18 @@ def test_random_numbers_of_other_gpus_are_not_looked_at(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda *_: pytest.fail("CUDA was started"))
     module = module_spec(ppo(), inference_only=True).build()
     assert "warmup_s" in warm_up(module, "forward_exploration", 2, AOT)
+
+
+def test_a_process_that_hangs_while_it_compiles_stops_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(warm_up_module, "_WAIT_S", 0.1)
+    with (
+        fresh_cache(),
+        FileLock(Path(cache_dir()) / "autocompile-same.lock"),
+        warm_up_module._first_of_its_kind("same"),
+    ):
+        pass
 
 
 def test_rows_that_a_backend_refuses_later_are_computed_in_eager_mode() -> None:
