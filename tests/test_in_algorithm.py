@@ -13,6 +13,7 @@ import torch
 
 from autocompile.config import CompileConfig
 from autocompile.errors import TargetError
+from autocompile.estimate.intervals import over_sets
 from autocompile.in_algorithm import figures
 
 pytest.importorskip("ray")
@@ -54,6 +55,10 @@ def test_figures_are_rates_of_pairs() -> None:
     assert found["update_s"]["tuned"]["value"] == pytest.approx(0.1)
     assert found["forward_share"]["untouched"]["value"] == pytest.approx(0.5)
     assert "gain" not in found["forward_share"]
+    # Rounds that agree say nothing of other processes.
+    usual = over_sets([0.0])
+    gain = found["steps_per_s"]["gain"]
+    assert gain["low"] <= 2 * usual.low and gain["high"] >= 2 * usual.high
     rounds[0]["tuned"] |= {"updates": 0, "update_s": 0.0}  # a turn without an update has no time
     assert "update_s" in figures(rounds) and "update_s" not in figures(rounds[:1])
 
