@@ -166,6 +166,32 @@ def test_a_cache_that_is_missing_changed_or_no_file_of_ours_is_not_used(tmp_path
         autocompile.apply(net(), file_of(made, tmp_path / "missing"))
 
 
+@pytest.mark.parametrize("missing", ["file", "sha256"])
+def test_settings_that_say_too_little_of_their_cache_are_used_without_it(
+    missing: str, tmp_path: Path
+) -> None:
+    cache_of(tmp_path)
+    path = file_of(settings(forward=CompileConfig("aot_eager")), tmp_path)
+    data = json.loads(path.read_text("utf-8"))
+    del data["cache"][missing]
+    path.write_text(json.dumps(data), "utf-8")
+    with pytest.warns(UserWarning, match="do not hold both its name"):
+        autocompile.apply(net(), path)
+
+
+def test_a_cache_of_other_threads_is_used_once_the_process_has_them(tmp_path: Path) -> None:
+    usual = torch.get_num_threads()
+    cache_of(tmp_path, threads=[usual + 1])
+    made = Tuned.read(file_of(settings(forward=CompileConfig("aot_eager")), tmp_path))
+    with pytest.warns(UserWarning, match="threads, here"):
+        assert not warm_start.load(made, CPU)
+    torch.set_num_threads(usual + 1)
+    try:
+        assert warm_start.load(made, CPU)
+    finally:
+        torch.set_num_threads(usual)
+
+
 def test_a_file_of_settings_without_a_cache_loads_nothing(tmp_path: Path) -> None:
     made = settings(forward=CompileConfig("aot_eager"))
     assert "cache" not in made.to_dict()
