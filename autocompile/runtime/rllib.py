@@ -62,7 +62,8 @@ def tuned(config: Any, settings: Any, *, strict: bool = True) -> Any:
         UserWarning: the configuration sets ray's own ``torch_compile_*``, which are turned off.
     """
     found = Tuned.read(settings)
-    if not {*RL_PHASES, "optimizer_step", "learner_update"} & set(found.phases):
+    used = [p for p in (*RL_PHASES, "optimizer_step", "learner_update") if p in found.phases]
+    if not used:
         raise UsageError(f"the settings are about no RLModule: {', '.join(found.phases)}")
     if not (config.enable_rl_module_and_learner and config.enable_env_runner_and_connector_v2):
         raise UsageError(
@@ -70,8 +71,8 @@ def tuned(config: Any, settings: Any, *, strict: bool = True) -> Any:
             hint="config.api_stack(enable_rl_module_and_learner=True, "
             "enable_env_runner_and_connector_v2=True)",
         )
-    for phase, choices in found.phases.items():
-        for choice in choices:
+    for phase in used:
+        for choice in found.phases[phase]:
             demand_this_interpreter(found, phase, choice)
     config = config.copy(copy_frozen=False)
     runner = config.env_runner_cls or default_runner(config)
