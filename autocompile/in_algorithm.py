@@ -30,7 +30,7 @@ def compare_in_algorithm(
         target: names an AlgorithmConfig with an environment.
         settings: to be compared with none.
         budget_s: of the whole comparison, building and compiling included.
-        timeout_s: by how much a step may take longer than that.
+        timeout_s: added to the budget, before a step that hangs is ended.
 
     Returns:
         ``target``, ``figures``, ``notes``, and what the child has measured: ``rounds``, ``active``.

@@ -9,7 +9,7 @@ from typing import Any
 __all__ = ["NotInEffect", "Tell"]
 
 _ANSWER_S = 30.0  # how long a runner or learner may take to say what it uses
-_AGAIN_S = 10.0  # nobody is asked more often, unless one has gone or come
+_AGAIN_S = 10.0  # no runner is asked more often, unless one has died or started
 
 
 class NotInEffect(RuntimeError):
@@ -19,7 +19,8 @@ class NotInEffect(RuntimeError):
 class Tell:
     """A callback of RLlib's, ``on_train_result``: puts what is active into each result.
 
-    Of an asynchronous algorithm it has to wait for who samples, so that it asks now and then only.
+    In an asynchronous algorithm a runner answers only between two samples. Waiting for that takes
+    time, so runners are asked every ten seconds at most.
     """
 
     def __init__(self, strict: bool) -> None:

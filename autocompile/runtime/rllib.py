@@ -262,7 +262,10 @@ class _TunedLearner(_Tuned):
             super().apply_gradients(*args, **kwargs)  # type: ignore[misc]
 
     def _get_optimizer_state(self) -> Any:
-        """What an untuned algorithm can go on with: numbers, and no implementation of ours."""
+        """The state without the implementation that the settings chose.
+
+        So an untuned algorithm can load it.
+        """
         state = super()._get_optimizer_state()  # type: ignore[misc]
         learner: Any = self
         for name, saved in state.items():
@@ -281,7 +284,7 @@ class _TunedLearner(_Tuned):
 
     @staticmethod
     def _set_optimizer_lr(optimizer: torch.optim.Optimizer, lr: Any) -> None:
-        """As RLlib's, where a rate that is a tensor stays one, and another does not become one."""
+        """Set the rate as RLlib does, but a tensor stays a tensor and a number stays a number."""
         for group in optimizer.param_groups:
             if isinstance(group["lr"], torch.Tensor):
                 group["lr"].fill_(float(lr))
