@@ -7,7 +7,7 @@ from typing import Any
 
 from autocompile.diagnose import bench
 from autocompile.errors import TargetError
-from autocompile.estimate.intervals import signed_rank_interval, speedup
+from autocompile.estimate.intervals import Interval, over_sets, signed_rank_interval, speedup
 from autocompile.execute.executor import Ending
 from autocompile.record import Outcome
 from autocompile.report.live import SilentProgress
@@ -30,7 +30,7 @@ def compare_in_algorithm(
         target: names an AlgorithmConfig with an environment.
         settings: to be compared with none.
         budget_s: of the whole comparison, building and compiling included.
-        timeout_s: by how much a step may take longer than that.
+        timeout_s: added to the budget, before a step that hangs is ended.
 
     Returns:
         ``target``, ``figures``, ``notes``, and what the child has measured: ``rounds``, ``active``.
@@ -55,7 +55,9 @@ def compare_in_algorithm(
 
 
 def figures(rounds: Sequence[Mapping[str, Any]], runners: int = 1) -> dict[str, Any]:
-    """Estimates with 95 % intervals from rounds, paired by round.
+    """Estimates with 95 % intervals from the rounds of one process, paired by round.
+
+    That of a gain counts too how far fresh processes usually are apart; those of a side do not.
 
     Args:
         rounds: of :func:`autocompile.trial.in_algorithm.compare`.
@@ -88,9 +90,19 @@ def figures(rounds: Sequence[Mapping[str, Any]], runners: int = 1) -> dict[str, 
         }
         if more_is_better is not None:
             pair = (tuned, plain) if more_is_better else (plain, tuned)
-            row["gain"] = speedup(*pair).to_dict()
+            row["gain"] = _gain(*pair).to_dict()
         found[name] = row
     return found
+
+
+def _gain(slow: Sequence[float], fast: Sequence[float]) -> Interval:
+    """As uncertain as one process is, or as its own rounds are."""
+    inside, outside = speedup(slow, fast), over_sets([0.0])
+    return Interval(
+        inside.value,
+        min(inside.low, inside.value * outside.low),
+        max(inside.high, inside.value * outside.high),
+    )
 
 
 def _notes(made: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from autocompile.config import CompileConfig
 from autocompile.errors import TargetError
+from autocompile.estimate.intervals import over_sets
 from autocompile.in_algorithm import figures
 
 pytest.importorskip("ray")
+from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from rllib_algorithms import ALL, ppo, settings
 
 from autocompile.rllib import NotInEffect
@@ -51,13 +55,19 @@ def test_figures_are_rates_of_pairs() -> None:
     assert found["update_s"]["tuned"]["value"] == pytest.approx(0.1)
     assert found["forward_share"]["untouched"]["value"] == pytest.approx(0.5)
     assert "gain" not in found["forward_share"]
+    # Rounds that agree say nothing of other processes.
+    usual = over_sets([0.0])
+    gain = found["steps_per_s"]["gain"]
+    assert gain["low"] <= 2 * usual.low and gain["high"] >= 2 * usual.high
     rounds[0]["tuned"] |= {"updates": 0, "update_s": 0.0}  # a turn without an update has no time
     assert "update_s" in figures(rounds) and "update_s" not in figures(rounds[:1])
 
 
 @pytest.mark.usefixtures("_ray", "_dynamo_as_it_was")
 def test_both_sides_take_turns_and_one_uses_the_settings() -> None:
-    found = compare(ppo(), ALL, deadline=0.0)
+    # With evaluation by runners for which ray has no room: none of them is made.
+    config = ppo().evaluation(evaluation_interval=1, evaluation_num_env_runners=9)
+    found = compare(config, ALL, deadline=0.0)
     assert len(found["rounds"]) == 2 and found["runners"] == 1
     orders = [list(turns) for turns in found["rounds"][:2]]
     assert orders[0] == orders[1][::-1]
@@ -71,9 +81,30 @@ def test_both_sides_take_turns_and_one_uses_the_settings() -> None:
 
 
 @pytest.mark.usefixtures("_ray", "_dynamo_as_it_was")
+def test_the_untouched_side_keeps_the_threads_of_the_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    usual, seen = torch.get_num_threads(), defaultdict(set)
+    sample = SingleAgentEnvRunner.sample
+
+    def noting(runner: Any, **kwargs: Any) -> Any:
+        seen[hasattr(runner, "tuned")].add(torch.get_num_threads())
+        return sample(runner, **kwargs)
+
+    monkeypatch.setattr(SingleAgentEnvRunner, "sample", noting)
+    more = settings(forward_exploration=CompileConfig("eager", threads=usual + 1))
+    compare(ppo(), more, deadline=0.0)
+    assert seen == {False: {usual}, True: {usual + 1}}
+
+
+@pytest.mark.usefixtures("_ray", "_dynamo_as_it_was")
 def test_what_is_not_in_effect_or_cannot_run_is_an_error() -> None:
     with pytest.raises(TargetError, match="has no environment"):
         compare(ppo().environment(env=None), ALL, 0.0)
+    with pytest.raises(TargetError, match="need 2 GPUs, and ray has 0"):
+        compare(ppo().learners(num_learners=1, num_gpus_per_learner=1), ALL, 0.0)
+    with pytest.raises(TargetError, match="need 6 CPUs, and ray has 4"):
+        compare(ppo().learners(num_learners=1, num_cpus_per_learner=3), ALL, 0.0)
     broken = settings(forward_exploration=CompileConfig("no_such_backend"))
     with pytest.raises(NotInEffect, match="no_such_backend failed"):
         compare(ppo(), broken, 0.0)

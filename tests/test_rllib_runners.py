@@ -8,11 +8,16 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
+from torch._dynamo import register_backend
+from torch._inductor.runtime.cache_dir_utils import cache_dir
+from torch._inductor.utils import fresh_cache
 
 from autocompile.config import CompileConfig
 
@@ -22,9 +27,12 @@ from ray.rllib.algorithms.impala import IMPALAConfig  # noqa: E402
 from ray.rllib.algorithms.ppo.torch import default_ppo_torch_rl_module  # noqa: E402
 from ray.rllib.connectors.connector_v2 import ConnectorV2  # noqa: E402
 from ray.rllib.core.rl_module import RLModuleSpec  # noqa: E402
-from rllib_algorithms import ALL, AOT, ppo, settings  # noqa: E402
+from ray.rllib.utils.actor_manager import ResultOrError  # noqa: E402
+from rllib_algorithms import ALL, AOT, FUSED, ppo, settings  # noqa: E402
 
 from autocompile.rllib import NotInEffect, tuned  # noqa: E402
+from autocompile.runtime import warm_up as warm_up_module  # noqa: E402
+from autocompile.runtime.inplace import Compiled  # noqa: E402
 from autocompile.runtime.observations import module_spec  # noqa: E402
 from autocompile.runtime.warm_up import warm_up  # noqa: E402
 
@@ -188,6 +196,56 @@ def test_what_cannot_be_warmed_up_says_why_and_compiles_later() -> None:
 
     found = warm_up(module, "forward_exploration", 2, AOT, failing)
     assert "a column of the real environment" in found["not_warmed_up"]
+
+
+def test_a_runner_or_learner_that_does_not_answer_is_a_problem(
+    built: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    algorithm = built(tuned(ppo(), settings(optimizer_step=FUSED), strict=False))
+    group = algorithm.env_runner_group
+    # As of two remote runners, of which ray gives no answer in time.
+    monkeypatch.setattr(group, "num_healthy_env_runners", lambda: 3)
+    monkeypatch.setattr(
+        algorithm.learner_group,
+        "foreach_learner",
+        lambda *_, **__: [ResultOrError(error=OSError())],
+    )
+    with pytest.warns(UserWarning, match="2 of 3 env runners did not answer; 1 of 1 learners did"):
+        algorithm.config.callbacks_on_train_result[-1](algorithm=algorithm, result={})
+
+
+def test_random_numbers_of_other_gpus_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda *_: pytest.fail("CUDA was started"))
+    module = module_spec(ppo(), inference_only=True).build()
+    assert "warmup_s" in warm_up(module, "forward_exploration", 2, AOT)
+
+
+def test_a_process_that_hangs_while_it_compiles_stops_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(warm_up_module, "_WAIT_S", 0.1)
+    with (
+        fresh_cache(),
+        FileLock(Path(cache_dir()) / "autocompile-same.lock"),
+        warm_up_module._first_of_its_kind("same"),
+    ):
+        pass
+
+
+def test_rows_that_a_backend_refuses_later_are_computed_in_eager_mode() -> None:
+    def refusing(graph: Any, inputs: Any) -> Any:
+        if inputs[-1].shape[0] == 3:
+            raise RuntimeError("no 3 rows")
+        return graph
+
+    register_backend(refusing, "refusing")
+    torch._dynamo.reset()
+    config = CompileConfig("refusing", dynamic=False)
+    double = Compiled(lambda x: x * 2, config, or_eager=True)
+    for rows in (2, 3, 4):
+        assert torch.equal(double(torch.ones(rows)), torch.full((rows,), 2.0))
+    assert double.failed.startswith("BackendCompilerFailed") and double.graphs == 1
 
 
 @pytest.mark.slow

@@ -133,20 +133,31 @@ def test_a_backend_that_captures_nothing_is_no_success(built: Callable[[Any], An
             algorithm.train()
 
 
-def test_threads_of_a_setting_are_those_that_run(built: Callable[[Any], Any]) -> None:
+def test_each_phase_of_a_process_runs_on_its_own_threads(built: Callable[[Any], Any]) -> None:
     usual = torch.get_num_threads()
-    try:
-        algorithm = built(
-            tuned(ppo(), settings(forward_exploration=CompileConfig("eager", threads=usual + 1)))
-        )
-        (runner,) = algorithm.train()["autocompile"]["env_runners"]
-        assert runner["threads"] == usual + 1
-        torch.set_num_threads(usual)
-        algorithm.config.callbacks_on_train_result[-1]._asked_s = 0.0
-        with pytest.raises(NotInEffect, match=f"{usual} threads, and not {usual + 1}"):
-            algorithm.train()
-    finally:
-        torch.set_num_threads(usual)
+    phases = settings(
+        forward_exploration=CompileConfig("aot_eager", threads=usual + 1),
+        forward_train=CompileConfig("aot_eager", threads=usual + 2, precision="high"),
+        optimizer_step=FUSED,
+    )
+    algorithm = built(tuned(ppo(), phases))
+    algorithm.train()
+    found = algorithm.train()["autocompile"]
+    (runner,), (learner,) = found["env_runners"], found["learners"]
+    explored = runner["settings"]["forward_exploration"]
+    assert (explored["threads"], explored["graphs"], explored["recompiles"]) == (usual + 1, 1, 0)
+    ran = {name.rpartition(".")[2]: one["threads"] for name, one in learner["settings"].items()}
+    assert ran == {"forward_train": usual + 2, "optimizer_step": usual}
+    assert torch.get_num_threads() == usual
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_other_threads_than_those_of_the_setting_are_told(built: Callable[[Any], Any]) -> None:
+    usual = torch.get_num_threads()
+    config = ppo().callbacks(on_episode_step=lambda **_: torch.set_num_threads(usual))
+    more = settings(forward_exploration=CompileConfig("eager", threads=usual + 1))
+    with pytest.raises(NotInEffect, match=f"{usual} threads, and not {usual + 1}"):
+        built(tuned(config, more)).train()
 
 
 def test_numbers_of_64_bits_are_seen_as_rllib_sees_them(built: Callable[[Any], Any]) -> None:
@@ -261,6 +272,10 @@ def test_several_agents_have_each_module_compiled(built: Callable[[Any], Any]) -
 def test_what_cannot_be_tuned_is_refused_in_words() -> None:
     with pytest.raises(UsageError, match="about no RLModule: forward"):
         tuned(ppo(), settings(forward=AOT))
+    elsewhere = CompileConfig(environment="other")
+    with pytest.raises(UsageError, match="one of the interpreter other"):
+        tuned(ppo(), settings(forward_exploration=elsewhere))
+    tuned(ppo(), settings(forward_exploration=AOT, train_step=elsewhere))  # RLlib has none
     old = ppo().api_stack(
         enable_rl_module_and_learner=False, enable_env_runner_and_connector_v2=False
     )

@@ -79,11 +79,8 @@ def cache_of(folder: Path, **changes: Any) -> None:
         file.writestr("artifacts", b"")
 
 
-def test_what_one_process_has_compiled_another_finds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "model.py").write_text(MODEL)
-    made = settings(target=tmp_path / "model.py", forward=CompileConfig())
+def saved(made: Tuned, folder: Path) -> dict[str, Any]:
+    """What ``save`` says of a cache that it has written there."""
     request = {
         "kind": "save",
         "target": made.target,
@@ -91,7 +88,7 @@ def test_what_one_process_has_compiled_another_finds(
         "seed": 0,
         "zygote": False,
         "settings": made.to_dict(),
-        "file": str(tmp_path / "tuned.cache"),
+        "file": str(folder / "tuned.cache"),
     }
     result: dict[str, Any] = {}
     path = list(sys.path)
@@ -99,6 +96,15 @@ def test_what_one_process_has_compiled_another_finds(
     with fresh_cache():
         save(request, Channel(os.open(os.devnull, os.O_WRONLY), ""), result)
     sys.path[:] = path
+    return result
+
+
+def test_what_one_process_has_compiled_another_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model.py").write_text(MODEL)
+    made = settings(target=tmp_path / "model.py", forward=CompileConfig())
+    result = saved(made, tmp_path)
     assert result["left_out"] == []
     assert result["saved"]["graphs"] == 1
     assert result["saved"]["libraries"] > 0
@@ -158,6 +164,32 @@ def test_a_cache_that_is_missing_changed_or_no_file_of_ours_is_not_used(tmp_path
         autocompile.apply(net(), file_of(made, tmp_path / "none"))
     with pytest.warns(UserWarning, match="No such file"):
         autocompile.apply(net(), file_of(made, tmp_path / "missing"))
+
+
+@pytest.mark.parametrize("missing", ["file", "sha256"])
+def test_settings_that_say_too_little_of_their_cache_are_used_without_it(
+    missing: str, tmp_path: Path
+) -> None:
+    cache_of(tmp_path)
+    path = file_of(settings(forward=CompileConfig("aot_eager")), tmp_path)
+    data = json.loads(path.read_text("utf-8"))
+    del data["cache"][missing]
+    path.write_text(json.dumps(data), "utf-8")
+    with pytest.warns(UserWarning, match="do not hold both its name"):
+        autocompile.apply(net(), path)
+
+
+def test_a_cache_of_other_threads_is_used_once_the_process_has_them(tmp_path: Path) -> None:
+    usual = torch.get_num_threads()
+    cache_of(tmp_path, threads=[usual + 1])
+    made = Tuned.read(file_of(settings(forward=CompileConfig("aot_eager")), tmp_path))
+    with pytest.warns(UserWarning, match="threads, here"):
+        assert not warm_start.load(made, CPU)
+    torch.set_num_threads(usual + 1)
+    try:
+        assert warm_start.load(made, CPU)
+    finally:
+        torch.set_num_threads(usual)
 
 
 def test_a_file_of_settings_without_a_cache_loads_nothing(tmp_path: Path) -> None:
@@ -268,6 +300,35 @@ runner = config.env_runner_cls(config=config, worker_index=0)
 assert runner.tell_active()["settings"]["forward_exploration"]["graphs"] == 1
 print(counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_cache_miss"])
 """
+
+
+@pytest.mark.slow
+def test_a_learner_finds_what_was_saved_of_whole_updates(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    from autocompile.rllib import tuned
+    from autocompile.runtime.observations import module_spec, take_spaces
+    from autocompile.trial.learner import Updates, minibatch
+
+    (tmp_path / "rl_target.py").write_text(RL_TARGET)
+    target = f"{tmp_path}/rl_target.py:config"
+    made = settings(target=target, learner_update=CompileConfig(optimizer="fused"))
+    result = saved(made, tmp_path)
+    assert result["left_out"] == []
+    assert result["saved"]["graphs"] == 2  # forward and backward
+    defined: dict[str, Any] = {}
+    exec(RL_TARGET, defined)
+    config = defined["config"]
+    take_spaces(config)
+    module = module_spec(config).build()
+    with fresh_cache():
+        torch._dynamo.reset()
+        counters.clear()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", "the compiled code")
+            updates = Updates(tuned(config, file_of(made, tmp_path)), module)
+            updates.update(minibatch(config, module, 4))
+    found = counters["inductor"]
+    assert (found["fxgraph_cache_hit"], found["fxgraph_cache_miss"]) == (2, 0), found
 
 
 @pytest.mark.slow

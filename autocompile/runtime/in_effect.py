@@ -9,7 +9,7 @@ from typing import Any
 __all__ = ["NotInEffect", "Tell"]
 
 _ANSWER_S = 30.0  # how long a runner or learner may take to say what it uses
-_AGAIN_S = 10.0  # nobody is asked more often, unless one has gone or come
+_AGAIN_S = 10.0  # no runner is asked more often, unless one has died or started
 
 
 class NotInEffect(RuntimeError):
@@ -19,7 +19,8 @@ class NotInEffect(RuntimeError):
 class Tell:
     """A callback of RLlib's, ``on_train_result``: puts what is active into each result.
 
-    Of an asynchronous algorithm it has to wait for who samples, so that it asks now and then only.
+    In an asynchronous algorithm a runner answers only between two samples. Waiting for that takes
+    time, so runners are asked every ten seconds at most.
     """
 
     def __init__(self, strict: bool) -> None:
@@ -59,10 +60,21 @@ def _ask(groups: dict[str, Any], learners: Any) -> dict[str, list[dict[str, Any]
     for name, group in groups.items():
         if group is not None:
             found = group.foreach_env_runner(_active_in_runner, timeout_seconds=_ANSWER_S)
-            told[name] = [one for one in found if one]
+            # Counted afterwards: one that has died meanwhile is known to ray, and comes back.
+            missing = _missing(group.num_healthy_env_runners(), found, name)
+            told[name] = [one for one in found if one] + missing
     answers = learners.foreach_learner(_active_in_learner, timeout_seconds=_ANSWER_S)
-    told["learners"] = [answer.get() for answer in answers if answer.ok]
+    said = [answer.get() for answer in answers if answer.ok]
+    told["learners"] = said + _missing(max(1, len(learners)), said, "learners")
     return told
+
+
+def _missing(expected: int, answers: list[Any], name: str) -> list[dict[str, Any]]:
+    """What stands in a result for those who did not answer."""
+    if len(answers) >= expected:
+        return []
+    silent = f"{expected - len(answers)} of {expected} {name.replace('_', ' ')} did not answer"
+    return [{"settings": {}, "problems": [silent]}]
 
 
 def _active_in_runner(runner: Any) -> dict[str, Any] | None:

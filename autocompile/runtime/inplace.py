@@ -38,7 +38,7 @@ class Compiled:
         grad: whether gradients are recorded. Where they are not, callers of an RLModule leave it to
             its method to say so; but a backend is asked in the mode of the caller, and may then
             refuse, or compile a backward.
-        or_eager: where the first call fails and the function itself does not, go on with that.
+        or_eager: where a call fails and the function itself does not, go on with that.
 
     Attributes:
         calls: so far.
@@ -70,30 +70,34 @@ class Compiled:
             with self._lock:  # one thread compiles, the others wait for what it makes
                 if not self.calls:
                     before = _captured()
-                    result = self._first(*args, **kwargs)
+                    result = self._tried(self._first, *args, **kwargs)
                     self.graphs = _captured() - before
                     self.calls = 1
                     return result
         before = _captured()
-        result = self._compiled(*args, **kwargs)
+        result = self._tried(self._compiled, *args, **kwargs)
         self.later_graphs += _captured() - before
         self.calls += 1
         return result
 
-    def _first(self, *args: Any, **kwargs: Any) -> Any:
+    def _tried(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         try:
-            own = with_own_code(self.function, "tuned")
-            compiled = compile_function(own, self._config, self._model)
-            compiled = compiled if self._grad else torch.no_grad()(compiled)
-            with warm_start.as_saved():
-                result = compiled(*args, **kwargs)
+            return call(*args, **kwargs)
         except Exception as error:
-            if not self._or_eager:
+            if not self._or_eager or self.failed:
                 raise
             result = self.function(*args, **kwargs)  # a mistake of the caller's is raised again
             first = str(error).strip().partition("\n")[0]
             self.failed = f"{type(error).__name__}: {first}"
-            compiled = self.function
+            self._compiled = self.function
+            return result
+
+    def _first(self, *args: Any, **kwargs: Any) -> Any:
+        own = with_own_code(self.function, "tuned")
+        compiled = compile_function(own, self._config, self._model)
+        compiled = compiled if self._grad else torch.no_grad()(compiled)
+        with warm_start.as_saved():
+            result = compiled(*args, **kwargs)
         self._compiled = compiled
         return result
 

@@ -7,6 +7,7 @@ runner and learner are extended: ray builds them in every process, and again aft
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import warnings
 from collections.abc import Iterator
@@ -61,7 +62,8 @@ def tuned(config: Any, settings: Any, *, strict: bool = True) -> Any:
         UserWarning: the configuration sets ray's own ``torch_compile_*``, which are turned off.
     """
     found = Tuned.read(settings)
-    if not {*RL_PHASES, "optimizer_step", "learner_update"} & set(found.phases):
+    used = [p for p in (*RL_PHASES, "optimizer_step", "learner_update") if p in found.phases]
+    if not used:
         raise UsageError(f"the settings are about no RLModule: {', '.join(found.phases)}")
     if not (config.enable_rl_module_and_learner and config.enable_env_runner_and_connector_v2):
         raise UsageError(
@@ -69,8 +71,8 @@ def tuned(config: Any, settings: Any, *, strict: bool = True) -> Any:
             hint="config.api_stack(enable_rl_module_and_learner=True, "
             "enable_env_runner_and_connector_v2=True)",
         )
-    for phase, choices in found.phases.items():
-        for choice in choices:
+    for phase in used:
+        for choice in found.phases[phase]:
             demand_this_interpreter(found, phase, choice)
     config = config.copy(copy_frozen=False)
     runner = config.env_runner_cls or default_runner(config)
@@ -123,14 +125,40 @@ class _Tuned:
 
     tuned: ClassVar[Tuned]
     active: dict[str, tuple[Choice, Compiled | None, dict[str, Any]]]
+    ran: dict[str, tuple[int, str]]  # threads and precision of the last call, by phase
 
     def use(self, key: str, choice: Choice, compiled: Compiled | None, **facts: Any) -> None:
-        """Set what torch has one of in a process, and remember what was applied."""
+        """Remember what was applied."""
         warm_start.load(self.tuned, self._device)  # type: ignore[attr-defined]
-        if choice.config.threads is not None:
-            set_threads(choice.config.threads)
-        set_precision(choice.config.precision)
         self.active[key] = choice, compiled, facts
+
+    @contextlib.contextmanager
+    def as_measured(self, phase: str, choice: Choice | None, usual: int = 0) -> Iterator[int]:
+        """Run with the threads and the precision of a choice; afterwards set them back.
+
+        A process may hold a runner and a learner, or several algorithms, each with its own.
+
+        Args:
+            phase: that runs.
+            choice: for the phase; None changes nothing.
+            usual: threads of a choice without a number; those of the process if left out.
+
+        Yields:
+            The number of threads that the process had before.
+        """
+        threads = torch.get_num_threads()
+        if choice is None:
+            yield threads
+            return
+        precision = _precision(choice)
+        set_threads(choice.config.threads or usual or threads)
+        set_precision(choice.config.precision)
+        try:
+            yield threads
+            self.ran[phase] = torch.get_num_threads(), _precision(choice)
+        finally:
+            set_threads(threads)
+            set_precision(precision)
 
     def tell_active(self) -> dict[str, Any]:
         """What is active here, for the result of ``train()``; what is not, under ``problems``."""
@@ -146,15 +174,17 @@ class _Tuned:
                     problems.append(f"{key}: {label} failed: {compiled.failed}")
                 elif compiled.calls and not compiled.graphs and not choice.config.is_eager:
                     problems.append(f"{key}: {label} has captured no graph")
+            if not (ran := self.ran.get(key.rpartition(".")[2])):
+                continue
+            told[key]["threads"] = ran[0]
             threads, precision = choice.config.threads, choice.config.precision
-            if threads not in (None, torch.get_num_threads()):
-                problems.append(f"{key}: {torch.get_num_threads()} threads, and not {threads}")
-            if precision not in ("default", torch.get_float32_matmul_precision()):
+            if threads not in (None, ran[0]):
+                problems.append(f"{key}: {ran[0]} threads, and not {threads}")
+            if precision != ran[1]:
                 problems.append(f"{key}: another precision than {precision}")
         here = describe(self._device)  # type: ignore[attr-defined]
         return {
             "settings": told,
-            "threads": torch.get_num_threads(),
             "measured_elsewhere": self.tuned.differences(here),
             "problems": problems,
         }
@@ -163,11 +193,13 @@ class _Tuned:
 class _TunedRunner(_Tuned):
     """Of an env runner: the phase that it samples with."""
 
+    sampling: tuple[str, Choice | None] = "", None
+
     def make_module(self) -> None:
         """Make the module, and have it use the settings for this number of environments."""
         super().make_module()  # type: ignore[misc]
         runner: Any = self
-        self.active = {}
+        self.active, self.ran = {}, {}
         if runner.module is None or runner.env is None:  # it does not sample
             return
         phase = "forward_exploration" if runner.config.explore else "forward_inference"
@@ -177,24 +209,33 @@ class _TunedRunner(_Tuned):
         choice = choice or self.tuned.at("forward_exploration", runner.num_envs)
         if choice is None:
             return
+        self.sampling = phase, choice
         for name, module in _modules(runner.module):
             compiled = apply_to_phase(module, phase, choice.config, or_eager=True)
             self.use(f"{name}.{phase}".strip("."), choice, compiled)
             # Of several agents, how many rows a module gets is known at the first step.
             if compiled is not None and not isinstance(runner.module, MultiRLModule):
                 own = functools.partial(connectors_of, runner.config, runner.env)
-                warmed = warm_up(module, phase, runner.num_envs, choice.config, own)
+                with self.as_measured(phase, choice):
+                    warmed = warm_up(module, phase, runner.num_envs, choice.config, own)
                 self.active[phase][2].update(warmed)
                 compiled.graphs += compiled.later_graphs
                 compiled.later_graphs = 0
+
+    def sample(self, **kwargs: Any) -> Any:
+        """Sample, with the threads and the precision of the setting."""
+        with self.as_measured(*self.sampling):
+            return super().sample(**kwargs)  # type: ignore[misc]
 
 
 class _TunedLearner(_Tuned):
     """Of a learner: what was measured of training, for each module and each optimizer."""
 
+    usual = 0  # threads of the process while an update runs on others
+
     def _make_modules_ddp_if_necessary(self) -> None:
         learner: Any = self
-        self.active = {}
+        self.active, self.ran = {}, {}
         for name, module in _modules(learner.module):
             self._tune(name, module)
         self._tune_optimizers()
@@ -208,8 +249,23 @@ class _TunedLearner(_Tuned):
         self._tune_optimizers()
         return added
 
+    def _update(self, *args: Any, **kwargs: Any) -> Any:
+        # The backward pass counts as a part of forward_train, as it does when that is measured.
+        forward, _ = self.tuned.of_learner(_rows(self.config))  # type: ignore[attr-defined]
+        with self.as_measured(*forward) as self.usual:
+            return super()._update(*args, **kwargs)  # type: ignore[misc]
+
+    def apply_gradients(self, *args: Any, **kwargs: Any) -> None:
+        """Step the optimizers, with the threads and the precision of their setting."""
+        _, step = self.tuned.of_learner(_rows(self.config))  # type: ignore[attr-defined]
+        with self.as_measured(*step, usual=self.usual):
+            super().apply_gradients(*args, **kwargs)  # type: ignore[misc]
+
     def _get_optimizer_state(self) -> Any:
-        """What an untuned algorithm can go on with: numbers, and no implementation of ours."""
+        """The state without the implementation that the settings chose.
+
+        So an untuned algorithm can load it.
+        """
         state = super()._get_optimizer_state()  # type: ignore[misc]
         learner: Any = self
         for name, saved in state.items():
@@ -228,7 +284,7 @@ class _TunedLearner(_Tuned):
 
     @staticmethod
     def _set_optimizer_lr(optimizer: torch.optim.Optimizer, lr: Any) -> None:
-        """As RLlib's, where a rate that is a tensor stays one, and another does not become one."""
+        """Set the rate as RLlib does, but a tensor stays a tensor and a number stays a number."""
         for group in optimizer.param_groups:
             if isinstance(group["lr"], torch.Tensor):
                 group["lr"].fill_(float(lr))
@@ -251,6 +307,12 @@ class _TunedLearner(_Tuned):
             for name, optimizer in learner._named_optimizers.items():
                 compiled = apply_to_optimizer(optimizer, choice.config, or_eager=True)
                 self.use(f"{name}.{phase}", choice, compiled)
+
+
+def _precision(choice: Choice) -> str:
+    """The one of the process; ``default`` where the choice leaves it."""
+    is_set = choice.config.precision != "default"
+    return torch.get_float32_matmul_precision() if is_set else "default"
 
 
 def _rows(config: Any) -> int:

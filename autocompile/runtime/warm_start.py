@@ -94,7 +94,9 @@ def save(path: Path, device: torch.device, threads: Sequence[int]) -> dict[str, 
 
 
 def load(settings: Tuned, device: torch.device) -> bool:
-    """Put what was saved with settings where torch looks for it, once in a process.
+    """Put what was saved with settings where torch looks for it.
+
+    Once in a process, and again after the number of threads has changed.
 
     Args:
         settings: from a file; without a cache beside it nothing is done.
@@ -109,12 +111,12 @@ def load(settings: Tuned, device: torch.device) -> bool:
     """
     if not (settings.cache and settings.folder):
         return False
-    path = os.path.join(settings.folder, os.path.basename(settings.cache["file"]))
-    return _load_once(path, settings.cache["sha256"], device)
+    path = os.path.join(settings.folder, os.path.basename(settings.cache.get("file", "")))
+    return _load_once(path, settings.cache.get("sha256", ""), device, torch.get_num_threads())
 
 
 @functools.cache
-def _load_once(path: str, sha256: str, device: torch.device) -> bool:
+def _load_once(path: str, sha256: str, device: torch.device, threads: int) -> bool:
     try:
         why_not = _load(path, sha256, device)
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
@@ -130,6 +132,8 @@ def _load_once(path: str, sha256: str, device: torch.device) -> bool:
 
 def _load(path: str, sha256: str, device: torch.device) -> str:
     """Why it cannot be used; empty if it is there now."""
+    if not (os.path.basename(path) and sha256):
+        return "the settings do not hold both its name (`file`) and its `sha256`"
     content = Path(path).read_bytes()
     if hashlib.sha256(content).hexdigest() != sha256:
         return "it is not the file that the settings were written with"

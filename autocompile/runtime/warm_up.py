@@ -12,13 +12,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from torch._dynamo.utils import counters
 
 from autocompile.config import CompileConfig
 from autocompile.runtime.observations import made_up_batch
 
 __all__ = ["compile_in_one_thread", "warm_up"]
+
+_WAIT_S = 60.0  # for another process that compiles the same
 
 
 def warm_up(
@@ -46,7 +48,10 @@ def warm_up(
     numbers = np.random.get_state()
     began, hits = time.monotonic(), _cache_hits()
     try:
-        with torch.random.fork_rng(), _first_of_its_kind(_key(module, phase, count, config)):
+        # Of this device only: to look at the others' numbers would start CUDA on each of them.
+        devices = [device] if device.type == "cuda" else []
+        key = _key(module, phase, count, config)
+        with torch.random.fork_rng(devices), _first_of_its_kind(key):
             batch = made_up_batch(module, count, connectors())
             batch = torch.utils._pytree.tree_map(lambda t: t.to(device), batch)
             for steps in (2, 3):  # exploration gets the steps so far: one more is no new graph
@@ -95,6 +100,11 @@ def _first_of_its_kind(key: str) -> Iterator[None]:
     if done.exists():
         yield
         return
-    with FileLock(done.with_suffix(".lock")):
+    lock = FileLock(done.with_suffix(".lock"))
+    with contextlib.suppress(Timeout):  # the other one hangs: compile beside it
+        lock.acquire(timeout=_WAIT_S)
+    try:
         yield
         done.touch()
+    finally:
+        lock.release()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -53,7 +54,8 @@ def compare(
         each side, and what is ``active`` in the tuned one.
 
     Raises:
-        TargetError: the configuration names no environment, or its algorithm samples nothing.
+        TargetError: the configuration names no environment, its algorithm samples nothing, or ray
+            has too few CPUs or GPUs for two of them.
         NotInEffect: as of :func:`autocompile.rllib.tuned`.
     """
     import ray
@@ -68,13 +70,20 @@ def compare(
     # Workers import what this process has found, the user's file among it.
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     own_ray = not ray.is_initialized()
+    needed = {name: 2 * count for name, count in _needed(config).items()}
     if own_ray:
-        actors = config.num_env_runners + config.num_learners
-        cpus = max(1, 2 * actors * int(max(1, config.num_cpus_per_env_runner)))
+        cpus = max(1, math.ceil(needed["CPU"]))
         ray.init("local", num_cpus=cpus, include_dashboard=False, log_to_driver=False)
     algorithms: dict[str, Any] = {}
     found: dict[str, Any] = {"warmup_s": {}, "warmup_iterations": {}, "rounds": []}
     try:
+        for name, count in needed.items():  # ray would wait for ever
+            if count > (there := ray.cluster_resources().get(name, 0)):
+                raise TargetError(
+                    f"the actors of two such algorithms need {count:g} {name}s, and ray has "
+                    f"{there:g}",
+                    hint="fewer env runners or learners, or fractions of a GPU for each",
+                )
         told(Step.COMPILE)
         for side, own in (("untouched", config), ("tuned", tuned(config, settings))):
             began = time.monotonic()
@@ -97,6 +106,20 @@ def compare(
             algorithm.stop()
         if own_ray:
             ray.shutdown()
+
+
+def _needed(config: Any) -> dict[str, float]:
+    """CPUs and GPUs that ray keeps for the actors of an algorithm."""
+    learners, gpus = config.num_learners, config.num_gpus_per_learner
+    cpus = config.num_cpus_per_learner
+    if cpus == "auto":
+        cpus = 0 if gpus else 1
+    aggregators = max(1, learners) * config.num_aggregator_actors_per_learner
+    runners = config.num_env_runners
+    return {
+        "CPU": runners * config.num_cpus_per_env_runner + learners * cpus + aggregators,
+        "GPU": runners * config.num_gpus_per_env_runner + learners * gpus,
+    }
 
 
 def _config_of(module: Any, spec: str) -> Any:
@@ -127,7 +150,7 @@ def _timed(config: Any) -> Any:
     learner = type(f"Timed{learner.__name__}", (_TimedLearner, learner), {"__module__": __name__})
     config.env_runners(env_runner_cls=runner)
     config._learner_class = learner
-    return config.evaluation(evaluation_interval=None)
+    return config.evaluation(evaluation_interval=None, evaluation_num_env_runners=0)
 
 
 class _TimedRunner:

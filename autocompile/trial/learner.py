@@ -54,7 +54,7 @@ class Updates:
         agents.add_module(DEFAULT_MODULE_ID, module)
         device = next(module.parameters()).device
         with (
-            _random_numbers_left_alone(),  # a config's seed would make all batches the same
+            _random_numbers_left_alone(device),  # a config's seed would make all batches the same
             # RLlib would ask ray which GPU it may have.
             mock.patch.object(torch_learner, "get_device", return_value=device),
             # IMPALA and APPO update in a thread that looks for work as long as it lives.
@@ -175,9 +175,10 @@ def _replayed(config: Any, module: Any, episodes: list[Any], count: int) -> list
 
 
 @contextlib.contextmanager
-def _random_numbers_left_alone() -> Iterator[None]:
+def _random_numbers_left_alone(device: torch.device) -> Iterator[None]:
     states = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng():
+    # Of this device only: to look at the others' numbers would start CUDA on each of them.
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
         yield
     random.setstate(states[0])
     np.random.set_state(states[1])

@@ -15,7 +15,8 @@ import torch
 from autocompile.record import Step
 from autocompile.runtime import warm_start
 from autocompile.runtime.apply import apply
-from autocompile.runtime.compiling import RL_PHASES
+from autocompile.runtime.compiling import RL_PHASES, set_precision, set_threads
+from autocompile.runtime.inplace import apply_to_update
 from autocompile.trial import telemetry
 from autocompile.trial.channel import Channel
 from autocompile.trial.phases import call_model
@@ -101,6 +102,14 @@ def _compile(target: Target, settings: Tuned, phase: str, choice: Choice, inputs
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
         apply(model, settings, phase, optimizer=optimizer)
         _repeat(optimizer.step)
+        return
+    if phase == "learner_update":
+        assert target.make_learner
+        updates = target.make_learner(model)
+        set_threads(choice.config.threads or torch.get_num_threads())
+        set_precision(choice.config.precision)
+        apply_to_update(model, updates.optimizers, choice.config)
+        _repeat(lambda: updates.update(inputs))
         return
     if phase == "forward":
         model.eval()
