@@ -32,6 +32,7 @@ from rllib_algorithms import ALL, AOT, FUSED, ppo, settings  # noqa: E402
 
 from autocompile.rllib import NotInEffect, tuned  # noqa: E402
 from autocompile.runtime import warm_up as warm_up_module  # noqa: E402
+from autocompile.runtime.in_effect import Tell  # noqa: E402
 from autocompile.runtime.inplace import Compiled  # noqa: E402
 from autocompile.runtime.observations import module_spec  # noqa: E402
 from autocompile.runtime.warm_up import warm_up  # noqa: E402
@@ -198,20 +199,22 @@ def test_what_cannot_be_warmed_up_says_why_and_compiles_later() -> None:
     assert "a column of the real environment" in found["not_warmed_up"]
 
 
-def test_a_runner_or_learner_that_does_not_answer_is_a_problem(
+def test_who_does_not_answer_is_told_and_a_problem_where_nobody_does(
     built: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     algorithm = built(tuned(ppo(), settings(optimizer_step=FUSED), strict=False))
     group = algorithm.env_runner_group
     # As of two remote runners, of which ray gives no answer in time.
     monkeypatch.setattr(group, "num_healthy_env_runners", lambda: 3)
+    with pytest.warns(UserWarning, match="2 of 3 env runners did not answer"):
+        Tell(strict=True)(algorithm=algorithm, result={})
     monkeypatch.setattr(
         algorithm.learner_group,
         "foreach_learner",
         lambda *_, **__: [ResultOrError(error=OSError())],
     )
-    with pytest.warns(UserWarning, match="2 of 3 env runners did not answer; 1 of 1 learners did"):
-        algorithm.config.callbacks_on_train_result[-1](algorithm=algorithm, result={})
+    with pytest.raises(NotInEffect, match="1 of 1 learners did not answer"):
+        Tell(strict=True)(algorithm=algorithm, result={})
 
 
 def test_random_numbers_of_other_gpus_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:

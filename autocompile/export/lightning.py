@@ -39,7 +39,7 @@ def export(report: Report) -> str:
     elif not model.is_eager:
         given = arguments(model)
         lines += [_KEYS, f"model = torch.compile(model{', ' if given else ''}{given})"]
-    if not lines and not made and model.autocast == "none":
+    if not lines and step.optimizer == "default" and model.autocast == "none":
         lines = ["# Nothing is faster than eager mode: leave it as it is."]
     precision = _PRECISION.get(model.autocast)
     needs_torch = made or any("torch." in line for line in lines)

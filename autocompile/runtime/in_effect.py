@@ -46,13 +46,14 @@ class Tell:
             self._told = _ask(groups, algorithm.learner_group)
             self._known, self._asked_s = known, time.monotonic()
         result["autocompile"] = self._told
-        problems = [p for part in self._told.values() for one in part for p in one["problems"]]
-        if not problems:
-            return
-        if self._strict:
+        every = [one for part in self._told.values() for one in part]
+        problems = dict.fromkeys(p for one in every for p in one["problems"])
+        if problems and self._strict:
             hint = "tuned(config, settings, strict=False) goes on without it"
-            raise NotInEffect(f"{'; '.join(dict.fromkeys(problems))}. {hint}")
-        warnings.warn("; ".join(dict.fromkeys(problems)), stacklevel=2)
+            raise NotInEffect(f"{'; '.join(problems)}. {hint}")
+        slow = [one["silent"] for one in every if "silent" in one]
+        if slow or problems:
+            warnings.warn("; ".join([*slow, *problems]), stacklevel=2)
 
 
 def _ask(groups: dict[str, Any], learners: Any) -> dict[str, list[dict[str, Any]]]:
@@ -70,10 +71,15 @@ def _ask(groups: dict[str, Any], learners: Any) -> dict[str, list[dict[str, Any]
 
 
 def _missing(expected: int, answers: list[Any], name: str) -> list[dict[str, Any]]:
-    """What stands in a result for those who did not answer."""
+    """What stands in a result for those who did not answer; a problem if nobody did.
+
+    One that is busy for longer proves nothing, and should not end a training.
+    """
     if len(answers) >= expected:
         return []
     silent = f"{expected - len(answers)} of {expected} {name.replace('_', ' ')} did not answer"
+    if answers:
+        return [{"settings": {}, "problems": [], "silent": silent}]
     return [{"settings": {}, "problems": [silent]}]
 
 
