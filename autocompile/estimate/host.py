@@ -22,7 +22,8 @@ race was in another state of the host."""
 def left_out(raced: Sequence[Record]) -> set[int]:
     """The sets in which the host was slower than in the fastest one, however many they are.
 
-    To count them where they are the more makes errors of up to 15 % (studies/truth, replay.py).
+    Also where most sets are slow: counting those makes errors of up to 15 % (studies/truth,
+    replay.py).
 
     Args:
         raced: the records of one setting, of one race.
