@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from autocompile.api import load, tune
-    from autocompile.config import CompileConfig
     from autocompile.errors import (
         AutocompileError,
         ExitCode,
@@ -31,10 +30,11 @@ if TYPE_CHECKING:
     )
     from autocompile.estimate.candidates import Limits
     from autocompile.estimate.intervals import Interval
-    from autocompile.record import Outcome, Record
     from autocompile.result import Result
     from autocompile.runtime.apply import apply
-    from autocompile.search.space import SearchSpace
+    from autocompile.settings.config import CompileConfig
+    from autocompile.space.space import SearchSpace
+    from autocompile.store.record import Outcome, Record
 
 __version__ = "0.1.0"
 

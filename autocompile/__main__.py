@@ -1,5 +1,5 @@
 """``python -m autocompile``."""
 
-from autocompile.cli import main
+from autocompile.cli.commands import main
 
 main()

@@ -10,32 +10,32 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from autocompile import runs
 from autocompile.errors import RunError
 from autocompile.estimate.candidates import Limits
 from autocompile.execute.executor import Executor
 from autocompile.execute.interpreter import demand_torch
-from autocompile.execute.job import Workshop, is_held, locked
+from autocompile.execute.job import JobFactory, is_held, locked
+from autocompile.execute.local import Isolation, LocalExecutor
 from autocompile.execute.memory import most_memory_bytes
-from autocompile.execute.process import Isolation, LocalExecutor
-from autocompile.files import write_json
-from autocompile.reading import notice
-from autocompile.record import SCHEMA, RunFolder
 from autocompile.report.live import Progress, SilentProgress
 from autocompile.result import Result, exported_code, make_result, write_result
 from autocompile.search.budget import Budget
-from autocompile.search.crew import without_interrupts
 from autocompile.search.effects import prior_of
 from autocompile.search.effort import budget_of
-from autocompile.search.exported import run_exported
-from autocompile.search.offer import account, calls_between_updates, first_sizes, spaces_of
-from autocompile.search.plan import Plan, environments, limits_of, target_spec, unknown_keys
-from autocompile.search.probe import probe
-from autocompile.search.racing import Race
+from autocompile.search.exported_code import run_exported
+from autocompile.search.jobs import without_interrupts
+from autocompile.search.race import Race
 from autocompile.search.sampler import make_sampler
-from autocompile.search.space import SearchSpace, Space
 from autocompile.search.study import Interrupted, Study
-from autocompile.tuned import Tuned
+from autocompile.settings.tuned import Tuned
+from autocompile.space.plan import Plan, environments, limits_of, target_spec, unknown_keys
+from autocompile.space.probe import probe
+from autocompile.space.space import SearchSpace, Space
+from autocompile.space.spaces import account, calls_between_updates, first_sizes, spaces_of
+from autocompile.store import runs
+from autocompile.store.files import write_json
+from autocompile.store.reading import notice
+from autocompile.store.record import SCHEMA, RunFolder
 
 __all__ = ["load", "tune"]
 
@@ -135,25 +135,25 @@ def tune(
     budget = Budget(total_s, trials, began, clock)
     runner = executor or LocalExecutor(isolation=isolation, jobs=jobs)
     alone = memory_limit_bytes or most_memory_bytes()
-    workshop = Workshop(folder, plan.requested(), timeout_s, alone, alone, dict(plan.pythons))
+    job_factory = JobFactory(folder, plan.requested(), timeout_s, alone, alone, dict(plan.pythons))
     interrupted = False
     with _gone_if_never_begun(folder), locked(folder), contextlib.ExitStack() as stack:
         stack.callback(show.close)
         stack.callback(runner.close)
         for _, python in plan.pythons:
             demand_torch(python, timeout_s)
-        found = probe(plan, workshop, runner, show)
+        found = probe(plan, job_factory, runner, show)
         if alone and not memory_limit_bytes:  # the probe may have found room for fewer at once
-            workshop.memory_limit_bytes = alone // runner.slots
+            job_factory.memory_limit_bytes = alone // runner.slots
         # The default ones depend on a timing: other interpreters and a resumed run take the same.
         plan = dataclasses.replace(plan, phases=tuple(found["target"]["phases"]))
         every = {"default": found}
         for name, _ in plan.pythons:
-            every[name] = probe(plan, workshop, runner, show, name)
+            every[name] = probe(plan, job_factory, runner, show, name)
         run = _described(folder, plan, every)
         show.header({"spec": plan.target, **run["target"]}, run["environment"], str(folder.path))
         spaces = spaces_of(plan, every)
-        study = _study(spaces, sampler, plan, workshop, runner, show, budget, run, storage)
+        study = _study(spaces, sampler, plan, job_factory, runner, show, budget, run, storage)
         show.searching({name: one.summary() for name, one in spaces.items()}, budget)
         write_json(folder.run_json, run)  # from here on there is a run to resume and to show
         race = Race(study, plan.limits, first_sizes(spaces, run))
@@ -173,7 +173,7 @@ def tune(
         except (Interrupted, KeyboardInterrupt):
             interrupted = True
         if not interrupted and not race.is_open:  # else resuming races on these caches
-            workshop.drop_cache()
+            job_factory.drop_cache()
     with without_interrupts():
         records, facts = folder.read()
         if told := notice(facts, run["environment"]):
@@ -295,7 +295,7 @@ def _study(
     spaces: Mapping[str, Space],
     sampler: str,
     plan: Plan,
-    workshop: Workshop,
+    job_factory: JobFactory,
     executor: Executor,
     show: Progress,
     budget: Budget,
@@ -311,16 +311,16 @@ def _study(
     return Study(
         spaces=spaces,
         sampler=make_sampler(sampler, settings, priors, first_sizes(spaces, run), plan.seed),
-        workshop=workshop,
+        job_factory=job_factory,
         executor=executor,
         observer=show,
         budget=budget,
-        database=storage or workshop.folder.study_db,
+        database=storage or job_factory.folder.study_db,
         # A database of the user's own may hold many runs, also of folders with the same name.
         study_name=name
         if storage is None
-        else f"{workshop.folder.path.name}-{run.get('id', '')}/{name}",
+        else f"{job_factory.folder.path.name}-{run.get('id', '')}/{name}",
         is_exhaustive=budget.total_s is None,
         calls_per_update=lambda phase, size: calls_between_updates(phase, run, size),
-        records=list(workshop.folder.records()),
+        records=list(job_factory.folder.records()),
     )

@@ -7,7 +7,7 @@
     ├── ExportError      a result cannot be written in the form that was asked for
     └── NothingWorked    no compiled setting and no eager run worked (exit code 1)
 
-Failures of a trial are not here: they are data (``autocompile.record.Outcome``).
+Failures of a trial are not here: they are data (``autocompile.store.record.Outcome``).
 """
 
 from __future__ import annotations

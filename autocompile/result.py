@@ -8,18 +8,18 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from autocompile.config import CompileConfig
 from autocompile.errors import AutocompileError, NothingWorked, UsageError
 from autocompile.estimate.candidates import Limits
 from autocompile.estimate.intervals import Interval
 from autocompile.export import FORMATS, export, unconfirmed
 from autocompile.export.python import code_of, having_form
-from autocompile.files import write_json, write_text
-from autocompile.record import Outcome, Record, RunFolder
 from autocompile.report.build import build_report
 from autocompile.report.markdown import to_markdown
 from autocompile.report.progress import state_of
-from autocompile.tuned import Tuned
+from autocompile.settings.config import CompileConfig
+from autocompile.settings.tuned import Tuned
+from autocompile.store.files import write_json, write_text
+from autocompile.store.record import Outcome, Record, RunFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -137,7 +137,7 @@ class Result:
         Raises:
             UsageError: the run is not about an RLModule, or the configuration is of the old stack.
         """
-        from autocompile.runtime.rllib import tuned
+        from autocompile.runtime.rllib.algorithm import tuned
 
         return tuned(algorithm_config, self)
 

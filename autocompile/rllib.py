@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from autocompile.runtime.rllib import NotInEffect, tuned
+from autocompile.runtime.rllib.algorithm import NotInEffect, tuned
 
 __all__ = ["NotInEffect", "tuned"]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from autocompile.execute.executor import Ended, Ending, Event, Job, Stepped, Told
-from autocompile.record import Outcome, Step
+from autocompile.store.record import Outcome, Step
 
 __all__ = ["FakeExecutor", "failed", "measured", "probed"]
 

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import autocompile
-from autocompile.config import CompileConfig
 from autocompile.execute.executor import Ended, Ending, Job, Told
-from autocompile.execute.job import Workshop
-from autocompile.execute.process import Isolation, LocalExecutor
-from autocompile.record import RunFolder
+from autocompile.execute.job import JobFactory
+from autocompile.execute.local import Isolation, LocalExecutor
+from autocompile.settings.config import CompileConfig
+from autocompile.store.record import RunFolder
 
 if TYPE_CHECKING:
     from in_process import Try
@@ -40,7 +40,8 @@ os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="autocompile-tests-")  # 
 
 # What takes longest begins first, so that no worker ends with a long file alone.
 _LONG = (
-    "backends_contract faults study trial_judge execute trial_race faults_study trial_memory cli "
+    "backends_contract faults study trial_verifier execute trial_race faults_study trial_memory "
+    "cli "
     "export_runs dimensions faults_target budget backends_onnxrt gallery racing trial_optimizers "
     "numbers backends_openvino preview trial_draws"
 ).split()
@@ -52,10 +53,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: order.get(item.path.stem, len(order)))
 
 
-def _is_a_zygote_of_ours(entry: Path) -> bool:
+def _is_a_fork_server_of_ours(entry: Path) -> bool:
     """The process that trials are forked from: it lives as long as its executor."""
     parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-    return parent == os.getpid() and b"autocompile.trial.zygote" in (entry / "cmdline").read_bytes()
+    return (
+        parent == os.getpid()
+        and b"autocompile.trial.process.fork_server" in (entry / "cmdline").read_bytes()
+    )
 
 
 def alive_with(text: str) -> list[int]:
@@ -69,7 +73,7 @@ def alive_with(text: str) -> list[int]:
             seen = (entry / "environ").read_bytes() + (entry / "cmdline").read_bytes()
             if text.encode() not in seen or OURS.encode() not in seen or state == "Z":
                 continue
-            if not _is_a_zygote_of_ours(entry):
+            if not _is_a_fork_server_of_ours(entry):
                 found.append(int(entry.name))
         except OSError:
             continue
@@ -169,7 +173,7 @@ class Bench:
         self.executor = LocalExecutor(isolation=isolation, jobs=jobs)
         run = RunFolder(folder)
         run.create()
-        self.workshop = Workshop(run, {"seed": 0}, _PATIENCE_S, None)
+        self.job_factory = JobFactory(run, {"seed": 0}, _PATIENCE_S, None)
         self.told: list[str] = []
         self.took_s: dict[int, float] = {}
         self._began: dict[int, float] = {}
@@ -196,8 +200,8 @@ class Bench:
 
     def begin(self, request: dict[str, Any], timeout_s: float = _PATIENCE_S) -> int:
         """Begin what a request asks for; its number."""
-        number = self.workshop.next_number()
-        job = self.workshop.job(number, request)
+        number = self.job_factory.next_number()
+        job = self.job_factory.job(number, request)
         self._began[number] = time.monotonic()
         self.executor.start(dataclasses.replace(job, timeout_s=timeout_s))
         return number
@@ -223,7 +227,7 @@ class Bench:
 
     def log(self, number: int) -> Path:
         """What a trial printed."""
-        return self.workshop.folder.trial(number) / "log.txt"
+        return self.job_factory.folder.trial(number) / "log.txt"
 
 
 @pytest.fixture(scope="session")
@@ -265,9 +269,9 @@ def typed(
     _warm: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., subprocess.CompletedProcess[str]]:
     """The command line in this process: no seconds for new interpreters."""
-    from autocompile import cli
+    from autocompile.cli import commands as cli
 
-    monkeypatch.setattr("autocompile.diagnose._LIMITS", _SHORT)
+    monkeypatch.setattr("autocompile.commands.diagnose._LIMITS", _SHORT)
 
     def run(*args: str) -> subprocess.CompletedProcess[str]:
         monkeypatch.setattr(sys, "argv", ["autocompile", *args])
@@ -297,9 +301,9 @@ def try_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Try]:
 def faulty(tmp_path_factory: pytest.TempPathFactory) -> autocompile.Result:
     """One study over every faulty backend; the tests look at what became of each."""
     folder = tmp_path_factory.mktemp("faulty")
-    job = Workshop.job
+    job = JobFactory.job
 
-    def soon_over(self: Workshop, number: int, request: Any, *args: Any, **more: Any) -> Job:
+    def soon_over(self: JobFactory, number: int, request: Any, *args: Any, **more: Any) -> Job:
         limits = {"limits": _SHORT} if "limits" in request else {}
         made = job(self, number, {**request, **limits}, *args, **more)
         # Compiling only: beside other tests a new interpreter may import torch for longer.
@@ -310,7 +314,7 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> autocompile.Result:
         "exits hangs eats_memory wears_out does_nothing shouts forges closes_descriptors aot_eager"
     ).split()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Workshop, "job", soon_over)
+        patch.setattr(JobFactory, "job", soon_over)
         return autocompile.tune(
             TARGETS / "faulty_backends.py",
             phases=("forward",),

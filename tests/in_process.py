@@ -19,10 +19,11 @@ import torch
 import torch._dynamo
 from torch._dynamo.backends.registry import _COMPILER_FNS
 
-from autocompile.config import CompileConfig
-from autocompile.record import Measurement
-from autocompile.trial import screening, worker
-from autocompile.trial.blocks import block
+from autocompile.settings.config import CompileConfig
+from autocompile.store.record import Measurement
+from autocompile.trial.measure.blocks import block
+from autocompile.trial.process import worker
+from autocompile.trial.tasks import screening
 
 __all__ = ["Try", "timed_for_a_moment", "trials"]
 

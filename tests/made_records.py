@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from autocompile.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
 from autocompile.execute.executor import Ending
-from autocompile.record import Record
 from autocompile.search.records import to_record
-from autocompile.search.space import Setting
+from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
+from autocompile.space.space import Setting
+from autocompile.store.record import Record
 from autocompile.testing import measured
 
 __all__ = ["CHANNELS_LAST", "LITE", "MAX", "Run"]

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from autocompile.config import CompileConfig
 from autocompile.runtime.machine import describe
-from autocompile.tuned import Choice, Tuned
+from autocompile.settings.config import CompileConfig
+from autocompile.settings.tuned import Choice, Tuned
 
 AOT = CompileConfig("aot_eager")  # captures graphs and needs no C++ compiler
 FUSED = CompileConfig("eager", optimizer="fused")

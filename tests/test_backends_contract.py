@@ -14,10 +14,10 @@ import pytest
 import torch
 import torch._dynamo
 
-from autocompile.backends import BACKENDS, DEFAULT_BACKENDS, Backend
-from autocompile.config import CompileConfig
 from autocompile.runtime.compiling import compile_function
-from autocompile.trial import environment
+from autocompile.settings.backends import BACKENDS, DEFAULT_BACKENDS, Backend
+from autocompile.settings.config import CompileConfig
+from autocompile.trial.inspect import environment
 
 Compile = Callable[[Any], Callable[..., Any]]
 pytestmark = pytest.mark.usefixtures("_onnx_translations")

@@ -15,7 +15,10 @@ import torch
 import torch._dynamo
 from torch.fx import traceback as fx_traceback
 
-from autocompile.runtime.backends import onnx_graph, onnx_model, onnx_session, onnxrt
+from autocompile.runtime.backends import onnxrt
+from autocompile.runtime.backends.onnx import graph as onnx_graph
+from autocompile.runtime.backends.onnx import model as onnx_model
+from autocompile.runtime.backends.onnx import session as onnx_session
 
 pytestmark = pytest.mark.usefixtures("_onnx_translations")
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch._dynamo
 
-from autocompile.runtime.backends.onnx_model import Unsupported, export
+from autocompile.runtime.backends.onnx.model import Unsupported, export
 from autocompile.runtime.backends.openvino_onnx import OvSession
 
 pytestmark = pytest.mark.usefixtures("_onnx_translations")

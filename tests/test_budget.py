@@ -18,7 +18,7 @@ from autocompile.execute.executor import Ending, Event, Job
 from autocompile.report.live import SilentProgress
 from autocompile.search.budget import Budget
 from autocompile.search.effort import budget_of
-from autocompile.search.space import SearchSpace
+from autocompile.space.space import SearchSpace
 from autocompile.testing import FakeExecutor, measured, probed
 
 SPACE = SearchSpace(batch_sizes=(1, 4, 16), fullgraph=(False,))

@@ -17,10 +17,10 @@ import pytest
 from conftest import ROOT, TARGETS, assert_nothing_left
 
 from autocompile.api import tune
-from autocompile.config import CompileConfig
 from autocompile.execute.executor import Ending
-from autocompile.record import Outcome, Step
-from autocompile.search.space import SearchSpace
+from autocompile.settings.config import CompileConfig
+from autocompile.space.space import SearchSpace
+from autocompile.store.record import Outcome, Step
 from autocompile.testing import FakeExecutor, measured
 
 Typed = Callable[..., subprocess.CompletedProcess[str]]
@@ -121,7 +121,9 @@ def test_init_writes_a_file_that_check_accepts(
     work: Path, typed: Typed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What Inductor makes of it takes a C++ compiler many seconds, and is not what is looked at.
-    monkeypatch.setattr("autocompile.diagnose.DEFAULT_INDUCTOR", CompileConfig("aot_eager"))
+    monkeypatch.setattr(
+        "autocompile.commands.diagnose.DEFAULT_INDUCTOR", CompileConfig("aot_eager")
+    )
     assert typed("init", "net.py").returncode == 0
     done = typed("check", "net.py", "--phase", "forward", "--json")
     assert done.returncode == 0, done.stderr

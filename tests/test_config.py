@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from autocompile.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
 from autocompile.errors import UsageError
+from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
 
 
 def test_equal_settings_compare_hash_and_key_equal() -> None:

@@ -7,9 +7,9 @@ import signal
 from pathlib import Path
 
 from autocompile.execute.executor import Job
-from autocompile.record import Outcome
 from autocompile.report.live import SilentProgress
-from autocompile.search.crew import Crew, without_interrupts
+from autocompile.search.jobs import Crew, without_interrupts
+from autocompile.store.record import Outcome
 from autocompile.testing import FakeExecutor, measured
 
 

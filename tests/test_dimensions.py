@@ -14,12 +14,12 @@ from conftest import TARGETS
 from in_process import Try
 from torch._dynamo.backends.registry import _COMPILER_FNS
 
-from autocompile.config import CompileConfig
 from autocompile.execute.executor import Ending
-from autocompile.record import Outcome, Step
-from autocompile.search.answers import answer
 from autocompile.search.records import to_record
-from autocompile.search.space import Setting
+from autocompile.search.reuse import answer
+from autocompile.settings.config import CompileConfig
+from autocompile.space.space import Setting
+from autocompile.store.record import Outcome, Step
 
 MODELS = TARGETS / "dimensions.py"
 

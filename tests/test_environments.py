@@ -14,13 +14,13 @@ import pytest
 from conftest import assert_nothing_left
 
 from autocompile.api import tune
-from autocompile.config import EAGER, CompileConfig
 from autocompile.errors import UsageError
 from autocompile.estimate.candidates import candidates
 from autocompile.execute.executor import Ending
 from autocompile.execute.interpreter import demand_torch
-from autocompile.search.plan import environments
-from autocompile.search.space import SearchSpace
+from autocompile.settings.config import EAGER, CompileConfig
+from autocompile.space.plan import environments
+from autocompile.space.space import SearchSpace
 from autocompile.testing import FakeExecutor, measured
 
 
@@ -118,9 +118,9 @@ def test_what_runs_elsewhere_is_compared_with_eager_here(work: Path) -> None:
 
 
 def test_a_break_elsewhere_says_nothing_about_here(work: Path) -> None:
-    from autocompile.search.answers import answer
     from autocompile.search.records import to_record
-    from autocompile.search.space import Setting
+    from autocompile.search.reuse import answer
+    from autocompile.space.space import Setting
     from autocompile.testing import failed
 
     broken = Setting(CompileConfig(fullgraph=True), 4)

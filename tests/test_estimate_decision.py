@@ -7,10 +7,10 @@ import dataclasses
 import pytest
 from made_records import CHANNELS_LAST, LITE, MAX, Run
 
-from autocompile.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
 from autocompile.estimate.candidates import Limits, candidates
 from autocompile.estimate.decision import SETS, Decision, decide, decide_all, finalists, is_out
-from autocompile.record import Record
+from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
+from autocompile.store.record import Record
 from autocompile.testing import measured
 
 

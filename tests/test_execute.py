@@ -1,4 +1,4 @@
-"""The executor and its parts: who may run, clocks, limits, cages, forks; with real processes."""
+"""The executor and its parts: who may run, clocks, limits, cgroups, forks; with real processes."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ from conftest import TARGETS, Bench, assert_nothing_left
 from conftest import Clock as MachineClock
 
 from autocompile.errors import UsageError
-from autocompile.execute import ending, memory, process
+from autocompile.execute import local as process
+from autocompile.execute import memory
+from autocompile.execute import outcome as ending
 from autocompile.execute.child import Child, Clock
-from autocompile.execute.ending import Sighting, conclude
+from autocompile.execute.exclusive import Quiet
 from autocompile.execute.executor import Ended, Ending, Event, Job, Stepped, Told
-from autocompile.execute.job import Workshop, adaptive_timeout_s
-from autocompile.execute.process import LocalExecutor, default_jobs
-from autocompile.execute.quiet import Quiet
-from autocompile.execute.zygote import Zygote
-from autocompile.record import Outcome, RunFolder, Step
+from autocompile.execute.fork_server import ForkServer
+from autocompile.execute.job import JobFactory, adaptive_timeout_s
+from autocompile.execute.local import LocalExecutor, default_jobs
+from autocompile.execute.outcome import Sighting, conclude
+from autocompile.store.record import Outcome, RunFolder, Step
 
 # Quiet -------------------------------------------------------------------------------------------
 
@@ -209,30 +211,30 @@ def test_a_kill_of_ours_is_not_laid_at_the_kernels_door(
 # Memory ------------------------------------------------------------------------------------------
 
 
-def can_cage() -> bool:
-    cage = memory.Cage.build(2**30)
-    if cage is not None:
-        cage.remove()
-    return cage is not None
+def can_cgroup() -> bool:
+    cgroup = memory.Cgroup.build(2**30)
+    if cgroup is not None:
+        cgroup.remove()
+    return cgroup is not None
 
 
-needs_cage = pytest.mark.skipif(not can_cage(), reason="may not make a memory cgroup here")
+needs_cgroup = pytest.mark.skipif(not can_cgroup(), reason="may not make a memory cgroup here")
 
 
-@needs_cage
-def test_the_kernel_holds_a_cage_to_its_limit() -> None:
-    cage = memory.Cage.build(100 * 2**20)
-    assert cage is not None
+@needs_cgroup
+def test_the_kernel_holds_a_cgroup_to_its_limit() -> None:
+    cgroup = memory.Cgroup.build(100 * 2**20)
+    assert cgroup is not None
     outside = memory.oom_kills()
     code = "import sys; open(sys.argv[1], 'w').write('0'); x = bytearray(int(sys.argv[2]))"
-    command = [sys.executable, "-c", code, str(cage.entrance)]
+    command = [sys.executable, "-c", code, str(cgroup.entrance)]
     assert subprocess.run([*command, str(20 * 2**20)]).returncode == 0
-    assert cage.kills() == 0
+    assert cgroup.kills() == 0
     assert subprocess.run([*command, str(300 * 2**20)]).returncode == -9
-    assert cage.kills() == 1
-    assert memory.oom_kills() == outside  # what happens in a neighbour's cage is not about us
-    cage.remove()
-    assert not cage.entrance.parent.exists()
+    assert cgroup.kills() == 1
+    assert memory.oom_kills() == outside  # what happens in a neighbour's cgroup is not about us
+    cgroup.remove()
+    assert not cgroup.entrance.parent.exists()
 
 
 def test_available_memory_is_no_more_than_the_machine_has() -> None:
@@ -254,7 +256,7 @@ subprocess.run([sys.executable, "-c", sys.argv[1]], start_new_session=True)
 ROOT_OF_TREES = """
 import os, subprocess, sys, time
 from pathlib import Path
-from autocompile import processes
+from autocompile.protocol import processes
 
 def states(pids):
     stats = [Path(f"/proc/{p}/stat").read_text() for p in pids]
@@ -309,7 +311,7 @@ def test_trees_are_paused_and_go_on(grouped: str) -> None:
 
 BEFORE_ITS_GROUP = """
 import os, sys, time
-from autocompile import processes
+from autocompile.protocol import processes
 
 told, tell = os.pipe()
 led, lead = os.pipe()
@@ -360,14 +362,14 @@ def endings(events: list[Event]) -> dict[int, Ending]:
     return {e.number: e.ending for e in events if isinstance(e, Ended)}
 
 
-def workshop(folder: Path, target: str = "plain.py", timeout_s: float = 200) -> Workshop:
+def job_factory(folder: Path, target: str = "plain.py", timeout_s: float = 200) -> JobFactory:
     run = RunFolder(folder)
     run.create()
     base = {"target": str(TARGETS / target), "device": "cpu", "seed": 0}
-    return Workshop(run, base, timeout_s, None)
+    return JobFactory(run, base, timeout_s, None)
 
 
-def trial(shop: Workshop, backend: str = "aot_eager", **more: object) -> Job:
+def trial(shop: JobFactory, backend: str = "aot_eager", **more: object) -> Job:
     request = {
         "kind": "trial",
         "phase": "forward",
@@ -384,7 +386,7 @@ def test_both_ways_to_start_a_trial_give_the_same(
 ) -> None:
     spawning = LocalExecutor(isolation="spawn", jobs=1)
     executor = spawning if isolation == "spawn" else bench.executor
-    shop = workshop(tmp_path / "run")
+    shop = job_factory(tmp_path / "run")
     try:
         executor.start(trial(shop))
         events = until_ended(executor)
@@ -399,7 +401,7 @@ def test_both_ways_to_start_a_trial_give_the_same(
 
 
 def test_trials_compile_side_by_side_and_are_timed_alone(bench: Bench, tmp_path: Path) -> None:
-    executor, shop = bench.executor, workshop(tmp_path / "run")
+    executor, shop = bench.executor, job_factory(tmp_path / "run")
     target = shutil.copy(TARGETS / "sleeper.py", tmp_path)
     (tmp_path / "sleep").write_text("compile 0")
     sleeper = trial(shop, "one", target=str(target))
@@ -426,9 +428,9 @@ def test_trials_compile_side_by_side_and_are_timed_alone(bench: Bench, tmp_path:
 
 
 def test_the_first_compile_time_leaves_out_the_pauses(tmp_path: Path) -> None:
-    from autocompile.config import CompileConfig
     from autocompile.search.records import to_record
-    from autocompile.search.space import Setting
+    from autocompile.settings.config import CompileConfig
+    from autocompile.space.space import Setting
 
     payload = {"compile_s": 7.0, "compile_window": [100.0, 107.5]}
     pauses = ((90.0, 101.0), (104.0, 106.0), (107.0, 120.0))
@@ -438,7 +440,7 @@ def test_the_first_compile_time_leaves_out_the_pauses(tmp_path: Path) -> None:
 
 
 def test_a_trial_that_is_cancelled_before_it_began_is_interrupted(tmp_path: Path) -> None:
-    executor, shop = LocalExecutor(isolation="spawn", jobs=2), workshop(tmp_path / "run")
+    executor, shop = LocalExecutor(isolation="spawn", jobs=2), job_factory(tmp_path / "run")
     job = trial(shop)
     executor._queue.append(job)
     executor.cancel(job.number)
@@ -446,9 +448,9 @@ def test_a_trial_that_is_cancelled_before_it_began_is_interrupted(tmp_path: Path
     executor.close()
 
 
-def test_a_trial_that_cannot_begin_is_an_ending_and_leaves_no_cage(tmp_path: Path) -> None:
+def test_a_trial_that_cannot_begin_is_an_ending_and_leaves_no_cgroup(tmp_path: Path) -> None:
     executor = LocalExecutor(python="/nowhere/python", isolation="spawn", jobs=1)
-    shop = workshop(tmp_path / "run")
+    shop = job_factory(tmp_path / "run")
     shop.memory_limit_bytes = 2**30
     groups = [folder for folder, _ in memory._own_groups()]
     executor.start(trial(shop))
@@ -457,14 +459,14 @@ def test_a_trial_that_cannot_begin_is_an_ending_and_leaves_no_cage(tmp_path: Pat
     assert "cannot be started: No such file" in ending.message
     executor.close()
     ours = f"autocompile-{os.getpid()}-*"
-    assert not [cage for folder in groups for cage in folder.glob(ours)]
+    assert not [cgroup for folder in groups for cgroup in folder.glob(ours)]
 
 
-def test_the_cages_of_a_dead_tuner_are_removed() -> None:
-    if not can_cage():
+def test_the_cgroups_of_a_dead_tuner_are_removed() -> None:
+    if not can_cgroup():
         pytest.skip("may not make a memory cgroup here")
     code = (
-        "from autocompile.execute.memory import Cage; c = Cage.build(2**30); "
+        "from autocompile.execute.memory import Cgroup; c = Cgroup.build(2**30); "
         "print(c.entrance.parent, flush=True); import os; os.kill(os.getpid(), 9)"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as tuner:
@@ -473,7 +475,7 @@ def test_the_cages_of_a_dead_tuner_are_removed() -> None:
         # Until it is waited for there is a process of its number, and no other test's tuner
         # removes what is its.
         assert left.is_dir()
-    assert can_cage()
+    assert can_cgroup()
     assert not left.exists()
 
 
@@ -483,22 +485,22 @@ def test_a_container_s_quota_counts_as_its_cores(monkeypatch: pytest.MonkeyPatch
         assert memory.usable_cores() == min(cores or 10**6, len(os.sched_getaffinity(0)))
 
 
-def test_a_dead_zygote_is_replaced(tmp_path: Path) -> None:
-    executor, shop = LocalExecutor(isolation="fork", jobs=1), workshop(tmp_path / "run")
-    nursery = executor._nurseries.of(None)
-    nursery._zygote = dead = Zygote(sys.executable, {}, executor._selector)
+def test_a_dead_fork_server_is_replaced(tmp_path: Path) -> None:
+    executor, shop = LocalExecutor(isolation="fork", jobs=1), job_factory(tmp_path / "run")
+    starter = executor._starters.of(None)
+    starter._fork_server = dead = ForkServer(sys.executable, {}, executor._selector)
     os.kill(dead.pid, 9)
     try:
         executor.start(trial(shop, "eager"))
         (ending,) = endings(until_ended(executor)).values()
         assert ending.outcome is Outcome.OK
-        assert nursery._zygote not in (None, dead)
+        assert starter._fork_server not in (None, dead)
     finally:
         executor.close()
     assert_nothing_left("AUTOCOMPILE_TRIAL=")
 
 
-def test_where_no_zygote_can_live_each_trial_gets_an_interpreter(
+def test_where_no_fork_server_can_live_each_trial_gets_an_interpreter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     poison = tmp_path / "site"
@@ -509,7 +511,7 @@ def test_where_no_zygote_can_live_each_trial_gets_an_interpreter(
         "threading.Thread(target=time.sleep, args=(999,), daemon=True, name='watcher').start()\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(poison), prepend=os.pathsep)
-    executor, shop = LocalExecutor(jobs=1), workshop(tmp_path / "run")
+    executor, shop = LocalExecutor(jobs=1), job_factory(tmp_path / "run")
     try:
         executor.start(trial(shop, "eager"))
         events = until_ended(executor)
@@ -547,10 +549,10 @@ def test_the_parent_sleeps_while_a_trial_works(
 ) -> None:
     target = shutil.copy(TARGETS / "sleeper.py", tmp_path)
     (tmp_path / "sleep").write_text("build 0")
-    monkeypatch.setattr(memory.Cage, "build", lambda limit_bytes: None)  # so that it has to look
+    monkeypatch.setattr(memory.Cgroup, "build", lambda limit_bytes: None)  # so that it has to look
     looks = []
     monkeypatch.setattr(process, "tree_memory_bytes", lambda root: looks.append(root) or 0)
-    executor, shop = bench.executor, workshop(tmp_path / "run")
+    executor, shop = bench.executor, job_factory(tmp_path / "run")
     shop.memory_limit_bytes = 8 * 2**30
     select, wakings = executor._selector.select, []
 
@@ -579,7 +581,7 @@ def test_looking_at_memory_takes_a_hundredth_of_a_core_at_most(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock, looks = MachineClock(), []
-    monkeypatch.setattr("autocompile.execute.process.time", clock)
+    monkeypatch.setattr("autocompile.execute.local.time", clock)
     executor = LocalExecutor(isolation="spawn", jobs=1)
 
     def look_after(child: object, poll: bool) -> None:
@@ -601,7 +603,7 @@ def test_looking_at_memory_takes_a_hundredth_of_a_core_at_most(
 def test_inductors_own_benchmarks_run_alone() -> None:
     code = """
 import contextlib, json
-from autocompile.trial.exclusive_autotuning import make_autotuning_exclusive
+from autocompile.trial.process.autotune_lock import make_autotuning_exclusive
 asked = []
 class Channel:
     @contextlib.contextmanager

@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from autocompile.backends import BACKENDS
-from autocompile.config import CompileConfig
 from autocompile.errors import ExportError, UsageError
 from autocompile.export import FORMATS, export, unconfirmed, use_line
 from autocompile.export.common import literal
+from autocompile.export.config_batch_size import own_choices
 from autocompile.export.lines import optimizer_lines
-from autocompile.export.own_size import own_choices
-from autocompile.tuned import Tuned
+from autocompile.settings.backends import BACKENDS
+from autocompile.settings.config import CompileConfig
+from autocompile.settings.tuned import Tuned
 
 SAMPLE = json.loads((Path(__file__).parent / "data" / "report.json").read_text("utf-8"))
 SCRIPTS = [name for name in FORMATS if name != "json"]

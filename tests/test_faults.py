@@ -13,7 +13,7 @@ from conftest import TARGETS, Bench, assert_nothing_left
 
 import autocompile
 from autocompile.execute.executor import Ending
-from autocompile.record import Outcome, Record
+from autocompile.store.record import Outcome, Record
 
 PROCESSES = TARGETS / "faulty_processes.py"
 pytestmark = pytest.mark.timeout(900)  # the study of all of them, on a slow machine
@@ -114,7 +114,7 @@ def nothing_left() -> None:
 PROCESS_FAULTS = [
     ("segfaults_in_a_thread", "crashed", "compile", "SIGSEGV in compile"),
     ("kills_itself", "crashed", "compile", "SIGKILL in compile"),
-    ("kills_its_warden", "infrastructure", "compile", "killed from outside"),
+    ("kills_its_supervisor", "infrastructure", "compile", "killed from outside"),
     ("kills_the_compiler", "compile_error", "compile", "CppCompileError"),
     ("loses_a_compile_worker", "compile_error", "compile", "BrokenProcessPool"),
     ("does_not_tidy_up", "ok", "exit", ""),
@@ -132,7 +132,7 @@ def test_a_trial_that_harms_its_own_processes_harms_nobody_else(
     ending = bench.run(PROCESSES, backend)
     assert (ending.outcome.value, ending.step.value) == (outcome, step), ending.message
     assert words in ending.message
-    if backend in ("segfaults_in_a_thread", "kills_itself", "kills_its_warden"):
+    if backend in ("segfaults_in_a_thread", "kills_itself", "kills_its_supervisor"):
         assert "forked" in ending.doubts, "forking may have caused such a death"
     nothing_left()
 

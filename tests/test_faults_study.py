@@ -1,4 +1,4 @@
-"""What happens to a study when its tuner, its zygote, its disk or its database is harmed."""
+"""What happens to a study when its tuner, its fork server, its disk or its database is harmed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ import autocompile
 from autocompile.errors import RunError
 from autocompile.execute.executor import Ending
 from autocompile.report.live import SilentProgress
-from autocompile.search import ledger
+from autocompile.search import optuna_study as ledger
 from autocompile.testing import FakeExecutor, measured
 
 COMMAND = [sys.executable, "-m", "autocompile", "tune", "sleeper.py"]
@@ -171,22 +171,25 @@ def test_a_killed_tuner_leaves_nothing_alive_and_its_run_is_resumed(
     assert backends() == ["eager", "one", "two"]
 
 
-def zygotes(tuner: Tuner) -> list[int]:
+def fork_servers(tuner: Tuner) -> list[int]:
     """The process that a tuner forks its trials from."""
     children = f"/proc/{tuner.process.pid}/task/{tuner.process.pid}/children"
     found = []
     for pid in Path(children).read_text().split():
         with contextlib.suppress(OSError):  # it has ended meanwhile
-            if b"autocompile.trial.zygote" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if (
+                b"autocompile.trial.process.fork_server"
+                in Path(f"/proc/{pid}/cmdline").read_bytes()
+            ):
                 found.append(int(pid))
     return found
 
 
-def test_a_killed_zygote_costs_the_running_trial_a_second_try(sleeper: Path) -> None:
+def test_a_killed_fork_server_costs_the_running_trial_a_second_try(sleeper: Path) -> None:
     sleep_in("compile")
     tuner = Tuner(*NEW, "--backend", "one,two", "--jobs", "1").until_asleep()
-    (zygote,) = zygotes(tuner)
-    os.kill(zygote, signal.SIGKILL)
+    (fork_server,) = fork_servers(tuner)
+    os.kill(fork_server, signal.SIGKILL)
     wake()
     assert tuner.end() == 0, tuner.said
     assert backends() == ["eager", "one", "two"]
@@ -227,14 +230,14 @@ def test_ctrl_c_twice_ends_the_run_and_it_goes_on(sleeper: Path) -> None:
     resumed()
 
 
-@pytest.mark.parametrize("when", ["while the zygote starts", "in the probe"])
+@pytest.mark.parametrize("when", ["while the fork server starts", "in the probe"])
 def test_ctrl_c_before_there_is_a_run_leaves_none(sleeper: Path, when: str) -> None:
     sleep_in("import", 0)
     tuner = Tuner(*NEW, "--backend", "one")
     if when == "in the probe":
         tuner.until_asleep()
     else:
-        tuner.until(lambda: zygotes(tuner))
+        tuner.until(lambda: fork_servers(tuner))
     tuner.send(signal.SIGINT)
     assert tuner.end() == 130, tuner.said
     assert tuner.printed == ""

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from conftest import TARGETS, Bench, assert_nothing_left
 
-from autocompile.execute.zygote import Zygote
-from autocompile.record import Outcome
+from autocompile.execute.fork_server import ForkServer
+from autocompile.store.record import Outcome
 
 PROCESSES, ODD = TARGETS / "faulty_processes.py", TARGETS / "odd_models.py"
 MODEL = """
@@ -157,13 +157,13 @@ def test_a_library_that_starts_a_thread_is_not_forked(
     bench = Bench(work / "run", jobs=1)
     executor = bench.executor
     assert bench.run(PROCESSES).outcome is Outcome.OK
-    assert isinstance(executor._nurseries.of(None)._zygote, Zygote)
-    executor._nurseries.of(None).warm(["starts_a_thread"], None)
+    assert isinstance(executor._starters.of(None)._fork_server, ForkServer)
+    executor._starters.of(None).warm(["starts_a_thread"], None)
     assert bench.run(PROCESSES).outcome is Outcome.OK
     assert bench.told == [
         "trials are forked without what the target imports: a thread runs in it: poller"
     ]
-    assert isinstance(executor._nurseries.of(None)._zygote, Zygote), "forked, all the same"
+    assert isinstance(executor._starters.of(None)._fork_server, ForkServer), "forked, all the same"
     executor.close()
     assert_nothing_left("AUTOCOMPILE_TRIAL=")
 

@@ -6,7 +6,7 @@ import pytest
 from conftest import TARGETS
 from in_process import Try
 
-from autocompile.config import CompileConfig
+from autocompile.settings.config import CompileConfig
 
 LIARS = TARGETS / "lying_backends.py"
 HONEST = TARGETS / "honest_models.py"

@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 import torch
 
-from autocompile.config import CompileConfig
+from autocompile.commands.in_algorithm import figures
 from autocompile.errors import TargetError
 from autocompile.estimate.intervals import over_sets
-from autocompile.in_algorithm import figures
+from autocompile.settings.config import CompileConfig
 
 pytest.importorskip("ray")
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from rllib_algorithms import ALL, ppo, settings
 
 from autocompile.rllib import NotInEffect
-from autocompile.trial.in_algorithm import compare
+from autocompile.trial.tasks.in_algorithm import compare
 
 CONFIG = """
 from ray.rllib.algorithms.ppo import PPOConfig

@@ -10,12 +10,12 @@ import torch
 from conftest import TARGETS
 from in_process import Try
 
-from autocompile.config import EAGER, CompileConfig
+from autocompile.cli.space import asked
 from autocompile.errors import UsageError
 from autocompile.runtime.compiling import compile_function, compile_model
-from autocompile.search.asked import asked
-from autocompile.search.constraints import DIMENSIONS
-from autocompile.search.space import SearchSpace
+from autocompile.settings.config import EAGER, CompileConfig
+from autocompile.settings.dimensions import DIMENSIONS
+from autocompile.space.space import SearchSpace
 
 MODELS = TARGETS / "dimensions.py"
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from conftest import TARGETS
 from rich.console import Console
 
-from autocompile.preview import preview
+from autocompile.commands.preview import preview
 from autocompile.report.checks import render_preview
-from autocompile.search.space import SearchSpace
+from autocompile.space.space import SearchSpace
 
 
 def test_the_list_says_what_is_tried_and_why_the_rest_is_not(work: Path) -> None:

@@ -15,10 +15,10 @@ from conftest import Clock
 
 from autocompile.api import tune
 from autocompile.execute.executor import Ended, Ending, Event, Job
-from autocompile.record import AT_WORK, Outcome, Step
 from autocompile.report.facts import best_facts, exported_warning
 from autocompile.report.live import SilentProgress
-from autocompile.search.space import SearchSpace
+from autocompile.space.space import SearchSpace
+from autocompile.store.record import AT_WORK, Outcome, Step
 from autocompile.testing import FakeExecutor, failed, measured, probed
 
 MODES = ("default", "lite", "max-autotune")

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from autocompile import cli
 from autocompile.api import load, tune
+from autocompile.cli import commands as cli
 from autocompile.errors import RunError
 from autocompile.execute.executor import Ending
-from autocompile.search.space import SearchSpace
+from autocompile.space.space import SearchSpace
 from autocompile.testing import FakeExecutor, measured
 
 SPACE = SearchSpace(backends=("inductor",), batch_sizes=(4,))

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from autocompile.config import CompileConfig
 from autocompile.errors import RunError
-from autocompile.files import write_json
-from autocompile.record import Measurement, Outcome, Record, RunFolder, Step
+from autocompile.settings.config import CompileConfig
+from autocompile.store.files import write_json
+from autocompile.store.record import Measurement, Outcome, Record, RunFolder, Step
 
 
 def record(number: int = 3) -> Record:

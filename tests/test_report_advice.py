@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from autocompile.config import DEFAULT_INDUCTOR
-from autocompile.record import Measurement, Outcome, Record, Step
 from autocompile.report.advice import on_memory, on_recurrent_layers
-from autocompile.trial.memory import page_faults
+from autocompile.settings.config import DEFAULT_INDUCTOR
+from autocompile.store.record import Measurement, Outcome, Record, Step
+from autocompile.trial.measure.memory import page_faults
 
 
 def trial(faults: Any, **more: Any) -> Record:

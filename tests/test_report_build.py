@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from made_records import LITE, MAX, Run
 
-from autocompile.config import CompileConfig
 from autocompile.report.build import build_report
 from autocompile.result import Result
+from autocompile.settings.config import CompileConfig
 from autocompile.testing import measured
 
 

@@ -12,13 +12,13 @@ import pytest
 from conftest import Bench
 from rich.console import Console
 
-from autocompile.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
 from autocompile.estimate.candidates import Candidate
 from autocompile.estimate.intervals import Interval
-from autocompile.record import Measurement, Outcome, Record, Step
 from autocompile.report.explain import why, why_not
 from autocompile.report.markdown import to_markdown
 from autocompile.report.terminal import render
+from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
+from autocompile.store.record import Measurement, Outcome, Record, Step
 
 REPORT = json.loads((Path(__file__).parent / "data" / "report.json").read_text("utf-8"))
 EAGER_PART = {"total": 38, "count": {"addmm": 4}}

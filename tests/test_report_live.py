@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from autocompile.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
 from autocompile.errors import UsageError
-from autocompile.record import Measurement, Outcome, Record, Step
 from autocompile.report.live import (
     LiveProgress,
     PlainProgress,
@@ -20,7 +18,9 @@ from autocompile.report.live import (
     progress,
 )
 from autocompile.search.budget import Budget
-from autocompile.search.space import Setting
+from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
+from autocompile.space.space import Setting
+from autocompile.store.record import Measurement, Outcome, Record, Step
 
 TARGET = {"spec": "net.py", "kind": "Module", "description": "Net", "choices": {"device": "cpu"}}
 MACHINE = {"autocompile": "0.1", "torch": "2.13.0", "device_name": "EPYC", "cores": 2}

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from autocompile import cli
 from autocompile.api import load, tune
-from autocompile.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
+from autocompile.cli import commands as cli
 from autocompile.execute.executor import Ending, Job
-from autocompile.record import Outcome, Record, Step
 from autocompile.report.progress import state_of
-from autocompile.search.space import SearchSpace
+from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
+from autocompile.space.space import SearchSpace
+from autocompile.store.record import Outcome, Record, Step
 from autocompile.testing import FakeExecutor, measured, probed
 
 SPACE = SearchSpace(backends=("inductor",), batch_sizes=(4,))

@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from autocompile.config import DEFAULT_INDUCTOR
 from autocompile.report.terminal import render, render_trials
+from autocompile.settings.config import DEFAULT_INDUCTOR
 
 SAMPLE = json.loads((Path(__file__).parent / "data" / "report.json").read_text("utf-8"))
 HOSTILE = "\x1b[31mboom\x1b[0m [red]x[/red] and [/]\nsecond line \x1b]0;title\x07 :smile:"

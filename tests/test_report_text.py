@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from autocompile.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
 from autocompile.estimate.intervals import Interval
 from autocompile.report import facts, text
+from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
 
 
 @pytest.mark.parametrize(

@@ -24,10 +24,10 @@ from ray.rllib.connectors.learner.frame_stacking import FrameStackingLearner
 from ray.tune.registry import register_env
 
 from autocompile.errors import TargetError
-from autocompile.runtime.observations import module_spec
-from autocompile.trial.phases import make_side
-from autocompile.trial.rllib import from_object
-from autocompile.trial.target import Target, seed_everything
+from autocompile.runtime.rllib.observations import module_spec
+from autocompile.trial.phases.phases import make_side
+from autocompile.trial.target.load import Target, seed_everything
+from autocompile.trial.target.rllib import from_object
 
 NESTED = spaces.Dict(
     {

@@ -19,7 +19,7 @@ from torch._dynamo import register_backend
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._inductor.utils import fresh_cache
 
-from autocompile.config import CompileConfig
+from autocompile.settings.config import CompileConfig
 
 ray = pytest.importorskip("ray")
 from ray.rllib.algorithms.appo import APPOConfig  # noqa: E402
@@ -31,11 +31,11 @@ from ray.rllib.utils.actor_manager import ResultOrError  # noqa: E402
 from rllib_algorithms import ALL, AOT, FUSED, ppo, settings  # noqa: E402
 
 from autocompile.rllib import NotInEffect, tuned  # noqa: E402
-from autocompile.runtime import warm_up as warm_up_module  # noqa: E402
-from autocompile.runtime.in_effect import Tell  # noqa: E402
 from autocompile.runtime.inplace import Compiled  # noqa: E402
-from autocompile.runtime.observations import module_spec  # noqa: E402
-from autocompile.runtime.warm_up import warm_up  # noqa: E402
+from autocompile.runtime.rllib import warm_up as warm_up_module  # noqa: E402
+from autocompile.runtime.rllib.in_effect import Tell  # noqa: E402
+from autocompile.runtime.rllib.observations import module_spec  # noqa: E402
+from autocompile.runtime.rllib.warm_up import warm_up  # noqa: E402
 
 INDUCTOR = settings(forward_exploration=CompileConfig())
 

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from autocompile.config import EAGER, CompileConfig
 from autocompile.errors import UsageError
+from autocompile.settings.config import EAGER, CompileConfig
 
 pytest.importorskip("ray")
 import gymnasium

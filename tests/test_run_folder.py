@@ -13,9 +13,9 @@ import pytest
 from autocompile.api import load, tune
 from autocompile.errors import RunError, TargetError, UsageError
 from autocompile.execute.executor import Ending, Job
-from autocompile.execute.job import Workshop, locked
-from autocompile.record import Outcome, RunFolder, Step
-from autocompile.search.space import SearchSpace
+from autocompile.execute.job import JobFactory, locked
+from autocompile.space.space import SearchSpace
+from autocompile.store.record import Outcome, RunFolder, Step
 from autocompile.testing import FakeExecutor, measured
 
 BROKEN = Ending(Outcome.RUNTIME_ERROR, Step.BUILD, "ValueError: no")
@@ -153,7 +153,7 @@ def test_a_live_run_is_shown_as_running(target: Path) -> None:
 def test_only_what_runs_alone_gets_all_of_the_memory(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.create()
-    shop = Workshop(folder, {}, 10.0, 1000, 16000)
+    shop = JobFactory(folder, {}, 10.0, 1000, 16000)
     assert shop.job(0, {}).memory_limit_bytes == 1000
     assert shop.job(1, {}, alone=True).memory_limit_bytes == 16000
     assert shop.probe_job({}, toolchain=False).memory_limit_bytes == 16000

@@ -13,14 +13,14 @@ from typing import Any, ClassVar
 import pytest
 from typer.testing import CliRunner
 
-from autocompile import cli
 from autocompile.api import load, tune
+from autocompile.cli import commands as cli
 from autocompile.errors import ExportError, NothingWorked, RunError, UsageError
 from autocompile.execute.executor import Ending, Job
-from autocompile.record import RunFolder
-from autocompile.runs import is_same_target, latest_of
-from autocompile.search.plan import Plan
-from autocompile.search.space import SearchSpace
+from autocompile.space.plan import Plan
+from autocompile.space.space import SearchSpace
+from autocompile.store.record import RunFolder
+from autocompile.store.runs import is_same_target, latest_of
 from autocompile.testing import FakeExecutor, failed, measured
 
 SPACE = SearchSpace(backends=("inductor",), batch_sizes=(4,))

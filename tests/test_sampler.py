@@ -12,17 +12,17 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from autocompile.config import EAGER, CompileConfig
 from autocompile.errors import UsageError
-from autocompile.search.doubts import fingerprint
 from autocompile.search.effects import Effects, Prior, expected_gain, prior_of
+from autocompile.search.failures import fingerprint
 from autocompile.search.sampler import (
     SAMPLERS,
     FiniteSampler,
     PortfolioSampler,
     make_sampler,
 )
-from autocompile.search.space import Setting
+from autocompile.settings.config import EAGER, CompileConfig
+from autocompile.space.space import Setting
 
 A, B = "reduce-overhead", "max-autotune"
 LAST = {"memory_format": "channels_last"}

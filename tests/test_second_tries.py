@@ -9,7 +9,7 @@ from typing import Any
 
 from autocompile.api import tune
 from autocompile.execute.executor import Ending, Job
-from autocompile.search.space import SearchSpace
+from autocompile.space.space import SearchSpace
 from autocompile.testing import FakeExecutor, failed, measured, probed
 
 SPACE = SearchSpace(backends=("inductor",), batch_sizes=(4,))

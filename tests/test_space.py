@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from autocompile.backends import BACKENDS
-from autocompile.config import EAGER, CompileConfig
 from autocompile.errors import UsageError
-from autocompile.search.constraints import DIMENSIONS, Place, why_not
 from autocompile.search.effort import EFFORTS, budget_of
-from autocompile.search.enumeration import build_space
-from autocompile.search.offer import _sizes
-from autocompile.search.plan import Plan
-from autocompile.search.space import Catalogue, SearchSpace, Setting, Space, choices, plainer_twins
+from autocompile.settings.backends import BACKENDS
+from autocompile.settings.config import EAGER, CompileConfig
+from autocompile.settings.dimensions import DIMENSIONS, Place, why_not
+from autocompile.space.enumeration import build_space
+from autocompile.space.plan import Plan
+from autocompile.space.space import Catalogue, SearchSpace, Setting, Space, choices, plainer_twins
+from autocompile.space.spaces import _sizes
 
 OFFERED = Catalogue(
     backends={"inductor": "", "onnxrt": "", "cudagraphs": "no CUDA device"},

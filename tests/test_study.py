@@ -22,9 +22,9 @@ import autocompile
 from autocompile.api import load, tune
 from autocompile.errors import NothingWorked, RunError, UsageError
 from autocompile.execute.executor import Ended, Ending, Event, Job
-from autocompile.record import Outcome, RunFolder, Step
 from autocompile.report.live import SilentProgress
-from autocompile.search.space import SearchSpace
+from autocompile.space.space import SearchSpace
+from autocompile.store.record import Outcome, RunFolder, Step
 from autocompile.testing import FakeExecutor, failed, measured, probed
 
 TRUTH = {"eager": 1.0, "default": 1.2, "max-autotune": 1.5}

@@ -10,10 +10,10 @@ from types import ModuleType
 import pytest
 from conftest import ROOT
 
-from autocompile.config import EAGER
 from autocompile.runtime.optimizers import implementations
 from autocompile.runtime.regions import regions_of
-from autocompile.search.constraints import Place, why_not
+from autocompile.settings.config import EAGER
+from autocompile.settings.dimensions import Place, why_not
 
 
 def load(path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch._inductor.codecache import PyCodeCache
 
-from autocompile.config import CompileConfig
-from autocompile.trial.artifact import same_code_key
+from autocompile.settings.config import CompileConfig
+from autocompile.trial.inspect.same_code import same_code_key
 
 CPU = torch.device("cpu")
 

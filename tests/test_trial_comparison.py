@@ -11,8 +11,8 @@ import pytest
 import torch
 from in_process import Try
 
-from autocompile.trial.comparison import refusal
-from autocompile.trial.verify import compare
+from autocompile.trial.verify.compare import compare
+from autocompile.trial.verify.comparison import refusal
 
 HEAD = """
 import dataclasses, itertools, torch
@@ -219,7 +219,7 @@ def test_the_other_parts_keep_at_least_their_tolerance() -> None:
 def test_the_optional_functions_of_the_template_work_as_they_stand(
     try_it: Try, tmp_path: Path
 ) -> None:
-    from autocompile.template import TEMPLATE
+    from autocompile.cli.template import TEMPLATE
 
     lines = [line.removeprefix("# ") for line in TEMPLATE.splitlines()]
     optional = "\n".join(line for line in lines if not line.startswith(("Optional", "Called")))

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from test_trial_judge import a_target, batch, dropping, judged, momentum, refused
+from test_trial_verifier import a_target, batch, dropping, judged, momentum, refused
 from torch import nn
 
-from autocompile.config import CompileConfig
-from autocompile.record import Outcome
-from autocompile.trial.judge import Failed, Judge
-from autocompile.trial.own_draws import compare_with_eagers_draws
-from autocompile.trial.phases import Side, make_side
-from autocompile.trial.random_draws import Draws, implausible, wrong_length
+from autocompile.settings.config import CompileConfig
+from autocompile.store.record import Outcome
+from autocompile.trial.phases.phases import Side, make_side
+from autocompile.trial.verify.own_draws import compare_with_eagers_draws
+from autocompile.trial.verify.random_draws import Draws, implausible, wrong_length
+from autocompile.trial.verify.verifier import Failed, Verifier
 
 pytestmark = pytest.mark.usefixtures("_dynamo_as_it_was")
 
@@ -124,20 +124,20 @@ def test_a_wrong_program_beside_right_draws_is_found_by_the_side_that_draws_as_e
     target = a_target(noisy, batch(4, 8))
     notes: list[str] = []
     draws = target.make_inputs(4), target.make_inputs(4)
-    judge = Judge(target, "forward", draws, 0, notes)
+    verifier = Verifier(target, "forward", draws, 0, notes)
     inductor = CompileConfig()
     compiled = make_side(target, "forward", draws[0], inductor)
-    compare_with_eagers_draws(judge, compiled, inductor)
-    right = judge.another_side
+    compare_with_eagers_draws(verifier, compiled, inductor)
+    right = verifier.another_side
 
     def flipped(config: CompileConfig) -> Side:
         side = right(config)
         first_by(lambda x: x.flip(0))(side)
         return side
 
-    judge.another_side = flipped  # type: ignore[method-assign]
+    verifier.another_side = flipped  # type: ignore[method-assign]
     with pytest.raises(Failed, match="is off by"):
-        compare_with_eagers_draws(judge, compiled, inductor)
+        compare_with_eagers_draws(verifier, compiled, inductor)
 
 
 def test_weights_that_a_side_with_draws_of_its_own_does_not_follow_are_stale() -> None:
@@ -162,8 +162,8 @@ def test_phases_without_random_numbers_pay_nothing(monkeypatch: pytest.MonkeyPat
     def never(*args: Any) -> Any:
         raise AssertionError
 
-    monkeypatch.setattr(Judge, "another_side", never)
-    monkeypatch.setattr(Judge, "demand_repeats", never)
+    monkeypatch.setattr(Verifier, "another_side", never)
+    monkeypatch.setattr(Verifier, "demand_repeats", never)
     assert judged(a_target(dropping, batch(4, 8)), "forward", "inductor").live is True
 
 

@@ -24,15 +24,16 @@ from ray.rllib.algorithms.ppo import PPOConfig  # noqa: E402
 from ray.rllib.algorithms.sac import SACConfig  # noqa: E402
 from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch  # noqa: E402
 
-from autocompile.config import CompileConfig  # noqa: E402
-from autocompile.trial import rllib, telemetry  # noqa: E402
-from autocompile.trial.judge import Judge  # noqa: E402
-from autocompile.trial.learner import Updates, minibatch  # noqa: E402
-from autocompile.trial.phases import make_side, phases_of  # noqa: E402
-from autocompile.trial.rllib import from_object  # noqa: E402
-from autocompile.trial.schedule import try_schedule  # noqa: E402
-from autocompile.trial.target import Target, seed_everything  # noqa: E402
-from autocompile.trial.view import copy_view  # noqa: E402
+from autocompile.settings.config import CompileConfig  # noqa: E402
+from autocompile.trial.inspect import telemetry  # noqa: E402
+from autocompile.trial.measure.schedule import try_schedule  # noqa: E402
+from autocompile.trial.phases.phases import make_side, phases_of  # noqa: E402
+from autocompile.trial.target import rllib  # noqa: E402
+from autocompile.trial.target.learner import Updates, minibatch  # noqa: E402
+from autocompile.trial.target.load import Target, seed_everything  # noqa: E402
+from autocompile.trial.target.rllib import from_object  # noqa: E402
+from autocompile.trial.verify.outputs import copy_view  # noqa: E402
+from autocompile.trial.verify.verifier import Verifier  # noqa: E402
 
 AOT = CompileConfig("aot_eager")
 BOX = spaces.Box(-1.0, 1.0, (4,), np.float32)
@@ -81,17 +82,17 @@ def test_updates_of_each_algorithm_are_judged_right(name: str) -> None:
     target = loaded(small(name))
     assert phases_of(target)[-1] == "learner_update"
     draws = drawn(target), drawn(target, draw=1)
-    judge = Judge(target, "learner_update", draws, 0, [])
-    assert judge.noise < 1e-6
-    assert set(judge.expected) >= {"loss", "gradients", "updates"}
+    verifier = Verifier(target, "learner_update", draws, 0, [])
+    assert verifier.noise < 1e-6
+    assert set(verifier.expected) >= {"loss", "gradients", "updates"}
     telemetry.reset_dynamo("aot_eager")
     compiled = make_side(target, "learner_update", draws[0], AOT)
-    judge.first_calls(compiled, judge.seeded_call(compiled, 0))
+    verifier.first_calls(compiled, verifier.seeded_call(compiled, 0))
     assert telemetry.dynamo_facts().graphs >= 2  # forward pass and optimizer
-    assert judge.weights(compiled) is None
+    assert verifier.weights(compiled) is None
     compiled.keep()
     compiled.run()
-    judge.last_call(compiled)
+    verifier.last_call(compiled)
     assert not ray.is_initialized()
 
 
@@ -209,11 +210,11 @@ def test_what_updates_log_is_dropped_between_blocks() -> None:
 def test_a_schedule_of_learning_rates_is_tried_on_all_optimizers() -> None:
     target = loaded(small("SAC"))
     draws = drawn(target), drawn(target, draw=1)
-    judge = Judge(target, "learner_update", draws, 0, [])
+    verifier = Verifier(target, "learner_update", draws, 0, [])
     result: dict[str, Any] = {"compile_s": 0.0, "notes": []}
     side = make_side(target, "learner_update", draws[0], CompileConfig("eager", optimizer="fused"))
-    judge.first_calls(side, judge.seeded_call(side, 0))
-    try_schedule(judge, side, result, 300.0)
+    verifier.first_calls(side, verifier.seeded_call(side, 0))
+    try_schedule(verifier, side, result, 300.0)
     assert result["detail"]["lr_changes"] == 10
     assert result["detail"]["lr_recompiles"] == 0
 
@@ -287,10 +288,10 @@ def test_forward_phases_get_what_their_modules_need(name: str, phase: str) -> No
     target = loaded(small(name))
     seed_everything(0)
     draws = target.inputs(phase, 4), target.inputs(phase, 4)
-    judge = Judge(target, phase, draws, 0, [])
+    verifier = Verifier(target, phase, draws, 0, [])
     telemetry.reset_dynamo("aot_eager")
     compiled = make_side(target, phase, draws[0], AOT)
-    judge.first_calls(compiled, judge.seeded_call(compiled, 0))
+    verifier.first_calls(compiled, verifier.seeded_call(compiled, 0))
     assert telemetry.dynamo_facts().graphs >= 1
 
 

@@ -15,9 +15,9 @@ import pytest
 from conftest import Clock
 
 from autocompile.estimate.intervals import median, speedup
-from autocompile.record import Measurement
-from autocompile.trial.blocks import block, fill, lead_of
-from autocompile.trial.measure import Limits, Rounds, Timed, screen, side_by_side
+from autocompile.store.record import Measurement
+from autocompile.trial.measure.blocks import block, fill, lead_of
+from autocompile.trial.measure.measure import Limits, Rounds, Timed, screen, side_by_side
 
 LIMITS = Limits(rounds=8, max_s=0.5, front_s=1.5, half_width=0.02, block_s=0.02)
 

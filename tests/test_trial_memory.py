@@ -12,8 +12,8 @@ from conftest import Clock
 from test_trial_worker import a_trial, by_hand, in_this_process
 from torch._dynamo.backends.registry import register_backend
 
-from autocompile.config import CompileConfig
-from autocompile.trial import memory
+from autocompile.settings.config import CompileConfig
+from autocompile.trial.measure import memory
 
 MIB = 2**20
 LIMITS = {"half_width": 0.5, "max_s": 0.1, "front_s": 0.1, "block_s": 0.002}
@@ -239,7 +239,7 @@ def test_a_backend_that_takes_long_is_seen_in_the_compile_time(
 ) -> None:
     """A momentum makes another program of the second step: that it compiles counts as well."""
     clock = Clock()
-    monkeypatch.setattr("autocompile.trial.first_calls.time", clock)
+    monkeypatch.setattr("autocompile.trial.measure.first_calls.time", clock)
 
     def backend(graph: Any, inputs: Any) -> Any:
         clock.work(100.0)

@@ -13,18 +13,20 @@ import torch
 import torch._dynamo
 from conftest import Clock
 from in_process import timed_for_a_moment
-from test_trial_judge import a_target, batch, judged
+from test_trial_verifier import a_target, batch, judged
 from test_trial_worker import a_trial, in_this_process
 from torch import nn, optim
 from torch._dynamo.backends.registry import register_backend
 
-from autocompile.config import EAGER, CompileConfig
-from autocompile.record import Outcome
-from autocompile.trial import schedule, screening, telemetry
-from autocompile.trial.judge import Failed, Judge
-from autocompile.trial.phases import Side, make_side
-from autocompile.trial.schedule import try_schedule
-from autocompile.trial.target import Target, seed_everything
+from autocompile.settings.config import EAGER, CompileConfig
+from autocompile.store.record import Outcome
+from autocompile.trial.inspect import telemetry
+from autocompile.trial.measure import schedule
+from autocompile.trial.measure.schedule import try_schedule
+from autocompile.trial.phases.phases import Side, make_side
+from autocompile.trial.target.load import Target, seed_everything
+from autocompile.trial.tasks import screening
+from autocompile.trial.verify.verifier import Failed, Verifier
 
 Make = Callable[[Any], optim.Optimizer]
 pytestmark = pytest.mark.usefixtures("_dynamo_as_it_was")
@@ -160,16 +162,16 @@ def scheduled(
     target = stepping(make)
     seed_everything(0)
     draws = [None if phase == "optimizer_step" else target.make_inputs(4) for _ in range(2)]
-    judge = Judge(target, phase, (draws[0], draws[1]), 0, [])
+    verifier = Verifier(target, phase, (draws[0], draws[1]), 0, [])
     telemetry.reset_dynamo(config.backend)
     compiled = make_side(target, phase, draws[0], config)
-    judge.first_calls(compiled, judge.seeded_call(compiled, 0))
+    verifier.first_calls(compiled, verifier.seeded_call(compiled, 0))
     if lie is not None:
         lie(compiled)
     result: dict[str, Any] = {"notes": [], "compile_s": 0.1}
-    before = whole_state(judge.eager)
-    try_schedule(judge, compiled, result, **{"budget_s": 60.0, **changes})
-    assert all(_same(a, b) for a, b in zip(before, whole_state(judge.eager), strict=True))
+    before = whole_state(verifier.eager)
+    try_schedule(verifier, compiled, result, **{"budget_s": 60.0, **changes})
+    assert all(_same(a, b) for a, b in zip(before, whole_state(verifier.eager), strict=True))
     assert all(_same(a, b) for a, b in zip(before, whole_state(compiled), strict=True))
     return result
 

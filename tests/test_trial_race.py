@@ -12,11 +12,11 @@ import torch
 from conftest import TARGETS, Bench
 from in_process import Try
 
-from autocompile.config import CompileConfig
-from autocompile.record import AT_WORK, Outcome, measurement_of
-from autocompile.trial import race as race_module
-from autocompile.trial import worker
-from autocompile.trial.channel import Channel
+from autocompile.settings.config import CompileConfig
+from autocompile.store.record import AT_WORK, Outcome, measurement_of
+from autocompile.trial.process import worker
+from autocompile.trial.process.channel import Channel
+from autocompile.trial.tasks import race as race_module
 
 NET = """
 import itertools, os, sys
@@ -356,7 +356,7 @@ def test_a_process_that_dies_leaves_whose_turn_it_was(
     number = bench.begin(a_race(*backends, **more))
     ending = bench.end(number)
     assert ending.outcome is Outcome.CRASHED, ending.message
-    file = bench.workshop.folder.trial(number) / AT_WORK
+    file = bench.job_factory.folder.trial(number) / AT_WORK
     assert int(file.read_text()) == at_work
 
 

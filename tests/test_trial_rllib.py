@@ -21,20 +21,21 @@ from gymnasium import spaces
 from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.algorithms.ppo import PPOConfig
 
-from autocompile.config import CompileConfig
 from autocompile.errors import TargetError
 from autocompile.export.common import Choice
 from autocompile.export.python import code_of
-from autocompile.runtime.observations import _observations
-from autocompile.search.offer import calls_between_updates
-from autocompile.trial import rllib, telemetry
-from autocompile.trial.exported import exported_side
-from autocompile.trial.judge import Judge
-from autocompile.trial.phases import make_side, phases_of
-from autocompile.trial.rllib import from_object
-from autocompile.trial.target import Target, build, import_target, seed_everything
-from autocompile.tuned import Choice as TunedChoice
-from autocompile.tuned import Tuned
+from autocompile.runtime.rllib.observations import _observations
+from autocompile.settings.config import CompileConfig
+from autocompile.settings.tuned import Choice as TunedChoice
+from autocompile.settings.tuned import Tuned
+from autocompile.space.spaces import calls_between_updates
+from autocompile.trial.inspect import telemetry
+from autocompile.trial.phases.phases import make_side, phases_of
+from autocompile.trial.target import rllib
+from autocompile.trial.target.load import Target, build, import_target, seed_everything
+from autocompile.trial.target.rllib import from_object
+from autocompile.trial.tasks.exported import exported_side
+from autocompile.trial.verify.verifier import Verifier
 
 RL = str(TARGETS / "rl.py")
 AOT = CompileConfig(backend="aot_eager")
@@ -94,14 +95,14 @@ def test_every_phase_runs_and_is_judged_right_when_compiled(module: Any, name: s
             for draw in (0, 1):
                 seed_everything(draw)
                 draws[draw] = target.inputs(phase, 5)
-        judge = Judge(target, phase, (draws[0], draws[1]), 0, [])
+        verifier = Verifier(target, phase, (draws[0], draws[1]), 0, [])
         telemetry.reset_dynamo("aot_eager")
         compiled = make_side(target, phase, draws[0], AOT)
-        judge.first_calls(compiled, judge.seeded_call(compiled, 0))
+        verifier.first_calls(compiled, verifier.seeded_call(compiled, 0))
         assert telemetry.dynamo_facts().graphs >= 1, phase
-        assert judge.weights(compiled) is (True if phase in RL_PHASES else None), phase
+        assert verifier.weights(compiled) is (True if phase in RL_PHASES else None), phase
         compiled.keep()
-        judge.last_call(compiled)
+        verifier.last_call(compiled)
 
 
 @pytest.mark.parametrize("phase", RL_PHASES)

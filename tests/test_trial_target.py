@@ -15,9 +15,8 @@ from conftest import TARGETS
 from torch import nn
 
 from autocompile.errors import TargetError
-from autocompile.trial.phases import call_model, make_side, phases_of
-from autocompile.trial.probing import described
-from autocompile.trial.target import (
+from autocompile.trial.phases.phases import call_model, make_side, phases_of
+from autocompile.trial.target.load import (
     Target,
     build,
     import_target,
@@ -25,6 +24,7 @@ from autocompile.trial.target import (
     split_spec,
     sum_of_floats,
 )
+from autocompile.trial.tasks.probing import described
 
 PLAIN, KERNELBENCH = str(TARGETS / "plain.py"), str(TARGETS / "kernelbench.py")
 OWN_TRAINING = str(TARGETS / "own_training.py")
@@ -83,8 +83,8 @@ FORMS = {
     f"{PLAIN}:instance": "functions",
     KERNELBENCH: "KernelBench",
     OWN_TRAINING: "functions",
-    "autocompile.trial.sample": "functions",
-    "autocompile.trial.sample:get_model": "functions",
+    "autocompile.trial.target.sample": "functions",
+    "autocompile.trial.target.sample:get_model": "functions",
 }
 
 

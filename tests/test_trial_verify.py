@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from autocompile.trial.verify import compare, mismatch_scale
-from autocompile.trial.view import copy_view, dense
+from autocompile.trial.verify.compare import compare, mismatch_scale
+from autocompile.trial.verify.outputs import copy_view, dense
 
 Pair = namedtuple("Pair", "logits value")
 INF, NAN = float("inf"), float("nan")

@@ -18,16 +18,17 @@ from conftest import ROOT, TARGETS
 from torch._dynamo import eval_frame
 from torch._dynamo.backends.registry import register_backend
 
-from autocompile.backends import DEFAULT_BACKENDS
-from autocompile.config import CompileConfig
 from autocompile.errors import UsageError
 from autocompile.estimate.intervals import speedup
-from autocompile.record import Outcome, Step
 from autocompile.runtime import machine
-from autocompile.trial import environment, telemetry, worker
-from autocompile.trial.failures import first_words, outcome_of, where_in
-from autocompile.trial.phases import Side
-from autocompile.trial.sides import timed
+from autocompile.settings.backends import DEFAULT_BACKENDS
+from autocompile.settings.config import CompileConfig
+from autocompile.store.record import Outcome, Step
+from autocompile.trial.inspect import environment, telemetry
+from autocompile.trial.phases.phases import Side
+from autocompile.trial.phases.sides import timed
+from autocompile.trial.process import worker
+from autocompile.trial.process.failures import first_words, outcome_of, where_in
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.usefixtures("_dynamo_as_it_was")

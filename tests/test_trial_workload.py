@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from autocompile.config import CompileConfig
 from autocompile.estimate.host import SLOWER, left_out
-from autocompile.record import Outcome, Record, Step
-from autocompile.trial.workload import ReferenceWork
+from autocompile.settings.config import CompileConfig
+from autocompile.store.record import Outcome, Record, Step
+from autocompile.trial.measure.workload import ReferenceWork
 
 CPU = torch.device("cpu")
 

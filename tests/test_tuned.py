@@ -13,11 +13,11 @@ import pytest
 import torch
 
 import autocompile
-from autocompile.config import EAGER, CompileConfig
 from autocompile.errors import UsageError
 from autocompile.runtime.inplace import apply_to_optimizer, apply_to_phase
 from autocompile.runtime.machine import describe
-from autocompile.tuned import Choice, Tuned
+from autocompile.settings.config import EAGER, CompileConfig
+from autocompile.settings.tuned import Choice, Tuned
 
 pytestmark = pytest.mark.usefixtures("_dynamo_as_it_was")
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from autocompile.api import tune
-from autocompile.config import EAGER, CompileConfig
+from autocompile.cli.options import numbers
+from autocompile.commands.verify import REQUIREMENTS, Check, check, unmet
 from autocompile.errors import UsageError
 from autocompile.execute.executor import Ending
-from autocompile.options import numbers
+from autocompile.settings.config import EAGER, CompileConfig
+from autocompile.settings.tuned import Choice, Tuned
 from autocompile.testing import FakeExecutor, failed, measured
-from autocompile.tuned import Choice, Tuned
-from autocompile.verify import REQUIREMENTS, Check, check, unmet
 
 FAST = CompileConfig(mode="max-autotune")
 WAS = {"value": 1.5, "low": 1.4, "high": 1.6}

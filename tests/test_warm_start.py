@@ -21,11 +21,11 @@ from torch._inductor.utils import fresh_cache
 from torch.compiler._cache import CacheArtifactManager
 
 import autocompile
-from autocompile.config import CompileConfig
 from autocompile.runtime import warm_start
-from autocompile.trial.channel import Channel
-from autocompile.trial.saving import save
-from autocompile.tuned import Choice, Tuned
+from autocompile.settings.config import CompileConfig
+from autocompile.settings.tuned import Choice, Tuned
+from autocompile.trial.process.channel import Channel
+from autocompile.trial.tasks.saving import save
 
 FROZEN = CompileConfig(freezing=True)
 CPU = torch.device("cpu")
@@ -86,7 +86,7 @@ def saved(made: Tuned, folder: Path) -> dict[str, Any]:
         "target": made.target,
         "device": "cpu",
         "seed": 0,
-        "zygote": False,
+        "fork_server": False,
         "settings": made.to_dict(),
         "file": str(folder / "tuned.cache"),
     }
@@ -235,7 +235,7 @@ print(counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_c
 
 @pytest.mark.slow
 def test_fresh_processes_with_empty_caches_find_every_phase(work: Path) -> None:
-    from autocompile.warm_cache import export_with_cache
+    from autocompile.commands.cache import export_with_cache
 
     (work / "model.py").write_text(MODEL)
     (work / "use.py").write_text(USE)
@@ -263,7 +263,7 @@ def test_fresh_processes_with_empty_caches_find_every_phase(work: Path) -> None:
 
 @pytest.mark.slow
 def test_a_backend_of_which_torch_keeps_nothing_is_left_out(work: Path) -> None:
-    from autocompile.warm_cache import export_with_cache
+    from autocompile.commands.cache import export_with_cache
 
     (work / "model.py").write_text(MODEL)
     made = settings(
@@ -306,8 +306,8 @@ print(counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_c
 def test_a_learner_finds_what_was_saved_of_whole_updates(tmp_path: Path) -> None:
     pytest.importorskip("ray")
     from autocompile.rllib import tuned
-    from autocompile.runtime.observations import module_spec, take_spaces
-    from autocompile.trial.learner import Updates, minibatch
+    from autocompile.runtime.rllib.observations import module_spec, take_spaces
+    from autocompile.trial.target.learner import Updates, minibatch
 
     (tmp_path / "rl_target.py").write_text(RL_TARGET)
     target = f"{tmp_path}/rl_target.py:config"
@@ -336,7 +336,7 @@ def test_an_env_runner_finds_its_phase_also_on_the_one_thread_that_ray_gives_it(
     work: Path,
 ) -> None:
     pytest.importorskip("ray")
-    from autocompile.warm_cache import export_with_cache
+    from autocompile.commands.cache import export_with_cache
 
     (work / "rl_target.py").write_text(RL_TARGET)
     (work / "use.py").write_text(RL_USE)

@@ -15,7 +15,7 @@ from statistics import stdev
 
 from autocompile.estimate.host import left_out
 from autocompile.estimate.intervals import Interval, median, over_sets, ratio
-from autocompile.record import EXPORTED, Measurement, Outcome, Record
+from autocompile.store.record import EXPORTED, Measurement, Outcome, Record
 
 __all__ = ["Candidate", "Limits", "candidates", "compare", "whole_call_s", "with_refreshes"]
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 
-from autocompile.config import DEFAULT_INDUCTOR
 from autocompile.estimate.candidates import Candidate, Limits, candidates, compare
-from autocompile.record import Record
+from autocompile.settings.config import DEFAULT_INDUCTOR
+from autocompile.store.record import Record
 
 __all__ = ["SAME", "SETS", "ZONE", "Decision", "decide", "decide_all", "finalists"]
 

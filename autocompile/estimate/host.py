@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autocompile.record import Record
+from autocompile.store.record import Record
 
 __all__ = ["left_out"]
 

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from autocompile.files import not_for_all
+from autocompile.store.files import not_for_all
 
 __all__ = ["VERSION", "CappedLog", "ChannelError", "LineReader", "drain"]
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from autocompile.execute.channel import CappedLog, LineReader
 from autocompile.execute.executor import Job
-from autocompile.execute.memory import Cage
-from autocompile.processes import MARKER
-from autocompile.record import Step
+from autocompile.execute.memory import Cgroup
+from autocompile.protocol.processes import MARKER
+from autocompile.store.record import Step
 
 __all__ = ["Child", "Clock", "Pipes"]
 
@@ -115,10 +115,10 @@ class Child:
     """One running trial.
 
     Attributes:
-        warden: the pid of the process below which all of the trial's are.
+        supervisor: the pid of the process below which all of the trial's are.
         worker: the pid of the one that does the work, once it has said it.
         stopped: the processes of it that were stopped while another trial is timed.
-        forked: it came from the zygote.
+        forked: it came from the fork server.
         company: other trials ran at some time beside it.
         lost: it could not be killed (a driver or a file system holds it).
         result: its result message.
@@ -131,11 +131,11 @@ class Child:
     job: Job
     pipes: Pipes
     log: CappedLog
-    cage: Cage | None = None
+    cgroup: Cgroup | None = None
     nonce: str = field(default_factory=lambda: secrets.token_hex(8))
     marker: str = field(default_factory=lambda: secrets.token_hex(8))
     clock: Clock = field(default_factory=Clock)
-    warden: int = 0
+    supervisor: int = 0
     worker: int | None = None
     stopped: list[int] = field(default_factory=list)
     process: subprocess.Popen[bytes] | None = None
@@ -162,7 +162,7 @@ class Child:
         return {
             "folder": str(self.job.folder),
             "nonce": self.nonce,
-            "cage": str(self.cage.entrance) if self.cage else "",
+            "cgroup": str(self.cgroup.entrance) if self.cgroup else "",
             "environment": {**self.job.environment, MARKER: self.marker},
         }
 

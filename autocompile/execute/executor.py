@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from autocompile.record import Outcome, Step
+from autocompile.store.record import Outcome, Step
 
 __all__ = ["Ended", "Ending", "Event", "Executor", "Job", "Stepped", "Told"]
 

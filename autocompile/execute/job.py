@@ -11,15 +11,15 @@ from typing import Any
 
 from autocompile.errors import RunError
 from autocompile.execute.executor import Job
-from autocompile.files import make_folder, not_for_all, write_json
-from autocompile.record import SCHEMA, RunFolder
+from autocompile.store.files import make_folder, not_for_all, write_json
+from autocompile.store.record import SCHEMA, RunFolder
 
 try:
     import fcntl
 except ImportError:  # Windows: two tuners on one run are not noticed there
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["Workshop", "adaptive_timeout_s", "is_held", "locked"]
+__all__ = ["JobFactory", "adaptive_timeout_s", "is_held", "locked"]
 
 _LEAST_FREE_BYTES = 256 * 2**20  # of disk: less, and the next compile may not fit
 _ENOUGH_SEEN = 3
@@ -39,7 +39,7 @@ def adaptive_timeout_s(cap_s: float, seen_s: Sequence[float]) -> float:
 
 
 @dataclass
-class Workshop:
+class JobFactory:
     """Makes jobs for one run.
 
     Attributes:

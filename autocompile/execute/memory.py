@@ -14,7 +14,7 @@ import secrets
 import time
 from pathlib import Path
 
-__all__ = ["Cage", "available_memory_bytes", "most_memory_bytes", "oom_kills", "usable_cores"]
+__all__ = ["Cgroup", "available_memory_bytes", "most_memory_bytes", "oom_kills", "usable_cores"]
 
 _PROC = Path("/proc")
 
@@ -49,7 +49,7 @@ def _own_groups() -> list[tuple[Path, bool]]:
     return found
 
 
-class Cage:
+class Cgroup:
     """A cgroup with a memory limit, for one trial.
 
     Attributes:
@@ -61,8 +61,8 @@ class Cage:
         self.entrance = folder / "cgroup.procs"
 
     @classmethod
-    def build(cls, limit_bytes: int) -> Cage | None:
-        """A new cage; None where this process may not make one."""
+    def build(cls, limit_bytes: int) -> Cgroup | None:
+        """A new cgroup; None where this process may not make one."""
         name = f"autocompile-{os.getpid()}-{secrets.token_hex(6)}"
         for parent, version_2 in _own_groups():
             _remove_forgotten(parent)
@@ -104,7 +104,7 @@ class Cage:
 
 
 def _remove_forgotten(parent: Path) -> None:
-    """Remove the cages of tuners that were killed; their trials died with them."""
+    """Remove the cgroups of tuners that were killed; their trials died with them."""
     for folder in parent.glob("autocompile-*-*"):
         tuner = folder.name.split("-")[1]
         if tuner.isdigit() and not (_PROC / tuner).exists():

@@ -14,9 +14,9 @@ from autocompile.errors import ExportError, UsageError
 from autocompile.estimate.decision import SETS
 from autocompile.export.accelerate import export as _accelerate
 from autocompile.export.common import command, comment
+from autocompile.export.config_batch_size import own_choices
 from autocompile.export.json import export as _json
 from autocompile.export.lightning import export as _lightning
-from autocompile.export.own_size import own_choices
 from autocompile.export.python import export as _python
 from autocompile.export.rllib import export as _rllib
 from autocompile.export.script import export as _script

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from autocompile.config import CompileConfig
 from autocompile.export.common import Report, comment, program, quoted
 from autocompile.export.lines import (
     arguments,
@@ -12,6 +11,7 @@ from autocompile.export.lines import (
     process_lines,
 )
 from autocompile.export.stacks import settings_of
+from autocompile.settings.config import CompileConfig
 
 __all__ = ["ACCELERATE_READ", "BACKENDS", "CARRIED", "REGIONS", "TF32", "export", "has_no_name"]
 

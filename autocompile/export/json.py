@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autocompile.export.common import Report, choices
-from autocompile.tuned import Tuned
+from autocompile.settings.tuned import Tuned
 
 __all__ = ["export"]
 

@@ -9,9 +9,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from autocompile.backends import BACKENDS
-from autocompile.config import GUARD_FILTERS, CompileConfig
 from autocompile.export.common import Choice, Report, is_rl, literal, quoted
+from autocompile.settings.backends import BACKENDS
+from autocompile.settings.config import GUARD_FILTERS, CompileConfig
 
 __all__ = [
     "arguments",

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from autocompile.config import EAGER, CompileConfig
 from autocompile.errors import ExportError
 from autocompile.export.common import (
     Choice,
@@ -21,8 +20,9 @@ from autocompile.export.common import (
     speedup_text,
     states_differ,
 )
+from autocompile.export.config_batch_size import own_choices
 from autocompile.export.lines import imports, phase_lines, uses_apply
-from autocompile.export.own_size import own_choices
+from autocompile.settings.config import EAGER, CompileConfig
 
 __all__ = ["code_of", "demand_one_way", "export", "having_form", "refusal"]
 

@@ -16,8 +16,8 @@ from autocompile.export.common import (
     one_line,
     program,
 )
-from autocompile.export.own_size import own_choices
-from autocompile.tuned import Tuned
+from autocompile.export.config_batch_size import own_choices
+from autocompile.settings.tuned import Tuned
 
 __all__ = ["PHASES", "export"]
 

@@ -21,7 +21,7 @@ from autocompile.export.common import (
 )
 from autocompile.export.lines import imports, made_optimizer, phase_lines, uses_apply
 from autocompile.export.python import having_form, refusal
-from autocompile.tuned import Tuned
+from autocompile.settings.tuned import Tuned
 
 __all__ = ["export"]
 

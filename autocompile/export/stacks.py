@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from autocompile import backends
-from autocompile.config import EAGER, CompileConfig
 from autocompile.errors import ExportError
 from autocompile.export.common import (
     Choice,
@@ -18,6 +16,8 @@ from autocompile.export.common import (
     is_rl,
     not_carried,
 )
+from autocompile.settings import backends
+from autocompile.settings.config import EAGER, CompileConfig
 
 __all__ = ["Settings", "settings_of"]
 

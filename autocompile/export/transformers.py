@@ -5,7 +5,6 @@ Nothing is said of what the user logs, or where.
 
 from __future__ import annotations
 
-from autocompile.config import CompileConfig
 from autocompile.export.accelerate import CARRIED, REGIONS, TF32, has_no_name
 from autocompile.export.common import Report, comment, program, quoted
 from autocompile.export.lines import (
@@ -16,6 +15,7 @@ from autocompile.export.lines import (
     process_lines,
 )
 from autocompile.export.stacks import settings_of
+from autocompile.settings.config import CompileConfig
 
 __all__ = ["export"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from autocompile.errors import ExportError
 from autocompile.export.common import Report, is_rl, states_differ
+from autocompile.export.config_batch_size import own_choices
 from autocompile.export.lines import imports, phase_lines, uses_apply
-from autocompile.export.own_size import own_choices
 from autocompile.export.python import having_form, refusal
 from autocompile.export.rllib import PHASES
 

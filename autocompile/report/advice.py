@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from autocompile.estimate.intervals import median
-from autocompile.record import Record
+from autocompile.store.record import Record
 
 __all__ = ["on_memory", "on_recurrent_layers"]
 

@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autocompile import runs
 from autocompile.estimate.candidates import Candidate, Limits, candidates
 from autocompile.estimate.decision import ZONE, Decision, decide
-from autocompile.record import EXPORTED, SCHEMA, Outcome, Record
 from autocompile.report import text as show
 from autocompile.report.advice import on_memory, on_recurrent_layers
 from autocompile.report.explain import why, why_not
 from autocompile.report.rows import best_row, failures, size_row, trial_row
+from autocompile.store import runs
+from autocompile.store.record import EXPORTED, SCHEMA, Outcome, Record
 
 __all__ = ["build_report"]
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from autocompile.estimate.candidates import Candidate, compare
-from autocompile.record import Outcome, Record
 from autocompile.report import text as show
+from autocompile.store.record import Outcome, Record
 
 __all__ = ["why", "why_not"]
 

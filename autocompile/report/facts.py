@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from autocompile.config import DEFAULT_INDUCTOR
 from autocompile.report import text as show
+from autocompile.settings.config import DEFAULT_INDUCTOR
 
 __all__ = [
     "against_default",

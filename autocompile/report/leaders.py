@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from rich.text import Text
 
 from autocompile.estimate.intervals import Interval, signed_rank_interval
-from autocompile.record import Record
 from autocompile.report import text as show
 from autocompile.report.markdown import or_dash
+from autocompile.store.record import Record
 
 __all__ = ["Leader", "leaderboard"]
 

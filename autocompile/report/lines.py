@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Protocol, TextIO
 
-from autocompile.config import CompileConfig
-from autocompile.record import Record, Step
 from autocompile.report import facts as said
 from autocompile.report import text as show
+from autocompile.settings.config import CompileConfig
+from autocompile.store.record import Record, Step
 
 __all__ = [
     "Countdown",

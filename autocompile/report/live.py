@@ -14,9 +14,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from autocompile.config import CompileConfig
 from autocompile.errors import UsageError
-from autocompile.record import Outcome, Record, Step
 from autocompile.report import text as show
 from autocompile.report.leaders import Leader, leaderboard
 from autocompile.report.lines import (
@@ -28,6 +26,8 @@ from autocompile.report.lines import (
     Tried,
     cell_name,
 )
+from autocompile.settings.config import CompileConfig
+from autocompile.store.record import Outcome, Record, Step
 
 __all__ = ["LiveProgress", "PlainProgress", "Progress", "SilentProgress", "progress"]
 

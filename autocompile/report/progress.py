@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autocompile.record import Outcome, Record
+from autocompile.store.record import Outcome, Record
 
 __all__ = ["state_of"]
 

@@ -7,11 +7,11 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from autocompile.config import DEFAULT_INDUCTOR
 from autocompile.estimate.candidates import Candidate, compare, whole_call_s, with_refreshes
 from autocompile.estimate.decision import Decision
 from autocompile.estimate.intervals import Interval, over_sets, ratio
-from autocompile.record import Outcome, Record
+from autocompile.settings.config import DEFAULT_INDUCTOR
+from autocompile.store.record import Outcome, Record
 
 __all__ = ["best_row", "failures", "size_row", "trial_row"]
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from rich.cells import cell_len, set_cell_size
 
-from autocompile.config import CompileConfig
 from autocompile.errors import UsageError
 from autocompile.estimate.intervals import Interval
+from autocompile.settings.config import CompileConfig
 
 __all__ = [
     "NONE",

@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 import torch
 
-from autocompile.config import CompileConfig
 from autocompile.errors import UsageError
 from autocompile.runtime import warm_start
 from autocompile.runtime.compiling import (
@@ -21,7 +20,8 @@ from autocompile.runtime.compiling import (
 )
 from autocompile.runtime.inplace import apply_to_optimizer, apply_to_phase
 from autocompile.runtime.machine import describe
-from autocompile.tuned import Choice, Tuned
+from autocompile.settings.config import CompileConfig
+from autocompile.settings.tuned import Choice, Tuned
 
 __all__ = ["apply", "chosen", "warn_of_differences"]
 

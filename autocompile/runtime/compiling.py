@@ -8,11 +8,11 @@ from typing import Any, cast
 
 import torch
 
-from autocompile.backends import BACKENDS
-from autocompile.config import GUARD_FILTERS, CompileConfig
 from autocompile.errors import UsageError
 from autocompile.runtime.freezing import Frozen
 from autocompile.runtime.regions import regions_of
+from autocompile.settings.backends import BACKENDS
+from autocompile.settings.config import GUARD_FILTERS, CompileConfig
 
 __all__ = [
     "RL_PHASES",

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch._dynamo.utils import counters
 
-from autocompile.config import CompileConfig
 from autocompile.errors import UsageError
 from autocompile.runtime import warm_start
 from autocompile.runtime.compiling import compile_function, prepare_model
 from autocompile.runtime.graphs import with_own_code
 from autocompile.runtime.optimizers import set_implementation
+from autocompile.settings.config import CompileConfig
 
 __all__ = [
     "Compiled",

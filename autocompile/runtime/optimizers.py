@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from autocompile.config import OPTIMIZERS
 from autocompile.errors import UsageError
+from autocompile.settings.config import OPTIMIZERS
 
 __all__ = ["implementations", "leave_out_implementation", "set_implementation"]
 
@@ -29,7 +29,7 @@ def set_implementation(optimizer: torch.optim.Optimizer, name: str) -> None:
 
     Args:
         optimizer: changed in place.
-        name: one of :data:`autocompile.config.OPTIMIZERS`.
+        name: one of :data:`autocompile.settings.config.OPTIMIZERS`.
 
     Raises:
         UsageError: this optimizer has no such implementation.

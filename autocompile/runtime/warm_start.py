@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from autocompile.tuned import Tuned
+from autocompile.settings.tuned import Tuned
 
 __all__ = ["as_saved", "fingerprint", "load", "no_headers", "save"]
 

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
-from autocompile.config import CompileConfig
-from autocompile.search.space import Setting
+from autocompile.settings.config import CompileConfig
+from autocompile.space.space import Setting
 
 __all__ = ["Effects", "Prior", "prior_of"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from autocompile.record import Record, Step
-from autocompile.search.space import Setting
+from autocompile.space.space import Setting
+from autocompile.store.record import Record, Step
 
 __all__ = ["Observer"]
 

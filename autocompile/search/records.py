@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from autocompile.execute.executor import Ending
-from autocompile.record import Outcome, Record, Step, measurement_of
-from autocompile.search.space import Setting
+from autocompile.space.space import Setting
+from autocompile.store.record import Outcome, Record, Step, measurement_of
 
 __all__ = ["side_records", "to_record"]
 

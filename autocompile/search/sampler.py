@@ -21,11 +21,11 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.trial import FrozenTrial, TrialState
 
-from autocompile.config import DEFAULT_INDUCTOR
 from autocompile.errors import UsageError
-from autocompile.search.doubts import doubt, failures_of
 from autocompile.search.effects import Effects, Prior, expected_gain
-from autocompile.search.space import Setting, choices, plainer_twins
+from autocompile.search.failures import doubt, failures_of
+from autocompile.settings.config import DEFAULT_INDUCTOR
+from autocompile.space.space import Setting, choices, plainer_twins
 
 __all__ = ["SAMPLERS", "FiniteSampler", "PortfolioSampler", "make_sampler"]
 

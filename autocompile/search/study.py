@@ -14,18 +14,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 
-from autocompile.config import DEFAULT_INDUCTOR
 from autocompile.execute.executor import Ending, Executor, Job
-from autocompile.execute.job import Workshop, adaptive_timeout_s
-from autocompile.record import Outcome, Record
-from autocompile.search.answers import answer, known_codes, of_twin
+from autocompile.execute.job import JobFactory, adaptive_timeout_s
 from autocompile.search.budget import Budget
-from autocompile.search.crew import Crew, put_first_log_aside
-from autocompile.search.ledger import Ledger
+from autocompile.search.jobs import Crew, put_first_log_aside
 from autocompile.search.observer import Observer
+from autocompile.search.optuna_study import Ledger
 from autocompile.search.records import to_record
+from autocompile.search.reuse import answer, known_codes, of_twin
 from autocompile.search.sampler import FiniteSampler, PortfolioSampler
-from autocompile.search.space import Setting, Space
+from autocompile.settings.config import DEFAULT_INDUCTOR
+from autocompile.space.space import Setting, Space
+from autocompile.store.record import Outcome, Record
 
 __all__ = ["Interrupted", "Study"]
 
@@ -46,7 +46,7 @@ class Study:
     Attributes:
         spaces: the settings of each phase.
         sampler: chooses the next one.
-        workshop: makes jobs.
+        job factory: makes jobs.
         executor: runs them.
         observer: is told of everything.
         budget: of the whole run.
@@ -59,7 +59,7 @@ class Study:
 
     spaces: Mapping[str, Space]
     sampler: PortfolioSampler | FiniteSampler
-    workshop: Workshop
+    job_factory: JobFactory
     executor: Executor
     observer: Observer
     budget: Budget
@@ -143,7 +143,7 @@ class Study:
             setting = self._ledger.ask()
             if setting is None:
                 return
-            number = self.workshop.next_number()
+            number = self.job_factory.next_number()
             calls = self.calls_per_update(setting.phase, setting.batch_size)
             record = answer(number, setting, self._known, calls)
             if record is not None:
@@ -184,8 +184,8 @@ class Study:
             and r.phase == setting.phase
             and (r.config.backend, r.config.mode) == (config.backend, config.mode)
         ]
-        timeout_s = None if fresh else adaptive_timeout_s(self.workshop.timeout_s, seen)
-        return self.workshop.job(
+        timeout_s = None if fresh else adaptive_timeout_s(self.job_factory.timeout_s, seen)
+        return self.job_factory.job(
             number,
             request,
             compile_timeout_s=timeout_s,
@@ -198,7 +198,7 @@ class Study:
         """A failure that neighbours or forking may have caused; once, alone, all afresh."""
         if not ending.doubts or number in self._first_ends:
             return False
-        put_first_log_aside(self.workshop.folder.trial(number))
+        put_first_log_aside(self.job_factory.folder.trial(number))
         return True
 
     def _concluded(self, number: int, setting: Setting, ending: Ending) -> Record:
@@ -222,7 +222,7 @@ class Study:
 
     def _keep(self, record: Record) -> None:
         """The record is on disk before Optuna hears of it."""
-        self.workshop.folder.save(record)
+        self.job_factory.folder.save(record)
         self.records.append(record)
         self._learn(record)
         self._ledger.tell(record)
@@ -232,7 +232,7 @@ class Study:
 
     def keep_raced(self, record: Record) -> None:
         """One side of a race, on disk; Optuna is told nothing of it."""
-        self.workshop.folder.save(record)
+        self.job_factory.folder.save(record)
         self.records.append(record)
         self.observer.ended(record, self._ledger.left)
 
@@ -244,7 +244,7 @@ class Study:
     def _drop_caches_that_cannot_win(self, record: Record) -> None:
         """Disk is for those that may be raced: they run on the cache of their trial."""
         if not record.ok or record.config.is_eager:
-            self.workshop.drop_cache(record.number)
+            self.job_factory.drop_cache(record.number)
         here = [r for s, r in self._known.items() if s.cell == (record.phase, record.batch_size)]
         same = [
             r
@@ -252,11 +252,11 @@ class Study:
             if r.ok
             and not r.config.is_eager
             and r.config != DEFAULT_INDUCTOR
-            and self.workshop.has_cache(r.number)
+            and self.job_factory.has_cache(r.number)
         ]
         if len(same) > _CACHES_KEPT:
             slowest = min(same, key=lambda r: r.measurement.speedup.high if r.measurement else 0)
-            self.workshop.drop_cache(slowest.number)
+            self.job_factory.drop_cache(slowest.number)
 
     def _warn_of_dear_compiles(self, record: Record) -> None:
         """After the first compile: how long a search takes that is of use for this model."""

@@ -10,28 +10,28 @@ if sys.path[0] in ("", os.getcwd()):
 
 import argparse
 
-from autocompile.trial.warden import guard
+from autocompile.trial.process.supervisor import guard
 
 
 def main() -> None:
     """Read the request, run it, send the result, leave."""
     parser = argparse.ArgumentParser(prog="python -m autocompile.trial")
     parser.add_argument("folder", help="the trial's folder: it holds request.json")
-    for name in ("--channel", "--control", "--parent", "--zygote"):
+    for name in ("--channel", "--control", "--parent", "--fork_server"):
         parser.add_argument(name, type=int, help=argparse.SUPPRESS)
-    for name in ("--nonce", "--cage"):
+    for name in ("--nonce", "--cgroup"):
         parser.add_argument(name, default="", help=argparse.SUPPRESS)
     args = parser.parse_args()
 
     def work() -> None:
-        from autocompile.trial.worker import run
+        from autocompile.trial.process.worker import run
 
-        run(args.folder, args.channel, args.nonce, args.control, bool(args.zygote))
+        run(args.folder, args.channel, args.nonce, args.control, bool(args.fork_server))
 
     if args.channel is None:
         work()
     else:
-        guard(work, args.channel, args.nonce, args.cage, args.parent)
+        guard(work, args.channel, args.nonce, args.cgroup, args.parent)
 
 
 if __name__ == "__main__":

@@ -54,8 +54,8 @@ def child(arm: str, batch_size: int) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     import autocompile
-    from autocompile.config import CompileConfig
-    from autocompile.tuned import Choice, Tuned
+    from autocompile.settings.config import CompileConfig
+    from autocompile.settings.tuned import Choice, Tuned
 
     config = LlamaConfig(**SIZES)
     torch.manual_seed(SEED)

@@ -90,9 +90,9 @@ def run(arm: str, settings: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    from autocompile.config import CompileConfig
-    from autocompile.tuned import Choice, Tuned
-    from autocompile.warm_cache import export_with_cache
+    from autocompile.commands.cache import export_with_cache
+    from autocompile.settings.config import CompileConfig
+    from autocompile.settings.tuned import Choice, Tuned
 
     with tempfile.TemporaryDirectory() as folder:
         even = {"value": 1.0, "low": 1.0, "high": 1.0}

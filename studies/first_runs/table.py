@@ -6,7 +6,7 @@ python studies/first_runs/table.py
 import json
 from pathlib import Path
 
-from autocompile.config import CompileConfig
+from autocompile.settings.config import CompileConfig
 
 HERE = Path(__file__).parent
 

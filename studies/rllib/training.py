@@ -31,10 +31,10 @@ def train(seed: int, side: str) -> dict[str, Any]:
     import torch
     from cartpole import get_model
 
-    from autocompile.config import CompileConfig
     from autocompile.rllib import tuned
     from autocompile.runtime.machine import describe
-    from autocompile.tuned import Choice, Tuned
+    from autocompile.settings.config import CompileConfig
+    from autocompile.settings.tuned import Choice, Tuned
 
     config = get_model().debugging(seed=seed)
     if side == "tuned":

@@ -20,7 +20,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
-from autocompile.config import CompileConfig  # noqa: E402
+from autocompile.settings.config import CompileConfig  # noqa: E402
 
 SHRINK = 0.3  # as many observations of "no effect" as each field starts with
 CONV = ("ppo_cnn", "cnn", "atari", "ppo_breakout")

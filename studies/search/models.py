@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from autocompile.config import EAGER, CompileConfig
+from autocompile.settings.config import EAGER, CompileConfig
 
 __all__ = ["MODELS", "Model", "settings"]
 

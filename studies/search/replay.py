@@ -36,12 +36,12 @@ sys.path[:0] = [str(ROOT), str(ROOT / "studies/search")]
 
 from learn import learn, tables  # noqa: E402
 
-from autocompile.config import CompileConfig  # noqa: E402
 from autocompile.estimate.decision import SETS, ZONE  # noqa: E402
 from autocompile.estimate.intervals import over_sets  # noqa: E402
 from autocompile.search.effects import Prior  # noqa: E402
 from autocompile.search.sampler import FiniteSampler, PortfolioSampler, make_sampler  # noqa: E402
-from autocompile.search.space import Setting  # noqa: E402
+from autocompile.settings.config import CompileConfig  # noqa: E402
+from autocompile.space.space import Setting  # noqa: E402
 
 TIMES_S = tuple(float(t) for t in range(20, 301, 20))
 SIDE_BY_SIDE = 1.25  # what two jobs on two cores gain (studies/tuning_cost)

@@ -34,13 +34,13 @@ os.environ["PYTHONPATH"] = os.pathsep.join((str(ROOT), os.environ.get("PYTHONPAT
 
 from models import MODELS, Model, settings  # noqa: E402
 
-from autocompile.config import EAGER, CompileConfig  # noqa: E402
 from autocompile.execute.executor import Ended, Ending, Job  # noqa: E402
-from autocompile.execute.job import Workshop  # noqa: E402
-from autocompile.execute.process import LocalExecutor  # noqa: E402
-from autocompile.record import RunFolder  # noqa: E402
+from autocompile.execute.job import JobFactory  # noqa: E402
+from autocompile.execute.local import LocalExecutor  # noqa: E402
 from autocompile.search.records import to_record  # noqa: E402
-from autocompile.search.space import Setting  # noqa: E402
+from autocompile.settings.config import EAGER, CompileConfig  # noqa: E402
+from autocompile.space.space import Setting  # noqa: E402
+from autocompile.store.record import RunFolder  # noqa: E402
 
 SETS, ROUNDS, SET_S = 3, 12, 20.0
 TIMEOUT_S = 200.0
@@ -116,7 +116,7 @@ class _Begun:
             self.is_over = True
 
 
-def cold_job(workshop: Workshop, model: Model, size: int | None, config: CompileConfig) -> Job:
+def cold_job(job_factory: JobFactory, model: Model, size: int | None, config: CompileConfig) -> Job:
     """A trial of the search."""
     request = {
         "kind": "trial",
@@ -126,7 +126,7 @@ def cold_job(workshop: Workshop, model: Model, size: int | None, config: Compile
         "limits": {},
         "calls_per_update": model.calls_per_update,
     }
-    return workshop.job(workshop.next_number(), request, alone=True)
+    return job_factory.job(job_factory.next_number(), request, alone=True)
 
 
 def cold_row(
@@ -160,7 +160,7 @@ def rounded(measurement: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def race_jobs(
-    workshop: Workshop,
+    job_factory: JobFactory,
     model: Model,
     size: int | None,
     rows: dict[int, dict[str, Any]],
@@ -186,13 +186,13 @@ def race_jobs(
                 {
                     "number": n,
                     "config": rows[n]["config"],
-                    "cache": str(workshop.cache_of(n)),
+                    "cache": str(job_factory.cache_of(n)),
                     "is_warm": True,
                 }
                 for n in group
             ],
         }
-        jobs.append(workshop.job(workshop.next_number(), request, alone=True))
+        jobs.append(job_factory.job(job_factory.next_number(), request, alone=True))
     return jobs
 
 
@@ -241,15 +241,17 @@ def table(
         folder = RunFolder(Path(scratch))
         folder.create()
         base = {"target": str(ROOT / model.target), "device": device, "seed": 0}
-        workshop = Workshop(folder, {**base, "tolerance": None}, TIMEOUT_S, None, _next=first + 1)
+        job_factory = JobFactory(
+            folder, {**base, "tolerance": None}, TIMEOUT_S, None, _next=first + 1
+        )
         request = {"phases": [model.phase], "batch_size": size or 4, "backends": None}
-        probe = dataclasses.replace(workshop.probe_job(request, True), number=first)
+        probe = dataclasses.replace(job_factory.probe_job(request, True), number=first)
         seen = (yield [probe])[first]
         if "environment" not in seen.payload:
             print(f"{model.name}: {seen.outcome.value} {seen.message}")
             return
         configs = [c for c in settings(model, device) if not left_out(model, c, options.without)]
-        cold = [cold_job(workshop, model, size, config) for config in configs]
+        cold = [cold_job(job_factory, model, size, config) for config in configs]
         endings = yield cold
         rows = {}
         for order, (config, job) in enumerate(zip(configs, cold, strict=True)):
@@ -263,7 +265,8 @@ def table(
         part = path.with_suffix(".part")
         part.write_text(json.dumps(list(rows.values()), separators=(",", ":")) + "\n")
         sets = [
-            race_jobs(workshop, model, size, rows, number, options.rounds) for number in range(SETS)
+            race_jobs(job_factory, model, size, rows, number, options.rounds)
+            for number in range(SETS)
         ]
         endings = yield [job for each in sets for job in each]
         for number, each in enumerate(sets):

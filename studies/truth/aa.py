@@ -29,14 +29,14 @@ from ground_truth import best_yard_us, calm_limit
 from models import HERE
 from store import append, commit, load
 
-from autocompile.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
 from autocompile.estimate.decision import SAME, SETS, ZONE, Decision, decide_all
 from autocompile.estimate.intervals import over_sets, ratio, signed_rank_interval
 from autocompile.execute.executor import Ended, Ending, Job
-from autocompile.execute.job import Workshop
-from autocompile.execute.process import LocalExecutor
-from autocompile.record import Measurement, Outcome, Record, RunFolder, Step
-from autocompile.search import racing
+from autocompile.execute.job import JobFactory
+from autocompile.execute.local import LocalExecutor
+from autocompile.search import race as racing
+from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
+from autocompile.store.record import Measurement, Outcome, Record, RunFolder, Step
 
 BATCH_SIZE = 4
 SIDES = {
@@ -61,13 +61,13 @@ def microseconds(seconds: list[float]) -> list[float]:
     return [float(f"{1e6 * s:.5g}") for s in seconds]
 
 
-def measure(executor: LocalExecutor, workshop: Workshop, name: str) -> dict[str, Any]:
+def measure(executor: LocalExecutor, job_factory: JobFactory, name: str) -> dict[str, Any]:
     """One set: raw microseconds of a call, by side, in the order of the rounds."""
     sides = [
         {
             "number": number,
             "config": config.to_dict(),
-            "cache": str(workshop.cache_of(number)),
+            "cache": str(job_factory.cache_of(number)),
             "is_warm": False,
         }
         for number, config in enumerate(SIDES.values())
@@ -82,7 +82,7 @@ def measure(executor: LocalExecutor, workshop: Workshop, name: str) -> dict[str,
         "takes_turns": False,
         "sides": sides,
     }
-    ending = run(executor, workshop.job(workshop.next_number(), request, alone=True))
+    ending = run(executor, job_factory.job(job_factory.next_number(), request, alone=True))
     found = {side["number"]: side for side in ending.payload.get("sides", ())}
     failed = [f"{n}: {s.get('message', '')}" for n, s in found.items() if s["outcome"] != "ok"]
     if ending.outcome is not Outcome.OK or failed:
@@ -225,12 +225,12 @@ def main() -> None:
         folder = RunFolder(scratch)
         folder.create()
         base = {"target": str(HERE / "twins.py"), "device": "cpu", "seed": 0, "tolerance": None}
-        workshop = Workshop(folder, base, 200.0, None)
+        job_factory = JobFactory(folder, base, 200.0, None)
         executor = LocalExecutor(jobs=1)
         try:
             for experiment, number in todo:
                 began = time.monotonic()
-                found = measure(executor, workshop, f"{experiment} {number}")
+                found = measure(executor, job_factory, f"{experiment} {number}")
                 row = {"experiment": experiment, "set": number, "commit": commit(), **found}
                 append(path, "cpu", row)
                 said = found.get("error", "done")

@@ -40,14 +40,14 @@ from ground_truth import Truth, analyse, best_yard_us, calm_limit, ties
 from models import EAGER, HERE, MODELS
 from store import load
 
-from autocompile.config import CompileConfig
 from autocompile.estimate import candidates as candidates_
 from autocompile.estimate import decision as decision_
 from autocompile.estimate import host
 from autocompile.estimate.candidates import Candidate
 from autocompile.estimate.decision import decide, finalists
 from autocompile.estimate.intervals import Interval, over_sets, signed_rank_interval
-from autocompile.record import Measurement, Outcome, Record, Step
+from autocompile.settings.config import CompileConfig
+from autocompile.store.record import Measurement, Outcome, Record, Step
 
 ROUNDS, WINDOWS = 24, 16  # rounds of a set; stretches of them that are taken of each process
 SPELLS = {"spells": 0.2, "long spells": 0.4}  # of the sets
@@ -256,7 +256,7 @@ def trial(number: int, config: CompileConfig) -> Record:
 
 
 def run(world: World, variant: Variant, seen: list[Draw]) -> dict[str, Any]:
-    """One run: the race of :class:`autocompile.search.racing.Race` without its clock."""
+    """One run: the race of :class:`autocompile.search.race.Race` without its clock."""
     kwargs = MODELS[world.name.split()[1]].settings["cpu"]
     names = {number: name for number, name in enumerate((EAGER, *world.calm))}
 

@@ -33,15 +33,15 @@ from store import append, commit, last_line, load, neighbour
 from yardstick import is_busy
 
 import autocompile.api
-import autocompile.search.offer
-from autocompile.config import CompileConfig
+import autocompile.space.spaces
 from autocompile.errors import AutocompileError
 from autocompile.estimate.candidates import candidates
 from autocompile.estimate.decision import decide_all
 from autocompile.estimate.intervals import Interval
-from autocompile.record import Record
 from autocompile.search.effort import EFFORTS
-from autocompile.search.space import SearchSpace, Space
+from autocompile.settings.config import CompileConfig
+from autocompile.space.space import SearchSpace, Space
+from autocompile.store.record import Record
 
 FASTER = 0.95  # times the truth's best yardstick: the machine has another clock
 
@@ -75,7 +75,7 @@ def space_of(model: str, device: str) -> SearchSpace:
 @contextlib.contextmanager
 def only(wanted: dict[CompileConfig, str]) -> Iterator[None]:
     """Leave out of a product what the study does not have."""
-    whole = autocompile.search.offer.build_space
+    whole = autocompile.space.spaces.build_space
 
     def narrowed(*args: Any) -> Space:
         space = whole(*args)
@@ -85,11 +85,11 @@ def only(wanted: dict[CompileConfig, str]) -> Iterator[None]:
             unusable={s: why for s, why in space.unusable.items() if s.config in wanted},
         )
 
-    autocompile.search.offer.build_space = narrowed
+    autocompile.space.spaces.build_space = narrowed
     try:
         yield
     finally:
-        autocompile.search.offer.build_space = whole
+        autocompile.space.spaces.build_space = whole
 
 
 def run(model: str, device: str, effort: str, seed: int) -> dict[str, Any]:

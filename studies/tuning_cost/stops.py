@@ -2,8 +2,8 @@
 
 python studies/tuning_cost/stops.py
 
-Sixteen trees such as trials are (a warden, and below it a worker in a session of its own with 30
-threads) and 150 processes that have nothing to do with them. Written to ``stops.json``.
+Sixteen trees such as trials are (a supervisor, and below it a worker in a session of its own with
+30 threads) and 150 processes that have nothing to do with them. Written to ``stops.json``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from autocompile import processes
+from autocompile.protocol import processes
 
 TREES, THREADS, STRANGERS, TIMES = 16, 30, 150, 100
 WORKER = f"""
@@ -40,17 +40,17 @@ worker.wait()
 def main() -> None:
     strangers = [subprocess.Popen(["sleep", "1000"]) for _ in range(STRANGERS)]
     command = [sys.executable, "-c", WARDEN, WORKER]
-    wardens = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(TREES)]
-    workers = [int(w.stdout.readline()) for w in wardens if w.stdout]
+    supervisors = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(TREES)]
+    workers = [int(w.stdout.readline()) for w in supervisors if w.stdout]
     try:
         began, used = time.monotonic(), time.process_time()
         for _ in range(TIMES):
-            for stopped in processes.pause([w.pid for w in wardens], workers).values():
+            for stopped in processes.pause([w.pid for w in supervisors], workers).values():
                 assert len(stopped) == 1
                 processes.resume(stopped)
         cpu_s, wall_s = time.process_time() - used, time.monotonic() - began
     finally:
-        for pid in (*workers, *(p.pid for p in (*wardens, *strangers))):
+        for pid in (*workers, *(p.pid for p in (*supervisors, *strangers))):
             os.kill(pid, signal.SIGKILL)
     found = {
         "schema": 1,

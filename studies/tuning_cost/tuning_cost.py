@@ -32,10 +32,10 @@ from pathlib import Path
 from typing import Any
 
 from autocompile.api import tune
-from autocompile.config import CompileConfig
-from autocompile.record import Measurement, Record, measurement_of
 from autocompile.report.live import SilentProgress, Tried
-from autocompile.search.space import SearchSpace
+from autocompile.settings.config import CompileConfig
+from autocompile.space.space import SearchSpace
+from autocompile.store.record import Measurement, Record, measurement_of
 from autocompile.testing import FakeExecutor, measured
 
 ARMS = ("naive", "tune", "search")
@@ -146,7 +146,9 @@ def choices(log: Path) -> list[list[Any]]:
 def start_s() -> float:
     """How long the command takes to begin: an interpreter and the tuner's own imports."""
     began = time.monotonic()
-    subprocess.run([sys.executable, "-c", "import autocompile.cli, autocompile.api"], check=True)
+    subprocess.run(
+        [sys.executable, "-c", "import autocompile.cli.commands, autocompile.api"], check=True
+    )
     return time.monotonic() - began
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch._dynamo import register_backend
 
-from autocompile.processes import descendants
+from autocompile.protocol.processes import descendants
 
 SLEEPS = "import time; time.sleep(600)"
 # Only whoever adopts orphans can find it: no session, group, parent or environment of ours, and
@@ -80,7 +80,7 @@ def kills_itself(graph, inputs):
 
 
 @register_backend
-def kills_its_warden(graph, inputs):
+def kills_its_supervisor(graph, inputs):
     """The process that would clean up after it."""
     subprocess.Popen([sys.executable, "-c", SLEEPS], start_new_session=True)
     fork_a_sleeper()

@@ -2,7 +2,7 @@
 
 torch had one until 2.8. This one exports each graph with ``torch.onnx.export(dynamo=True)``, and
 ``torch.compile(model, backend="onnxrt")`` finds it in any process by its entry point. Its options
-are those of :mod:`autocompile.runtime.backends.onnx_graph`.
+are those of :mod:`autocompile.runtime.backends.onnx.graph`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from autocompile.runtime.backends.onnx_graph import compile_graph
-from autocompile.runtime.backends.onnx_model import Exported, Unsupported, first_line
-from autocompile.runtime.backends.onnx_session import Session
+from autocompile.runtime.backends.onnx.graph import compile_graph
+from autocompile.runtime.backends.onnx.model import Exported, Unsupported, first_line
+from autocompile.runtime.backends.onnx.session import Session
 
 __all__ = ["onnxrt"]
 

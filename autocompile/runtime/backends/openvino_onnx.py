@@ -4,7 +4,7 @@ OpenVINO brings a backend ``openvino`` of its own, which (2026.4) computes in bf
 can, and returns memory that its next call overwrites. This one takes the way of ``onnxrt``: each
 graph becomes an ONNX model, which OpenVINO reads. On CPUs only. OpenVINO computes integers of 64
 bits in 32 there; what might need more is left to torch, or refused. Its options are those of
-:mod:`autocompile.runtime.backends.onnx_graph`.
+:mod:`autocompile.runtime.backends.onnx.graph`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from autocompile.runtime.backends.onnx_graph import compile_graph
-from autocompile.runtime.backends.onnx_integers import demand_small_integers
-from autocompile.runtime.backends.onnx_model import Exported, Unsupported, first_line
-from autocompile.runtime.backends.onnx_session import Session
+from autocompile.runtime.backends.onnx.graph import compile_graph
+from autocompile.runtime.backends.onnx.integers import demand_small_integers
+from autocompile.runtime.backends.onnx.model import Exported, Unsupported, first_line
+from autocompile.runtime.backends.onnx.session import Session
 
 __all__ = ["openvino_onnx"]
 

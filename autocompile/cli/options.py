@@ -1,0 +1,93 @@
+"""Read the values of options: lists, amounts with units. Every mistake is a UsageError."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+from autocompile.errors import UsageError
+
+__all__ = ["choices", "fraction", "integers", "known_runs", "numbers", "seconds", "size", "words"]
+
+Value = TypeVar("Value")
+
+_TIME = {"": 1.0, "s": 1.0, "ms": 1e-3, "m": 60.0, "min": 60.0, "h": 3600.0}
+_SIZE = {"": 1.0, "b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9}
+_SIZE |= {"kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30}
+
+
+def words(given: Iterable[str] | None) -> tuple[str, ...] | None:
+    """Comma lists: ``["a, b", "c"]`` is ``("a", "b", "c")``; None stays None."""
+    if given is None:
+        return None
+    parts = (part.strip() for text in given for part in text.split(","))
+    return tuple(dict.fromkeys(part for part in parts if part))
+
+
+def choices(
+    option: str, given: Iterable[str] | None, known: Mapping[str, Value]
+) -> tuple[Value, ...] | None:
+    """Comma lists of known words, as their values."""
+    parts = words(given)
+    for part in parts or ():
+        if part.lower() not in known:
+            raise UsageError(f"{option} {part!r} is none of {', '.join(known)}")
+    return None if parts is None else tuple(known[part.lower()] for part in parts)
+
+
+def integers(option: str, given: Iterable[str] | None) -> tuple[int, ...] | None:
+    """Comma lists of whole numbers."""
+    parts = words(given)
+    try:
+        return None if parts is None else tuple(int(part) for part in parts)
+    except ValueError:
+        said = ",".join(parts or ())
+        raise UsageError(f"{option} {said!r} is no list of whole numbers like 1,4,16") from None
+
+
+def fraction(option: str, text: str | None) -> float | None:
+    """A number above 0 and below 1."""
+    try:
+        number = None if text is None else float(text)
+    except ValueError:
+        number = -1.0
+    if number is not None and not 0 < number < 1:
+        raise UsageError(f"{option} {text!r} is no number between 0 and 1 like 0.001")
+    return number
+
+
+def numbers(option: str, given: Iterable[str] | None, known: Iterable[str]) -> dict[str, float]:
+    """``["speedup=1.05, max-graphs=1"]`` by name; of times also with units."""
+    found = {}
+    for part in words(given) or ():
+        name, _, text = part.partition("=")
+        if name not in known:
+            raise UsageError(f"{option} {name!r} is none of {', '.join(known)}")
+        found[name] = 0.0 if text == "0" else _amount(option, text, _TIME, f"{name}=1")
+    return found
+
+
+def _amount(option: str, text: str, units: Mapping[str, float], example: str) -> float:
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]*)\s*", text)
+    if match is None or match[2].lower() not in units or float(match[1]) <= 0:
+        raise UsageError(f"{option} {text!r} is no amount like {example}")
+    return float(match[1]) * units[match[2].lower()]
+
+
+def seconds(option: str, text: str | None, example: str) -> float | None:
+    """A time: ``10m`` is 600 seconds, a bare number is seconds."""
+    return None if text is None else _amount(option, text, _TIME, example)
+
+
+def size(option: str, text: str | None) -> int | None:
+    """A size: ``2GiB`` is 2**31 bytes, a bare number is bytes."""
+    return None if text is None else int(_amount(option, text, _SIZE, "2GiB"))
+
+
+def known_runs(beginning: str) -> list[str]:
+    """The runs that a shell may complete to."""
+    from autocompile.store import runs
+
+    names = [p.parent.name for p in runs.under.glob("*/run.json")]
+    return [n for n in ("last", *sorted(names)) if n.startswith(beginning)]

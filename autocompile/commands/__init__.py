@@ -1,0 +1,1 @@
+"""What check, doctor, verify and others do beside tune."""

@@ -1,0 +1,75 @@
+"""``autocompile export -o tuned.json --with-cache``: settings with their compiled code beside."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import shutil
+from pathlib import Path
+
+from autocompile.commands.diagnose import bench
+from autocompile.errors import ExportError, UsageError
+from autocompile.report.live import SilentProgress
+from autocompile.search.jobs import run_job
+from autocompile.settings.tuned import Tuned
+from autocompile.space.plan import Plan
+from autocompile.store.record import Outcome
+
+__all__ = ["export_with_cache"]
+
+_LOG_LINES = 12  # enough for the end of a traceback
+
+
+def export_with_cache(settings: Tuned, path: Path, timeout_s: float) -> list[str]:
+    """Compile settings once more in a process of their own, and keep what torch made.
+
+    Args:
+        settings: of a run, which stays as it is.
+        path: of the settings; the compiled code is beside it, as ``NAME.cache``.
+        timeout_s: the longest that the process may stay in one step.
+
+    Returns:
+        Lines that say what was written and what is not in it.
+
+    Raises:
+        ExportError: the settings can no longer be compiled.
+        UsageError: the files cannot be written.
+    """
+    cache = path.with_suffix(".cache")
+    plan = Plan(settings.target, device=settings.fingerprint.get("device"))
+    with bench(plan, timeout_s, "spawn") as (job_factory, executor):
+        made = (job_factory.folder.path / cache.name).absolute()
+        request = {"kind": "save", "settings": settings.to_dict(), "file": str(made)}
+        job = job_factory.job(job_factory.next_number(), request)
+        ending, interrupted = run_job(executor, job, SilentProgress())
+        if interrupted:
+            raise KeyboardInterrupt
+        if ending.outcome is not Outcome.OK:
+            log = (job.folder / "log.txt").read_text("utf-8", "replace")
+            raise ExportError(
+                f"the settings of {settings.target} cannot be compiled for a cache: "
+                f"{ending.outcome.value}: {ending.message}",
+                *log.strip().splitlines()[-_LOG_LINES:],
+                hint=f"autocompile export RUN -o {path}   (without --with-cache)",
+            )
+        told = [f"not in the cache: {why}" for why in ending.payload["left_out"]]
+        if not made.exists():
+            _write(path, settings)
+            return [f"wrote {path}, and no cache: there is nothing to keep", *told]
+        sha256 = hashlib.sha256(made.read_bytes()).hexdigest()
+        try:
+            shutil.move(made, cache)
+        except OSError as error:
+            raise UsageError(f"cannot write {cache}: {error.strerror}") from error
+    _write(path, dataclasses.replace(settings, cache={"file": cache.name, "sha256": sha256}))
+    kept = ending.payload["saved"]
+    size = f"{cache.stat().st_size / 2**20:.1f} MiB"
+    holds = f"{kept['graphs']} graphs and {kept['libraries']} libraries"
+    return [f"wrote {path} and {cache} ({size}: {holds})", *told]
+
+
+def _write(path: Path, settings: Tuned) -> None:
+    try:
+        path.write_text(settings.to_json(), "utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from error

@@ -1,0 +1,130 @@
+"""``verify --in-algorithm``: what settings change in the user's own RLlib algorithm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from autocompile.commands.diagnose import bench
+from autocompile.errors import TargetError
+from autocompile.estimate.intervals import Interval, over_sets, signed_rank_interval, speedup
+from autocompile.execute.executor import Ending
+from autocompile.report.live import SilentProgress
+from autocompile.search.jobs import run_job
+from autocompile.settings.tuned import Tuned
+from autocompile.space.plan import Plan, target_spec
+from autocompile.store.record import Outcome
+
+__all__ = ["compare_in_algorithm", "figures"]
+
+_FEW_ROUNDS = 6  # fewer have no 95 % interval
+_LOG_LINES = 6
+
+
+def compare_in_algorithm(
+    target: str, settings: Tuned, budget_s: float, timeout_s: float
+) -> dict[str, Any]:
+    """Run the target's algorithm with and without settings, in turns, in a process of its own.
+
+    Args:
+        target: names an AlgorithmConfig with an environment.
+        settings: to be compared with none.
+        budget_s: of the whole comparison, building and compiling included.
+        timeout_s: added to the budget, before a step that hangs is ended.
+
+    Returns:
+        ``target``, ``figures``, ``notes``, and what the child has measured: ``rounds``, ``active``.
+
+    Raises:
+        TargetError: the algorithm cannot be run, or does not use the settings.
+    """
+    plan = Plan(target_spec(target))
+    request = {"kind": "in_algorithm", "settings": settings.to_dict(), "budget_s": budget_s}
+    with bench(plan, budget_s + timeout_s) as (job_factory, executor):
+        job = job_factory.job(0, request, fresh=True, alone=True)
+        ending, interrupted = run_job(executor, job, SilentProgress())
+        if interrupted:
+            raise KeyboardInterrupt
+        if ending.outcome is not Outcome.OK:
+            log = (job.folder / "log.txt").read_text("utf-8", "replace")
+            raise _error(plan.target, ending, log)
+    names = ("rounds", "runners", "warmup_s", "warmup_iterations", "active")
+    found = {name: ending.payload[name] for name in names}
+    made = figures(found["rounds"], found["runners"])
+    return {"target": plan.target, "figures": made, "notes": _notes(made, found), **found}
+
+
+def figures(rounds: Sequence[Mapping[str, Any]], runners: int = 1) -> dict[str, Any]:
+    """Estimates with 95 % intervals from the rounds of one process, paired by round.
+
+    That of a gain counts too how far fresh processes usually are apart; those of a side do not.
+
+    Args:
+        rounds: of :func:`autocompile.trial.tasks.in_algorithm.compare`.
+        runners: how many sampled side by side.
+
+    Returns:
+        ``steps_per_s``: env steps by seconds of ``train()``; ``sampled_per_s``: by seconds of
+        sampling; ``update_s``: seconds of a gradient update; ``forward_share``: of sampling that is
+        the module's forward. Each of ``untouched`` and ``tuned``, and but for the share ``gain``:
+        how many times faster the tuned side is.
+    """
+    found = {}
+    for name, above, below, factor, more_is_better in (
+        ("steps_per_s", "steps", "train_s", 1, True),
+        ("sampled_per_s", "steps", "sample_s", runners, True),
+        ("update_s", "update_s", "updates", 1, False),
+        ("forward_share", "forward_s", "sample_s", 1, None),
+    ):
+        both = [
+            [factor * one[side][above] / one[side][below] for side in ("untouched", "tuned")]
+            for one in rounds
+            if all(one[s].get(above) and one[s].get(below) for s in ("untouched", "tuned"))
+        ]
+        if not both:
+            continue
+        plain, tuned = zip(*both, strict=True)
+        row = {
+            "untouched": signed_rank_interval(plain).to_dict(),
+            "tuned": signed_rank_interval(tuned).to_dict(),
+        }
+        if more_is_better is not None:
+            pair = (tuned, plain) if more_is_better else (plain, tuned)
+            row["gain"] = _gain(*pair).to_dict()
+        found[name] = row
+    return found
+
+
+def _gain(slow: Sequence[float], fast: Sequence[float]) -> Interval:
+    """As uncertain as one process is, or as its own rounds are."""
+    inside, outside = speedup(slow, fast), over_sets([0.0])
+    return Interval(
+        inside.value,
+        min(inside.low, inside.value * outside.low),
+        max(inside.high, inside.value * outside.high),
+    )
+
+
+def _notes(made: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+    notes = []
+    if share := made.get("forward_share"):
+        most = 1 / max(1 - share["untouched"]["value"], 1e-3)
+        notes.append(f"were the forward free, sampling would be {most:.2f} times as fast")
+    if len(found["rounds"]) < _FEW_ROUNDS:
+        notes.append(
+            f"{len(found['rounds'])} iterations of each are too few for a 95 % interval: the range "
+            "of the values stands in its place (a longer --budget helps)"
+        )
+    for runner in found["active"]["env_runners"][:1]:
+        if runner.get("measured_elsewhere"):
+            notes.append(f"measured elsewhere: {'; '.join(runner['measured_elsewhere'])}")
+    return notes
+
+
+def _error(target: str, ending: Ending, log: str) -> TargetError:
+    """Why there is nothing to compare, in one paragraph."""
+    if explained := ending.payload.get("explained"):
+        return TargetError(explained["what"], *explained["details"], hint=explained["hint"])
+    what = f"the algorithm of {target} failed in {ending.step.value}: {ending.message}"
+    where = [ending.payload["where"]] if ending.payload.get("where") else []
+    return TargetError(what, *where, *log.strip().splitlines()[-_LOG_LINES:])

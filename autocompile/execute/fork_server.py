@@ -1,0 +1,245 @@
+"""The parent's side of the fork server: a warm process that forks a trial in milliseconds.
+
+Importing torch, Dynamo and Inductor takes two to seven seconds, and every trial needs them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import socket
+import subprocess
+import tempfile
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from autocompile.execute.child import Child
+from autocompile.protocol.processes import MARKER
+
+__all__ = ["ForkServer", "ForkServerError"]
+
+_PATIENCE_S = 120.0  # to import everything on a slow disk
+_FORK_S = 30.0  # to fork when it has nothing else to do
+_MOST_BYTES = 1 << 16
+_GROWTH = 2.0  # more memory than this many times its first, and a new one takes its place
+
+
+class ForkServerError(Exception):
+    """There is no fork server to fork from; the text says why.
+
+    Args:
+        reason: in words.
+        is_unfit: it said so itself; otherwise it is dead.
+    """
+
+    def __init__(self, reason: str, is_unfit: bool = False) -> None:
+        self.is_unfit = is_unfit
+        super().__init__(reason)
+
+
+class ForkServer:
+    """Starts a fork server and talks to it over a socket pair; never waits until it is ready.
+
+    Args:
+        python: the interpreter.
+        variables: of the environment, on top of the parent's.
+        selector: wakes whoever waits when it says something; :meth:`listen` is then to be called.
+
+    Raises:
+        ForkServerError: it could not be started.
+    """
+
+    def __init__(
+        self, python: str, variables: Mapping[str, str], selector: selectors.BaseSelector
+    ) -> None:
+        ours, theirs = socket.socketpair()
+        self._socket, self._selector = ours, selector
+        self._words = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the process)
+        environment = {
+            **os.environ,
+            **variables,
+            # torch asks the driver's library and not the driver whether there is a GPU: a process
+            # that has opened the driver cannot fork.
+            "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+            "TORCHINDUCTOR_COMPILE_THREADS": "1",
+            MARKER: "fork_server",
+        }
+        try:
+            self._process = subprocess.Popen(
+                [
+                    python,
+                    "-m",
+                    "autocompile.trial.process.fork_server",
+                    str(theirs.fileno()),
+                    str(os.getpid()),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=self._words,
+                stderr=self._words,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+                env=environment,
+            )
+        except OSError as error:
+            ours.close()
+            raise ForkServerError(f"it cannot be started: {error}") from None
+        finally:
+            theirs.close()
+        selector.register(ours, selectors.EVENT_READ, self)
+        self._rest = b""
+        self._answers: deque[Any] = deque()
+        self._error: ForkServerError | None = None
+        self._unanswered = 1  # it says by itself when it is ready, or why it never will be
+        self._asked_at = time.monotonic()
+        self._has_to_prepare = False
+        self._size = float("inf")
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it imports or compiles something, as far as :meth:`listen` has heard."""
+        return self._unanswered > 0 and self._error is None and not self._is_overdue
+
+    @property
+    def _is_overdue(self) -> bool:
+        return self._unanswered > 0 and time.monotonic() - self._asked_at > _PATIENCE_S
+
+    def warm(self, modules: Sequence[str], toolchain: Path | None) -> None:
+        """Have it import modules and, with a toolchain, compile something small on the CPU.
+
+        Returns at once; it compiles when :meth:`is_ready` is asked first.
+
+        Args:
+            modules: by name.
+            toolchain: where it leaves what every compiler cache starts with; None for nothing.
+
+        Raises:
+            ForkServerError: it is dead.
+        """
+        place = None if toolchain is None else str(toolchain)
+        self._ask({"do": "warm", "modules": list(modules), "toolchain": place})
+        self._has_to_prepare |= toolchain is not None
+
+    def is_ready(self) -> bool:
+        """Whether it can fork a trial at once; has it prepare what is left to do.
+
+        Raises:
+            ForkServerError: it is dead, found itself not clean, or has not answered for too long.
+        """
+        self.listen()
+        if self._error is not None:
+            raise self._error
+        if self._has_to_prepare and not self._unanswered:
+            self._has_to_prepare = False
+            self._ask({"do": "prepare"})
+        if self._is_overdue:
+            raise ForkServerError(f"it has not answered for {_PATIENCE_S:.0f} s")
+        return not self._unanswered
+
+    def listen(self) -> None:
+        """Take what it has said, without waiting for more."""
+        try:
+            while self._error is None and self._receive(0.0):
+                while self._answers:
+                    self._size = self._understood(self._answers.popleft())["memory_bytes"]
+                    self._unanswered -= 1
+                    self._asked_at = time.monotonic()
+        except ForkServerError as error:
+            self._error = error
+            self._unregister()  # at its end it would wake us for ever
+
+    def fork(self, child: Child) -> None:
+        """Fork a trial from one that is ready; fills in the trial's ``supervisor`` and ``pidfd``.
+
+        Raises:
+            ForkServerError: it is dead, or it found itself not clean.
+        """
+        try:
+            here = os.getcwd()
+        except OSError:  # somebody has removed it
+            here = "/"
+        request = {"do": "fork", "cwd": here, **child.arguments}
+        self._send(request, child.pipes.theirs)
+        until = time.monotonic() + _FORK_S
+        while not self._answers and (left := until - time.monotonic()) > 0:
+            self._receive(left)
+        if not self._answers:
+            raise ForkServerError(f"it has not forked for {_FORK_S:.0f} s")
+        child.supervisor = int(self._understood(self._answers.popleft())["pid"])
+        with contextlib.suppress(OSError, AttributeError):
+            child.pidfd = os.pidfd_open(child.supervisor)
+        child.forked = True
+
+    def has_grown(self) -> bool:
+        """Whether it holds much more memory than at first: time for a new one."""
+        try:
+            resident = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+        except (OSError, ValueError, IndexError):
+            return False
+        return bool(resident * os.sysconf("SC_PAGE_SIZE") > _GROWTH * self._size)
+
+    def close(self) -> None:
+        """End it; trials that came from it end as well."""
+        self._process.kill()
+        self._process.wait()
+        self._unregister()
+        self._socket.close()
+        self._words.close()
+
+    def _unregister(self) -> None:
+        with contextlib.suppress(KeyError, ValueError):  # it is not there any more
+            self._selector.unregister(self._socket)
+
+    def _ask(self, request: Mapping[str, Any]) -> None:
+        self._send(request)
+        if not self._unanswered:
+            self._asked_at = time.monotonic()
+        self._unanswered += 1
+
+    def _send(self, request: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
+        line = json.dumps(request).encode() + b"\n"
+        try:
+            self._socket.settimeout(_FORK_S)
+            sent = socket.send_fds(self._socket, [line], list(descriptors)) if descriptors else 0
+            self._socket.sendall(line[sent:])
+        except OSError as error:
+            raise ForkServerError(f"it is gone: {error}") from None
+
+    def _receive(self, patience_s: float) -> bool:
+        """Wait for more of its answers; False if nothing came."""
+        try:
+            self._socket.settimeout(patience_s)
+            data = self._socket.recv(_MOST_BYTES)
+        except (BlockingIOError, TimeoutError):
+            return False
+        except OSError as error:
+            raise ForkServerError(f"it does not answer: {error}") from None
+        if not data:
+            raise ForkServerError(f"it ended{self._last_words()}")
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        try:
+            self._answers.extend(json.loads(line) for line in lines)
+        except ValueError as error:
+            raise ForkServerError(f"it does not answer: {error}") from None
+        return True
+
+    def _understood(self, answer: Any) -> dict[str, Any]:
+        if not isinstance(answer, dict):
+            raise ForkServerError(f"it does not answer: {answer!r}")
+        if reason := answer.get("refused"):
+            raise ForkServerError(str(reason), is_unfit=True)
+        return answer
+
+    def _last_words(self) -> str:
+        self._words.seek(0)
+        lines = self._words.read()[-4000:].decode("utf-8", "replace").strip().splitlines()
+        return f": {lines[-1][:200]}" if lines else ""

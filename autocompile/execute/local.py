@@ -1,0 +1,327 @@
+"""LocalExecutor: each trial in processes of its own on this machine, several at once.
+
+The parent sleeps in ``select`` while trials work. Deadlines live here, because a timer in the
+trial would not fire while its interpreter lock is held. When a trial ends, however it ends, its
+whole process tree is dead before anybody is told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import selectors
+import signal
+import sys
+import time
+from collections import deque
+
+from autocompile.errors import RunError, UsageError
+from autocompile.execute.channel import CappedLog, ChannelError, drain
+from autocompile.execute.child import Child, Clock, Pipes
+from autocompile.execute.exclusive import Quiet
+from autocompile.execute.executor import Ended, Ending, Event, Job, Stepped, Told
+from autocompile.execute.fork_server import ForkServer
+from autocompile.execute.memory import Cgroup, available_memory_bytes, oom_kills, usable_cores
+from autocompile.execute.outcome import ending_of
+from autocompile.execute.starter import Isolation
+from autocompile.execute.starters import ProcessStarters
+from autocompile.protocol.processes import kill_tree, pause, resume, tree_memory_bytes
+from autocompile.store.record import Outcome, Step
+
+__all__ = ["Isolation", "LocalExecutor", "default_jobs"]
+
+_BIRTH_S = 5.0  # for a supervisor to start its worker
+_DUMP_GRACE_S = 1.0  # to write its stacks before it is killed
+_POLL_S = 0.5  # how often the memory of a trial without a cgroup is looked at
+_TRIAL_BYTES = 2 * 2**30  # what a trial may need, when nothing is known of it
+_MOST_JOBS = 16
+
+
+def default_jobs() -> int:
+    """How many trials run side by side: one for each core, as far as memory goes."""
+    cores = usable_cores()
+    free = available_memory_bytes()
+    by_memory = _MOST_JOBS if free is None else free // _TRIAL_BYTES
+    return max(1, min(cores, by_memory, _MOST_JOBS))
+
+
+class LocalExecutor:
+    """Runs trials on this machine.
+
+    Args:
+        python: the interpreter; this one when None.
+        isolation: ``fork`` takes trials from a warm process, ``spawn`` starts an interpreter for
+            each, ``auto`` forks where that is safe.
+        jobs: how many may run at once; :func:`default_jobs` when None.
+
+    Raises:
+        UsageError: no such isolation, or fewer than one job.
+    """
+
+    def __init__(
+        self, python: str | None = None, isolation: Isolation = "auto", jobs: int | None = None
+    ) -> None:
+        if jobs is not None and jobs < 1:
+            raise UsageError(f"{jobs} jobs at once cannot run anything", hint="--jobs 1")
+        self.slots = default_jobs() if jobs is None else jobs
+        self._jobs_given = jobs is not None
+        self._events: list[Event] = []
+        self._selector = selectors.DefaultSelector()
+        self._starters = ProcessStarters(
+            python or sys.executable,
+            isolation,
+            lambda text: self._events.append(Told(text)),
+            self._selector,
+        )
+        self._children: dict[int, Child] = {}
+        self._queue: deque[Job] = deque()
+        self._look_at = 0.0
+        self._quiet = Quiet(self._hold, self._release, self._grant)
+        self._asking: deque[int] = deque()  # for quiet, while a fork server is busy
+
+    def start(self, job: Job) -> None:
+        """Start a trial, or keep it until it can be forked and nobody is being timed."""
+        self._queue.append(job)
+        self._start_queued()
+
+    def wait(self, timeout_s: float) -> list[Event]:
+        """Sleep until a trial says something, ends, or passes a deadline."""
+        until = time.monotonic() + timeout_s
+        while not self._events and (self._children or self._queue):
+            sleep = until - time.monotonic()
+            if sleep <= 0:
+                break
+            sleep = min(sleep, _POLL_S, *(c.left_s() for c in self._children.values()))
+            for key, _ in self._selector.select(max(0.0, sleep)):
+                if isinstance(key.data, ForkServer):
+                    key.data.listen()
+                elif key.fd == key.data.pidfd:
+                    key.data.gone = True
+                else:
+                    self._read(key.data, key.fd)
+            self._pass_on_who_asks()
+            self._look_after_all()
+            self._start_queued()
+        events, self._events = self._events, []
+        return events
+
+    def cancel(self, number: int) -> None:
+        """Kill a trial's processes; it ends as ``interrupted``, also where Ctrl-C has lost it."""
+        for job in [j for j in self._queue if j.number == number]:
+            self._queue.remove(job)
+        if child := self._children.get(number):
+            self._kill(child, "interrupted")
+        elif not any(isinstance(e, Ended) and e.number == number for e in self._events):
+            self._events.append(Ended(number, ending_of(None, Step.IMPORT)))
+
+    def close(self) -> None:
+        """Kill every trial that still runs, and the fork server."""
+        self._queue.clear()
+        try:
+            for child in list(self._children.values()):
+                self._kill(child, "interrupted")
+                self._finish(child)
+        finally:
+            self._starters.close()
+            self._selector.close()
+
+    # Starting ----------------------------------------------------------------------------------
+
+    def _start_queued(self) -> None:
+        for job in list(self._queue):
+            if self._quiet.taken or self._asking:
+                return
+            if self._starters.of(job.python).is_ready(job, alone=not self._children):
+                self._queue.remove(job)
+                self._launch(job)
+
+    def _launch(self, job: Job) -> None:
+        pipes = Pipes()
+        try:
+            log = CappedLog(job.folder / "log.txt")
+        except OSError as error:
+            pipes.close_theirs()
+            pipes.close_ours()
+            raise RunError(
+                f"cannot write in {job.folder}: {error.strerror or error}",
+                hint="free some space or make the folder writable, then repeat with --resume",
+            ) from error
+        cgroup = Cgroup.build(job.memory_limit_bytes) if job.memory_limit_bytes else None
+        child = Child(job, pipes, log, cgroup, oom_before=oom_kills())
+        has_begun = False
+        try:
+            has_begun = self._starters.of(job.python).start(child)
+        except OSError as error:
+            what = f"its process cannot be started: {error.strerror or error}"
+            ending = Ending(Outcome.INFRASTRUCTURE, Step.IMPORT, what)
+            self._events.append(Ended(job.number, ending))
+            return
+        finally:
+            pipes.close_theirs()
+            if not has_begun:
+                pipes.close_ours()
+                log.close()
+                if cgroup is not None:
+                    cgroup.remove()
+        if not has_begun:
+            self._queue.appendleft(job)
+            return
+        child.clock = Clock()
+        for other in self._children.values():
+            other.company = child.company = True
+        self._children[job.number] = child
+        self._quiet.enter(job.number)
+        for descriptor in (pipes.results[0], pipes.output[0], child.pidfd):
+            if descriptor is not None:
+                self._selector.register(descriptor, selectors.EVENT_READ, child)
+
+    # Listening ---------------------------------------------------------------------------------
+
+    def _read(self, child: Child, descriptor: int) -> bool:
+        """Take what a pipe holds now; False when that is nothing."""
+        if descriptor not in self._selector.get_map():
+            return False  # it ended while another was waited for
+        data = drain(descriptor)
+        if data is None:
+            self._selector.unregister(descriptor)
+            # Only the trial's own processes hold the other end.
+            child.gone = child.gone or descriptor == child.pipes.results[0]
+        elif descriptor == child.pipes.output[0]:
+            child.take_output(data)
+        else:
+            self._take(child, data)
+        return bool(data)
+
+    def _take(self, child: Child, data: bytes) -> None:
+        number = child.job.number
+        try:
+            for message in child.reader.feed(data):
+                event = message.get("event")
+                if event == "step":
+                    child.clock.enter(Step(message["step"]))
+                    self._events.append(Stepped(number, child.clock.step))
+                elif event == "quiet":
+                    child.clock.hold(waits=True)
+                    self._asking.append(number)
+                elif event == "busy":
+                    self._quiet.give_back(number)
+                elif event == "result" and child.result is None:
+                    child.result = message
+                    child.clock.enter(Step.EXIT)
+                elif event == "toolchain":
+                    self._starters.of(child.job.python).warm((), child.job.toolchain)
+                elif event == "modules":
+                    names = [str(name) for name in message["names"]]
+                    self._starters.of(child.job.python).warm(names, None)
+                elif event == "room" and not self._jobs_given:
+                    self.slots = max(1, min(self.slots, int(message["trials"])))
+                elif event == "born":
+                    child.worker = int(message["pid"])
+                elif event == "no_cgroup" and child.cgroup is not None:
+                    child.cgroup.remove()
+                    child.cgroup = None  # so its memory is looked at instead
+                elif event == "gone":
+                    child.code = int(message["code"])
+        except (ChannelError, KeyError, TypeError, ValueError) as error:
+            child.garbage = str(error)
+            self._kill(child, None)
+
+    # Holding still ------------------------------------------------------------------------------
+
+    def _pass_on_who_asks(self) -> None:
+        """A fork server that imports or compiles would disturb a timing: it is through first."""
+        while self._asking and not self._starters.are_busy:
+            self._quiet.ask(self._asking.popleft())
+
+    def _hold(self, numbers: list[int]) -> None:
+        children = [self._children[n] for n in numbers if n in self._children]
+        for child in children:
+            self._await_birth(child)
+            child.clock.hold()
+        groups = [group for child in children for group in child.groups]
+        stopped = pause([child.supervisor for child in children], groups)
+        for child in children:
+            child.stopped = stopped[child.supervisor]
+
+    def _await_birth(self, child: Child) -> None:
+        """A worker that is not there yet cannot be stopped, and would start beside the timing."""
+        deadline = time.monotonic() + _BIRTH_S
+        while child.worker is None and not child.gone and time.monotonic() < deadline:
+            if select.select([child.pipes.results[0]], [], [], _BIRTH_S)[0]:
+                self._read(child, child.pipes.results[0])
+
+    def _release(self, numbers: list[int]) -> None:
+        children = [self._children[n] for n in numbers if n in self._children]
+        for child in children:
+            resume(child.stopped, child.groups)
+            child.stopped = []
+            child.clock.go()
+
+    def _grant(self, number: int) -> None:
+        child = self._children[number]
+        child.clock.go()
+        with contextlib.suppress(OSError):  # it has gone; its end is on its way
+            os.write(child.pipes.control[0], b"!")
+
+    # Limits and the end -------------------------------------------------------------------------
+
+    def _look_after_all(self) -> None:
+        now = time.monotonic()
+        poll = now >= self._look_at
+        for child in list(self._children.values()):
+            if child.gone or (child.process is not None and child.process.poll() is not None):
+                self._finish(child)
+            else:
+                self._look_after(child, poll)
+        if poll:  # looking at many trees takes time: it gets one percent of a core at most
+            self._look_at = now + max(_POLL_S, 100 * (time.monotonic() - now))
+
+    def _look_after(self, child: Child, poll: bool) -> None:
+        """Hold a trial to its memory limit and its deadlines."""
+        limit = child.job.memory_limit_bytes
+        if poll and limit and not child.cgroup and tree_memory_bytes(child.supervisor) > limit:
+            self._kill(child, "memory")
+        elif child.left_s() > 0:
+            return
+        elif child.kill_at is None and child.result is None and child.worker is not None:
+            in_step = child.clock.left(child.job.allowed_s(child.clock.step), None) <= 0
+            child.killed_for = "timeout" if in_step else "total"
+            child.kill_at = time.monotonic() + _DUMP_GRACE_S
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child.worker, signal.SIGUSR1)  # faulthandler writes every stack
+        else:
+            self._kill(child, child.killed_for or "timeout")
+
+    def _kill(self, child: Child, why: str | None) -> None:
+        child.killed_for = child.killed_for or why
+        if not kill_tree(None if child.gone else child.supervisor, child.marker):
+            child.gone = child.lost = True  # the kernel does not let go of it; we do
+
+    def _finish(self, child: Child) -> None:
+        """Read what is left, kill what is left, and say how it ended."""
+        if not child.lost:
+            kill_tree(None, child.marker)
+            if child.process is not None:
+                child.process.wait()
+        registered = self._selector.get_map()
+        for descriptor in (child.pipes.results[0], child.pipes.output[0]):
+            while descriptor in registered and self._read(child, descriptor):
+                pass
+            if descriptor in registered:
+                self._selector.unregister(descriptor)
+        del self._children[child.job.number]  # what follows must not be repeated after Ctrl-C
+        try:
+            if child.pidfd is not None:
+                self._selector.unregister(child.pidfd)
+                os.close(child.pidfd)
+            child.pipes.close_ours()
+            child.clock.go()
+            child.clock.enter(child.clock.step)
+            child.log.close()
+            self._events.append(Ended(child.job.number, ending_of(child, child.clock.step)))
+            if child.cgroup is not None:
+                child.cgroup.remove()
+        finally:
+            self._asking = deque(n for n in self._asking if n != child.job.number)
+            self._quiet.leave(child.job.number)

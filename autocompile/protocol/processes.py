@@ -1,0 +1,286 @@
+"""Process trees: who belongs to one, how much memory it holds, pausing it, leaving nothing alive.
+
+Linux is read through /proc. Elsewhere only the process group is known: memory is not counted and
+nothing is paused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = [
+    "MARKER",
+    "adopt_orphans",
+    "descendants",
+    "die_with_parent",
+    "end_descendants",
+    "end_strays",
+    "keep_others_from_writing",
+    "kill_tree",
+    "pause",
+    "resume",
+    "thread_count",
+    "tree_memory_bytes",
+]
+
+MARKER = "AUTOCOMPILE_TRIAL"
+"""Environment variable by which programs that a trial started are known, in whatever session.
+
+A fork that has not run another program still shows its origin's environment: those are found as
+descendants, and fall to the fork server when their supervisor is killed.
+"""
+
+_PROC = Path("/proc")
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def die_with_parent(parent: int, by: int = signal.SIGKILL) -> None:
+    """Ask Linux for a signal when the parent dies; elsewhere nothing is done.
+
+    The signal follows the thread that created this process, so create it from one that stays.
+
+    Args:
+        parent: the pid that the parent had; if it is gone already, this process leaves.
+        by: the signal.
+    """
+    _prctl(_PR_SET_PDEATHSIG, by)
+    if sys.platform == "linux" and os.getppid() != parent:
+        os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent ends: none can leave the tree."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def keep_others_from_writing() -> None:
+    """Whatever the umask says, only the owner may write to files that are made from now on."""
+    os.umask(os.umask(0o022) | 0o022)
+
+
+class _Seen(NamedTuple):
+    """What the kernel says of a process."""
+
+    state: str
+    parent: int
+    group: int
+
+    @property
+    def is_moving(self) -> bool:
+        return self.state not in "TtZX"
+
+
+def _look_at(pid: int) -> _Seen | None:
+    try:  # without pathlib, which takes twice as long: this is read for every process
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+            words = file.read().rpartition(b")")[2].split(None, 3)
+        return _Seen(words[0].decode(), int(words[1]), int(words[2]))
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        tasks = list((_PROC / str(pid) / "task").iterdir())
+        return [int(c) for t in tasks for c in (t / "children").read_text().split()]
+    except (OSError, ValueError):
+        return []
+
+
+def descendants(root: int, include_zombies: bool = False) -> list[int]:
+    """Every process below one, children before grandchildren; zombies left out."""
+    found, todo = [], [root]
+    while todo:
+        below = _children(todo.pop(0))
+        todo += below
+        found += below
+    if include_zombies:
+        return found
+    return [p for p in found if (seen := _look_at(p)) and seen.state not in "ZX"]
+
+
+def _signal_all(pids: Iterable[int], number: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def _marked(value: str) -> list[int]:
+    """Processes whose environment carries the marker, zombies and ourselves left out."""
+    needle = f"{MARKER}={value}".encode()
+    found = []
+    for entry in _PROC.iterdir() if _PROC.is_dir() else ():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            if needle in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def _until_quiet(find: Callable[[], list[int]], patience_s: float) -> bool:
+    """Kill what ``find`` finds until two passes in a row find nothing."""
+    deadline = time.monotonic() + patience_s
+    quiet = 0
+    while quiet < 2 and time.monotonic() < deadline:
+        alive = find()
+        quiet = 0 if alive else quiet + 1
+        _signal_all(alive, signal.SIGKILL)
+        if alive:
+            time.sleep(0.01)
+    return quiet >= 2
+
+
+def end_descendants(patience_s: float = 10.0) -> bool:
+    """Kill and reap everything below this process."""
+
+    def find() -> list[int]:
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        return descendants(os.getpid())
+
+    return _until_quiet(find, patience_s)
+
+
+def end_strays(known: Collection[int]) -> None:
+    """Kill every child of this process that it does not know, with all below it, in one pass.
+
+    What is below those becomes ours when they end, and SIGCHLD tells of it.
+    """
+    for stray in set(_children(os.getpid())) - set(known):
+        _signal_all([stray, *descendants(stray)], signal.SIGKILL)
+
+
+def kill_tree(root: int | None, marker: str, patience_s: float = 10.0) -> bool:
+    """Kill every process below one, the process itself, and all that carry the marker.
+
+    Args:
+        root: a process that is known to be alive or not yet waited for; None if it is gone.
+        marker: value of the environment variable ``MARKER``.
+        patience_s: how long to try.
+
+    Returns:
+        Whether two passes in a row found nothing alive.
+    """
+    if root is not None:
+        _until_quiet(lambda: descendants(root), patience_s)
+        if not _PROC.is_dir():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(root, signal.SIGKILL)
+        _signal_all([root], signal.SIGKILL)
+    return _until_quiet(lambda: _marked(marker), patience_s)
+
+
+def _families(roots: Collection[int]) -> dict[int, dict[int, _Seen]]:
+    """What is below each of these, from one look at all processes.
+
+    A process under CUDA has dozens of threads, each with a list of children of its own: for many
+    trees it is cheaper to ask every process for its parent.
+    """
+    every, children = dict[int, _Seen](), defaultdict[int, list[int]](list)
+    for name in os.listdir(_PROC):
+        if name.isdigit() and (seen := _look_at(int(name))):
+            every[int(name)] = seen
+            children[seen.parent].append(int(name))
+    found = {root: dict[int, _Seen]() for root in roots}
+    for root, below in found.items():
+        todo = [root]
+        while todo:
+            born = children[todo.pop()]
+            todo += born
+            below |= {child: every[child] for child in born}
+    return found
+
+
+def pause(
+    roots: Collection[int], groups: Collection[int] = (), patience_s: float = 0.25
+) -> dict[int, list[int]]:
+    """Stop every process below these, and wait until they stand still.
+
+    Args:
+        roots: of the trees; they themselves go on.
+        groups: process groups that lie in the trees with all of their members. The kernel stops
+            such a group at once, forks included, so that one look at all processes is enough; what
+            is in no such group is stopped one by one, and looked for again.
+        patience_s: how long to wait: one that is deep in a driver takes its time, and after this
+            it is left to stop when it comes out.
+
+    Returns:
+        For each root the living processes below it, for :func:`resume`.
+    """
+    if not roots or not _PROC.is_dir():
+        return {root: [] for root in roots}
+    held = set()  # a process that is only about to lead its group is none of it yet
+    for group in groups:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, signal.SIGSTOP)
+            held.add(group)
+    deadline = time.monotonic() + patience_s
+    while True:
+        trees = _families(roots)
+        moving = {p: seen for tree in trees.values() for p, seen in tree.items() if seen.is_moving}
+        outside = [pid for pid, seen in moving.items() if seen.group not in held]
+        _signal_all(outside, signal.SIGSTOP)
+        _await_stillness(moving, deadline)
+        if not outside or time.monotonic() >= deadline:
+            return {
+                root: [pid for pid, seen in tree.items() if seen.state not in "ZX"]
+                for root, tree in trees.items()
+            }
+
+
+def _await_stillness(pids: Iterable[int], deadline: float) -> None:
+    nap_s, left = 0.0005, list(pids)
+    while left and time.monotonic() < deadline:
+        time.sleep(nap_s)
+        nap_s *= 2
+        left = [pid for pid in left if (seen := _look_at(pid)) and seen.is_moving]
+
+
+def resume(pids: Iterable[int], groups: Iterable[int] = ()) -> None:
+    """Let the processes and groups that :func:`pause` has stopped go on."""
+    _signal_all(pids, signal.SIGCONT)
+    for group in groups if _PROC.is_dir() else ():
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, signal.SIGCONT)
+
+
+def thread_count() -> int:
+    """Threads of this process, those of C libraries too; 1 where that cannot be seen."""
+    try:
+        return len(os.listdir("/proc/self/task"))
+    except OSError:
+        return 1
+
+
+def tree_memory_bytes(root: int) -> int:
+    """Resident memory of the processes below one, shared pages of files left out.
+
+    What a fork shares with its origin is counted, as a fresh interpreter would hold it as well.
+    """
+    page = os.sysconf("SC_PAGE_SIZE")
+    total = 0
+    for pid in descendants(root, include_zombies=True):
+        try:
+            _, resident, shared, *_ = (_PROC / str(pid) / "statm").read_text().split()
+        except (OSError, ValueError):
+            continue
+        total += (int(resident) - int(shared)) * page
+    return total

@@ -1,0 +1,1 @@
+"""Settings in RLlib's own runners and learners."""

@@ -1,0 +1,326 @@
+"""RLlib with tuned settings: env runners and learners that use them, and prove it in each result.
+
+Tested with ray 2.50 and 2.60, new API stack. ray's own ``torch_compile_*`` fields do not reach env
+runners, and carry neither memory formats nor optimizers nor frozen weights. So the classes of env
+runner and learner are extended: ray builds them in every process, and again after a restart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import warnings
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import ray
+import torch
+from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
+from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner
+from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
+from ray.rllib.offline.offline_env_runner import OfflineSingleAgentEnvRunner
+from ray.rllib.utils import force_list
+from ray.rllib.utils.torch_utils import convert_to_torch_tensor
+
+from autocompile.errors import UsageError
+from autocompile.runtime import warm_start
+from autocompile.runtime.apply import demand_this_interpreter
+from autocompile.runtime.compiling import RL_PHASES, prepare_model, set_precision, set_threads
+from autocompile.runtime.inplace import Compiled, apply_to_optimizer, apply_to_phase
+from autocompile.runtime.machine import describe
+from autocompile.runtime.optimizers import leave_out_implementation
+from autocompile.runtime.rllib.in_effect import NotInEffect, Tell
+from autocompile.runtime.rllib.observations import connectors_of
+from autocompile.runtime.rllib.warm_up import compile_in_one_thread, warm_up
+from autocompile.settings.tuned import Choice, Tuned
+
+__all__ = ["NotInEffect", "default_runner", "tuned"]
+
+
+def tuned(config: Any, settings: Any, *, strict: bool = True) -> Any:
+    """An RLlib configuration whose env runners and learners use tuned settings.
+
+    Env runners compile and warm up when they are built, for their own number of environments (of
+    several agents at their first step); learners at their first update. What is active is in each
+    result of ``train()``, under ``autocompile``.
+
+    Args:
+        config: an AlgorithmConfig of the new API stack; it stays as it is.
+        settings: a file that ``autocompile export -o`` wrote, or a Result.
+        strict: ``train()`` raises :class:`NotInEffect` where a setting failed or captured no graph,
+            where threads or precision are others, or where a runner uses no settings. Otherwise it
+            warns. What failed goes on in eager mode.
+
+    Returns:
+        A copy of the configuration.
+
+    Raises:
+        UsageError: the settings are about no RLModule or are another interpreter's, or the
+            configuration is of the old API stack.
+
+    Warns:
+        UserWarning: the configuration sets ray's own ``torch_compile_*``, which are turned off.
+    """
+    found = Tuned.read(settings)
+    used = [p for p in (*RL_PHASES, "optimizer_step", "learner_update") if p in found.phases]
+    if not used:
+        raise UsageError(f"the settings are about no RLModule: {', '.join(found.phases)}")
+    if not (config.enable_rl_module_and_learner and config.enable_env_runner_and_connector_v2):
+        raise UsageError(
+            f"this {type(config).__name__} is of RLlib's old API stack, which is not supported",
+            hint="config.api_stack(enable_rl_module_and_learner=True, "
+            "enable_env_runner_and_connector_v2=True)",
+        )
+    for phase in used:
+        for choice in found.phases[phase]:
+            demand_this_interpreter(found, phase, choice)
+    config = config.copy(copy_frozen=False)
+    runner = config.env_runner_cls or default_runner(config)
+    config.env_runners(env_runner_cls=_extended(_TunedRunner, runner, found))
+    # By the method of 2.60 or that of 2.50, of which the other one warns.
+    config._learner_class = _extended(_TunedLearner, config.learner_class, found)
+    _warn_of_own_flags(config)
+    config.framework("torch", torch_compile_learner=False, torch_compile_worker=False)
+    others = [f for f in force_list(config.callbacks_on_train_result) if not isinstance(f, Tell)]
+    config.callbacks(on_train_result=[*others, Tell(strict)])
+    return config
+
+
+def _warn_of_own_flags(config: Any) -> None:
+    """Say what ray would make of its own fields, which are turned off."""
+    said = []
+    if config.torch_compile_worker:
+        said.append(
+            f"torch_compile_worker does nothing: no env runner of ray {ray.__version__} reads it"
+        )
+    if config.torch_compile_learner:
+        if config.torch_compile_learner_what_to_compile == "complete_update":
+            what = "compile the tuned parts a second time, and reset Dynamo"
+        else:
+            what = "compile nothing: ray passes over the modules of a learner"
+        said.append(f"torch_compile_learner would {what}")
+    if said:
+        warnings.warn(
+            f"{'; '.join(said)}. It is turned off: the tuned settings take its place", stacklevel=3
+        )
+
+
+def default_runner(config: Any) -> type:
+    """What RLlib takes where the configuration names no class."""
+    if config.output:
+        return OfflineSingleAgentEnvRunner  # type: ignore[no-any-return]
+    several: type = MultiAgentEnvRunner
+    return several if config.is_multi_agent else SingleAgentEnvRunner
+
+
+def _extended(mixin: type, base: type, settings: Tuned) -> type:
+    """The class with the settings in it: it travels by value to wherever ray makes an actor."""
+    base = vars(base).get("untuned", base)
+    own = {"tuned": settings, "untuned": base, "__module__": __name__}
+    return type(f"Tuned{base.__name__}", (mixin, base), own)
+
+
+class _Tuned:
+    """What runner and learner have in common: the settings, and what is active of them."""
+
+    tuned: ClassVar[Tuned]
+    active: dict[str, tuple[Choice, Compiled | None, dict[str, Any]]]
+    ran: dict[str, tuple[int, str]]  # threads and precision of the last call, by phase
+
+    def use(self, key: str, choice: Choice, compiled: Compiled | None, **facts: Any) -> None:
+        """Remember what was applied."""
+        warm_start.load(self.tuned, self._device)  # type: ignore[attr-defined]
+        self.active[key] = choice, compiled, facts
+
+    @contextlib.contextmanager
+    def as_measured(self, phase: str, choice: Choice | None, usual: int = 0) -> Iterator[int]:
+        """Run with the threads and the precision of a choice; afterwards set them back.
+
+        A process may hold a runner and a learner, or several algorithms, each with its own.
+
+        Args:
+            phase: that runs.
+            choice: for the phase; None changes nothing.
+            usual: threads of a choice without a number; those of the process if left out.
+
+        Yields:
+            The number of threads that the process had before.
+        """
+        threads = torch.get_num_threads()
+        if choice is None:
+            yield threads
+            return
+        precision = _precision(choice)
+        set_threads(choice.config.threads or usual or threads)
+        set_precision(choice.config.precision)
+        try:
+            yield threads
+            self.ran[phase] = torch.get_num_threads(), _precision(choice)
+        finally:
+            set_threads(threads)
+            set_precision(precision)
+
+    def tell_active(self) -> dict[str, Any]:
+        """What is active here, for the result of ``train()``; what is not, under ``problems``."""
+        told: dict[str, Any] = {}
+        problems: list[str] = []
+        for key, (choice, compiled, facts) in self.active.items():
+            label = choice.config.label()
+            told[key] = {"setting": label, "measured_at": choice.batch_size, **facts}
+            if compiled is not None:
+                told[key] |= {"graphs": compiled.graphs, "recompiles": compiled.later_graphs}
+                if compiled.failed:
+                    told[key]["setting"] = "eager"
+                    problems.append(f"{key}: {label} failed: {compiled.failed}")
+                elif compiled.calls and not compiled.graphs and not choice.config.is_eager:
+                    problems.append(f"{key}: {label} has captured no graph")
+            if not (ran := self.ran.get(key.rpartition(".")[2])):
+                continue
+            told[key]["threads"] = ran[0]
+            threads, precision = choice.config.threads, choice.config.precision
+            if threads not in (None, ran[0]):
+                problems.append(f"{key}: {ran[0]} threads, and not {threads}")
+            if precision != ran[1]:
+                problems.append(f"{key}: another precision than {precision}")
+        here = describe(self._device)  # type: ignore[attr-defined]
+        return {
+            "settings": told,
+            "measured_elsewhere": self.tuned.differences(here),
+            "problems": problems,
+        }
+
+
+class _TunedRunner(_Tuned):
+    """Of an env runner: the phase that it samples with."""
+
+    sampling: tuple[str, Choice | None] = "", None
+
+    def make_module(self) -> None:
+        """Make the module, and have it use the settings for this number of environments."""
+        super().make_module()  # type: ignore[misc]
+        runner: Any = self
+        self.active, self.ran = {}, {}
+        if runner.module is None or runner.env is None:  # it does not sample
+            return
+        phase = "forward_exploration" if runner.config.explore else "forward_inference"
+        if runner.worker_index:  # one of many on its machine
+            compile_in_one_thread()
+        choice = self.tuned.at(phase, runner.num_envs)
+        choice = choice or self.tuned.at("forward_exploration", runner.num_envs)
+        if choice is None:
+            return
+        self.sampling = phase, choice
+        for name, module in _modules(runner.module):
+            compiled = apply_to_phase(module, phase, choice.config, or_eager=True)
+            self.use(f"{name}.{phase}".strip("."), choice, compiled)
+            # Of several agents, how many rows a module gets is known at the first step.
+            if compiled is not None and not isinstance(runner.module, MultiRLModule):
+                own = functools.partial(connectors_of, runner.config, runner.env)
+                with self.as_measured(phase, choice):
+                    warmed = warm_up(module, phase, runner.num_envs, choice.config, own)
+                self.active[phase][2].update(warmed)
+                compiled.graphs += compiled.later_graphs
+                compiled.later_graphs = 0
+
+    def sample(self, **kwargs: Any) -> Any:
+        """Sample, with the threads and the precision of the setting."""
+        with self.as_measured(*self.sampling):
+            return super().sample(**kwargs)  # type: ignore[misc]
+
+
+class _TunedLearner(_Tuned):
+    """Of a learner: what was measured of training, for each module and each optimizer."""
+
+    usual = 0  # threads of the process while an update runs on others
+
+    def _make_modules_ddp_if_necessary(self) -> None:
+        learner: Any = self
+        self.active, self.ran = {}, {}
+        for name, module in _modules(learner.module):
+            self._tune(name, module)
+        self._tune_optimizers()
+        super()._make_modules_ddp_if_necessary()  # type: ignore[misc]
+
+    def add_module(self, *, module_id: str, **kwargs: Any) -> Any:
+        """Add a module that uses the settings too."""
+        added = super().add_module(module_id=module_id, **kwargs)  # type: ignore[misc]
+        learner: Any = self
+        self._tune(module_id, learner.module[module_id].unwrapped())
+        self._tune_optimizers()
+        return added
+
+    def _update(self, *args: Any, **kwargs: Any) -> Any:
+        # The backward pass counts as a part of forward_train, as it does when that is measured.
+        forward, _ = self.tuned.of_learner(_rows(self.config))  # type: ignore[attr-defined]
+        with self.as_measured(*forward) as self.usual:
+            return super()._update(*args, **kwargs)  # type: ignore[misc]
+
+    def apply_gradients(self, *args: Any, **kwargs: Any) -> None:
+        """Step the optimizers, with the threads and the precision of their setting."""
+        _, step = self.tuned.of_learner(_rows(self.config))  # type: ignore[attr-defined]
+        with self.as_measured(*step, usual=self.usual):
+            super().apply_gradients(*args, **kwargs)  # type: ignore[misc]
+
+    def _get_optimizer_state(self) -> Any:
+        """The state without the implementation that the settings chose.
+
+        So an untuned algorithm can load it.
+        """
+        state = super()._get_optimizer_state()  # type: ignore[misc]
+        learner: Any = self
+        for name, saved in state.items():
+            leave_out_implementation(saved["state"], learner._named_optimizers[name])
+        return state
+
+    def _set_optimizer_state(self, state: Any) -> None:
+        super()._set_optimizer_state(state)  # type: ignore[misc]
+        learner: Any = self
+        for name, saved in state.items():
+            # ray 2.50 makes tensors of all that is in it, and so loses moments and numbers.
+            if optimizer := learner._named_optimizers.get(name):
+                tensors = convert_to_torch_tensor(saved["state"]["state"], device=learner._device)
+                optimizer.load_state_dict({**saved["state"], "state": tensors})
+        self._tune_optimizers()  # the state brings the implementation that it had
+
+    @staticmethod
+    def _set_optimizer_lr(optimizer: torch.optim.Optimizer, lr: Any) -> None:
+        """Set the rate as RLlib does, but a tensor stays a tensor and a number stays a number."""
+        for group in optimizer.param_groups:
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(float(lr))
+            else:
+                group["lr"] = float(lr)
+
+    def _tune(self, name: str, module: Any) -> None:
+        learner: Any = self
+        (phase, choice), (_, step) = self.tuned.of_learner(_rows(learner.config))
+        if choice:
+            compiled = apply_to_phase(module, "forward_train", choice.config, or_eager=True)
+            self.use(f"{name}.{phase}", choice, compiled)
+        if step:
+            prepare_model(module, step.config)
+
+    def _tune_optimizers(self) -> None:
+        learner: Any = self
+        _, (phase, choice) = self.tuned.of_learner(_rows(learner.config))
+        if choice:
+            for name, optimizer in learner._named_optimizers.items():
+                compiled = apply_to_optimizer(optimizer, choice.config, or_eager=True)
+                self.use(f"{name}.{phase}", choice, compiled)
+
+
+def _precision(choice: Choice) -> str:
+    """The one of the process; ``default`` where the choice leaves it."""
+    is_set = choice.config.precision != "default"
+    return torch.get_float32_matmul_precision() if is_set else "default"
+
+
+def _rows(config: Any) -> int:
+    return int(config.minibatch_size or config.train_batch_size_per_learner)
+
+
+def _modules(module: Any) -> Iterator[tuple[str, torch.nn.Module]]:
+    """The RLModules of one, or of one for several agents, by name; without those of no torch."""
+    several = isinstance(module, MultiRLModule)
+    named = [(name, module[name]) for name in list(module.keys())] if several else [("", module)]
+    return ((name, one) for name, one in named if isinstance(one, torch.nn.Module))

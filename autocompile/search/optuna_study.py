@@ -1,0 +1,224 @@
+"""The ledger: the Optuna study of a run, in memory for the asking and on disk for the looking.
+
+The records in the run's folder are the truth. Asking and telling in a database would cost a dozen
+transactions for each trial and could fail in the middle of one; so Optuna asks and is told in
+memory, and each trial that is over becomes one row of the database, in one transaction. A row that
+could not be written is added when the run is resumed, and a database that is torn is made anew.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import optuna
+import sqlalchemy.event
+from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy.exc import SQLAlchemyError
+
+from autocompile.errors import RunError
+from autocompile.estimate.candidates import with_refreshes
+from autocompile.search.sampler import FiniteSampler, PortfolioSampler
+from autocompile.space.space import Setting
+from autocompile.store.record import Outcome, Record
+
+__all__ = ["Ledger"]
+
+_LOCK_PATIENCE_S = 5
+_TROUBLE = (optuna.exceptions.OptunaError, SQLAlchemyError, OSError, ImportError, ValueError)
+
+
+class Ledger:
+    """Asks Optuna for settings and tells it, and the database, what became of them.
+
+    Args:
+        sampler: chooses the next setting.
+        name: of the study.
+        database: the run's own file, or the URL of a storage of the user's.
+        warn: is told, once, when the database cannot be written any more.
+    """
+
+    def __init__(
+        self,
+        sampler: PortfolioSampler | FiniteSampler,
+        name: str,
+        database: Path | str,
+        warn: Callable[[str], None],
+    ) -> None:
+        self._sampler, self._name, self._warn, self._database = sampler, name, warn, database
+        self._open: dict[Setting, optuna.Trial] = {}
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._memory = self._study(optuna.storages.InMemoryStorage())
+        self._disk: optuna.Study | None = None
+
+    def restore(self, records: Sequence[Record]) -> None:
+        """Open the database and bring both studies up to date.
+
+        Raises:
+            RunError: the user's own storage cannot be used.
+        """
+        for record in records:
+            self._memory.add_trial(self._row(record))
+        try:
+            self._disk = self._study(self._storage())
+            self._repair(self._disk, records)
+        except _TROUBLE as error:
+            if isinstance(self._database, str):
+                raise RunError(
+                    f"the study database {self._database} cannot be used",
+                    str(error).splitlines()[0][:200],
+                    "all finished trials are safe in the run folder; the database is only a view",
+                    hint="another --storage, or none: the run then keeps its own database",
+                ) from error
+            self._disk = None
+            self._rebuild(self._database, records, error)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing that is left is worth trying."""
+        return self._sampler.is_done(self._memory)
+
+    @property
+    def left(self) -> int:
+        """How many settings no trial has begun."""
+        return len(self._sampler.left(self._memory))
+
+    def ask(self) -> Setting | None:
+        """The next setting; None if there is none now."""
+        if not self._sampler.has_next(self._memory):
+            return None
+        trial = self._memory.ask(dict(self._sampler.distributions))
+        setting = self._sampler.setting(trial.params)
+        self._open[setting] = trial
+        return setting
+
+    def tell(self, record: Record) -> None:
+        """What became of a setting that was asked for; the record is on disk already."""
+        setting = Setting.of(record)
+        row = self._row(record)
+        if (trial := self._open.pop(setting, None)) is not None:
+            for name, told in row.user_attrs.items():
+                trial.set_user_attr(name, told)
+            value = row.value if row.state is TrialState.COMPLETE else None
+            self._memory.tell(trial, value, state=None if value is not None else row.state)
+        if self._disk is None:
+            return
+        try:
+            self._disk.add_trial(row)
+        except _TROUBLE as error:
+            self._disk = None
+            self._warn(
+                f"{self._where} cannot be written ({_first_line(error)}); the trials are safe in "
+                "the run's folder, and --resume adds the missing rows"
+            )
+
+    @property
+    def _where(self) -> str:
+        return self._database if isinstance(self._database, str) else self._database.name
+
+    def _storage(self) -> optuna.storages.RDBStorage:
+        if isinstance(self._database, str):
+            return optuna.storages.RDBStorage(self._database)
+        storage = optuna.storages.RDBStorage(
+            f"sqlite:///{self._database.resolve()}",
+            engine_kwargs={"connect_args": {"timeout": _LOCK_PATIENCE_S}},
+        )
+        # A view that can be made anew need not wait for the disk after each row.
+        sqlalchemy.event.listen(
+            storage.engine, "connect", lambda c, _: c.execute("PRAGMA synchronous=OFF")
+        )
+        storage.engine.dispose()
+        return storage
+
+    def _study(self, storage: optuna.storages.BaseStorage) -> optuna.Study:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            return optuna.create_study(
+                study_name=self._name,
+                storage=storage,
+                sampler=self._sampler,
+                direction="maximize",
+                load_if_exists=True,
+            )
+
+    def _repair(self, study: optuna.Study, records: Sequence[Record]) -> None:
+        """Close rows that were left open and add records that the database never heard of."""
+        told = set()
+        for row in study.get_trials(deepcopy=False):
+            if not row.state.is_finished():
+                study.tell(row.number, state=TrialState.FAIL)
+            else:
+                told.add(row.user_attrs.get("number"))
+        for record in records:
+            if record.number not in told:
+                study.add_trial(self._row(record))
+
+    def _rebuild(self, database: Path, records: Sequence[Record], error: Exception) -> None:
+        """Put our own database aside and make another from the records."""
+        if "locked" in str(error):
+            self._warn(f"{database.name} is locked by another program; --resume adds the rows")
+            return
+        aside = database.with_name(database.name + ".torn")
+        try:
+            database.replace(aside)
+            self._disk = self._study(self._storage())
+            self._repair(self._disk, records)
+        except _TROUBLE as again:
+            self._disk = None
+            self._warn(f"{database.name} cannot be written: {_first_line(again)}")
+        else:
+            self._warn(
+                f"{database.name} could not be read ({_first_line(error)}); it was made anew from "
+                f"the trials' records and the old one put aside as {aside.name}"
+            )
+
+    def _row(self, record: Record) -> FrozenTrial:
+        """A failure is a pruned row: Optuna's samplers would propose a failed one again."""
+        value = _value(record)
+        state = TrialState.COMPLETE if value is not None else TrialState.PRUNED
+        if record.outcome is Outcome.INTERRUPTED:
+            state = TrialState.FAIL
+        return optuna.trial.create_trial(
+            state=state,
+            value=value,
+            params=self._sampler.params(Setting.of(record)),
+            distributions=dict(self._sampler.distributions),
+            user_attrs=_attributes(record),
+        )
+
+
+def _first_line(error: BaseException) -> str:
+    while error.__cause__ is not None:  # Optuna's own words hide what the database said
+        error = error.__cause__
+    return next(iter(str(error).splitlines()), type(error).__name__)[:160]
+
+
+def _value(record: Record) -> float | None:
+    """The speed-up over eager mode, with what new weights cost; None if that is not known."""
+    if not record.ok or record.measurement is None or not record.is_known_to_pay:
+        return None
+    measured = record.measurement
+    return with_refreshes(measured.speedup.value, record, measured.eager_call_s)
+
+
+def _attributes(record: Record) -> dict[str, Any]:
+    """What the dashboard shows beside the value."""
+    attributes: dict[str, Any] = {"number": record.number, "outcome": record.outcome.value}
+    # In words too: of a parameter with one value Optuna knows nothing.
+    attributes |= {"setting": record.config.label(), "phase": record.phase}
+    attributes["batch_size"] = record.batch_size
+    if record.message:
+        attributes["message"] = record.message[:500]
+    if record.duplicate_of is not None:
+        attributes["same_as"] = record.duplicate_of
+    if record.wall_s:
+        attributes["seconds"] = record.wall_s
+    if record.ok and record.measurement:
+        attributes["call_s"] = record.measurement.compiled_call_s
+        attributes["spread"] = math.log(
+            record.measurement.speedup.high / record.measurement.speedup.low
+        )
+    return attributes

@@ -1,0 +1,1 @@
+"""A compile setting, and the tables of dimensions, backends and phases."""

@@ -1,0 +1,126 @@
+"""The table of backends: what torch cannot tell of each, and nothing of it elsewhere.
+
+A backend that a newcomer adds is an entry in :data:`BACKENDS`; one of our own also a file in
+``runtime/backends`` and an entry point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from autocompile.settings.config import OptionValue
+
+__all__ = ["BACKENDS", "DEFAULT_BACKENDS", "Backend", "Variant"]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Options that are tried beside none, in place of a mode: torch takes either.
+
+    Attributes:
+        options: as ``torch.compile`` takes them.
+        device: the type of device that they are about; None for all.
+        of_convolutions: they are about convolutions.
+    """
+
+    options: Mapping[str, OptionValue]
+    device: str | None = None
+    of_convolutions: bool = False
+
+
+@dataclass(frozen=True)
+class Backend:
+    """What torch does not tell of a backend.
+
+    Attributes:
+        by_default: it is looked at where nobody names backends.
+        trains: it computes gradients, or leaves them to torch.
+        has_modes: it takes Inductor's modes.
+        lays_out: weights as it likes, whatever torch's memory format is.
+        variants: of its options.
+        ours: it comes with autocompile, by an entry point.
+        registered_by: the package that has to be imported before torch knows it.
+        package: another one that it does not work without.
+        needs: all that it needs, in words, where the name of a package does not say it.
+        device: the only type of device that it is for.
+        elsewhere: what is said on another one.
+        todo: what to do where it does not work.
+    """
+
+    by_default: bool = True
+    trains: bool = True
+    has_modes: bool = False
+    lays_out: bool = False
+    variants: tuple[Variant, ...] = ()
+    ours: bool = False
+    registered_by: str = ""
+    package: str = ""
+    needs: str = ""
+    device: str | None = None
+    elsewhere: str = ""
+    todo: str = ""
+
+
+_GRAPHS: Mapping[str, OptionValue] = {"triton.cudagraphs": True}
+# Of Inductor's several hundred options those that change speed and nothing else, and that no mode
+# gives by themselves. A name that the installed torch does not know is passed over.
+_INDUCTOR = (
+    Variant({"cpp_wrapper": True}, "cpu"),
+    Variant({"cpp.simdlen": 256}, "cpu"),
+    Variant({**_GRAPHS, "coordinate_descent_tuning": True}, "cuda"),
+    Variant({**_GRAPHS, "max_autotune_pointwise": True}, "cuda"),
+    Variant({**_GRAPHS, "combo_kernels": True}, "cuda"),
+    Variant({**_GRAPHS, "layout_optimization": False}, "cuda", of_convolutions=True),
+    Variant({**_GRAPHS, "conv_1x1_as_mm": True}, "cuda", of_convolutions=True),
+    Variant({"cpp_wrapper": True}, "cuda"),
+)
+_WEIGHTS = (Variant({"weights": "baked"}),)
+_GET_OPENVINO = "pip install 'torch-autocompile[openvino]'"
+
+
+BACKENDS: Mapping[str, Backend] = {
+    "inductor": Backend(
+        has_modes=True,
+        variants=_INDUCTOR,
+        todo="install a C++ compiler (g++ or clang++), on a GPU also triton",
+    ),
+    "cudagraphs": Backend(
+        device="cuda",
+        elsewhere="no CUDA device: torch would run it as eager",
+        todo="run where there is an NVIDIA GPU",
+    ),
+    "onnxrt": Backend(
+        trains=False,
+        lays_out=True,
+        variants=_WEIGHTS,
+        ours=True,
+        todo="pip install onnxruntime onnx onnxscript (onnxruntime-gpu for a GPU)",
+    ),
+    "openvino_onnx": Backend(
+        trains=False,
+        lays_out=True,
+        variants=_WEIGHTS,
+        ours=True,
+        package="openvino",
+        device="cpu",
+        todo=_GET_OPENVINO,
+    ),
+    "ipex": Backend(
+        registered_by="intel_extension_for_pytorch",
+        needs="torch 2.8.* with intel-extension-for-pytorch 2.8.*",
+        todo="make an environment of its own: pip install 'torch-autocompile[ipex]'",
+    ),
+    "openvino": Backend(trains=False, lays_out=True, package="openvino", todo=_GET_OPENVINO),
+    "tensorrt": Backend(
+        by_default=False,
+        trains=False,
+        lays_out=True,
+        registered_by="torch_tensorrt",
+        todo="pip install torch-tensorrt",
+    ),
+}
+"""Others can be named too; they are taken to train and to have neither modes nor variants."""
+
+DEFAULT_BACKENDS = tuple(name for name, backend in BACKENDS.items() if backend.by_default)
+"""The backends that are tried when nobody names others, usable or not."""

@@ -1,0 +1,265 @@
+"""Tuned: the settings that a run found, by value, as a file to keep beside the code that uses them.
+
+``autocompile export last -o tuned.json`` writes one; ``autocompile.apply`` and
+``autocompile.rllib.tuned`` read it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from autocompile.errors import UsageError
+from autocompile.settings.config import EAGER, CompileConfig
+
+__all__ = ["SCHEMA", "Choice", "Tuned", "is_faster"]
+
+SCHEMA = 1
+_EAGER = EAGER.to_dict()
+# What makes the same setting another machine code, or another speed.
+_FINGERPRINT = ("torch", "device", "device_name", "cuda", "cpu_capability", "threads")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What to use at one batch size of one phase.
+
+    Attributes:
+        config: the setting; eager mode where nothing was faster.
+        batch_size: at which it was measured; None where the phase has none.
+        speedup: over eager mode, with its 95 % interval: ``value``, ``low``, ``high``.
+        processes: in how many fresh processes that was measured; one confirms nothing.
+    """
+
+    config: CompileConfig
+    batch_size: int | None = None
+    speedup: Mapping[str, float] = field(default_factory=dict)
+    processes: int = 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON; of the setting only what differs from the default."""
+        plain = CompileConfig().to_dict()
+        own = {k: v for k, v in self.config.to_dict().items() if k == "backend" or v != plain[k]}
+        return {
+            "batch_size": self.batch_size,
+            "config": own,
+            "speedup": {k: round(v, 4) for k, v in self.speedup.items()},
+            "confirmed_processes": self.processes,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Choice:
+        """Read what :meth:`to_dict` wrote."""
+        config = CompileConfig.from_dict(data["config"])
+        return cls(config, data["batch_size"], data["speedup"], data["confirmed_processes"])
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The settings of a run.
+
+    Attributes:
+        phases: the choices of each phase, by rising batch size; one of no batch size stands alone.
+        fingerprint: of torch and the machine that they were measured with.
+        target: what was tuned, as it was named.
+        own_batch_size: of each phase, where the target itself names one.
+        interpreters: paths of other interpreters that settings are of, by their names.
+        cache: the file beside this one that holds compiled code: ``file`` and ``sha256``; empty if
+            there is none.
+        folder: where the file of settings was read; empty if they are of no file.
+    """
+
+    phases: Mapping[str, tuple[Choice, ...]]
+    fingerprint: Mapping[str, Any]
+    target: str = ""
+    own_batch_size: Mapping[str, int] = field(default_factory=dict)
+    interpreters: Mapping[str, str] = field(default_factory=dict)
+    cache: Mapping[str, str] = field(default_factory=dict)
+    folder: str = field(default="", compare=False)
+
+    def at(self, phase: str, batch_size: int | None = None) -> Choice | None:
+        """The choice for a batch size, or of the nearest one that was measured.
+
+        Args:
+            phase: None comes back where the run had no such phase.
+            batch_size: the target's own if left out, else the largest that was measured.
+        """
+        choices = self.phases.get(phase, ())
+        if not choices:
+            return None
+        wanted = batch_size or self.own_batch_size.get(phase)
+        if wanted is None:
+            return choices[-1]
+        return min(choices, key=lambda c: abs(math.log((c.batch_size or wanted) / wanted)))
+
+    def of_learner(
+        self, batch_size: int
+    ) -> tuple[tuple[str, Choice | None], tuple[str, Choice | None]]:
+        """For RLlib's Learner: phase and choice of its forward pass, and of its optimizers.
+
+        What was measured of whole updates goes before what was measured of their parts.
+        """
+        if update := self.at("learner_update", batch_size):
+            step = replace(update, config=update.config.of_optimizer)
+            return ("learner_update", update), ("learner_update", step)
+        forward, step_only = self.at("forward_train", batch_size), self.at("optimizer_step")
+        return ("forward_train", forward), ("optimizer_step", step_only)
+
+    def differences(self, here: Mapping[str, Any]) -> list[str]:
+        """Where this machine is not the one of the fingerprint: ``torch 2.13.0, here 2.12.0``.
+
+        Args:
+            here: as :func:`autocompile.runtime.machine.describe` gives it.
+        """
+        found = []
+        for name in _FINGERPRINT:
+            there, own = self.fingerprint.get(name), here.get(name)
+            if name == "device" and there:  # which of several equal ones is no matter
+                there, own = str(there).partition(":")[0], str(own).partition(":")[0]
+            if there not in (None, own):
+                found.append(f"{name} {there}, here {own}")
+        return found
+
+    def tried(self) -> dict[str, list[tuple[int | None, dict[str, Any]]]]:
+        """Batch size and config of each choice, by phase, as a plan holds them."""
+        return {n: [(c.batch_size, c.config.to_dict()) for c in f] for n, f in self.phases.items()}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings as JSON."""
+        return {
+            "autocompile_settings": SCHEMA,
+            "target": self.target,
+            "fingerprint": dict(self.fingerprint),
+            "interpreters": dict(self.interpreters),
+            "own_batch_size": dict(self.own_batch_size),
+            **({"cache": dict(self.cache)} if self.cache else {}),
+            "phases": {name: [c.to_dict() for c in found] for name, found in self.phases.items()},
+        }
+
+    def to_json(self) -> str:
+        """The text of the file."""
+        return json.dumps(self.to_dict(), indent=2) + "\n"
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], where: str) -> Tuned:
+        """Read what :meth:`to_dict` gave.
+
+        Args:
+            data: the file as JSON.
+            where: names it in errors.
+
+        Raises:
+            UsageError: it is not such a file, or one of another version.
+        """
+        schema = data.get("autocompile_settings")
+        if schema is None:
+            raise UsageError(
+                f"{where} holds no settings", hint="autocompile export last -o tuned.json"
+            )
+        if schema != SCHEMA:
+            raise UsageError(
+                f"{where} was written by another version: it has schema {schema}, this one reads "
+                f"{SCHEMA}",
+                hint="pip install -U torch-autocompile, or export the run anew",
+            )
+        try:
+            return cls(
+                {n: tuple(map(Choice.from_dict, found)) for n, found in data["phases"].items()},
+                data["fingerprint"],
+                data["target"],
+                data["own_batch_size"],
+                data["interpreters"],
+                data.get("cache", {}),
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise UsageError(
+                f"{where} is damaged: {type(error).__name__}: {error}",
+                hint="autocompile export last -o tuned.json",
+            ) from None
+
+    @classmethod
+    def from_report(cls, report: Mapping[str, Any]) -> Tuned:
+        """The settings of a report, as ``report.json`` holds it.
+
+        A batch size at which eager mode is as fast keeps eager mode.
+
+        Raises:
+            UsageError: nothing worked in any phase.
+        """
+        found = {name: _choices(phase) for name, phase in report["phases"].items()}
+        phases = {name: choices for name, choices in found.items() if choices}
+        if not phases:
+            raise UsageError(
+                "there is nothing to export: no phase has a result", hint="autocompile show last"
+            )
+        here = {k: report["environment"].get(k) for k in _FINGERPRINT}
+        own = report["target"].get("own_batch_size") or {}
+        others = report.get("environments") or {}
+        paths = {name: str(found.get("python_path")) for name, found in others.items()}
+        return cls(phases, here, str(report["target"]["spec"]), own, paths)
+
+    @classmethod
+    def read(cls, source: Any) -> Tuned:
+        """Settings from wherever a user has them.
+
+        Args:
+            source: a file, a mapping as in such a file, a Result, or these settings themselves.
+
+        Raises:
+            UsageError: there is no such file, or it holds no settings.
+        """
+        if isinstance(source, Tuned):
+            return source
+        if isinstance(source, Mapping):
+            return cls.from_dict(source, "the mapping")
+        if not isinstance(source, (str, os.PathLike)):
+            return cls.from_report(source.to_dict())
+        path = Path(source)
+        try:
+            data = json.loads(path.read_text("utf-8"))
+        except OSError as error:
+            raise UsageError(
+                f"cannot read {path}: {error.strerror}",
+                hint=f"autocompile export last -o {path}",
+            ) from None
+        except ValueError as error:
+            raise UsageError(f"{path} is no JSON: {error}") from None
+        found = cls.from_dict(data if isinstance(data, Mapping) else {}, str(path))
+        return replace(found, folder=str(path.resolve().parent))
+
+
+def is_faster(row: Mapping[str, Any]) -> bool:
+    """Whether a report's row of a batch size is about something better than eager mode.
+
+    It names the best setting that was tried even where eager is better.
+    """
+    return bool(row.get("faster", row["speedup"]["low"] > 1))
+
+
+def _choices(phase: Mapping[str, Any]) -> tuple[Choice, ...]:
+    """Of one phase of a report: one for each batch size at which something was measured."""
+    if phase["verdict"] == "failed" or not phase["best"]:
+        return ()
+    best = phase["best"]
+    configs = {trial["number"]: trial["config"] for trial in phase["trials"]}
+    configs[best["number"]] = best["config"]
+    if best.get("batch_size") is None:
+        return (_choice(best, best["config"], None),)
+    rows = sorted(phase["by_batch_size"], key=lambda row: row["batch_size"])
+    return tuple(
+        _choice(row, configs[row["number"]] if is_faster(row) else _EAGER, row["batch_size"])
+        for row in rows
+        if row["number"] in configs
+    )
+
+
+def _choice(row: Mapping[str, Any], config: Mapping[str, Any], batch_size: int | None) -> Choice:
+    made = CompileConfig.from_dict(config)
+    even = {"value": 1.0, "low": 1.0, "high": 1.0}
+    speedup = even if made.is_baseline else row["speedup"]
+    return Choice(made, batch_size, speedup, int(row.get("confirmed_processes") or 1))

@@ -1,0 +1,1 @@
+"""The finite list of settings of a run."""

@@ -1,0 +1,228 @@
+"""What was asked for: kept in ``run.json``, so that a resumed run asks for the same."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from autocompile.errors import RunError, TargetError, UsageError
+from autocompile.estimate.candidates import Limits
+from autocompile.search.effort import budget_of
+from autocompile.space.space import SearchSpace
+from autocompile.store.runs import is_same_target
+
+__all__ = ["OBJECTIVES", "Plan", "environments", "limits_of", "target_spec", "unknown_keys"]
+
+OBJECTIVES = ("throughput", "latency")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One request to tune.
+
+    Attributes:
+        target: as a spec: ``PATH``, ``PATH:NAME`` or ``package.module:NAME``.
+        phases: None for the target's two default phases.
+        tolerance: relative, of outputs; None for what fits their dtype.
+        calls_per_update: how often a forward phase is called between two changes of the weights;
+            None for what the target says, or for weights that stay as they are.
+        pythons: name and interpreter of each environment beside the tuner's own.
+        only: batch size and config of what is tried of each phase, beside eager mode and plain
+            ``torch.compile()``; None for all that the space gives.
+
+    Raises:
+        UsageError: an effort or an objective that does not exist, a repeated phase, or a tolerance
+            that is no positive number below 1, or fewer than one call per update.
+    """
+
+    target: str
+    phases: tuple[str, ...] | None = None
+    space: SearchSpace = field(default_factory=SearchSpace)
+    effort: str = "normal"
+    objective: str = "throughput"
+    limits: Limits = field(default_factory=Limits)
+    device: str | None = None
+    seed: int = 0
+    tolerance: float | None = None
+    calls_per_update: int | None = None
+    pythons: tuple[tuple[str, str], ...] = ()
+    only: Mapping[str, Sequence[tuple[int | None, Mapping[str, Any]]]] | None = None
+
+    def __post_init__(self) -> None:
+        budget_of(self.effort)
+        if self.objective not in OBJECTIVES:
+            raise UsageError(f"objective {self.objective!r} is none of {', '.join(OBJECTIVES)}")
+        if self.phases is not None and len(set(self.phases)) != len(self.phases):
+            raise UsageError("a phase is named twice")
+        if self.calls_per_update is not None and self.calls_per_update < 1:
+            raise UsageError(f"{self.calls_per_update} calls per update are fewer than one")
+        if self.tolerance is not None and not 0 < self.tolerance < 1:
+            raise UsageError(
+                f"the tolerance {self.tolerance} is not between 0 and 1",
+                "it is relative: at 0.01 outputs may differ from eager's by 1 % of their size",
+            )
+
+    def requested(self) -> dict[str, Any]:
+        """What the requests of all its trials have in common."""
+        names = ("target", "device", "seed", "tolerance")
+        return {name: getattr(self, name) for name in names}
+
+    def to_dict(self) -> dict[str, Any]:
+        """As ``run.json`` holds it."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Plan:
+        """Read what :meth:`to_dict` wrote.
+
+        Raises:
+            RunError: it asks for something that this version does not know.
+        """
+        if unknown := unknown_keys(data):
+            raise RunError(
+                f"the run asks for something that this version does not know: {', '.join(unknown)}",
+                hint="go on with it in the newer autocompile that it was made with",
+            )
+        kept = {f.name: data[f.name] for f in fields(cls) if f.name in data}
+        lists: dict[str, Any] = {k: v if v is None else tuple(v) for k, v in data["space"].items()}
+        lists = {name: lists[name] for name in SearchSpace.__dataclass_fields__ if name in lists}
+        if lists.get("options") is not None:
+            lists["options"] = tuple(tuple((n, v) for n, v in each) for each in lists["options"])
+        kept["space"], kept["limits"] = SearchSpace(**lists), limits_of(data)
+        kept["pythons"] = tuple((name, path) for name, path in data.get("pythons", ()))
+        kept["phases"] = None if data["phases"] is None else tuple(data["phases"])
+        return cls(**kept)
+
+    def resumes(self, earlier: Plan) -> Plan:
+        """The earlier plan, if this one does not contradict it; a target may be spelled otherwise.
+
+        Raises:
+            UsageError: something was asked for that the run was not made with.
+        """
+        plain = Plan(self.target)
+        for f in fields(self):
+            mine, theirs = getattr(self, f.name), getattr(earlier, f.name)
+            if f.name == "target":
+                fits = is_same_target(mine, theirs)
+            else:
+                fits = mine in (theirs, getattr(plain, f.name))
+            if not fits:
+                if f.name == "space":
+                    mine, theirs = (_named(space) for space in (mine, theirs))
+                raise UsageError(
+                    f"the run was made with another {f.name}",
+                    f"it has {theirs}, now {mine} was asked for",
+                    hint="leave the option out, or start a new run without --resume",
+                )
+        return earlier
+
+
+def limits_of(data: Mapping[str, Any]) -> Limits:
+    """The limits of a plan as ``run.json`` holds it, as far as this version knows them."""
+    return Limits(**{n: data["limits"].get(n) for n in Limits.__dataclass_fields__})
+
+
+def unknown_keys(data: Mapping[str, Any]) -> list[str]:
+    """What a plan of ``run.json`` asks for that this version does not know."""
+    parts = (
+        ("", data, Plan.__dataclass_fields__),
+        ("space.", data["space"], SearchSpace.__dataclass_fields__),
+        ("limits.", data["limits"], Limits.__dataclass_fields__),
+    )
+    return [
+        f"{prefix}{name}"
+        for prefix, part, known in parts
+        for name, value in part.items()
+        if name not in known and value is not None
+    ]
+
+
+def _named(space: SearchSpace) -> str:
+    """The dimensions that it narrows, with their values."""
+    asked = {n: v for n, v in asdict(space).items() if v is not None}
+    return ", ".join(f"{n}={v!r}" for n, v in asked.items()) or "no dimension narrowed"
+
+
+def environments(pythons: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """A name for each interpreter: ``NAME=PATH``, or that of the folder it is installed in.
+
+    Raises:
+        UsageError: there is no such interpreter, or two have one name.
+    """
+    found: dict[str, str] = {}
+    for text in pythons:
+        name, equals, path = text.rpartition("=")
+        place = shutil.which(path if equals else text)
+        if place is None:
+            raise UsageError(
+                f"there is no interpreter {path}, or it may not be run",
+                hint="--python .venv/bin/python",
+            )
+        # Not resolved: a virtual environment's interpreter is a link, and the link makes it one.
+        folder = Path(place).absolute().parent
+        name = name or (folder.parent.name if folder.name in ("bin", "Scripts") else folder.name)
+        name = re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-") or "other"
+        if name == "default":
+            raise UsageError(
+                "default is the environment of autocompile's own interpreter",
+                hint=f"--python other={path or text}",
+            )
+        if name in found:
+            raise UsageError(
+                f"two environments are called {name}", hint=f"--python {name}-2={path or text}"
+            )
+        found[name] = str(folder / Path(place).name)
+    return tuple(found.items())
+
+
+def target_spec(target: str | Path | Callable[..., Any]) -> str:
+    """A target as text. A path must exist; an object must be importable by its name.
+
+    Raises:
+        TargetError: there is no such file, or the object has no importable name.
+    """
+    if isinstance(target, (str, Path)):
+        return _checked(str(target))
+    name = getattr(target, "__qualname__", None)
+    module = getattr(target, "__module__", None)
+    if not (inspect.isfunction(target) or inspect.isclass(target)) or not name or "." in name:
+        raise TargetError(
+            f"a {type(target).__name__} cannot be handed to another process",
+            "give a function that builds it, a path, or 'package.module:NAME'",
+        )
+    if module != "__main__":
+        return f"{module}:{name}"
+    file = getattr(sys.modules["__main__"], "__file__", None)
+    if file is None:
+        raise TargetError(f"{name} was typed in; a trial's process needs it in a file")
+    return f"{file}:{name}"
+
+
+def _checked(spec: str) -> str:
+    place, colon, name = spec.rpartition(":")
+    if not colon or not name.isidentifier():
+        place = spec
+    looks_like_path = place.endswith(".py") or "/" in place or "\\" in place
+    if looks_like_path or not colon:
+        path = Path(place)
+        if not path.exists():
+            raise TargetError(
+                f"there is no file {place}",
+                *_neighbours(path),
+                hint="autocompile init model.py   (writes a file to start from)",
+            )
+        if path.is_dir() or path.suffix != ".py":
+            raise TargetError(f"{place} is not a Python file", "a target is a file ending in .py")
+    return spec
+
+
+def _neighbours(path: Path) -> list[str]:
+    folder = path.parent if path.parent.is_dir() else Path(".")
+    names = sorted(p.name for p in folder.glob("*.py"))[:8]
+    return [f"Python files in {folder}: {', '.join(names)}"] if names else []

@@ -1,0 +1,169 @@
+"""Results as they are on disk, also those of a newer version: what is not understood is told.
+
+An older run always opens. A key that this version does not know is ignored; a trial whose setting
+or ending it does not know is left out. Both are said in one notice, so nothing is lost in silence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from autocompile.errors import AutocompileError, RunError
+from autocompile.settings.config import EAGER, CompileConfig
+
+__all__ = ["demand_schema", "notice", "read"]
+
+T = TypeVar("T")
+
+_MOST_NAMED = 8  # trials, in a notice
+_DAMAGE = (KeyError, TypeError, ValueError, AttributeError)
+
+
+def demand_schema(what: object, data: Any, newest: int) -> None:
+    """Refuse what this version cannot read.
+
+    Args:
+        what: the file, as it is named in the error.
+        data: what it holds.
+        newest: the newest schema that this version reads.
+
+    Raises:
+        RunError: it is of a newer schema, or has none.
+    """
+    found = data.get("schema") if isinstance(data, dict) else None
+    if type(found) is not int or found < 1:
+        raise RunError(f"{what} was not written by autocompile: its schema is {found!r}")
+    if found > newest:
+        environment = data.get("environment")
+        version = environment.get("autocompile") if isinstance(environment, dict) else None
+        by, least = (f"autocompile {version}", f">={version}") if version else ("a newer one", "")
+        raise RunError(
+            f"{what} is of schema {found} and was written by {by}",
+            f"this is autocompile {_own_version()}, which reads up to schema {newest}",
+            hint=f"pip install --upgrade 'torch-autocompile{least}'",
+        )
+
+
+def read(
+    paths: Mapping[int, Path],
+    parse: Callable[[Mapping[str, Any]], T],
+    known: Collection[str],
+    known_of_a_measurement: Collection[str],
+) -> tuple[list[T], list[str]]:
+    """The records of trials that have ended, and in words what of them is ignored or left out.
+
+    Args:
+        paths: the ``result.json`` of each trial; of one that has not ended there is none.
+        parse: makes a record of a result without unknown keys.
+        known: the keys of a result.
+        known_of_a_measurement: the keys of its measurement.
+
+    Raises:
+        RunError: a result is of a newer schema.
+    """
+    results = _load(paths)
+    usual = _usual(results)
+    records: list[T] = []
+    ignored: dict[str, None] = {}
+    left_out: dict[str, list[int]] = {}
+    for number, result in results.items():
+        unknown: list[str] = []
+        try:
+            mine = _only(known, result, unknown)
+            if type(mine.get("schema")) is not int:
+                raise ValueError(f"the schema is {mine.get('schema')!r}")
+            if mine.get("measurement"):
+                mine["measurement"] = _only(
+                    known_of_a_measurement, mine["measurement"], unknown, "measurement."
+                )
+            mine["config"] = _without(usual, mine["config"], unknown)
+            records.append(parse(mine))
+        except RunError:
+            raise
+        except AutocompileError as error:
+            left_out.setdefault(error.what, []).append(number)
+        except _DAMAGE as error:
+            what = "its result.json is damaged" if result is None else f"in its result.json {error}"
+            left_out.setdefault(what, []).append(number)
+        else:
+            ignored |= dict.fromkeys(unknown)
+    facts = [f"{_trials(numbers)} left out: {why}" for why, numbers in left_out.items()]
+    if ignored:
+        facts.append(f"ignored, since this version does not know it: {', '.join(ignored)}")
+    return records, facts
+
+
+def notice(facts: list[str], environment: Mapping[str, Any]) -> str:
+    """What is ignored or left out of a run, in one paragraph; empty if nothing is.
+
+    Args:
+        facts: as :func:`read` gives them.
+        environment: that the run was made in, which names the version of autocompile.
+    """
+    if not facts:
+        return ""
+    version = environment.get("autocompile")
+    other = version and version != _own_version()
+    made = f"this run was made with autocompile {version}, this is {_own_version()}; "
+    return f"{made if other else ''}{'; '.join(facts)}"
+
+
+def _load(paths: Mapping[int, Path]) -> dict[int, Any]:
+    """What the files hold; None for one that is no JSON."""
+    results: dict[int, Any] = {}
+    for number, path in paths.items():
+        try:
+            results[number] = json.loads(path.read_text("utf-8"))
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError):
+            results[number] = None
+    return results
+
+
+def _only(
+    known: Collection[str], data: Mapping[str, Any], unknown: list[str], prefix: str = ""
+) -> dict[str, Any]:
+    unknown += [f"{prefix}{key}" for key in data if key not in known]
+    return {key: value for key, value in data.items() if key in known}
+
+
+def _without(
+    usual: Mapping[str, Any], config: Mapping[str, Any], unknown: list[str]
+) -> dict[str, Any]:
+    """A setting without the unknown keys that change nothing."""
+    gone = [key for key in config if key in usual and config[key] == usual[key]]
+    unknown += [f"config.{key}" for key in gone]
+    return {key: value for key, value in config.items() if key not in gone}
+
+
+def _usual(results: Mapping[int, Any]) -> dict[str, Any]:
+    """Unknown keys of settings, with the values at which they change nothing.
+
+    Those that the first trial of plain eager has: a run begins with it.
+    """
+    names = CompileConfig.__dataclass_fields__
+    for _, result in sorted(results.items()):
+        with contextlib.suppress(AutocompileError, *_DAMAGE):
+            config = result["config"]
+            if CompileConfig(**{k: v for k, v in config.items() if k in names}) == EAGER:
+                return {k: v for k, v in config.items() if k not in names}
+    return {}
+
+
+def _trials(numbers: list[int]) -> str:
+    """``trial 3 is`` or ``trials 3, 4 and 7 more are``."""
+    named = ", ".join(map(str, numbers[:_MOST_NAMED]))
+    if more := len(numbers[_MOST_NAMED:]):
+        named += f" and {more} more"
+    return f"trial {named} is" if len(numbers) == 1 else f"trials {named} are"
+
+
+def _own_version() -> str:
+    from autocompile import __version__
+
+    return __version__

@@ -1,0 +1,316 @@
+"""What is kept of one trial, and the folder that keeps it.
+
+``result.json`` holds raw block times; every statistic is computed on reading.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from autocompile.errors import RunError
+from autocompile.estimate.intervals import Interval, median, speedup
+from autocompile.settings.config import CompileConfig
+from autocompile.store.files import make_folder, write_json
+from autocompile.store.reading import demand_schema, read
+
+__all__ = [
+    "AT_WORK",
+    "EXPORTED",
+    "SCHEMA",
+    "Measurement",
+    "Outcome",
+    "Record",
+    "RunFolder",
+    "Step",
+    "measurement_of",
+]
+
+AT_WORK = "at_work"
+"""File in a race's folder: the number of the trial whose setting is at work, or -1."""
+
+EXPORTED = "exported"
+"""The role of a record of exported code; it counts as no measurement of the setting."""
+
+_OF_A_RUN = ("plan", "environment", "target", "phases")
+SCHEMA = 1
+"""Version of every JSON file of a run. 1: the first."""
+
+
+class Outcome(str, Enum):
+    """How a trial ended: a closed list, so that a failure is data."""
+
+    OK = "ok"
+    WRONG_OUTPUT = "wrong_output"
+    STALE_WEIGHTS = "stale_weights"
+    NOT_COMPILED = "not_compiled"
+    GRAPH_BREAK = "graph_break"
+    UNSUPPORTED = "unsupported"
+    COMPILE_ERROR = "compile_error"
+    RUNTIME_ERROR = "runtime_error"
+    OUT_OF_MEMORY = "out_of_memory"
+    TIMEOUT = "timeout"
+    CRASHED = "crashed"
+    IMPORT_ERROR = "import_error"
+    INTERRUPTED = "interrupted"
+    INFRASTRUCTURE = "infrastructure"
+
+
+class Step(str, Enum):
+    """How far a trial came."""
+
+    IMPORT = "import"
+    BUILD = "build"
+    EAGER = "eager"
+    COMPILE = "compile"
+    VERIFY = "verify"
+    MEASURE = "measure"
+    EXIT = "exit"
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Raw block times of one process: one entry for each round, in seconds per call.
+
+    Attributes:
+        eager_s: the eager block's seconds per call.
+        compiled_s: the other block's, of the same round.
+        calls: how many calls an eager block and the other one held.
+        leads: how many untimed calls precede such a block, which another side's threads slow, and
+            what it left in the caches.
+        flags: ``eager_slowed`` where eager is slower beside the other side than alone.
+    """
+
+    eager_s: tuple[float, ...]
+    compiled_s: tuple[float, ...]
+    calls: tuple[int, int] = (1, 1)
+    flags: tuple[str, ...] = ()
+    leads: tuple[int, int] = (0, 0)
+
+    @functools.cached_property
+    def speedup(self) -> Interval:
+        """Eager time over compiled time, with the 95 % interval of its rounds."""
+        return speedup(self.eager_s, self.compiled_s)
+
+    @functools.cached_property
+    def eager_call_s(self) -> float:
+        """Median seconds of one eager call."""
+        return median(self.eager_s)
+
+    @functools.cached_property
+    def compiled_call_s(self) -> float:
+        """Median seconds of one compiled call."""
+        return median(self.compiled_s)
+
+
+@dataclass(frozen=True)
+class Record:
+    """Everything that is kept of one trial.
+
+    Attributes:
+        number: counts the trials of a run, all phases together.
+        role: ``search`` for a trial of the study, ``confirm`` for one side of a race, ``exported``
+            for exported code in a fresh interpreter.
+        repeats: but for ``search``, the number of the trial that is measured again.
+        race: for ``confirm``, the set of fresh processes that it belongs to, counted by phase and
+            batch size.
+        duplicate_of: the trial whose result answered this one without a process of its own.
+        compile_s: the first three calls minus as many steady ones, empty cache (``confirm``: warm
+            cache).
+        refresh_s: what the first call after new weights takes beyond others; None where weights
+            are no constants of what was compiled.
+        calls_per_update: how often the phase is called between two changes of the weights; None if
+            that was not said.
+        peak_memory_bytes: highest memory in use while the compiled side ran.
+        notes: plain sentences about this trial that a user should read.
+    """
+
+    number: int
+    phase: str
+    config: CompileConfig
+    batch_size: int | None
+    outcome: Outcome
+    step: Step
+    message: str = ""
+    role: str = "search"
+    repeats: int | None = None
+    race: int | None = None
+    duplicate_of: int | None = None
+    measurement: Measurement | None = None
+    compile_s: float | None = None
+    refresh_s: float | None = None
+    calls_per_update: int | None = None
+    peak_memory_bytes: int | None = None
+    eager_peak_memory_bytes: int | None = None
+    graphs: int | None = None
+    graph_breaks: int | None = None
+    recompiles: int | None = None
+    wall_s: float = 0.0
+    step_s: Mapping[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        """Whether this trial produced a number that may be compared."""
+        return self.outcome is Outcome.OK and self.measurement is not None
+
+    @property
+    def is_known_to_pay(self) -> bool:
+        """Whether it is known how often weights change, where that costs something.
+
+        A plain model's forward pass is taken to be of weights that stay; an agent's change.
+        """
+        changes = self.phase.startswith("forward_")
+        return not (self.refresh_s and changes and not self.calls_per_update)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As ``result.json`` holds it."""
+        data = {f.name: getattr(self, f.name) for f in fields(self)}
+        data["schema"] = SCHEMA
+        data["config"] = self.config.to_dict()
+        data["outcome"], data["step"] = self.outcome.value, self.step.value
+        if self.measurement is not None:
+            data["measurement"] = {
+                f.name: list(getattr(self.measurement, f.name)) for f in fields(Measurement)
+            }
+        data["notes"] = list(self.notes)
+        data["step_s"], data["detail"] = dict(self.step_s), dict(self.detail)
+        return data
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Record:
+        """Read what :meth:`to_dict` wrote.
+
+        Raises:
+            RunError: a newer schema.
+            UsageError: a setting that this version does not know.
+            KeyError, TypeError, ValueError: not a record at all.
+        """
+        demand_schema("a trial's result.json", data, SCHEMA)
+        kept: dict[str, Any] = {
+            f.name: data[f.name] for f in fields(cls) if f.name in data and f.name != "measurement"
+        }
+        kept["config"] = CompileConfig.from_dict(data["config"])
+        kept["outcome"], kept["step"] = Outcome(data["outcome"]), Step(data["step"])
+        kept["notes"] = tuple(data.get("notes", ()))
+        if raw := data.get("measurement"):
+            kept["measurement"] = measurement_of(raw)
+        return cls(**kept)
+
+
+# Older versions told disturbed rounds; they count like the others now.
+_OF_A_MEASUREMENT = {*(f.name for f in fields(Measurement)), "disturbed", "shortened"}
+
+
+def measurement_of(raw: Mapping[str, Any]) -> Measurement:
+    """Read a measurement; an older version's notes on disturbed rounds are passed over.
+
+    Raises:
+        TypeError, ValueError: it is none.
+    """
+    known = {f.name for f in fields(Measurement)}
+    found = Measurement(**{k: tuple(v) for k, v in raw.items() if k in known})
+    _ = found.speedup  # raises if the times are none
+    return found
+
+
+class RunFolder:
+    """The paths of one run: ``run.json``, ``study.db``, ``trials/0007/``, ``report.*``."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.run_json = self.path / "run.json"
+        self.study_db = self.path / "study.db"
+        self.trials = self.path / "trials"
+        self.cache = self.path / "cache"
+        self._made: list[Path] = []
+
+    def create(self) -> None:
+        """Make the folder; only its owner may write to it.
+
+        Raises:
+            RunError: it cannot be made.
+        """
+        self._made = [p for p in (self.path, *self.path.parents) if not p.exists()]
+        make_folder(self.trials)
+
+    def holds_something_else(self) -> bool:
+        """Whether there is anything here that no run which never began has left here.
+
+        Names prove nothing: a user's folder may have these too.
+        """
+        if not self.path.is_dir():
+            return False
+        entries = {p.name for p in self.path.iterdir()}
+        left = {"lock", "trials"}
+        if (self.path / "probe" / "request.json").is_file():
+            left |= {"cache", *(p.name for p in self.path.glob("probe*/"))}
+        return not entries <= left or ("trials" in entries and any(self.trials.iterdir()))
+
+    def remove(self) -> None:
+        """Remove what a run that never began has put here, and the folders that it made."""
+        for part in (*self.path.glob("probe*/"), self.cache):
+            shutil.rmtree(part, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            (self.path / "lock").unlink(missing_ok=True)
+        for folder in (self.trials, *self._made):
+            with contextlib.suppress(OSError):  # whatever else is there stays
+                folder.rmdir()
+
+    def trial(self, number: int) -> Path:
+        """The folder of one trial."""
+        return self.trials / f"{number:04d}"
+
+    def save(self, record: Record) -> None:
+        """Write one trial's ``result.json`` before anybody else is told of it."""
+        make_folder(self.trial(record.number))
+        write_json(self.trial(record.number) / "result.json", record.to_dict())
+
+    def numbers(self) -> list[int]:
+        """Numbers of all trials that were ever begun, in order."""
+        if not self.trials.is_dir():
+            return []
+        return sorted(int(p.name) for p in self.trials.iterdir() if p.name.isdigit())
+
+    def records(self) -> Iterator[Record]:
+        """All finished trials in the order of their numbers, as far as this version knows them."""
+        yield from self.read()[0]
+
+    def read(self) -> tuple[list[Record], list[str]]:
+        """What :meth:`records` gives, and in words what is ignored or left out.
+
+        Raises:
+            RunError: a result is of a newer schema.
+        """
+        paths = {n: self.trial(n) / "result.json" for n in self.numbers()}
+        names = {f.name for f in fields(Record)} | {"schema"}
+        return read(paths, Record.from_dict, names, _OF_A_MEASUREMENT)
+
+    def read_run(self) -> dict[str, Any]:
+        """What ``run.json`` holds.
+
+        Raises:
+            RunError: there is no such run, or the file is not ours or of a newer schema.
+        """
+        try:
+            data: dict[str, Any] = json.loads(self.run_json.read_text("utf-8"))
+        except FileNotFoundError:
+            raise RunError(
+                f"{self.path} is not a run folder: it has no run.json",
+                hint="autocompile show last",
+            ) from None
+        except (OSError, ValueError) as error:
+            raise RunError(f"cannot read {self.run_json}: {error}") from error
+        demand_schema(self.run_json, data, SCHEMA)
+        if lost := [name for name in _OF_A_RUN if not data.get(name)]:
+            raise RunError(f"{self.run_json} has been changed: it has no {lost[0]}")
+        return data

@@ -1,0 +1,109 @@
+"""Where runs are: making, finding and going on with their folders."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from autocompile.errors import RunError
+from autocompile.store.record import RunFolder
+
+__all__ = ["find", "is_same_target", "latest_of", "new_folder", "short_name", "shown", "under"]
+
+under = Path("runs")
+"""Where runs are made, below the current folder."""
+
+
+def short_name(spec: str) -> str:
+    """The name that runs of a target share: ``examples/ppo.py:config`` gives ``ppo``."""
+    place, _ = _parts(spec)
+    stem = Path(place).stem if place.endswith(".py") else place.rsplit(".", 1)[-1]
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", stem) or "run"
+
+
+def is_same_target(one: str, other: str) -> bool:
+    """Whether two specs are spellings of one target: ``./model.py`` and ``model.py`` are."""
+    return _resolved(one) == _resolved(other)
+
+
+def _resolved(spec: str) -> tuple[str, str]:
+    """The target's file as an absolute path, or its module, and the name in it."""
+    place, name = _parts(spec)
+    return (str(Path(place).resolve()) if place.endswith(".py") else place), name
+
+
+def _parts(spec: str) -> tuple[str, str]:
+    """``PATH:NAME`` in two; the name is empty where there is none."""
+    place, colon, name = spec.rpartition(":")
+    return (place, name) if colon and name.isidentifier() else (spec, "")
+
+
+def _all() -> list[Path]:
+    """Folders of runs, the one that was worked on last at the end."""
+    found = [p.parent for p in under.glob("*/run.json")]
+    return sorted(found, key=lambda p: ((p / "run.json").stat().st_mtime, p.name))
+
+
+def new_folder(spec: str) -> RunFolder:
+    """A folder that does not exist yet: ``runs/<target>-0001`` and so on."""
+    name = short_name(spec)
+    numbers = [
+        int(m[1]) for p in under.glob(f"{name}-*") if (m := re.search(r"-(\d{4,})$", p.name))
+    ]
+    return RunFolder(under / f"{name}-{max(numbers, default=0) + 1:04d}")
+
+
+def latest_of(spec: str) -> RunFolder:
+    """The last run of a target, whatever its folder is called.
+
+    Raises:
+        RunError: there is none.
+    """
+    similar, name = [], rf"{re.escape(short_name(spec))}-\d+"
+    for path in reversed(_all()):
+        target = _target_of(path)
+        if target is not None and is_same_target(target, spec):
+            return RunFolder(path)
+        if re.fullmatch(name, path.name):
+            similar.append(f"{path} is a run of {target or 'a target that cannot be read'}")
+    raise RunError(
+        f"there is no run of {spec} under ./{under} to go on with",
+        *similar[:3],
+        hint="the same command without --resume",
+    )
+
+
+def _target_of(path: Path) -> str | None:
+    """The target that a run was made for; None where its ``run.json`` does not say."""
+    try:
+        return str(json.loads((path / "run.json").read_text("utf-8"))["plan"]["target"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def shown(path: str) -> str:
+    """A run as a user would type it: ``last`` where it is that, or its short name or folder."""
+    everything = _all()
+    if everything and everything[-1].resolve() == Path(path).resolve():
+        return "last"
+    inside = Path(path).parent.resolve() == under.resolve()
+    return Path(path).name if inside else path
+
+
+def find(run: str | Path) -> RunFolder:
+    """A run by its folder, its short name, or ``last``.
+
+    Raises:
+        RunError: there is none; those that are there are listed.
+    """
+    runs = _all()
+    if str(run) == "last":
+        if not runs:
+            raise RunError(f"there are no runs under ./{under}", hint="autocompile tune model.py")
+        return RunFolder(runs[-1])
+    for path in (Path(run), under / str(run)):
+        if (path / "run.json").is_file():
+            return RunFolder(path)
+    here = ", ".join(p.name for p in runs[-6:]) or "none"
+    raise RunError(f"there is no run {run}", f"runs under ./{under}: {here}")

@@ -1,0 +1,1 @@
+"""What torch made of it."""

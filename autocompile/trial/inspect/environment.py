@@ -1,0 +1,176 @@
+"""What this interpreter and this machine offer, read from the installed torch."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import sysconfig
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from autocompile.errors import UsageError
+from autocompile.runtime.compiling import register_backend_of
+from autocompile.settings.backends import BACKENDS, DEFAULT_BACKENDS, Backend
+
+__all__ = [
+    "backends",
+    "inductor_options",
+    "library_modules",
+    "modes",
+    "pick_device",
+    "prepare_toolchain",
+]
+
+# Inductor options that have no effect on a device: modes that differ only in them are equal there.
+_WITHOUT_EFFECT = {"cpu": ("coordinate_descent_tuning",)}
+
+
+def pick_device(name: str | None) -> torch.device:
+    """The device to tune on: CUDA where there is one.
+
+    Raises:
+        UsageError: the device that was asked for is not here.
+    """
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        first = str(error).splitlines()[0][:200]
+        raise UsageError(f"device {name!r} cannot be used here: {first}") from None
+    return device
+
+
+def modes(device: torch.device) -> dict[str, str]:
+    """Inductor's modes, each with the first mode that has the same effect on this device.
+
+    On a CPU ``reduce-overhead`` is none of them: CUDA graphs cannot be there, but since they were
+    asked for Inductor leaves out the checks of its inputs, about a microsecond for each.
+    """
+    from torch._inductor import list_mode_options
+
+    ignored = _WITHOUT_EFFECT.get(device.type, ())
+    seen: dict[Any, str] = {}
+    equal: dict[str, str] = {}
+    # The plainest mode gives its name to those that equal it.
+    by_size = sorted(list_mode_options().items(), key=lambda item: (len(item[1]), item[0]))
+    for name, options in by_size:
+        effective = tuple(sorted((k, str(v)) for k, v in options.items() if k not in ignored))
+        equal[name] = seen.setdefault(effective, name)
+    return dict(sorted(equal.items(), key=lambda item: (item[0] != "default", item[0])))
+
+
+def inductor_options() -> list[str]:
+    """The names of Inductor's options."""
+    from torch._inductor import list_options
+
+    return list(list_options())
+
+
+def _why_not(name: str, device: torch.device, registered: list[str]) -> str:
+    """The reason why a backend cannot be used here; empty when it can be tried."""
+    version, known = torch.__version__, BACKENDS.get(name, Backend())
+    if known.device not in (None, device.type):
+        return known.elsewhere or f"it runs on {known.device} only"
+    wanted = f"needs {known.needs}; this is torch {version}" if known.needs else ""
+    for package in filter(None, (known.registered_by, known.package)):
+        if importlib.util.find_spec(package) is None:
+            return wanted or f"{package} is not installed"
+    if known.ours and (reason := _not_ours(name)):
+        return reason
+    if known.registered_by:
+        try:
+            register_backend_of(name)
+        except ImportError as error:
+            return f"{wanted or 'it cannot be imported'} ({str(error)[:160]})"
+        return ""
+    return "" if name in registered else f"torch {version} knows no backend of this name"
+
+
+def _not_ours(name: str) -> str:
+    from importlib.metadata import entry_points
+
+    from torch._dynamo.backends.registry import _COMPILER_FNS
+
+    known = _COMPILER_FNS.get(name)
+    if known is not None and not known.__module__.startswith("autocompile."):
+        return f"this torch has its own {name}, which is not the one that is tuned here"
+    found = entry_points(group="torch_dynamo_backends", name=name)
+    if any(entry.value.startswith("autocompile.") for entry in found):
+        return ""
+    return "autocompile is not installed in this interpreter, and the backend is its own"
+
+
+def backends(device: torch.device, names: list[str] | None = None) -> dict[str, str]:
+    """Backends and why each cannot be used here; an empty reason means that it can be tried.
+
+    Args:
+        device: where it would run.
+        names: the backends to look at; the default ones when None.
+    """
+    import torch._dynamo
+
+    registered = list(torch._dynamo.list_backends(None))
+    return {n: _why_not(n, device, registered) for n in names or DEFAULT_BACKENDS if n != "eager"}
+
+
+def all_backends() -> list[str]:
+    """Every name that Dynamo knows in this process."""
+    import torch._dynamo
+
+    return sorted(torch._dynamo.list_backends(None))
+
+
+def library_modules() -> list[str]:
+    """What is imported here of Python's own and of installed packages, in the order of importing.
+
+    Files of the user's are left out: whoever imports them again would run the user's code.
+    """
+    installed = {
+        str(Path(path).resolve())
+        for name, path in sysconfig.get_paths().items()
+        if name in ("stdlib", "platstdlib", "purelib", "platlib")
+    }
+    names = []
+    for name, module in list(sys.modules.items()):
+        origin = getattr(getattr(module, "__spec__", None), "origin", None)
+        if name == "__main__" or not origin or name.split(".")[0] == "autocompile":
+            continue
+        folders = {str(parent) for parent in Path(origin).parents}
+        if origin in ("built-in", "frozen") or folders & installed:
+            names.append(name)
+    return names
+
+
+def prepare_toolchain(device: torch.device, folder: Path) -> float:
+    """Pay once what the first compile on a machine costs besides the compiling.
+
+    On a CPU the probe of the vector instruction set goes to ``folder``, from where each trial's
+    empty cache is seeded, and the precompiled header to where torch keeps it for the user. Also,
+    everything that compiling imports is imported after this.
+
+    Returns:
+        Seconds spent.
+    """
+    began = time.monotonic()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        if device.type == "cpu" and sys.platform != "win32":
+            from torch._inductor.cpu_vec_isa import pick_vec_isa
+
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
+            pick_vec_isa()
+        with tempfile.TemporaryDirectory() as scratch:
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = scratch
+            os.environ["TRITON_CACHE_DIR"] = scratch
+            torch.compile(lambda x: x + 1)(torch.zeros(8, device=device))
+    except Exception as error:
+        # No compiler, say: every trial that needs one will report it in torch's own words.
+        print(f"autocompile: the toolchain could not be prepared: {error}", file=sys.stderr)
+    return time.monotonic() - began

@@ -1,0 +1,269 @@
+"""What is known of why a setting is fast or slow: taken down around the timing, never inside it.
+
+Eager's operators are counted where PyTorch dispatches them. What was compiled is read from the
+programs that Inductor wrote: each line that launches a kernel or calls a library is one there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = ["Operators", "Witness", "breaks_of", "launches", "operators"]
+
+_MOST = 12  # of each list that goes into a record
+_WIDE = 200  # characters of a text of torch's
+_PATIENCE_S = 0.3  # for another try at eager's operators
+_SKIP = "skipping cudagraphs due to"
+_TORCH, _OURS = Path(torch.__file__).parent, Path(__file__).parents[2]
+
+# A line of the wrapper that Inductor writes, with what its call gives, if anything.
+_CALL = re.compile(
+    r"^\s+(?:[\w, ()\[\]]+ = )?(?:"
+    r"(?P<kernel>(?:cpp|triton|combo|multi_kernel|cutlass|cutedsl|pallas|helion)_\w+)(?:\.run)?"
+    r"|extern_kernels\.(?P<extern>\w+)"
+    r"|(?:torch\.ops\.(?P<space>\w+)|(?P<aten>aten))\.(?P<op>\w+)(?:\.\w+)?"
+    r")\(",
+    re.M,
+)
+_TAIL = re.compile(r"^def (?:get_args|benchmark_compiled_module)\(|^runner = ", re.M)
+_FREE = re.compile(r"empty|new_empty|detach|alias|lift_fresh|_local_scalar_dense|_reinterpret")
+
+
+# --- eager --------------------------------------------------------------------------------------
+
+
+class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the operators that do work, and the seconds that each kind takes."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count: Counter[str] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        begin = time.perf_counter()
+        output = func(*args, **(kwargs or {}))
+        took = time.perf_counter() - begin
+        if not _is_free(func):
+            name = func._schema.name.removeprefix("aten::")
+            self.count[name] += 1
+            self.seconds[name] += took
+        return output
+
+
+def _is_free(func: Any) -> bool:
+    """A view, a bare allocation or a look at one number: nothing is computed."""
+    name = func._schema.name
+    if name.startswith(("prim::", "profiler::")) or _FREE.match(name.partition("::")[2]):
+        return True
+    returns = func._schema.returns
+    return bool(returns) and all(r.alias_info and not r.alias_info.is_write for r in returns)
+
+
+def operators(call: Callable[[], Any], device: torch.device) -> dict[str, Any]:
+    """The operators of one call: how many, which, and on a CPU how long each kind takes.
+
+    Call it after the timing: it makes up to six calls, every other one slower than usual.
+    """
+    until = time.monotonic() + _PATIENCE_S
+    tries: list[tuple[float, Operators]] = []
+    while not tries or (device.type == "cpu" and len(tries) < 3 and time.monotonic() < until):
+        begin = time.perf_counter()
+        call()
+        took, seen = time.perf_counter() - begin, Operators()
+        with seen:
+            call()
+        tries.append((took, seen))
+    best = min((seen for _, seen in tries), key=lambda seen: sum(seen.seconds.values()))
+    found: dict[str, Any] = {
+        "total": sum(best.count.values()),
+        "count": dict(best.count.most_common(_MOST)),
+    }
+    if device.type == "cpu":  # elsewhere a call returns before the work is done
+        longest = sorted(best.seconds.items(), key=lambda item: -item[1])[:_MOST]
+        found["seconds"] = {name: round(s, 9) for name, s in longest}
+        found["seconds_total"] = round(sum(best.seconds.values()), 9)
+        found["call_s"] = round(min(took for took, _ in tries), 9)
+    return found
+
+
+# --- compiled -----------------------------------------------------------------------------------
+
+
+def launches(source: str) -> dict[str, Counter[str]] | None:
+    """What one of Inductor's wrappers calls: kernels of its own, libraries, operators of PyTorch.
+
+    None if it is written in another language than Python.
+    """
+    if "cpp_wrapper_src" in source:
+        return None
+    # Kernels are defined above this line and tried out below the tail: neither is a launch.
+    body = source.rpartition("async_compile.wait(globals())")[2]
+    if tail := _TAIL.search(body):
+        body = body[: tail.start()]
+    found: dict[str, Counter[str]] = {k: Counter() for k in ("kernels", "library", "operators")}
+    for m in _CALL.finditer(body):
+        if m["kernel"]:
+            found["kernels"][m["kernel"]] += 1
+        elif m["extern"]:
+            found["library"][m["extern"]] += 1
+        elif m["space"] in ("mkldnn", "mkl", "onednn"):
+            found["library"][m["op"]] += 1
+        elif m["space"] != "inductor" and not _is_free_name(m["space"] or "aten", m["op"]):
+            found["operators"][m["op"]] += 1
+    return found
+
+
+def _is_free_name(space: str, name: str) -> bool:
+    try:
+        packet = getattr(getattr(torch.ops, space), name)
+        return _is_free(getattr(packet, packet.overloads()[0]))
+    except (AttributeError, IndexError, RuntimeError):
+        return False
+
+
+def _wrappers() -> dict[str, str]:
+    """The programs that Inductor has loaded in this process: file and text."""
+    cache = sys.modules.get("torch._inductor.codecache")
+    modules = getattr(getattr(cache, "PyCodeCache", None), "modules", ())
+    found = {}
+    for module in list(modules):
+        # A kernel that was only tried out has get_args and call too, but no part to be wrapped.
+        if hasattr(module, "call") and (file := getattr(module, "__file__", None)):
+            with contextlib.suppress(OSError):
+                text = Path(file).read_text("utf-8", "replace")
+                if "AOT ID" in text[:200]:
+                    found[file] = text
+    return found
+
+
+class _Ears(logging.Handler):
+    """Keeps why CUDA graphs were given up; torch says it in a warning and nowhere else."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.reasons: Counter[str] = Counter()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = " ".join(record.getMessage().partition("Found from")[0].split())
+        if _SKIP in text and len(self.reasons) < _MOST:
+            self.reasons[text.replace(_SKIP, "").strip(" .")[:_WIDE]] += 1
+
+
+class Witness:
+    """Watches what is compiled from now on, and can say afterwards what came of it.
+
+    Args:
+        home: the folder of the user's file.
+    """
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self._before = set(_wrappers())
+        self._ears = _Ears()
+        logging.getLogger("torch._inductor.cudagraph_utils.__cudagraphs").addHandler(self._ears)
+
+    def facts(self) -> dict[str, Any]:
+        """Graph breaks with their places, and why CUDA graphs were given up."""
+        import torch._dynamo
+
+        reasons = getattr(torch._dynamo.utils, "graph_break_reasons", ())
+        found: dict[str, dict[str, Any]] = {}
+        for reason in list(reasons)[:100]:
+            row = _break(reason.user_stack, reason.reason, self._home)
+            found.setdefault(f"{row['place']} {row['reason']}", row)
+        told = [row for row in found.values() if row["code"]]
+        return {
+            "breaks": (told or list(found.values()))[:_MOST],
+            "cudagraph_skip_reasons": [text for text, _ in self._ears.reasons.most_common(5)],
+        }
+
+    def compiled(self, call: Callable[[], Any], recompiles: int) -> dict[str, Any] | None:
+        """What one steady call launches; None where that cannot be known.
+
+        Makes one call, of which Python's profiler says which of Inductor's programs it runs: after
+        a recompile not all of them; and none whose launches a CUDA graph has taken over.
+        """
+        new = {f: text for f, text in _wrappers().items() if f not in self._before}
+        ran = _functions_run(call, set(new))
+        files = [f for f in new if recompiles == 0 or any(g == f for g, _ in ran)]
+        found = [launches(new[f]) for f in files]
+        known = [one for one in found if one is not None]
+        if not files or len(known) < len(found):
+            return None
+        sums = {k: sum((one[k] for one in known), Counter()) for k in known[0]}
+        return {
+            "graphs": len(files),
+            **{f"{k}_total": sum(v.values()) for k, v in sums.items()},
+            **{k: dict(v.most_common(_MOST)) for k, v in sums.items()},
+            "templates": sum(n for k, n in sums["kernels"].items() if k.startswith("triton_tem_")),
+            "replayed": not any(
+                name.startswith("partition_") or (name == "call" and "def partition_" not in new[f])
+                for f, name in ran
+            ),
+        }
+
+
+def _functions_run(call: Callable[[], Any], files: set[str]) -> set[tuple[str, str]]:
+    """Which functions of these files one call runs in this thread, by file and name."""
+    ran: set[tuple[str, str]] = set()
+
+    def watch(frame: Any, event: str, _: Any) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_filename in files:
+            ran.add((code.co_filename, code.co_name))
+
+    with _profile(watch):
+        call()
+    return ran
+
+
+@contextlib.contextmanager
+def _profile(watch: Callable[[Any, str, Any], None]) -> Iterator[None]:
+    before = sys.getprofile()
+    sys.setprofile(watch)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
+
+
+# --- graph breaks -------------------------------------------------------------------------------
+
+
+def breaks_of(error: BaseException, home: Path) -> list[dict[str, Any]]:
+    """The graph break that an error of Dynamo's is about; empty if it says none."""
+    stack = getattr(error, "real_stack", None)
+    return [_break(stack, str(error), home)] if stack else []
+
+
+def _break(stack: Any, reason: str, home: Path) -> dict[str, Any]:
+    """The place in the user's own code where a graph ended, the line there, and torch's word."""
+    lines = [line.strip() for line in str(reason).splitlines() if line.strip()]
+    row = {"place": "", "code": "", "reason": lines[0][:_WIDE] if lines else ""}
+    frames = [f for f in stack or () if not Path(f.filename).is_relative_to(_TORCH)]
+    users = [f for f in frames if not Path(f.filename).is_relative_to(_OURS)]
+    own = [f for f in users if _is_own(Path(f.filename), home)]
+    if frames:
+        frame = (own or users or frames)[-1]
+        row["code"] = (frame.line or "").partition("  #")[0].strip()[:_WIDE]
+    if users:  # of a line that is ours the file means nothing to a user
+        path = Path(frame.filename)
+        short = path.relative_to(home).as_posix() if own else "/".join(path.parts[-2:])
+        row["place"] = f"{short}:{frame.lineno}"[-_WIDE:]
+    return row
+
+
+def _is_own(path: Path, home: Path) -> bool:
+    return path.is_relative_to(home) and "site-packages" not in path.parts

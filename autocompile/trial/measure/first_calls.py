@@ -1,0 +1,78 @@
+"""The clock of the calls that compile, at first or after an update of the weights."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from autocompile.estimate.intervals import median
+from autocompile.trial.phases.phases import Side
+
+__all__ = ["FirstCalls", "refresh_s"]
+
+_UPDATES = 3
+
+
+class FirstCalls:
+    """Times each call of a side until :meth:`stop`.
+
+    More calls than the first may compile: an optimizer that has a momentum by now is another
+    program, gradients that exist are others than those to be, and CUDA graphs are recorded at the
+    second call.
+
+    Args:
+        side: its ``call`` is wrapped meanwhile.
+        synchronize: waits for the device.
+        waited: seconds that were spent waiting so far, which do not count.
+
+    Attributes:
+        window: when the first call began and ended; empty before.
+    """
+
+    def __init__(
+        self, side: Side, synchronize: Callable[[], None], waited: Callable[[], float]
+    ) -> None:
+        self._side, self._call = side, side.call
+        self._synchronize, self._waited = synchronize, waited
+        self._seconds: list[float] = []
+        self.window: tuple[float, ...] = ()
+        side.call = self._timed
+
+    def stop(self) -> None:
+        """Let the side be called as it is."""
+        self._side.call = self._call
+
+    def compile_s(self, steady_s: float) -> float:
+        """What the calls took beyond what a steady one takes."""
+        return sum(max(0.0, seconds - steady_s) for seconds in self._seconds)
+
+    def _timed(self) -> Any:
+        self._synchronize()
+        waited_s, began = self._waited(), time.monotonic()
+        output = self._call()
+        self._synchronize()
+        ended = time.monotonic()
+        self.window = self.window or (began, ended)
+        self._seconds.append(ended - began - (self._waited() - waited_s))
+        return output
+
+
+def refresh_s(side: Side, synchronize: Callable[[], None], steady_s: float) -> float:
+    """What the first call after an update of the weights takes beyond a steady one, in seconds.
+
+    The update writes to every parameter and changes none. The median of three.
+    """
+    times = []
+    for _ in range(_UPDATES):
+        with torch.no_grad():
+            for parameter in side.model.parameters():
+                parameter.add_(0)
+        synchronize()
+        began = time.perf_counter()
+        side.run()
+        synchronize()
+        times.append(time.perf_counter() - began)
+    return max(0.0, median(times) - steady_s)

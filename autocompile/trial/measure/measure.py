@@ -1,0 +1,205 @@
+"""Time several callables side by side, block by block.
+
+Blocks of all sides alternate in one process, in another random order each round, so that clocks,
+load and heat touch all alike. A block is about 20 ms of calls between two synchronizations, after
+as many calls as another side slows (:mod:`autocompile.trial.measure.blocks`). The raw times of
+all rounds are kept. A search stops timing a setting as soon as it is no rival (:func:`screen`); a
+race times
+all its sides for as many rounds (:func:`side_by_side`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from autocompile.estimate.intervals import Interval, median, speedup
+from autocompile.store.record import Measurement
+from autocompile.trial.measure.blocks import Timed, block, carried_over, fill, lead_of
+
+__all__ = ["Limits", "Rounds", "Timed", "screen", "side_by_side"]
+
+_LOOK_EVERY = 4
+_FEW = 3  # rounds, of calls so long that there is no time for more
+_WARM_CALLS = 3  # CUDA graphs: warm-up, record, replay
+_LONG_CALL_S = 1.0  # such a call needs no warming beside those that verification has made
+_NEAR = 0.97  # of the best speed-up: below it a setting is no rival
+_ALONE_BLOCKS = 5
+_GAP_S = 0.01  # by then OpenMP's and onnxruntime's threads have stopped spinning
+_SLOWED = 1.25  # beside a side that keeps a core busy eager takes half as long again
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When to stop.
+
+    Attributes:
+        rounds: at least so many, unless a call takes very long.
+        max_s: no more rounds after so many seconds, ...
+        front_s: ... or after so many of a setting that seems to be near the best.
+        half_width: or when the speed-up is known to this relative half-width.
+        beat: the best speed-up that is known; a setting clearly below it is no rival.
+        block_s: about how long a block takes; one call if a call is longer.
+    """
+
+    rounds: int = 8
+    max_s: float = 0.5
+    front_s: float = 1.0
+    half_width: float = 0.01
+    beat: float = 0.0
+    block_s: float = 0.02
+
+
+class Rounds:
+    """Sides that are ready to be timed: warmed, with a size of blocks and a lead-in for each.
+
+    Attributes:
+        times: by side, seconds per call of each round's block.
+        calls: by side, calls of a block.
+        leads: by side, untimed calls before a block.
+    """
+
+    def __init__(
+        self, sides: Sequence[Timed], synchronize: Callable[[], None], block_s: float, seed: int
+    ) -> None:
+        self._sides, self._synchronize = sides, synchronize
+        self._random = random.Random(seed)
+        self.times: list[list[float]] = [[] for _ in sides]
+        self.calls, self.leads = [1] * len(sides), [0] * len(sides)
+        is_long = [block(side, 1, synchronize) > _LONG_CALL_S for side in sides]
+        if all(is_long):
+            return
+        short = [  # also where the first call was interrupted
+            index
+            for index, side in enumerate(sides)
+            if not is_long[index] or block(side, 1, synchronize) <= _LONG_CALL_S
+        ]
+        for index in short:
+            for _ in range(_WARM_CALLS - 1):
+                block(sides[index], 1, synchronize)
+        for _ in range(2):  # the more of two tries: one wait for a core can be longer than a block
+            for index in short:
+                seems = fill(sides[index], synchronize, block_s)
+                self.calls[index] = max(self.calls[index], seems)
+        carried = carried_over(sides, self.calls, synchronize, block_s)
+        self.leads = [lead_of(seen, n) for seen, n in zip(carried, self.calls, strict=True)]
+
+    @property
+    def count(self) -> int:
+        """How many rounds there are."""
+        return len(self.times[0])
+
+    def one(self) -> None:
+        """Time one more block of each side."""
+        for index in self._random.sample(range(len(self._sides)), len(self._sides)):
+            seconds = block(
+                self._sides[index], self.calls[index], self._synchronize, self.leads[index]
+            )
+            self.times[index].append(seconds)
+
+    def measurement(self, index: int, flags: tuple[str, ...] = ()) -> Measurement:
+        """A side against the first one."""
+        return Measurement(
+            eager_s=tuple(self.times[0]),
+            compiled_s=tuple(self.times[index]),
+            calls=(self.calls[0], self.calls[index]),
+            leads=(self.leads[0], self.leads[index]),
+            flags=flags,
+        )
+
+
+@contextlib.contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """No garbage is collected meanwhile; what there is now is never looked at again."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.freeze()  # for good: to thaw would write to every object, and copy what a fork shares
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def screen(
+    eager: Timed, other: Timed, synchronize: Callable[[], None], limits: Limits, seed: int
+) -> tuple[Measurement, list[str]]:
+    """Time a setting against eager until it is known well enough, or known to be no rival.
+
+    Args:
+        eager: the baseline; for an A/A run both sides are eager.
+        other: the side under test; it must have been compiled already.
+        synchronize: waits for the device.
+        limits: when to stop.
+        seed: of the order of blocks in each round.
+
+    Returns:
+        The raw times, and sentences for the user.
+    """
+    with no_garbage_collection():
+        alone_s = _alone(eager, synchronize, limits.block_s)
+        rounds = Rounds((eager, other), synchronize, limits.block_s, seed)
+        began = time.monotonic()
+        while not _is_enough(rounds, time.monotonic() - began, limits):
+            rounds.one()
+        found = rounds.measurement(1)
+        if found.eager_call_s <= _SLOWED * alone_s:
+            return found, []
+        alone_s = max(alone_s, _alone(eager, synchronize, limits.block_s))
+    if found.eager_call_s <= _SLOWED * alone_s:
+        return found, []
+    slowed = found.eager_call_s / alone_s - 1
+    note = f"eager runs {slowed:.0%} slower beside this setting than alone"
+    return rounds.measurement(1, ("eager_slowed",)), [note]
+
+
+def _is_enough(rounds: Rounds, spent_s: float, limits: Limits) -> bool:
+    if rounds.count < limits.rounds:
+        return rounds.count >= _FEW and spent_s > limits.front_s
+    if rounds.count % _LOOK_EVERY and spent_s < limits.front_s:
+        return False
+    known = speedup(*rounds.times)
+    is_near = known.value > _NEAR * limits.beat
+    return _is_narrow(known, limits) or spent_s > (limits.front_s if is_near else limits.max_s)
+
+
+def _is_narrow(known: Interval, limits: Limits) -> bool:
+    return known.half_width <= limits.half_width or known.high < _NEAR * limits.beat
+
+
+def _alone(side: Timed, synchronize: Callable[[], None], block_s: float) -> float:
+    """Median seconds of a call with nothing beside it."""
+    time.sleep(_GAP_S)
+    if (took_s := block(side, 1, synchronize)) > _LONG_CALL_S:
+        return took_s
+    calls = fill(side, synchronize, block_s)
+    if block_s < (took_s := block(side, calls, synchronize) * calls) and calls == 1:
+        return took_s  # a long call: threads that spin for a while matter little beside it
+    return median([block(side, calls, synchronize) for _ in range(_ALONE_BLOCKS)])
+
+
+def side_by_side(
+    rounds: Rounds,
+    most: int,
+    max_s: float,
+    turn: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+) -> None:
+    """Time ``most`` rounds, or as many as fit in ``max_s`` seconds, at least three.
+
+    Args:
+        rounds: of all sides.
+        most: rounds.
+        max_s: seconds of rounds; what passes before a turn does not count.
+        turn: is entered around each round.
+    """
+    spent_s = 0.0
+    while rounds.count < most and (rounds.count < _FEW or spent_s <= max_s):
+        with turn():
+            began = time.monotonic()
+            rounds.one()
+            spent_s += time.monotonic() - began

@@ -1,0 +1,164 @@
+"""Ten changes of the learning rate, as a scheduler makes them, after all else is done.
+
+A learning rate that is a Python number is a constant to Dynamo: each new value may compile the step
+anew, up to the recompile limit, past which torch goes on in eager without a word.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from autocompile.store.record import Outcome
+from autocompile.trial.inspect import telemetry
+from autocompile.trial.phases.phases import Side
+from autocompile.trial.process import failures
+from autocompile.trial.verify.compare import compare
+from autocompile.trial.verify.outputs import View, copy_view
+from autocompile.trial.verify.random_draws import wrong_length
+from autocompile.trial.verify.verifier import Failed, Verifier
+
+__all__ = ["try_schedule"]
+
+_CHANGES = 10
+_DECAY = 0.7  # of one step: a side that goes on with an older rate is off by 40 % and more
+_ULPS = 4  # of a parameter: what rounding can do to an update that is small beside it
+
+
+def try_schedule(
+    verifier: Verifier, compiled: Side, result: dict[str, Any], budget_s: float
+) -> None:
+    """Change the learning rate on both sides, step, and compare; then put everything back.
+
+    Entries ``lr_changes``, ``lr_recompiles`` and ``lr_ends_eager`` join ``result["detail"]``, and
+    a note with advice joins ``result["notes"]`` where there is something to say. Nothing is timed
+    after it: what it compiles stays in Dynamo's cache.
+
+    Args:
+        verifier: has the eager side.
+        compiled: the side under test.
+        result: of the trial; knows ``compile_s``.
+        budget_s: no change is begun that is expected to end later than this.
+
+    Raises:
+        Failed: ``wrong_output``, where a step does not follow the learning rate.
+    """
+    groups = [
+        [group for o in side.optimizers for group in getattr(o, "param_groups", [])]
+        for side in (verifier.eager, compiled)
+    ]
+    if not groups[0] or not all(_is_rate(g.get("lr")) for each in groups for g in each):
+        return
+    rates = [[float(g["lr"]) for g in each] for each in groups]
+    verifier.eager.restore()
+    kept = verifier.eager.saved, verifier.eager.numbers
+    before = telemetry.dynamo_facts().graphs
+    is_number = any(not isinstance(g["lr"], torch.Tensor) for g in groups[1])
+    began, next_s = time.monotonic(), float(result["compile_s"]) if is_number else 0.0
+    done, ends_eager, problem, error = 0, False, None, None
+    try:
+        for change in range(1, _CHANGES + 1):
+            if time.monotonic() - began + next_s > budget_s:
+                break
+            for each, initial in zip(groups, rates, strict=True):
+                _set_rates(each, [rate * _DECAY**change for rate in initial])
+            took = time.monotonic()
+            problem = _compare_step(verifier, compiled, change)
+            next_s = time.monotonic() - took
+            done = change
+            if problem:
+                break
+    except Exception as caught:
+        ends_eager = type(caught).__name__ == "FailOnRecompileLimitHit"
+        error = None if ends_eager else failures.first_words(caught)
+    finally:
+        for each, initial in zip(groups, rates, strict=True):
+            _set_rates(each, initial)
+        verifier.eager.saved, verifier.eager.numbers = kept
+        verifier.eager.restore()
+        compiled.adopt(verifier.eager)
+    recompiles = telemetry.dynamo_facts().graphs - before
+    result.setdefault("detail", {}).update(
+        lr_changes=done, lr_recompiles=recompiles, lr_ends_eager=ends_eager
+    )
+    advice = _advice(compiled.optimizers[0])
+    if problem:
+        what = f"the step does not follow the learning rate: {problem}, after change {done}"
+        raise Failed(Outcome.WRONG_OUTPUT, what + advice)
+    if error:
+        note = f"after a change of the learning rate this step fails: {error}"
+    else:
+        note = _note(done, recompiles, ends_eager, result["compile_s"])
+        note += advice if recompiles else ""
+    result["notes"] += [note] if note else []
+
+
+def _note(done: int, recompiles: int, ends_eager: bool, compile_s: float) -> str:
+    """What a user should know; empty where a schedule costs nothing."""
+    if done == 0 and not recompiles:
+        return (
+            "whether a learning-rate schedule recompiles this step was not tried: it takes "
+            f"{compile_s:.0f} s to compile"
+        )
+    if not recompiles:
+        return ""
+    count = "once" if recompiles == 1 else f"{recompiles} times"
+    said = f"a learning-rate schedule recompiles this step {count}"
+    if ends_eager:
+        said += ", then it runs in eager"
+    elif done < _CHANGES:
+        said += f" in {done} change{'s' * (done > 1)} (more were not tried, for time)"
+    return said
+
+
+def _advice(optimizer: Any) -> str:
+    """What torch recommends."""
+    rate = optimizer.param_groups[0]["lr"]
+    if isinstance(rate, torch.Tensor):
+        return ""
+    name = type(optimizer).__name__
+    return f"; pass it as a tensor, e.g. {name}(params, lr=torch.tensor({rate:g}))"
+
+
+def _is_rate(rate: Any) -> bool:
+    if isinstance(rate, torch.Tensor):
+        return rate.numel() == 1 and rate.is_floating_point()
+    return isinstance(rate, (int, float)) and not isinstance(rate, bool)
+
+
+def _set_rates(groups: list[dict[str, Any]], rates: list[float]) -> None:
+    """As torch's schedulers do: a tensor is filled, a number replaced."""
+    for group, rate in zip(groups, rates, strict=True):
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
+
+
+def _compare_step(verifier: Verifier, compiled: Side, change: int) -> str | None:
+    """One step of each side from the same state; what is wrong with the compiled one."""
+    verifier.eager.keep()
+    compiled.adopt(verifier.eager)
+    want, sizes = _stepped(verifier.eager, lambda side: verifier.seeded_call(side, change))
+    got, _ = _stepped(compiled, lambda side: verifier.seeded_call(side, change))
+    for name, update in got["updates"].items():
+        # The update is read off a parameter, which rounds it.
+        off = (update - want["updates"][name]).abs() <= sizes[name]
+        got["updates"][name] = torch.where(off, want["updates"][name], update)
+    if verifier.has_own_draws(compiled):
+        return wrong_length(want, got)
+    return compare(want, got, noise=verifier.accepted)
+
+
+def _stepped(side: Side, call: Callable[[Side], Any]) -> tuple[View, Mapping[str, torch.Tensor]]:
+    """Gradients and what one step changes; and how far rounding may move each element."""
+    parameters = {n: p for n, p in side.model.named_parameters() if p.requires_grad}
+    before = {name: p.detach().clone() for name, p in parameters.items()}
+    view = side.view(call(side))
+    updates = {name: p.detach() - before[name] for name, p in parameters.items()}
+    found = copy_view({**{k: v for k, v in view.items() if k == "gradients"}, "updates": updates})
+    sizes = {n: _ULPS * torch.finfo(x.dtype).eps * x.abs() for n, x in before.items()}
+    return found, sizes

@@ -1,0 +1,1 @@
+"""The units of work that are timed."""

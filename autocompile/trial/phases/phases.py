@@ -1,0 +1,228 @@
+"""The units of work that are timed, each as two sides with the same weights and inputs."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from autocompile.errors import TargetError
+from autocompile.runtime.compiling import (
+    RL_PHASES,
+    compile_function,
+    compile_model,
+    prepare_model,
+    uses_cuda_graphs,
+)
+from autocompile.runtime.inplace import apply_to_update
+from autocompile.runtime.optimizers import set_implementation
+from autocompile.settings.config import EAGER, CompileConfig
+from autocompile.trial.phases.side import Side
+from autocompile.trial.target.load import Target
+from autocompile.trial.verify.outputs import View, dense
+
+__all__ = ["PHASES", "Side", "call_model", "make_side", "note_setting", "phases_of"]
+
+PHASES = ("forward", *RL_PHASES, "optimizer_step", "train_step", "learner_update")
+_FIRST_STEP = 1  # so that none is 0 or 1, which Dynamo takes for constants
+_TRAINING = ("forward_train", "optimizer_step", "train_step", "learner_update")
+
+Compiler = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def phases_of(target: Target) -> tuple[str, ...]:
+    """The phases that this target has."""
+    if target.is_rl:
+        of_config = ("learner_update",) if target.make_learner else ()
+        return (*RL_PHASES, "optimizer_step", "train_step", *of_config)
+    return ("forward", "optimizer_step", "train_step")
+
+
+def call_model(model: Callable[..., Any], inputs: Any) -> Any:
+    """Call a plain module with what ``get_inputs`` gave."""
+    if isinstance(inputs, dict):
+        return model(**inputs)
+    if isinstance(inputs, (tuple, list)):
+        return model(*inputs)
+    return model(inputs)
+
+
+def make_side(target: Target, phase: str, inputs: Any, config: CompileConfig = EAGER) -> Side:
+    """One side of a phase, on the device where the target's model is.
+
+    Args:
+        target: built already; its model is copied.
+        phase: one of :data:`PHASES`.
+        inputs: on the right device; not used by ``optimizer_step``.
+        config: how to compile; eager by default. Nothing is compiled before the first call.
+
+    Raises:
+        TargetError: the target does not have this phase.
+    """
+    if phase not in phases_of(target):
+        raise TargetError(
+            f"a {target.kind} has no phase {phase}", f"it has: {', '.join(phases_of(target))}"
+        )
+    model = copy.deepcopy(target.model_of(phase))
+    side = Side(model, grad=phase in _TRAINING, inputs=inputs)
+    note_setting(side, config)
+    side.held = lambda: dict(model.named_buffers())
+    side.view = lambda output: {"outputs": output, "inputs": dense(side.inputs)}
+    if phase == "forward":
+        model.eval()
+        compiled = compile_model(model, config, phase)
+        side.call = lambda: call_model(compiled, side.inputs)
+    elif phase in RL_PHASES:
+        compile_model(model, config, phase)
+        side.call = _rl_call(side, phase)
+        if phase == "forward_train":
+            side.view = lambda output: _gradients_view(target, side, output)
+    elif phase == "learner_update":
+        _make_learner_update(target, side, config)
+    else:
+        prepare_model(model, config)
+    if phase == "optimizer_step":
+        _make_optimizer_step(target, side, config)
+    elif phase == "train_step":
+        _make_train_step(target, side, config)
+    return side
+
+
+def note_setting(side: Side, config: CompileConfig) -> None:
+    """What of a setting whoever calls a side has to know."""
+    side.is_eager, side.reuses_outputs = config.is_eager, uses_cuda_graphs(config)
+    side.threads, side.precision = config.threads, config.precision
+    side.bakes = config.bakes_weights
+    side.draws_itself = config.backend == "inductor" and not config.is_eager
+
+
+def _rl_call(side: Side, phase: str) -> Callable[[], Any]:
+    """As env runners and learners call it: exploration is told how many steps there were so far."""
+    method = getattr(side.model, phase)
+    beneath = inspect.signature(getattr(type(side.model), f"_{phase}")).parameters.values()
+    told = any(p.name == "t" or p.kind is p.VAR_KEYWORD for p in beneath)
+    if phase != "forward_exploration" or not told:
+        return lambda: method(side.inputs)
+    side.steps["t"] = _FIRST_STEP
+
+    def explore() -> Any:
+        side.steps["t"] += 1
+        return method(side.inputs, t=side.steps["t"])
+
+    return explore
+
+
+def _parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def _gradients_view(target: Target, side: Side, output: Any) -> View:
+    """Outputs, the gradients of the loss, and what a call may change beside them."""
+    side.model.zero_grad(set_to_none=True)
+    torch.autograd.backward(target.loss(output, side.inputs))
+    named = _parameters(side.model).items()
+    gradients = {name: p.grad for name, p in named if p.grad is not None}
+    buffers = dict(side.model.named_buffers())
+    inputs = dense(side.inputs)
+    return {"outputs": output, "inputs": inputs, "gradients": gradients, "buffers": buffers}
+
+
+def _training_view(
+    side: Side,
+    parameters: dict[str, torch.Tensor],
+    before: dict[str, torch.Tensor],
+    loss: Any,
+) -> View:
+    """What a step gives and leaves behind."""
+    return {
+        "loss": loss,
+        "gradients": {n: p.grad for n, p in parameters.items() if p.grad is not None},
+        "updates": _updates(parameters, before),
+        "buffers": dict(side.model.named_buffers()),
+    }
+
+
+def _updates(
+    parameters: dict[str, torch.Tensor], before: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """How far each parameter has moved: a step that does nothing differs by all of it."""
+    return {n: p.detach() - before[n] for n, p in parameters.items()}
+
+
+def _states(side: Side) -> list[dict[str, Any]]:
+    return [dict(s) for optimizer in side.optimizers for s in optimizer.state.values()]
+
+
+def _make_optimizer_step(target: Target, side: Side, config: CompileConfig) -> None:
+    """``optimizer.step()`` with the same made-up gradients on both sides.
+
+    The step is wrapped in a function of its own, since ``Optimizer.step`` breaks the graph by
+    design; the eager side has an optimizer of its own, because Dynamo may change the flags of the
+    one it has seen.
+    """
+    parameters = _parameters(side.model)
+    if not parameters:
+        raise TargetError("the model has no parameters, so there is no optimizer step")
+    generator = torch.Generator().manual_seed(0)
+    for p in parameters.values():
+        noise = torch.randn(p.shape, generator=generator, dtype=torch.float32)
+        p.grad = (noise * 1e-2).to(device=p.device, dtype=p.dtype)
+    before = {name: p.detach().clone() for name, p in parameters.items()}
+    optimizer = target.make_optimizer(side.model)
+    side.optimizers = [optimizer]
+    set_implementation(optimizer, config.optimizer)
+
+    def step() -> None:
+        optimizer.step()
+
+    side.call = compile_function(step, config)
+    side.view = lambda _: {"updates": _updates(parameters, before)}
+    gradients = [p.grad for p in parameters.values()]
+    side.held = lambda: (parameters, gradients, _states(side))
+
+
+def _make_train_step(target: Target, side: Side, config: CompileConfig) -> None:
+    """Forward, loss, backward and optimizer step, compiled as one function."""
+    model = side.model.train()
+    before = {name: p.detach().clone() for name, p in _parameters(model).items()}
+    optimizer = target.make_optimizer(model)
+    side.optimizers = [optimizer]
+    set_implementation(optimizer, config.optimizer)
+    forward: Any = model.forward_train if target.is_rl else None
+
+    def step() -> torch.Tensor:
+        optimizer.zero_grad(set_to_none=True)
+        output = forward(side.inputs) if forward else call_model(model, side.inputs)
+        loss = target.loss(output, side.inputs)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        return loss.detach()
+
+    side.call = compile_function(step, config, model)
+    side.view = lambda loss: _training_view(side, _parameters(model), before, loss)
+    side.held = lambda: (
+        _parameters(model),
+        dict(model.named_buffers()),
+        _states(side),
+    )
+
+
+def _make_learner_update(target: Target, side: Side, config: CompileConfig) -> None:
+    """An update by RLlib's own Learner, which compiles what :mod:`autocompile.rllib` compiles."""
+    assert target.make_learner
+    updates = target.make_learner(side.model)
+    side.optimizers = updates.optimizers
+    apply_to_update(side.model, side.optimizers, config)
+    parameters = updates.parameters
+    before = {name: p.detach().clone() for name, p in parameters.items()}
+    side.call = lambda: updates.update(side.inputs)
+    side.view = lambda losses: _training_view(side, parameters, before, losses)
+    side.forget = updates.forget_metrics
+    side.held = lambda: (
+        parameters,
+        dict(side.model.named_buffers()),
+        _states(side),
+    )

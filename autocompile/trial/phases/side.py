@@ -1,0 +1,123 @@
+"""A side of a phase: eager or compiled."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from autocompile.runtime.compiling import set_precision
+from autocompile.trial.target.state import is_expanded
+from autocompile.trial.verify.outputs import View
+
+__all__ = ["Side"]
+
+
+@dataclass
+class Side:
+    """Eager or compiled: one copy of the model, and what a phase does with it.
+
+    Attributes:
+        model: this side's own copy.
+        call: the timed unit; takes no argument.
+        view: turns what ``call`` gave into what is compared with the other side.
+        restore: puts parameters and optimizer state back to where ``keep`` saw them.
+        grad: whether gradients are recorded while it runs.
+        inputs: this side's current inputs; ``call`` reads them anew each time.
+        held: the tensors that calls change, as they are now.
+        saved: their values when ``keep`` saw them.
+        optimizers: what ``call`` steps.
+        steps: how many environments' steps RLlib would count by now, where ``call`` is told.
+        numbers: plain numbers that calls change, as they were when ``keep`` saw them.
+        forget: drops what calls collect and nothing reads.
+        is_eager: nothing of it is compiled.
+        reuses_outputs: a call may overwrite what the one before returned, by torch's contract.
+        threads: for torch's operators while it runs; None for as many as there are.
+        precision: of products of float32 matrices while it runs.
+        bakes: what was compiled holds the weights: writing to one costs a refresh.
+        draws_itself: it may draw other random numbers than eager does from the same seed.
+    """
+
+    model: torch.nn.Module
+    grad: bool
+    inputs: Any = None
+    call: Callable[[], Any] = lambda: None
+    view: Callable[[Any], View] = lambda output: {"outputs": output}
+    saved: list[torch.Tensor] = field(default_factory=list)
+    optimizers: list[Any] = field(default_factory=list)
+    steps: dict[str, Any] = field(default_factory=dict)
+    numbers: list[dict[str, Any]] = field(default_factory=list)
+    forget: Callable[[], None] = lambda: None
+    held: Callable[[], Any] = lambda: None
+    is_eager: bool = True
+    reuses_outputs: bool = False
+    threads: int | None = None
+    precision: str = "default"
+    bakes: bool = False
+    draws_itself: bool = False
+
+    @contextlib.contextmanager
+    def context(self) -> Iterator[None]:
+        """The grad mode that the phase runs in, and what the setting asks of the process."""
+        usual = torch.get_num_threads()
+        # Asked only where it is set: torch refuses to answer where its newer switches were used.
+        own = None if self.precision == "default" else torch.get_float32_matmul_precision()
+        set_precision(self.precision)
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+        try:
+            with torch.enable_grad() if self.grad else torch.no_grad():
+                yield
+        finally:
+            if own is not None:
+                torch.set_float32_matmul_precision(own)
+            if self.threads is not None:
+                torch.set_num_threads(usual)
+
+    def run(self) -> Any:
+        """One call in its context."""
+        with self.context():
+            return self.call()
+
+    def keep(self) -> None:
+        """Remember what calls change, as it is now."""
+        self.saved = [t.detach().clone() for t in self.changing]
+        self.numbers = [
+            {key: value for key, value in each.items() if type(value) in (int, float)}
+            for each in self._dictionaries()
+        ]
+
+    def restore(self) -> None:
+        """Put it back, tensors in place: nothing that was compiled needs to look again."""
+        self._take(self.saved, self.numbers)
+
+    def adopt(self, other: Side) -> None:
+        """Start from the state that another side has kept."""
+        self._take(other.saved, other.numbers)
+
+    @property
+    def changing(self) -> list[torch.Tensor]:
+        """The tensors that calls change, in an order that both sides share."""
+        leaves = (t for t in pytree.tree_leaves(self.held()) if isinstance(t, torch.Tensor))
+        return [t for t in leaves if not is_expanded(t)]
+
+    def _dictionaries(self) -> list[dict[str, Any]]:
+        """Where an optimizer may count its steps as plain numbers; torch's own use tensors."""
+        of_optimizers = ([*o.param_groups, *o.state.values()] for o in self.optimizers)
+        return [self.steps, *itertools.chain(*of_optimizers)]
+
+    def _take(self, values: list[torch.Tensor], numbers: list[dict[str, Any]]) -> None:
+        # Looked up anew, because a call may put another tensor in a buffer's place.
+        with torch.no_grad():
+            for tensor, value in zip(self.changing, values, strict=False):
+                if tensor.shape == value.shape and not (self.bakes and torch.equal(tensor, value)):
+                    tensor.copy_(value)
+        self.forget()
+        # Flags are left alone: Dynamo may have changed those of the side that it has compiled.
+        for own, kept in zip(self._dictionaries(), numbers, strict=False):
+            own.update({k: v for k, v in kept.items() if type(own.get(k)) is type(v)})

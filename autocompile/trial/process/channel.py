@@ -1,0 +1,90 @@
+"""The trial's end of the result channel: JSON lines on a pipe of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from autocompile.store.record import Step
+
+__all__ = ["Channel"]
+
+_VERSION = 1
+
+
+class Channel:
+    """Sends steps and the result to the parent, or to stdout when a trial is rerun by hand.
+
+    Args:
+        descriptor: the pipe; None for stdout.
+        nonce: proves to the parent that a line is ours.
+        control: a pipe on which the parent says that the neighbours stand still; None if there
+            are none.
+
+    Attributes:
+        current: the step that was begun last.
+        waited_s: seconds spent waiting for the neighbours to stand still.
+    """
+
+    def __init__(self, descriptor: int | None, nonce: str, control: int | None = None) -> None:
+        self._descriptor, self._nonce, self._control = descriptor, nonce, control
+        self._depth, self._lock = 0, threading.RLock()  # Inductor compiles in threads at times
+        self.current = Step.IMPORT
+        self.waited_s = 0.0
+        for each in (descriptor, control):
+            if each is not None:
+                os.set_inheritable(each, False)
+
+    def step(self, step: Step) -> None:
+        """Say which step begins."""
+        self.current = step
+        self._send({"event": "step", "step": step.value})
+
+    def modules(self, names: list[str]) -> None:
+        """Say what other trials will need to import as well."""
+        self._send({"event": "modules", "names": names})
+
+    def toolchain(self) -> None:
+        """Say that trials will compile for the CPU."""
+        self._send({"event": "toolchain"})
+
+    def room(self, trials: int) -> None:
+        """Say how many trials the device has memory for at once."""
+        self._send({"event": "room", "trials": trials})
+
+    def result(self, payload: dict[str, Any]) -> None:
+        """Say how it ended; the first result counts."""
+        self._send({"event": "result", "step": self.current.value, **payload})
+
+    @contextlib.contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """While it is entered, no other trial of the run uses the machine; may be nested."""
+        with self._lock:  # a second thread waits as well
+            self._depth += 1
+            if self._depth == 1 and self._control is not None:
+                began = time.perf_counter()
+                self._send({"event": "quiet"})
+                os.read(self._control, 1)
+                self.waited_s += time.perf_counter() - began
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._depth -= 1
+                if self._depth == 0 and self._control is not None:
+                    self._send({"event": "busy"})
+
+    def _send(self, message: dict[str, Any]) -> None:
+        line = json.dumps({"v": _VERSION, "nonce": self._nonce, **message}) + "\n"
+        if self._descriptor is None:
+            sys.stdout.write(line)
+            return
+        data = line.encode()
+        while data:
+            data = data[os.write(self._descriptor, data) :]

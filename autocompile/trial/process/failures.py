@@ -1,0 +1,108 @@
+"""One function that turns an exception in a trial into an outcome."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from autocompile.errors import UsageError
+from autocompile.store.record import Outcome, Step
+
+__all__ = ["first_words", "only_logged", "outcome_of", "where_in"]
+
+_MISSING = (ImportError, FileNotFoundError)
+_REFUSED = re.compile(
+    r"unexpected keyword argument|Unrecognized mode|Unexpected optimization option"
+    r"|Invalid backend|is only supported|not supported on this|Cannot find a working triton"
+)
+
+
+class Failed(Exception):
+    """The trial ends here, with an outcome that is nobody else's exception."""
+
+    def __init__(self, outcome: Outcome, message: str) -> None:
+        self.outcome = outcome
+        super().__init__(message)
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """The error and what it was raised from.
+
+    What merely was being handled when it was raised is another story (a cache entry that was not
+    there), except where torch wraps a backend's error.
+    """
+    import torch._dynamo.exc as exc
+
+    chain: list[BaseException] = []
+    current: BaseException | None = error
+    while current is not None and current not in chain:
+        chain.append(current)
+        following = getattr(current, "inner_exception", None) or current.__cause__
+        wraps = isinstance(current, exc.BackendCompilerFailed) and not current.__suppress_context__
+        if following is None and wraps:
+            following = current.__context__
+        current = following
+    return chain
+
+
+def outcome_of(error: BaseException, step: Step) -> Outcome:
+    """What an exception at a step means for the trial."""
+    import torch._dynamo.exc as exc
+
+    causes = _causes(error)
+    if any(isinstance(e, (MemoryError, torch.OutOfMemoryError)) for e in causes):
+        return Outcome.OUT_OF_MEMORY
+    if any("DefaultCPUAllocator: can't allocate" in str(e) for e in causes):
+        return Outcome.OUT_OF_MEMORY
+    if step is Step.IMPORT:
+        return Outcome.IMPORT_ERROR
+    if step in (Step.BUILD, Step.EAGER):
+        return Outcome.RUNTIME_ERROR
+    # Named so only since torch 2.9 or so: an older torch has no class of this name.
+    limit = getattr(exc, "FailOnRecompileLimitHit", ())
+    if any(isinstance(e, limit) for e in causes if limit):
+        return Outcome.NOT_COMPILED
+    if isinstance(error, exc.InvalidBackend):
+        return Outcome.UNSUPPORTED
+    if isinstance(error, exc.Unsupported):
+        return Outcome.GRAPH_BREAK
+    if step is Step.COMPILE:
+        if isinstance(error, UsageError):
+            return Outcome.UNSUPPORTED
+        if any(isinstance(e, _MISSING) or _REFUSED.search(str(e)) for e in causes):
+            return Outcome.UNSUPPORTED
+        return Outcome.COMPILE_ERROR
+    return Outcome.RUNTIME_ERROR
+
+
+def first_words(error: BaseException) -> str:
+    """The innermost cause on one line, as torch or the user's code said it."""
+    inner = getattr(error, "inner_exception", None) or error
+    lines = [line.strip() for line in str(inner).splitlines() if line.strip()]
+    return f"{type(inner).__name__}: {lines[0][:300]}" if lines else type(inner).__name__
+
+
+def where_in(error: BaseException, folder: Path) -> str | None:
+    """The last line of the user's own code that an exception passed through."""
+    if isinstance(error, SyntaxError) and error.filename:
+        text = (error.text or "").strip()
+        return f"{Path(error.filename).name}:{error.lineno}   {text}"
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        if path.is_relative_to(folder) and "site-packages" not in path.parts:
+            return f"{path.name}:{frame.lineno}   {frame.line}"
+    return None
+
+
+@contextlib.contextmanager
+def only_logged() -> Iterator[None]:
+    """An error in here goes to the trial's log and changes nothing."""
+    try:
+        yield
+    except Exception:
+        traceback.print_exc()

@@ -1,0 +1,220 @@
+"""The fork server: has imported torch, Dynamo and Inductor, and forks a trial when it is told to.
+
+A fork copies memory but no thread: a lock that another thread held stays locked for ever, OpenMP's
+pool is gone, an opened GPU driver is unusable. So the fork server computes nothing on more than one
+thread, never touches the GPU, and looks at itself before each fork. What cannot be seen from
+inside it proves with a first child that computes as trials do; when a library has started a thread
+since, it proves it again. When it is not clean it says why and refuses.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+if sys.path[0] in ("", os.getcwd()):
+    del sys.path[0]
+
+import contextlib
+import gc
+import importlib
+import json
+import signal
+import socket
+import threading
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from autocompile.protocol.processes import (
+    MARKER,
+    adopt_orphans,
+    die_with_parent,
+    end_strays,
+    keep_others_from_writing,
+    thread_count,
+)
+from autocompile.trial.process.supervisor import guard
+from autocompile.trial.process.toolchain import Toolchain
+
+_CANARY_S = 30
+_LONGEST = 1 << 20
+
+
+class _ForkServer:
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        import torch
+        import torch._dynamo
+        import torch._inductor.compile_fx
+        import torch._inductor.select_algorithm
+
+        import autocompile.trial.process.worker  # noqa: F401  (what every trial needs of ours)
+
+        with contextlib.suppress(ImportError):
+            # Or Inductor's first compile leaves a thread behind.
+            importlib.import_module("tqdm").tqdm.monitor_interval = 0
+        self._torch = torch
+        self._proven_threads = 0
+        self._toolchain: Toolchain | None = None
+        self._supervisors: set[int] = set()
+        self._knows_its_children = True
+        adopt_orphans()
+        signal.signal(signal.SIGCHLD, self._reap)
+        # Python counts native threads too and warns; we look closer than it can.
+        warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+
+    def serve(self) -> None:
+        """Answer until the tuner has gone."""
+        self._reply(self._fitness())
+        for request, descriptors in self._requests():
+            self._knows_its_children = False  # compilers and canaries come and go
+            if request["do"] == "warm":
+                _import(request["modules"])
+                if request["toolchain"] is not None:
+                    self._toolchain = Toolchain(Path(request["toolchain"]))
+                self._proven_threads = 0
+                answer = self._fitness()
+            elif request["do"] == "prepare":
+                if self._toolchain is not None:
+                    self._toolchain.use()
+                    self._toolchain = None
+                answer = self._fitness()
+            else:
+                answer = self._fitness()
+                if "refused" not in answer:
+                    pid = self._fork(request, descriptors)
+                    self._supervisors.add(pid)
+                    answer = {"pid": pid}
+                for descriptor in descriptors:
+                    os.close(descriptor)
+            self._knows_its_children = True
+            self._reap()
+            self._reply(answer)
+
+    def _reap(self, *_: Any) -> None:
+        """Forget supervisors that have ended, and end what one that was killed has left to us."""
+        if not self._knows_its_children:
+            return
+        with contextlib.suppress(ChildProcessError):
+            while pid := os.waitpid(-1, os.WNOHANG)[0]:
+                self._supervisors.discard(pid)
+        end_strays(self._supervisors | ({self._toolchain.pid} if self._toolchain else set()))
+
+    def _requests(self) -> Iterator[tuple[dict[str, Any], list[int]]]:
+        rest, descriptors = b"", list[int]()
+        while True:
+            data, got, _, _ = socket.recv_fds(self._connection, _LONGEST, 3)
+            if not data:
+                return
+            rest, descriptors = rest + data, descriptors + list(got)
+            while b"\n" in rest:
+                line, rest = rest.split(b"\n", 1)
+                yield json.loads(line), descriptors
+                descriptors = []
+
+    def _reply(self, answer: dict[str, Any]) -> None:
+        self._connection.sendall(json.dumps(answer).encode() + b"\n")
+
+    def _fitness(self) -> dict[str, Any]:
+        if reason := self._unclean():
+            return {"refused": reason}
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return {"memory_bytes": pages * os.sysconf("SC_PAGE_SIZE")}
+
+    def _unclean(self) -> str:
+        """Why forking would not be safe; empty if it is."""
+        if self._torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return "CUDA is initialised in it"
+        others = [t.name for t in threading.enumerate() if t is not threading.main_thread()]
+        if others:
+            return f"a thread runs in it: {others[0]}"
+        if (threads := thread_count()) > self._proven_threads:
+            gc.collect()
+            gc.freeze()  # a collection in a child would touch, and so copy, every page
+            if reason := _canary_dies():
+                return f"{reason}; {threads - 1} threads of libraries run in the fork server"
+            self._proven_threads = threads
+        return ""
+
+    def _fork(self, request: dict[str, Any], descriptors: list[int]) -> int:
+        fork_server = os.getpid()
+        pid = os.fork()
+        if pid:
+            return pid
+        try:
+            self._become_supervisor(request, descriptors, fork_server)
+        finally:
+            os._exit(70)
+
+    def _become_supervisor(
+        self, request: dict[str, Any], descriptors: list[int], fork_server: int
+    ) -> None:
+        results, output, control = descriptors
+        self._connection.close()
+        os.setsid()
+        os.chdir(request["cwd"])
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.close(output)
+        os.environ.update(request["environment"])
+        folder, nonce = request["folder"], request["nonce"]
+
+        def work() -> None:
+            from autocompile.trial.process.worker import run
+
+            run(folder, results, nonce, control, fork_server=True)
+
+        guard(work, results, nonce, request["cgroup"], fork_server)
+
+
+def _import(modules: list[str]) -> None:
+    for name in modules:
+        if name not in sys.modules:
+            with contextlib.suppress(Exception), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                importlib.import_module(name)
+
+
+def _canary_dies() -> str:
+    """Fork a child that computes as trials do; why it could not, or an empty string."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            signal.alarm(_CANARY_S)
+            _sing()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(pid, 0)
+    signal.signal(signal.SIGCHLD, before)
+    code = os.waitstatus_to_exitcode(status)
+    if code == 0:
+        return ""
+    return "a forked child " + ("hangs" if code == -signal.SIGALRM else "cannot compute")
+
+
+def _sing() -> None:
+    """Use each thing that a fork can break: parallel regions, autograd's threads, CUDA."""
+    import torch
+
+    matrix = torch.ones(512, 512, requires_grad=True)
+    (matrix @ matrix).sum().backward()  # type: ignore[no-untyped-call]
+    if torch.cuda.is_available():
+        torch.ones(1, device="cuda").sum().item()
+
+
+def main() -> None:
+    """Serve the socket whose descriptor is the first argument; the second is the tuner's pid."""
+    die_with_parent(int(sys.argv[2]))
+    keep_others_from_writing()
+    os.environ.setdefault(MARKER, "fork_server")
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    connection.set_inheritable(False)
+    _ForkServer(connection).serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""What Inductor's first compile costs besides the compiling, paid before the first trial.
+
+Inductor asks the C++ compiler which vector instructions it and the machine have: several small
+programs, a few seconds each. They are built side by side, and what they show is kept for the next
+run under the user's cache folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from autocompile.protocol.processes import die_with_parent
+
+__all__ = ["Toolchain"]
+
+
+class Toolchain:
+    """Prepared in a child process, while this one goes on.
+
+    Args:
+        place: what every compiler cache of the run starts with is left there, for interpreters that
+            start afresh as well.
+    """
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+        place.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        parent = os.getpid()
+        self.pid = os.fork()
+        if self.pid == 0:
+            die_with_parent(parent)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            try:
+                self._probe()
+            finally:
+                os._exit(0)
+
+    def _probe(self) -> None:
+        if self._place.is_dir():
+            return
+        scratch = Path(tempfile.mkdtemp(dir=self._place.parent))
+        kept = _kept()
+        if kept is not None and _is_ours(kept):
+            with contextlib.suppress(OSError):
+                shutil.copytree(kept, scratch, dirs_exist_ok=True)
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(scratch)
+        _find_vector_instructions()
+        if kept is not None and not kept.exists() and any(scratch.iterdir()):
+            with contextlib.suppress(OSError):
+                kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                with tempfile.TemporaryDirectory(dir=kept.parent) as new:
+                    shutil.copytree(scratch, f"{new}/found")
+                    os.chmod(f"{new}/found", 0o700)
+                    os.rename(f"{new}/found", kept)
+        os.chmod(scratch, 0o755)
+        os.rename(scratch, self._place)
+
+    def use(self) -> None:
+        """Compile something small, on the CPU and on one thread: the process stays fit to fork."""
+        import torch
+
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+        with tempfile.TemporaryDirectory(dir=self._place.parent) as scratch:
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{scratch}/cache"
+            try:
+                with contextlib.suppress(OSError):
+                    shutil.copytree(self._place, f"{scratch}/cache")
+                torch.compile(lambda x: x + 1)(torch.zeros(8))
+            except Exception as error:  # no C++ compiler, say: the trials will tell
+                print(f"autocompile: nothing can be compiled here: {error}", file=sys.stderr)
+            finally:
+                del os.environ["TORCHINDUCTOR_CACHE_DIR"]
+                torch._dynamo.reset()
+
+
+def _find_vector_instructions() -> None:
+    """Have Inductor look, at all kinds of them at once."""
+    try:
+        from torch._inductor import cpu_vec_isa
+    except ImportError:
+        return
+    with contextlib.suppress(Exception):  # another torch does it one after the other below
+        here = cpu_vec_isa.x86_isa_checker()
+        kinds = [
+            isa
+            for isa in cpu_vec_isa.supported_vec_isa_list
+            if all(flag in here for flag in str(isa).split())
+        ]
+        with ThreadPoolExecutor(max(1, len(kinds))) as pool:
+            list(pool.map(bool, kinds))
+    cpu_vec_isa.pick_vec_isa()
+
+
+def _kept() -> Path | None:
+    """Where an earlier run has left its finding; None where there is no such place.
+
+    Inductor names what it builds by the code, the flags and the compiler, so that something old is
+    passed over; torch and python are in the name to keep the folder small.
+    """
+    import torch
+
+    with contextlib.suppress(RuntimeError):  # there is no home
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        text = f"{torch.__version__} {sys.version} {os.environ.get('CXX', '')}"
+        name = f"toolchain-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+        return Path(home) / "autocompile" / name
+    return None
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether nobody else may write there: it holds code that is run."""
+    with contextlib.suppress(OSError):
+        seen = folder.stat()
+        return seen.st_uid == os.getuid() and not seen.st_mode & 0o022
+    return False

@@ -1,0 +1,89 @@
+"""What a trial's process does, from the request to the result."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from autocompile.errors import AutocompileError
+from autocompile.store.record import Outcome, Step
+from autocompile.trial.inspect import explain
+from autocompile.trial.process import failures
+from autocompile.trial.process.channel import Channel
+from autocompile.trial.target.load import split_spec
+from autocompile.trial.tasks.in_algorithm import compare_target
+from autocompile.trial.tasks.probing import probe
+from autocompile.trial.tasks.race import race
+from autocompile.trial.tasks.saving import save
+from autocompile.trial.tasks.screening import screen_setting
+from autocompile.trial.tasks.tracing import trace
+from autocompile.trial.verify.verifier import Failed
+
+__all__ = ["run"]
+
+_TASKS: dict[str, Callable[[dict[str, Any], Channel, dict[str, Any]], None]] = {
+    "probe": probe,
+    "trace": trace,
+    "trial": screen_setting,
+    "race": race,
+    "exported": race,
+    "save": save,
+    "in_algorithm": compare_target,
+}
+
+
+def run(
+    folder: str,
+    descriptor: int | None = None,
+    nonce: str = "",
+    control: int | None = None,
+    fork_server: bool = False,
+) -> None:
+    """Do what ``folder/request.json`` asks and send how it ended.
+
+    Args:
+        folder: of the trial.
+        descriptor: the result channel; None for stdout.
+        nonce: of the channel.
+        control: where the parent says that the neighbours stand still; None if there are none.
+        fork server: there is one, which prepares what trials share.
+    """
+    channel = Channel(descriptor, nonce, control)
+    request = json.loads((Path(folder) / "request.json").read_text("utf-8"))
+    place, _ = split_spec(request.get("target") or "")
+    home = Path(place).resolve().parent  # found now: the target may change directory
+    result: dict[str, Any] = {}
+    request |= {"fork_server": fork_server, "home": home, "folder": str(Path(folder).resolve())}
+    try:
+        _TASKS[request["kind"]](request, channel, result)
+        result["outcome"] = Outcome.OK.value
+        channel.current = Step.EXIT
+    except BaseException as error:  # SystemExit and KeyboardInterrupt of the user's code as well
+        traceback.print_exc()
+        _explain(error, home, channel, result)
+    channel.result(result)
+    if descriptor is not None:  # the result is final: tearing the interpreter down costs a second
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def _explain(error: BaseException, home: Path, channel: Channel, result: dict[str, Any]) -> None:
+    if isinstance(error, Failed):
+        result["outcome"], result["message"] = error.outcome.value, str(error)
+        return
+    result["outcome"] = failures.outcome_of(error, channel.current).value
+    result["message"] = failures.first_words(error)
+    if isinstance(error, AutocompileError):
+        result["message"] = error.what
+        result["explained"] = {
+            "what": error.what, "details": list(error.details), "hint": error.hint,
+        }  # fmt: skip
+    result["where"] = failures.where_in(error, home)
+    if result["outcome"] == Outcome.GRAPH_BREAK.value:
+        result["detail"] = {**result.get("detail", {}), "breaks": explain.breaks_of(error, home)}

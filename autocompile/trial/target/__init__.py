@@ -1,0 +1,1 @@
+"""The user's target: loaded, built, fed."""

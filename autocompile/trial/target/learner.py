@@ -1,0 +1,194 @@
+"""The Learner of an AlgorithmConfig: real losses, optimizers and minibatches, in this process.
+
+Written against ray 2.50 and 2.60, new API stack. Nothing starts ray or a thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+import random
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from ray.rllib.callbacks.callbacks import RLlibCallback
+from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.core.learner.torch import torch_learner
+from ray.rllib.core.learner.training_data import TrainingData
+from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
+from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
+from ray.rllib.policy.sample_batch import SampleBatch
+from ray.rllib.utils.from_config import from_config
+from ray.rllib.utils.replay_buffers.replay_buffer import ReplayBuffer
+
+from autocompile.runtime.rllib.observations import MadeUpEnv
+
+__all__ = ["Updates", "minibatch", "seconds_of_update"]
+
+_FEW_ROWS = 8, 32
+_OF_A_BUFFER = 50  # steps of an episode from which single ones are drawn
+
+
+class Updates:
+    """Gradient updates of one module by the Learner that its configuration names.
+
+    Args:
+        config: an AlgorithmConfig with its spaces; it stays as it is.
+        module: a full RLModule; it is changed by each update.
+
+    Attributes:
+        learner: RLlib's, with ``module`` in it.
+        optimizers: the learner's own.
+        parameters: what they change, by name.
+    """
+
+    def __init__(self, config: Any, module: Any) -> None:
+        own = _in_this_process(config)
+        agents = MultiRLModule()
+        agents.add_module(DEFAULT_MODULE_ID, module)
+        device = next(module.parameters()).device
+        with (
+            _random_numbers_left_alone(device),  # a config's seed would make all batches the same
+            # RLlib would ask ray which GPU it may have.
+            mock.patch.object(torch_learner, "get_device", return_value=device),
+            # IMPALA and APPO update in a thread that looks for work as long as it lives.
+            mock.patch.object(threading.Thread, "start"),
+        ):
+            self.learner = own.learner_class(config=own, module=agents)
+            self.learner.build()
+        self.optimizers = list(self.learner._named_optimizers.values())
+        names = {id(p): name for name, p in module.named_parameters()}
+        trained = self.learner._params.values()
+        self.parameters = {names.get(id(p), f"learner.{i}"): p for i, p in enumerate(trained)}
+        self._batch: dict[str, SampleBatch] = {}
+        self._made_of: Any = None
+
+    def update(self, batch: Mapping[str, Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+        """Losses, gradients and steps on a minibatch.
+
+        Args:
+            batch: columns by module, as :func:`minibatch` gives them.
+
+        Returns:
+            The loss of each module.
+        """
+        if self._made_of is not batch:
+            self._batch = {name: SampleBatch(dict(columns)) for name, columns in batch.items()}
+            self._made_of = batch
+        for columns in self._batch.values():
+            columns.accessed_keys = set()  # Dynamo guards on them: a new minibatch has none
+        _, losses, _ = self.learner._update(self._batch)
+        return {name: loss.detach() for name, loss in losses.items()}
+
+    def forget_metrics(self) -> None:
+        """Drop what the updates have logged: RLlib collects some of it until a result is made."""
+        self.learner.metrics.reset()
+
+
+def minibatch(config: Any, module: Any, count: int) -> dict[str, dict[str, Any]]:
+    """A minibatch as an update gets it, of episodes with made-up observations and rewards.
+
+    An env runner samples them with the module's weights; they go through the replay buffer, if the
+    algorithm has one, and through the learner's connectors.
+
+    Args:
+        config: an AlgorithmConfig with its spaces; it stays as it is.
+        module: a full RLModule; it is left as it is.
+        count: rows; of an algorithm without minibatches, steps of the environments.
+
+    Returns:
+        Columns by module, on the module's device.
+    """
+    updates = Updates(config, copy.deepcopy(module))
+    episodes = _episodes(config, module, count)
+    if getattr(config, "replay_buffer_config", None):
+        episodes = _replayed(config, module, episodes, count)
+    batches = updates.learner._create_iterator_if_necessary(
+        training_data=TrainingData(episodes=episodes),
+        minibatch_size=count if config.minibatch_size else None,
+    )
+    found = next(iter(batches))
+    return {name: dict(columns) for name, columns in found.policy_batches.items()}
+
+
+def seconds_of_update(config: Any, module: Any, rows: int) -> float:
+    """About how long an update on so many rows takes, from updates on a few."""
+    updates = Updates(config, copy.deepcopy(module))
+    few, more = (_best_of_three(updates, minibatch(config, module, n)) for n in _FEW_ROWS)
+    per_row = max(0.0, more - few) / (_FEW_ROWS[1] - _FEW_ROWS[0])
+    return more + per_row * (rows - _FEW_ROWS[1])
+
+
+def _best_of_three(updates: Updates, batch: Any) -> float:
+    times = []
+    for _ in range(3):  # the first one loads and allocates
+        began = time.monotonic()
+        for loss in updates.update(batch).values():
+            float(loss)  # waits for the device
+        times.append(time.monotonic() - began)
+    return min(times)
+
+
+def _episodes(config: Any, module: Any, count: int) -> list[Any]:
+    """Whole episodes of at least so many steps in all, each as long as a rollout fragment."""
+    length = _OF_A_BUFFER
+    if not getattr(config, "replay_buffer_config", None):
+        length = min(int(config.get_rollout_fragment_length()), max(2, math.ceil(count / 2)))
+    own = _in_this_process(config)
+    own.seed, own.callbacks_class = None, RLlibCallback
+    for name in [name for name in vars(own) if name.startswith("callbacks_on_")]:
+        setattr(own, name, None)
+    spaces = {"observation_space": config.observation_space, "action_space": config.action_space}
+    own.environment(env=MadeUpEnv, env_config={**spaces, "length": length})
+    environments = math.ceil(count / length)
+    own.env_runners(num_env_runners=0, num_envs_per_env_runner=environments)
+    own.gym_env_vectorize_mode = "sync"
+    runner = SingleAgentEnvRunner(config=own)
+    runner.module.load_state_dict(module.state_dict(), strict=False)
+    found: list[Any] = runner.sample(num_timesteps=environments * length)
+    runner.stop()
+    return found
+
+
+def _replayed(config: Any, module: Any, episodes: list[Any], count: int) -> list[Any]:
+    """What the algorithm's replay buffer gives of them, as ``DQN.training_step`` asks for it."""
+    buffer = from_config(ReplayBuffer, dict(config.replay_buffer_config))
+    buffer.rng = np.random.default_rng(np.random.randint(2**31))
+    buffer.add(episodes)
+    found: list[Any] = buffer.sample(
+        num_items=count,
+        n_step=config.n_step,
+        batch_length_T=module.is_stateful() * config.model_config.get("max_seq_len", 0),
+        lookback=int(module.is_stateful()),
+        min_batch_length_T=getattr(config, "burn_in_len", 0),
+        gamma=config.gamma,
+        beta=config.replay_buffer_config.get("beta"),
+        sample_episodes=True,
+    )
+    return found
+
+
+@contextlib.contextmanager
+def _random_numbers_left_alone(device: torch.device) -> Iterator[None]:
+    states = random.getstate(), np.random.get_state()
+    # Of this device only: to look at the others' numbers would start CUDA on each of them.
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        yield
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+
+
+def _in_this_process(config: Any) -> Any:
+    """A copy of the configuration with nothing of it elsewhere, and nothing that ray compiles."""
+    own = config.copy(copy_frozen=False)
+    own.rollout_fragment_length = config.get_rollout_fragment_length()
+    own.num_learners = own.num_gpus_per_learner = own.num_gpus_per_env_runner = 0
+    own.num_aggregator_actors_per_learner = 0
+    own.torch_compile_learner = False
+    return own

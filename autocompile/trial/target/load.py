@@ -1,0 +1,329 @@
+"""Load what the user brought and learn how to build it, feed it and run it.
+
+Only a trial's process does this: the user's code never runs in the tuner.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import os
+import random
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+from autocompile.errors import TargetError
+from autocompile.trial.verify.tree import result_tensors
+
+__all__ = [
+    "Target",
+    "adam",
+    "build",
+    "import_target",
+    "seed_everything",
+    "split_spec",
+    "sum_of_floats",
+]
+
+
+@dataclass
+class Target:
+    """How to build, feed and run the user's model.
+
+    Attributes:
+        kind: what it is: ``functions``, ``KernelBench``, ``nn.Module``, ``AlgorithmConfig``, ...
+        model: the module, on the CPU or wherever the user puts it.
+        build: lines of Python that define ``model``, for exports.
+        make_inputs: builds the inputs of one batch; the argument is None for a fixed batch.
+        make_optimizer: builds the optimizer of a module's parameters.
+        optimizer_source: a line of Python that makes it, for exports; empty if there is none.
+        phase_inputs: builds those of phases that take other inputs.
+        make_learner: wraps a full RLModule in what updates it as RLlib's Learner does: an
+            :class:`autocompile.trial.target.learner.Updates`; None without an AlgorithmConfig.
+        loss: reduces an output to one number.
+        check: the user's own comparison of eager's outputs with compiled ones, if there is one.
+        training_phase: which one is tuned beside the forward pass when nobody asks.
+        is_rl: the module is an RLModule.
+        inference_model: what an env runner builds, where that is less than ``model``.
+        training_model: what ``forward_train`` calls, where that is more than ``model``.
+        own_batch_size: the batch size that the user's own configuration gives to a phase.
+        calls_per_update: of a phase: how often it is called between two changes of the weights.
+        samples_per_update: of a phase: how many rows of batches it sees in between, where that is
+            fixed: then the calls are the fewer, the larger the batch.
+        algorithm: ``module:Class`` of an AlgorithmConfig.
+        choices: where each choice came from, in words.
+        sha256: of the target's own file.
+    """
+
+    kind: str
+    model: torch.nn.Module
+    build: list[str]
+    make_inputs: Callable[[int | None], Any]
+    make_optimizer: Callable[[torch.nn.Module], Any]
+    loss: Callable[[Any, Any], torch.Tensor]
+    check: Callable[[Any, Any], Any] | None = None
+    phase_inputs: dict[str, Callable[[int | None], Any]] = field(default_factory=dict)
+    make_learner: Callable[[Any], Any] | None = None
+    training_phase: Callable[[], str] = lambda: "optimizer_step"
+    is_rl: bool = False
+    inference_model: torch.nn.Module | None = None
+    training_model: torch.nn.Module | None = None
+    fixed_batch: bool = False
+    own_batch_size: dict[str, int] = field(default_factory=dict)
+    calls_per_update: dict[str, int] = field(default_factory=dict)
+    samples_per_update: dict[str, int] = field(default_factory=dict)
+    algorithm: str | None = None
+    choices: dict[str, str] = field(default_factory=dict)
+    sha256: str | None = None
+    optimizer_source: str = ""
+
+    def model_of(self, phase: str) -> torch.nn.Module:
+        """The module that runs a phase."""
+        if phase in ("forward_exploration", "forward_inference") and self.inference_model:
+            return self.inference_model
+        if phase in ("forward_train", "train_step") and self.training_model:
+            return self.training_model
+        return self.model
+
+    def inputs(self, phase: str, batch_size: int | None) -> Any:
+        """The inputs of one batch of a phase."""
+        return self.phase_inputs.get(phase, self.make_inputs)(batch_size)
+
+    def to(self, device: torch.device) -> None:
+        """Move the model to a device, in place."""
+        for model in (self.model, self.inference_model, self.training_model):
+            if model is not None:
+                model.to(device)
+
+    def default_phases(self) -> tuple[str, ...]:
+        """The two phases that are tuned when nobody asks for others."""
+        forward = "forward_exploration" if self.is_rl else "forward"
+        if not any(p.requires_grad for p in self.model.parameters()):
+            return (forward,)
+        return (forward, self.training_phase())
+
+
+def seed_everything(seed: int) -> None:
+    """Make weights and inputs the same in every process."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def split_spec(spec: str) -> tuple[str, str | None]:
+    """``PATH``, ``PATH:NAME`` or ``package.module:NAME`` as its place and its name."""
+    if match := re.fullmatch(r"(.+):([A-Za-z_]\w*)", spec):
+        return match[1], match[2]
+    return spec, None
+
+
+def import_target(spec: str) -> ModuleType:
+    """Import a target's file by its path, or its module by its name; runs the user's code.
+
+    Raises:
+        Exception: whatever the user's file raises.
+    """
+    place, _ = split_spec(spec)
+    if not (place.endswith(".py") or Path(place).is_file()):
+        sys.path.append(os.getcwd())
+        return importlib.import_module(place)
+    path = Path(place).resolve()
+    sys.path.insert(0, str(path.parent))  # so that it finds its neighbours, as a script does
+    found = importlib.util.spec_from_file_location(path.stem, path)
+    if found is None or found.loader is None:
+        raise TargetError(f"{place} is not a Python file")
+    module = importlib.util.module_from_spec(found)
+    if path.stem not in sys.modules and path.stem not in sys.stdlib_module_names:
+        sys.modules[path.stem] = module  # so that it can be imported by its neighbours
+    found.loader.exec_module(module)
+    return module
+
+
+def build(spec: str, module: ModuleType) -> Target:
+    """Build the target's model; :func:`seed_everything` first makes its weights repeatable.
+
+    Raises:
+        TargetError: the module does not define what is needed.
+        Exception: whatever the user's functions raise.
+    """
+    place, name = split_spec(spec)
+    source, imports = _source(place)
+    if name is None:
+        target = _from_module(module, place, source)
+    else:
+        if not hasattr(module, name):
+            raise TargetError(f"{place} does not define {name}", f"it defines: {_names(module)}")
+        target = _from_object(getattr(module, name), module, f"{source}[{name!r}]", spec)
+    _demand_uncompiled(target.model, place)
+    target.build = [*imports, *target.build]
+    if hasattr(module, "get_optimizer"):
+        target.optimizer_source = f"optimizer = {source}['get_optimizer'](model)"
+    with contextlib.suppress(OSError, TypeError):
+        target.sha256 = hashlib.sha256(Path(str(module.__file__)).read_bytes()).hexdigest()
+    return target
+
+
+def _demand_uncompiled(model: torch.nn.Module, place: str) -> None:
+    for name, part in model.named_modules():
+        if part._compiled_call_impl is not None or hasattr(part, "_orig_mod"):
+            which = f"its part {name!r}" if name else "it"
+            raise TargetError(
+                f"the model of {place} is compiled already",
+                f"{which} has been given to torch.compile, so nothing here would be timed in eager",
+                hint="leave torch.compile out of what builds the model",
+            )
+
+
+def _source(place: str) -> tuple[str, list[str]]:
+    """Python that gives a target's names as a dictionary, and what has to stand before it.
+
+    A file is imported as a module, since Dynamo imports the module of a function that it inlines.
+    """
+    if not place.endswith(".py"):
+        return f"vars(importlib.import_module({place!r}))", ["import importlib"]
+    path = Path(place)
+    if "." in path.stem or path.stem in sys.stdlib_module_names:
+        return f"runpy.run_path({place!r})", ["import runpy"]
+    folder = f"sys.path.insert(0, {str(path.parent)!r})"  # so that it finds its neighbours too
+    source = f"vars(importlib.import_module({path.stem!r}))"
+    return source, ["import importlib", "import sys", folder]
+
+
+def _names(module: ModuleType) -> str:
+    own = [
+        f"{name}()" if inspect.isfunction(value) else name
+        for name, value in vars(module).items()
+        if not name.startswith("_") and getattr(value, "__module__", None) == module.__name__
+    ]
+    return ", ".join(own[:12]) or "nothing of its own"
+
+
+def _from_module(module: ModuleType, place: str, source: str) -> Target:
+    if hasattr(module, "get_model"):
+        return _from_object(module.get_model, module, f"{source}['get_model']", place)
+    if hasattr(module, "Model") and hasattr(module, "get_init_inputs"):
+        model = module.Model(*module.get_init_inputs())
+        lines = [f"target = {source}", "model = target['Model'](*target['get_init_inputs']())"]
+        return _plain("KernelBench", model, lines, module, place)
+    own = [
+        name
+        for name, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__ and name[0] != "_"
+    ]
+    guess = next((n for n in own if n not in ("get_inputs", "get_loss", "get_optimizer")), None)
+    raise TargetError(
+        f"{place} does not define get_model()",
+        f"it defines: {_names(module)}",
+        hint=f"autocompile tune {place}:{guess}" if guess else "autocompile init model.py",
+    )
+
+
+def _from_object(value: Any, module: ModuleType, expression: str, spec: str) -> Target:
+    """A target from an AlgorithmConfig, an RLModuleSpec, a module, or a function giving one."""
+    is_module_class = inspect.isclass(value) and issubclass(value, torch.nn.Module)
+    if inspect.isfunction(value) or is_module_class:
+        if needed := _needs(value):
+            raise TargetError(
+                f"{spec}: {value.__name__} cannot be called without arguments: {needed}",
+                "a target is an nn.Module, or a function or class that gives one without arguments",
+            )
+        value, expression = value(), f"{expression}()"
+    if any(cls.__module__.startswith("ray.rllib") for cls in type(value).__mro__):
+        from autocompile.trial.target import rllib
+
+        return _with_user_functions(rllib.from_object(value, expression), module)
+    if isinstance(value, torch.nn.Module):
+        kind = "functions" if hasattr(module, "get_model") else "nn.Module"
+        return _plain(kind, value, [f"model = {expression}"], module, spec)
+    raise TargetError(
+        f"{spec} is a {type(value).__name__}",
+        "a target is an nn.Module, an AlgorithmConfig, an RLModuleSpec, or a function giving one",
+    )
+
+
+def _needs(made: Callable[..., Any]) -> str:
+    """The arguments without which a function or class cannot be called."""
+    try:
+        inspect.signature(made).bind()
+    except TypeError as error:
+        return str(error)
+    except ValueError:  # nobody knows
+        pass
+    return ""
+
+
+def _plain(
+    kind: str, model: torch.nn.Module, lines: list[str], module: ModuleType, spec: str
+) -> Target:
+    if not hasattr(module, "get_inputs"):
+        raise TargetError(
+            f"{spec} has no get_inputs(batch_size) beside it",
+            "it gives a tuple or list for model(*x), a dict for model(**x), or one tensor",
+            hint="autocompile init model.py   (writes a file to start from)",
+        )
+    target = Target(kind, model, lines, lambda batch_size: None, adam, sum_of_floats)
+    return _with_user_functions(target, module)
+
+
+def _with_user_functions(target: Target, module: ModuleType) -> Target:
+    if hasattr(module, "get_inputs"):
+        function = module.get_inputs
+        fixed = target.fixed_batch = not inspect.signature(function).parameters
+        target.make_inputs = lambda batch_size: function() if fixed else function(batch_size)
+        for phase in ("forward_train", "train_step"):
+            target.phase_inputs.pop(phase, None)
+        target.choices["inputs"] = "get_inputs() of the target"
+    if hasattr(module, "get_optimizer"):
+        target.make_optimizer = module.get_optimizer
+        target.choices["optimizer"] = "get_optimizer() of the target"
+    if hasattr(module, "get_loss"):
+        target.loss = module.get_loss
+        target.choices["loss"] = "get_loss() of the target"
+    if hasattr(module, "check") and _takes_two(module.check):
+        target.check = module.check
+        target.choices["comparison"] = "check() of the target"
+    elif hasattr(module, "check") and hasattr(module, "get_model"):
+        raise TargetError("check() of the target cannot be called as check(expected, actual)")
+    return target
+
+
+def _takes_two(function: Any) -> bool:
+    """Whether it can be called with two arguments; a file may hold a ``check`` for other ends."""
+    try:
+        inspect.signature(function).bind(None, None)
+    except (TypeError, ValueError):
+        return False
+    return callable(function)
+
+
+def adam(model: torch.nn.Module) -> torch.optim.Optimizer:
+    """The default optimizer: Adam as torch sets it up, over every parameter."""
+    return torch.optim.Adam(model.parameters())
+
+
+def sum_of_floats(output: Any, inputs: Any) -> torch.Tensor:
+    """The loss of PyTorch's dynamo benchmarks: the sum of every floating output.
+
+    Raises:
+        TargetError: no output can be differentiated.
+    """
+    floats = [
+        leaf.sum()
+        for leaf in result_tensors(output)
+        if leaf.is_floating_point() and leaf.requires_grad
+    ]
+    if not floats:
+        raise TargetError("no output of the model depends on its parameters, so there is no loss")
+    total: torch.Tensor = torch.stack([x.float() for x in floats]).sum()
+    return total

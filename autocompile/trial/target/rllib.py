@@ -1,0 +1,147 @@
+"""Targets of RLlib: an AlgorithmConfig, an RLModuleSpec, an RLModule. Written against ray 2.60."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+from ray.rllib.core.rl_module.apis import TargetNetworkAPI
+
+from autocompile.errors import TargetError
+from autocompile.runtime.rllib.observations import (
+    connectors_of,
+    made_up_batch,
+    module_spec,
+    take_spaces,
+    with_transitions,
+)
+from autocompile.trial.process.failures import first_words
+from autocompile.trial.target.learner import Updates, minibatch, seconds_of_update
+from autocompile.trial.target.load import Target, adam, sum_of_floats
+
+__all__ = ["from_object"]
+
+_LONGEST_UPDATE_S = 0.5  # a trial makes thirty or so
+
+
+def from_object(value: Any, expression: str) -> Target:
+    """A target from an AlgorithmConfig, an RLModuleSpec or an RLModule.
+
+    Args:
+        value: one of the three.
+        expression: Python that gives ``value``, for exports.
+
+    Raises:
+        TargetError: it is none of them, or it names no observation space.
+    """
+    from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+    from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+
+    if isinstance(value, torch.nn.Module):
+        return _target("RLModule", value, expression)
+    if isinstance(value, RLModuleSpec):
+        target = _target("RLModuleSpec", value.build(), f"{expression}.build()")
+        target.inference_model = replace(value, inference_only=True).build()
+        return target
+    if not isinstance(value, AlgorithmConfig):
+        raise TargetError(f"a {type(value).__name__} of RLlib is no target")
+    is_plain = None not in (value.observation_space, value.action_space)
+    is_plain = is_plain and value._env_to_module_connector is None
+    take_spaces(value)
+    module = module_spec(value).build()
+    build = f"{expression}.get_rl_module_spec()" if is_plain else f"module_spec({expression})"
+    target = _target("AlgorithmConfig", module, f"{build}.build()", value)
+    if not is_plain:
+        target.build.insert(0, "from autocompile.runtime.rllib.observations import module_spec")
+    # Env runners build without what only the learner needs (PPO's value head and its encoder): an
+    # eager exploration with it would do work that compiling removes, and flatter every setting.
+    target.inference_model = module_spec(value, inference_only=True).build()
+    target.choices["exploration"] = "the inference-only module that env runners build"
+    target.algorithm = f"{type(value).__module__}:{type(value).__qualname__}"
+    lr = value.lr
+    if isinstance(lr, (int, float)):
+        target.make_optimizer = lambda m: torch.optim.Adam(m.parameters(), lr=lr)
+        target.choices["optimizer"] = f"Adam with the config's lr {lr}"
+    runner = int(value.num_envs_per_env_runner or 1)
+    rows = int(value.minibatch_size or value.train_batch_size_per_learner or 1)
+    inference = dict.fromkeys(("forward_exploration", "forward_inference"), runner)
+    training = dict.fromkeys(("forward_train", "train_step", "learner_update"), rows)
+    target.own_batch_size = {**inference, **training}
+    _take_calls_per_update(value, runner, target)
+    if value.enable_rl_module_and_learner:
+        target.training_phase = lambda: _training_phase(value, module, rows, target.choices)
+        target.make_learner = lambda model: Updates(value, model)
+        target.phase_inputs["learner_update"] = lambda count: minibatch(
+            value, module, count or rows
+        )
+    return target
+
+
+def _training_phase(config: Any, module: Any, rows: int, choices: dict[str, str]) -> str:
+    """The whole update, unless it takes so long that a budget of minutes would try hardly any."""
+    try:
+        took_s = seconds_of_update(config, module, rows)
+        why = f"of which one takes about {took_s:.1f} s"
+    except Exception as error:
+        took_s, why = math.inf, f"which fails here: {first_words(error)}"
+    if took_s <= _LONGEST_UPDATE_S:
+        return "learner_update"
+    choices["phases"] = f"optimizer_step instead of learner_update, {why}"
+    return "optimizer_step"
+
+
+def _take_calls_per_update(config: Any, envs: int, target: Target) -> None:
+    """An env runner explores for one fragment with the weights that it was sent.
+
+    RLlib makes a fragment of "auto" as long as the train batch asks for: the fewer environments,
+    the longer. (Any other is as long as the config says; algorithms that learn from a buffer have a
+    length of their own.)
+    """
+    from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+
+    try:
+        length = int(config.get_rollout_fragment_length())
+        samples = math.ceil(config.total_train_batch_size / (config.num_env_runners or 1))
+    except Exception:  # a config that is not complete yet
+        return
+    target.calls_per_update = {"forward_exploration": length}
+    told = f"{length}: one rollout fragment"
+    plain = AlgorithmConfig.get_rollout_fragment_length
+    is_shared_out = type(config).get_rollout_fragment_length is plain
+    if config.rollout_fragment_length == "auto" and is_shared_out:
+        target.samples_per_update = {"forward_exploration": samples}
+        told += f" of {envs} environment{'s' * (envs != 1)}, and of fewer a longer one"
+    target.choices["calls per update"] = told
+
+
+def _target(kind: str, module: Any, expression: str, config: Any = None) -> Target:
+    """A target from a built RLModule, with observations drawn from its observation space.
+
+    Where a configuration has connectors, they make the module's observations of the environment's.
+    """
+
+    def make_inputs(batch_size: int | None) -> dict[str, Any]:
+        connectors = None if config is None else connectors_of(config)
+        return made_up_batch(module, batch_size or 1, connectors)
+
+    def make_training_inputs(batch_size: int | None) -> dict[str, Any]:
+        return with_transitions(module, make_inputs(batch_size), make_inputs(batch_size))
+
+    build = [f"model = {expression}"]
+    target = Target(kind, module, build, make_inputs, adam, sum_of_floats, is_rl=True)
+    target.phase_inputs = dict.fromkeys(("forward_train", "train_step"), make_training_inputs)
+    target.training_model = _with_target_networks(module)
+    target.choices["inputs"] = f"drawn from {str(module.observation_space)[:80]}"
+    return target
+
+
+def _with_target_networks(module: Any) -> Any:
+    """A copy with the target networks that a Learner makes; None where there are none to make."""
+    if not isinstance(module, TargetNetworkAPI) or module.inference_only:
+        return None
+    copied = copy.deepcopy(module)
+    copied.make_target_networks()
+    return copied

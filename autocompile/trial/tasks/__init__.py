@@ -1,0 +1,1 @@
+"""What a trial's process is asked to do."""

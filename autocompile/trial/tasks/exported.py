@@ -1,0 +1,89 @@
+"""A side that is made by exported code: what a user pastes, in place of what a trial does."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from autocompile.settings.config import CompileConfig
+from autocompile.trial.phases.phases import Side, call_model, make_side, note_setting
+from autocompile.trial.target.load import Target
+
+__all__ = ["exported_side"]
+
+_TRAIN_STEP = """
+def train_step():
+    optimizer.zero_grad(set_to_none=True)
+    value = loss(forward(model, side.inputs), side.inputs)
+    value.backward()
+    optimizer.step()
+    return value.detach()
+"""
+
+
+def exported_side(
+    target: Target,
+    phase: str,
+    inputs: Any,
+    config: CompileConfig,
+    exported: dict[str, Any],
+    folder: Path,
+) -> Side:
+    """The side of a program that holds a model, an optimizer, a step and these lines.
+
+    Args:
+        target: built already; its model is copied.
+        phase: the unit of work.
+        inputs: on the right device.
+        config: the setting that the code is about.
+        exported: the lines as ``code``, and as ``settings`` what ``tuned.json`` holds.
+        folder: where that file is put.
+    """
+    side = make_side(target, phase, inputs)
+    names: dict[str, Any] = {
+        "torch": torch,
+        "model": side.model,
+        "optimizer": next(iter(side.optimizers), None),
+        "side": side,
+        "loss": target.loss,
+        "forward": _forward_train if target.is_rl else call_model,
+    }
+    exec(_TRAIN_STEP, names)
+    (folder / "tuned.json").write_text(json.dumps(exported["settings"]), "utf-8")
+    usual = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    with _working_in(folder):
+        exec(compile(exported["code"], "exported", "exec"), names)
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    torch.set_num_threads(usual[0])  # of eager mode; the side has its own while it runs
+    torch.set_float32_matmul_precision(usual[1])
+    note_setting(side, config)
+    side.threads = threads if threads != usual[0] else None
+    side.precision = precision if precision != usual[1] else "default"
+    side.optimizers = [o for o in (names["optimizer"],) if o is not None]
+    if phase == "forward":
+        side.call = lambda: call_model(names["model"], side.inputs)
+    elif phase == "train_step":
+        side.call = names["train_step"]
+    elif phase == "optimizer_step":
+        side.call = names.get("step") or (lambda: names["optimizer"].step())
+    return side
+
+
+def _forward_train(model: Any, inputs: Any) -> Any:
+    return model.forward_train(inputs)
+
+
+@contextlib.contextmanager
+def _working_in(folder: Path) -> Iterator[None]:
+    before = os.getcwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)

@@ -1,0 +1,252 @@
+"""The user's RLlib algorithm with and without tuned settings, iteration by iteration in turns."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from autocompile.errors import TargetError
+from autocompile.settings.tuned import Tuned
+from autocompile.store.record import Step
+from autocompile.trial.process.channel import Channel
+from autocompile.trial.target.load import import_target, split_spec
+
+__all__ = ["compare", "compare_target"]
+
+_MOST_WARM_UPS = 50  # iterations until a learner must have begun to learn
+
+
+def compare_target(request: dict[str, Any], channel: Channel, result: dict[str, Any]) -> None:
+    """The task of a child: :func:`compare` for the configuration that a target names."""
+    deadline = time.monotonic() + request["budget_s"]
+    channel.step(Step.IMPORT)
+    module = import_target(request["target"])
+    channel.step(Step.BUILD)
+    config = _config_of(module, request["target"])
+    settings = Tuned.from_dict(request["settings"], "the request")
+    result |= compare(config, settings, deadline, channel.step)
+
+
+def compare(
+    config: Any, settings: Tuned, deadline: float, told: Callable[[Step], None] = lambda _: None
+) -> dict[str, Any]:
+    """Build an algorithm with and one without the settings, warm both up, and let them take turns.
+
+    Evaluation is turned off: it would fall on some iterations only.
+
+    Args:
+        config: an AlgorithmConfig with an environment.
+        settings: for one of the two.
+        deadline: as ``time.monotonic`` gives it; there are two rounds at least.
+        told: of steps.
+
+    Returns:
+        ``rounds``: of each side the seconds of ``train()``, the env steps, the seconds of sampling
+        and of the module's forward in it (of all env runners together), the seconds of gradient
+        updates and their number. ``runners`` that sample, ``warmup_s`` and ``warmup_iterations`` of
+        each side, and what is ``active`` in the tuned one.
+
+    Raises:
+        TargetError: the configuration names no environment, its algorithm samples nothing, or ray
+            has too few CPUs or GPUs for two of them.
+        NotInEffect: as of :func:`autocompile.rllib.tuned`.
+    """
+    import ray
+
+    from autocompile.runtime.rllib.algorithm import tuned
+
+    if config.env is None:
+        raise TargetError(
+            "the AlgorithmConfig has no environment, so its algorithm cannot be run",
+            hint=".environment('ALE/Breakout-v5') on the config, or an env of yours",
+        )
+    # Workers import what this process has found, the user's file among it.
+    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    own_ray = not ray.is_initialized()
+    needed = {name: 2 * count for name, count in _needed(config).items()}
+    if own_ray:
+        cpus = max(1, math.ceil(needed["CPU"]))
+        ray.init("local", num_cpus=cpus, include_dashboard=False, log_to_driver=False)
+    algorithms: dict[str, Any] = {}
+    found: dict[str, Any] = {"warmup_s": {}, "warmup_iterations": {}, "rounds": []}
+    try:
+        for name, count in needed.items():  # ray would wait for ever
+            if count > (there := ray.cluster_resources().get(name, 0)):
+                raise TargetError(
+                    f"the actors of two such algorithms need {count:g} {name}s, and ray has "
+                    f"{there:g}",
+                    hint="fewer env runners or learners, or fractions of a GPU for each",
+                )
+        told(Step.COMPILE)
+        for side, own in (("untouched", config), ("tuned", tuned(config, settings))):
+            began = time.monotonic()
+            algorithms[side] = _timed(own).build_algo()
+            found["warmup_iterations"][side] = _warm_up(algorithms[side], deadline)
+            found["warmup_s"][side] = round(time.monotonic() - began, 3)
+        told(Step.MEASURE)
+        took_s = 0.0
+        while len(found["rounds"]) < 2 or time.monotonic() + took_s < deadline:
+            began = time.monotonic()
+            order = list(algorithms)[:: -1 if len(found["rounds"]) % 2 else 1]
+            turns = {side: _turn(algorithms[side]) for side in order}
+            found["active"] = turns["tuned"].pop("active")
+            found["rounds"].append(turns)
+            took_s = time.monotonic() - began
+        found["runners"] = max(1, config.num_env_runners)
+        return found
+    finally:
+        for algorithm in algorithms.values():
+            algorithm.stop()
+        if own_ray:
+            ray.shutdown()
+
+
+def _needed(config: Any) -> dict[str, float]:
+    """CPUs and GPUs that ray keeps for the actors of an algorithm."""
+    learners, gpus = config.num_learners, config.num_gpus_per_learner
+    cpus = config.num_cpus_per_learner
+    if cpus == "auto":
+        cpus = 0 if gpus else 1
+    aggregators = max(1, learners) * config.num_aggregator_actors_per_learner
+    runners = config.num_env_runners
+    return {
+        "CPU": runners * config.num_cpus_per_env_runner + learners * cpus + aggregators,
+        "GPU": runners * config.num_gpus_per_env_runner + learners * gpus,
+    }
+
+
+def _config_of(module: Any, spec: str) -> Any:
+    """The AlgorithmConfig that a target names, or that its ``get_model`` gives."""
+    from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+
+    name = split_spec(spec)[1] or "get_model"
+    value = getattr(module, name, None)
+    if not isinstance(value, AlgorithmConfig) and callable(value):
+        value = value()
+    if not isinstance(value, AlgorithmConfig):
+        what = "nothing" if value is None else f"a {type(value).__name__}"
+        raise TargetError(
+            f"{spec} gives no AlgorithmConfig: {name} is {what}",
+            hint="autocompile verify tuned.json --in-algorithm --target PATH:NAME",
+        )
+    return value
+
+
+def _timed(config: Any) -> Any:
+    """The configuration with env runners and learners that note what they spend time on."""
+    from autocompile.runtime.rllib.algorithm import default_runner
+
+    config = config.copy(copy_frozen=False)
+    runner, learner = config.env_runner_cls or default_runner(config), config.learner_class
+    # Classes made here travel by value to wherever ray makes an actor.
+    runner = type(f"Timed{runner.__name__}", (_TimedRunner, runner), {"__module__": __name__})
+    learner = type(f"Timed{learner.__name__}", (_TimedLearner, learner), {"__module__": __name__})
+    config.env_runners(env_runner_cls=runner)
+    config._learner_class = learner
+    return config.evaluation(evaluation_interval=None, evaluation_num_env_runners=0)
+
+
+class _TimedRunner:
+    """Of an env runner: seconds of ``sample`` and of the module's forward in it."""
+
+    def make_module(self) -> None:
+        """Make the module; each of its calls is timed."""
+        super().make_module()  # type: ignore[misc]
+        runner: Any = self
+        self.spent: defaultdict[str, float] = defaultdict(float)
+        for name in ("forward_exploration", "forward_inference"):
+            if runner.module is not None:
+                setattr(runner.module, name, self._timing(getattr(runner.module, name)))
+
+    def sample(self, **kwargs: Any) -> Any:
+        """Sample, with a watch on it."""
+        began = time.perf_counter()
+        episodes = super().sample(**kwargs)  # type: ignore[misc]
+        self.spent["sample_s"] += time.perf_counter() - began
+        self.spent["steps"] += sum(episode.env_steps() for episode in episodes)
+        return episodes
+
+    def _timing(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            began = time.perf_counter()
+            output = forward(*args, **kwargs)
+            _wait_for(self._device)  # type: ignore[attr-defined]
+            self.spent["forward_s"] += time.perf_counter() - began
+            return output
+
+        return timed
+
+
+class _TimedLearner:
+    """Of a learner: seconds of gradient updates, in whichever thread it does them."""
+
+    def build(self) -> None:
+        """Build the learner; what it spends is counted from now on."""
+        self.spent: defaultdict[str, float] = defaultdict(float)
+        super().build()  # type: ignore[misc]
+
+    def _update(self, *args: Any, **kwargs: Any) -> Any:
+        began = time.perf_counter()
+        result = super()._update(*args, **kwargs)  # type: ignore[misc]
+        _wait_for(self._device)  # type: ignore[attr-defined]
+        self.spent["update_s"] += time.perf_counter() - began
+        self.spent["updates"] += 1
+        return result
+
+
+def _wait_for(device: Any) -> None:
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _warm_up(algorithm: Any, deadline: float) -> int:
+    """Train until an iteration has sampled with the module and learnt, and once more."""
+    done = learning = 0
+    while learning < 2 and done < _MOST_WARM_UPS:
+        turn = _turn(algorithm)
+        done += 1
+        learning += bool(turn.get("forward_s") and turn.get("updates"))
+        if time.monotonic() > deadline and done > 1:
+            break
+    if not turn.get("forward_s"):
+        raise TargetError(
+            f"the algorithm has sampled nothing with its module in {done} iterations",
+            "settings of its env runners cannot be compared in it",
+            hint="a longer --budget, or fewer random steps before it learns",
+        )
+    return done
+
+
+def _turn(algorithm: Any) -> dict[str, Any]:
+    """One iteration: what it took, and what is active in it."""
+    _spent(algorithm)  # what was done since the last turn is nobody's
+    began = time.perf_counter()
+    result = algorithm.train()
+    turn: dict[str, Any] = {"train_s": time.perf_counter() - began, **_spent(algorithm)}
+    if "autocompile" in result:
+        turn["active"] = result["autocompile"]
+    return turn
+
+
+def _spent(algorithm: Any) -> dict[str, float]:
+    """What runners and learners have counted since they were asked last; they end a call first."""
+    found: defaultdict[str, float] = defaultdict(float)
+    parts = algorithm.env_runner_group.foreach_env_runner(_take)
+    parts += [answer.get() for answer in algorithm.learner_group.foreach_learner(_take)]
+    for part in parts:
+        for name, value in part.items():
+            found[name] += value
+    return dict(found)
+
+
+def _take(part: Any, **_: Any) -> dict[str, float]:
+    spent: dict[str, float] = part.spent
+    part.spent = defaultdict(float)
+    return spent

@@ -1,0 +1,233 @@
+"""A race: finalists and eager mode side by side in one fresh process, each verified again.
+
+Each has a copy of the model and its own warm compiler cache, and takes its turn in every round, so
+that any two are compared directly, in the same seconds. A setting that fails is out, and the others
+go on. Which one was at work is written to a file, so that a crash can be told from the outside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import traceback
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from autocompile.settings.config import CompileConfig
+from autocompile.store.record import AT_WORK, Measurement, Outcome, Step
+from autocompile.trial.inspect import telemetry
+from autocompile.trial.measure.first_calls import FirstCalls
+from autocompile.trial.measure.measure import Rounds, Timed, no_garbage_collection, side_by_side
+from autocompile.trial.measure.workload import ReferenceWork
+from autocompile.trial.phases.phases import Side, make_side
+from autocompile.trial.phases.sides import eager_and_verifier, exclusive, timed
+from autocompile.trial.process import failures
+from autocompile.trial.process.autotune_lock import make_autotuning_exclusive
+from autocompile.trial.process.channel import Channel
+from autocompile.trial.target.load import Target
+from autocompile.trial.tasks.exported import exported_side
+from autocompile.trial.tasks.probing import inputs_of, load
+from autocompile.trial.verify.verifier import Failed, Verifier
+
+__all__ = ["race"]
+
+_ENTRIES = 64  # of code compiled for one function: each side adds some
+
+
+@dataclass
+class _Racer:
+    """One setting in the race.
+
+    Attributes:
+        number: of the trial that found it.
+        cache: folder of its compiler cache.
+        is_warm: whether its code is there.
+        exported: the code that makes its side in place of the setting, as of
+            :func:`autocompile.trial.tasks.exported.exported_side`; None where there is none.
+        said: what the parent is told of it.
+    """
+
+    number: int
+    config: CompileConfig
+    cache: str
+    is_warm: bool
+    exported: dict[str, Any] | None = None
+    said: dict[str, Any] = field(default_factory=dict)
+    side: Side | None = None
+    verifier: Verifier | None = None
+    clock: FirstCalls | None = None
+
+
+class _AtWork:
+    """Tells whose turn it is, and turns what it raises into its outcome."""
+
+    def __init__(self, folder: Path, channel: Channel) -> None:
+        self._file = os.open(folder / AT_WORK, os.O_WRONLY | os.O_CREAT, 0o644)
+        self._channel = channel
+
+    @contextlib.contextmanager
+    def turn(self, racer: _Racer) -> Iterator[None]:
+        """While it is entered, a crash is this one's."""
+        os.pwrite(self._file, b"%8d" % racer.number, 0)
+        try:
+            yield
+        except (Exception, SystemExit) as error:
+            traceback.print_exc()
+            racer.said["step"] = self._channel.current.value
+            if isinstance(error, Failed):
+                racer.said |= {"outcome": error.outcome.value, "message": str(error)}
+            else:
+                outcome = failures.outcome_of(error, self._channel.current).value
+                racer.said |= {"outcome": outcome, "message": failures.first_words(error)}
+            racer.side = None
+        finally:
+            os.pwrite(self._file, b"%8d" % -1, 0)
+
+
+class _Dropped(Exception):
+    """A side has failed while it was timed: the rounds begin again without it."""
+
+
+def race(request: dict[str, Any], channel: Channel, result: dict[str, Any]) -> None:
+    """Compile every side, verify it, time them all in turns, verify again."""
+    racers = [
+        _Racer(
+            each["number"],
+            CompileConfig.from_dict(each["config"]),
+            each["cache"],
+            each["is_warm"],
+            each.get("exported"),
+        )
+        for each in request["sides"]
+    ]
+    result["sides"] = [racer.said for racer in racers]
+    at_work = _AtWork(Path(request["folder"]), channel)
+    target, device = load(request, channel)
+    synchronize = telemetry.synchronizer(device)
+    channel.step(Step.EAGER)
+    with exclusive(channel, device):
+        notes: list[str] = []
+        eager, verifier = eager_and_verifier(
+            target, request, device, racers[0].config.numbers, notes
+        )
+    telemetry.reset_dynamo("inductor")
+    torch._dynamo.config.recompile_limit = _ENTRIES
+    make_autotuning_exclusive(channel)
+    for racer in racers:
+        racer.said |= {"number": racer.number}
+        channel.step(Step.COMPILE)
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = racer.cache
+        os.environ["TRITON_CACHE_DIR"] = str(Path(racer.cache) / "triton")
+        with at_work.turn(racer):
+            inputs = inputs_of(target, request, device, 0)
+            side = _side(racer, target, request, inputs)
+            racer.clock = FirstCalls(side, synchronize, lambda: channel.waited_s)
+            racer.verifier = copy.copy(verifier)  # what it learns of this side is of no other
+            # What is applied as in a user's process compiles at its first call.
+            with verifier.comparable_random_numbers(side), _own_code(racer.number):
+                output = racer.verifier.seeded_call(side, 0)
+                with exclusive(channel, device):
+                    channel.step(Step.VERIFY)
+                    racer.verifier.first_calls(side, output)
+                    racer.clock.stop()
+            side.keep()
+            racer.side = side
+    channel.step(Step.MEASURE)
+    reference = ReferenceWork(device)
+    with no_garbage_collection():
+        found = _time(request, channel, racers, eager, at_work, synchronize, reference)
+    result["reference_s"] = reference.median_s
+    channel.step(Step.VERIFY)
+    for racer, measurement in found:
+        with at_work.turn(racer), exclusive(channel, device):
+            assert racer.verifier is not None
+            assert racer.side is not None
+            assert racer.clock is not None
+            racer.verifier.last_call(racer.side)
+            racer.said["measurement"] = asdict(measurement)
+            if racer.is_warm and not racer.config.is_eager:
+                racer.said["compile_s"] = racer.clock.compile_s(measurement.compiled_call_s)
+            racer.said |= {"outcome": Outcome.OK.value, "step": Step.EXIT.value}
+
+
+def _side(racer: _Racer, target: Target, request: dict[str, Any], inputs: Any) -> Side:
+    phase, folder = request["phase"], Path(request["folder"])
+    if racer.exported is not None:
+        return exported_side(target, phase, inputs, racer.config, racer.exported, folder)
+    with _own_code(racer.number):
+        return make_side(target, phase, inputs, racer.config)
+
+
+@contextlib.contextmanager
+def _own_code(number: int) -> Iterator[None]:
+    """What torch.compile makes meanwhile takes no code from other sides, nor gives them any.
+
+    To Dynamo equal backends are one: it goes on with another side's code wherever the guards of
+    that hold, and a setting may leave guards out.
+    """
+    optimize = torch._dynamo.optimize
+
+    def optimize_apart(*args: Any, backend: Any, **kwargs: Any) -> Any:
+        kind: Any = type(backend)
+
+        def is_equal(self: Any, other: Any) -> bool:
+            return getattr(other, "side", None) == number and bool(kind.__eq__(self, other))
+
+        own = {"side": number, "__eq__": is_equal, "__hash__": kind.__hash__}
+        backend.__class__ = type(kind.__name__, (kind,), own)
+        return optimize(*args, backend=backend, **kwargs)
+
+    torch._dynamo.optimize = optimize_apart
+    try:
+        yield
+    finally:
+        torch._dynamo.optimize = optimize
+
+
+def _time(
+    request: dict[str, Any],
+    channel: Channel,
+    racers: list[_Racer],
+    eager: Side,
+    at_work: _AtWork,
+    synchronize: Any,
+    reference: ReferenceWork,
+) -> list[tuple[_Racer, Measurement]]:
+    """Rounds of eager and all sides that work, from the start again where one fails."""
+
+    @contextlib.contextmanager
+    def turn() -> Iterator[None]:
+        with channel.exclusive():  # where processes take turns, the word to go on is the token
+            reference.sample()
+            yield
+
+    seed = request["seed"] + request["number"]
+    while running := [racer for racer in racers if racer.side is not None]:
+        sides = [timed(eager), *(_watched(racer, at_work) for racer in running)]
+        whole = contextlib.nullcontext() if request["takes_turns"] else channel.exclusive()
+        with contextlib.suppress(_Dropped), whole:
+            with channel.exclusive():
+                rounds = Rounds(sides, synchronize, request["block_s"], seed)
+            side_by_side(rounds, request["rounds"], request["max_s"], turn)
+            return [(racer, rounds.measurement(i)) for i, racer in enumerate(running, 1)]
+    return []
+
+
+def _watched(racer: _Racer, at_work: _AtWork) -> Timed:
+    """A side of which a failure inside a block is its own."""
+    assert racer.side is not None
+    own = timed(racer.side)
+
+    @contextlib.contextmanager
+    def context() -> Iterator[None]:
+        with at_work.turn(racer), own.context():
+            yield
+        if racer.side is None:
+            raise _Dropped
+
+    return Timed(own.call, own.restore, context)

@@ -1,0 +1,133 @@
+"""Compile settings as a user's process does, and save what torch made: for a warm start."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from autocompile.runtime import warm_start
+from autocompile.runtime.apply import apply
+from autocompile.runtime.compiling import RL_PHASES, set_precision, set_threads
+from autocompile.runtime.inplace import apply_to_update
+from autocompile.settings.tuned import Choice, Tuned
+from autocompile.store.record import Step
+from autocompile.trial.inspect import telemetry
+from autocompile.trial.phases.phases import call_model
+from autocompile.trial.process.channel import Channel
+from autocompile.trial.target.load import Target
+from autocompile.trial.tasks.probing import inputs_of, load
+
+__all__ = ["save"]
+
+_CALLS = 3  # an optimizer's first step makes its state, the next finds it
+
+
+def save(request: dict[str, Any], channel: Channel, result: dict[str, Any]) -> None:
+    """Write the file ``request["file"]``; ``saved`` says what is in it, ``left_out`` what is not.
+
+    Settings go the way of ``autocompile.apply`` and ``autocompile.rllib``: what torch finds a graph
+    by depends on it.
+    """
+    target, device = load(request, channel)
+    settings = Tuned.from_dict(request["settings"], "the request")
+    usual = torch.get_num_threads()
+    left_out = result["left_out"] = []
+    used = set()
+    channel.step(Step.COMPILE)
+    todo = [(phase, choice) for phase, found in settings.phases.items() for choice in found]
+    # Those of another precision at the end: torch takes no setting of it back completely, and what
+    # is set is part of the key of a graph.
+    for phase, choice in sorted(todo, key=lambda each: each[1].config.precision != "default"):
+        if why := _why_not(phase, choice):
+            left_out += [why] if why not in left_out else []
+            continue
+        inputs = inputs_of(
+            target, {**request, "phase": phase, "batch_size": choice.batch_size}, device, 0
+        )
+        for count in _thread_counts(phase, device):
+            with _on_threads(count or usual), warm_start.no_headers():
+                used.add(torch.get_num_threads())
+                _compile(target, settings, phase, choice, inputs)
+                telemetry.reset_dynamo(choice.config.backend)
+    result["saved"] = warm_start.save(Path(request["file"]), device, sorted(used))
+
+
+def _why_not(phase: str, choice: Choice) -> str:
+    """Why nothing of a choice can be kept, in words; empty if something can."""
+    config = choice.config
+    if config.is_eager:
+        return f"{phase}: eager mode compiles nothing"
+    if phase == "train_step":
+        return "train_step: it is a function of your own program, which is not known here"
+    if config.environment != "default":
+        return f"{phase}: a setting of the interpreter {config.environment}"
+    if config.freezing:
+        return f"{phase}: frozen weights are built into the code, which is made anew"
+    if config.backend != "inductor":
+        return f"{phase}: torch keeps no compiled code of the backend {config.backend}"
+    return ""
+
+
+def _thread_counts(phase: str, device: torch.device) -> list[int | None]:
+    """As many as usual; of what RLlib's env runners do also one, which is what Ray gives them."""
+    is_sampling = phase in RL_PHASES and phase != "forward_train" and device.type == "cpu"
+    return [None, 1] if is_sampling else [None]
+
+
+@contextlib.contextmanager
+def _on_threads(count: int) -> Iterator[None]:
+    """A process of so many threads, whatever a setting makes of it meanwhile."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # where it was measured is no matter here
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _compile(target: Target, settings: Tuned, phase: str, choice: Choice, inputs: Any) -> None:
+    model = copy.deepcopy(target.model_of(phase))
+    if phase == "optimizer_step":
+        optimizer = target.make_optimizer(model)
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+        apply(model, settings, phase, optimizer=optimizer)
+        _repeat(optimizer.step)
+        return
+    if phase == "learner_update":
+        assert target.make_learner
+        updates = target.make_learner(model)
+        set_threads(choice.config.threads or torch.get_num_threads())
+        set_precision(choice.config.precision)
+        apply_to_update(model, updates.optimizers, choice.config)
+        _repeat(lambda: updates.update(inputs))
+        return
+    if phase == "forward":
+        model.eval()
+    apply(model, settings, phase, batch_size=choice.batch_size)
+    if phase == "forward":
+        with torch.no_grad():
+            _repeat(lambda: call_model(model, inputs))
+    elif phase == "forward_train":
+        method = getattr(model, phase)
+        _repeat(lambda: torch.autograd.backward(target.loss(method(inputs), inputs)))
+    else:
+        # As an env runner does it, to which a batch of made-up observations is given as well.
+        own: Any = importlib.import_module("autocompile.runtime.rllib.warm_up")
+        warmed = own.warm_up(model, phase, choice.batch_size or 1, choice.config)
+        if "not_warmed_up" in warmed:
+            _repeat(lambda: getattr(model, phase)(inputs))
+
+
+def _repeat(call: Callable[[], Any]) -> None:
+    for _ in range(_CALLS):
+        call()

@@ -1,0 +1,1 @@
+"""Is a compiled side right?"""

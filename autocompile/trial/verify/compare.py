@@ -1,0 +1,324 @@
+"""Does the compiled side compute the same thing as eager?
+
+Of a view ``outputs``, ``loss`` and ``buffers`` are compared element by element, ``gradients`` and
+``updates`` by root mean square: the sign of an Adam step flips where a gradient is rounding noise
+around zero, so single elements cannot be held to a tolerance there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from autocompile.trial.verify.outputs import View
+from autocompile.trial.verify.tree import comparable, paths
+
+__all__ = ["by_path", "compare", "differences", "mismatch_scale"]
+
+# Relative tolerances by dtype: what PyTorch's own dynamo benchmarks accept for inference.
+_TOLERANCE = {torch.float16: 1e-3, torch.bfloat16: 1e-2, torch.float64: 1e-8}
+_FLOAT32 = 1e-4
+_UPDATE_TOLERANCE = 1e-2
+# Against float64, compiled may be off by this multiple of eager's own error, a rule taken from
+# torch._dynamo.utils.same.
+_FP64_MULTIPLE = {torch.float32: 2.0}
+_FP64_SMALL = 1000
+# A float64 run that eager itself is this far from has computed something else (it drew other
+# random numbers, say), and can excuse nothing.
+_FP64_USELESS = 0.25
+# An element this much larger than the small ones (a logit masked by -1e9) says nothing about the
+# rounding of the others.
+_HUGE = 1e3
+_SAMPLE = 1_000_000
+# A gradient this much smaller than the largest is rounding noise: a bias before BatchNorm.
+_NOISE_GRADIENT = 1e-6
+# Such a bias still moves, and with it the running mean behind it.
+_LOOSE_BUFFERS = 5e-2
+_MAX_UPDATE_TOLERANCE = 0.5
+# So far may an update go whose direction is noise, times the largest that eager makes.
+_FREE_MULTIPLE = 2.0
+_BY_RMS = ("['gradients']", "['updates']")
+
+
+def _describe(tree: Any) -> str:
+    return str(pytree.tree_structure(tree)).replace("\n", "")[:120]
+
+
+def _rms(x: torch.Tensor) -> float:
+    return float(x.double().square().mean().sqrt()) if x.numel() else 0.0
+
+
+def _finite(x: torch.Tensor) -> torch.Tensor:
+    return x.double().nan_to_num(0.0, 0.0, 0.0)
+
+
+def _ordinary(x: torch.Tensor) -> torch.Tensor:
+    """Which elements are not huge beside the small ones."""
+    sizes = _finite(x).abs()
+    sample = sizes.flatten()[:: max(1, sizes.numel() // _SAMPLE + 1)]
+    sample = sample[sample > 0]
+    if not sample.numel():
+        return torch.ones_like(sizes, dtype=torch.bool)
+    return sizes <= _HUGE * sample.quantile(0.1)
+
+
+def _is_real(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())
+
+
+def _as_real(x: torch.Tensor) -> torch.Tensor:
+    x = x.detach()  # a model may return a parameter
+    return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
+
+
+def _error(
+    expected: torch.Tensor, actual: torch.Tensor, *, whole: bool = False, floor: float = 0.0
+) -> float:
+    """Root mean square of the difference over that of the expected values.
+
+    The larger of that of the ordinary and that of the huge elements, unless ``whole``. Equal
+    infinities and shared NaNs count as equal.
+    """
+    expected, actual = _as_real(expected), _as_real(actual)
+    same = (expected == actual) | (expected.isnan() & actual.isnan())
+    difference = (expected.double() - actual.double()).masked_fill(same, 0.0)
+    difference = difference.nan_to_num(math.inf, math.inf, math.inf)
+    sizes = _finite(expected)
+    if whole:
+        groups = [(difference, sizes)]
+    else:
+        ordinary = _ordinary(expected)
+        groups = [(difference[mask], sizes[mask]) for mask in (ordinary, ~ordinary)]
+    worst = 0.0
+    for part, size in groups:
+        error, scale = _rms(part), max(_rms(size), floor)
+        worst = max(worst, error / scale if scale else error)
+    return worst
+
+
+def _gradient_floor(paths: list[tuple[str, Any]]) -> float:
+    """Below this root mean square a gradient of this view is noise."""
+    sizes = [_rms(_finite(_as_real(x))) for path, x in paths if _is_gradient(path) and _is_real(x)]
+    return _NOISE_GRADIENT * max(sizes, default=0.0)
+
+
+def _is_gradient(path: str) -> bool:
+    return path.startswith("['gradients']")
+
+
+def _noise_parameters(paths: list[tuple[str, Any]], floor: float) -> set[str]:
+    """The paths of the updates that follow from gradients of pure noise."""
+    return {
+        path.replace("['gradients']", "['updates']", 1)
+        for path, x in paths
+        if _is_gradient(path) and _is_real(x) and _rms(_finite(_as_real(x))) < floor
+    }
+
+
+def differences(first: View, second: View) -> list[tuple[str, float]]:
+    """The path of each leaf and the relative difference there between two runs of the same thing.
+
+    Updates that follow from gradients of pure noise are of either sign; they count as equal.
+    """
+    ours, theirs = paths(comparable(dict(first))), paths(comparable(dict(second)))
+    if len(ours) != len(theirs):
+        return [("", math.inf)]
+    floor = _gradient_floor(ours)
+    free = _noise_parameters(ours, floor)
+    found = []
+    for (path, a), (_, b) in zip(ours, theirs, strict=True):
+        error = 0.0
+        if path not in free and _is_real(a) and _is_real(b) and a.shape == b.shape:
+            least = floor if _is_gradient(path) else 0.0
+            error = _error(a, b, whole=path.startswith(_BY_RMS), floor=least)
+        found.append((path, error))
+    return found
+
+
+def by_path(leaves: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """The largest error at each path."""
+    largest: dict[str, float] = {}
+    for path, error in leaves:
+        largest[path] = max(error, largest.get(path, 0.0))
+    return largest
+
+
+def mismatch_scale(first: View, second: View) -> float:
+    """The largest relative difference between two runs of the same thing: its self-noise."""
+    return max((error for _, error in differences(first, second)), default=0.0)
+
+
+def compare(
+    expected: View,
+    actual: View,
+    *,
+    noise: float | Mapping[str, float] = 0.0,
+    reference: Callable[[], View | None] | None = None,
+    tolerance: float | None = None,
+) -> str | None:
+    """What is wrong with ``actual``; None when nothing is.
+
+    Args:
+        expected: eager's view.
+        actual: the compiled side's view.
+        noise: eager's self-noise, of all leaves or by path, which widens the tolerance to three
+            times itself.
+        reference: computes the same view in float64, or None where that cannot be done; asked only
+            where the plain tolerance fails. Then compiled passes if it is no further from float64
+            than a small multiple of eager.
+        tolerance: the user's own, in place of the dtype's for outputs; the others keep at least
+            theirs.
+    """
+    expected, actual = comparable(dict(expected)), comparable(dict(actual))
+    if pytree.tree_structure(expected) != pytree.tree_structure(actual):
+        return f"another structure: {_describe(actual)} instead of {_describe(expected)}"
+    wanted, got_leaves = paths(expected), pytree.tree_leaves(actual)
+    floor = _gradient_floor(wanted)
+    free = _noise_parameters(wanted, floor)
+    largest = _largest_update(wanted)
+    golden: list[Any] | None = None
+    for index, ((path, want), got) in enumerate(zip(wanted, got_leaves, strict=True)):
+        own_noise = noise.get(path, 0.0) if isinstance(noise, Mapping) else noise
+        if free and path.startswith("['buffers']"):
+            own_noise = max(own_noise, _LOOSE_BUFFERS / 3)
+        own = _tolerance(path, want, tolerance)
+        still = path.startswith("['updates']") and _is_real(want) and not want.any()
+        if still or path in free:
+            limit = (_FREE_MULTIPLE if path in free else _UPDATE_TOLERANCE) * largest
+            if problem := _compare_free(path, want, got, limit):
+                return problem
+            continue
+        problem = _compare_leaf(path, want, got, max(own, 3 * own_noise), floor)
+        if problem is None:
+            continue
+        if reference is None or not _comparable(want, got):
+            return problem
+        if golden is None:
+            view = reference()
+            golden = [] if view is None else pytree.tree_leaves(comparable(dict(view)))
+        if len(golden) != len(wanted):
+            return problem
+        if not _as_good_as_eager(path, want, got, golden[index], own / 10):
+            return problem
+    return None
+
+
+def _tolerance(path: str, want: Any, asked: float | None) -> float:
+    """The relative tolerance of one leaf, before eager's self-noise widens it."""
+    is_known = isinstance(want, torch.Tensor)
+    own = _TOLERANCE.get(_as_real(want).dtype, _FLOAT32) if is_known else _FLOAT32
+    if asked is None:
+        return own
+    return asked if path.startswith("['outputs']") else max(own, asked)
+
+
+def _compare_leaf(path: str, want: Any, got: Any, tolerance: float, floor: float) -> str | None:
+    if problem := _compare_kind(path, want, got, tolerance):
+        return problem
+    if not _is_real(want):
+        return None
+    want, got = _as_real(want), _as_real(got)
+    if path.startswith(_BY_RMS):
+        # However unsteady eager is, a step that does nothing is off by 1.
+        tolerance = min(max(tolerance, _UPDATE_TOLERANCE), _MAX_UPDATE_TOLERANCE)
+        return _compare_rms(path, want, got, tolerance, floor if _is_gradient(path) else 0.0)
+    # The absolute part follows the size of the values: with a fixed one, zeros would pass for
+    # any output that is small.
+    size = _rms(_finite(want)[_ordinary(want)])
+    close = torch.isclose(got, want, rtol=tolerance, atol=tolerance * size, equal_nan=True)
+    if bool(close.all()):
+        return None
+    return f"{path} is off by {_error(want, got):.2g} (relative RMS; tolerance {tolerance:.0e})"
+
+
+def _compare_kind(path: str, want: Any, got: Any, tolerance: float) -> str | None:
+    """All but the values of floating tensors."""
+    if type(want) is not type(got) and not isinstance(want, torch.Tensor):
+        return f"{path} is a {type(got).__name__} instead of a {type(want).__name__}"
+    if not isinstance(want, torch.Tensor):
+        return None if _is_same(want, got, tolerance) else f"{path} is {got!r} instead of {want!r}"
+    if not isinstance(got, torch.Tensor):
+        return f"{path} is a {type(got).__name__} instead of a tensor"
+    for name in ("shape", "dtype", "device"):
+        if getattr(want, name) != getattr(got, name):
+            seen, right = getattr(got, name), getattr(want, name)
+            return f"{path} has {name} {seen} instead of {right}".replace("torch.Size", "")
+    if not _is_real(want):
+        same = torch.equal(want, got)
+        return None if same else f"{path} differs in {int((want != got).sum())} elements"
+    strange = int((_as_real(want).isnan() != _as_real(got).isnan()).sum())
+    if strange:
+        return f"{path} has NaN where eager has none, or the reverse, in {strange} elements"
+    return None
+
+
+def _is_same(want: Any, got: Any, tolerance: float) -> bool:
+    if isinstance(want, float):  # what ``.item()`` gave is rounded as its tensor was
+        return math.isclose(want, got, rel_tol=tolerance) or (want != want and got != got)
+    return want is got or bool(want == got)
+
+
+def _compare_rms(
+    path: str, want: torch.Tensor, got: torch.Tensor, tolerance: float, floor: float
+) -> str | None:
+    if _rms(_finite(want)) < floor:  # noise: it only must not be more than that
+        tolerance = max(tolerance, 1.0)
+    error = _error(want, got, whole=True, floor=floor)
+    if error <= tolerance:
+        return None
+    return f"{path} is off by {error:.2g} (relative RMS; tolerance {tolerance:.0e})"
+
+
+def _largest_update(paths: list[tuple[str, Any]]) -> float:
+    updates = (x for path, x in paths if path.startswith("['updates']") and _is_real(x))
+    return max((_rms(_finite(_as_real(x))) for x in updates), default=0.0)
+
+
+def _compare_free(path: str, want: Any, got: Any, limit: float) -> str | None:
+    """An update whose direction is noise, or that eager does not make: only its length counts."""
+    if problem := _compare_kind(path, want, got, 0.0):
+        return problem
+    moved = _rms(_as_real(got))
+    if moved <= limit:
+        return None
+    return f"{path} moves by {moved:.2g} (RMS), where no more than {limit:.2g} can be right"
+
+
+def _comparable(want: Any, got: Any) -> bool:
+    """Whether rounding can be what tells them apart."""
+    return (
+        _is_real(want)
+        and isinstance(got, torch.Tensor)
+        and (want.shape, want.dtype, want.device) == (got.shape, got.dtype, got.device)
+        and not bool((want.isnan() != got.isnan()).any())
+    )
+
+
+def _as_good_as_eager(
+    path: str, want: torch.Tensor, got: torch.Tensor, golden: Any, slack: float
+) -> bool:
+    """The rule of ``torch._dynamo.utils.same``: compare both with a float64 run."""
+    if not _is_real(golden) or golden.shape != want.shape:
+        return False
+    if want.is_complex() != golden.is_complex():
+        return False
+    dtype = _as_real(want).dtype
+    want, got, golden = (_as_real(x).double() for x in (want, got, golden))
+    # float64 does not overflow where eager does: there, compiled has to do what eager does.
+    strange = ~want.isfinite()
+    if bool(((want != got) & strange & ~want.isnan()).any()):
+        return False
+    want, got, golden = (x.masked_fill(strange, 0.0) for x in (want, got, golden))
+    multiple = 3.0 if want.numel() < _FP64_SMALL else _FP64_MULTIPLE.get(dtype, 3.0)
+    whole = path.startswith(_BY_RMS)
+    own = _error(golden, want, whole=whole)
+    if own > _FP64_USELESS and not whole:
+        return False
+    # A step whose direction is noise must still be a step of about that length.
+    if whole and not _rms(want) / _FREE_MULTIPLE <= _rms(got) <= _FREE_MULTIPLE * _rms(want):
+        return False
+    return _error(golden, got, whole=whole) <= multiple * own + slack
