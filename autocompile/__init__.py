@@ -59,13 +59,13 @@ __all__ = [
 ]
 
 _HOME = {
-    "CompileConfig": "config",
+    "CompileConfig": "settings.config",
     "Interval": "estimate.intervals",
     "Limits": "estimate.candidates",
-    "Outcome": "record",
-    "Record": "record",
+    "Outcome": "store.record",
+    "Record": "store.record",
     "Result": "result",
-    "SearchSpace": "search.space",
+    "SearchSpace": "space.space",
     "apply": "runtime.apply",
     "load": "api",
     "tune": "api",

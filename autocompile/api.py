@@ -21,15 +21,15 @@ from autocompile.report.live import Progress, SilentProgress
 from autocompile.result import Result, exported_code, make_result, write_result
 from autocompile.search.budget import Budget
 from autocompile.search.effects import prior_of
-from autocompile.search.effort import budget_of
 from autocompile.search.exported_code import run_exported
 from autocompile.search.jobs import without_interrupts
+from autocompile.search.probe import probe
 from autocompile.search.race import Race
 from autocompile.search.sampler import make_sampler
 from autocompile.search.study import Interrupted, Study
+from autocompile.settings.effort import budget_of
 from autocompile.settings.tuned import Tuned
 from autocompile.space.plan import Plan, environments, limits_of, target_spec, unknown_keys
-from autocompile.space.probe import probe
 from autocompile.space.space import SearchSpace, Space
 from autocompile.space.spaces import account, calls_between_updates, first_sizes, spaces_of
 from autocompile.store import runs

@@ -17,7 +17,7 @@ from autocompile.errors import UsageError
 from autocompile.execute.executor import Ending, Event, Job
 from autocompile.report.live import SilentProgress
 from autocompile.search.budget import Budget
-from autocompile.search.effort import budget_of
+from autocompile.settings.effort import budget_of
 from autocompile.space.space import SearchSpace
 from autocompile.testing import FakeExecutor, measured, probed
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from autocompile.errors import UsageError
-from autocompile.search.effort import EFFORTS, budget_of
 from autocompile.settings.backends import BACKENDS
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.dimensions import DIMENSIONS, Place, why_not
+from autocompile.settings.effort import EFFORTS, budget_of
 from autocompile.space.enumeration import build_space
 from autocompile.space.plan import Plan
 from autocompile.space.space import Catalogue, SearchSpace, Setting, Space, choices, plainer_twins

@@ -38,7 +38,7 @@ def timed(
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     for module in ("measure", "blocks"):
-        monkeypatch.setattr(f"autocompile.trial.{module}.time", made)
+        monkeypatch.setattr(f"autocompile.trial.measure.{module}.time", made)
     return made
 
 

@@ -59,7 +59,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """It stands still, so that no change is left out for time on a slow machine."""
     made = Clock()
     for module in ("first_calls", "schedule"):
-        monkeypatch.setattr(f"autocompile.trial.{module}.time", made)
+        monkeypatch.setattr(f"autocompile.trial.measure.{module}.time", made)
     return made
 
 

@@ -13,11 +13,11 @@ from autocompile.execute.job import JobFactory
 from autocompile.execute.local import Isolation, LocalExecutor
 from autocompile.report.live import SilentProgress
 from autocompile.search.jobs import run_job
+from autocompile.search.probe import probe
 from autocompile.search.records import to_record
 from autocompile.settings.backends import BACKENDS
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
 from autocompile.space.plan import Plan, target_spec
-from autocompile.space.probe import catalogue, probe
 from autocompile.space.space import DEFAULT_BATCH_SIZES, Catalogue, SearchSpace, Setting
 from autocompile.store.record import Record, RunFolder
 
@@ -171,7 +171,7 @@ def doctor(backend: str | None, device: str | None) -> dict[str, Any]:
     plan = Plan(f"{_SAMPLE}:get_model", space=SearchSpace(backends=names), device=device)
     with bench(plan, 120.0) as (job_factory, executor):
         found = probed(plan, job_factory, executor)
-        offered = catalogue(found)
+        offered = Catalogue.of(found)
         rows = {
             name: _examine(name, reason, offered, job_factory, executor)
             for name, reason in found["backends"].items()

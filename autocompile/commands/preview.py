@@ -8,7 +8,7 @@ from typing import Any
 from autocompile.commands.diagnose import bench, probed, traced_by_dynamo
 from autocompile.execute.interpreter import demand_torch
 from autocompile.execute.local import default_jobs
-from autocompile.search.effort import budget_of
+from autocompile.settings.effort import budget_of
 from autocompile.space.plan import Plan, environments, target_spec
 from autocompile.space.space import SearchSpace, Space, plainer_twins
 from autocompile.space.spaces import predicted, spaces_of

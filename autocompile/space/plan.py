@@ -13,7 +13,7 @@ from typing import Any
 
 from autocompile.errors import RunError, TargetError, UsageError
 from autocompile.estimate.candidates import Limits
-from autocompile.search.effort import budget_of
+from autocompile.settings.effort import budget_of
 from autocompile.space.space import SearchSpace
 from autocompile.store.runs import is_same_target
 

@@ -115,6 +115,17 @@ class Catalogue:
     device: str
     options: Sequence[str] = ()
 
+    @classmethod
+    def of(cls, found: Mapping[str, Any]) -> Catalogue:
+        """Read it from what the probe has sent."""
+        return cls(
+            backends=found["backends"],
+            all_backends=found["all_backends"],
+            modes=found["modes"],
+            device=found["environment"]["device"].split(":")[0],
+            options=found.get("options", ()),
+        )
+
 
 @dataclass(frozen=True)
 class Setting:

@@ -11,7 +11,6 @@ from autocompile.errors import UsageError
 from autocompile.settings.dimensions import OTHERS_OPTIONS, Place
 from autocompile.space.enumeration import build_space, exact_space, joined
 from autocompile.space.plan import Plan
-from autocompile.space.probe import catalogue
 from autocompile.space.space import (
     DEFAULT_BATCH_SIZES,
     Catalogue,
@@ -42,7 +41,7 @@ def spaces_of(plan: Plan, found: Mapping[str, Mapping[str, Any]]) -> dict[str, S
     if plan.only is not None:
         return {phase: exact_space(phase, plan.only[phase]) for phase in target["phases"]}
     if len(found) > 1:
-        _demand_known(plan.space, [catalogue(seen) for seen in found.values()])
+        _demand_known(plan.space, [Catalogue.of(seen) for seen in found.values()])
     return {
         phase: joined(
             [_space(plan, phase, name, seen, len(found) > 1) for name, seen in found.items()]
@@ -82,7 +81,7 @@ def _space(
     seen: Mapping[str, Any],
     is_one_of_several: bool,
 ) -> Space:
-    offered = catalogue(seen)
+    offered = Catalogue.of(seen)
     sizes = _sizes(phase, plan, seen["target"])
     wanted = plan.space
     if is_one_of_several:  # another may have what this one lacks

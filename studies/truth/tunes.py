@@ -38,8 +38,8 @@ from autocompile.errors import AutocompileError
 from autocompile.estimate.candidates import candidates
 from autocompile.estimate.decision import decide_all
 from autocompile.estimate.intervals import Interval
-from autocompile.search.effort import EFFORTS
 from autocompile.settings.config import CompileConfig
+from autocompile.settings.effort import EFFORTS
 from autocompile.space.space import SearchSpace, Space
 from autocompile.store.record import Record
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from autocompile.errors import TargetError, UsageError
@@ -11,10 +10,10 @@ from autocompile.execute.job import JobFactory
 from autocompile.search.jobs import run_job
 from autocompile.search.observer import Observer
 from autocompile.space.plan import Plan
-from autocompile.space.space import DEFAULT_BATCH_SIZES, Catalogue
+from autocompile.space.space import DEFAULT_BATCH_SIZES
 from autocompile.store.record import Outcome, Step
 
-__all__ = ["catalogue", "probe"]
+__all__ = ["probe"]
 
 
 def probe(
@@ -59,17 +58,6 @@ def probe(
         where = f"in the environment {environment} ({job.python})"
         raise TargetError(f"{where}: {error.what}", *error.details, hint=error.hint)
     return dict(ending.payload)
-
-
-def catalogue(found: Mapping[str, Any]) -> Catalogue:
-    """What the probe found, for :func:`autocompile.space.space.build_space`."""
-    return Catalogue(
-        backends=found["backends"],
-        all_backends=found["all_backends"],
-        modes=found["modes"],
-        device=found["environment"]["device"].split(":")[0],
-        options=found.get("options", ()),
-    )
 
 
 _MORE = {
