@@ -23,6 +23,7 @@ from yardstick import is_busy
 PICKED, COVERED, EQUALS, POWER = 0.95, 0.90, 0.05, 0.90  # targets
 ERROR = {"quiet": 0.01, "noisy": 0.02}
 BUSY_HOST = ", busy host"
+MANY = 5  # runs: of fewer the median is one of them
 SLOW = 1.1  # times the fastest reference work of all runs: the host was in another state
 
 
@@ -77,6 +78,8 @@ class Score:
         errors: how far each reported speed-up is from the true one of its pick; none for eager.
         covered: whether each reported interval holds the true value.
         met: whether it and the interval of the truth have a value in common.
+        agreed: whether it holds the median of what these runs report, which knows no truth but
+            is of the same state of the host.
         decided: whether each run came to a clear decision; none where a method has no such thing.
         sets: of fresh processes behind each figure.
     """
@@ -89,6 +92,7 @@ class Score:
     errors: tuple[float, ...]
     covered: tuple[bool, ...]
     met: tuple[bool, ...]
+    agreed: tuple[bool, ...]
     decided: tuple[bool, ...]
     sets: tuple[int, ...]
     wall_s: tuple[float, ...]
@@ -101,6 +105,8 @@ def score(rows: list[dict[str, Any]], truth: dict[str, Truth]) -> Score:
     best = ties(truth)
     faster = [(r["speedup"], truth[r["pick"]]) for r in worked if r["pick"] != EAGER]
     sure = [(s, t) for s, t in faster if len(s) == 3]
+    usual = {p: median(r["speedup"][0] for r in worked if r["pick"] == p) for p in set(picks)}
+    alike = [(r["speedup"], usual[r["pick"]]) for r in worked if r["pick"] != EAGER]
     return Score(
         runs=len(rows),
         failed=len(rows) - len(worked),
@@ -110,6 +116,7 @@ def score(rows: list[dict[str, Any]], truth: dict[str, Truth]) -> Score:
         errors=tuple(abs(s[0] / t.value - 1) for s, t in faster),
         covered=tuple(s[1] <= t.value <= s[2] for s, t in sure),
         met=tuple(s[1] <= t.high and t.low <= s[2] for s, t in sure),
+        agreed=tuple(s[1] <= m <= s[2] for s, m in alike if len(s) == 3),
         decided=tuple(r["decided"] for r in worked if "decided" in r),
         sets=tuple(r["sets"] for r in worked if r.get("sets")),
         wall_s=tuple(r["wall_s"] for r in worked if "wall_s" in r),
@@ -200,11 +207,12 @@ def pick_table(true: dict[str, dict[str, Truth]], rows: list[dict[str, Any]], de
         covered = share(s.covered, (lambda part: part >= COVERED) if calm else None)
         line = [model, noise, method, f"{ok} of {s.runs}" if s.failed else str(ok), picked]
         line += [picks or "–", reported, error, worst, covered, share(s.met)]
+        line.append(share(s.agreed) if s.runs >= MANY else "–")
         line += [share(s.decided), f"{sum(s.sets) / len(s.sets):.1f}" if s.sets else "–"]
         lines.append([*line, f"{median(s.wall_s):.0f} s" if s.wall_s else "–"])
     head = ("model", "condition", "method", "runs", "pick within 1 % of the best", "picks")
     head += ("reported", "error, median", "worst", "interval holds the truth")
-    head += ("meets its interval", "decided", "sets")
+    head += ("meets its interval", "holds the median of the runs", "decided", "sets")
     return table((*head, "wall, median"), lines)
 
 
