@@ -190,15 +190,13 @@ def test_a_graph_given_up_as_a_whole_does_not_answer_for_fullgraph(try_it: Try) 
 
 
 ENTRY = """
-    tint: str = entry(
+    tint: str = Dimension(
         "none",
-        Dimension(
-            "comma list of none, blue",
-            ("none", "blue"),
-            label=lambda value: f"{value} tint",
-            applied="model",
-        ),
-    )
+        "comma list of none, blue",
+        ("none", "blue"),
+        label=lambda value: f"{value} tint",
+        applied="model",
+    ).field()
 """
 FUNCTION = '"tint": lambda model, value: setattr(model, "tint", value), '
 USES_OF_THE_TABLE = """

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from autocompile.settings.config import CompileConfig
 
-__all__ = ["Dimension", "Place", "entry"]
-
-T = TypeVar("T")
+__all__ = ["Dimension", "Place"]
 
 
 @dataclass(frozen=True)
@@ -44,6 +43,7 @@ class Dimension:
     """A field of a setting. By default it is tried with every value that it has.
 
     Attributes:
+        default: the value that changes nothing.
         help: of its option in the command line; without one it cannot be asked for there.
         choices: its values, where they can be listed; the default first.
         values: those to try in a place, the default first; None for ``choices``. Where neither is
@@ -67,9 +67,9 @@ class Dimension:
         plural: its name in a SearchSpace and in TOML, where it is not that of the field.
         option: of the command line, where it is not the name of the field.
         name: that of the field.
-        default: the value that changes nothing.
     """
 
+    default: Any
     help: str = ""
     choices: tuple[Any, ...] = ()
     values: Callable[[Place], tuple[Any, ...]] | None = None
@@ -89,7 +89,10 @@ class Dimension:
     plural: str = ""
     option: str = ""
     name: str = ""
-    default: Any = None
+
+    def field(self) -> Any:
+        """A field of the table."""
+        return dataclasses.field(default=self.default, metadata={"dimension": self})
 
     @property
     def asked(self) -> str:
@@ -120,9 +123,3 @@ class Dimension:
     def tried(self, place: Place) -> tuple[Any, ...]:
         """All values that there are in a place, the default first."""
         return self.values(place) if self.values else self.choices
-
-
-def entry(default: T, about: Dimension) -> T:
-    """A field of the table, typed as its default."""
-    found: T = field(default=default, metadata={"dimension": about})
-    return found

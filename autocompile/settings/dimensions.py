@@ -6,18 +6,26 @@ entry in :data:`autocompile.settings.backends.BACKENDS`.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
-from autocompile.settings import constraints
-from autocompile.settings.backends import BACKENDS, OptionValue
-from autocompile.settings.dimension import Dimension, Place, entry
-from autocompile.settings.phases import phase_of
+from autocompile.settings.backends import BACKENDS, Backend, OptionValue
+from autocompile.settings.dimension import Dimension, Place
+from autocompile.settings.phases import OPTIMIZER_STEP, phase_of
 
 if TYPE_CHECKING:
     from autocompile.settings.config import CompileConfig
 
-__all__ = ["DIMENSIONS", "GUARD_FILTERS", "OPTIMIZERS", "SEARCHED", "Values", "why_not"]
+__all__ = [
+    "DIMENSIONS",
+    "GUARD_FILTERS",
+    "OPTIMIZERS",
+    "SEARCHED",
+    "Values",
+    "no_convolutions",
+    "why_not",
+]
 
 OPTIMIZERS = ("default", "for_loop", "foreach", "fused", "capturable", "tensor_lr")
 """How an optimizer steps; ``default`` is as the target made it."""
@@ -30,184 +38,200 @@ GUARD_FILTERS = {
 """What is checked at each call before compiled code is taken: names in ``torch.compiler``."""
 
 
+def no_convolutions(place: Place) -> str:
+    """Why what is about convolutions makes no difference in a place; empty if it may."""
+    if place.phase == OPTIMIZER_STEP:
+        return "an optimizer's step has no convolutions"
+    return "" if place.has_convolutions else "the model has no convolutions"
+
+
+def _takes_memory_format(config: CompileConfig, place: Place) -> str:
+    lays_out = BACKENDS.get(config.backend, Backend()).lays_out
+    return f"{config.backend} lays weights out as it likes" if lays_out else ""
+
+
+def _no_scope(place: Place) -> str:
+    if place.phase == OPTIMIZER_STEP:
+        return "an optimizer has no blocks"
+    return "" if place.regions else "the model repeats no block"
+
+
+def _takes_scope(config: CompileConfig, place: Place) -> str:
+    if config.has_cuda_graphs and place.device == "cuda":
+        return "with CUDA graphs a block overwrites what the one before it has given"
+    return "frozen weights are those of a whole model" if config.freezing else ""
+
+
+def _no_freezing(place: Place) -> str:
+    trains = phase_of(place.phase).trains
+    return "weights that are trained cannot be frozen" if trains else ""
+
+
+def _takes_freezing(config: CompileConfig, place: Place) -> str:
+    return "" if config.backend == "inductor" else "only Inductor freezes weights"
+
+
+def _no_optimizer(place: Place) -> str:
+    return "" if phase_of(place.phase).steps else "nothing steps in this phase"
+
+
+def _takes_optimizer(config: CompileConfig, place: Place) -> str:
+    known = config.optimizer in place.optimizers
+    return "" if known else f"the optimizer has no {config.optimizer} implementation here"
+
+
+def _no_threads(place: Place) -> str:
+    return "" if place.device == "cpu" else "threads are about CPUs"
+
+
+def _no_numbers(place: Place) -> str:
+    is_step = place.phase == OPTIMIZER_STEP
+    return "an optimizer's step multiplies no matrices" if is_step else ""
+
+
+def _some_threads(place: Place) -> tuple[int | None, ...]:
+    """All, half of them, one: None is all."""
+    fewer = {max(1, place.threads // 2), 1} - {place.threads}
+    return (None, *sorted(fewer, reverse=True))
+
+
+# An argument of torch.compile() whose whole effect is in the code that comes out.
+_argument = functools.partial(
+    Dimension, needs_compiler=True, in_source=True, traces_alike=True, applied="argument"
+)
+
+
 @dataclass(frozen=True)
 class Values:
     """A value of each dimension: every field is an entry of the table, in the order of reports."""
 
-    backend: str = entry(
+    backend: str = Dimension(
         "inductor",
-        Dimension(
-            "comma list, e.g. inductor,cudagraphs",
-            plural="backends",
-            traces_alike=True,
-            effect="none",
-            applied="argument",
-        ),
-    )
-    mode: str = entry(
-        "default",
-        Dimension(
-            "comma list of Inductor modes",
-            plural="modes",
-            needs_compiler=True,
-            in_source=True,
-            traces_alike=True,
-            effect="none",
-            applied="argument",
-        ),
-    )
-    options: tuple[tuple[str, OptionValue], ...] = entry(
+        "comma list, e.g. inductor,cudagraphs",
+        plural="backends",
+        traces_alike=True,
+        effect="none",
+        applied="argument",
+    ).field()
+    mode: str = _argument(
+        "default", "comma list of Inductor modes", plural="modes", effect="none"
+    ).field()
+    options: tuple[tuple[str, OptionValue], ...] = _argument(
         (),
-        Dimension(
-            "Inductor's, e.g. cpp_wrapper=true; repeatable, none for none",
-            option="option",
-            kinds=(tuple,),
-            needs_compiler=True,
-            in_source=True,
-            traces_alike=True,
-            effect="none",
-            label=lambda pairs: " · ".join(f"{name}={value}" for name, value in pairs),
-            applied="argument",
-        ),
-    )
-    fullgraph: bool = entry(
+        "Inductor's, e.g. cpp_wrapper=true; repeatable, none for none",
+        option="option",
+        kinds=(tuple,),
+        effect="none",
+        label=lambda pairs: " · ".join(f"{name}={value}" for name, value in pairs),
+    ).field()
+    fullgraph: bool = _argument(
         False,
-        Dimension(
-            "comma list of true, false",
-            (False, True),
-            kinds=(bool,),
-            needs_compiler=True,
-            in_source=True,
-            traces_alike=True,
-            effect="none",
-            label=lambda value: "fullgraph",
-            applied="argument",
-        ),
-    )
-    dynamic: bool | None = entry(
+        "comma list of true, false",
+        (False, True),
+        kinds=(bool,),
+        effect="none",
+        label=lambda value: "fullgraph",
+    ).field()
+    dynamic: bool | None = _argument(
         None,
-        Dimension(
-            "comma list of none, true, false",
-            (None, True, False),
-            lambda place: (None,),  # the others only where they are asked for
-            kinds=(bool, type(None)),
-            needs_compiler=True,
-            in_source=True,
-            traces_alike=True,
-            label=lambda value: "dynamic" if value else "static",
-            applied="argument",
-        ),
-    )
-    scope: str = entry(
+        "comma list of none, true, false",
+        (None, True, False),
+        lambda place: (None,),  # the others only where they are asked for
+        kinds=(bool, type(None)),
+        label=lambda value: "dynamic" if value else "static",
+    ).field()
+    scope: str = Dimension(
         "full",
-        Dimension(
-            "comma list of full, regional",
-            ("full", "regional"),
-            missing=constraints.no_scope,
-            why_not=constraints.takes_scope,
-            needs_compiler=True,
-            is_written=True,
-        ),
-    )
-    freezing: bool = entry(
+        "comma list of full, regional",
+        ("full", "regional"),
+        missing=_no_scope,
+        why_not=_takes_scope,
+        needs_compiler=True,
+        is_written=True,
+    ).field()
+    freezing: bool = Dimension(
         False,
-        Dimension(
-            "comma list of true, false",
-            (False, True),
-            kinds=(bool,),
-            missing=constraints.no_freezing,
-            why_not=constraints.takes_freezing,
-            needs_compiler=True,
-            traces_alike=True,
-            label=lambda value: "frozen weights",
-        ),
-    )
-    memory_format: str = entry(
+        "comma list of true, false",
+        (False, True),
+        kinds=(bool,),
+        missing=_no_freezing,
+        why_not=_takes_freezing,
+        needs_compiler=True,
+        traces_alike=True,
+        label=lambda value: "frozen weights",
+    ).field()
+    memory_format: str = Dimension(
         "default",
-        Dimension(
-            "comma list of default, channels_last",
-            ("default", "channels_last"),
-            missing=constraints.no_convolutions,
-            why_not=constraints.takes_memory_format,
-            traces_alike=True,
-            effect="per kind",
-            applied="model",
-            line=lambda value: f"model = model.to(memory_format=torch.{value})",
-        ),
-    )
-    optimizer: str = entry(
+        "comma list of default, channels_last",
+        ("default", "channels_last"),
+        missing=no_convolutions,
+        why_not=_takes_memory_format,
+        traces_alike=True,
+        effect="per kind",
+        applied="model",
+        line=lambda value: f"model = model.to(memory_format=torch.{value})",
+    ).field()
+    optimizer: str = Dimension(
         "default",
-        Dimension(
-            "comma list, e.g. default,foreach,fused,tensor_lr",
-            OPTIMIZERS,
-            lambda place: ("default", *(o for o in OPTIMIZERS if o in place.optimizers)),
-            missing=constraints.no_optimizer,
-            why_not=constraints.takes_optimizer,
-            effect="per kind",
-            label=lambda value: f"{value} optimizer",
-            applied="optimizer",
-            is_written=True,
-        ),
-    )
-    threads: int | None = entry(
+        "comma list, e.g. default,foreach,fused,tensor_lr",
+        OPTIMIZERS,
+        lambda place: ("default", *(o for o in OPTIMIZERS if o in place.optimizers)),
+        missing=_no_optimizer,
+        why_not=_takes_optimizer,
+        effect="per kind",
+        label=lambda value: f"{value} optimizer",
+        applied="optimizer",
+        is_written=True,
+    ).field()
+    threads: int | None = Dimension(
         None,
-        Dimension(
-            "comma list, e.g. 1,2; all if left out",
-            values=constraints.some_threads,
-            kinds=(int, type(None)),
-            missing=constraints.no_threads,
-            is_plain=lambda value, place: bool(value == place.threads),
-            traces_alike=True,
-            effect="per kind",
-            label=lambda count: f"{count} thread{'s' * (count != 1)}",
-            applied="process",
-            line=lambda count: f"torch.set_num_threads({count})",
-        ),
-    )
-    precision: str = entry(
+        "comma list, e.g. 1,2; all if left out",
+        values=_some_threads,
+        kinds=(int, type(None)),
+        missing=_no_threads,
+        is_plain=lambda value, place: bool(value == place.threads),
+        traces_alike=True,
+        effect="per kind",
+        label=lambda count: f"{count} thread{'s' * (count != 1)}",
+        applied="process",
+        line=lambda count: f"torch.set_num_threads({count})",
+    ).field()
+    precision: str = Dimension(
         "default",
-        Dimension(
-            "comma list of default, high, medium: changes numbers",
-            ("default", "high", "medium"),
-            by_name=True,
-            missing=constraints.no_numbers,
-            traces_alike=True,
-            label=lambda value: f"{value} precision",
-            applied="process",
-            line=lambda value: f'torch.set_float32_matmul_precision("{value}")',
-        ),
-    )
-    autocast: str = entry(
+        "comma list of default, high, medium: changes numbers",
+        ("default", "high", "medium"),
+        by_name=True,
+        missing=_no_numbers,
+        traces_alike=True,
+        label=lambda value: f"{value} precision",
+        applied="process",
+        line=lambda value: f'torch.set_float32_matmul_precision("{value}")',
+    ).field()
+    autocast: str = Dimension(
         "none",
-        Dimension(
-            "comma list of none, bfloat16, float16: changes numbers",
-            ("none", "bfloat16", "float16"),
-            by_name=True,
-            missing=constraints.no_numbers,
-            label=lambda value: f"autocast {value}",
-            is_written=True,
-        ),
-    )
-    guards: str = entry(
+        "comma list of none, bfloat16, float16: changes numbers",
+        ("none", "bfloat16", "float16"),
+        by_name=True,
+        missing=_no_numbers,
+        label=lambda value: f"autocast {value}",
+        is_written=True,
+    ).field()
+    guards: str = Dimension(
         "all",
-        Dimension(
-            "comma list, e.g. all,skip_inbuilt_modules: drops checks",
-            ("all", *GUARD_FILTERS),
-            by_name=True,
-            needs_compiler=True,
-            traces_alike=True,
-            label=lambda value: f"guards {value}",
-            is_written=True,
-        ),
-    )
-    environment: str = entry("default", Dimension(applied="interpreter"))
+        "comma list, e.g. all,skip_inbuilt_modules: drops checks",
+        ("all", *GUARD_FILTERS),
+        by_name=True,
+        needs_compiler=True,
+        traces_alike=True,
+        label=lambda value: f"guards {value}",
+        is_written=True,
+    ).field()
+    environment: str = Dimension("default", applied="interpreter").field()
 
 
-DIMENSIONS = tuple(
-    replace(f.metadata["dimension"], name=f.name, default=f.default) for f in fields(Values)
-)
+DIMENSIONS = tuple(replace(f.metadata["dimension"], name=f.name) for f in fields(Values))
 _BATCH_SIZE = Dimension(
-    "comma list, e.g. 1,4,16", kinds=(int,), plural="batch_sizes", name="batch_size"
+    None, "comma list, e.g. 1,4,16", kinds=(int,), plural="batch_sizes", name="batch_size"
 )
 SEARCHED = (*DIMENSIONS[:2], _BATCH_SIZE, *(d for d in DIMENSIONS[2:] if d.help))
 """What a search can be asked to try."""

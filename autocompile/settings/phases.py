@@ -5,21 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = [
-    "FORWARD",
-    "FORWARD_EXPLORATION",
-    "FORWARD_INFERENCE",
-    "FORWARD_PHASES",
-    "FORWARD_TRAIN",
-    "LEARNER_UPDATE",
-    "OPTIMIZER_STEP",
-    "PHASES",
-    "RL_FORWARD_PHASES",
-    "TRAIN_STEP",
-    "Phase",
-    "phase_of",
-]
-
 FORWARD = "forward"
 FORWARD_EXPLORATION = "forward_exploration"
 FORWARD_INFERENCE = "forward_inference"
@@ -93,7 +78,6 @@ PHASES: Mapping[str, Phase] = {
 }
 
 FORWARD_PHASES = tuple(name for name, phase in PHASES.items() if phase.is_forward)
-RL_FORWARD_PHASES = tuple(name for name in FORWARD_PHASES if PHASES[name].is_rl)
 
 
 def phase_of(name: str) -> Phase:

@@ -15,9 +15,8 @@ from typing import Any
 from autocompile.errors import UsageError
 from autocompile.settings.backends import BACKENDS, DENIED, Backend, OptionValue, own_options
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
-from autocompile.settings.constraints import no_convolutions
 from autocompile.settings.dimension import Dimension, Place
-from autocompile.settings.dimensions import DIMENSIONS, why_not
+from autocompile.settings.dimensions import DIMENSIONS, no_convolutions, why_not
 from autocompile.space.space import Catalogue, SearchSpace, Setting, Space
 
 __all__ = ["build_space", "exact_space", "joined"]

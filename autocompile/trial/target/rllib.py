@@ -20,10 +20,10 @@ from autocompile.runtime.rllib.observations import (
 )
 from autocompile.settings.phases import (
     FORWARD_EXPLORATION,
-    FORWARD_INFERENCE,
     FORWARD_TRAIN,
     LEARNER_UPDATE,
     OPTIMIZER_STEP,
+    PHASES,
     TRAIN_STEP,
 )
 from autocompile.trial.process.failures import first_words
@@ -75,9 +75,11 @@ def from_object(value: Any, expression: str) -> Target:
         target.choices["optimizer"] = f"Adam with the config's lr {lr}"
     runner = int(value.num_envs_per_env_runner or 1)
     rows = int(value.minibatch_size or value.train_batch_size_per_learner or 1)
-    inference = dict.fromkeys((FORWARD_EXPLORATION, FORWARD_INFERENCE), runner)
-    training = dict.fromkeys((FORWARD_TRAIN, TRAIN_STEP, LEARNER_UPDATE), rows)
-    target.own_batch_size = {**inference, **training}
+    target.own_batch_size = {
+        name: runner if phase.role == "worker" else rows
+        for name, phase in PHASES.items()
+        if phase.role and phase.has_batch_size
+    }
     _take_calls_per_update(value, runner, target)
     if value.enable_rl_module_and_learner:
         target.training_phase = lambda: _training_phase(value, module, rows, target.choices)
