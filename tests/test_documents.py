@@ -15,6 +15,7 @@ from conftest import ROOT
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 pytestmark = pytest.mark.timeout(900)  # compilers on a slow machine
 README = (ROOT / "README.md").read_text("utf-8")
+DOCUMENTS = README + "".join(p.read_text("utf-8") for p in sorted((ROOT / "docs").glob("*.md")))
 
 
 def run(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -76,7 +77,7 @@ def test_ci_runs_the_readme_s_second_command_to_the_letter() -> None:
     assert "examples/ppo_breakout.py" in blocks[0]
 
 
-def test_the_readme_names_every_command_and_only_options_that_exist() -> None:
+def test_the_documents_name_every_command_and_only_options_that_exist() -> None:
     shown = run(sys.executable, "-m", "autocompile", "--help", cwd=ROOT).stdout
     commands = re.findall(r"^  (\w+) ", shown.split("Commands:")[1], re.M)
     assert commands == ["tune", "show", "export", "verify", "check", "doctor", "init"]
@@ -86,13 +87,29 @@ def test_the_readme_names_every_command_and_only_options_that_exist() -> None:
     )
     for command in commands:
         assert f"autocompile {command}" in README
-    for option in set(re.findall(r"`(--[a-z][a-z-]+)", README)):
+    for option in set(re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", _typed(DOCUMENTS))):
         assert option in known, option
 
 
-def test_the_readme_s_python_is_python() -> None:
-    for block in re.findall(r"```python\n(.*?)\n```", README, re.S):
+def _typed(text: str) -> str:
+    """What stands in code spans, or behind the name of the command."""
+    spans = re.findall(r"`(-[^`]+|autocompile [^`]+)`", text)
+    return "\n".join([*spans, *re.findall(r"autocompile \w+ .*", text)])
+
+
+def test_the_documents_python_is_python() -> None:
+    for block in re.findall(r"```python\n(.*?)\n```", DOCUMENTS, re.S):
         ast.parse(block)
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        for link in re.findall(r"\]\(([^)#:]+)\)", path.read_text("utf-8")):
+            assert (path.parent / link).exists(), f"{path.name}: {link}"
+
+
+def test_the_readme_fits_a_screen() -> None:
+    assert len(README.split()) <= 800
 
 
 def test_the_changelog_and_the_architecture_are_there() -> None:
