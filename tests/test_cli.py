@@ -56,7 +56,7 @@ def one_paragraph(done: subprocess.CompletedProcess[str]) -> str:
         (["tune", "nowhere.py"], ["there is no file nowhere.py", "autocompile init"]),
         (["tune", "."], ["is not a Python file"]),
         (["tune", "model.py", "--batch-size", "0"], ["batch size 0 is below 1"]),
-        (["tune", "model.py", "--batch-size", "four"], ["no list of whole numbers"]),
+        (["tune", "model.py", "--batch-size", "four"], ["not a list of whole numbers"]),
         # Given twice it holds both: none is lost in silence.
         (
             ["tune", "model.py", "--batch-size", "1", "--batch-size", "4,x"],
@@ -65,7 +65,7 @@ def one_paragraph(done: subprocess.CompletedProcess[str]) -> str:
         (["tune", "model.py", "--fullgraph", "maybe"], ["none of true, false"]),
         (["tune", "model.py", "--budget", "soon"], ["not a duration (try 90s or 10m)"]),
         (["tune", "model.py", "--effort", "heroic"], ["heroic"]),
-        (["tune", "model.py", "--tolerance", "2"], ["no number between 0 and 1 like 0.001"]),
+        (["tune", "model.py", "--tolerance", "2"], ["not a number between 0 and 1 like 0.001"]),
         (["check", "model.py", "--tolerance", "loose"], ["'loose' is not a number between 0"]),
         (["tune", "model.py", "--resume"], ["no run of model.py", "without --resume"]),
         (["show", "nothing"], ["there is no run nothing"]),
