@@ -17,6 +17,7 @@ from autocompile.report.build import build_report
 from autocompile.report.markdown import to_markdown
 from autocompile.report.progress import state_of
 from autocompile.settings.config import CompileConfig
+from autocompile.settings.phases import phase_of
 from autocompile.settings.tuned import Tuned
 from autocompile.store.files import write_json, write_text
 from autocompile.store.record import Outcome, Record, RunFolder
@@ -88,12 +89,11 @@ class Result:
         Raises:
             UsageError: the phase was not tuned, or the best setting is another interpreter's.
         """
+        from autocompile.runtime.applying import set_process
         from autocompile.runtime.compiling import (
             beside_a_step,
             compile_function,
             compile_model,
-            set_precision,
-            set_threads,
         )
 
         name = phase or self._forward_phase()
@@ -107,10 +107,8 @@ class Result:
                 f"the best setting of {name} is one of the environment {config.environment}",
                 hint=f"run your program with {python}",
             )
-        if config.threads is not None:
-            set_threads(config.threads)
-        set_precision(config.precision)
-        if name in ("optimizer_step", "train_step"):
+        set_process(config.process)
+        if phase_of(name).is_function:
             function: Callable[..., Any] = model  # type: ignore[assignment]
             for todo in beside_a_step(config):
                 warnings.warn(f"to be done before the first step: {todo}", stacklevel=2)
@@ -121,7 +119,7 @@ class Result:
         return compile_model(model, config, name)  # type: ignore[arg-type, return-value]
 
     def _forward_phase(self) -> str:
-        forward = [name for name in self.config if name.startswith("forward")]
+        forward = [name for name in self.config if phase_of(name).is_forward]
         if len(forward) != 1:
             raise UsageError(
                 f"this run has {len(forward)} forward phases with a result; name one",

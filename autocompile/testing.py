@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from autocompile.execute.executor import Ended, Ending, Event, Job, Stepped, Told
+from autocompile.settings.phases import FORWARD
 from autocompile.store.record import Outcome, Step
 
 __all__ = ["FakeExecutor", "failed", "measured", "probed"]
@@ -73,7 +74,7 @@ def probed(**more: Any) -> Ending:
         "kind": "functions",
         "description": "Linear",
         "parameters": 10,
-        "phases": ["forward"],
+        "phases": [FORWARD],
         "algorithm": None,
         "build": ["model = None"],
         "own_batch_size": {},

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import autocompile
+from autocompile.settings.phases import PHASES
 
 PACKAGE = Path(autocompile.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -162,3 +163,12 @@ def test_every_public_name_is_there() -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'fastest'"):
         _ = autocompile.fastest
+
+
+def test_phases_are_named_in_their_table_only() -> None:
+    for path in FILES:
+        if path.relative_to(PACKAGE).as_posix() == "settings/phases.py":
+            continue
+        tree = ast.parse(path.read_text("utf-8"))
+        texts = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)}
+        assert not texts & PHASES.keys(), path

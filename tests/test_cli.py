@@ -56,14 +56,17 @@ def one_paragraph(done: subprocess.CompletedProcess[str]) -> str:
         (["tune", "nowhere.py"], ["there is no file nowhere.py", "autocompile init"]),
         (["tune", "."], ["is not a Python file"]),
         (["tune", "model.py", "--batch-size", "0"], ["batch size 0 is below 1"]),
-        (["tune", "model.py", "--batch-size", "four"], ["no list of whole numbers"]),
+        (["tune", "model.py", "--batch-size", "four"], ["not a list of whole numbers"]),
         # Given twice it holds both: none is lost in silence.
-        (["tune", "model.py", "--batch-size", "1", "--batch-size", "4,x"], ["'1,4,x' is no list"]),
+        (
+            ["tune", "model.py", "--batch-size", "1", "--batch-size", "4,x"],
+            ["'1,4,x' is not a list"],
+        ),
         (["tune", "model.py", "--fullgraph", "maybe"], ["none of true, false"]),
-        (["tune", "model.py", "--budget", "soon"], ["no amount like 10m"]),
+        (["tune", "model.py", "--budget", "soon"], ["not a duration (try 90s or 10m)"]),
         (["tune", "model.py", "--effort", "heroic"], ["heroic"]),
-        (["tune", "model.py", "--tolerance", "2"], ["no number between 0 and 1 like 0.001"]),
-        (["check", "model.py", "--tolerance", "loose"], ["'loose' is no number between 0"]),
+        (["tune", "model.py", "--tolerance", "2"], ["not a number between 0 and 1 like 0.001"]),
+        (["check", "model.py", "--tolerance", "loose"], ["'loose' is not a number between 0"]),
         (["tune", "model.py", "--resume"], ["no run of model.py", "without --resume"]),
         (["show", "nothing"], ["there is no run nothing"]),
         (["show"], ["there are no runs"]),
@@ -262,7 +265,7 @@ def test_a_file_that_is_no_space_is_named(work: Path) -> None:
     (work / "model.py").write_text(MODEL)
     (work / "space.toml").write_text('fullgraph = ["true"]')
     text = one_paragraph(autocompile("tune", "model.py", "--space", "space.toml"))  # a process
-    assert "space.toml: fullgraph: 'true' is no bool" in text
+    assert "space.toml: fullgraph: 'true' is not of type bool" in text
 
 
 def test_a_dry_run_refuses_what_a_run_refuses(work: Path, typed: Typed) -> None:

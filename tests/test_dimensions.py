@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +19,7 @@ from conftest import TARGETS
 from in_process import Try
 from torch._dynamo.backends.registry import _COMPILER_FNS
 
+import autocompile
 from autocompile.execute.executor import Ending
 from autocompile.search.records import to_record
 from autocompile.search.reuse import answer
@@ -181,3 +187,95 @@ def test_a_graph_given_up_as_a_whole_does_not_answer_for_fullgraph(try_it: Try) 
     whole = try_it(MODELS, **setting("aot_eager"))
     record = to_record(0, "forward", plain, Ending(Outcome.OK, Step.EXIT, payload=whole))
     assert answer(1, full, {plain: record}, None) is not None
+
+
+ENTRY = """
+    tint: str = Dimension(
+        "none",
+        "comma list of none, blue",
+        ("none", "blue"),
+        label=lambda value: f"{value} tint",
+        applied="model",
+    ).field()
+"""
+FUNCTION = '"tint": lambda model, value: setattr(model, "tint", value), '
+USES_OF_THE_TABLE = """
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from torch._inductor.codecache import PyCodeCache
+from typer.testing import CliRunner
+
+import autocompile
+from autocompile.cli.commands import app
+from autocompile.cli.space import asked
+from autocompile.export.common import not_carried
+from autocompile.export.lines import uses_apply
+from autocompile.runtime.applying import prepare_model
+from autocompile.search.reuse import _traces_alike
+from autocompile.settings.config import CompileConfig
+from autocompile.settings.dimension import Place
+from autocompile.space.enumeration import build_space
+from autocompile.space.space import Catalogue, SearchSpace, Setting
+from autocompile.trial.inspect.same_code import same_code_key
+
+here = Path(autocompile.__file__).parent.parent
+assert here == Path.cwd()
+blue = CompileConfig(tint="blue")
+
+typed = CliRunner().invoke(app, ["tune", "--help"], terminal_width=200).output
+assert "--tint" in typed and "comma list of none, blue" in typed, typed
+wrong = CliRunner().invoke(app, ["tune", "model.py", "--tint", "red"]).exception
+assert wrong.what == "tint 'red' is none of none, blue", wrong
+assert asked(None, {"tint": ["blue"]}) == SearchSpace(tint=("blue",))
+Path("space.toml").write_text('tint = ["none", "blue"]')
+assert asked(Path("space.toml"), {}).tint == ("none", "blue")
+
+offered = Catalogue({"inductor": ""}, ["inductor"], {"default": "default"}, "cpu")
+found = build_space(SearchSpace(), offered, Place("forward", "cpu"), (1,))
+assert {s.config.tint for s in found.settings} == {"none", "blue"}
+assert "tint" in found.summary()
+assert Setting(blue, 1).params()["tint"] == "blue"
+
+assert blue.to_dict()["tint"] == "blue"
+assert CompileConfig.from_dict(blue.to_dict()) == blue
+assert blue.key != CompileConfig().key
+assert blue.label() == "inductor · blue tint"
+assert blue.features - CompileConfig().features == {"tint=blue"}
+
+Path("kernel.py").write_text("def call(args): ...")
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(here)
+PyCodeCache.modules = [SimpleNamespace(__file__=str(here / "kernel.py"))]
+cpu = torch.device("cpu")
+assert not _traces_alike(blue, CompileConfig())
+assert same_code_key(blue, cpu) != same_code_key(CompileConfig(), cpu)
+
+report = {"target": {}, "phases": {}}
+assert uses_apply(report, blue) and not uses_apply(report, CompileConfig())
+assert not_carried(blue) == ["tint='blue'"]
+model = torch.nn.Linear(1, 1)
+prepare_model(model, blue)
+assert model.tint == "blue"
+"""
+
+
+def test_a_dimension_is_one_entry_and_one_function(tmp_path: Path) -> None:
+    """A copy of the package with one more entry has it everywhere."""
+    copied = tmp_path / "autocompile"
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(Path(autocompile.__file__).parent, copied, ignore=ignored)
+    for name, place, added in (
+        ("settings/dimensions.py", "    environment: str = ", ENTRY),
+        ("runtime/applying.py", '"memory_format": _lay_out', FUNCTION),
+    ):
+        text = (copied / name).read_text("utf-8")
+        assert text.count(place) == 1
+        (copied / name).write_text(text.replace(place, added + place), "utf-8")
+    subprocess.run(
+        [sys.executable, "-c", USES_OF_THE_TABLE],
+        check=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "COLUMNS": "200"},
+    )

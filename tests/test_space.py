@@ -10,7 +10,8 @@ import pytest
 from autocompile.errors import UsageError
 from autocompile.settings.backends import BACKENDS
 from autocompile.settings.config import EAGER, CompileConfig
-from autocompile.settings.dimensions import DIMENSIONS, Place, why_not
+from autocompile.settings.dimension import Place
+from autocompile.settings.dimensions import DIMENSIONS, why_not
 from autocompile.settings.effort import EFFORTS, budget_of
 from autocompile.space.enumeration import build_space
 from autocompile.space.plan import Plan
@@ -110,11 +111,9 @@ def test_blocks_by_themselves_have_no_cuda_graphs(config: CompileConfig) -> None
 def test_every_dimension_that_keeps_numbers_and_checks_is_tried_by_itself() -> None:
     place = Place("forward", "cpu", threads=4, has_convolutions=True, regions="4 Block")
     values = choices(space(place).settings)
-    assert {d.field for d in DIMENSIONS if len(values[d.field]) > 1} == {
-        "memory_format", "freezing", "scope", "threads",
+    assert {d.name for d in DIMENSIONS if d.is_listed and len(values[d.name]) > 1} == {
+        "fullgraph", "memory_format", "freezing", "scope", "threads",
     }  # fmt: skip
-    assert set(values["fullgraph"]) == {False, True}
-    assert set(values["dynamic"]) == {"none"}
 
 
 def test_what_changes_numbers_or_drops_checks_is_tried_only_by_name() -> None:
@@ -167,11 +166,11 @@ def test_a_value_that_does_not_exist_is_refused_in_words() -> None:
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"freezing": ("false",)}, "freezing: 'false' is no bool"),
-        ({"batch_sizes": ("4",)}, "batch_sizes: '4' is no int"),
-        ({"threads": ("2",)}, "threads: '2' is no int"),
-        ({"batch_sizes": 4}, "batch_sizes: 4 is no tuple of values"),
-        ({"backends": "onnxrt"}, "backends: 'onnxrt' is no tuple of values"),
+        ({"freezing": ("false",)}, "freezing: 'false' is not of type bool"),
+        ({"batch_sizes": ("4",)}, "batch_sizes: '4' is not of type int"),
+        ({"threads": ("2",)}, "threads: '2' is not of type int"),
+        ({"batch_sizes": 4}, "batch_sizes: 4 is not a tuple of values"),
+        ({"backends": "onnxrt"}, "backends: 'onnxrt' is not a tuple of values"),
         ({"scope": []}, "the dimension scope is empty"),
         (
             {"modes": ("max-autotune",), "options": ((("cpp_wrapper", True),),)},
@@ -238,13 +237,14 @@ def test_every_entry_of_the_tables_is_used() -> None:
     for dimension in DIMENSIONS:
         reasons = {dimension.missing(place) for place in places}
         for place in places:
-            for value in dimension.values(place)[1:]:
+            for value in dimension.tried(place)[1:]:
                 for backend in ("eager", *BACKENDS):
-                    config = CompileConfig(backend, **{dimension.field: value})
+                    config = CompileConfig(backend, **{dimension.name: value})
                     reasons.add(dimension.why_not(config, place))
-        assert "" in reasons, dimension.field
-        # Any backend takes a filter of guards, in any phase and on any device.
-        assert len(reasons) > 1 or dimension.field == "guards", dimension.field
+        assert "" in reasons, dimension.name
+        # Any backend takes these, in any phase and on any device.
+        is_free = dimension.applied == "argument" or dimension.name in ("guards", "environment")
+        assert (len(reasons) > 1) is not is_free, dimension.name
 
 
 def test_merging_makes_no_more_settings_than_there_were() -> None:

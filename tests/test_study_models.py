@@ -13,7 +13,8 @@ from conftest import ROOT
 from autocompile.runtime.optimizers import implementations
 from autocompile.runtime.regions import regions_of
 from autocompile.settings.config import EAGER
-from autocompile.settings.dimensions import Place, why_not
+from autocompile.settings.dimension import Place
+from autocompile.settings.dimensions import why_not
 
 
 def load(path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:

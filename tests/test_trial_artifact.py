@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -69,13 +68,6 @@ def test_nor_do_options_that_change_nothing_else() -> None:
 )
 def test_every_other_field_does(key: Any, other: dict[str, Any]) -> None:
     assert key(CompileConfig(**other)) != key(CompileConfig())
-
-
-def test_so_does_a_field_that_nobody_has_thought_of_here(key: Any) -> None:
-    wider: Any = dataclasses.make_dataclass(
-        "Wider", [("made_up", str, "no")], bases=(CompileConfig,), frozen=True
-    )
-    assert key(wider(made_up="yes")) != key(wider(made_up="no"))
 
 
 def test_nothing_is_known_of_other_backends_and_where_no_code_was_written(

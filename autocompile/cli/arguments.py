@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from autocompile.cli import options
+from autocompile.settings.dimensions import SEARCHED
 
 Effort = Literal["quick", "normal", "full"]
 Sampler = Literal["portfolio", "tpe", "gp", "random"]
@@ -35,33 +38,6 @@ Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; a GPU where
 
 Phase = Annotated[
     list[str] | None, typer.Option(help="what to time (repeatable); two phases if left out")
-]
-Backend = Annotated[list[str] | None, typer.Option(help="comma list, e.g. inductor,cudagraphs")]
-Mode = Annotated[list[str] | None, typer.Option(help="comma list of Inductor modes")]
-Option = Annotated[
-    list[str] | None,
-    typer.Option(help="Inductor's, e.g. cpp_wrapper=true; repeatable, none for none"),
-]
-BatchSize = Annotated[list[str] | None, typer.Option(help="comma list, e.g. 1,4,16")]
-Fullgraph = Annotated[list[str] | None, typer.Option(help="comma list of true, false")]
-Dynamic = Annotated[list[str] | None, typer.Option(help="comma list of none, true, false")]
-Scope = Annotated[list[str] | None, typer.Option(help="comma list of full, regional")]
-MemoryFormat = Annotated[
-    list[str] | None, typer.Option(help="comma list of default, channels_last")
-]
-Optimizer = Annotated[
-    list[str] | None, typer.Option(help="comma list, e.g. default,foreach,fused,tensor_lr")
-]
-Freezing = Annotated[list[str] | None, typer.Option(help="comma list of true, false")]
-Threads = Annotated[list[str] | None, typer.Option(help="comma list, e.g. 1,2; all if left out")]
-Precision = Annotated[
-    list[str] | None, typer.Option(help="comma list of default, high, medium: changes numbers")
-]
-Autocast = Annotated[
-    list[str] | None, typer.Option(help="comma list of none, bfloat16, float16: changes numbers")
-]
-Guards = Annotated[
-    list[str] | None, typer.Option(help="comma list, e.g. all,skip_inbuilt_modules: drops checks")
 ]
 Space = Annotated[Path | None, typer.Option(help="a TOML file of such lists; options go before it")]
 CallsPerUpdate = Annotated[
@@ -98,3 +74,23 @@ DryRun = Annotated[
 ]
 ProgressChoice = Annotated[ProgressKind, typer.Option(help="what stderr shows meanwhile")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="no progress")]
+
+
+def with_dimensions(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command that takes ``**dimensions`` an option for each entry of the table.
+
+    They stand before ``--space``, which names a file of the same.
+    """
+    given = inspect.signature(command, eval_str=True).parameters.values()
+    own = [p for p in given if p.kind is not p.VAR_KEYWORD]
+    place = [p.name for p in own].index("space")
+    hints = {d.parameter: Annotated[list[str] | None, typer.Option(help=d.help)] for d in SEARCHED}
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
+        for name, hint in hints.items()
+    ]
+    every = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
+    changed: Any = command
+    changed.__signature__ = inspect.Signature([*every[:place], *added, *every[place:]])
+    command.__annotations__ |= hints
+    return command

@@ -48,23 +48,10 @@ def _root(
 
 @app.command()
 @interruptible
+@arguments.with_dimensions
 def tune(
     target: arguments.Target,
     phase: arguments.Phase = None,
-    backend: arguments.Backend = None,
-    mode: arguments.Mode = None,
-    option: arguments.Option = None,
-    batch_size: arguments.BatchSize = None,
-    fullgraph: arguments.Fullgraph = None,
-    dynamic: arguments.Dynamic = None,
-    scope: arguments.Scope = None,
-    memory_format: arguments.MemoryFormat = None,
-    optimizer: arguments.Optimizer = None,
-    freezing: arguments.Freezing = None,
-    threads: arguments.Threads = None,
-    precision: arguments.Precision = None,
-    autocast: arguments.Autocast = None,
-    guards: arguments.Guards = None,
     space: arguments.Space = None,
     calls_per_update: arguments.CallsPerUpdate = None,
     python: arguments.Python = None,
@@ -92,6 +79,7 @@ def tune(
     progress: arguments.ProgressChoice = "auto",
     quiet: arguments.Quiet = False,
     verbose: arguments.Verbose = False,
+    **dimensions: Any,
 ) -> None:
     """Search the settings of torch.compile for TARGET and report the best."""
     from autocompile import api
@@ -103,30 +91,14 @@ def tune(
 
     phases, relative = options.words(phase), options.fraction("--tolerance", tolerance)
     timeout_s = options.seconds("--timeout", timeout, "300s") or 300.0
-    budget_s = options.seconds("--budget", budget, "10m")
+    budget_s = options.seconds("--budget", budget, "90s or 10m")
     memory_limit_bytes = options.size("--memory-limit", memory_limit)
     limits = Limits(
         options.seconds("--max-latency", max_latency, "5ms"),
         options.size("--max-memory", max_memory),
         options.seconds("--max-compile-time", max_compile_time, "60s"),
     )
-    wanted = asked(
-        space,
-        backend=backend,
-        mode=mode,
-        option=option or (),
-        batch_size=batch_size,
-        fullgraph=fullgraph,
-        dynamic=dynamic,
-        scope=scope,
-        memory_format=memory_format,
-        optimizer=optimizer,
-        freezing=freezing,
-        threads=threads,
-        precision=precision,
-        autocast=autocast,
-        guards=guards,
-    )
+    wanted = asked(space, dimensions)
     pythons = tuple(python or ())
     if dry_run:
         from autocompile.commands.preview import preview

@@ -43,7 +43,7 @@ def integers(option: str, given: Iterable[str] | None) -> tuple[int, ...] | None
         return None if parts is None else tuple(int(part) for part in parts)
     except ValueError:
         said = ",".join(parts or ())
-        raise UsageError(f"{option} {said!r} is no list of whole numbers like 1,4,16") from None
+        raise UsageError(f"{option} {said!r} is not a list of whole numbers like 1,4,16") from None
 
 
 def fraction(option: str, text: str | None) -> float | None:
@@ -53,7 +53,7 @@ def fraction(option: str, text: str | None) -> float | None:
     except ValueError:
         number = -1.0
     if number is not None and not 0 < number < 1:
-        raise UsageError(f"{option} {text!r} is no number between 0 and 1 like 0.001")
+        raise UsageError(f"{option} {text!r} is not a number between 0 and 1 like 0.001")
     return number
 
 
@@ -64,25 +64,26 @@ def numbers(option: str, given: Iterable[str] | None, known: Iterable[str]) -> d
         name, _, text = part.partition("=")
         if name not in known:
             raise UsageError(f"{option} {name!r} is none of {', '.join(known)}")
-        found[name] = 0.0 if text == "0" else _amount(option, text, _TIME, f"{name}=1")
+        expected = f"a number (try {name}=1)"
+        found[name] = 0.0 if text == "0" else _amount(option, text, _TIME, expected)
     return found
 
 
-def _amount(option: str, text: str, units: Mapping[str, float], example: str) -> float:
+def _amount(option: str, text: str, units: Mapping[str, float], expected: str) -> float:
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]*)\s*", text)
     if match is None or match[2].lower() not in units or float(match[1]) <= 0:
-        raise UsageError(f"{option} {text!r} is no amount like {example}")
+        raise UsageError(f"{option} {text!r} is not {expected}")
     return float(match[1]) * units[match[2].lower()]
 
 
 def seconds(option: str, text: str | None, example: str) -> float | None:
     """A time: ``10m`` is 600 seconds, a bare number is seconds."""
-    return None if text is None else _amount(option, text, _TIME, example)
+    return None if text is None else _amount(option, text, _TIME, f"a duration (try {example})")
 
 
 def size(option: str, text: str | None) -> int | None:
     """A size: ``2GiB`` is 2**31 bytes, a bare number is bytes."""
-    return None if text is None else int(_amount(option, text, _SIZE, "2GiB"))
+    return None if text is None else int(_amount(option, text, _SIZE, "a size (try 2GiB)"))
 
 
 def known_runs(beginning: str) -> list[str]:

@@ -6,12 +6,14 @@ import contextlib
 import difflib
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from autocompile.cli import options
 from autocompile.errors import UsageError
+from autocompile.settings.dimension import Dimension
+from autocompile.settings.dimensions import SEARCHED
 from autocompile.space.space import SearchSpace
 
 if sys.version_info >= (3, 11):
@@ -21,51 +23,19 @@ else:
 
 __all__ = ["asked"]
 
-_FLAGS = {"true": True, "false": False}
 
-Given = Sequence[str] | None  # comma lists, as often as the option was typed
-
-
-def asked(
-    file: Path | None,
-    *,
-    backend: Given,
-    mode: Given,
-    option: Sequence[str],
-    batch_size: Given,
-    fullgraph: Given,
-    dynamic: Given,
-    scope: Given,
-    memory_format: Given,
-    optimizer: Given,
-    freezing: Given,
-    threads: Given,
-    precision: Given = None,
-    autocast: Given = None,
-    guards: Given = None,
-) -> SearchSpace:
+def asked(file: Path | None, typed: Mapping[str, Sequence[str] | None]) -> SearchSpace:
     """The space that a command line asks for; what it names goes before what the file says.
+
+    Args:
+        file: in TOML.
+        typed: by parameter of the command: comma lists, as often as the option was typed.
 
     Raises:
         UsageError: a value that cannot be read, or a dimension that does not exist.
     """
-    typed: dict[str, tuple[Any, ...] | None] = {
-        "backends": options.words(backend),
-        "modes": options.words(mode),
-        "options": tuple(map(_pairs, option)) or None,
-        "batch_sizes": options.integers("--batch-size", batch_size),
-        "fullgraph": options.choices("--fullgraph", fullgraph, _FLAGS),
-        "dynamic": options.choices("--dynamic", dynamic, {"none": None, **_FLAGS}),
-        "scope": options.words(scope),
-        "memory_format": options.words(memory_format),
-        "optimizer": options.words(optimizer),
-        "freezing": options.choices("--freezing", freezing, _FLAGS),
-        "threads": options.integers("--threads", threads),
-        "precision": options.words(precision),
-        "autocast": options.words(autocast),
-        "guards": options.words(guards),
-    }
-    given = {name: values for name, values in typed.items() if values is not None}
+    read = {d.asked: _values(d, typed.get(d.parameter) or None) for d in SEARCHED}
+    given = {name: values for name, values in read.items() if values is not None}
     table = _table(file) if file else {}
     every: dict[str, Any] = {**table, **given}
     try:
@@ -75,6 +45,15 @@ def asked(
             raise
         SearchSpace(**given)  # it may be the flags' fault alone
         raise UsageError(f"with {file}: {error.what}", *error.details, hint=error.hint) from None
+
+
+def _values(d: Dimension, typed: Sequence[str] | None) -> tuple[Any, ...] | None:
+    if tuple in d.kinds:
+        return None if typed is None else tuple(map(_pairs, typed))
+    if bool in d.kinds:
+        none = {"none": None} if type(None) in d.kinds else {}
+        return options.choices(d.flag, typed, {**none, "true": True, "false": False})
+    return options.integers(d.flag, typed) if int in d.kinds else options.words(typed)
 
 
 def _pairs(text: str) -> tuple[tuple[str, Any], ...]:
@@ -90,7 +69,7 @@ def _pairs(text: str) -> tuple[tuple[str, Any], ...]:
         with contextlib.suppress(ValueError):
             read = json.loads(read.lower())
         if isinstance(read, (list, dict)):
-            raise UsageError(f"--option {part!r}: a list is no value of an option here")
+            raise UsageError(f"--option {part!r}: a list is not allowed here")
         pairs.append((name.strip(), read))
     return tuple(pairs)
 
@@ -106,22 +85,23 @@ def _table(path: Path) -> dict[str, tuple[Any, ...]]:
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is no TOML: {error}") from None
-    names = SearchSpace.__dataclass_fields__.keys()
+        raise UsageError(f"{path} is not TOML: {error}") from None
+    dimensions = {d.asked: d for d in SEARCHED}
     found: dict[str, tuple[Any, ...]] = {}
     for name, values in read.items():
-        if name not in names:
-            close = difflib.get_close_matches(name, names, 1)
+        if name not in dimensions:
+            close = difflib.get_close_matches(name, dimensions, 1)
             raise UsageError(
-                f"{path} speaks of {name!r}, which is no dimension",
-                f"there are: {', '.join(sorted(names))}",
+                f"{path}: unknown key {name!r}",
+                f"there are: {', '.join(sorted(dimensions))}",
                 hint=f"{close[0]} = [...]" if close else None,
             )
         listed = values if isinstance(values, list) else [values]
-        if name == "options":
+        kinds = dimensions[name].kinds
+        if tuple in kinds:
             found[name] = tuple(_options(path, each) for each in listed)
             continue
-        is_none = {"none": None} if name in ("dynamic", "threads") else {}
+        is_none = {"none": None} if type(None) in kinds else {}
         found[name] = tuple(is_none.get(v, v) if isinstance(v, str) else v for v in listed)
     return found
 
@@ -130,7 +110,7 @@ def _options(path: Path, table: Any) -> tuple[tuple[str, Any], ...]:
     """One table of options as pairs; ``cpp.simdlen = 256`` is a table in a table to TOML."""
     if not isinstance(table, dict):
         raise UsageError(
-            f"options in {path}: {table!r} is no table of names and values",
+            f"options in {path}: {table!r} is not a table of names and values",
             hint="options = [{}, { cpp_wrapper = true }]   ({} for none)",
         )
     pairs: list[tuple[str, Any]] = []
@@ -140,5 +120,5 @@ def _options(path: Path, table: Any) -> tuple[tuple[str, Any], ...]:
         elif isinstance(value, (bool, int, float, str)):
             pairs.append((name, value))
         else:
-            raise UsageError(f"options in {path}: {name} = {value!r} is no value of an option")
+            raise UsageError(f"options in {path}: {name} = {value!r} is not allowed")
     return tuple(pairs)

@@ -17,6 +17,7 @@ from autocompile.search.probe import probe
 from autocompile.search.records import to_record
 from autocompile.settings.backends import BACKENDS
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
+from autocompile.settings.phases import FORWARD, phase_of
 from autocompile.space.plan import Plan, target_spec
 from autocompile.space.space import DEFAULT_BATCH_SIZES, Catalogue, SearchSpace, Setting
 from autocompile.store.record import Record, RunFolder
@@ -150,7 +151,7 @@ def check(
         found = probed(plan, job_factory, executor)
         rows = {}
         for phase in found["target"]["phases"]:
-            size = None if phase == "optimizer_step" else batch_size
+            size = batch_size if phase_of(phase).has_batch_size else None
             setting = Setting(DEFAULT_INDUCTOR, found["target"].get("fixed_batch_size", size))
             rows[phase] = _row(*_try(job_factory, executor, phase, setting))
     target_found = {"spec": plan.target, **found["target"]}
@@ -192,7 +193,7 @@ def _examine(
         if equal != label:
             modes[label] = {"outcome": "same", "message": equal}
             continue
-        modes[label] = _row(*_try(job_factory, executor, "forward", Setting(config, 4)))
+        modes[label] = _row(*_try(job_factory, executor, FORWARD, Setting(config, 4)))
     worked = [m for m, row in modes.items() if row["outcome"] in ("ok", "same")]
     failed = {m: row for m, row in modes.items() if m not in worked}
     failure = next((f"{m}: {row['message']}" for m, row in failed.items()), "")

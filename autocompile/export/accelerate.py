@@ -5,7 +5,7 @@ from __future__ import annotations
 from autocompile.export.common import Report, comment, program, quoted
 from autocompile.export.lines import (
     arguments,
-    layout_lines,
+    model_lines,
     optimizer_lines,
     options,
     process_lines,
@@ -13,7 +13,7 @@ from autocompile.export.lines import (
 from autocompile.export.stacks import settings_of
 from autocompile.settings.config import CompileConfig
 
-__all__ = ["ACCELERATE_READ", "BACKENDS", "CARRIED", "REGIONS", "TF32", "export", "has_no_name"]
+__all__ = ["ACCELERATE_READ", "BACKENDS", "REGIONS", "TF32", "export", "has_no_name"]
 
 ACCELERATE_READ = "1.15"
 """The version of accelerate that :data:`BACKENDS` was read from."""
@@ -38,7 +38,6 @@ BACKENDS = (
 )
 """The names of ``accelerate.utils.DynamoBackend``; it takes no other."""
 
-CARRIED = ("backend", "mode", "options", "fullgraph", "dynamic", "guards", "autocast", "scope")
 REGIONS = (
     "WARNING: Accelerate's regions are not those that were measured: of a model's blocks it knows "
     "the entries of an nn.ModuleList only, and it compiles all that is outside them too."
@@ -55,13 +54,13 @@ def export(report: Report) -> str:
     """
     settings = settings_of(report, "Accelerate")
     model, step = settings.model, settings.optimizer
-    notes = settings.lost("Accelerate", CARRIED, optimizer=True)
+    notes = settings.lost("Accelerate", optimizer=True)
     notes += comment(REGIONS) if model.scope == "regional" else ""
     if not model.is_eager and str(report["environment"].get("device")).startswith("cuda"):
         notes += comment(TF32)
     steps = step.optimizer != "default"
     own = [f"model = torch.compile(model, {arguments(model)})"] if has_no_name(model) else []
-    lines = [*layout_lines(model), *optimizer_lines(report, step), *own]
+    lines = [*model_lines(model), *optimizer_lines(report, step), *own]
     names = "model, optimizer" if steps else "model"
     return program(
         settings.evidence + notes,

@@ -16,11 +16,11 @@ from typing import Any
 
 from autocompile.errors import ExportError
 from autocompile.estimate.decision import SETS
-from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
+from autocompile.settings.config import EAGER, CompileConfig
+from autocompile.settings.phases import phase_of
 from autocompile.store import runs
 
 __all__ = [
-    "RL_FORWARD_PHASES",
     "Choice",
     "Report",
     "build_lines",
@@ -43,8 +43,6 @@ __all__ = [
 ]
 
 Report = Mapping[str, Any]
-
-RL_FORWARD_PHASES = ("forward_exploration", "forward_inference", "forward_train")
 
 _RL_KINDS = ("AlgorithmConfig", "RLModule", "RLModuleSpec")
 _WIDTH = 88
@@ -83,7 +81,7 @@ class Choice:
 def states_differ(found: Iterable[Choice]) -> bool:
     """Whether phases that work were measured with other threads or precision than one another."""
     configs = [choice.config or EAGER for choice in found if choice.verdict != "failed"]
-    return len({(config.threads, config.precision) for config in configs}) > 1
+    return len({str(config.process) for config in configs}) > 1
 
 
 def choices(report: Report) -> dict[str, Choice]:
@@ -178,14 +176,14 @@ def is_rl(report: Report) -> bool:
         target.get("is_rl")
         or target.get("algorithm")
         or target.get("kind") in _RL_KINDS
-        or any(phase in report["phases"] for phase in RL_FORWARD_PHASES)
+        or any(phase_of(name).is_rl for name in report["phases"])
     )
 
 
-def not_carried(config: CompileConfig, carried: Iterable[str]) -> list[str]:
-    """``name=value`` for each field of a setting that differs from torch's default and is lost."""
-    kept, mine, plain = set(carried), config.to_dict(), DEFAULT_INDUCTOR.to_dict()
-    return [f"{n}={mine[n]!r}" for n in plain if mine[n] != plain[n] and n not in kept]
+def not_carried(config: CompileConfig) -> list[str]:
+    """``name=value`` for each field of a setting that no lines of plain torch apply."""
+    lost = (d for d, _ in config.changed() if d.needs_apply or d.applied == "interpreter")
+    return [f"{d.name}={getattr(config, d.name)!r}" for d in lost]
 
 
 def build_lines(report: Report) -> list[str]:

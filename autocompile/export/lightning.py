@@ -6,15 +6,14 @@ from autocompile.export.common import Report, program
 from autocompile.export.lines import (
     arguments,
     imports,
-    layout_lines,
     made_optimizer,
+    model_lines,
     process_lines,
 )
 from autocompile.export.stacks import settings_of
 
 __all__ = ["export"]
 
-_CARRIED = ("backend", "mode", "options", "fullgraph", "dynamic", "guards", "autocast", "scope")
 _PRECISION = {"bfloat16": "bf16-mixed", "float16": "16-mixed"}
 # Module.compile() keeps keys, but Dynamo passes over the classes of torch.nn, as Sequential.
 _KEYS = '# Inside your module, keys of checkpoints get "_orig_mod."; autocompile.apply keeps them.'
@@ -32,8 +31,8 @@ def export(report: Report) -> str:
     settings = settings_of(report, "Lightning")
     model, step = settings.model, settings.optimizer
     made = made_optimizer(report, step.optimizer, "self") if step.optimizer != "default" else ""
-    lost = settings.lost("Lightning", _CARRIED, optimizer=bool(made))
-    lines = [*process_lines(model), *layout_lines(model)]
+    lost = settings.lost("Lightning", optimizer=bool(made))
+    lines = [*process_lines(model), *model_lines(model)]
     if model.scope == "regional":
         lines += [f"regions_of(model).compile({arguments(model)})"]
     elif not model.is_eager:

@@ -11,13 +11,15 @@ from typing import Any
 
 from autocompile.export.common import Choice, Report, is_rl, literal, quoted
 from autocompile.settings.backends import BACKENDS
-from autocompile.settings.config import GUARD_FILTERS, CompileConfig
+from autocompile.settings.config import CompileConfig
+from autocompile.settings.dimensions import GUARD_FILTERS
+from autocompile.settings.phases import FORWARD, OPTIMIZER_STEP, TRAIN_STEP, phase_of
 
 __all__ = [
     "arguments",
     "imports",
-    "layout_lines",
     "made_optimizer",
+    "model_lines",
     "optimizer_arguments",
     "optimizer_lines",
     "options",
@@ -54,7 +56,7 @@ def phase_lines(
     if uses_apply(report, config):
         return [_apply_line(choice, settings)]
     lines = process_lines(config) if own_state else []
-    lines += layout_lines(config) + optimizer_lines(report, config)
+    lines += model_lines(config) + optimizer_lines(report, config)
     name, called = _COMPILED[phase]
     if config.scope == "regional":
         lines += [f"regions_of(model).compile({arguments(config)})"]
@@ -65,7 +67,7 @@ def phase_lines(
     if config.autocast != "none":
         kind = quoted(str(report["environment"].get("device") or "cpu").split(":")[0])
         lower = f"torch.autocast({kind}, dtype=torch.{config.autocast})"
-        if phase == "forward":
+        if phase == FORWARD:
             lines += [f"model.forward = {lower}(model.forward)"]
         else:
             lines += [f"{name} = {lower}({called})"]
@@ -74,24 +76,24 @@ def phase_lines(
 
 # What is called from now on, and what it is made of.
 _COMPILED = {
-    "forward": ("model", "model"),
-    "optimizer_step": ("step", "optimizer.step"),
-    "train_step": ("train_step", "train_step"),
+    FORWARD: ("model", "model"),
+    OPTIMIZER_STEP: ("step", "optimizer.step"),
+    TRAIN_STEP: (TRAIN_STEP, TRAIN_STEP),
 }
 
 
 def uses_apply(report: Report, config: CompileConfig) -> bool:
     """Whether plain torch has no such line: an RLModule is changed in place, weights are frozen."""
-    return is_rl(report) or config.freezing
+    return is_rl(report) or any(d.needs_apply for d, _ in config.changed())
 
 
 def _apply_line(choice: Choice, settings: str) -> str:
     phase, given = choice.phase, f'{settings}, "{choice.phase}"'
     if choice.batch_size is not None:
         given += f", batch_size={choice.batch_size}"
-    if phase in ("optimizer_step", "train_step"):
+    if phase_of(phase).is_function:
         given += ", optimizer=optimizer"
-    if phase == "train_step":
+    if phase == TRAIN_STEP:
         return f"train_step = autocompile.apply(train_step, {given})"
     return f"autocompile.apply(model, {given})"
 
@@ -109,19 +111,12 @@ def imports(report: Report, config: CompileConfig) -> list[str]:
 
 def process_lines(config: CompileConfig) -> list[str]:
     """What torch has one of for the whole process."""
-    lines = []
-    if config.precision != "default":
-        lines += [f"torch.set_float32_matmul_precision({quoted(config.precision)})"]
-    if config.threads is not None:
-        lines += [f"torch.set_num_threads({config.threads})"]
-    return lines
+    return [d.line(value) for d, value in config.changed("process") if d.line]
 
 
-def layout_lines(config: CompileConfig) -> list[str]:
-    """How weights are laid out."""
-    if config.memory_format == "default":
-        return []
-    return [f"model = model.to(memory_format=torch.{config.memory_format})"]
+def model_lines(config: CompileConfig) -> list[str]:
+    """What is done to the model before it is compiled."""
+    return [d.line(value) for d, value in config.changed("model") if d.line]
 
 
 def arguments(config: CompileConfig) -> str:

@@ -23,10 +23,10 @@ from autocompile.export.common import (
 from autocompile.export.config_batch_size import own_choices
 from autocompile.export.lines import imports, phase_lines, uses_apply
 from autocompile.settings.config import EAGER, CompileConfig
+from autocompile.settings.phases import LEARNER_UPDATE, OPTIMIZER_STEP, PHASES
 
 __all__ = ["code_of", "demand_one_way", "export", "having_form", "refusal"]
 
-_PLAIN = ("forward", "optimizer_step", "train_step")
 _APART = (
     "# The phases differ in threads or precision, of which torch has one for the whole process:\n"
     "# set them before each."
@@ -44,7 +44,7 @@ def export(report: Report) -> str:
     needed = dict.fromkeys(line for choice in faster for line in _imports(report, choice))
     apart = [_APART] if faster and states_differ(found) else []
     blocks = [_evidence(c) + "\n".join(phase_lines(report, c)) for c in found]
-    if updates := own_choices(report).get("learner_update"):
+    if updates := own_choices(report).get(LEARNER_UPDATE):
         blocks.append(f"{_evidence(updates)}# {one_line(command(report, '--to rllib'))}")
     return program(*refusal(report, faster), "\n".join(needed), *apart, *blocks)
 
@@ -82,15 +82,15 @@ def having_form(report: Report) -> list[Choice]:
         ExportError: it cannot, or there are none.
     """
     every = own_choices(report)
-    updates = every.pop("learner_update", None)  # RLlib's own: only its Learner does one
+    updates = every.pop(LEARNER_UPDATE, None)  # RLlib's own: only its Learner does one
     if updates and not every:
         raise ExportError(
-            "learner_update is an update by RLlib's Learner, which has no form in plain torch",
+            f"{LEARNER_UPDATE} is an update by RLlib's Learner, which has no form in plain torch",
             hint=command(report, "--to rllib"),
         )
     found = list(every.values())
     for choice in found:
-        lost = [] if choice.phase in _PLAIN or is_rl(report) else ["a phase that is not known"]
+        lost = [] if choice.phase in PHASES or is_rl(report) else ["a phase that is not known"]
         config = choice.config
         if config and config.environment != "default" and not environment_of(report, config):
             lost += [f"environment={config.environment!r}, which the report does not describe"]
@@ -131,7 +131,7 @@ def demand_one_way(report: Report, found: Iterable[Choice]) -> None:
     Raises:
         ExportError: one phase compiles blocks, and another compiles the model in another way.
     """
-    works = [c for c in found if c.verdict != "failed" and c.phase != "optimizer_step"]
+    works = [c for c in found if c.verdict != "failed" and c.phase != OPTIMIZER_STEP]
     calling = {c.phase: c.config or EAGER for c in works}
     if len(set(map(_way, calling.values()))) > 1 and any(
         config.scope == "regional" for config in calling.values()

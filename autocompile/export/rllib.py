@@ -6,7 +6,6 @@ import keyword
 
 from autocompile.errors import ExportError
 from autocompile.export.common import (
-    RL_FORWARD_PHASES,
     Report,
     command,
     comment,
@@ -17,12 +16,10 @@ from autocompile.export.common import (
     program,
 )
 from autocompile.export.config_batch_size import own_choices
+from autocompile.settings.phases import phase_of
 from autocompile.settings.tuned import Tuned
 
-__all__ = ["PHASES", "export"]
-
-PHASES = (*RL_FORWARD_PHASES, "optimizer_step", "learner_update")
-"""Those that RLlib's runners and learners run as they were measured."""
+__all__ = ["export"]
 
 
 def export(report: Report) -> str:
@@ -41,7 +38,7 @@ def export(report: Report) -> str:
             hint=command(report, "--to python"),
         )
     settings = Tuned.from_report(report).to_dict()
-    settings["phases"] = {n: c for n, c in settings["phases"].items() if n in PHASES}
+    settings["phases"] = {n: c for n, c in settings["phases"].items() if phase_of(n).in_rllib}
     if not settings["phases"]:
         raise ExportError(
             f"RLlib has no form for the phases {', '.join(found)}",

@@ -21,11 +21,12 @@ from autocompile.export.common import (
 )
 from autocompile.export.lines import imports, made_optimizer, phase_lines, uses_apply
 from autocompile.export.python import having_form, refusal
+from autocompile.settings.phases import FORWARD, OPTIMIZER_STEP, TRAIN_STEP, phase_of
 from autocompile.settings.tuned import Tuned
 
 __all__ = ["export"]
 
-_CALLED = {"forward": "model", "optimizer_step": "step", "train_step": "train_step"}
+_CALLED = {FORWARD: "model", OPTIMIZER_STEP: "step", TRAIN_STEP: TRAIN_STEP}
 
 
 def export(report: Report) -> str:
@@ -44,13 +45,13 @@ def export(report: Report) -> str:
     faster = [choice for choice in found if choice.config is not None]
     evidence = [comment(f"{choice.phase}: {_said(choice)}") for choice in found]
     apart = states_differ(found)
-    steps = any(choice.phase.endswith("_step") for choice in faster)
+    steps = any(phase_of(choice.phase).is_function for choice in faster)
     lines = [line for choice in found for line in _lines(report, choice, apart and bool(faster))]
     is_made = any(line.startswith("optimizer = ") for line in lines)
     settings = ""
     if any(uses_apply(report, c.config) for c in faster if c.config):
         settings = f"SETTINGS = {literal(Tuned.from_report(report).to_dict(), '')}"
-    trains = any(choice.phase == "train_step" for choice in faster)
+    trains = any(choice.phase == TRAIN_STEP for choice in faster)
     return program(
         header(report, "torch.compile settings") + "".join(evidence),
         _imports(build, trains),
@@ -116,5 +117,5 @@ def _lines(report: Report, choice: Choice, apart: bool) -> list[str]:
     made = any(line.startswith(f"{name} = ") for line in lines) or name != "step"
     precision = literal(None if config.precision == "default" else config.precision)
     called = name if made else "optimizer.step"
-    new = "forward" if name == "model" else name
+    new = FORWARD if name == "model" else name
     return [*lines, f"{new} = in_own_state({called}, {config.threads}, {precision})"]

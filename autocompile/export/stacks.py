@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from autocompile.errors import ExportError
@@ -18,6 +17,7 @@ from autocompile.export.common import (
 )
 from autocompile.settings import backends
 from autocompile.settings.config import EAGER, CompileConfig
+from autocompile.settings.phases import FORWARD, OPTIMIZER_STEP, TRAIN_STEP
 
 __all__ = ["Settings", "settings_of"]
 
@@ -36,16 +36,14 @@ class Settings:
     optimizer: CompileConfig
     evidence: str
 
-    def lost(self, stack: str, carried: Iterable[str], optimizer: bool) -> str:
+    def lost(self, stack: str, optimizer: bool) -> str:
         """A comment on what the stack does not carry; empty if it carries all.
 
         Args:
             stack: as it is named.
-            carried: fields of the setting.
             optimizer: whether the implementation of the optimizer is one of them.
         """
-        kept = {*carried, "optimizer", "threads", "precision", "memory_format"}
-        lost = not_carried(self.model, kept) if not self.model.is_eager else []
+        lost = not_carried(self.model) if not self.model.is_eager else []
         if not self.optimizer.is_eager:
             lost += ["the compiled optimizer step"]
         if self.optimizer.optimizer != "default" and not optimizer:
@@ -67,9 +65,9 @@ def settings_of(report: Report, stack: str) -> Settings:
             ", forward_inference() and forward_train()",
             hint=command(report, "--to rllib"),
         )
-    present = [found[name] for name in ("train_step", "forward") if name in found]
+    present = [found[name] for name in (TRAIN_STEP, FORWARD) if name in found]
     usable = [choice for choice in present if choice.verdict != "failed"]
-    step = found.get("optimizer_step")
+    step = found.get(OPTIMIZER_STEP)
     if not usable:
         raise ExportError(
             f"{stack} has no form for this result: it compiles the model's forward pass",
@@ -91,6 +89,6 @@ def settings_of(report: Report, stack: str) -> Settings:
 
 def _evidence(choice: Choice, stack: str) -> str:
     text = comment(f"{choice.phase}: {choice.evidence}")
-    if choice.phase == "train_step" and choice.config is not None:
+    if choice.phase == TRAIN_STEP and choice.config is not None:
         text += comment(f"{stack} compiles the forward pass and its backward only.")
     return text

@@ -5,11 +5,11 @@ Nothing is said of what the user logs, or where.
 
 from __future__ import annotations
 
-from autocompile.export.accelerate import CARRIED, REGIONS, TF32, has_no_name
+from autocompile.export.accelerate import REGIONS, TF32, has_no_name
 from autocompile.export.common import Report, comment, program, quoted
 from autocompile.export.lines import (
     arguments,
-    layout_lines,
+    model_lines,
     optimizer_arguments,
     options,
     process_lines,
@@ -33,7 +33,7 @@ def export(report: Report) -> str:
     model, step = settings.model, settings.optimizer
     compiled = not (model.is_eager or has_no_name(model))
     optim, own = _optimizer(report, step)
-    notes = settings.lost("The Trainer", CARRIED, optimizer=bool(optim or own))
+    notes = settings.lost("The Trainer", optimizer=bool(optim or own))
     notes += comment(REGIONS) if model.scope == "regional" else ""
     if compiled:
         notes += comment(_LAUNCH) if model.dynamic is None else ""
@@ -48,7 +48,7 @@ def export(report: Report) -> str:
     fields |= {_MIXED[model.autocast]: "True"} if model.autocast != "none" else {}
     args = "".join(f"    {k}={v},\n" for k, v in fields.items())
     own_backend = [f"model.compile({arguments(model)})"] if has_no_name(model) else []
-    lines = [*process_lines(model), *layout_lines(model), *own_backend]
+    lines = [*process_lines(model), *model_lines(model), *own_backend]
     after = _of_plugin(model) if compiled else []
     given = "model, args, optimizer_cls_and_kwargs=own" if own else "model, args"
     trainer = [f"own = {own}"] if own else []

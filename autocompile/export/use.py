@@ -7,7 +7,7 @@ from autocompile.export.common import Report, is_rl, states_differ
 from autocompile.export.config_batch_size import own_choices
 from autocompile.export.lines import imports, phase_lines, uses_apply
 from autocompile.export.python import having_form, refusal
-from autocompile.export.rllib import PHASES
+from autocompile.settings.phases import phase_of
 
 __all__ = ["use_line"]
 
@@ -29,7 +29,7 @@ def use_line(report: Report, run: str = "last") -> str:
         return "nothing to use: no setting worked"
     faster = [choice for choice in found.values() if choice.config is not None]
     writes = f"   (autocompile export {run} -o tuned.json writes the file)"
-    if is_rl(report) and any(choice.phase in PHASES for choice in faster):
+    if is_rl(report) and any(phase_of(choice.phase).in_rllib for choice in faster):
         return f'from autocompile.rllib import tuned; config = tuned(config, "tuned.json"){writes}'
     try:
         having_form(report)

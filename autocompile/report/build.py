@@ -14,6 +14,7 @@ from autocompile.report import text as show
 from autocompile.report.advice import on_memory, on_recurrent_layers
 from autocompile.report.explain import why, why_not
 from autocompile.report.rows import best_row, failures, size_row, trial_row
+from autocompile.settings.phases import phase_of
 from autocompile.store import runs
 from autocompile.store.record import EXPORTED, SCHEMA, Outcome, Record
 
@@ -23,14 +24,6 @@ _NO_EAGER = "eager was not measured, so nothing can be compared with it"
 _CONFIRMED = 2  # sets of fresh processes, at least
 _UNCONFIRMED = "the best was not timed again in two or more fresh processes"
 _SLOWING = "beside every setting that works eager runs slower than alone"
-_ROLES = {
-    "forward_exploration": "worker",
-    "forward_inference": "worker",
-    "forward_train": "learner",
-    "optimizer_step": "learner",
-    "train_step": "learner",
-    "learner_update": "learner",
-}
 _TARGET_KEYS = (
     "kind",
     "description",
@@ -113,7 +106,7 @@ def _phase(
     tried = {r.config for r in searched if r.wall_s > 0 and r.outcome is not Outcome.INTERRUPTED}
     return {
         "verdict": verdict,
-        "role": _ROLES.get(name, ""),
+        "role": phase_of(name).role,
         "reason": reason,
         "confidence": _confidence(decision, run, run_dir) if best else None,
         "explanation": why(best, verdict, every, device),

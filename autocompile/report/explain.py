@@ -11,6 +11,7 @@ from typing import Any
 
 from autocompile.estimate.candidates import Candidate, compare
 from autocompile.report import text as show
+from autocompile.settings.phases import phase_of
 from autocompile.store.record import Outcome, Record
 
 __all__ = ["why", "why_not"]
@@ -27,8 +28,6 @@ _SKIPS = (
     (re.compile(r"cpu device.*"), "a tensor is on the CPU"),
     (re.compile(r"multiple devices.*"), "tensors are on several devices"),
 )
-# Phases whose backward pass runs in a thread that cannot be watched.
-_UNSEEN = ("forward_train", "train_step", "learner_update")
 
 
 # --- what is in a record ------------------------------------------------------------------------
@@ -57,7 +56,7 @@ def _replays(record: Record, device: str) -> bool:
         device.startswith("cuda")
         and record.config.has_cuda_graphs
         and not record.detail.get("cudagraph_skips")
-        and record.phase not in _UNSEEN
+        and not phase_of(record.phase).has_backward  # it runs in a thread that cannot be watched
         and _part(record, "compiled").get("replayed") is True
     )
 

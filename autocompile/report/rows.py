@@ -11,6 +11,7 @@ from autocompile.estimate.candidates import Candidate, compare, whole_call_s, wi
 from autocompile.estimate.decision import Decision
 from autocompile.estimate.intervals import Interval, over_sets, ratio
 from autocompile.settings.config import DEFAULT_INDUCTOR
+from autocompile.settings.phases import phase_of
 from autocompile.store.record import Outcome, Record
 
 __all__ = ["best_row", "failures", "size_row", "trial_row"]
@@ -19,11 +20,6 @@ __all__ = ["best_row", "failures", "size_row", "trial_row"]
 def _number(value: Interval, unit: str) -> dict[str, Any]:
     """An interval with its unit."""
     return {**value.to_dict(), "unit": unit}
-
-
-def _unit(record: Record) -> str:
-    """What a phase's throughput counts."""
-    return "steps/s" if record.phase == "optimizer_step" else "samples/s"
 
 
 def failures(records: list[Record], run_dir: str) -> list[dict[str, Any]]:
@@ -102,7 +98,7 @@ def trial_row(record: Record, run_dir: str) -> dict[str, Any]:
         m = record.measurement
         scale = (record.batch_size or 1) / m.eager_call_s
         row["speedup"] = m.speedup.to_dict()
-        row["throughput"] = _number(m.speedup.scaled(scale), _unit(record))
+        row["throughput"] = _number(m.speedup.scaled(scale), phase_of(record.phase).unit)
         row["call_s"], row["eager_call_s"] = m.compiled_call_s, m.eager_call_s
         row["flags"] = list(m.flags)
     return row
@@ -149,8 +145,8 @@ def best_row(
         "number": record.number,
         "config": record.config.to_dict(),
         "batch_size": record.batch_size,
-        "throughput": _number(best.throughput, _unit(record)),
-        "eager_throughput": {"value": best.eager_throughput, "unit": _unit(record)},
+        "throughput": _number(best.throughput, phase_of(record.phase).unit),
+        "eager_throughput": {"value": best.eager_throughput, "unit": phase_of(record.phase).unit},
         "eager_call_s": _spread_of_eager(records, record.batch_size),
         "speedup": best.speedup.to_dict(),
         "speedup_against_default": against,

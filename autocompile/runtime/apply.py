@@ -10,17 +10,15 @@ import torch
 
 from autocompile.errors import UsageError
 from autocompile.runtime import warm_start
+from autocompile.runtime.applying import prepare_model, set_process
 from autocompile.runtime.compiling import (
-    RL_PHASES,
     beside_a_step,
     compile_function,
-    prepare_model,
-    set_precision,
-    set_threads,
 )
 from autocompile.runtime.inplace import apply_to_optimizer, apply_to_phase
 from autocompile.runtime.machine import describe
 from autocompile.settings.config import CompileConfig
+from autocompile.settings.phases import FORWARD_PHASES, OPTIMIZER_STEP, TRAIN_STEP
 from autocompile.settings.tuned import Choice, Tuned
 
 __all__ = ["apply", "chosen", "warn_of_differences"]
@@ -67,25 +65,23 @@ def apply(
     warm_start.load(tuned, device)
     if choice.processes < 2 and not config.is_baseline:
         warnings.warn(f"the setting of {name} was measured in one process only", stacklevel=2)
-    if config.threads is not None:
-        set_threads(config.threads)
-    set_precision(config.precision)
+    set_process(config.process)
     if isinstance(model, torch.nn.Module):
         prepare_model(model, config)
     if optimizer is not None:
-        steps = tuned.at("optimizer_step") if name != "train_step" else None
+        steps = tuned.at(OPTIMIZER_STEP) if name != TRAIN_STEP else None
         own = CompileConfig("eager", optimizer=config.optimizer)
         apply_to_optimizer(optimizer, steps.config if steps else own)
-    elif name == "optimizer_step":
+    elif name == OPTIMIZER_STEP:
         raise UsageError("the settings of optimizer_step are about an optimizer: optimizer=...")
-    if name == "train_step":
+    if name == TRAIN_STEP:
         todo = beside_a_step(config)
         for each in todo if optimizer is None else [t for t in todo if "optimizer" not in t]:
             warnings.warn(f"to be done before the first step: {each}", stacklevel=2)
         # Of a model in regions the blocks are compiled, not the step.
         used = config if config.scope == "full" else config.numbers
         return compile_function(model, used, kind=device.type)  # type: ignore[return-value]
-    if name == "optimizer_step":
+    if name == OPTIMIZER_STEP:
         return model
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"{name} is about a module, and this is a {type(model).__name__}")
@@ -132,7 +128,7 @@ def demand_this_interpreter(tuned: Tuned, phase: str, choice: Choice) -> None:
 
 
 def _only_forward(tuned: Tuned) -> str:
-    forward = [name for name in tuned.phases if name in ("forward", *RL_PHASES)]
+    forward = [name for name in tuned.phases if name in FORWARD_PHASES]
     if len(forward) == 1:
         return forward[0]
     raise UsageError(

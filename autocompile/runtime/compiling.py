@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from autocompile.errors import UsageError
+from autocompile.runtime.applying import prepare_model
 from autocompile.runtime.freezing import Frozen
 from autocompile.runtime.regions import regions_of
 from autocompile.settings.backends import BACKENDS
-from autocompile.settings.config import GUARD_FILTERS, CompileConfig
+from autocompile.settings.config import CompileConfig
+from autocompile.settings.dimensions import GUARD_FILTERS
+from autocompile.settings.phases import FORWARD, FORWARD_PHASES, LEARNER_UPDATE, phase_of
 
 __all__ = [
-    "RL_PHASES",
     "beside_a_step",
     "compile_function",
     "compile_model",
-    "prepare_model",
     "register_backend_of",
-    "set_precision",
-    "set_threads",
     "torch_arguments",
     "uses_cuda_graphs",
 ]
-
-RL_PHASES = ("forward_exploration", "forward_inference", "forward_train")
 
 
 def register_backend_of(name: str) -> None:
@@ -42,13 +39,6 @@ def register_backend_of(name: str) -> None:
             importlib.import_module(package)
         except Exception as error:  # ipex ends a version mismatch with an AttributeError
             raise ImportError(f"{package}: {type(error).__name__}: {error}") from error
-
-
-def prepare_model(model: torch.nn.Module, config: CompileConfig) -> None:
-    """Do to the model itself, in place, what a setting asks for before anything is compiled."""
-    if config.memory_format == "channels_last":
-        # Of the weights of convolutions: a tensor without four dimensions stays as it is.
-        cast(Any, model).to(memory_format=torch.channels_last)
 
 
 def compile_function(
@@ -146,41 +136,31 @@ def compile_model(model: torch.nn.Module, config: CompileConfig, phase: str) -> 
     Raises:
         UsageError: the phase is not about the model's forward pass.
     """
-    if phase not in ("forward", *RL_PHASES):
+    if phase not in FORWARD_PHASES:
         raise UsageError(
             f"{phase} compiles a function, not a model",
             hint="autocompile export last --to python"
-            if phase != "learner_update"
+            if phase != LEARNER_UPDATE
             else "from autocompile.rllib import tuned",
         )
     prepare_model(model, config)
-    if phase == "forward":
+    if phase == FORWARD:
         return compile_function(model, config, model)
     name = f"_{phase}"
     if not config.is_eager or config.autocast != "none":
         compiled = compile_function(getattr(model, name), config, model)
         # Callers of an RLModule leave it to the function beneath to record no gradients; but a
         # backend is asked in the mode of the caller, and may then refuse, or compile a backward.
-        setattr(model, name, compiled if phase == "forward_train" else torch.no_grad()(compiled))
+        trains = phase_of(phase).trains
+        setattr(model, name, compiled if trains else torch.no_grad()(compiled))
     return model
-
-
-def set_threads(count: int) -> None:
-    """Of torch's operators in this process, from now on."""
-    torch.set_num_threads(count)
-
-
-def set_precision(name: str) -> None:
-    """Of products of float32 matrices in this process, from now on; ``default`` leaves it."""
-    if name != "default":
-        torch.set_float32_matmul_precision(name)
 
 
 def beside_a_step(config: CompileConfig) -> list[str]:
     """What a setting asks for that a function which does a step cannot be given."""
-    todo = []
-    if config.memory_format != "default":
-        todo.append(f"model.to(memory_format=torch.{config.memory_format})")
+    todo = [
+        d.line(value).removeprefix("model = ") for d, value in config.changed("model") if d.line
+    ]
     if config.optimizer != "default":
         name = config.optimizer
         todo.append(f"autocompile.runtime.optimizers.set_implementation(optimizer, {name!r})")

@@ -12,10 +12,12 @@ from torch._dynamo.utils import counters
 
 from autocompile.errors import UsageError
 from autocompile.runtime import warm_start
-from autocompile.runtime.compiling import compile_function, prepare_model
+from autocompile.runtime.applying import prepare_model
+from autocompile.runtime.compiling import compile_function
 from autocompile.runtime.graphs import with_own_code
 from autocompile.runtime.optimizers import set_implementation
 from autocompile.settings.config import CompileConfig
+from autocompile.settings.phases import FORWARD, FORWARD_TRAIN, LEARNER_UPDATE
 
 __all__ = [
     "Compiled",
@@ -150,7 +152,7 @@ def apply_to_phase(
 
     Args:
         module: changed in place.
-        phase: ``forward``, or one of :data:`autocompile.runtime.compiling.RL_PHASES`.
+        phase: ``forward``, or another forward phase.
         config: the setting; its threads and precision are the process's, and not set here.
         or_eager: as of :class:`Compiled`.
 
@@ -160,14 +162,14 @@ def apply_to_phase(
     Raises:
         UsageError: the module has no such phase.
     """
-    if phase != "forward" and not hasattr(type(module), f"_{phase}"):
+    if phase != FORWARD and not hasattr(type(module), f"_{phase}"):
         raise UsageError(
             f"a {type(module).__name__} has no {phase}",
-            hint="from autocompile.rllib import tuned" if phase == "learner_update" else None,
+            hint="from autocompile.rllib import tuned" if phase == LEARNER_UPDATE else None,
         )
     prepare_model(module, config)
     is_compiled = not config.is_eager or config.autocast != "none"
-    if phase == "forward":
+    if phase == FORWARD:
         own = Compiled(module._call_impl, config, module, or_eager=or_eager)
         # As Module.compile does; a copy of the module goes without.
         module._compiled_call_impl = own if is_compiled else None
@@ -177,7 +179,7 @@ def apply_to_phase(
     vars(module).pop(f"_{phase}", None)
     if not is_compiled:
         return None
-    method = CompiledMethod(module, f"_{phase}", config, phase == "forward_train", or_eager)
+    method = CompiledMethod(module, f"_{phase}", config, phase == FORWARD_TRAIN, or_eager)
     vars(module)[f"_{phase}"] = method
     return method
 
@@ -224,7 +226,7 @@ def apply_to_update(
 
     Loss, backward pass and clipping stay RLlib's own, as in :mod:`autocompile.rllib`.
     """
-    apply_to_phase(module, "forward_train", config)
+    apply_to_phase(module, FORWARD_TRAIN, config)
     for optimizer in optimizers:
         apply_to_optimizer(optimizer, config.of_optimizer)
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from autocompile.errors import UsageError
-from autocompile.settings.config import OPTIMIZERS
+from autocompile.settings.dimensions import OPTIMIZERS
 
 __all__ = ["implementations", "leave_out_implementation", "set_implementation"]
 

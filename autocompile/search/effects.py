@@ -20,6 +20,7 @@ import numpy as np
 from threadpoolctl import ThreadpoolController
 
 from autocompile.settings.config import CompileConfig
+from autocompile.settings.phases import phase_of
 from autocompile.space.space import Setting
 
 __all__ = ["Effects", "Prior", "prior_of"]
@@ -73,8 +74,7 @@ def _seconds(feature: str) -> float:
 def prior_of(device: str, phase: str, has_convolutions: bool) -> Prior:
     """The prior of the nearest kind that was recorded: device, phase and kind of layers."""
     table = _table()
-    phase = "forward" if phase.startswith("forward") and phase != "forward_train" else phase
-    phase = "train_step" if phase == "learner_update" else phase
+    phase = phase_of(phase).prior or phase
     layers = "conv" if has_convolutions else "other"
     for key in (f"{device}/{phase}/{layers}", f"{device}/{phase}"):
         if key in table:

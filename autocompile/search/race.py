@@ -175,7 +175,7 @@ class Race:
         for c in runners:
             config = c.record.config
             is_own = (
-                config.threads is not None
+                bool(config.process)
                 or config.numbers != EAGER
                 or config.environment != "default"
                 or c.record.number in self._alone

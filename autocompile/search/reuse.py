@@ -10,6 +10,7 @@ from autocompile.estimate.candidates import whole_call_s
 from autocompile.execute.executor import Ending
 from autocompile.search.records import to_record
 from autocompile.settings.config import CompileConfig
+from autocompile.settings.dimensions import DIMENSIONS
 from autocompile.space.space import Setting, plainer_twins
 from autocompile.store.record import Outcome, Record, Step
 
@@ -172,7 +173,7 @@ def _without_graph(setting: Setting, known: Known) -> Record | None:
 
 def _traces_alike(ours: CompileConfig, theirs: CompileConfig) -> bool:
     """Whether Dynamo, which comes before any backend, sees one program and the same shapes."""
-    same = ("environment", "scope", "optimizer", "autocast")
+    same = (d.name for d in DIMENSIONS if not d.traces_alike)
     return all(getattr(ours, name) == getattr(theirs, name) for name in same) and (
         ours.dynamic is True
     ) == (theirs.dynamic is True)

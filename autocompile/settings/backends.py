@@ -9,9 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from autocompile.settings.config import OptionValue
+__all__ = [
+    "BACKENDS",
+    "DEFAULT_BACKENDS",
+    "DENIED",
+    "OTHERS_OPTIONS",
+    "Backend",
+    "OptionValue",
+    "Variant",
+    "own_options",
+]
 
-__all__ = ["BACKENDS", "DEFAULT_BACKENDS", "Backend", "Variant"]
+OptionValue = bool | int | float | str | None
 
 
 @dataclass(frozen=True)
@@ -124,3 +133,21 @@ BACKENDS: Mapping[str, Backend] = {
 
 DEFAULT_BACKENDS = tuple(name for name, backend in BACKENDS.items() if backend.by_default)
 """The backends that are tried when nobody names others, usable or not."""
+
+DENIED: Mapping[str, str] = {
+    "freezing": "as an option it does nothing for a module's parameters: --freezing true",
+    "compile_threads": "trials compile on one thread each",
+    "fx_graph_cache": "a trial's compile time is that of an empty cache",
+    "force_disable_caches": "a trial's compile time is that of an empty cache",
+    "fallback_random": "it is for comparing a phase that draws random numbers with eager",
+}
+"""Options of Inductor that are not taken, and why."""
+
+
+def own_options(backend: str) -> set[str]:
+    """The names of the options of a backend other than Inductor, which tells its own."""
+    known = BACKENDS.get(backend, Backend())
+    return set() if known.has_modes else {name for v in known.variants for name in v.options}
+
+
+OTHERS_OPTIONS = frozenset(name for backend in BACKENDS for name in own_options(backend))

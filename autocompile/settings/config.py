@@ -11,42 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from autocompile.errors import UsageError
+from autocompile.settings.backends import OptionValue
+from autocompile.settings.dimension import Dimension
+from autocompile.settings.dimensions import DIMENSIONS, Values
 
-__all__ = [
-    "AUTOCASTS",
-    "DEFAULT_INDUCTOR",
-    "EAGER",
-    "GUARDS",
-    "GUARD_FILTERS",
-    "MEMORY_FORMATS",
-    "OPTIMIZERS",
-    "PRECISIONS",
-    "SCOPES",
-    "CompileConfig",
-]
+__all__ = ["DEFAULT_INDUCTOR", "EAGER", "CompileConfig"]
 
-_OF_A_COMPILER = ("mode", "options", "fullgraph", "dynamic", "scope", "freezing", "guards")
-
-OptionValue = bool | int | float | str | None
-
-MEMORY_FORMATS = ("default", "channels_last")
-OPTIMIZERS = ("default", "for_loop", "foreach", "fused", "capturable", "tensor_lr")
-"""How an optimizer steps; ``default`` is as the target made it."""
-SCOPES = ("full", "regional")
-PRECISIONS = ("default", "high", "medium")
-"""Of products of float32 matrices, as ``torch.set_float32_matmul_precision`` names them."""
-AUTOCASTS = ("none", "bfloat16", "float16")
-GUARD_FILTERS = {
-    "skip_inbuilt_modules": "skip_guard_on_inbuilt_nn_modules_unsafe",
-    "skip_modules": "skip_guard_on_all_nn_modules_unsafe",
-    "keep_tensors": "keep_tensor_guards_unsafe",
-    "skip_all": "skip_all_guards_unsafe",
-}
-"""What is checked at each call before compiled code is taken: names in ``torch.compiler``."""
-GUARDS = ("all", *GUARD_FILTERS)
-
-_NO_EFFECT = ("backend", "mode", "options", "fullgraph")  # named otherwise, or without any
-_OF_EAGER = ("memory_format", "optimizer", "threads")  # eager mode has them too
 # What each mode turns on (torch._inductor.list_mode_options): options by another name.
 _GRAPHS = ("triton.cudagraphs", True)
 _AUTOTUNE = (("max_autotune", True), ("coordinate_descent_tuning", True))
@@ -58,7 +28,7 @@ _OF_MODES: Mapping[str, tuple[tuple[str, OptionValue], ...]] = {
 
 
 @dataclass(frozen=True)
-class CompileConfig:
+class CompileConfig(Values):
     """One setting of ``torch.compile``; equal settings compare and hash equal.
 
     Attributes:
@@ -69,34 +39,21 @@ class CompileConfig:
         dynamic: ``None`` lets torch decide after the first recompile.
         scope: ``"full"`` compiles the phase's function as one, ``"regional"`` the blocks that the
             model repeats, each by itself.
-        environment: the name of the interpreter that the setting runs under.
-        memory_format: of the weights of convolutions.
-        optimizer: one of :data:`OPTIMIZERS`.
         freezing: Inductor takes the weights as constants; they are read again when they change.
+        memory_format: of the weights of convolutions.
+        optimizer: how it steps; ``"default"`` is as the target made it.
         threads: of torch's operators on a CPU; None for as many as torch takes by itself.
-        precision: of products of float32 matrices; one of :data:`PRECISIONS`.
-        autocast: the lower precision that ``torch.autocast`` computes in; :data:`AUTOCASTS`.
-        guards: one of :data:`GUARDS`; all but the first are unsafe.
+        precision: of products of float32 matrices, as ``torch.set_float32_matmul_precision`` names
+            it.
+        autocast: the lower precision that ``torch.autocast`` computes in.
+        guards: what is checked at each call before compiled code is taken; all but ``"all"`` are
+            unsafe.
+        environment: the name of the interpreter that the setting runs under.
 
     Raises:
-        UsageError: a mode together with options or guards (torch refuses the pair), or a value
-            that is none.
+        UsageError: a mode together with options or guards (torch refuses the pair), or an unknown
+            value.
     """
-
-    backend: str = "inductor"
-    mode: str = "default"
-    options: tuple[tuple[str, OptionValue], ...] = ()
-    fullgraph: bool = False
-    dynamic: bool | None = None
-    scope: str = "full"
-    environment: str = "default"
-    memory_format: str = "default"
-    optimizer: str = "default"
-    freezing: bool = False
-    threads: int | None = None
-    precision: str = "default"
-    autocast: str = "none"
-    guards: str = "all"
 
     def __post_init__(self) -> None:
         options: Any = self.options
@@ -113,22 +70,27 @@ class CompileConfig:
                 f"mode {self.mode!r} and guards {self.guards!r} cannot go together",
                 "torch.compile takes a filter of guards as an option, and either a mode or options",
             )
-        known = {
-            "memory_format": MEMORY_FORMATS,
-            "optimizer": OPTIMIZERS,
-            "scope": SCOPES,
-            "precision": PRECISIONS,
-            "autocast": AUTOCASTS,
-            "guards": GUARDS,
-        }
-        for name, values in known.items():
-            if getattr(self, name) not in values:
-                raise UsageError(f"{name} {getattr(self, name)!r} is none of {', '.join(values)}")
+        for d, value in self.changed():
+            if str in d.kinds and d.choices and value not in d.choices:
+                raise UsageError(f"{d.name} {value!r} is none of {', '.join(d.choices)}")
         if self.threads is not None and self.threads < 1:
             raise UsageError(f"{self.threads} threads are too few")
-        if self.backend == "eager":  # nothing is compiled, so this has no meaning
-            for name in _OF_A_COMPILER:
-                object.__setattr__(self, name, type(self).__dataclass_fields__[name].default)
+        if self.is_eager:
+            for d in DIMENSIONS:
+                if d.needs_compiler:
+                    object.__setattr__(self, d.name, d.default)
+
+    def changed(self, applied: str = "") -> list[tuple[Dimension, Any]]:
+        """The dimensions that differ from plain ``torch.compile()``, with their values.
+
+        Args:
+            applied: only those that are applied to this: ``process``, ``model``, ...
+        """
+        return [
+            (d, value)
+            for d in DIMENSIONS
+            if (value := getattr(self, d.name)) != d.default and applied in ("", d.applied)
+        ]
 
     @property
     def is_eager(self) -> bool:
@@ -153,7 +115,7 @@ class CompileConfig:
     @property
     def numbers(self) -> CompileConfig:
         """Eager mode with what of this setting changes numbers by intention."""
-        return CompileConfig("eager", precision=self.precision, autocast=self.autocast)
+        return CompileConfig("eager", **{d.name: v for d, v in self.changed() if d.by_name})
 
     @property
     def of_optimizer(self) -> CompileConfig:
@@ -172,22 +134,7 @@ class CompileConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """The setting as JSON, every key always present (``report.json``, schema 1)."""
-        return {
-            "backend": self.backend,
-            "mode": self.mode,
-            "options": dict(self.options),
-            "fullgraph": self.fullgraph,
-            "dynamic": self.dynamic,
-            "scope": self.scope,
-            "environment": self.environment,
-            "memory_format": self.memory_format,
-            "optimizer": self.optimizer,
-            "freezing": self.freezing,
-            "threads": self.threads,
-            "precision": self.precision,
-            "autocast": self.autocast,
-            "guards": self.guards,
-        }
+        return {d.name: getattr(self, d.name) for d in DIMENSIONS} | {"options": dict(self.options)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> CompileConfig:
@@ -207,53 +154,25 @@ class CompileConfig:
         """
         if self.is_eager:
             raise UsageError("the eager setting is not compiled and has no arguments")
-        kwargs: dict[str, Any] = {"backend": self.backend}
-        if self.mode != "default":
-            kwargs["mode"] = self.mode
-        if self.options:
-            kwargs["options"] = dict(self.options)
-        if self.fullgraph:
-            kwargs["fullgraph"] = True
-        if self.dynamic is not None:
-            kwargs["dynamic"] = self.dynamic
-        return kwargs
+        kwargs = {"backend": self.backend, **{d.name: v for d, v in self.changed("argument")}}
+        return kwargs | ({"options": dict(self.options)} if self.options else {})
 
     def label(self) -> str:
         """A short name for screens: ``inductor max-autotune · fullgraph · dynamic``."""
         if self == DEFAULT_INDUCTOR:
             return "plain torch.compile()"
         head = self.backend if self.mode == "default" else f"{self.backend} {self.mode}"
-        parts = [head]
-        parts += [f"{name}={value}" for name, value in self.options]
-        if self.fullgraph:
-            parts.append("fullgraph")
-        if self.dynamic is not None:
-            parts.append("dynamic" if self.dynamic else "static")
-        if self.scope != "full":
-            parts.append(self.scope)
-        if self.freezing:
-            parts.append("frozen weights")
-        if self.memory_format != "default":
-            parts.append(self.memory_format)
-        if self.optimizer != "default":
-            parts.append(f"{self.optimizer} optimizer")
-        if self.threads is not None:
-            parts.append(f"{self.threads} thread{'s' * (self.threads != 1)}")
-        if self.precision != "default":
-            parts.append(f"{self.precision} precision")
-        if self.autocast != "none":
-            parts.append(f"autocast {self.autocast}")
-        if self.guards != "all":
-            parts.append(f"guards {self.guards}")
-        if self.environment != "default":
-            parts.append(self.environment)
-        return " · ".join(parts)
+        named = (d.label(v) for d, v in self.changed() if d.name not in ("backend", "mode"))
+        return " · ".join((head, *named))
 
     def changes(self) -> int:
         """How many fields differ from plain ``torch.compile()``, each option being one."""
-        mine, plain = self.to_dict(), DEFAULT_INDUCTOR.to_dict()
-        fields = [name for name in plain if name != "options" and mine[name] != plain[name]]
-        return len(fields) + len(self.options)
+        return len(self.changed()) + len(self.options) - bool(self.options)
+
+    @property
+    def process(self) -> dict[str, Any]:
+        """What it sets for the whole process."""
+        return {d.name: value for d, value in self.changed("process")}
 
     @property
     def has_cuda_graphs(self) -> bool:
@@ -272,9 +191,9 @@ class CompileConfig:
         """What may change its speed, by name; plain eager has nothing."""
         kind = "eager" if self.is_eager else "compiled"
         found = set() if self.is_eager else {self.backend}
-        for name, value in self.to_dict().items():
-            if name not in _NO_EFFECT and value != getattr(DEFAULT_INDUCTOR, name):
-                found.add(f"{name}={value} {kind}" if name in _OF_EAGER else f"{name}={value}")
+        for d, value in self.changed():
+            if d.effect != "none":
+                found.add(f"{d.name}={value}" + f" {kind}" * (d.effect == "per kind"))
         return frozenset(found | {f"{self.backend} {name}={v}" for name, v in self.turned_on})
 
 

@@ -1,106 +1,46 @@
-"""What goes with what: one entry for each dimension, and nothing elsewhere.
+"""The table of dimensions: what a setting is made of.
 
-A new dimension is a field of :class:`autocompile.settings.config.CompileConfig`, a line where it
-is applied, and an entry in :data:`DIMENSIONS`; a backend is an entry in
-:data:`autocompile.settings.backends.BACKENDS`.
+A new dimension is one field of :class:`Values` and the function that applies it. A backend is an
+entry in :data:`autocompile.settings.backends.BACKENDS`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+import functools
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING
 
-from autocompile.settings.backends import BACKENDS, Backend
-from autocompile.settings.config import (
-    AUTOCASTS,
-    GUARDS,
-    MEMORY_FORMATS,
-    OPTIMIZERS,
-    PRECISIONS,
-    SCOPES,
-    CompileConfig,
-)
+from autocompile.settings.backends import BACKENDS, Backend, OptionValue
+from autocompile.settings.dimension import Dimension, Place
+from autocompile.settings.phases import OPTIMIZER_STEP, phase_of
+
+if TYPE_CHECKING:
+    from autocompile.settings.config import CompileConfig
 
 __all__ = [
-    "DENIED",
     "DIMENSIONS",
-    "OTHERS_OPTIONS",
-    "Dimension",
-    "Place",
+    "GUARD_FILTERS",
+    "OPTIMIZERS",
+    "SEARCHED",
+    "Values",
     "no_convolutions",
-    "own_options",
     "why_not",
 ]
 
-_TRAINING = ("forward_train", "optimizer_step", "train_step", "learner_update")
-_STEPPING = ("optimizer_step", "train_step", "learner_update")
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a setting is to run, as far as constraints look at it.
-
-    Attributes:
-        phase: what is timed.
-        device: its type: ``cpu``, ``cuda``, ...
-        threads: how many torch takes by itself.
-        has_convolutions: whether the model has weights of four dimensions.
-        regions: the blocks that the model repeats, in words; empty if there are none.
-        optimizers: the implementations that the target's optimizer has beside its own.
-    """
-
-    phase: str
-    device: str
-    threads: int = 1
-    has_convolutions: bool = False
-    regions: str = ""
-    optimizers: tuple[str, ...] = ()
-
-
-def own_options(backend: str) -> set[str]:
-    """The names of the options of a backend other than Inductor, which tells its own."""
-    known = BACKENDS.get(backend, Backend())
-    return set() if known.has_modes else {name for v in known.variants for name in v.options}
-
-
-OTHERS_OPTIONS = frozenset(name for backend in BACKENDS for name in own_options(backend))
-
-DENIED: Mapping[str, str] = {
-    "freezing": "as an option it does nothing for a module's parameters: --freezing true",
-    "compile_threads": "trials compile on one thread each",
-    "fx_graph_cache": "a trial's compile time is that of an empty cache",
-    "force_disable_caches": "a trial's compile time is that of an empty cache",
-    "fallback_random": "it is for comparing a phase that draws random numbers with eager",
+OPTIMIZERS = ("default", "for_loop", "foreach", "fused", "capturable", "tensor_lr")
+"""How an optimizer steps; ``default`` is as the target made it."""
+GUARD_FILTERS = {
+    "skip_inbuilt_modules": "skip_guard_on_inbuilt_nn_modules_unsafe",
+    "skip_modules": "skip_guard_on_all_nn_modules_unsafe",
+    "keep_tensors": "keep_tensor_guards_unsafe",
+    "skip_all": "skip_all_guards_unsafe",
 }
-"""Options of Inductor that are not taken, and why."""
-
-
-@dataclass(frozen=True)
-class Dimension:
-    """A field of a setting that is tried with several values.
-
-    Attributes:
-        field: of the setting.
-        values: all that there are in a place, the plain one first.
-        by_name: it is tried only where it is asked for, because it changes numbers or drops a
-            check.
-        missing: why nothing but the plain value makes sense in a place; or empty.
-        why_not: why a setting that has another value than the plain one is not tried; or empty.
-        is_plain: whether a value, in a place, is the plain one by another name.
-    """
-
-    field: str
-    values: Callable[[Place], tuple[Any, ...]]
-    by_name: bool
-    missing: Callable[[Place], str]
-    why_not: Callable[[CompileConfig, Place], str] = lambda config, place: ""
-    is_plain: Callable[[Any, Place], bool] = lambda value, place: False
+"""What is checked at each call before compiled code is taken: names in ``torch.compiler``."""
 
 
 def no_convolutions(place: Place) -> str:
     """Why what is about convolutions makes no difference in a place; empty if it may."""
-    if place.phase == "optimizer_step":
+    if place.phase == OPTIMIZER_STEP:
         return "an optimizer's step has no convolutions"
     return "" if place.has_convolutions else "the model has no convolutions"
 
@@ -111,7 +51,7 @@ def _takes_memory_format(config: CompileConfig, place: Place) -> str:
 
 
 def _no_scope(place: Place) -> str:
-    if place.phase == "optimizer_step":
+    if place.phase == OPTIMIZER_STEP:
         return "an optimizer has no blocks"
     return "" if place.regions else "the model repeats no block"
 
@@ -123,7 +63,8 @@ def _takes_scope(config: CompileConfig, place: Place) -> str:
 
 
 def _no_freezing(place: Place) -> str:
-    return "weights that are trained cannot be frozen" if place.phase in _TRAINING else ""
+    trains = phase_of(place.phase).trains
+    return "weights that are trained cannot be frozen" if trains else ""
 
 
 def _takes_freezing(config: CompileConfig, place: Place) -> str:
@@ -131,7 +72,7 @@ def _takes_freezing(config: CompileConfig, place: Place) -> str:
 
 
 def _no_optimizer(place: Place) -> str:
-    return "" if place.phase in _STEPPING else "nothing steps in this phase"
+    return "" if phase_of(place.phase).steps else "nothing steps in this phase"
 
 
 def _takes_optimizer(config: CompileConfig, place: Place) -> str:
@@ -144,7 +85,7 @@ def _no_threads(place: Place) -> str:
 
 
 def _no_numbers(place: Place) -> str:
-    is_step = place.phase == "optimizer_step"
+    is_step = place.phase == OPTIMIZER_STEP
     return "an optimizer's step multiplies no matrices" if is_step else ""
 
 
@@ -154,41 +95,152 @@ def _some_threads(place: Place) -> tuple[int | None, ...]:
     return (None, *sorted(fewer, reverse=True))
 
 
-DIMENSIONS = (
-    Dimension(
-        "memory_format", lambda _: MEMORY_FORMATS, False, no_convolutions, _takes_memory_format
-    ),
-    Dimension(
-        "optimizer",
-        lambda place: ("default", *(o for o in OPTIMIZERS if o in place.optimizers)),
-        False,
-        _no_optimizer,
-        _takes_optimizer,
-    ),
-    Dimension("freezing", lambda _: (False, True), False, _no_freezing, _takes_freezing),
-    Dimension("scope", lambda _: SCOPES, False, _no_scope, _takes_scope),
-    Dimension(
-        "threads",
-        _some_threads,
-        False,
-        _no_threads,
-        is_plain=lambda value, place: bool(value == place.threads),
-    ),
-    Dimension("precision", lambda _: PRECISIONS, True, _no_numbers),
-    Dimension("autocast", lambda _: AUTOCASTS, True, _no_numbers),
-    Dimension("guards", lambda _: GUARDS, True, lambda place: ""),
+# An argument of torch.compile() whose whole effect is in the code that comes out.
+_argument = functools.partial(
+    Dimension, needs_compiler=True, in_source=True, traces_alike=True, applied="argument"
 )
+
+
+@dataclass(frozen=True)
+class Values:
+    """A value of each dimension: every field is an entry of the table, in the order of reports."""
+
+    backend: str = Dimension(
+        "inductor",
+        "comma list, e.g. inductor,cudagraphs",
+        plural="backends",
+        traces_alike=True,
+        effect="none",
+        applied="argument",
+    ).field()
+    mode: str = _argument(
+        "default", "comma list of Inductor modes", plural="modes", effect="none"
+    ).field()
+    options: tuple[tuple[str, OptionValue], ...] = _argument(
+        (),
+        "Inductor's, e.g. cpp_wrapper=true; repeatable, none for none",
+        option="option",
+        kinds=(tuple,),
+        effect="none",
+        label=lambda pairs: " · ".join(f"{name}={value}" for name, value in pairs),
+    ).field()
+    fullgraph: bool = _argument(
+        False,
+        "comma list of true, false",
+        (False, True),
+        kinds=(bool,),
+        effect="none",
+        label=lambda value: "fullgraph",
+    ).field()
+    dynamic: bool | None = _argument(
+        None,
+        "comma list of none, true, false",
+        (None, True, False),
+        lambda place: (None,),  # the others only where they are asked for
+        kinds=(bool, type(None)),
+        label=lambda value: "dynamic" if value else "static",
+    ).field()
+    scope: str = Dimension(
+        "full",
+        "comma list of full, regional",
+        ("full", "regional"),
+        missing=_no_scope,
+        why_not=_takes_scope,
+        needs_compiler=True,
+        is_written=True,
+    ).field()
+    freezing: bool = Dimension(
+        False,
+        "comma list of true, false",
+        (False, True),
+        kinds=(bool,),
+        missing=_no_freezing,
+        why_not=_takes_freezing,
+        needs_compiler=True,
+        traces_alike=True,
+        label=lambda value: "frozen weights",
+    ).field()
+    memory_format: str = Dimension(
+        "default",
+        "comma list of default, channels_last",
+        ("default", "channels_last"),
+        missing=no_convolutions,
+        why_not=_takes_memory_format,
+        traces_alike=True,
+        effect="per kind",
+        applied="model",
+        line=lambda value: f"model = model.to(memory_format=torch.{value})",
+    ).field()
+    optimizer: str = Dimension(
+        "default",
+        "comma list, e.g. default,foreach,fused,tensor_lr",
+        OPTIMIZERS,
+        lambda place: ("default", *(o for o in OPTIMIZERS if o in place.optimizers)),
+        missing=_no_optimizer,
+        why_not=_takes_optimizer,
+        effect="per kind",
+        label=lambda value: f"{value} optimizer",
+        applied="optimizer",
+        is_written=True,
+    ).field()
+    threads: int | None = Dimension(
+        None,
+        "comma list, e.g. 1,2; all if left out",
+        values=_some_threads,
+        kinds=(int, type(None)),
+        missing=_no_threads,
+        is_plain=lambda value, place: bool(value == place.threads),
+        traces_alike=True,
+        effect="per kind",
+        label=lambda count: f"{count} thread{'s' * (count != 1)}",
+        applied="process",
+        line=lambda count: f"torch.set_num_threads({count})",
+    ).field()
+    precision: str = Dimension(
+        "default",
+        "comma list of default, high, medium: changes numbers",
+        ("default", "high", "medium"),
+        by_name=True,
+        missing=_no_numbers,
+        traces_alike=True,
+        label=lambda value: f"{value} precision",
+        applied="process",
+        line=lambda value: f'torch.set_float32_matmul_precision("{value}")',
+    ).field()
+    autocast: str = Dimension(
+        "none",
+        "comma list of none, bfloat16, float16: changes numbers",
+        ("none", "bfloat16", "float16"),
+        by_name=True,
+        missing=_no_numbers,
+        label=lambda value: f"autocast {value}",
+        is_written=True,
+    ).field()
+    guards: str = Dimension(
+        "all",
+        "comma list, e.g. all,skip_inbuilt_modules: drops checks",
+        ("all", *GUARD_FILTERS),
+        by_name=True,
+        needs_compiler=True,
+        traces_alike=True,
+        label=lambda value: f"guards {value}",
+        is_written=True,
+    ).field()
+    environment: str = Dimension("default", applied="interpreter").field()
+
+
+DIMENSIONS = tuple(replace(f.metadata["dimension"], name=f.name) for f in fields(Values))
+_BATCH_SIZE = Dimension(
+    None, "comma list, e.g. 1,4,16", kinds=(int,), plural="batch_sizes", name="batch_size"
+)
+SEARCHED = (*DIMENSIONS[:2], _BATCH_SIZE, *(d for d in DIMENSIONS[2:] if d.help))
+"""What a search can be asked to try."""
 
 
 def why_not(config: CompileConfig, place: Place) -> str:
     """Why a setting is not tried in a place, in words; empty if it is."""
     backend = BACKENDS.get(config.backend)
-    if backend and not backend.trains and place.phase in _TRAINING:
+    if backend and not backend.trains and phase_of(place.phase).trains:
         return f"{config.backend} computes no gradients"
-    for dimension in DIMENSIONS:
-        plain = CompileConfig.__dataclass_fields__[dimension.field].default
-        if getattr(config, dimension.field) == plain:
-            continue
-        if reason := dimension.missing(place) or dimension.why_not(config, place):
-            return reason
-    return ""
+    reasons = (d.missing(place) or d.why_not(config, place) for d, _ in config.changed())
+    return next(filter(None, reasons), "")

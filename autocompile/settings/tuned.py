@@ -16,6 +16,7 @@ from typing import Any
 
 from autocompile.errors import UsageError
 from autocompile.settings.config import EAGER, CompileConfig
+from autocompile.settings.phases import FORWARD_TRAIN, LEARNER_UPDATE, OPTIMIZER_STEP
 
 __all__ = ["SCHEMA", "Choice", "Tuned", "is_faster"]
 
@@ -104,11 +105,11 @@ class Tuned:
 
         What was measured of whole updates goes before what was measured of their parts.
         """
-        if update := self.at("learner_update", batch_size):
+        if update := self.at(LEARNER_UPDATE, batch_size):
             step = replace(update, config=update.config.of_optimizer)
-            return ("learner_update", update), ("learner_update", step)
-        forward, step_only = self.at("forward_train", batch_size), self.at("optimizer_step")
-        return ("forward_train", forward), ("optimizer_step", step_only)
+            return (LEARNER_UPDATE, update), (LEARNER_UPDATE, step)
+        forward, step_only = self.at(FORWARD_TRAIN, batch_size), self.at(OPTIMIZER_STEP)
+        return (FORWARD_TRAIN, forward), (OPTIMIZER_STEP, step_only)
 
     def differences(self, here: Mapping[str, Any]) -> list[str]:
         """Where this machine is not the one of the fingerprint: ``torch 2.13.0, here 2.12.0``.

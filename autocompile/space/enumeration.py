@@ -13,20 +13,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from autocompile.errors import UsageError
-from autocompile.settings.backends import BACKENDS, Backend
-from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig, OptionValue
-from autocompile.settings.dimensions import (
-    DENIED,
-    DIMENSIONS,
-    Dimension,
-    Place,
-    no_convolutions,
-    own_options,
-    why_not,
-)
+from autocompile.settings.backends import BACKENDS, DENIED, Backend, OptionValue, own_options
+from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
+from autocompile.settings.dimension import Dimension, Place
+from autocompile.settings.dimensions import DIMENSIONS, no_convolutions, why_not
 from autocompile.space.space import Catalogue, SearchSpace, Setting, Space
 
 __all__ = ["build_space", "exact_space", "joined"]
+
+_LISTED = tuple(d for d in DIMENSIONS if d.is_listed)
 
 
 def build_space(
@@ -49,21 +44,20 @@ def build_space(
     if "inductor" not in (wanted.backends or offered.backends):
         merged = {}
     merged |= {
-        f"{d.field} {value}": f"{d.field} as torch takes them by itself"
-        for d in DIMENSIONS
-        for value in getattr(wanted, d.field) or ()
+        f"{d.name} {value}": f"{d.name} as torch takes them by itself"
+        for d in _LISTED
+        for value in getattr(wanted, d.asked) or ()
         if d.is_plain(value, place)
     }
     modes = _modes(wanted, offered)
     _check_options(wanted, offered)
     here: dict[str, Any] = {"environment": environment}
     dropped: Counter[str] = Counter()
-    around = [_values(dimension, wanted, place, dropped) for dimension in DIMENSIONS]
+    around = [_values(dimension, wanted, place, dropped) for dimension in _LISTED]
     combinations = [
-        {**here, **dict(zip((d.field for d in DIMENSIONS), values, strict=True))}
+        {**here, **dict(zip((d.name for d in _LISTED), values, strict=True))}
         for values in itertools.product(*around)
     ]
-    flags = list(itertools.product(wanted.fullgraph or (False, True), wanted.dynamic or (None,)))
     kept = {CompileConfig("eager", **here): None}  # the answer is compared with it, and with ...
     if "inductor" in (wanted.backends or offered.backends):
         kept[CompileConfig(**here)] = None
@@ -80,7 +74,7 @@ def build_space(
         if backend != "eager" and not BACKENDS.get(backend, Backend()).has_modes:
             asked_modes = modes if wanted.modes else []
             dropped.update(f"{backend} has no modes" for mode in asked_modes if mode != "default")
-        for config in _variants(backend, modes, options, flags, combinations, dropped):
+        for config in _variants(backend, modes, options, combinations, dropped):
             raw += 1
             counted.add(config)
             if config in kept:
@@ -127,13 +121,12 @@ def _values(
     dropped: Counter[str],
 ) -> tuple[Any, ...]:
     """What is asked for, each value once, or what is tried by itself."""
-    every = dimension.values(place)
-    if (asked := getattr(wanted, dimension.field)) is not None:
+    every = dimension.tried(place)
+    if (asked := getattr(wanted, dimension.asked)) is not None:
         return tuple(dict.fromkeys(every[0] if dimension.is_plain(v, place) else v for v in asked))
-    flag = f"--{dimension.field.replace('_', '-')}"
     reason = dimension.missing(place)
     if not reason and dimension.by_name:
-        reason = f"{flag} only by name, since it changes numbers or drops checks"
+        reason = f"{dimension.flag} only by name, since it changes numbers or drops checks"
     if reason and len(every) > 1:
         dropped[reason] += len(every) - 1
     return every[:1] if reason else every
@@ -187,7 +180,6 @@ def _variants(
     backend: str,
     modes: Sequence[str],
     variants: Sequence[Mapping[str, OptionValue]],
-    flags: Sequence[tuple[bool, bool | None]],
     combinations: Sequence[Mapping[str, Any]],
     dropped: Counter[str],
 ) -> Iterator[CompileConfig]:
@@ -199,15 +191,13 @@ def _variants(
             yield CompileConfig(backend, **around)
             continue
         for mode, options in itertools.product(takes, variants):
-            if mode != "default" and around.get("guards", "all") != "all":
-                dropped["torch takes a filter of guards or a mode"] += len(flags)
+            if mode != "default" and around["guards"] != "all":
+                dropped["torch takes a filter of guards or a mode"] += 1
                 continue
             if mode != "default" and options:
-                dropped["torch takes a mode or options"] += len(flags)
+                dropped["torch takes a mode or options"] += 1
                 continue
-            for fullgraph, dynamic in flags:
-                given = tuple(options.items())
-                yield CompileConfig(backend, mode, given, fullgraph, dynamic, **around)
+            yield CompileConfig(backend, mode, tuple(options.items()), **around)
 
 
 def _modes(wanted: SearchSpace, offered: Catalogue) -> list[str]:

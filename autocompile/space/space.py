@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import Field, dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from autocompile.errors import UsageError
-from autocompile.settings.config import CompileConfig, OptionValue
-from autocompile.settings.dimensions import DIMENSIONS
+from autocompile.settings.config import CompileConfig
+from autocompile.settings.dimension import Dimension
+from autocompile.settings.dimensions import DIMENSIONS, SEARCHED
+from autocompile.settings.phases import FORWARD
 from autocompile.store.record import Record
 
 __all__ = ["Catalogue", "SearchSpace", "Setting", "Space", "choices", "plainer_twins"]
@@ -17,56 +19,41 @@ __all__ = ["Catalogue", "SearchSpace", "Setting", "Space", "choices", "plainer_t
 DEFAULT_BATCH_SIZES = (1, 4, 16)
 
 
-@dataclass(frozen=True)
-class SearchSpace:
-    """What a user asks for; None leaves a dimension to the effort and to what is here.
+Asked = TypeVar("Asked")
 
-    Attributes:
-        backends: names that Dynamo knows, or that the target registers; ``eager`` is always in.
-        modes: Inductor's modes.
-        batch_sizes: positive; not used by ``optimizer_step``.
-        fullgraph, dynamic: the values to try.
-        options: of Inductor, each a tuple of pairs; ``()`` for none.
-        scope, memory_format, optimizer, freezing, threads: as in :class:`CompileConfig`.
-        precision, autocast, guards: likewise; tried only where they are asked for, since they
-            change numbers or drop checks.
+
+def _of_the_table(cls: type[Asked]) -> type[Asked]:
+    """A frozen dataclass with a field, None by default, for each dimension."""
+    cls.__annotations__ = {d.asked: "tuple[Any, ...] | None" for d in SEARCHED}
+    for d in SEARCHED:
+        setattr(cls, d.asked, None)
+    return dataclass(frozen=True)(cls)
+
+
+@_of_the_table
+class SearchSpace:
+    """What a user asks for: values of a dimension, or None for those that make sense here.
+
+    A dimension is named as in :class:`CompileConfig`, but for ``backends``, ``modes`` and
+    ``batch_sizes``. Eager mode is always in. ``options`` are tuples of pairs or mappings, ``()``
+    for none; ``precision``, ``autocast`` and ``guards`` are tried only where they are asked for,
+    since they change numbers or drop checks.
 
     Raises:
-        UsageError: an empty dimension, a batch size below 1, or a value that does not exist.
+        UsageError: an empty dimension, a batch size below 1, or an unknown value.
     """
 
-    backends: tuple[str, ...] | None = None
-    modes: tuple[str, ...] | None = None
-    batch_sizes: tuple[int, ...] | None = None
-    fullgraph: tuple[bool, ...] | None = None
-    dynamic: tuple[bool | None, ...] | None = None
-    options: tuple[tuple[tuple[str, OptionValue], ...], ...] | None = None
-    scope: tuple[str, ...] | None = None
-    memory_format: tuple[str, ...] | None = None
-    optimizer: tuple[str, ...] | None = None
-    freezing: tuple[bool, ...] | None = None
-    threads: tuple[int | None, ...] | None = None
-    precision: tuple[str, ...] | None = None
-    autocast: tuple[str, ...] | None = None
-    guards: tuple[str, ...] | None = None
+    if TYPE_CHECKING:  # the fields are those of the table
+        __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+        def __init__(self, *values: Sequence[Any] | None, **named: Sequence[Any] | None) -> None:
+            """See the class."""
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def __post_init__(self) -> None:
-        for name in self.__dataclass_fields__:
-            values = getattr(self, name)
-            if values is not None and not isinstance(values, (tuple, list)):
-                raise UsageError(
-                    f"{name}: {values!r} is no tuple of values", hint=f"{name}=({values!r},)"
-                )
-            object.__setattr__(self, name, None if values is None else tuple(values))
-            if values is not None and not values:
-                raise UsageError(f"the dimension {name} is empty")
-        if self.options is not None:  # mappings will do
-            pairs = (o.items() if isinstance(o, Mapping) else o for o in self.options)
-            object.__setattr__(self, "options", tuple(tuple(each) for each in pairs))
-        for name, kinds in _KINDS.items():
-            for value in getattr(self, name) or ():
-                if type(value) not in kinds:
-                    raise UsageError(f"{name}: {value!r} is no {kinds[0].__name__}")
+        for d in SEARCHED:
+            self._check(d, getattr(self, d.asked))
         if self.options and any(self.options) and set(self.modes or ()) - {"default"}:
             raise UsageError(
                 "modes and options are asked for, and torch takes either",
@@ -81,20 +68,24 @@ class SearchSpace:
         for size in self.batch_sizes or ():
             if size < 1:
                 raise UsageError(f"batch size {size} is below 1", hint="--batch-size 1,4,16")
-        for dimension in DIMENSIONS:
-            for value in getattr(self, dimension.field) or ():
-                CompileConfig(**{dimension.field: value})  # raises where there is no such value
 
-
-_KINDS: Mapping[str, tuple[type, ...]] = {
-    "backends": (str,),
-    "modes": (str,),
-    "batch_sizes": (int,),
-    "fullgraph": (bool,),
-    "dynamic": (bool, type(None)),
-    "freezing": (bool,),
-    "threads": (int, type(None)),
-}
+    def _check(self, d: Dimension, values: Any) -> None:
+        """Check the values of a dimension, and make them a tuple."""
+        if values is None:
+            return
+        if not isinstance(values, (tuple, list)):
+            hint = f"{d.asked}=({values!r},)"
+            raise UsageError(f"{d.asked}: {values!r} is not a tuple of values", hint=hint)
+        if not values:
+            raise UsageError(f"the dimension {d.asked} is empty")
+        if tuple in d.kinds:  # mappings will do
+            values = [tuple(v.items() if isinstance(v, Mapping) else v) for v in values]
+        object.__setattr__(self, d.asked, tuple(values))
+        for value in values:
+            if type(value) not in d.kinds:
+                raise UsageError(f"{d.asked}: {value!r} is not of type {d.kinds[0].__name__}")
+            if d.is_listed:
+                CompileConfig(**{d.name: value})  # raises where there is no such value
 
 
 @dataclass(frozen=True)
@@ -133,7 +124,7 @@ class Setting:
 
     config: CompileConfig
     batch_size: int | None
-    phase: str = "forward"
+    phase: str = FORWARD
 
     @classmethod
     def of(cls, record: Record) -> Setting:
@@ -148,16 +139,13 @@ class Setting:
     def params(self) -> dict[str, Any]:
         """As Optuna stores it; ``None`` is spelled out, since dashboards drop it."""
         options = ",".join(f"{name}={value}" for name, value in self.config.options)
+        every = {d.name: getattr(self.config, d.name) for d in DIMENSIONS}
         return {
             "phase": self.phase,
-            "backend": self.config.backend,
-            "mode": self.config.mode,
+            **{k: v if isinstance(v, str) else str(v).lower() for k, v in every.items()},
             "options": options or "none",
-            "fullgraph": self.config.fullgraph,
-            "dynamic": str(self.config.dynamic).lower(),
+            "fullgraph": self.config.fullgraph,  # as in databases of earlier versions
             "batch_size": self.batch_size or 0,
-            "environment": self.config.environment,
-            **{d.field: str(getattr(self.config, d.field)).lower() for d in DIMENSIONS},
         }
 
 
@@ -205,7 +193,7 @@ class Space:
         words = {"backend": "backend", "mode": "mode", "batch_size": "batch size"}
         counted = {word: len(values[name]) for name, word in words.items()}
         parts = [f"{count} {word}s" for word, count in counted.items() if count > 1]
-        plain = ("environment", "fullgraph", "dynamic", "options", *(d.field for d in DIMENSIONS))
-        parts += [name.replace("_", " ") for name in plain if len(values[name]) > 1]
+        others = (d.name for d in DIMENSIONS if d.name not in words)
+        parts += [name.replace("_", " ") for name in others if len(values[name]) > 1]
         kept = len(self.settings) + len(self.unusable)
         return f"{' × '.join(parts)} → {self.raw} settings, {kept} after merging equals"

@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autocompile.errors import UsageError
-from autocompile.settings.dimensions import OTHERS_OPTIONS, Place
+from autocompile.settings.backends import OTHERS_OPTIONS
+from autocompile.settings.dimension import Place
+from autocompile.settings.phases import LEARNER_UPDATE, phase_of
 from autocompile.space.enumeration import build_space, exact_space, joined
 from autocompile.space.plan import Plan
 from autocompile.space.space import (
@@ -149,7 +151,7 @@ def _sizes(phase: str, plan: Plan, target: Mapping[str, Any]) -> list[int | None
     Raises:
         UsageError: others than the one that the target has are asked for.
     """
-    if phase == "optimizer_step":
+    if not phase_of(phase).has_batch_size:
         return [None]
     asked = plan.space.batch_sizes
     if fixed := target.get("fixed_batch_size"):
@@ -162,8 +164,8 @@ def _sizes(phase: str, plan: Plan, target: Mapping[str, Any]) -> list[int | None
             )
         return [fixed]
     own = target.get("own_batch_size", {}).get(phase)
-    is_alone = plan.phases == ("learner_update",)  # or else sizes are asked for forward passes
-    if phase == "learner_update" and own and not (asked and is_alone):
+    is_alone = plan.phases == (LEARNER_UPDATE,)  # or else sizes are asked for forward passes
+    if phase == LEARNER_UPDATE and own and not (asked and is_alone):
         return [own]
     return sorted({*(asked or DEFAULT_BATCH_SIZES), *([own] if own and not asked else [])})
 

@@ -19,6 +19,7 @@ from typing import Any
 from autocompile.errors import RunError
 from autocompile.estimate.intervals import Interval, median, speedup
 from autocompile.settings.config import CompileConfig
+from autocompile.settings.phases import phase_of
 from autocompile.store.files import make_folder, write_json
 from autocompile.store.reading import demand_schema, read
 
@@ -169,7 +170,8 @@ class Record:
 
         A plain model's forward pass is taken to be of weights that stay; an agent's change.
         """
-        changes = self.phase.startswith("forward_")
+        phase = phase_of(self.phase)
+        changes = phase.is_forward and phase.is_rl
         return not (self.refresh_s and changes and not self.calls_per_update)
 
     def to_dict(self) -> dict[str, Any]:

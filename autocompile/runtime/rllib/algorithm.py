@@ -25,13 +25,19 @@ from ray.rllib.utils.torch_utils import convert_to_torch_tensor
 from autocompile.errors import UsageError
 from autocompile.runtime import warm_start
 from autocompile.runtime.apply import demand_this_interpreter
-from autocompile.runtime.compiling import RL_PHASES, prepare_model, set_precision, set_threads
+from autocompile.runtime.applying import prepare_model, process_state, set_process
 from autocompile.runtime.inplace import Compiled, apply_to_optimizer, apply_to_phase
 from autocompile.runtime.machine import describe
 from autocompile.runtime.optimizers import leave_out_implementation
 from autocompile.runtime.rllib.in_effect import NotInEffect, Tell
 from autocompile.runtime.rllib.observations import connectors_of
 from autocompile.runtime.rllib.warm_up import compile_in_one_thread, warm_up
+from autocompile.settings.phases import (
+    FORWARD_EXPLORATION,
+    FORWARD_INFERENCE,
+    FORWARD_TRAIN,
+    PHASES,
+)
 from autocompile.settings.tuned import Choice, Tuned
 
 __all__ = ["NotInEffect", "default_runner", "tuned"]
@@ -62,7 +68,7 @@ def tuned(config: Any, settings: Any, *, strict: bool = True) -> Any:
         UserWarning: the configuration sets ray's own ``torch_compile_*``, which are turned off.
     """
     found = Tuned.read(settings)
-    used = [p for p in (*RL_PHASES, "optimizer_step", "learner_update") if p in found.phases]
+    used = [name for name, phase in PHASES.items() if phase.in_rllib and name in found.phases]
     if not used:
         raise UsageError(f"the settings are about no RLModule: {', '.join(found.phases)}")
     if not (config.enable_rl_module_and_learner and config.enable_env_runner_and_connector_v2):
@@ -125,7 +131,7 @@ class _Tuned:
 
     tuned: ClassVar[Tuned]
     active: dict[str, tuple[Choice, Compiled | None, dict[str, Any]]]
-    ran: dict[str, tuple[int, str]]  # threads and precision of the last call, by phase
+    ran: dict[str, dict[str, Any]]  # the state of the process at the last call, by phase
 
     def use(self, key: str, choice: Choice, compiled: Compiled | None, **facts: Any) -> None:
         """Remember what was applied."""
@@ -150,15 +156,14 @@ class _Tuned:
         if choice is None:
             yield threads
             return
-        precision = _precision(choice)
-        set_threads(choice.config.threads or usual or threads)
-        set_precision(choice.config.precision)
+        wanted = {"threads": usual or threads, **choice.config.process}
+        before = process_state(wanted)
+        set_process(wanted)
         try:
             yield threads
-            self.ran[phase] = torch.get_num_threads(), _precision(choice)
+            self.ran[phase] = process_state(wanted)
         finally:
-            set_threads(threads)
-            set_precision(precision)
+            set_process(before)
 
     def tell_active(self) -> dict[str, Any]:
         """What is active here, for the result of ``train()``; what is not, under ``problems``."""
@@ -176,12 +181,12 @@ class _Tuned:
                     problems.append(f"{key}: {label} has captured no graph")
             if not (ran := self.ran.get(key.rpartition(".")[2])):
                 continue
-            told[key]["threads"] = ran[0]
-            threads, precision = choice.config.threads, choice.config.precision
-            if threads not in (None, ran[0]):
-                problems.append(f"{key}: {ran[0]} threads, and not {threads}")
-            if precision != ran[1]:
-                problems.append(f"{key}: another precision than {precision}")
+            told[key]["threads"] = ran["threads"]
+            wanted = choice.config.process
+            if (threads := wanted.pop("threads", ran["threads"])) != ran["threads"]:
+                problems.append(f"{key}: {ran['threads']} threads, and not {threads}")
+            others = (name for name, value in wanted.items() if ran[name] != value)
+            problems += [f"{key}: another {name} than {wanted[name]}" for name in others]
         here = describe(self._device)  # type: ignore[attr-defined]
         return {
             "settings": told,
@@ -202,11 +207,11 @@ class _TunedRunner(_Tuned):
         self.active, self.ran = {}, {}
         if runner.module is None or runner.env is None:  # it does not sample
             return
-        phase = "forward_exploration" if runner.config.explore else "forward_inference"
+        phase = FORWARD_EXPLORATION if runner.config.explore else FORWARD_INFERENCE
         if runner.worker_index:  # one of many on its machine
             compile_in_one_thread()
         choice = self.tuned.at(phase, runner.num_envs)
-        choice = choice or self.tuned.at("forward_exploration", runner.num_envs)
+        choice = choice or self.tuned.at(FORWARD_EXPLORATION, runner.num_envs)
         if choice is None:
             return
         self.sampling = phase, choice
@@ -295,7 +300,7 @@ class _TunedLearner(_Tuned):
         learner: Any = self
         (phase, choice), (_, step) = self.tuned.of_learner(_rows(learner.config))
         if choice:
-            compiled = apply_to_phase(module, "forward_train", choice.config, or_eager=True)
+            compiled = apply_to_phase(module, FORWARD_TRAIN, choice.config, or_eager=True)
             self.use(f"{name}.{phase}", choice, compiled)
         if step:
             prepare_model(module, step.config)
@@ -307,12 +312,6 @@ class _TunedLearner(_Tuned):
             for name, optimizer in learner._named_optimizers.items():
                 compiled = apply_to_optimizer(optimizer, choice.config, or_eager=True)
                 self.use(f"{name}.{phase}", choice, compiled)
-
-
-def _precision(choice: Choice) -> str:
-    """The one of the process; ``default`` where the choice leaves it."""
-    is_set = choice.config.precision != "default"
-    return torch.get_float32_matmul_precision() if is_set else "default"
 
 
 def _rows(config: Any) -> int:

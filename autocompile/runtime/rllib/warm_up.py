@@ -17,6 +17,7 @@ from torch._dynamo.utils import counters
 
 from autocompile.runtime.rllib.observations import made_up_batch
 from autocompile.settings.config import CompileConfig
+from autocompile.settings.phases import FORWARD_EXPLORATION
 
 __all__ = ["compile_in_one_thread", "warm_up"]
 
@@ -55,7 +56,7 @@ def warm_up(
             batch = made_up_batch(module, count, connectors())
             batch = torch.utils._pytree.tree_map(lambda t: t.to(device), batch)
             for steps in (2, 3):  # exploration gets the steps so far: one more is no new graph
-                given = {"t": steps} if phase == "forward_exploration" else {}
+                given = {"t": steps} if phase == FORWARD_EXPLORATION else {}
                 getattr(module, phase)(batch, **given)
     except Exception as error:  # whatever was made up did not fit
         return {"not_warmed_up": f"{type(error).__name__}: {error}".partition("\n")[0]}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import os
 from pathlib import Path
@@ -10,15 +9,14 @@ from pathlib import Path
 import torch
 
 from autocompile.settings.config import CompileConfig
+from autocompile.settings.dimensions import DIMENSIONS
 
 __all__ = ["same_code_key"]
 
 # On a CPU these change nothing once the code is there. On a GPU they decide how it is launched.
 _AT_RUN_TIME = ("triton.", "coordinate_descent_tuning", "max_autotune")
 
-# All of what these fields do is in the source. Any other may act beside it: an option may be a flag
-# of the C++ compiler, another environment runs the same source with another torch.
-_SHOWN_BY_THE_SOURCE = frozenset({"mode", "options", "fullgraph", "dynamic"})
+# All that these do is in the source; another may be a flag of the C++ compiler.
 _OPTIONS_SHOWN = frozenset({"layout_optimization", "conv_1x1_as_mm", "combo_kernels"})
 
 
@@ -45,11 +43,7 @@ def same_code_key(config: CompileConfig, device: torch.device) -> str:
     launch = {
         k: v for k, v in options.items() if device.type != "cpu" and k.startswith(_AT_RUN_TIME)
     }
-    around = {
-        f.name: getattr(config, f.name)
-        for f in dataclasses.fields(config)
-        if f.name not in _SHOWN_BY_THE_SOURCE
-    }
+    around = {d.name: getattr(config, d.name) for d in DIMENSIONS if not d.in_source}
     around["options"] = [o for o in config.options if o[0] not in _OPTIONS_SHOWN | launch.keys()]
     # Else torch sets it at each call, which takes a while.
     around["dynamic"] = config.dynamic is None

@@ -10,35 +10,42 @@ from typing import Any
 import torch
 
 from autocompile.errors import TargetError
+from autocompile.runtime.applying import prepare_model
 from autocompile.runtime.compiling import (
-    RL_PHASES,
     compile_function,
     compile_model,
-    prepare_model,
     uses_cuda_graphs,
 )
 from autocompile.runtime.inplace import apply_to_update
 from autocompile.runtime.optimizers import set_implementation
 from autocompile.settings.config import EAGER, CompileConfig
+from autocompile.settings.phases import (
+    FORWARD,
+    FORWARD_EXPLORATION,
+    FORWARD_TRAIN,
+    LEARNER_UPDATE,
+    OPTIMIZER_STEP,
+    PHASES,
+    TRAIN_STEP,
+)
 from autocompile.trial.phases.side import Side
 from autocompile.trial.target.load import Target
 from autocompile.trial.verify.outputs import View, dense
 
-__all__ = ["PHASES", "Side", "call_model", "make_side", "note_setting", "phases_of"]
+__all__ = ["Side", "call_model", "make_side", "note_setting", "phases_of"]
 
-PHASES = ("forward", *RL_PHASES, "optimizer_step", "train_step", "learner_update")
 _FIRST_STEP = 1  # so that none is 0 or 1, which Dynamo takes for constants
-_TRAINING = ("forward_train", "optimizer_step", "train_step", "learner_update")
 
 Compiler = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def phases_of(target: Target) -> tuple[str, ...]:
     """The phases that this target has."""
-    if target.is_rl:
-        of_config = ("learner_update",) if target.make_learner else ()
-        return (*RL_PHASES, "optimizer_step", "train_step", *of_config)
-    return ("forward", "optimizer_step", "train_step")
+    return tuple(
+        name
+        for name, phase in PHASES.items()
+        if phase.is_rl in (None, target.is_rl) and (target.make_learner or not phase.needs_config)
+    )
 
 
 def call_model(model: Callable[..., Any], inputs: Any) -> Any:
@@ -55,7 +62,7 @@ def make_side(target: Target, phase: str, inputs: Any, config: CompileConfig = E
 
     Args:
         target: built already; its model is copied.
-        phase: one of :data:`PHASES`.
+        phase: one of :data:`autocompile.settings.phases.PHASES`.
         inputs: on the right device; not used by ``optimizer_step``.
         config: how to compile; eager by default. Nothing is compiled before the first call.
 
@@ -67,26 +74,26 @@ def make_side(target: Target, phase: str, inputs: Any, config: CompileConfig = E
             f"a {target.kind} has no phase {phase}", f"it has: {', '.join(phases_of(target))}"
         )
     model = copy.deepcopy(target.model_of(phase))
-    side = Side(model, grad=phase in _TRAINING, inputs=inputs)
+    side = Side(model, grad=PHASES[phase].trains, inputs=inputs)
     note_setting(side, config)
     side.held = lambda: dict(model.named_buffers())
     side.view = lambda output: {"outputs": output, "inputs": dense(side.inputs)}
-    if phase == "forward":
+    if phase == FORWARD:
         model.eval()
         compiled = compile_model(model, config, phase)
         side.call = lambda: call_model(compiled, side.inputs)
-    elif phase in RL_PHASES:
+    elif PHASES[phase].is_forward:
         compile_model(model, config, phase)
         side.call = _rl_call(side, phase)
-        if phase == "forward_train":
+        if phase == FORWARD_TRAIN:
             side.view = lambda output: _gradients_view(target, side, output)
-    elif phase == "learner_update":
+    elif phase == LEARNER_UPDATE:
         _make_learner_update(target, side, config)
     else:
         prepare_model(model, config)
-    if phase == "optimizer_step":
+    if phase == OPTIMIZER_STEP:
         _make_optimizer_step(target, side, config)
-    elif phase == "train_step":
+    elif phase == TRAIN_STEP:
         _make_train_step(target, side, config)
     return side
 
@@ -94,7 +101,7 @@ def make_side(target: Target, phase: str, inputs: Any, config: CompileConfig = E
 def note_setting(side: Side, config: CompileConfig) -> None:
     """What of a setting whoever calls a side has to know."""
     side.is_eager, side.reuses_outputs = config.is_eager, uses_cuda_graphs(config)
-    side.threads, side.precision = config.threads, config.precision
+    side.process = config.process
     side.bakes = config.bakes_weights
     side.draws_itself = config.backend == "inductor" and not config.is_eager
 
@@ -104,7 +111,7 @@ def _rl_call(side: Side, phase: str) -> Callable[[], Any]:
     method = getattr(side.model, phase)
     beneath = inspect.signature(getattr(type(side.model), f"_{phase}")).parameters.values()
     told = any(p.name == "t" or p.kind is p.VAR_KEYWORD for p in beneath)
-    if phase != "forward_exploration" or not told:
+    if phase != FORWARD_EXPLORATION or not told:
         return lambda: method(side.inputs)
     side.steps["t"] = _FIRST_STEP
 

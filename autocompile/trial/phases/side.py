@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from autocompile.runtime.compiling import set_precision
+from autocompile.runtime.applying import process_state, set_process
 from autocompile.trial.target.state import is_expanded
 from autocompile.trial.verify.outputs import View
 
@@ -37,8 +37,7 @@ class Side:
         forget: drops what calls collect and nothing reads.
         is_eager: nothing of it is compiled.
         reuses_outputs: a call may overwrite what the one before returned, by torch's contract.
-        threads: for torch's operators while it runs; None for as many as there are.
-        precision: of products of float32 matrices while it runs.
+        process: what the process has otherwise while it runs: threads, say.
         bakes: what was compiled holds the weights: writing to one costs a refresh.
         draws_itself: it may draw other random numbers than eager does from the same seed.
     """
@@ -56,28 +55,20 @@ class Side:
     held: Callable[[], Any] = lambda: None
     is_eager: bool = True
     reuses_outputs: bool = False
-    threads: int | None = None
-    precision: str = "default"
+    process: Mapping[str, Any] = field(default_factory=dict)
     bakes: bool = False
     draws_itself: bool = False
 
     @contextlib.contextmanager
     def context(self) -> Iterator[None]:
         """The grad mode that the phase runs in, and what the setting asks of the process."""
-        usual = torch.get_num_threads()
-        # Asked only where it is set: torch refuses to answer where its newer switches were used.
-        own = None if self.precision == "default" else torch.get_float32_matmul_precision()
-        set_precision(self.precision)
-        if self.threads is not None:
-            torch.set_num_threads(self.threads)
+        usual = process_state(self.process)
+        set_process(self.process)
         try:
             with torch.enable_grad() if self.grad else torch.no_grad():
                 yield
         finally:
-            if own is not None:
-                torch.set_float32_matmul_precision(own)
-            if self.threads is not None:
-                torch.set_num_threads(usual)
+            set_process(usual)
 
     def run(self) -> Any:
         """One call in its context."""

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from autocompile.errors import TargetError
+from autocompile.settings import phases
 from autocompile.trial.verify.tree import result_tensors
 
 __all__ = [
@@ -75,7 +76,7 @@ class Target:
     check: Callable[[Any, Any], Any] | None = None
     phase_inputs: dict[str, Callable[[int | None], Any]] = field(default_factory=dict)
     make_learner: Callable[[Any], Any] | None = None
-    training_phase: Callable[[], str] = lambda: "optimizer_step"
+    training_phase: Callable[[], str] = lambda: phases.OPTIMIZER_STEP
     is_rl: bool = False
     inference_model: torch.nn.Module | None = None
     training_model: torch.nn.Module | None = None
@@ -90,9 +91,9 @@ class Target:
 
     def model_of(self, phase: str) -> torch.nn.Module:
         """The module that runs a phase."""
-        if phase in ("forward_exploration", "forward_inference") and self.inference_model:
+        if phases.phase_of(phase).role == "worker" and self.inference_model:
             return self.inference_model
-        if phase in ("forward_train", "train_step") and self.training_model:
+        if phase in (phases.FORWARD_TRAIN, phases.TRAIN_STEP) and self.training_model:
             return self.training_model
         return self.model
 
@@ -108,7 +109,7 @@ class Target:
 
     def default_phases(self) -> tuple[str, ...]:
         """The two phases that are tuned when nobody asks for others."""
-        forward = "forward_exploration" if self.is_rl else "forward"
+        forward = phases.FORWARD_EXPLORATION if self.is_rl else phases.FORWARD
         if not any(p.requires_grad for p in self.model.parameters()):
             return (forward,)
         return (forward, self.training_phase())
@@ -281,7 +282,7 @@ def _with_user_functions(target: Target, module: ModuleType) -> Target:
         function = module.get_inputs
         fixed = target.fixed_batch = not inspect.signature(function).parameters
         target.make_inputs = lambda batch_size: function() if fixed else function(batch_size)
-        for phase in ("forward_train", "train_step"):
+        for phase in (phases.FORWARD_TRAIN, phases.TRAIN_STEP):
             target.phase_inputs.pop(phase, None)
         target.choices["inputs"] = "get_inputs() of the target"
     if hasattr(module, "get_optimizer"):

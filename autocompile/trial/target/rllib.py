@@ -18,6 +18,14 @@ from autocompile.runtime.rllib.observations import (
     take_spaces,
     with_transitions,
 )
+from autocompile.settings.phases import (
+    FORWARD_EXPLORATION,
+    FORWARD_TRAIN,
+    LEARNER_UPDATE,
+    OPTIMIZER_STEP,
+    PHASES,
+    TRAIN_STEP,
+)
 from autocompile.trial.process.failures import first_words
 from autocompile.trial.target.learner import Updates, minibatch, seconds_of_update
 from autocompile.trial.target.load import Target, adam, sum_of_floats
@@ -67,16 +75,16 @@ def from_object(value: Any, expression: str) -> Target:
         target.choices["optimizer"] = f"Adam with the config's lr {lr}"
     runner = int(value.num_envs_per_env_runner or 1)
     rows = int(value.minibatch_size or value.train_batch_size_per_learner or 1)
-    inference = dict.fromkeys(("forward_exploration", "forward_inference"), runner)
-    training = dict.fromkeys(("forward_train", "train_step", "learner_update"), rows)
-    target.own_batch_size = {**inference, **training}
+    target.own_batch_size = {
+        name: runner if phase.role == "worker" else rows
+        for name, phase in PHASES.items()
+        if phase.role and phase.has_batch_size
+    }
     _take_calls_per_update(value, runner, target)
     if value.enable_rl_module_and_learner:
         target.training_phase = lambda: _training_phase(value, module, rows, target.choices)
         target.make_learner = lambda model: Updates(value, model)
-        target.phase_inputs["learner_update"] = lambda count: minibatch(
-            value, module, count or rows
-        )
+        target.phase_inputs[LEARNER_UPDATE] = lambda count: minibatch(value, module, count or rows)
     return target
 
 
@@ -88,9 +96,9 @@ def _training_phase(config: Any, module: Any, rows: int, choices: dict[str, str]
     except Exception as error:
         took_s, why = math.inf, f"which fails here: {first_words(error)}"
     if took_s <= _LONGEST_UPDATE_S:
-        return "learner_update"
-    choices["phases"] = f"optimizer_step instead of learner_update, {why}"
-    return "optimizer_step"
+        return LEARNER_UPDATE
+    choices["phases"] = f"{OPTIMIZER_STEP} instead of {LEARNER_UPDATE}, {why}"
+    return OPTIMIZER_STEP
 
 
 def _take_calls_per_update(config: Any, envs: int, target: Target) -> None:
@@ -107,12 +115,12 @@ def _take_calls_per_update(config: Any, envs: int, target: Target) -> None:
         samples = math.ceil(config.total_train_batch_size / (config.num_env_runners or 1))
     except Exception:  # a config that is not complete yet
         return
-    target.calls_per_update = {"forward_exploration": length}
+    target.calls_per_update = {FORWARD_EXPLORATION: length}
     told = f"{length}: one rollout fragment"
     plain = AlgorithmConfig.get_rollout_fragment_length
     is_shared_out = type(config).get_rollout_fragment_length is plain
     if config.rollout_fragment_length == "auto" and is_shared_out:
-        target.samples_per_update = {"forward_exploration": samples}
+        target.samples_per_update = {FORWARD_EXPLORATION: samples}
         told += f" of {envs} environment{'s' * (envs != 1)}, and of fewer a longer one"
     target.choices["calls per update"] = told
 
@@ -132,7 +140,7 @@ def _target(kind: str, module: Any, expression: str, config: Any = None) -> Targ
 
     build = [f"model = {expression}"]
     target = Target(kind, module, build, make_inputs, adam, sum_of_floats, is_rl=True)
-    target.phase_inputs = dict.fromkeys(("forward_train", "train_step"), make_training_inputs)
+    target.phase_inputs = dict.fromkeys((FORWARD_TRAIN, TRAIN_STEP), make_training_inputs)
     target.training_model = _with_target_networks(module)
     target.choices["inputs"] = f"drawn from {str(module.observation_space)[:80]}"
     return target

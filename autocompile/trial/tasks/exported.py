@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 
+from autocompile.runtime.applying import process_state, set_process
 from autocompile.settings.config import CompileConfig
+from autocompile.settings.phases import FORWARD, OPTIMIZER_STEP, TRAIN_STEP
 from autocompile.trial.phases.phases import Side, call_model, make_side, note_setting
 from autocompile.trial.target.load import Target
 
@@ -52,25 +54,23 @@ def exported_side(
         "optimizer": next(iter(side.optimizers), None),
         "side": side,
         "loss": target.loss,
-        "forward": _forward_train if target.is_rl else call_model,
+        FORWARD: _forward_train if target.is_rl else call_model,
     }
     exec(_TRAIN_STEP, names)
     (folder / "tuned.json").write_text(json.dumps(exported["settings"]), "utf-8")
-    usual = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    usual = process_state()
     with _working_in(folder):
         exec(compile(exported["code"], "exported", "exec"), names)
-    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
-    torch.set_num_threads(usual[0])  # of eager mode; the side has its own while it runs
-    torch.set_float32_matmul_precision(usual[1])
+    own = process_state()
+    set_process(usual)  # of eager mode; the side has its own while it runs
     note_setting(side, config)
-    side.threads = threads if threads != usual[0] else None
-    side.precision = precision if precision != usual[1] else "default"
+    side.process = {name: value for name, value in own.items() if value != usual[name]}
     side.optimizers = [o for o in (names["optimizer"],) if o is not None]
-    if phase == "forward":
+    if phase == FORWARD:
         side.call = lambda: call_model(names["model"], side.inputs)
-    elif phase == "train_step":
-        side.call = names["train_step"]
-    elif phase == "optimizer_step":
+    elif phase == TRAIN_STEP:
+        side.call = names[TRAIN_STEP]
+    elif phase == OPTIMIZER_STEP:
         side.call = names.get("step") or (lambda: names["optimizer"].step())
     return side
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from autocompile.errors import TargetError
+from autocompile.settings.phases import FORWARD_EXPLORATION, FORWARD_INFERENCE
 from autocompile.settings.tuned import Tuned
 from autocompile.store.record import Step
 from autocompile.trial.process.channel import Channel
@@ -161,7 +162,7 @@ class _TimedRunner:
         super().make_module()  # type: ignore[misc]
         runner: Any = self
         self.spent: defaultdict[str, float] = defaultdict(float)
-        for name in ("forward_exploration", "forward_inference"):
+        for name in (FORWARD_EXPLORATION, FORWARD_INFERENCE):
             if runner.module is not None:
                 setattr(runner.module, name, self._timing(getattr(runner.module, name)))
 

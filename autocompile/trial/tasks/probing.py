@@ -14,7 +14,8 @@ from autocompile.errors import AutocompileError
 from autocompile.runtime import machine
 from autocompile.runtime.optimizers import implementations
 from autocompile.runtime.regions import regions_of
-from autocompile.settings.config import OPTIMIZERS
+from autocompile.settings.dimensions import OPTIMIZERS
+from autocompile.settings.phases import LEARNER_UPDATE, PHASES, phase_of
 from autocompile.store.record import Step
 from autocompile.trial.inspect import environment
 from autocompile.trial.phases.phases import make_side, phases_of
@@ -45,7 +46,7 @@ def load(request: dict[str, Any], channel: Channel) -> tuple[Target, torch.devic
 
 def inputs_of(target: Target, request: dict[str, Any], device: torch.device, draw: int) -> Any:
     """The inputs of one batch; another ``draw`` gives other values. An optimizer step has none."""
-    if request["phase"] == "optimizer_step":
+    if not phase_of(request["phase"]).has_batch_size:
         return None
     seed_everything(request["seed"] + 1000 * (draw + 1))
     inputs = target.inputs(request["phase"], request.get("batch_size"))
@@ -125,9 +126,9 @@ def _implementations(target: Target, phases: list[str]) -> list[str]:
         return []
     model = copy.deepcopy(target.model)
     optimizers: list[Any] = []
-    if {"optimizer_step", "train_step"} & set(phases):
+    if any(PHASES[p].is_function for p in phases):
         optimizers.append(target.make_optimizer(model))
-    if "learner_update" in phases and target.make_learner:
+    if LEARNER_UPDATE in phases and target.make_learner:
         optimizers += target.make_learner(model).optimizers
     every = [implementations(optimizer) for optimizer in optimizers]
     return [name for name in OPTIMIZERS if every and all(name in found for found in every)]
@@ -136,7 +137,7 @@ def _implementations(target: Target, phases: list[str]) -> list[str]:
 def _optimizer(target: Target, phases: list[str]) -> tuple[Any, torch.nn.Module]:
     """The target's optimizer of a copy of its model; None where no phase steps it."""
     model = copy.deepcopy(target.model)
-    steps = {"optimizer_step", "train_step"} & set(phases)
+    steps = any(PHASES[p].is_function for p in phases)
     if not steps or not any(p.requires_grad for p in model.parameters()):
         return None, model
     return target.make_optimizer(model), model

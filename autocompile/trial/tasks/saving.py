@@ -14,8 +14,16 @@ import torch
 
 from autocompile.runtime import warm_start
 from autocompile.runtime.apply import apply
-from autocompile.runtime.compiling import RL_PHASES, set_precision, set_threads
+from autocompile.runtime.applying import set_process
 from autocompile.runtime.inplace import apply_to_update
+from autocompile.settings.phases import (
+    FORWARD,
+    FORWARD_TRAIN,
+    LEARNER_UPDATE,
+    OPTIMIZER_STEP,
+    TRAIN_STEP,
+    phase_of,
+)
 from autocompile.settings.tuned import Choice, Tuned
 from autocompile.store.record import Step
 from autocompile.trial.inspect import telemetry
@@ -64,8 +72,8 @@ def _why_not(phase: str, choice: Choice) -> str:
     config = choice.config
     if config.is_eager:
         return f"{phase}: eager mode compiles nothing"
-    if phase == "train_step":
-        return "train_step: it is a function of your own program, which is not known here"
+    if phase == TRAIN_STEP:
+        return f"{TRAIN_STEP}: it is a function of your own program, which is not known here"
     if config.environment != "default":
         return f"{phase}: a setting of the interpreter {config.environment}"
     if config.freezing:
@@ -77,7 +85,7 @@ def _why_not(phase: str, choice: Choice) -> str:
 
 def _thread_counts(phase: str, device: torch.device) -> list[int | None]:
     """As many as usual; of what RLlib's env runners do also one, which is what Ray gives them."""
-    is_sampling = phase in RL_PHASES and phase != "forward_train" and device.type == "cpu"
+    is_sampling = phase_of(phase).role == "worker" and device.type == "cpu"
     return [None, 1] if is_sampling else [None]
 
 
@@ -96,28 +104,27 @@ def _on_threads(count: int) -> Iterator[None]:
 
 def _compile(target: Target, settings: Tuned, phase: str, choice: Choice, inputs: Any) -> None:
     model = copy.deepcopy(target.model_of(phase))
-    if phase == "optimizer_step":
+    if phase == OPTIMIZER_STEP:
         optimizer = target.make_optimizer(model)
         for parameter in model.parameters():
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
         apply(model, settings, phase, optimizer=optimizer)
         _repeat(optimizer.step)
         return
-    if phase == "learner_update":
+    if phase == LEARNER_UPDATE:
         assert target.make_learner
         updates = target.make_learner(model)
-        set_threads(choice.config.threads or torch.get_num_threads())
-        set_precision(choice.config.precision)
+        set_process(choice.config.process)
         apply_to_update(model, updates.optimizers, choice.config)
         _repeat(lambda: updates.update(inputs))
         return
-    if phase == "forward":
+    if phase == FORWARD:
         model.eval()
     apply(model, settings, phase, batch_size=choice.batch_size)
-    if phase == "forward":
+    if phase == FORWARD:
         with torch.no_grad():
             _repeat(lambda: call_model(model, inputs))
-    elif phase == "forward_train":
+    elif phase == FORWARD_TRAIN:
         method = getattr(model, phase)
         _repeat(lambda: torch.autograd.backward(target.loss(method(inputs), inputs)))
     else:

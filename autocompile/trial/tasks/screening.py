@@ -9,6 +9,7 @@ import torch
 
 from autocompile.settings.backends import BACKENDS, Backend
 from autocompile.settings.config import DEFAULT_INDUCTOR, CompileConfig
+from autocompile.settings.phases import phase_of
 from autocompile.store.record import Outcome, Step
 from autocompile.trial.inspect import explain, telemetry
 from autocompile.trial.inspect.same_code import same_code_key
@@ -145,7 +146,7 @@ def _peak_memory(side: Side, phase: str, device: torch.device) -> int | None:
         model = side.model
         tensors = [dict(model.named_parameters()), dict(model.named_buffers()), side.inputs]
         # Elsewhere they are the step's inputs, or left by a comparison.
-        if phase in ("train_step", "learner_update"):
+        if phase_of(phase).steps and phase_of(phase).has_backward:
             tensors.append([p.grad for p in model.parameters()])
         return tensors, side.held()
 

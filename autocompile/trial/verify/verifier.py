@@ -14,8 +14,8 @@ from typing import Any, cast
 
 import torch
 
-from autocompile.runtime.compiling import RL_PHASES
 from autocompile.settings.config import EAGER, CompileConfig
+from autocompile.settings.phases import phase_of
 from autocompile.store.record import Outcome
 from autocompile.trial.phases.phases import Side, make_side
 from autocompile.trial.process.failures import Failed
@@ -254,7 +254,7 @@ class Verifier:
 
     @property
     def _is_forward(self) -> bool:
-        return self._phase == "forward" or self._phase in RL_PHASES
+        return phase_of(self._phase).is_forward
 
     def _called(self, index: int) -> View:
         return copy_view(self.eager.view(self.seeded_call(self.eager, index)))

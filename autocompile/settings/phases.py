@@ -1,0 +1,85 @@
+"""The table of phases: the units of work that are timed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+FORWARD = "forward"
+FORWARD_EXPLORATION = "forward_exploration"
+FORWARD_INFERENCE = "forward_inference"
+FORWARD_TRAIN = "forward_train"
+OPTIMIZER_STEP = "optimizer_step"
+TRAIN_STEP = "train_step"
+LEARNER_UPDATE = "learner_update"
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What a phase does and needs.
+
+    Attributes:
+        is_forward: it calls the model and nothing else.
+        has_backward: it computes gradients.
+        steps: it steps an optimizer.
+        is_function: it compiles a function rather than the model.
+        is_rl: it is one of RLModules only, or of all other models only; None for both.
+        needs_config: it needs RLlib's AlgorithmConfig.
+        in_rllib: RLlib's runners and learners do it as it was measured.
+        role: the part of RLlib that does it, as reports name it.
+        has_batch_size: whether inputs come in batches; else throughput counts calls.
+        prior: the phase whose recorded tables fit it; empty for its own.
+    """
+
+    is_forward: bool = False
+    has_backward: bool = False
+    steps: bool = False
+    is_function: bool = False
+    is_rl: bool | None = None
+    needs_config: bool = False
+    in_rllib: bool = False
+    role: str = ""
+    has_batch_size: bool = True
+    prior: str = ""
+
+    @property
+    def trains(self) -> bool:
+        """Whether gradients are recorded while it runs, or weights change."""
+        return self.has_backward or self.steps
+
+    @property
+    def unit(self) -> str:
+        """What throughput counts."""
+        return "samples/s" if self.has_batch_size else "steps/s"
+
+
+_SAMPLING = Phase(is_forward=True, is_rl=True, in_rllib=True, role="worker", prior=FORWARD)
+
+PHASES: Mapping[str, Phase] = {
+    FORWARD: Phase(is_forward=True, is_rl=False),
+    FORWARD_EXPLORATION: _SAMPLING,
+    FORWARD_INFERENCE: _SAMPLING,
+    FORWARD_TRAIN: Phase(
+        is_forward=True, has_backward=True, is_rl=True, in_rllib=True, role="learner"
+    ),
+    OPTIMIZER_STEP: Phase(
+        steps=True, is_function=True, in_rllib=True, role="learner", has_batch_size=False
+    ),
+    TRAIN_STEP: Phase(has_backward=True, steps=True, is_function=True, role="learner"),
+    LEARNER_UPDATE: Phase(
+        has_backward=True,
+        steps=True,
+        is_rl=True,
+        needs_config=True,
+        in_rllib=True,
+        role="learner",
+        prior=TRAIN_STEP,
+    ),
+}
+
+FORWARD_PHASES = tuple(name for name, phase in PHASES.items() if phase.is_forward)
+
+
+def phase_of(name: str) -> Phase:
+    """The entry of a phase; one of which nothing is known for a name of another version."""
+    return PHASES.get(name, Phase())
