@@ -75,7 +75,7 @@ def texts(name: str, scratch: Path) -> dict[str, str]:
                 "report.json": said("show", name, "--json"),
             }
             exports = {to: said("export", name, "--to", to) for to in FORMATS}
-    found |= {"report.md": to_markdown(report), "terminal.txt": drawn(report)}
+    found |= {"markdown.txt": to_markdown(report), "terminal.txt": drawn(report)}
     return {**found, **{f"export_{to}.txt": text for to, text in exports.items()}}
 
 
