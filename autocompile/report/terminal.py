@@ -23,7 +23,7 @@ _INDENT = 10
 _PIPE = 120
 """Columns of a pipe: facts go to the next line from here on."""
 _WIDE = 100  # columns for every column of a table
-_FIGURE = re.compile(r"\[[\d., ]+\]|±? ?[\d.]+ %|\d [a-zA-Zµ]+")
+_FIGURE = re.compile(r"\[[\d., ]+\]|±? ?[\d.]+ %|\d(?: \d{3}\b)*(?: [a-zA-Zµ]+)?")
 _GLUE = "\ue000"  # stands for a space that must not end a line; private, one cell wide
 _STYLES = {
     "strong": "bold",
