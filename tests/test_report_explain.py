@@ -189,7 +189,7 @@ def test_keeping_eager_is_explained_by_time_and_by_what_compiling_did() -> None:
     best = candidate(trial(0, EAGER, eager=python), 1.0)
     told = why(best, "keep_eager", [best, candidate(trial(1, compiled=None), 0.99)], "cpu")
     assert told == [
-        "70 % of an eager call passes between its operators, in Python",
+        "70 % of an eager call is spent between operators, in Python",
         "eager runs 2 operators per call: nothing to fuse",
     ]
     disturbed = {**eager_part, "call_s": 1e-4}
@@ -215,7 +215,7 @@ def test_the_report_shows_the_reasons_and_escapes_them() -> None:
     assert "s60, s61, s62, s63, s64: `x` 6 *" in file.getvalue()
     document = to_markdown(report)
     assert "- Why: one graph \\<b\\>\n" in document
-    assert "- Not `s60, s61, s62, s63, s64`: \\`x\\` 6 \\*\n" in document
+    assert "- Others: `s60, s61, s62, s63, s64`: \\`x\\` 6 \\*\n" in document
 
 
 # --- what a trial records -----------------------------------------------------------------------

@@ -28,10 +28,10 @@ def record(config: CompileConfig, outcome: Outcome = Outcome.OK, phase: str = "f
 @pytest.mark.parametrize(
     ("records", "live", "stopped"),
     [
-        ([], "not begun yet", "not begun yet"),
-        ([record(EAGER, phase="train_step")], "not begun yet", "not begun yet"),
-        ([record(EAGER, Outcome.INTERRUPTED)], "not begun yet", ""),
-        ([record(EAGER)], "no compiled setting has ended yet", ""),
+        ([], "not started", "not started"),
+        ([record(EAGER, phase="train_step")], "not started", "not started"),
+        ([record(EAGER, Outcome.INTERRUPTED)], "not started", ""),
+        ([record(EAGER)], "no compiled setting has finished", ""),
         ([record(EAGER), record(DEFAULT_INDUCTOR)], "", ""),
         ([record(EAGER), record(DEFAULT_INDUCTOR, Outcome.CRASHED)], "", ""),
     ],
@@ -70,16 +70,16 @@ def test_a_live_run_says_what_has_not_begun(target: Path) -> None:
     tune(target, executor=FakeExecutor(looking, two_phases()), space=SPACE)
     (first, lines), (second, _) = seen
     assert {name: phase["state"] for name, phase in first.items()} == {
-        "forward": "not begun yet",
-        "train_step": "not begun yet",
+        "forward": "not started",
+        "train_step": "not started",
     }
-    assert lines.count("Pending: not begun yet.") == 2
+    assert lines.count("No result yet: not started.") == 2
     assert "Failed" not in "".join(lines)
     states = {phase["state"] for phase in second.values()}
-    assert "no compiled setting has ended yet" in states
+    assert "no compiled setting has finished" in states
     phases, lines = shown()
     assert [phase["state"] for phase in phases.values()] == ["", ""]
-    assert "Pending" not in "".join(lines)
+    assert "No result" not in "".join(lines)
 
 
 def test_a_stopped_run_says_what_has_not_begun(target: Path) -> None:
@@ -92,5 +92,5 @@ def test_a_stopped_run_says_what_has_not_begun(target: Path) -> None:
     result = tune(target, executor=PressesCtrlC(script, two_phases()), space=SPACE)
     assert result.interrupted
     reasons = [phase["reason"] for phase in result.to_dict()["phases"].values()]
-    assert "not begun yet" in reasons
-    assert "**Pending:** not begun yet." in Path(result.run_dir, "report.md").read_text()
+    assert "not started" in reasons
+    assert "**No result yet:** not started." in Path(result.run_dir, "report.md").read_text()

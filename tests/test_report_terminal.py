@@ -111,7 +111,7 @@ def test_no_more_is_claimed_of_the_weights_than_was_seen(
 
 @pytest.mark.parametrize(
     ("compile_s", "words"),
-    [(1.2, "compiles faster (1.2 s against 2.6 s)"), (2.5, "is the plainer one")],
+    [(1.2, "compiles faster (1.2 s against 2.6 s)"), (2.5, "is simpler")],
 )
 def test_a_tie_is_told_with_the_reason_for_the_choice(
     report: dict[str, Any], compile_s: float, words: str
@@ -174,13 +174,14 @@ def test_a_report_of_an_older_version_is_still_shown(report: dict[str, Any]) -> 
 
 def test_failures_are_grouped_and_logs_come_with_verbose(report: dict[str, Any]) -> None:
     out = printed(report)
-    assert "Failed  2 inductor   compile_error   InductorError: IndexError" in out
-    assert "          1 openvino   crashed         SIGSEGV in compile" in out
+    assert "Failed  2   inductor   compile_error   InductorError: IndexError" in out
+    assert "          1   openvino   crashed         SIGSEGV in compile" in out
     assert "this is 2.13.0 → autocompile doctor ipex" in out
     assert "log.txt" not in out
     verbose = printed(report, verbose=True)
     assert "runs/ppo_breakout-0003/trials/0010/log.txt" in verbose
-    assert "batch sizes  1, 4 and 16 by default, 16 from num_envs_per_env_runner" in verbose
+    choices = "batch sizes 1, 4 and 16 by default, 16 from num_envs_per_env_runner"
+    assert choices in " ".join(verbose.split())
 
 
 def test_what_was_left_untried_is_no_failure(report: dict[str, Any]) -> None:
@@ -189,11 +190,12 @@ def test_what_was_left_untried_is_no_failure(report: dict[str, Any]) -> None:
     phase["failures"] = [phase["failures"][1], answered]
     phase["trials"][7]["answered"] = True
     out = printed(report)
-    assert "Failed  1 openvino   crashed   SIGSEGV in compile\n" in out
-    assert "Untried 1 ipex   unsupported   not tried: dear\n" in out
+    assert "Failed  1   openvino   crashed   SIGSEGV in compile\n" in out
+    assert "Untried 1   ipex   unsupported   not tried: dear\n" in out
     console = Console(file=io.StringIO())
     render_trials(report, console)
-    assert "   7      1  not tried       ipex" in console.file.getvalue()  # type: ignore[attr-defined]
+    rows = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert any(row.split()[:5] == "7 1 not tried ipex:".split() for row in rows)
 
 
 def test_what_was_not_in_the_list_is_told_in_a_few_words(report: dict[str, Any]) -> None:
@@ -229,8 +231,7 @@ def test_notes_of_the_phase_and_of_the_best_are_shown(report: dict[str, Any]) ->
     exploration(report)["notes"] = ["eager differs from itself"]
     exploration(report)["best"]["notes"] = ["one round was throttled"]
     out = printed(report)
-    assert "Note    eager differs from itself" in out
-    assert "Note    one round was throttled" in out
+    assert "  Note    one round was throttled\n          eager differs from itself\n" in out
 
 
 @pytest.mark.parametrize("width", [0, 80, 100, 120])
@@ -301,16 +302,18 @@ def test_an_ascii_stream_can_be_written(report: dict[str, Any]) -> None:
 
 def test_a_report_without_phases_is_not_an_error(report: dict[str, Any]) -> None:
     report["phases"] = {}
-    assert "no phase was begun" in printed(report)
+    assert "no phase was started" in printed(report)
 
 
 def test_the_leaderboard_has_every_trial_of_the_search_once(report: dict[str, Any]) -> None:
     file = io.StringIO()
     render_trials(report, Console(file=file))
     out = file.getvalue()
-    first = out.split("optimizer_step: all trials")[0]
-    numbers = [line.split()[0] for line in first.splitlines()[2:]]
-    assert numbers == ["5", "3", "4", "1", "6", "2", "0", "7", "8", "9", "10", "11"]
+    first = out.split("optimizer_step: ")[0]
+    assert first.startswith("forward_exploration: measured trials\n")
+    assert "forward_exploration: other trials\n" in first
+    numbers = [n for line in first.splitlines() if (n := line.split()[0]).isdigit()]
+    assert numbers == "5 3 4 1 6 2 0 7 8 9 10 11".split()
     assert "inductor · fullgraph  (same code as trial 3)" in first
     assert "inductor max-autotune  (repeated in 1 process: 1.41×)" in first
     assert "crashed         openvino: SIGSEGV in compile" in first

@@ -1,4 +1,4 @@
-"""What would help beside any setting of the compiler, as far as the trials have seen it."""
+"""Advice that is not about compile settings, from what the trials recorded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RECURRENT = "RNN, GRU, or LSTM"  # torch's words
 
 
 def on_memory(records: Sequence[Record]) -> list[str]:
-    """Whether calls lose time to memory that the C library gives back and takes again.
+    """Advice where calls lose time since the C library returns memory and requests it again.
 
     Where only some processes do, it is chance: what lies at the end of the heap. Where all do, the
     blocks may be too large to be kept at all.
@@ -29,26 +29,24 @@ def on_memory(records: Sequence[Record]) -> list[str]:
     if not hit:
         return []
     what = (
-        f"in {len(hit)} of {len(known)} processes a call of eager gets its memory from the kernel "
-        f"anew each time ({median(hit):.0f} page faults)"
+        f"in {len(hit)} of {len(known)} processes each eager call gets new memory from the kernel "
+        f"({median(hit):.0f} page faults)"
     )
     if len(hit) < len(known):
-        why = "whether that happens is chance, and processes differ by it more than by settings"
-        return [
-            f"{what}: {why}. {_KEEP} in the environment, when tuning and later, ends it (glibc)"
-        ]
+        why = "this varies by chance and changes the time of a call more than settings do"
+        return [f"{what}; {why}. To prevent it, set {_KEEP} (glibc), when tuning and later"]
     return [f"{what}: an allocator that keeps large blocks, such as jemalloc, may save that time"]
 
 
 def on_recurrent_layers(records: Sequence[Record]) -> list[str]:
-    """Whether Dynamo stopped at a layer that it takes only when it is told to."""
+    """Advice where Dynamo skipped a layer that it compiles only on request."""
     refused = [r for r in records if any(_RECURRENT in told for told in _told(r))]
     if not refused:
         return []
     return [
         f"Dynamo leaves nn.RNN, nn.GRU and nn.LSTM to eager mode (trial {refused[0].number}). "
-        "torch._dynamo.config.allow_rnn = True lets it take them, which torch calls experimental: "
-        "set it in the target's file and where the setting is used, and tune again"
+        "torch._dynamo.config.allow_rnn = True lets it compile them, which torch calls "
+        "experimental: set it in the target's file and in your program, and tune again"
     ]
 
 

@@ -20,7 +20,7 @@ from autocompile.store.record import EXPORTED, SCHEMA, Outcome, Record
 
 __all__ = ["build_report"]
 
-_NO_EAGER = "eager was not measured, so nothing can be compared with it"
+_NO_EAGER = "eager mode was not measured, so there is nothing to compare with"
 _CONFIRMED = 2  # sets of fresh processes, at least
 _UNCONFIRMED = "the best was not timed again in two or more fresh processes"
 _SLOWING = "beside every setting that works eager runs slower than alone"
@@ -53,8 +53,8 @@ def build_report(
         run: what ``run.json`` holds.
         records: of all phases.
         run_dir: as it is shown to the user.
-        limits: what a setting must keep to be best.
-        interrupted: the run was stopped before it was through.
+        limits: of settings that may be best.
+        interrupted: the run was stopped before its end.
         wall_s: how long the run took, in seconds.
     """
     plan = run["plan"]
@@ -156,7 +156,7 @@ def _verdict(
 ) -> tuple[str, str]:
     """``faster``, ``keep_eager`` or ``failed``, and the reason."""
     if space.get("untried") and not any(_is_tried(r) for r in records):
-        return "failed", "the run ended before any setting beside eager had been tried"
+        return "failed", "the run ended before any setting other than eager was tried"
     if decision is None:
         return "failed", _NO_EAGER if every else _why_nothing(every, records, space)
     if decision.is_faster:
@@ -209,18 +209,18 @@ def _why_nothing(
     if not records:
         return "nothing was measured"
     if any(not c.record.config.is_plain_eager for c in every):
-        return "every setting that works is outside the limits that were asked for"
+        return "every setting that works exceeds the limits"
     failed = [r for r in records if not r.ok and not r.config.is_plain_eager]
     failed = [r for r in failed if r.outcome is not Outcome.INTERRUPTED]
     if not failed:
         unusable = "; ".join(f"{k}: {v}" for k, v in space.get("unusable", {}).items())
-        return f"no setting beside eager was measured{f' ({unusable})' if unusable else ''}"
+        return f"no setting other than eager was measured{f' ({unusable})' if unusable else ''}"
     again = [r for r in failed if r.repeats is not None]
     if any(r.ok and not r.config.is_plain_eager for r in records):
         return (
             f"every setting that worked in the search failed when it was raced: {_counted(again)}"
         )
-    return f"all {len(failed)} settings beside eager failed: {_counted(failed)}"
+    return f"every setting other than eager failed: {_counted(failed)}"
 
 
 def _counted(failed: Sequence[Record]) -> str:
@@ -245,13 +245,13 @@ def _notes(
             "nobody has said how often they change (--calls-per-update)"
         )
     notes += [
-        f"trial {c.record.number}: eager runs slower beside it than alone, so that it only looks "
-        f"{c.speedup.value:.2f} times as fast; it is not recommended"
+        f"trial {c.record.number}: eager runs slower beside it than alone, so its speed-up of "
+        f"{show.speedup(c.speedup)} is not real; it is not recommended"
         for c in allowed
         if c.slows_eager and c.speedup.low > 1
     ]
     if outside := len(every) - len(allowed) - unknown:
-        notes.append(f"{outside} settings are outside the limits that were asked for")
+        notes.append(f"outside the limits: {show.many(outside, 'setting')}")
     records = [c.record for c in every]
     notes += on_memory(records) + on_recurrent_layers(records)
     # What every trial says is said once.

@@ -42,14 +42,14 @@ def render_check(found: Mapping[str, Any], console: Console, verbose: bool = Fal
                     console.print(Text(f"  | {text.plain(line)}"))
             continue
         counts = (row["graphs"], "graph"), (row["graph_breaks"], "graph break")
-        graphs = ", ".join(f"{count} {noun}{'s' * (count != 1)}" for count, noun in counts)
+        graphs = ", ".join(text.many(*count) for count in counts)
         speed = f"{text.speedup(row['speedup'])} {text.interval(row['speedup'])} of eager's speed"
         console.print(Text(f"  compiled   same results as eager · {graphs}"))
         console.print(Text(f"             {speed} · compiles in {text.seconds(row['compile_s'])}"))
         for reason in row["break_reasons"]:
             console.print(Text(f"             graph break: {text.plain(reason)}"))
         for reason in row["skip_reasons"]:
-            what = f"Dynamo gave a function up: {text.plain(reason)}"
+            what = f"Dynamo skipped a function: {text.plain(reason)}"
             console.print(Text(f"             {what}"))
         for note in row["notes"]:
             console.print(Text(f"             {text.plain(note)}"))
@@ -144,7 +144,7 @@ def _why(row: Mapping[str, Any]) -> Text:
 
 
 def render_preview(found: Mapping[str, Any], console: Console) -> None:
-    """The list of settings of each phase, and what is not in it and why."""
+    """The settings of each phase, and what is left out and why."""
     console.print(Text(f"target  {text.target_name(found['target'])}"))
     console.print(Text(f"torch   {text.machine(found['environment'])}"))
     for phase, row in found["phases"].items():
@@ -163,7 +163,7 @@ def render_preview(found: Mapping[str, Any], console: Console) -> None:
         if row["ends_early"]:
             settings += " until the budget is spent"
         about = text.clock(row["predicted_s"])
-        console.print(Text(f"  {settings}, about {about}, and the confirmation of the best"))
+        console.print(Text(f"  {settings}, about {about}, then the best is confirmed"))
 
 
 def _of_dynamo(traced: Mapping[str, Any]) -> str:
@@ -174,7 +174,7 @@ def _of_dynamo(traced: Mapping[str, Any]) -> str:
     if not traced.get("graph_breaks"):
         if graphs == 1 and not skipped:
             return "Dynamo makes one graph of it: fullgraph will do"
-        return f"Dynamo makes {graphs} graphs of it and leaves some of it out: fullgraph will fail"
+        return f"Dynamo makes {graphs} graphs of it and skips some code: fullgraph will fail"
     places = [f"{b['place']} ({b['reason']})" for b in traced["breaks"] if b.get("place")][:1]
     count = traced["graph_breaks"]
     often = "once" if count == 1 else f"{count} times"
@@ -183,7 +183,7 @@ def _of_dynamo(traced: Mapping[str, Any]) -> str:
 
 
 def _lines(settings: list[Mapping[str, Any]]) -> list[str]:
-    """A line for each setting that no plainer one may answer, and how many it may answer."""
+    """A line for each setting, with the number of settings that are likely the same."""
     sizes: dict[str, list[str]] = {}
     answered: Counter[str] = Counter()
     twins = {s["label"]: s["may_equal"][0] for s in settings if s["may_equal"]}

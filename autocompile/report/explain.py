@@ -11,6 +11,7 @@ from typing import Any
 
 from autocompile.estimate.candidates import Candidate, compare
 from autocompile.report import text as show
+from autocompile.report.text import many
 from autocompile.settings.phases import phase_of
 from autocompile.store.record import Outcome, Record
 
@@ -61,10 +62,6 @@ def _replays(record: Record, device: str) -> bool:
     )
 
 
-def _many(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s' * (count != 1)}"
-
-
 # --- the sentences ------------------------------------------------------------------------------
 
 
@@ -92,7 +89,7 @@ def why(best: Candidate | None, verdict: str, every: Sequence[Candidate], device
     told = [f"{label}: {became}" if became else "", *_gave_up(near, device)]
     total = _count(_part(best.record, "eager"), "total")
     if total is not None and total <= _FEW:
-        told.insert(0, f"eager runs {_many(total, 'operator')} per call: nothing to fuse")
+        told.insert(0, f"eager runs {many(total, 'operator')} per call: nothing to fuse")
     if broken := _broken(near):
         told.append(f"{label}: {broken}")
     return [sentence for sentence in (_time(best.record, True), *told) if sentence]
@@ -142,12 +139,12 @@ def _group(
 def _lost(c: Candidate, best: Candidate, device: str) -> str:
     """Why a setting that works is not the best; empty where nothing is known."""
     if c.slows_eager:
-        return "eager runs slower beside it than alone, so how fast it is remains unknown"
+        return "eager runs slower beside it than alone, so its speed-up is unknown"
     # On a CPU no setting has CUDA graphs: that is no reason to lose.
     gave_up = [] if device.startswith("cpu") else _gave_up(c.record, device)
     told = [*_refreshed(c.record, best), *gave_up]
     if (c.record.graph_breaks or 0) > (best.record.graph_breaks or 0):
-        told.append(_broken(c.record) or _many(c.record.graph_breaks or 0, "graph break"))
+        told.append(_broken(c.record) or many(c.record.graph_breaks or 0, "graph break"))
     told += _recompiled(c.record, best.record)
     told += _fuses_less(c.record, best.record)
     if _replays(best.record, device) and not c.record.config.has_cuda_graphs:
@@ -179,7 +176,7 @@ def _graphs(record: Record) -> str:
     if not record.graph_breaks:
         return f"{graphs}, no breaks"
     rest = " and the rest in Python" if record.graphs == 1 else ""
-    return f"{graphs}{rest}; {_broken(record) or _many(record.graph_breaks, 'graph break')}"
+    return f"{graphs}{rest}; {_broken(record) or many(record.graph_breaks, 'graph break')}"
 
 
 def _became(record: Record) -> str:
@@ -190,18 +187,18 @@ def _became(record: Record) -> str:
         return ""  # what a graph replays is not seen one by one
     kernels, library, plain = (part[f"{k}_total"] for k in ("kernels", "library", "operators"))
     if not kernels:
-        return f"nothing is fused: {_many(launches, 'call')} of libraries and operators as in eager"
-    parts = [_many(kernels, "fused kernel")]
+        return f"nothing is fused: {many(launches, 'call')} of libraries and operators as in eager"
+    parts = [many(kernels, "fused kernel")]
     if templates := _count(part, "templates"):
         parts[0] += f" ({templates} from Triton templates)"
     if library:
-        parts.append(f"{_many(library, 'library call')} ({_names(part.get('library'))})")
+        parts.append(f"{many(library, 'library call')} ({_names(part.get('library'))})")
     if plain:
-        parts.append(f"{_many(plain, 'plain operator')} ({_names(part.get('operators'))})")
-    end = f"{_many(launches, 'call')}: "
+        parts.append(f"{many(plain, 'plain operator')} ({_names(part.get('operators'))})")
+    end = f"{many(launches, 'call')}: "
     kinds = parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
     become = "becomes" if eager == 1 else "become"
-    return f"{_many(eager, 'operator')} of eager {become} {end if len(parts) > 1 else ''}{kinds}"
+    return f"{many(eager, 'operator')} of eager {become} {end if len(parts) > 1 else ''}{kinds}"
 
 
 def _cudagraphs(record: Record, device: str) -> str:
@@ -222,7 +219,7 @@ def _time(record: Record, is_eager: bool) -> str:
         rest = ", which compiled code makes too" if is_eager else ""
         return f"{share * 100:.0f} % of an eager call is in library calls ({_names(library)}){rest}"
     if between >= _MUCH:
-        return f"{between * 100:.0f} % of an eager call passes between its operators, in Python"
+        return f"{between * 100:.0f} % of an eager call is spent between operators, in Python"
     return ""
 
 
@@ -273,17 +270,17 @@ def _recompiled(record: Record, best: Record) -> list[str]:
     reasons = record.detail.get("recompile_reasons")
     first = show.plain(reasons[0]) if isinstance(reasons, list) and reasons else ""
     first = re.sub(r"^\d+/\d+: ", "", first)  # which frame and which of its versions
-    times = f"compiled again {_many(record.recompiles or 0, 'time')}"
+    times = f"compiled again {many(record.recompiles or 0, 'time')}"
     return [f"{times} ({show.shorten(first, _LONG)})" if first else times]
 
 
 def _fuses_less(record: Record, best: Record) -> list[str]:
     eager = _count(_part(record, "eager"), "total")
     if record.config.backend in _UNFUSED:
-        return [f"fuses nothing: the {_many(eager, 'operator')} of eager"] if eager else []
+        return [f"fuses nothing: the {many(eager, 'operator')} of eager"] if eager else []
     mine, its = _launches(record), _launches(best)
     if not mine:
         return []
     if _count(_part(record, "compiled"), "kernels_total") == 0:
-        return [f"fuses nothing: {_many(mine, 'call')} of libraries and operators"]
-    return [f"{_many(mine, 'call')} instead of {its}"] if its and mine > its else []
+        return [f"fuses nothing: {many(mine, 'call')} of libraries and operators"]
+    return [f"{many(mine, 'call')} instead of {its}"] if its and mine > its else []

@@ -1,4 +1,4 @@
-"""What a report says of its phases and trials, a fact at a time, for every form of it."""
+"""Facts about phases and trials, as sentences for every form of the report."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from autocompile.settings.config import DEFAULT_INDUCTOR
 __all__ = [
     "against_default",
     "best_facts",
-    "confidence",
     "exported_warning",
+    "incomplete",
     "memory_facts",
     "not_here",
     "proof",
@@ -31,20 +31,26 @@ def against_default(best: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def unfinished(report: Mapping[str, Any]) -> str:
-    """What to know before anything else of a report that is not the last word; or empty."""
+    """What to know first of a report of a run that is not complete; empty otherwise."""
     if report.get("running"):
-        return "Still running: this is what has been measured so far."
+        return "Still running: these are the results so far."
     if report.get("interrupted"):
-        return "Interrupted: this is what had been measured until then."
+        return "Interrupted: these are the results so far."
     return ""
 
 
-def confidence(phase: Mapping[str, Any]) -> str:
-    """What is open in a decision, and the command that settles it; empty where it is clear."""
-    found = phase.get("confidence")
-    if not found or found["decided"]:
-        return ""
-    return f"{show.plain(found.get('open', ''))}   → {show.plain(found['command'])}"
+def incomplete(report: Mapping[str, Any]) -> Iterator[str]:
+    """What an interrupted run lacks, a sentence for each phase."""
+    for name, phase in report["phases"].items():
+        done = [t for t in phase["trials"] if t["outcome"] != "interrupted"]
+        best = phase.get("best")
+        if not done:
+            yield f"{show.plain(name)}: no trial finished"
+        elif best and not best.get("confirmed_processes"):
+            yield (
+                f"{show.plain(name)}: {show.many(len(done), 'trial')} finished, the best was not"
+                " confirmed in fresh processes, so its speed-up may be overestimated"
+            )
 
 
 def sure(phase: Mapping[str, Any]) -> list[str]:
@@ -72,7 +78,7 @@ def proof(best: Mapping[str, Any]) -> str:
 
 
 def best_facts(best: Mapping[str, Any]) -> Iterator[str]:
-    """What is told of the best setting beside its speed-up, a fact at a time."""
+    """The facts about the best setting other than its speed-up."""
     batch = f" at batch size {best['batch_size']}" if best.get("batch_size") is not None else ""
     eager = best.get("eager_throughput")
     against = f" (eager {show.quantity(eager['value'])})" if eager else ""
@@ -87,9 +93,9 @@ def best_facts(best: Mapping[str, Any]) -> Iterator[str]:
         apart, least = best.get("calls_per_update"), best.get("calls_to_repay_refresh")
         cost = f"new weights cost {show.seconds(refresh_s)}"
         if apart:
-            yield f"{cost}, which is counted: they change every {show.thousands(apart)} calls"
+            yield f"{cost} every {show.thousands(apart)} calls, which is included"
         elif least:
-            yield f"{cost}: worth it if they stay for more than {show.thousands(least)} calls"
+            yield f"{cost}: this pays if they stay the same for {show.thousands(least)} calls"
     if same := best.get("same_code"):
         yield f"{len(same)} other setting{'s have' if len(same) > 1 else ' has'} the same code"
     live = best.get("weights_live")
@@ -101,13 +107,13 @@ def best_facts(best: Mapping[str, Any]) -> Iterator[str]:
     yield from memory_facts(best)
     if spread := best.get("eager_call_s"):
         ends = dict.fromkeys(map(show.seconds, spread))
-        yield f"eager itself took {' to '.join(ends)} a call, by process"
+        yield f"eager took {' to '.join(ends)} a call, depending on the process"
     if slow := best.get("slow_sets"):
-        yield f"{slow} more processes are left out: the machine was slower in them"
+        yield f"{slow} process{'es' * (slow > 1)} left out: the machine was slower"
 
 
 def exported_warning(best: Mapping[str, Any] | None) -> list[str]:
-    """A sentence where the exported code did not do in a fresh interpreter what was confirmed."""
+    """A warning where exported code did worse in a fresh interpreter than was confirmed."""
     ran = (best or {}).get("exported")
     if not best or not ran or ran["agrees"]:
         return []
@@ -116,8 +122,8 @@ def exported_warning(best: Mapping[str, Any] | None) -> list[str]:
         return [f"the exported code did not work in a fresh interpreter: {said}"]
     told = f"{show.speedup(ran['speedup'])} {show.interval(ran['speedup'])}"
     return [
-        f"the exported code gave {told} in a fresh interpreter, right, but slower than what was "
-        f"confirmed: {show.speedup(best['speedup'])} {show.interval(best['speedup'])}"
+        f"the exported code gave {told} in a fresh interpreter: its outputs are right, but it is "
+        f"slower than confirmed, {show.speedup(best['speedup'])} {show.interval(best['speedup'])}"
     ]
 
 
@@ -131,7 +137,7 @@ def memory_facts(best: Mapping[str, Any]) -> Iterator[str]:
 
 
 def same_as(number: int, outcome: str) -> str:
-    """What answers a trial that had no timing, or no process at all."""
+    """Which trial gave the result of one that was not timed."""
     return f"same code as trial {number}" if outcome == "ok" else f"as trial {number}"
 
 
@@ -149,7 +155,7 @@ def trial_remarks(trial: Mapping[str, Any], trials: Iterable[Mapping[str, Any]])
         failed = len(repeats) - len(good)
         remarks.append(text + (f", {failed} failed" if failed else ""))
     if breaks := trial.get("graph_breaks"):
-        remarks.append(f"{breaks} graph break{'s' * (breaks > 1)}")
+        remarks.append(show.many(breaks, "graph break"))
     return remarks + [show.plain(flag).replace("_", " ") for flag in trial.get("flags", ())]
 
 
@@ -167,8 +173,8 @@ def ties(phase: Mapping[str, Any]) -> list[str]:
 
 
 def _preferred(best: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """What puts ``best`` before an equal: see :func:`autocompile.estimate.decision.plainness`."""
+    """Why ``best`` is preferred to an equal: see ``decision.plainness``."""
     mine, theirs = best.get("compile_s"), other.get("compile_s")
     if mine is not None and theirs is not None and theirs > 1.25 * mine + 0.25:
         return f"compiles faster ({show.seconds(mine)} against {show.seconds(theirs)})"
-    return "is the plainer one"
+    return "is simpler"

@@ -9,7 +9,6 @@ from rich.text import Text
 
 from autocompile.estimate.intervals import Interval, signed_rank_interval
 from autocompile.report import text as show
-from autocompile.report.markdown import or_dash
 from autocompile.store.record import Record
 
 __all__ = ["Leader", "leaderboard"]
@@ -51,7 +50,7 @@ def leaderboard(leaders: Sequence[Leader], height: int) -> list[Text]:
     for x in order[: height - 1]:
         r, is_first = x.record, x in first.values() and not x.record.config.is_plain_eager
         ratio = show.speedup(1.0) if r.config.is_plain_eager else show.ratio(x.speedup)
-        line = f"{r.number:>4}  {r.phase:<{width}}  {or_dash(r.batch_size):>5}  "
+        line = f"{r.number:>4}  {r.phase:<{width}}  {show.or_dash(r.batch_size):>5}  "
         line += f"{show.measured(x.throughput):>14}   {ratio:<13}  {show.seconds(r.compile_s):>9}"
         lines.append(Text(f"{line}   {show.label(r.config)}", "bold green" if is_first else ""))
     return lines

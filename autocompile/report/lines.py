@@ -1,6 +1,6 @@
-"""Progress as a study tells it, and as stable lines for files, pipes and logs.
+"""Progress of a run, and as stable lines for files, pipes and logs.
 
-None of these classes asks, sleeps or starts a thread.
+None of these classes waits, sleeps or starts a thread.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Tried(Protocol):
 
 
 class Countdown(Protocol):
-    """The time that a run has."""
+    """The time budget of a run."""
 
     @property
     def total_s(self) -> float | None:
@@ -57,7 +57,7 @@ class Countdown(Protocol):
 
 
 class Progress:
-    """What a study tells while it runs; this one lets it all pass."""
+    """Is told what happens during a run; this one ignores it."""
 
     def header(self, target: Json, environment: Json, run_dir: str) -> None:
         """The run begins; the mappings are those of ``report.json``."""

@@ -110,7 +110,7 @@ class LiveProgress(Progress):
         self.tick()
 
     def racing(self, phase: str, batch_size: int | None, sides: int, number: int) -> None:
-        many = f"{sides} setting{'s' * (sides != 1)}"
+        many = show.many(sides, "setting")
         self._race_steps = {}
         self._race = f"race of {cell_name(phase, batch_size)}, set {number}: {many} beside eager"
         self.tick()

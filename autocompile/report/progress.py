@@ -1,4 +1,4 @@
-"""How far a run that is not through has come in a phase."""
+"""Why a phase of an unfinished run has no verdict yet."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def state_of(phase: str, records: Sequence[Record], running: bool) -> str:
     mine = [r for r in records if r.phase == phase]
     ended = [r for r in mine if r.outcome is not Outcome.INTERRUPTED]
     if not mine or (running and not ended):
-        return "not begun yet"
+        return "not started"
     if running and all(r.config.is_baseline for r in ended):
-        return "no compiled setting has ended yet"
+        return "no compiled setting has finished"
     return ""

@@ -25,7 +25,7 @@ def _number(value: Interval, unit: str) -> dict[str, Any]:
 def failures(records: list[Record], run_dir: str) -> list[dict[str, Any]]:
     """Failures grouped by cause; those answered by another trial count with it.
 
-    ``answered``: all of the group were left untried, since others had shown how they would end.
+    ``answered``: none of the group was tried, since other trials told the outcome.
     """
     groups: dict[tuple[str, str, str], dict[str, Any]] = {}
     for r in records:
@@ -129,10 +129,10 @@ def best_row(
     """The best setting of a phase.
 
     Args:
-        best: it.
-        found: all at its batch size.
-        records: of the phase.
-        exported: of exported code of the phase.
+        best: the setting.
+        found: all settings that worked at its batch size.
+        records: all records of the phase.
+        exported: the records of exported code.
     """
     record = best.record
     plain = next((c for c in found if c.record.config == DEFAULT_INDUCTOR), None)
@@ -171,11 +171,11 @@ def best_row(
 
 
 def _exported(best: Candidate, exported: Sequence[Record]) -> dict[str, Any] | None:
-    """What the exported code of the best setting did in a fresh interpreter; None: it did not run.
+    """How the exported code of the best setting ran in a fresh interpreter; None: it was not run.
 
-    ``speedup`` is as uncertain as that of one process. ``agrees``: it may be as fast as what was
-    confirmed (or is faster: short calls gain where less stands around them), by the speed-up or by
-    the seconds of a call. ``eager_faster``: by those alone, since eager mode took less time there.
+    ``speedup`` is of one process. ``agrees``: within its uncertainty it is as fast as confirmed, by
+    the speed-up or by the seconds of a call. ``eager_faster``: only by the seconds of a call, since
+    eager mode was faster in that process.
     """
     record = next((r for r in reversed(exported) if r.repeats == best.record.number), None)
     if record is None:

@@ -25,7 +25,9 @@ __all__ = [
     "interval",
     "label",
     "machine",
+    "many",
     "measured",
+    "or_dash",
     "percent",
     "plain",
     "printable",
@@ -91,6 +93,16 @@ def encodable(text: str, encoding: str) -> str:
 def thousands(value: float) -> str:
     """A whole number in groups of three: ``1 204``."""
     return f"{round(value):,}".replace(",", " ")
+
+
+def many(count: int, noun: str) -> str:
+    """``1 trial``, ``2 trials``."""
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
+def or_dash(value: float | None, form: str = "") -> str:
+    """A number, or a dash where there is none."""
+    return "-" if value is None else format(value, form)
 
 
 def quantity(value: float | None) -> str:
