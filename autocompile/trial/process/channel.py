@@ -8,9 +8,11 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from autocompile.protocol.events import EventName, encode
+from autocompile.protocol.results import TaskResult
 from autocompile.store.record import Step
 
 __all__ = ["Channel"]
@@ -24,14 +26,24 @@ class Channel:
         nonce: proves to the parent that a line is ours.
         control: a pipe on which the parent says that the neighbours stand still; None if there
             are none.
+        folder: of the trial.
+        has_fork_server: there is one, which prepares what trials share.
 
     Attributes:
         current: the step that was begun last.
         waited_s: seconds spent waiting for the neighbours to stand still.
     """
 
-    def __init__(self, descriptor: int | None, nonce: str, control: int | None = None) -> None:
+    def __init__(
+        self,
+        descriptor: int | None,
+        nonce: str,
+        control: int | None = None,
+        folder: Path = Path(),
+        has_fork_server: bool = False,
+    ) -> None:
         self._descriptor, self._nonce, self._control = descriptor, nonce, control
+        self.folder, self.has_fork_server = folder, has_fork_server
         self._depth, self._lock = 0, threading.RLock()  # Inductor compiles in threads at times
         self.current = Step.IMPORT
         self.waited_s = 0.0
@@ -56,9 +68,9 @@ class Channel:
         """Say how many trials the device has memory for at once."""
         self._send(EventName.ROOM, trials=trials)
 
-    def result(self, payload: dict[str, Any]) -> None:
+    def result(self, result: TaskResult) -> None:
         """Say how it ended; the first result counts."""
-        self._send(EventName.RESULT, step=self.current.value, **payload)
+        self._send(EventName.RESULT, step=self.current.value, **result.to_dict())
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import torch
 
+from autocompile.protocol.requests import ExportedCode
 from autocompile.settings.config import CompileConfig
 from autocompile.trial.phases.phases import Side, call_model, make_side, note_setting
 from autocompile.trial.target.load import Target
@@ -32,7 +32,7 @@ def exported_side(
     phase: str,
     inputs: Any,
     config: CompileConfig,
-    exported: dict[str, Any],
+    exported: ExportedCode,
     folder: Path,
 ) -> Side:
     """The side of a program that holds a model, an optimizer, a step and these lines.
@@ -42,8 +42,8 @@ def exported_side(
         phase: the unit of work.
         inputs: on the right device.
         config: the setting that the code is about.
-        exported: the lines as ``code``, and as ``settings`` what ``tuned.json`` holds.
-        folder: where that file is put.
+        exported: the lines, and the settings that they read.
+        folder: where ``tuned.json`` is put.
     """
     side = make_side(target, phase, inputs)
     names: dict[str, Any] = {
@@ -55,10 +55,10 @@ def exported_side(
         "forward": _forward_train if target.is_rl else call_model,
     }
     exec(_TRAIN_STEP, names)
-    (folder / "tuned.json").write_text(json.dumps(exported["settings"]), "utf-8")
+    (folder / "tuned.json").write_text(exported.settings.to_json(), "utf-8")
     usual = torch.get_num_threads(), torch.get_float32_matmul_precision()
     with _working_in(folder):
-        exec(compile(exported["code"], "exported", "exec"), names)
+        exec(compile(exported.code, "exported", "exec"), names)
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     torch.set_num_threads(usual[0])  # of eager mode; the side has its own while it runs
     torch.set_float32_matmul_precision(usual[1])
