@@ -10,25 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from autocompile.errors import AutocompileError
-from autocompile.protocol.requests import (
-    AlgorithmRequest,
-    ProbeRequest,
-    RaceRequest,
-    Request,
-    SaveRequest,
-    TraceRequest,
-    TrialRequest,
-    read_request,
-)
-from autocompile.protocol.results import (
-    AlgorithmResult,
-    ProbeResult,
-    RaceResult,
-    SaveResult,
-    TaskResult,
-    TraceResult,
-    TrialResult,
-)
+from autocompile.protocol import requests, results
 from autocompile.store.record import Outcome, Step
 from autocompile.trial.inspect import explain
 from autocompile.trial.process import failures
@@ -43,13 +25,14 @@ from autocompile.trial.verify.verifier import Failed
 
 __all__ = ["run"]
 
-_TASKS: dict[type[Request], tuple[Callable[[Any, Channel, Any], None], type[TaskResult]]] = {
-    ProbeRequest: (probe, ProbeResult),
-    TraceRequest: (trace, TraceResult),
-    TrialRequest: (screen_setting, TrialResult),
-    RaceRequest: (race, RaceResult),
-    SaveRequest: (save, SaveResult),
-    AlgorithmRequest: (compare_target, AlgorithmResult),
+_Task = Callable[[Any, Channel, Any], None]
+_TASKS: dict[type[requests.Request], tuple[_Task, type[results.TaskResult]]] = {
+    requests.ProbeRequest: (probe, results.ProbeResult),
+    requests.TraceRequest: (trace, results.TraceResult),
+    requests.TrialRequest: (screen_setting, results.TrialResult),
+    requests.RaceRequest: (race, results.RaceResult),
+    requests.SaveRequest: (save, results.SaveResult),
+    requests.AlgorithmRequest: (compare_target, results.AlgorithmResult),
 }
 
 
@@ -71,9 +54,9 @@ def run(
     """
     home = place = Path(folder).resolve()  # found now: the target may change directory
     channel = Channel(descriptor, nonce, control, place, fork_server)
-    result = TaskResult()
+    result = results.TaskResult()
     try:
-        request = read_request(place)
+        request = requests.read_request(place)
         home = home_of(request.header.target)
         task, made = _TASKS[type(request)]
         result = made()
@@ -90,7 +73,9 @@ def run(
         os._exit(0)
 
 
-def _explain(error: BaseException, home: Path, channel: Channel, result: TaskResult) -> None:
+def _explain(
+    error: BaseException, home: Path, channel: Channel, result: results.TaskResult
+) -> None:
     if isinstance(error, Failed):
         result.outcome, result.message = error.outcome.value, str(error)
         return
