@@ -17,6 +17,7 @@ from autocompile.execute.interpreter import demand_torch
 from autocompile.execute.job import JobFactory, is_held, locked
 from autocompile.execute.local import Isolation, LocalExecutor
 from autocompile.execute.memory import most_memory_bytes
+from autocompile.protocol.requests import Header
 from autocompile.report.live import Progress, SilentProgress
 from autocompile.result import Result, exported_code, make_result, write_result
 from autocompile.search.budget import Budget
@@ -135,7 +136,9 @@ def tune(
     budget = Budget(total_s, trials, began, clock)
     runner = executor or LocalExecutor(isolation=isolation, jobs=jobs)
     alone = memory_limit_bytes or most_memory_bytes()
-    job_factory = JobFactory(folder, plan.requested(), timeout_s, alone, alone, dict(plan.pythons))
+    job_factory = JobFactory(
+        folder, Header(**plan.requested()), timeout_s, alone, alone, dict(plan.pythons)
+    )
     interrupted = False
     with _gone_if_never_begun(folder), locked(folder), contextlib.ExitStack() as stack:
         stack.callback(show.close)

@@ -13,6 +13,7 @@ from autocompile.estimate.candidates import Limits
 from autocompile.estimate.intervals import Interval
 from autocompile.export import FORMATS, export, unconfirmed
 from autocompile.export.python import code_of, having_form
+from autocompile.protocol.requests import ExportedCode
 from autocompile.report.build import build_report
 from autocompile.report.markdown import to_markdown
 from autocompile.report.progress import state_of
@@ -207,18 +208,18 @@ def make_result(
 
 def exported_code(
     folder: RunFolder, run: Mapping[str, Any], records: list[Record], limits: Limits
-) -> dict[tuple[str, int | None], dict[str, Any]]:
+) -> dict[tuple[str, int | None], ExportedCode]:
     """What ``--to python`` gives, by phase and batch size, with the settings that it may read.
 
     Empty where nothing is faster than eager mode, or where it has no form there.
     """
     report = make_result(folder, {**run, "interrupted": False}, records, limits).to_dict()
     try:
-        settings, found = Tuned.from_report(report).to_dict(), having_form(report)
+        settings, found = Tuned.from_report(report), having_form(report)
     except AutocompileError:
         return {}
     codes = {(c.phase, c.batch_size): code_of(report, c) for c in found}
-    return {at: {"code": code, "settings": settings} for at, code in codes.items() if code}
+    return {at: ExportedCode(code, settings) for at, code in codes.items() if code}
 
 
 def write_result(

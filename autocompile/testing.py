@@ -5,12 +5,12 @@ executor = FakeExecutor(lambda request: measured(speedup=1.3, compile_s=2.0))
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from autocompile.execute.executor import Ended, Ending, Event, Job, Stepped, Told
+from autocompile.protocol.requests import Kind, ProbeRequest, RaceRequest, read_request
 from autocompile.settings.phases import FORWARD
 from autocompile.store.record import Outcome, Step
 
@@ -115,10 +115,11 @@ class FakeExecutor:
 
     def start(self, job: Job) -> None:
         """Decide at once how it ends; :meth:`wait` tells."""
-        request = json.loads((job.folder / "request.json").read_text("utf-8"))
-        if request["kind"] == "probe":
+        asked = read_request(job.folder)
+        request = asked.to_dict()
+        if isinstance(asked, ProbeRequest):
             ending = self._probe
-        elif request["kind"] in ("race", "exported"):
+        elif isinstance(asked, RaceRequest):
             ending = self._race(request)
         else:
             self.requests.append(request)
@@ -131,7 +132,7 @@ class FakeExecutor:
         sides, wall_s = [], 0.0
         for side in request["sides"]:
             own = {**request, "config": side["config"], "repeats": side["number"]}
-            if request["kind"] == "race":
+            if request["kind"] == Kind.RACE.value:
                 self.requests.append(own)
             ending = self._script(own)
             wall_s += ending.wall_s

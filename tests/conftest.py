@@ -22,6 +22,7 @@ import autocompile
 from autocompile.execute.executor import Ended, Ending, Job, Told
 from autocompile.execute.job import JobFactory
 from autocompile.execute.local import Isolation, LocalExecutor
+from autocompile.protocol.requests import Header, Limits, Request, TrialRequest, parse_request
 from autocompile.settings.config import CompileConfig
 from autocompile.store.record import RunFolder
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from in_process import Try
 
 _PATIENCE_S = 200.0  # with a trial that is not to be stopped: the machine may be slow
-_SHORT = {"half_width": 0.5, "max_s": 0.1, "front_s": 0.1, "block_s": 0.002}
+_SHORT = Limits(half_width=0.5, max_s=0.1, front_s=0.1, block_s=0.002)
 TARGETS = Path(__file__).parent / "targets"
 ROOT = Path(__file__).parent.parent
 # All that these tests start carries it, so that an autocompile of somebody else's is left out.
@@ -173,7 +174,7 @@ class Bench:
         self.executor = LocalExecutor(isolation=isolation, jobs=jobs)
         run = RunFolder(folder)
         run.create()
-        self.job_factory = JobFactory(run, {"seed": 0}, _PATIENCE_S, None)
+        self.job_factory = JobFactory(run, Header(), _PATIENCE_S, None)
         self.told: list[str] = []
         self.took_s: dict[int, float] = {}
         self._began: dict[int, float] = {}
@@ -187,21 +188,19 @@ class Bench:
         device: str = "cpu",
     ) -> int:
         """Begin a short trial of a target's forward; its number."""
-        request = {
-            "kind": "trial",
-            "target": str(target),
-            "device": device,
-            "phase": "forward",
-            "config": CompileConfig(backend=backend).to_dict(),
-            "batch_size": 4,
-            "limits": _SHORT,
-        }
-        return self.begin(request, timeout_s)
+        request = TrialRequest(
+            header=Header(str(target), device),
+            phase="forward",
+            config=CompileConfig(backend=backend),
+            batch_size=4,
+            limits=_SHORT,
+        )
+        return self.begin(request.to_dict(), timeout_s)
 
     def begin(self, request: dict[str, Any], timeout_s: float = _PATIENCE_S) -> int:
-        """Begin what a request asks for; its number."""
+        """Begin what a request asks for, as JSON; its number."""
         number = self.job_factory.next_number()
-        job = self.job_factory.job(number, request)
+        job = self.job_factory.job(parse_request({**request, "number": number}, "the request"))
         self._began[number] = time.monotonic()
         self.executor.start(dataclasses.replace(job, timeout_s=timeout_s))
         return number
@@ -303,9 +302,10 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> autocompile.Result:
     folder = tmp_path_factory.mktemp("faulty")
     job = JobFactory.job
 
-    def soon_over(self: JobFactory, number: int, request: Any, *args: Any, **more: Any) -> Job:
-        limits = {"limits": _SHORT} if "limits" in request else {}
-        made = job(self, number, {**request, **limits}, *args, **more)
+    def soon_over(self: JobFactory, request: Request, *args: Any, **more: Any) -> Job:
+        if isinstance(request, TrialRequest):
+            request = dataclasses.replace(request, limits=_SHORT)
+        made = job(self, request, *args, **more)
         # Compiling only: beside other tests a new interpreter may import torch for longer.
         return dataclasses.replace(made, compile_timeout_s=5.0)
 

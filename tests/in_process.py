@@ -19,6 +19,7 @@ import torch
 import torch._dynamo
 from torch._dynamo.backends.registry import _COMPILER_FNS
 
+from autocompile.protocol.requests import _CLASSES, Header
 from autocompile.settings.config import CompileConfig
 from autocompile.store.record import Measurement
 from autocompile.trial.measure.blocks import block
@@ -56,6 +57,9 @@ def trials(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Try]:
             "limits": LIMITS,
             **more,
         }
+        own = _CLASSES[request["kind"]].__dataclass_fields__
+        known = {"kind", *Header.__dataclass_fields__, *own}
+        request = {name: value for name, value in request.items() if name in known}
         (tmp_path / "request.json").write_text(json.dumps(request))
         path, modules = list(sys.path), set(sys.modules)
         capsys.readouterr()

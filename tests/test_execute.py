@@ -28,6 +28,8 @@ from autocompile.execute.fork_server import ForkServer
 from autocompile.execute.job import JobFactory, adaptive_timeout_s
 from autocompile.execute.local import LocalExecutor, default_jobs
 from autocompile.execute.outcome import Sighting, conclude
+from autocompile.protocol.requests import Header, Limits, TrialRequest
+from autocompile.settings.config import CompileConfig
 from autocompile.store.record import Outcome, RunFolder, Step
 
 # Quiet -------------------------------------------------------------------------------------------
@@ -365,19 +367,19 @@ def endings(events: list[Event]) -> dict[int, Ending]:
 def job_factory(folder: Path, target: str = "plain.py", timeout_s: float = 200) -> JobFactory:
     run = RunFolder(folder)
     run.create()
-    base = {"target": str(TARGETS / target), "device": "cpu", "seed": 0}
-    return JobFactory(run, base, timeout_s, None)
+    return JobFactory(run, Header(str(TARGETS / target), "cpu"), timeout_s, None)
 
 
-def trial(shop: JobFactory, backend: str = "aot_eager", **more: object) -> Job:
-    request = {
-        "kind": "trial",
-        "phase": "forward",
-        "config": {"backend": backend},
-        "batch_size": 4,
-        "limits": {"half_width": 0.05, "rounds": 8, "max_s": 0.5, "block_s": 0.02},
-    }
-    return shop.job(shop.next_number(), {**request, **more})
+def trial(shop: JobFactory, backend: str = "aot_eager", target: str = "") -> Job:
+    request = TrialRequest(
+        header=Header(target or shop.header.target, "cpu"),
+        number=shop.next_number(),
+        phase="forward",
+        config=CompileConfig(backend),
+        batch_size=4,
+        limits=Limits(half_width=0.05),
+    )
+    return shop.job(request)
 
 
 @pytest.mark.parametrize("isolation", ["fork", "spawn"])

@@ -14,6 +14,7 @@ import torch
 from autocompile.commands.in_algorithm import figures
 from autocompile.errors import TargetError
 from autocompile.estimate.intervals import over_sets
+from autocompile.protocol.results import AlgorithmResult
 from autocompile.settings.config import CompileConfig
 
 pytest.importorskip("ray")
@@ -67,17 +68,18 @@ def test_figures_are_rates_of_pairs() -> None:
 def test_both_sides_take_turns_and_one_uses_the_settings() -> None:
     # With evaluation by runners for which ray has no room: none of them is made.
     config = ppo().evaluation(evaluation_interval=1, evaluation_num_env_runners=9)
-    found = compare(config, ALL, deadline=0.0)
-    assert len(found["rounds"]) == 2 and found["runners"] == 1
-    orders = [list(turns) for turns in found["rounds"][:2]]
+    found = AlgorithmResult()
+    compare(config, ALL, 0.0, found)
+    assert len(found.rounds) == 2 and found.runners == 1
+    orders = [list(turns) for turns in found.rounds[:2]]
     assert orders[0] == orders[1][::-1]
-    for turns in found["rounds"]:
+    for turns in found.rounds:
         for each in turns.values():
             assert 0 < each["forward_s"] < each["sample_s"] < each["train_s"]
             assert each["steps"] >= 64 and each["updates"] >= 2 and each["update_s"] > 0
-    (runner,) = found["active"]["env_runners"]
+    (runner,) = found.active["env_runners"]
     assert runner["settings"]["forward_exploration"]["graphs"] == 1
-    json.dumps(found)  # it travels as JSON
+    json.dumps(found.to_dict())  # it travels as JSON
 
 
 @pytest.mark.usefixtures("_ray", "_dynamo_as_it_was")
@@ -93,21 +95,21 @@ def test_the_untouched_side_keeps_the_threads_of_the_process(
 
     monkeypatch.setattr(SingleAgentEnvRunner, "sample", noting)
     more = settings(forward_exploration=CompileConfig("eager", threads=usual + 1))
-    compare(ppo(), more, deadline=0.0)
+    compare(ppo(), more, 0.0, AlgorithmResult())
     assert seen == {False: {usual}, True: {usual + 1}}
 
 
 @pytest.mark.usefixtures("_ray", "_dynamo_as_it_was")
 def test_what_is_not_in_effect_or_cannot_run_is_an_error() -> None:
     with pytest.raises(TargetError, match="has no environment"):
-        compare(ppo().environment(env=None), ALL, 0.0)
+        compare(ppo().environment(env=None), ALL, 0.0, AlgorithmResult())
     with pytest.raises(TargetError, match="need 2 GPUs, and ray has 0"):
-        compare(ppo().learners(num_learners=1, num_gpus_per_learner=1), ALL, 0.0)
+        compare(ppo().learners(num_learners=1, num_gpus_per_learner=1), ALL, 0.0, AlgorithmResult())
     with pytest.raises(TargetError, match="need 6 CPUs, and ray has 4"):
-        compare(ppo().learners(num_learners=1, num_cpus_per_learner=3), ALL, 0.0)
+        compare(ppo().learners(num_learners=1, num_cpus_per_learner=3), ALL, 0.0, AlgorithmResult())
     broken = settings(forward_exploration=CompileConfig("no_such_backend"))
     with pytest.raises(NotInEffect, match="no_such_backend failed"):
-        compare(ppo(), broken, 0.0)
+        compare(ppo(), broken, 0.0, AlgorithmResult())
 
 
 @pytest.mark.slow

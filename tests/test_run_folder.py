@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from autocompile.api import load, tune
 from autocompile.errors import RunError, TargetError, UsageError
 from autocompile.execute.executor import Ending, Job
 from autocompile.execute.job import JobFactory, locked
+from autocompile.protocol.requests import Header, ProbeRequest, TraceRequest, read_request
 from autocompile.space.space import SearchSpace
 from autocompile.store.record import Outcome, RunFolder, Step
 from autocompile.testing import FakeExecutor, measured
@@ -153,9 +153,13 @@ def test_a_live_run_is_shown_as_running(target: Path) -> None:
 def test_only_what_runs_alone_gets_all_of_the_memory(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.create()
-    shop = JobFactory(folder, {}, 10.0, 1000, 16000)
-    assert shop.job(0, {}).memory_limit_bytes == 1000
-    assert shop.job(1, {}, alone=True).memory_limit_bytes == 16000
-    assert shop.probe_job({}, toolchain=False).memory_limit_bytes == 16000
-    request = json.loads((folder.trial(1) / "request.json").read_text())
-    assert request == {"number": 1}
+    shop = JobFactory(folder, Header("net.py"), 10.0, 1000, 16000)
+    first, second = (
+        TraceRequest(header=shop.header, number=number, phases=("forward",), batch_size=4)
+        for number in (0, 1)
+    )
+    assert shop.job(first).memory_limit_bytes == 1000
+    assert shop.job(second, alone=True).memory_limit_bytes == 16000
+    probe = ProbeRequest(header=shop.header, batch_size=4)
+    assert shop.probe_job(probe, toolchain=False).memory_limit_bytes == 16000
+    assert read_request(folder.trial(1)) == second

@@ -24,6 +24,7 @@ from ray.rllib.algorithms.ppo import PPOConfig  # noqa: E402
 from ray.rllib.algorithms.sac import SACConfig  # noqa: E402
 from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch  # noqa: E402
 
+from autocompile.protocol.results import TrialResult  # noqa: E402
 from autocompile.settings.config import CompileConfig  # noqa: E402
 from autocompile.trial.inspect import telemetry  # noqa: E402
 from autocompile.trial.measure.schedule import try_schedule  # noqa: E402
@@ -211,12 +212,12 @@ def test_a_schedule_of_learning_rates_is_tried_on_all_optimizers() -> None:
     target = loaded(small("SAC"))
     draws = drawn(target), drawn(target, draw=1)
     verifier = Verifier(target, "learner_update", draws, 0, [])
-    result: dict[str, Any] = {"compile_s": 0.0, "notes": []}
+    result = TrialResult(compile_s=0.0)
     side = make_side(target, "learner_update", draws[0], CompileConfig("eager", optimizer="fused"))
     verifier.first_calls(side, verifier.seeded_call(side, 0))
     try_schedule(verifier, side, result, 300.0)
-    assert result["detail"]["lr_changes"] == 10
-    assert result["detail"]["lr_recompiles"] == 0
+    assert result.detail["lr_changes"] == 10
+    assert result.detail["lr_recompiles"] == 0
 
 
 def test_without_a_phase_whole_updates_are_tuned_unless_one_takes_long(

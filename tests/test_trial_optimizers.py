@@ -18,6 +18,7 @@ from test_trial_worker import a_trial, in_this_process
 from torch import nn, optim
 from torch._dynamo.backends.registry import register_backend
 
+from autocompile.protocol.results import TrialResult
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.store.record import Outcome
 from autocompile.trial.inspect import telemetry
@@ -155,8 +156,8 @@ def scheduled(
     config: CompileConfig | str = "aot_eager",
     lie: Callable[[Side], None] | None = None,
     **changes: Any,
-) -> dict[str, Any]:
-    """What a trial says of a schedule: ``detail`` and ``notes``."""
+) -> TrialResult:
+    """What a trial says of a schedule."""
     if isinstance(config, str):
         config = CompileConfig(backend=config)
     target = stepping(make)
@@ -168,7 +169,7 @@ def scheduled(
     verifier.first_calls(compiled, verifier.seeded_call(compiled, 0))
     if lie is not None:
         lie(compiled)
-    result: dict[str, Any] = {"notes": [], "compile_s": 0.1}
+    result = TrialResult(compile_s=0.1)
     before = whole_state(verifier.eager)
     try_schedule(verifier, compiled, result, **{"budget_s": 60.0, **changes})
     assert all(_same(a, b) for a, b in zip(before, whole_state(verifier.eager), strict=True))
@@ -179,8 +180,8 @@ def scheduled(
 @pytest.mark.parametrize("phase", ["optimizer_step", "train_step"])
 def test_a_number_recompiles_once_where_it_becomes_dynamic(phase: str) -> None:
     found = scheduled(optim.Adam, phase)
-    assert found["detail"] == {"lr_changes": 10, "lr_recompiles": 1, "lr_ends_eager": False}
-    assert found["notes"] == [
+    assert found.detail == {"lr_changes": 10, "lr_recompiles": 1, "lr_ends_eager": False}
+    assert found.notes == [
         "a learning-rate schedule recompiles this step once; pass it as a tensor, "
         "e.g. Adam(params, lr=torch.tensor(0.001))"
     ]
@@ -188,8 +189,8 @@ def test_a_number_recompiles_once_where_it_becomes_dynamic(phase: str) -> None:
 
 def test_a_number_recompiles_each_time_where_it_stays_a_constant() -> None:
     found = scheduled(optim.SGD)
-    assert found["detail"] == {"lr_changes": 7, "lr_recompiles": 7, "lr_ends_eager": True}
-    assert found["notes"] == [
+    assert found.detail == {"lr_changes": 7, "lr_recompiles": 7, "lr_ends_eager": True}
+    assert found.notes == [
         "a learning-rate schedule recompiles this step 7 times, then it runs in eager; "
         "pass it as a tensor, e.g. SGD(params, lr=torch.tensor(0.001))"
     ]
@@ -199,8 +200,8 @@ def test_a_number_recompiles_each_time_where_it_stays_a_constant() -> None:
 def test_a_tensor_does_not_recompile(make: Any) -> None:
     """However long a compile takes, since none is expected."""
     found = scheduled(lambda p: make(p, lr=torch.tensor(1e-3)), budget_s=5.0)
-    assert found["detail"] == {"lr_changes": 10, "lr_recompiles": 0, "lr_ends_eager": False}
-    assert found["notes"] == []
+    assert found.detail == {"lr_changes": 10, "lr_recompiles": 0, "lr_ends_eager": False}
+    assert found.notes == []
 
 
 def test_a_slow_compile_is_not_repeated_ten_times(
@@ -213,11 +214,11 @@ def test_a_slow_compile_is_not_repeated_ten_times(
     compare_step = schedule._compare_step
     monkeypatch.setattr(schedule, "_compare_step", step)
     found = scheduled(optim.SGD, budget_s=0.05)
-    assert found["detail"] == {"lr_changes": 0, "lr_recompiles": 0, "lr_ends_eager": False}
-    assert "was not tried: it takes 0 s to compile" in found["notes"][0]
+    assert found.detail == {"lr_changes": 0, "lr_recompiles": 0, "lr_ends_eager": False}
+    assert "was not tried: it takes 0 s to compile" in found.notes[0]
     found = scheduled(optim.SGD, budget_s=0.2)
-    assert found["detail"]["lr_changes"] == 2  # the third would end at 0.24 s
-    assert "(more were not tried, for time)" in found["notes"][0]
+    assert found.detail["lr_changes"] == 2  # the third would end at 0.24 s
+    assert "(more were not tried, for time)" in found.notes[0]
 
 
 def test_a_step_that_goes_on_with_the_old_learning_rate_is_refused() -> None:
@@ -246,7 +247,7 @@ def test_an_error_after_a_change_is_said() -> None:
 
     found = scheduled(optim.Adam, lie=breaks)
     said = "after a change of the learning rate this step fails: ValueError: no more"
-    assert found["notes"] == [said]
+    assert found.notes == [said]
 
 
 def test_what_the_changes_compile_is_not_counted_for_the_trial(

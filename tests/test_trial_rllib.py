@@ -24,6 +24,7 @@ from ray.rllib.algorithms.ppo import PPOConfig
 from autocompile.errors import TargetError
 from autocompile.export.common import Choice
 from autocompile.export.python import code_of
+from autocompile.protocol.requests import ExportedCode
 from autocompile.runtime.rllib.observations import _observations
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.tuned import Choice as TunedChoice
@@ -390,10 +391,10 @@ def test_what_is_exported_for_an_rlmodule_is_what_runs(
     choice = Choice("", "faster", config, "", None, 3)
     report = {"target": {"is_rl": True}, "run_dir": "mine", "phases": {}}
     code = code_of(report, dataclasses.replace(choice, phase=phase))
-    tuned = Tuned({phase: (TunedChoice(config, None, {"value": 1.5}, 3),)}, {}).to_dict()
+    tuned = Tuned({phase: (TunedChoice(config, None, {"value": 1.5}, 3),)}, {})
     target = load(module, "spec")
     inputs = target.make_inputs(4)
-    exported = {"code": code, "settings": tuned}
+    exported = ExportedCode(code, tuned)
     telemetry.reset_dynamo("aot_eager")
     side = exported_side(target, phase, inputs, config, exported, tmp_path)
     side.run()

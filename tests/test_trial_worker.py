@@ -206,6 +206,15 @@ def test_a_mistake_in_the_request_is_explained(
     ]
 
 
+def test_a_request_of_a_newer_version_is_explained(
+    work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = in_this_process(work / "trial", a_trial(schema=2), capsys)
+    assert (result["outcome"], result["step"]) == ("infrastructure", "import")
+    assert "request.json is of schema 2" in result["message"]
+    assert "pip install --upgrade" in result["explained"]["hint"]
+
+
 def test_a_setting_that_captures_nothing_is_not_compiled(
     work: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

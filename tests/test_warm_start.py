@@ -21,6 +21,8 @@ from torch._inductor.utils import fresh_cache
 from torch.compiler._cache import CacheArtifactManager
 
 import autocompile
+from autocompile.protocol.requests import Header, SaveRequest
+from autocompile.protocol.results import SaveResult
 from autocompile.runtime import warm_start
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.tuned import Choice, Tuned
@@ -79,18 +81,11 @@ def cache_of(folder: Path, **changes: Any) -> None:
         file.writestr("artifacts", b"")
 
 
-def saved(made: Tuned, folder: Path) -> dict[str, Any]:
+def saved(made: Tuned, folder: Path) -> SaveResult:
     """What ``save`` says of a cache that it has written there."""
-    request = {
-        "kind": "save",
-        "target": made.target,
-        "device": "cpu",
-        "seed": 0,
-        "fork_server": False,
-        "settings": made.to_dict(),
-        "file": str(folder / "tuned.cache"),
-    }
-    result: dict[str, Any] = {}
+    header = Header(made.target, "cpu")
+    request = SaveRequest(header=header, settings=made, file=str(folder / "tuned.cache"))
+    result = SaveResult()
     path = list(sys.path)
     CacheArtifactManager.clear()  # of what this process has compiled before
     with fresh_cache():
@@ -105,9 +100,9 @@ def test_what_one_process_has_compiled_another_finds(
     (tmp_path / "model.py").write_text(MODEL)
     made = settings(target=tmp_path / "model.py", forward=CompileConfig())
     result = saved(made, tmp_path)
-    assert result["left_out"] == []
-    assert result["saved"]["graphs"] == 1
-    assert result["saved"]["libraries"] > 0
+    assert result.left_out == []
+    assert result.saved["graphs"] == 1
+    assert result.saved["libraries"] > 0
     from torch._inductor.cpp_builder import CppBuilder
 
     def never(self: CppBuilder) -> None:
@@ -313,8 +308,8 @@ def test_a_learner_finds_what_was_saved_of_whole_updates(tmp_path: Path) -> None
     target = f"{tmp_path}/rl_target.py:config"
     made = settings(target=target, learner_update=CompileConfig(optimizer="fused"))
     result = saved(made, tmp_path)
-    assert result["left_out"] == []
-    assert result["saved"]["graphs"] == 2  # forward and backward
+    assert result.left_out == []
+    assert result.saved["graphs"] == 2  # forward and backward
     defined: dict[str, Any] = {}
     exec(RL_TARGET, defined)
     config = defined["config"]

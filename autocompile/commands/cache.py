@@ -9,6 +9,8 @@ from pathlib import Path
 
 from autocompile.commands.diagnose import bench
 from autocompile.errors import ExportError, UsageError
+from autocompile.protocol.requests import SaveRequest
+from autocompile.protocol.results import SaveResult
 from autocompile.report.live import SilentProgress
 from autocompile.search.jobs import run_job
 from autocompile.settings.tuned import Tuned
@@ -39,8 +41,13 @@ def export_with_cache(settings: Tuned, path: Path, timeout_s: float) -> list[str
     plan = Plan(settings.target, device=settings.fingerprint.get("device"))
     with bench(plan, timeout_s, "spawn") as (job_factory, executor):
         made = (job_factory.folder.path / cache.name).absolute()
-        request = {"kind": "save", "settings": settings.to_dict(), "file": str(made)}
-        job = job_factory.job(job_factory.next_number(), request)
+        request = SaveRequest(
+            header=job_factory.header,
+            number=job_factory.next_number(),
+            settings=settings,
+            file=str(made),
+        )
+        job = job_factory.job(request)
         ending, interrupted = run_job(executor, job, SilentProgress())
         if interrupted:
             raise KeyboardInterrupt
@@ -52,7 +59,8 @@ def export_with_cache(settings: Tuned, path: Path, timeout_s: float) -> list[str
                 *log.strip().splitlines()[-_LOG_LINES:],
                 hint=f"autocompile export RUN -o {path}   (without --with-cache)",
             )
-        told = [f"not in the cache: {why}" for why in ending.payload["left_out"]]
+        said = SaveResult.read(ending.payload)
+        told = [f"not in the cache: {why}" for why in said.left_out]
         if not made.exists():
             _write(path, settings)
             return [f"wrote {path}, and no cache: there is nothing to keep", *told]
@@ -62,9 +70,8 @@ def export_with_cache(settings: Tuned, path: Path, timeout_s: float) -> list[str
         except OSError as error:
             raise UsageError(f"cannot write {cache}: {error.strerror}") from error
     _write(path, dataclasses.replace(settings, cache={"file": cache.name, "sha256": sha256}))
-    kept = ending.payload["saved"]
     size = f"{cache.stat().st_size / 2**20:.1f} MiB"
-    holds = f"{kept['graphs']} graphs and {kept['libraries']} libraries"
+    holds = f"{said.saved['graphs']} graphs and {said.saved['libraries']} libraries"
     return [f"wrote {path} and {cache} ({size}: {holds})", *told]
 
 

@@ -11,6 +11,8 @@ from typing import Any
 from autocompile.errors import TargetError, UsageError
 from autocompile.execute.job import JobFactory
 from autocompile.execute.local import Isolation, LocalExecutor
+from autocompile.protocol.requests import Header, Limits, TraceRequest, TrialRequest
+from autocompile.protocol.results import TraceResult
 from autocompile.report.live import SilentProgress
 from autocompile.search.jobs import run_job
 from autocompile.search.probe import probe
@@ -25,7 +27,7 @@ from autocompile.store.record import Record, RunFolder
 __all__ = ["bench", "check", "doctor", "probed", "traced_by_dynamo"]
 
 _SAMPLE = "autocompile.trial.target.sample"
-_LIMITS = {"half_width": 0.05, "front_s": 1.0}
+_LIMITS = Limits(half_width=0.05)
 
 _LEFT_OUT = "it runs and is not right: tune leaves it out"
 _LOG_LINES = 12  # enough for the end of a traceback
@@ -42,7 +44,9 @@ def bench(
         folder.create()
         try:
             yield (
-                JobFactory(folder, plan.requested(), timeout_s, None, pythons=dict(plan.pythons)),
+                JobFactory(
+                    folder, Header(**plan.requested()), timeout_s, None, pythons=dict(plan.pythons)
+                ),
                 executor,
             )
         finally:
@@ -73,16 +77,17 @@ def traced_by_dynamo(
 ) -> dict[str, dict[str, Any]]:
     """What Dynamo alone makes of each phase, told in seconds; or ``error``, why it cannot be."""
     size = max(plan.space.batch_sizes or DEFAULT_BATCH_SIZES)
-    request = {
-        "kind": "trace",
-        "phases": target["phases"],
-        "batch_size": target.get("fixed_batch_size", size),
-    }
-    job = job_factory.job(job_factory.next_number(), request, alone=True)
+    request = TraceRequest(
+        header=job_factory.header,
+        number=job_factory.next_number(),
+        phases=tuple(target["phases"]),
+        batch_size=target.get("fixed_batch_size", size),
+    )
+    job = job_factory.job(request, alone=True)
     ending, interrupted = run_job(executor, job, SilentProgress())
     if interrupted:
         raise KeyboardInterrupt
-    found: dict[str, dict[str, Any]] = ending.payload.get("traced", {})
+    found = TraceResult.read(ending.payload).traced
     what = f"{ending.outcome.value}: {ending.message}"
     return {phase: found.get(phase, {"error": what}) for phase in target["phases"]}
 
@@ -92,14 +97,15 @@ def _try(
 ) -> tuple[Record, str]:
     """One trial; its record and the end of its log."""
     number = job_factory.next_number()
-    request = {
-        "kind": "trial",
-        "phase": phase,
-        "config": setting.config.to_dict(),
-        "batch_size": setting.batch_size,
-        "limits": _LIMITS,
-    }
-    job = job_factory.job(number, request, alone=True)
+    request = TrialRequest(
+        header=job_factory.header,
+        number=number,
+        phase=phase,
+        config=setting.config,
+        batch_size=setting.batch_size,
+        limits=_LIMITS,
+    )
+    job = job_factory.job(request, alone=True)
     ending, interrupted = run_job(executor, job, SilentProgress())
     if interrupted:
         raise KeyboardInterrupt

@@ -9,6 +9,8 @@ from autocompile.commands.diagnose import bench
 from autocompile.errors import TargetError
 from autocompile.estimate.intervals import Interval, over_sets, signed_rank_interval, speedup
 from autocompile.execute.executor import Ending
+from autocompile.protocol.requests import AlgorithmRequest
+from autocompile.protocol.results import AlgorithmResult
 from autocompile.report.live import SilentProgress
 from autocompile.search.jobs import run_job
 from autocompile.settings.tuned import Tuned
@@ -39,19 +41,22 @@ def compare_in_algorithm(
         TargetError: the algorithm cannot be run, or does not use the settings.
     """
     plan = Plan(target_spec(target))
-    request = {"kind": "in_algorithm", "settings": settings.to_dict(), "budget_s": budget_s}
     with bench(plan, budget_s + timeout_s) as (job_factory, executor):
-        job = job_factory.job(0, request, fresh=True, alone=True)
+        request = AlgorithmRequest(
+            header=job_factory.header, number=0, settings=settings, budget_s=budget_s
+        )
+        job = job_factory.job(request, fresh=True, alone=True)
         ending, interrupted = run_job(executor, job, SilentProgress())
         if interrupted:
             raise KeyboardInterrupt
         if ending.outcome is not Outcome.OK:
             log = (job.folder / "log.txt").read_text("utf-8", "replace")
             raise _error(plan.target, ending, log)
+    said = AlgorithmResult.read(ending.payload)
     names = ("rounds", "runners", "warmup_s", "warmup_iterations", "active")
-    found = {name: ending.payload[name] for name in names}
-    made = figures(found["rounds"], found["runners"])
-    return {"target": plan.target, "figures": made, "notes": _notes(made, found), **found}
+    found = {name: getattr(said, name) for name in names}
+    made = figures(said.rounds, said.runners)
+    return {"target": plan.target, "figures": made, "notes": _notes(made, said), **found}
 
 
 def figures(rounds: Sequence[Mapping[str, Any]], runners: int = 1) -> dict[str, Any]:
@@ -105,17 +110,17 @@ def _gain(slow: Sequence[float], fast: Sequence[float]) -> Interval:
     )
 
 
-def _notes(made: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+def _notes(made: Mapping[str, Any], said: AlgorithmResult) -> list[str]:
     notes = []
     if share := made.get("forward_share"):
         most = 1 / max(1 - share["untouched"]["value"], 1e-3)
         notes.append(f"were the forward free, sampling would be {most:.2f} times as fast")
-    if len(found["rounds"]) < _FEW_ROUNDS:
+    if len(said.rounds) < _FEW_ROUNDS:
         notes.append(
-            f"{len(found['rounds'])} iterations of each are too few for a 95 % interval: the range "
+            f"{len(said.rounds)} iterations of each are too few for a 95 % interval: the range "
             "of the values stands in its place (a longer --budget helps)"
         )
-    for runner in found["active"]["env_runners"][:1]:
+    for runner in said.active["env_runners"][:1]:
         if runner.get("measured_elsewhere"):
             notes.append(f"measured elsewhere: {'; '.join(runner['measured_elsewhere'])}")
     return notes
@@ -123,8 +128,9 @@ def _notes(made: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
 
 def _error(target: str, ending: Ending, log: str) -> TargetError:
     """Why there is nothing to compare, in one paragraph."""
-    if explained := ending.payload.get("explained"):
-        return TargetError(explained["what"], *explained["details"], hint=explained["hint"])
+    said = AlgorithmResult.read(ending.payload)
+    if said.error:
+        return said.error
     what = f"the algorithm of {target} failed in {ending.step.value}: {ending.message}"
-    where = [ending.payload["where"]] if ending.payload.get("where") else []
+    where = [said.where] if said.where else []
     return TargetError(what, *where, *log.strip().splitlines()[-_LOG_LINES:])

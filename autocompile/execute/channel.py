@@ -1,57 +1,13 @@
-"""The parent's end of the result channel: JSON lines, versioned, signed with a nonce, capped.
-
-Nothing that arrives here is ever unpickled or evaluated, and nothing that a trial prints can be
-mistaken for a result: stdout and stderr go elsewhere.
-"""
+"""The parent's ends of a trial's pipes: its output goes to a log, and nothing there is a result."""
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
-from typing import Any
 
 from autocompile.store.files import not_for_all
 
-__all__ = ["VERSION", "CappedLog", "ChannelError", "LineReader", "drain"]
-
-VERSION = 1
-_LONGEST_LINE = 8 * 2**20
-
-
-class ChannelError(Exception):
-    """Something that is no message of ours came through the channel."""
-
-
-class LineReader:
-    """Turns bytes into messages.
-
-    Raises:
-        ChannelError: from :meth:`feed`, for a line that is too long, no JSON object, of another
-            version, or with the wrong nonce.
-    """
-
-    def __init__(self, nonce: str) -> None:
-        self._nonce = nonce
-        self._rest = b""
-
-    def feed(self, data: bytes) -> list[dict[str, Any]]:
-        """The messages completed by these bytes."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        if max(map(len, (*lines, self._rest))) > _LONGEST_LINE:
-            raise ChannelError(f"a line of more than {_LONGEST_LINE} bytes")
-        return [self._parse(line) for line in lines]
-
-    def _parse(self, line: bytes) -> dict[str, Any]:
-        try:
-            message = json.loads(line)
-        except (ValueError, RecursionError):
-            raise ChannelError(f"no JSON: {line[:60]!r}") from None
-        if not isinstance(message, dict) or message.get("v") != VERSION:
-            raise ChannelError(f"not a message of version {VERSION}: {line[:60]!r}")
-        if message.get("nonce") != self._nonce:
-            raise ChannelError("a message with the wrong nonce")
-        return message
+__all__ = ["CappedLog", "drain"]
 
 
 class CappedLog:

@@ -9,9 +9,10 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from autocompile.execute.channel import CappedLog, LineReader
+from autocompile.execute.channel import CappedLog
 from autocompile.execute.executor import Job
 from autocompile.execute.memory import Cgroup
+from autocompile.protocol.events import LineReader
 from autocompile.protocol.processes import MARKER
 from autocompile.store.record import Step
 

@@ -56,7 +56,8 @@ class Ending:
         outcome: from the closed list.
         step: the step that it reached.
         message: one line, with torch's own words where torch spoke.
-        payload: what the trial sent with its result; empty when it sent none.
+        payload: what the trial sent with its result, as :mod:`autocompile.protocol.results` reads
+            it; empty when it sent none.
         wall_s: seconds from the start of the process to its end, pauses left out.
         step_s: seconds spent in each step that was begun, pauses left out.
         pauses: when it was held for the sake of another's measurement: begin and end, as

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from autocompile.errors import RunError
 from autocompile.execute.executor import Job
+from autocompile.protocol.requests import Header, ProbeRequest, Request
 from autocompile.store.files import make_folder, not_for_all, write_json
-from autocompile.store.record import SCHEMA, RunFolder
+from autocompile.store.record import RunFolder
 
 try:
     import fcntl
@@ -44,7 +45,7 @@ class JobFactory:
 
     Attributes:
         folder: the run.
-        base: what every request of the run has in common: target, device, seed.
+        header: what every request of the run has in common.
         timeout_s: the longest stay in one step; three times that in all steps together.
         memory_limit_bytes: the most memory of one trial; None: no limit.
         memory_alone_bytes: the most memory of a trial that runs alone; None: no other limit.
@@ -52,7 +53,7 @@ class JobFactory:
     """
 
     folder: RunFolder
-    base: Mapping[str, Any]
+    header: Header
     timeout_s: float
     memory_limit_bytes: int | None
     memory_alone_bytes: int | None = None
@@ -69,8 +70,7 @@ class JobFactory:
 
     def job(
         self,
-        number: int,
-        request: Mapping[str, Any],
+        request: Request,
         compile_timeout_s: float | None = None,
         fresh: bool = False,
         alone: bool = False,
@@ -82,8 +82,7 @@ class JobFactory:
         that of a first compile.
 
         Args:
-            number: of the trial.
-            request: what to do, on top of what the run has in common.
+            request: what to do; its number names the folder.
             compile_timeout_s: the longest stay in the compile step, if less than in others.
             fresh: in an interpreter of its own.
             alone: no other trial runs beside it.
@@ -92,14 +91,14 @@ class JobFactory:
         Raises:
             RunError: the disk is full or nearly so, or the folder cannot be written.
         """
-        path = self.folder.trial(number)
+        path = self.folder.trial(request.number)
         make_folder(path)
         self._demand_space()
-        write_json(path / "request.json", {**self.base, **request, "number": number})
-        cache = self.cache_of(number)
+        write_json(path / "request.json", request.to_dict())
+        cache = self.cache_of(request.number)
         self._seed(cache, self.toolchain(environment))
         return Job(
-            number,
+            request.number,
             path,
             self.timeout_s,
             compile_timeout_s,
@@ -115,7 +114,7 @@ class JobFactory:
         )
 
     def probe_job(
-        self, request: Mapping[str, Any], toolchain: bool, environment: str = "default"
+        self, request: ProbeRequest, toolchain: bool, environment: str = "default"
     ) -> Job:
         """The job that looks at machine, torch and target before the first trial.
 
@@ -128,10 +127,10 @@ class JobFactory:
         path = self.folder.path / ("probe" if is_own else f"probe-{environment}")
         make_folder(path)
         folder = self.toolchain(environment).absolute() if toolchain else None
-        body = {"kind": "probe", "schema": SCHEMA, "toolchain": folder and str(folder)}
-        write_json(path / "request.json", {**self.base, **request, **body})
+        request = dataclasses.replace(request, toolchain=str(folder) if folder else None)
+        write_json(path / "request.json", request.to_dict())
         return Job(
-            -1,
+            request.number,
             path,
             self.timeout_s,
             memory_limit_bytes=self.memory_alone_bytes or self.memory_limit_bytes,

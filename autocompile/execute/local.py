@@ -17,7 +17,7 @@ import time
 from collections import deque
 
 from autocompile.errors import RunError, UsageError
-from autocompile.execute.channel import CappedLog, ChannelError, drain
+from autocompile.execute.channel import CappedLog, drain
 from autocompile.execute.child import Child, Clock, Pipes
 from autocompile.execute.exclusive import Quiet
 from autocompile.execute.executor import Ended, Ending, Event, Job, Stepped, Told
@@ -26,6 +26,7 @@ from autocompile.execute.memory import Cgroup, available_memory_bytes, oom_kills
 from autocompile.execute.outcome import ending_of
 from autocompile.execute.starter import Isolation
 from autocompile.execute.starters import ProcessStarters
+from autocompile.protocol.events import ChannelError, EventName
 from autocompile.protocol.processes import kill_tree, pause, resume, tree_memory_bytes
 from autocompile.store.record import Outcome, Step
 
@@ -196,32 +197,31 @@ class LocalExecutor:
     def _take(self, child: Child, data: bytes) -> None:
         number = child.job.number
         try:
-            for message in child.reader.feed(data):
-                event = message.get("event")
-                if event == "step":
+            for event, message in child.reader.feed(data):
+                if event is EventName.STEP:
                     child.clock.enter(Step(message["step"]))
                     self._events.append(Stepped(number, child.clock.step))
-                elif event == "quiet":
+                elif event is EventName.EXCLUSIVE:
                     child.clock.hold(waits=True)
                     self._asking.append(number)
-                elif event == "busy":
+                elif event is EventName.SHARED:
                     self._quiet.give_back(number)
-                elif event == "result" and child.result is None:
+                elif event is EventName.RESULT and child.result is None:
                     child.result = message
                     child.clock.enter(Step.EXIT)
-                elif event == "toolchain":
+                elif event is EventName.TOOLCHAIN:
                     self._starters.of(child.job.python).warm((), child.job.toolchain)
-                elif event == "modules":
+                elif event is EventName.MODULES:
                     names = [str(name) for name in message["names"]]
                     self._starters.of(child.job.python).warm(names, None)
-                elif event == "room" and not self._jobs_given:
+                elif event is EventName.ROOM and not self._jobs_given:
                     self.slots = max(1, min(self.slots, int(message["trials"])))
-                elif event == "born":
+                elif event is EventName.WORKER_BEGAN:
                     child.worker = int(message["pid"])
-                elif event == "no_cgroup" and child.cgroup is not None:
+                elif event is EventName.NO_CGROUP and child.cgroup is not None:
                     child.cgroup.remove()
                     child.cgroup = None  # so its memory is looked at instead
-                elif event == "gone":
+                elif event is EventName.WORKER_ENDED:
                     child.code = int(message["code"])
         except (ChannelError, KeyError, TypeError, ValueError) as error:
             child.garbage = str(error)

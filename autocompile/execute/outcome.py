@@ -15,7 +15,7 @@ from autocompile.store.record import Outcome, Step
 
 __all__ = ["Sighting", "conclude", "ending_of"]
 
-_ENVELOPE = frozenset({"v", "nonce", "event", "outcome", "step", "message"})
+_ENVELOPE = frozenset({"outcome", "step", "message"})
 _FRAME = re.compile(r'File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<name>\S+)')
 
 

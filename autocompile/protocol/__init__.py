@@ -1,1 +1,1 @@
-"""What the tuner's process and a trial's process share: messages and process trees."""
+"""What parent and child say to each other, and which processes belong to a trial."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 from autocompile.estimate.candidates import Candidate
+from autocompile.protocol.requests import ExportedCode
 from autocompile.search.jobs import Crew
 from autocompile.search.race import Cell, Race, at_work_in
 from autocompile.search.records import side_records
@@ -22,12 +22,12 @@ __all__ = ["run_exported"]
 _START_S = 6.0  # a new interpreter and the imports that a fork does without
 
 
-def run_exported(race: Race, codes: Mapping[Cell, Mapping[str, Any]]) -> None:
+def run_exported(race: Race, codes: Mapping[Cell, ExportedCode]) -> None:
     """Run the exported code of each phase, as far as there is time for it.
 
     Args:
         race: of the run, which is over.
-        codes: of a phase at a batch size, ``code`` and the ``settings`` that it reads.
+        codes: of a phase at a batch size.
 
     Raises:
         Interrupted: after Ctrl-C.
@@ -47,15 +47,11 @@ def run_exported(race: Race, codes: Mapping[Cell, Mapping[str, Any]]) -> None:
         raise Interrupted
 
 
-def _run(
-    race: Race, crew: Crew, cell: Cell, winner: Candidate, exported: Mapping[str, Any]
-) -> None:
+def _run(race: Race, crew: Crew, cell: Cell, winner: Candidate, exported: ExportedCode) -> None:
     job_factory, record = race.study.job_factory, winner.record
-    request = race.request(cell, [winner]) | {"kind": "exported"}
-    request["sides"][0]["exported"] = exported
-    number = job_factory.next_number()
-    environment = record.config.environment
-    crew.start(job_factory.job(number, request, fresh=True, alone=True, environment=environment))
+    request = race.request(cell, [winner], exported=exported)
+    number, environment = request.number, record.config.environment
+    crew.start(job_factory.job(request, fresh=True, alone=True, environment=environment))
     if not crew.size:
         return  # Ctrl-C before it began
     _, ending = crew.next()

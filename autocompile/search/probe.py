@@ -7,6 +7,8 @@ from typing import Any
 from autocompile.errors import TargetError, UsageError
 from autocompile.execute.executor import Ending, Executor
 from autocompile.execute.job import JobFactory
+from autocompile.protocol.requests import ProbeRequest
+from autocompile.protocol.results import ProbeResult
 from autocompile.search.jobs import run_job
 from autocompile.search.observer import Observer
 from autocompile.space.plan import Plan
@@ -37,11 +39,12 @@ def probe(
         KeyboardInterrupt: the user pressed Ctrl-C.
     """
     backends = plan.space.backends
-    request = {
-        "phases": list(plan.phases) if plan.phases else None,
-        "batch_size": max(plan.space.batch_sizes or DEFAULT_BATCH_SIZES),
-        "backends": list(backends) if backends else None,
-    }
+    request = ProbeRequest(
+        header=job_factory.header,
+        phases=plan.phases or None,
+        batch_size=max(plan.space.batch_sizes or DEFAULT_BATCH_SIZES),
+        backends=tuple(backends) if backends else None,
+    )
     compiles = backends is None or "inductor" in backends
     job = job_factory.probe_job(request, compiles, environment)
     ending, interrupted = run_job(executor, job, observer)
@@ -68,10 +71,10 @@ _MORE = {
 
 def _target_error(plan: Plan, ending: Ending, log: str) -> UsageError:
     """Why there is nothing to tune, in one paragraph."""
-    said = ending.payload
-    if explained := said.get("explained"):
-        return TargetError(explained["what"], *explained["details"], hint=explained["hint"])
-    where = [said["where"]] if said.get("where") else []
+    said = ProbeResult.read(ending.payload)
+    if said.error:
+        return said.error
+    where = [said.where] if said.where else []
     place = plan.target
     if ending.outcome is Outcome.IMPORT_ERROR:
         return TargetError(f"{place} cannot be imported: {ending.message}", *where)
@@ -83,8 +86,8 @@ def _target_error(plan: Plan, ending: Ending, log: str) -> UsageError:
             f"log: {log}",
             hint=_MORE.get(ending.outcome),
         )
-    if during := said.get("during"):
-        return TargetError(f"{during} of {place} raised {ending.message}", *where)
+    if said.during:
+        return TargetError(f"{said.during} of {place} raised {ending.message}", *where)
     if ending.step is Step.BUILD:
         return TargetError(f"the model of {place} cannot be built: {ending.message}", *where)
     return TargetError(

@@ -13,11 +13,12 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from autocompile.estimate.candidates import Candidate, Limits
 from autocompile.estimate.decision import SETS, Decision, decide_all, finalists
 from autocompile.execute.executor import Ending, Job
+from autocompile.protocol.requests import ExportedCode, RaceRequest, Side
+from autocompile.protocol.results import RaceResult
 from autocompile.search.jobs import Crew
 from autocompile.search.records import side_records
 from autocompile.search.study import Interrupted, Study
@@ -184,33 +185,40 @@ class Race:
         return [*([shared] if shared else []), *([c] for c in alone)]
 
     def _job(self, cell: Cell, group: Sequence[Candidate], takes_turns: bool) -> Job:
-        request = self.request(cell, group) | {"takes_turns": takes_turns}
-        job_factory, environment = self.study.job_factory, group[0].record.config.environment
-        number = job_factory.next_number()
-        return job_factory.job(number, request, environment=environment, alone=not takes_turns)
+        request = self.request(cell, group, takes_turns)
+        environment = group[0].record.config.environment
+        return self.study.job_factory.job(request, environment=environment, alone=not takes_turns)
 
-    def request(self, cell: Cell, group: Sequence[Candidate]) -> dict[str, Any]:
+    def request(
+        self,
+        cell: Cell,
+        group: Sequence[Candidate],
+        takes_turns: bool = False,
+        exported: ExportedCode | None = None,
+    ) -> RaceRequest:
         """What a process is asked to do that times these settings side by side."""
-        phase, size = cell
-        return {
-            "kind": "race",
-            "phase": phase,
-            "batch_size": size,
-            "calls_per_update": self.study.calls_per_update(phase, size),
-            "block_s": _BLOCK_S,
-            "rounds": _ROUNDS,
-            "max_s": _MAX_S,
-            "takes_turns": False,
-            "sides": [
-                {
-                    "number": c.record.number,
-                    "config": c.record.config.to_dict(),
-                    "cache": str(self._cache_of(c)),
-                    "is_warm": self.study.job_factory.has_cache(c.record.number),
-                }
+        (phase, size), job_factory = cell, self.study.job_factory
+        return RaceRequest(
+            header=job_factory.header,
+            number=job_factory.next_number(),
+            phase=phase,
+            sides=tuple(
+                Side(
+                    number=c.record.number,
+                    config=c.record.config,
+                    cache=str(self._cache_of(c)),
+                    is_warm=job_factory.has_cache(c.record.number),
+                    exported=exported,
+                )
                 for c in group
-            ],
-        }
+            ),
+            batch_size=size,
+            block_s=_BLOCK_S,
+            rounds=_ROUNDS,
+            max_s=_MAX_S,
+            takes_turns=takes_turns,
+            calls_per_update=self.study.calls_per_update(phase, size),
+        )
 
     def _cache_of(self, c: Candidate) -> Path:
         """Of a trial that has compiled the same code; one of its own where none is there."""
@@ -247,7 +255,7 @@ class Race:
         study.job_factory.drop_cache(job)
         is_ours = ending.outcome in (Outcome.OK, Outcome.INTERRUPTED)
         is_lost = not is_ours and at_work not in by_number
-        if is_lost or (ending.outcome is Outcome.OK and not ending.payload.get("sides")):
+        if is_lost or (ending.outcome is Outcome.OK and not RaceResult.read(ending.payload).sides):
             study.observer.warning(
                 f"a race of {cell[0]} ended with {ending.outcome.value} ({ending.message}): "
                 f"log in {study.job_factory.folder.trial(job)}"

@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 from autocompile.execute.executor import Ending
+from autocompile.protocol.results import RaceResult, SideResult, TrialResult
 from autocompile.space.space import Setting
 from autocompile.store.record import Outcome, Record, Step, measurement_of
 
 __all__ = ["side_records", "to_record"]
 
 
-_KEPT = ("reference_s", "raced_in", "page_faults", "code")
+_KEPT = ("where", "reference_s", "page_faults", "code")
 
 
 def to_record(number: int, phase: str, setting: Setting, ending: Ending) -> Record:
     """What is kept of a job that has ended; a payload that makes no sense is ``infrastructure``."""
-    data: Mapping[str, Any] = ending.payload
+    said = TrialResult.read(ending.payload)
     try:
-        raw = data.get("measurement")
-        measurement = measurement_of(raw) if raw else None
-        detail = {**data.get("detail", {}), "weights_live": data.get("weights_live")}
-        if where := data.get("where"):
-            detail["where"] = where
+        detail = {**said.detail, "weights_live": said.weights_live}
         if ending.stack:
             detail["stack"] = ending.stack
-        detail |= {name: data[name] for name in _KEPT if data.get(name)}
+        detail |= {name: value for name in _KEPT if (value := getattr(said, name))}
         return Record(
             number=number,
             phase=phase,
@@ -36,19 +32,19 @@ def to_record(number: int, phase: str, setting: Setting, ending: Ending) -> Reco
             outcome=ending.outcome,
             step=ending.step,
             message=ending.message,
-            measurement=measurement,
+            measurement=measurement_of(said.measurement) if said.measurement else None,
             wall_s=ending.wall_s,
             step_s=ending.step_s,
-            notes=(*map(str, data.get("notes", ())), *_of_first_try(ending)),
+            notes=(*map(str, said.notes), *_of_first_try(ending)),
             detail=detail,
-            compile_s=_compile_s(data, ending),
-            refresh_s=data.get("refresh_s"),
-            calls_per_update=data.get("calls_per_update"),
-            peak_memory_bytes=data.get("peak_memory_bytes"),
-            eager_peak_memory_bytes=data.get("eager_peak_memory_bytes"),
-            graphs=data.get("graphs"),
-            graph_breaks=data.get("graph_breaks"),
-            recompiles=data.get("recompiles"),
+            compile_s=_compile_s(said, ending),
+            refresh_s=said.refresh_s,
+            calls_per_update=said.calls_per_update,
+            peak_memory_bytes=said.peak_memory_bytes,
+            eager_peak_memory_bytes=said.eager_peak_memory_bytes,
+            graphs=said.graphs,
+            graph_breaks=said.graph_breaks,
+            recompiles=said.recompiles,
         )
     except (TypeError, ValueError, AttributeError) as error:
         broken = Ending(Outcome.INFRASTRUCTURE, ending.step, f"its result makes no sense: {error}")
@@ -62,13 +58,13 @@ def _of_first_try(ending: Ending) -> list[str]:
     return [f"second try, alone and in a fresh interpreter; the first ended with {said}"]
 
 
-def _compile_s(data: Mapping[str, Any], ending: Ending) -> float | None:
+def _compile_s(said: TrialResult, ending: Ending) -> float | None:
     """Compile time without the time in which the trial stood still for another's sake."""
-    if (compile_s := data.get("compile_s")) is None:
+    if said.compile_s is None:
         return None
-    begin, end = data.get("compile_window") or (0.0, 0.0)
+    begin, end = said.compile_window or (0.0, 0.0)
     held = sum(max(0.0, min(end, b) - max(begin, a)) for a, b in ending.pauses)
-    return max(0.0, float(compile_s) - held)
+    return max(0.0, float(said.compile_s) - held)
 
 
 def side_records(sides: Mapping[int, Record], ending: Ending, at_work: int) -> list[Record]:
@@ -81,23 +77,20 @@ def side_records(sides: Mapping[int, Record], ending: Ending, at_work: int) -> l
     """
     if ending.outcome is Outcome.INTERRUPTED:
         return []
-    said = ending.payload.get("sides", ())
-    found: dict[int, Mapping[str, Any]] = {}
-    for each in said if isinstance(said, list) else ():
-        if isinstance(each, Mapping) and each.get("number") in sides and each.get("outcome"):
-            found[each["number"]] = each
+    said = RaceResult.read(ending.payload)
+    found = {each.number: each for each in said.sides if each.number in sides and each.outcome}
     if ending.outcome is not Outcome.OK:
-        lost = {"outcome": ending.outcome, "step": ending.step, "message": ending.message}
+        lost = SideResult(ending.outcome.value, ending.message, step=ending.step.value)
         found = {at_work: lost} if at_work in sides else {}
-    reference_s = ending.payload.get("reference_s")
     records = []
     for number, each in found.items():
+        assert number is not None
         own = dataclasses.replace(
             ending,
-            outcome=Outcome(each["outcome"]),
-            step=Step(each.get("step", ending.step)),
-            message=str(each.get("message", "")),
-            payload={**each, "reference_s": reference_s},
+            outcome=Outcome(each.outcome),
+            step=Step(each.step or ending.step),
+            message=str(each.message),
+            payload={**each.to_dict(), "reference_s": said.reference_s},
             wall_s=ending.wall_s / len(found),
         )
         trial = sides[number]

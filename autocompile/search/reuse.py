@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 from autocompile.estimate.candidates import whole_call_s
 from autocompile.execute.executor import Ending
@@ -192,7 +191,7 @@ def known_codes(setting: Setting, known: Known) -> dict[str, int]:
     }
 
 
-def of_twin(record: Record, twin: Any, known: Known) -> Record:
+def of_twin(record: Record, twin: int | None, known: Known) -> Record:
     """The result of a trial that ended in the code of another one, which was measured."""
     source = next((r for r in known.values() if r.number == twin and r.ok), None)
     if source is None:

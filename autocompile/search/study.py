@@ -16,6 +16,8 @@ from statistics import fmean
 
 from autocompile.execute.executor import Ending, Executor, Job
 from autocompile.execute.job import JobFactory, adaptive_timeout_s
+from autocompile.protocol.requests import Limits, TrialRequest
+from autocompile.protocol.results import TrialResult
 from autocompile.search.budget import Budget
 from autocompile.search.jobs import Crew, put_first_log_aside
 from autocompile.search.observer import Observer
@@ -30,7 +32,7 @@ from autocompile.store.record import Outcome, Record
 __all__ = ["Interrupted", "Study"]
 
 _CACHES_KEPT = 8  # compiler caches of each phase and batch size: as many as may be raced
-_EAGER = {"front_s": 0.5}  # limits of eager mode against itself, which is no rival
+_EAGER = Limits(front_s=0.5)  # of eager mode against itself, which is no rival
 _DEAR = 0.2  # of the budget: a compile that takes so much leaves too little for others
 _USEFUL = 8  # settings, in how many the best is nearly always found
 
@@ -167,15 +169,16 @@ class Study:
     def _job(self, number: int, setting: Setting, fresh: bool = False) -> Job:
         config, here = setting.config, [r for s, r in self._known.items() if s.cell == setting.cell]
         speeds = [r.measurement.speedup.value for r in here if r.ok and r.measurement]
-        request = {
-            "kind": "trial",
-            "phase": setting.phase,
-            "config": config.to_dict(),
-            "batch_size": setting.batch_size,
-            "limits": _EAGER if config.is_plain_eager else {"beat": max(speeds, default=0.0)},
-            "calls_per_update": self.calls_per_update(setting.phase, setting.batch_size),
-            "known_codes": known_codes(setting, self._known),
-        }
+        request = TrialRequest(
+            header=self.job_factory.header,
+            number=number,
+            phase=setting.phase,
+            config=config,
+            batch_size=setting.batch_size,
+            limits=_EAGER if config.is_plain_eager else Limits(beat=max(speeds, default=0.0)),
+            calls_per_update=self.calls_per_update(setting.phase, setting.batch_size),
+            known_codes=known_codes(setting, self._known),
+        )
         seen = [
             r.step_s.get("compile", 0.0)
             for r in self._known.values()
@@ -186,7 +189,6 @@ class Study:
         ]
         timeout_s = None if fresh else adaptive_timeout_s(self.job_factory.timeout_s, seen)
         return self.job_factory.job(
-            number,
             request,
             compile_timeout_s=timeout_s,
             fresh=fresh,
@@ -205,7 +207,8 @@ class Study:
         ending = dataclasses.replace(ending, first=self._first_ends.pop(number, None))
         record = to_record(number, setting.phase, setting, ending)
         if record.outcome is Outcome.OK and record.measurement is None:
-            record = of_twin(record, ending.payload.get("same_code_as"), self._known)
+            said = TrialResult.read(ending.payload)
+            record = of_twin(record, said.same_code_as, self._known)
         return record
 
     def _not_repeated(self, number: int, first: Ending, interrupted: bool) -> Record:

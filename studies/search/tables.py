@@ -37,6 +37,13 @@ from models import MODELS, Model, settings  # noqa: E402
 from autocompile.execute.executor import Ended, Ending, Job  # noqa: E402
 from autocompile.execute.job import JobFactory  # noqa: E402
 from autocompile.execute.local import LocalExecutor  # noqa: E402
+from autocompile.protocol.requests import (  # noqa: E402
+    Header,
+    ProbeRequest,
+    RaceRequest,
+    Side,
+    TrialRequest,
+)
 from autocompile.search.records import to_record  # noqa: E402
 from autocompile.settings.config import EAGER, CompileConfig  # noqa: E402
 from autocompile.space.space import Setting  # noqa: E402
@@ -118,15 +125,15 @@ class _Begun:
 
 def cold_job(job_factory: JobFactory, model: Model, size: int | None, config: CompileConfig) -> Job:
     """A trial of the search."""
-    request = {
-        "kind": "trial",
-        "phase": model.phase,
-        "config": config.to_dict(),
-        "batch_size": size,
-        "limits": {},
-        "calls_per_update": model.calls_per_update,
-    }
-    return job_factory.job(job_factory.next_number(), request, alone=True)
+    request = TrialRequest(
+        header=job_factory.header,
+        number=job_factory.next_number(),
+        phase=model.phase,
+        config=config,
+        batch_size=size,
+        calls_per_update=model.calls_per_update,
+    )
+    return job_factory.job(request, alone=True)
 
 
 def cold_row(
@@ -174,25 +181,21 @@ def race_jobs(
     groups = [[n for n in order if n not in alone], *([n] for n in alone)]
     jobs = []
     for group in (g for g in groups if g):
-        request = {
-            "kind": "race",
-            "phase": model.phase,
-            "batch_size": size,
-            "block_s": 0.02,
-            "rounds": rounds,
-            "max_s": SET_S,
-            "takes_turns": False,
-            "sides": [
-                {
-                    "number": n,
-                    "config": rows[n]["config"],
-                    "cache": str(job_factory.cache_of(n)),
-                    "is_warm": True,
-                }
-                for n in group
-            ],
-        }
-        jobs.append(job_factory.job(job_factory.next_number(), request, alone=True))
+        sides = [
+            Side(n, CompileConfig.from_dict(rows[n]["config"]), str(job_factory.cache_of(n)), True)
+            for n in group
+        ]
+        request = RaceRequest(
+            header=job_factory.header,
+            number=job_factory.next_number(),
+            phase=model.phase,
+            sides=tuple(sides),
+            batch_size=size,
+            block_s=0.02,
+            rounds=rounds,
+            max_s=SET_S,
+        )
+        jobs.append(job_factory.job(request, alone=True))
     return jobs
 
 
@@ -240,11 +243,9 @@ def table(
     with tempfile.TemporaryDirectory(prefix="autocompile-table-") as scratch:
         folder = RunFolder(Path(scratch))
         folder.create()
-        base = {"target": str(ROOT / model.target), "device": device, "seed": 0}
-        job_factory = JobFactory(
-            folder, {**base, "tolerance": None}, TIMEOUT_S, None, _next=first + 1
-        )
-        request = {"phases": [model.phase], "batch_size": size or 4, "backends": None}
+        header = Header(str(ROOT / model.target), device)
+        job_factory = JobFactory(folder, header, TIMEOUT_S, None, _next=first + 1)
+        request = ProbeRequest(header=header, phases=(model.phase,), batch_size=size or 4)
         probe = dataclasses.replace(job_factory.probe_job(request, True), number=first)
         seen = (yield [probe])[first]
         if "environment" not in seen.payload:

@@ -34,6 +34,7 @@ from autocompile.estimate.intervals import over_sets, ratio, signed_rank_interva
 from autocompile.execute.executor import Ended, Ending, Job
 from autocompile.execute.job import JobFactory
 from autocompile.execute.local import LocalExecutor
+from autocompile.protocol.requests import Header, RaceRequest, Side
 from autocompile.search import race as racing
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
 from autocompile.store.record import Measurement, Outcome, Record, RunFolder, Step
@@ -64,25 +65,20 @@ def microseconds(seconds: list[float]) -> list[float]:
 def measure(executor: LocalExecutor, job_factory: JobFactory, name: str) -> dict[str, Any]:
     """One set: raw microseconds of a call, by side, in the order of the rounds."""
     sides = [
-        {
-            "number": number,
-            "config": config.to_dict(),
-            "cache": str(job_factory.cache_of(number)),
-            "is_warm": False,
-        }
+        Side(number, config, str(job_factory.cache_of(number)), is_warm=False)
         for number, config in enumerate(SIDES.values())
     ]
-    request = {
-        "kind": "race",
-        "phase": "forward",
-        "batch_size": BATCH_SIZE,
-        "block_s": racing._BLOCK_S,
-        "rounds": racing._ROUNDS,
-        "max_s": racing._MAX_S,
-        "takes_turns": False,
-        "sides": sides,
-    }
-    ending = run(executor, job_factory.job(job_factory.next_number(), request, alone=True))
+    request = RaceRequest(
+        header=job_factory.header,
+        number=job_factory.next_number(),
+        phase="forward",
+        sides=tuple(sides),
+        batch_size=BATCH_SIZE,
+        block_s=racing._BLOCK_S,
+        rounds=racing._ROUNDS,
+        max_s=racing._MAX_S,
+    )
+    ending = run(executor, job_factory.job(request, alone=True))
     found = {side["number"]: side for side in ending.payload.get("sides", ())}
     failed = [f"{n}: {s.get('message', '')}" for n, s in found.items() if s["outcome"] != "ok"]
     if ending.outcome is not Outcome.OK or failed:
@@ -224,8 +220,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="truth-") as scratch:
         folder = RunFolder(scratch)
         folder.create()
-        base = {"target": str(HERE / "twins.py"), "device": "cpu", "seed": 0, "tolerance": None}
-        job_factory = JobFactory(folder, base, 200.0, None)
+        header = Header(str(HERE / "twins.py"), "cpu")
+        job_factory = JobFactory(folder, header, 200.0, None)
         executor = LocalExecutor(jobs=1)
         try:
             for experiment, number in todo:

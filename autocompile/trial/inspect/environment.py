@@ -8,6 +8,7 @@ import sys
 import sysconfig
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,7 @@ def _not_ours(name: str) -> str:
     return "autocompile is not installed in this interpreter, and the backend is its own"
 
 
-def backends(device: torch.device, names: list[str] | None = None) -> dict[str, str]:
+def backends(device: torch.device, names: Sequence[str] | None = None) -> dict[str, str]:
     """Backends and why each cannot be used here; an empty reason means that it can be tried.
 
     Args:

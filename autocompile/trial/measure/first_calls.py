@@ -29,7 +29,7 @@ class FirstCalls:
         waited: seconds that were spent waiting so far, which do not count.
 
     Attributes:
-        window: when the first call began and ended; empty before.
+        window: when the first call began and ended; None before.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class FirstCalls:
         self._side, self._call = side, side.call
         self._synchronize, self._waited = synchronize, waited
         self._seconds: list[float] = []
-        self.window: tuple[float, ...] = ()
+        self.window: tuple[float, float] | None = None
         side.call = self._timed
 
     def stop(self) -> None:

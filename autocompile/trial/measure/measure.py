@@ -15,9 +15,9 @@ import gc
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 from autocompile.estimate.intervals import Interval, median, speedup
+from autocompile.protocol.requests import Limits
 from autocompile.store.record import Measurement
 from autocompile.trial.measure.blocks import Timed, block, carried_over, fill, lead_of
 
@@ -31,27 +31,6 @@ _NEAR = 0.97  # of the best speed-up: below it a setting is no rival
 _ALONE_BLOCKS = 5
 _GAP_S = 0.01  # by then OpenMP's and onnxruntime's threads have stopped spinning
 _SLOWED = 1.25  # beside a side that keeps a core busy eager takes half as long again
-
-
-@dataclass(frozen=True)
-class Limits:
-    """When to stop.
-
-    Attributes:
-        rounds: at least so many, unless a call takes very long.
-        max_s: no more rounds after so many seconds, ...
-        front_s: ... or after so many of a setting that seems to be near the best.
-        half_width: or when the speed-up is known to this relative half-width.
-        beat: the best speed-up that is known; a setting clearly below it is no rival.
-        block_s: about how long a block takes; one call if a call is longer.
-    """
-
-    rounds: int = 8
-    max_s: float = 0.5
-    front_s: float = 1.0
-    half_width: float = 0.01
-    beat: float = 0.0
-    block_s: float = 0.02
 
 
 class Rounds:

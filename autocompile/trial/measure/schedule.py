@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from autocompile.protocol.results import TrialResult
 from autocompile.store.record import Outcome
 from autocompile.trial.inspect import telemetry
 from autocompile.trial.phases.phases import Side
@@ -28,14 +29,12 @@ _DECAY = 0.7  # of one step: a side that goes on with an older rate is off by 40
 _ULPS = 4  # of a parameter: what rounding can do to an update that is small beside it
 
 
-def try_schedule(
-    verifier: Verifier, compiled: Side, result: dict[str, Any], budget_s: float
-) -> None:
+def try_schedule(verifier: Verifier, compiled: Side, result: TrialResult, budget_s: float) -> None:
     """Change the learning rate on both sides, step, and compare; then put everything back.
 
-    Entries ``lr_changes``, ``lr_recompiles`` and ``lr_ends_eager`` join ``result["detail"]``, and
-    a note with advice joins ``result["notes"]`` where there is something to say. Nothing is timed
-    after it: what it compiles stays in Dynamo's cache.
+    Entries ``lr_changes``, ``lr_recompiles`` and ``lr_ends_eager`` join the detail, and a note with
+    advice joins the notes where there is something to say. Nothing is timed after it: what it
+    compiles stays in Dynamo's cache.
 
     Args:
         verifier: has the eager side.
@@ -57,7 +56,8 @@ def try_schedule(
     kept = verifier.eager.saved, verifier.eager.numbers
     before = telemetry.dynamo_facts().graphs
     is_number = any(not isinstance(g["lr"], torch.Tensor) for g in groups[1])
-    began, next_s = time.monotonic(), float(result["compile_s"]) if is_number else 0.0
+    compile_s = result.compile_s or 0.0
+    began, next_s = time.monotonic(), compile_s if is_number else 0.0
     done, ends_eager, problem, error = 0, False, None, None
     try:
         for change in range(1, _CHANGES + 1):
@@ -81,9 +81,7 @@ def try_schedule(
         verifier.eager.restore()
         compiled.adopt(verifier.eager)
     recompiles = telemetry.dynamo_facts().graphs - before
-    result.setdefault("detail", {}).update(
-        lr_changes=done, lr_recompiles=recompiles, lr_ends_eager=ends_eager
-    )
+    result.detail.update(lr_changes=done, lr_recompiles=recompiles, lr_ends_eager=ends_eager)
     advice = _advice(compiled.optimizers[0])
     if problem:
         what = f"the step does not follow the learning rate: {problem}, after change {done}"
@@ -91,9 +89,9 @@ def try_schedule(
     if error:
         note = f"after a change of the learning rate this step fails: {error}"
     else:
-        note = _note(done, recompiles, ends_eager, result["compile_s"])
+        note = _note(done, recompiles, ends_eager, compile_s)
         note += advice if recompiles else ""
-    result["notes"] += [note] if note else []
+    result.notes += [note] if note else []
 
 
 def _note(done: int, recompiles: int, ends_eager: bool, compile_s: float) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from autocompile.protocol.requests import RaceRequest, TrialRequest
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.trial.inspect import telemetry
 from autocompile.trial.measure.measure import Timed
@@ -31,7 +32,7 @@ def exclusive(channel: Channel, device: torch.device) -> contextlib.AbstractCont
 
 def eager_and_verifier(
     target: Target,
-    request: dict[str, Any],
+    request: TrialRequest | RaceRequest,
     device: torch.device,
     numbers: CompileConfig,
     notes: list[str],
@@ -45,12 +46,14 @@ def eager_and_verifier(
         numbers: eager mode with what the setting changes of numbers by intention.
         notes: gets sentences for the user.
     """
-    phase, tolerance = request["phase"], request.get("tolerance")
-    draws = inputs_of(target, request, device, 0), inputs_of(target, request, device, 1)
-    verifier = Verifier(target, phase, draws, request["seed"], notes, tolerance, numbers)
+    phase, size = request.phase, request.batch_size
+    seed, tolerance = request.header.seed, request.header.tolerance
+    first = inputs_of(target, phase, size, device, seed)
+    draws = first, inputs_of(target, phase, size, device, seed, draw=1)
+    verifier = Verifier(target, phase, draws, seed, notes, tolerance, numbers)
     if numbers == EAGER:
         return verifier.eager, verifier
-    eager = make_side(target, phase, draws[0])
+    eager = make_side(target, phase, first)
     demand_close(verifier, eager, notes, tolerance, target.check)
     return eager, verifier
 

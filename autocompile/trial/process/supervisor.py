@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import json
 import os
 import signal
 import sys
@@ -17,6 +16,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from autocompile.protocol.events import EventName, encode
 from autocompile.protocol.processes import (
     adopt_orphans,
     die_with_parent,
@@ -38,8 +38,7 @@ def _volunteer_for_the_oom_killer() -> None:
         file.write("900")
 
 
-def _say(descriptor: int, nonce: str, **message: Any) -> None:
-    line = json.dumps({"v": 1, "nonce": nonce, **message}) + "\n"
+def _say(descriptor: int, line: str) -> None:
     with contextlib.suppress(OSError):
         os.write(descriptor, line.encode())
 
@@ -67,9 +66,9 @@ def guard(work: Callable[[], None], descriptor: int, nonce: str, cgroup: str, pa
     if worker == 0:
         try:
             _become_worker(supervisor)
-            _say(descriptor, nonce, event="born", pid=os.getpid())
+            _say(descriptor, encode(nonce, EventName.WORKER_BEGAN, pid=os.getpid()))
             if cgroup and not _enter(cgroup):
-                _say(descriptor, nonce, event="no_cgroup")
+                _say(descriptor, encode(nonce, EventName.NO_CGROUP))
             work()
         except BaseException:
             traceback.print_exc()  # into the trial's log
@@ -83,7 +82,8 @@ def guard(work: Callable[[], None], descriptor: int, nonce: str, cgroup: str, pa
         if pid == worker:
             break
     end_descendants()
-    _say(descriptor, nonce, event="gone", code=os.waitstatus_to_exitcode(status))
+    code = os.waitstatus_to_exitcode(status)
+    _say(descriptor, encode(nonce, EventName.WORKER_ENDED, code=code))
     os._exit(0)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import traceback
@@ -11,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from autocompile.errors import AutocompileError
+from autocompile.protocol import requests, results
 from autocompile.store.record import Outcome, Step
 from autocompile.trial.inspect import explain
 from autocompile.trial.process import failures
 from autocompile.trial.process.channel import Channel
-from autocompile.trial.target.load import split_spec
 from autocompile.trial.tasks.in_algorithm import compare_target
-from autocompile.trial.tasks.probing import probe
+from autocompile.trial.tasks.probing import home_of, probe
 from autocompile.trial.tasks.race import race
 from autocompile.trial.tasks.saving import save
 from autocompile.trial.tasks.screening import screen_setting
@@ -26,14 +25,14 @@ from autocompile.trial.verify.verifier import Failed
 
 __all__ = ["run"]
 
-_TASKS: dict[str, Callable[[dict[str, Any], Channel, dict[str, Any]], None]] = {
-    "probe": probe,
-    "trace": trace,
-    "trial": screen_setting,
-    "race": race,
-    "exported": race,
-    "save": save,
-    "in_algorithm": compare_target,
+_Task = Callable[[Any, Channel, Any], None]
+_TASKS: dict[type[requests.Request], tuple[_Task, type[results.TaskResult]]] = {
+    requests.ProbeRequest: (probe, results.ProbeResult),
+    requests.TraceRequest: (trace, results.TraceResult),
+    requests.TrialRequest: (screen_setting, results.TrialResult),
+    requests.RaceRequest: (race, results.RaceResult),
+    requests.SaveRequest: (save, results.SaveResult),
+    requests.AlgorithmRequest: (compare_target, results.AlgorithmResult),
 }
 
 
@@ -53,15 +52,16 @@ def run(
         control: where the parent says that the neighbours stand still; None if there are none.
         fork server: there is one, which prepares what trials share.
     """
-    channel = Channel(descriptor, nonce, control)
-    request = json.loads((Path(folder) / "request.json").read_text("utf-8"))
-    place, _ = split_spec(request.get("target") or "")
-    home = Path(place).resolve().parent  # found now: the target may change directory
-    result: dict[str, Any] = {}
-    request |= {"fork_server": fork_server, "home": home, "folder": str(Path(folder).resolve())}
+    home = place = Path(folder).resolve()  # found now: the target may change directory
+    channel = Channel(descriptor, nonce, control, place, fork_server)
+    result = results.TaskResult()
     try:
-        _TASKS[request["kind"]](request, channel, result)
-        result["outcome"] = Outcome.OK.value
+        request = requests.read_request(place)
+        home = home_of(request.header.target)
+        task, made = _TASKS[type(request)]
+        result = made()
+        task(request, channel, result)
+        result.outcome = Outcome.OK.value
         channel.current = Step.EXIT
     except BaseException as error:  # SystemExit and KeyboardInterrupt of the user's code as well
         traceback.print_exc()
@@ -73,17 +73,19 @@ def run(
         os._exit(0)
 
 
-def _explain(error: BaseException, home: Path, channel: Channel, result: dict[str, Any]) -> None:
+def _explain(
+    error: BaseException, home: Path, channel: Channel, result: results.TaskResult
+) -> None:
     if isinstance(error, Failed):
-        result["outcome"], result["message"] = error.outcome.value, str(error)
+        result.outcome, result.message = error.outcome.value, str(error)
         return
-    result["outcome"] = failures.outcome_of(error, channel.current).value
-    result["message"] = failures.first_words(error)
+    result.outcome = failures.outcome_of(error, channel.current).value
+    result.message = failures.first_words(error)
     if isinstance(error, AutocompileError):
-        result["message"] = error.what
-        result["explained"] = {
+        result.message = error.what
+        result.explained = {
             "what": error.what, "details": list(error.details), "hint": error.hint,
         }  # fmt: skip
-    result["where"] = failures.where_in(error, home)
-    if result["outcome"] == Outcome.GRAPH_BREAK.value:
-        result["detail"] = {**result.get("detail", {}), "breaks": explain.breaks_of(error, home)}
+    result.where = failures.where_in(error, home)
+    if result.outcome == Outcome.GRAPH_BREAK.value:
+        result.detail["breaks"] = explain.breaks_of(error, home)

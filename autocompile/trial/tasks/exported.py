@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import torch
 
+from autocompile.protocol.requests import ExportedCode
 from autocompile.runtime.applying import process_state, set_process
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.phases import FORWARD, OPTIMIZER_STEP, TRAIN_STEP
@@ -34,7 +34,7 @@ def exported_side(
     phase: str,
     inputs: Any,
     config: CompileConfig,
-    exported: dict[str, Any],
+    exported: ExportedCode,
     folder: Path,
 ) -> Side:
     """The side of a program that holds a model, an optimizer, a step and these lines.
@@ -44,8 +44,8 @@ def exported_side(
         phase: the unit of work.
         inputs: on the right device.
         config: the setting that the code is about.
-        exported: the lines as ``code``, and as ``settings`` what ``tuned.json`` holds.
-        folder: where that file is put.
+        exported: the lines, and the settings that they read.
+        folder: where ``tuned.json`` is put.
     """
     side = make_side(target, phase, inputs)
     names: dict[str, Any] = {
@@ -57,10 +57,10 @@ def exported_side(
         FORWARD: _forward_train if target.is_rl else call_model,
     }
     exec(_TRAIN_STEP, names)
-    (folder / "tuned.json").write_text(json.dumps(exported["settings"]), "utf-8")
+    (folder / "tuned.json").write_text(exported.settings.to_json(), "utf-8")
     usual = process_state()
     with _working_in(folder):
-        exec(compile(exported["code"], "exported", "exec"), names)
+        exec(compile(exported.code, "exported", "exec"), names)
     own = process_state()
     set_process(usual)  # of eager mode; the side has its own while it runs
     note_setting(side, config)

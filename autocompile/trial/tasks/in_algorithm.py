@@ -13,6 +13,8 @@ from typing import Any
 import torch
 
 from autocompile.errors import TargetError
+from autocompile.protocol.requests import AlgorithmRequest
+from autocompile.protocol.results import AlgorithmResult
 from autocompile.settings.phases import FORWARD_EXPLORATION, FORWARD_INFERENCE
 from autocompile.settings.tuned import Tuned
 from autocompile.store.record import Step
@@ -24,20 +26,23 @@ __all__ = ["compare", "compare_target"]
 _MOST_WARM_UPS = 50  # iterations until a learner must have begun to learn
 
 
-def compare_target(request: dict[str, Any], channel: Channel, result: dict[str, Any]) -> None:
+def compare_target(request: AlgorithmRequest, channel: Channel, result: AlgorithmResult) -> None:
     """The task of a child: :func:`compare` for the configuration that a target names."""
-    deadline = time.monotonic() + request["budget_s"]
+    deadline, target = time.monotonic() + request.budget_s, request.header.target
     channel.step(Step.IMPORT)
-    module = import_target(request["target"])
+    module = import_target(target)
     channel.step(Step.BUILD)
-    config = _config_of(module, request["target"])
-    settings = Tuned.from_dict(request["settings"], "the request")
-    result |= compare(config, settings, deadline, channel.step)
+    config = _config_of(module, target)
+    compare(config, request.settings, deadline, result, channel.step)
 
 
 def compare(
-    config: Any, settings: Tuned, deadline: float, told: Callable[[Step], None] = lambda _: None
-) -> dict[str, Any]:
+    config: Any,
+    settings: Tuned,
+    deadline: float,
+    result: AlgorithmResult,
+    told: Callable[[Step], None] = lambda _: None,
+) -> None:
     """Build an algorithm with and one without the settings, warm both up, and let them take turns.
 
     Evaluation is turned off: it would fall on some iterations only.
@@ -46,13 +51,8 @@ def compare(
         config: an AlgorithmConfig with an environment.
         settings: for one of the two.
         deadline: as ``time.monotonic`` gives it; there are two rounds at least.
+        result: is filled in.
         told: of steps.
-
-    Returns:
-        ``rounds``: of each side the seconds of ``train()``, the env steps, the seconds of sampling
-        and of the module's forward in it (of all env runners together), the seconds of gradient
-        updates and their number. ``runners`` that sample, ``warmup_s`` and ``warmup_iterations`` of
-        each side, and what is ``active`` in the tuned one.
 
     Raises:
         TargetError: the configuration names no environment, its algorithm samples nothing, or ray
@@ -76,7 +76,6 @@ def compare(
         cpus = max(1, math.ceil(needed["CPU"]))
         ray.init("local", num_cpus=cpus, include_dashboard=False, log_to_driver=False)
     algorithms: dict[str, Any] = {}
-    found: dict[str, Any] = {"warmup_s": {}, "warmup_iterations": {}, "rounds": []}
     try:
         for name, count in needed.items():  # ray would wait for ever
             if count > (there := ray.cluster_resources().get(name, 0)):
@@ -89,19 +88,18 @@ def compare(
         for side, own in (("untouched", config), ("tuned", tuned(config, settings))):
             began = time.monotonic()
             algorithms[side] = _timed(own).build_algo()
-            found["warmup_iterations"][side] = _warm_up(algorithms[side], deadline)
-            found["warmup_s"][side] = round(time.monotonic() - began, 3)
+            result.warmup_iterations[side] = _warm_up(algorithms[side], deadline)
+            result.warmup_s[side] = round(time.monotonic() - began, 3)
         told(Step.MEASURE)
         took_s = 0.0
-        while len(found["rounds"]) < 2 or time.monotonic() + took_s < deadline:
+        while len(result.rounds) < 2 or time.monotonic() + took_s < deadline:
             began = time.monotonic()
-            order = list(algorithms)[:: -1 if len(found["rounds"]) % 2 else 1]
+            order = list(algorithms)[:: -1 if len(result.rounds) % 2 else 1]
             turns = {side: _turn(algorithms[side]) for side in order}
-            found["active"] = turns["tuned"].pop("active")
-            found["rounds"].append(turns)
+            result.active = turns["tuned"].pop("active")
+            result.rounds.append(turns)
             took_s = time.monotonic() - began
-        found["runners"] = max(1, config.num_env_runners)
-        return found
+        result.runners = max(1, config.num_env_runners)
     finally:
         for algorithm in algorithms.values():
             algorithm.stop()

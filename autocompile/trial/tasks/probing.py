@@ -11,6 +11,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from autocompile.errors import AutocompileError
+from autocompile.protocol.requests import ProbeRequest, Request
+from autocompile.protocol.results import ProbeResult
 from autocompile.runtime import machine
 from autocompile.runtime.optimizers import implementations
 from autocompile.runtime.regions import regions_of
@@ -20,70 +22,94 @@ from autocompile.store.record import Step
 from autocompile.trial.inspect import environment
 from autocompile.trial.phases.phases import make_side, phases_of
 from autocompile.trial.process.channel import Channel
-from autocompile.trial.target.load import Target, build, import_target, seed_everything
+from autocompile.trial.target.load import (
+    Target,
+    build,
+    import_target,
+    seed_everything,
+    split_spec,
+)
 from autocompile.trial.verify.verifier import Verifier
 
-__all__ = ["described", "inputs_of", "load", "probe"]
+__all__ = ["described", "home_of", "inputs_of", "load", "probe"]
 
 _CONTEXT_BYTES = 2**30  # of a GPU's memory, for CUDA itself and the libraries' workspaces
 
 
-def load(request: dict[str, Any], channel: Channel) -> tuple[Target, torch.device]:
+def home_of(target: str) -> Path:
+    """The folder of a target's file; asked before it is loaded, which may change directory."""
+    return Path(split_spec(target)[0]).resolve().parent
+
+
+def load(request: Request, channel: Channel) -> tuple[Target, torch.device]:
     """Steps ``import`` and ``build``: the same weights in every process."""
+    header = request.header
     channel.step(Step.IMPORT)
-    device = environment.pick_device(request.get("device"))
-    if request["fork_server"] and request.get("toolchain") and device.type == "cpu":
+    device = environment.pick_device(header.device)
+    if isinstance(request, ProbeRequest) and _is_prepared(request, channel, device):
         channel.toolchain()  # the fork server sees to it meanwhile
-    seed_everything(request["seed"])
-    module = import_target(request["target"])
-    if request["kind"] == "probe":
+    seed_everything(header.seed)
+    module = import_target(header.target)
+    if isinstance(request, ProbeRequest):
         channel.modules(environment.library_modules())
     channel.step(Step.BUILD)
-    target = build(request["target"], module)
+    target = build(header.target, module)
     target.to(device)
     return target, device
 
 
-def inputs_of(target: Target, request: dict[str, Any], device: torch.device, draw: int) -> Any:
+def _is_prepared(request: ProbeRequest, channel: Channel, device: torch.device) -> bool:
+    """Whether the fork server makes what compiler caches start with."""
+    return bool(request.toolchain) and channel.has_fork_server and device.type == "cpu"
+
+
+def inputs_of(
+    target: Target,
+    phase: str,
+    batch_size: int | None,
+    device: torch.device,
+    seed: int,
+    draw: int = 0,
+) -> Any:
     """The inputs of one batch; another ``draw`` gives other values. An optimizer step has none."""
-    if not phase_of(request["phase"]).has_batch_size:
+    if not phase_of(phase).has_batch_size:
         return None
-    seed_everything(request["seed"] + 1000 * (draw + 1))
-    inputs = target.inputs(request["phase"], request.get("batch_size"))
+    seed_everything(seed + 1000 * (draw + 1))
+    inputs = target.inputs(phase, batch_size)
     return pytree.tree_map(lambda x: x.to(device) if isinstance(x, torch.Tensor) else x, inputs)
 
 
-def probe(request: dict[str, Any], channel: Channel, result: dict[str, Any]) -> None:
+def probe(request: ProbeRequest, channel: Channel, result: ProbeResult) -> None:
     """Describe machine, torch and target; run each phase once in eager mode."""
-    if request.get("target"):
+    if request.header.target:
         target, device = load(request, channel)
-        phases = request.get("phases") or list(target.default_phases())
-        result["target"] = _describe(target, phases)
+        phases = list(request.phases or target.default_phases())
+        result.target = _describe(target, phases)
         channel.step(Step.EAGER)
+        size, seed = request.batch_size, request.header.seed
         for phase in phases:
-            result["during"] = f"get_inputs({request['batch_size']})"
-            inputs = inputs_of(target, {**request, "phase": phase}, device, 0)
-            del result["during"]
+            result.during = f"get_inputs({size})"
+            inputs = inputs_of(target, phase, size, device, seed)
+            result.during = None
             side = make_side(target, phase, inputs)
             side.view(side.run())
             if target.check:  # that it accepts eager is known before anything is tried
-                again = inputs_of(target, {**request, "phase": phase}, device, 1)
-                Verifier(target, phase, (inputs, again), request["seed"], [])
+                again = inputs_of(target, phase, size, device, seed, draw=1)
+                Verifier(target, phase, (inputs, again), seed, [])
             if target.fixed_batch and inputs is not None:
                 tensors = (x for x in pytree.tree_leaves(inputs) if isinstance(x, torch.Tensor))
                 shape = next((x.shape for x in tensors if x.dim()), (1,))
-                result["target"]["fixed_batch_size"] = int(shape[0])
+                result.target["fixed_batch_size"] = int(shape[0])
     else:
-        device = environment.pick_device(request.get("device"))
-    result["environment"] = machine.describe(device)
-    result["backends"] = environment.backends(device, request.get("backends"))
-    result["all_backends"] = environment.all_backends()
-    result["modes"] = environment.modes(device)
-    result["options"] = environment.inductor_options()
-    folder = request.get("toolchain")
-    if folder and not (request["fork_server"] and device.type == "cpu"):
+        device = environment.pick_device(request.header.device)
+    result.environment = machine.describe(device)
+    result.backends = environment.backends(device, request.backends)
+    result.all_backends = environment.all_backends()
+    result.modes = environment.modes(device)
+    result.options = environment.inductor_options()
+    if request.toolchain and not _is_prepared(request, channel, device):
         channel.step(Step.COMPILE)
-        result["toolchain_s"] = environment.prepare_toolchain(device, Path(folder))
+        result.toolchain_s = environment.prepare_toolchain(device, Path(request.toolchain))
         channel.modules(environment.library_modules())
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)

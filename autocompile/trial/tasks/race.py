@@ -18,7 +18,9 @@ from typing import Any
 
 import torch
 
-from autocompile.settings.config import CompileConfig
+from autocompile.protocol import requests
+from autocompile.protocol.requests import RaceRequest
+from autocompile.protocol.results import RaceResult, SideResult
 from autocompile.store.record import AT_WORK, Measurement, Outcome, Step
 from autocompile.trial.inspect import telemetry
 from autocompile.trial.measure.first_calls import FirstCalls
@@ -44,20 +46,12 @@ class _Racer:
     """One setting in the race.
 
     Attributes:
-        number: of the trial that found it.
-        cache: folder of its compiler cache.
-        is_warm: whether its code is there.
-        exported: the code that makes its side in place of the setting, as of
-            :func:`autocompile.trial.tasks.exported.exported_side`; None where there is none.
+        asked: what the request says of it.
         said: what the parent is told of it.
     """
 
-    number: int
-    config: CompileConfig
-    cache: str
-    is_warm: bool
-    exported: dict[str, Any] | None = None
-    said: dict[str, Any] = field(default_factory=dict)
+    asked: requests.Side
+    said: SideResult = field(default_factory=SideResult)
     side: Side | None = None
     verifier: Verifier | None = None
     clock: FirstCalls | None = None
@@ -66,24 +60,25 @@ class _Racer:
 class _AtWork:
     """Tells whose turn it is, and turns what it raises into its outcome."""
 
-    def __init__(self, folder: Path, channel: Channel) -> None:
-        self._file = os.open(folder / AT_WORK, os.O_WRONLY | os.O_CREAT, 0o644)
+    def __init__(self, channel: Channel) -> None:
+        self._file = os.open(channel.folder / AT_WORK, os.O_WRONLY | os.O_CREAT, 0o644)
         self._channel = channel
 
     @contextlib.contextmanager
     def turn(self, racer: _Racer) -> Iterator[None]:
         """While it is entered, a crash is this one's."""
-        os.pwrite(self._file, b"%8d" % racer.number, 0)
+        os.pwrite(self._file, b"%8d" % racer.asked.number, 0)
         try:
             yield
         except (Exception, SystemExit) as error:
             traceback.print_exc()
-            racer.said["step"] = self._channel.current.value
+            said, step = racer.said, self._channel.current
+            said.step = step.value
             if isinstance(error, Failed):
-                racer.said |= {"outcome": error.outcome.value, "message": str(error)}
+                said.outcome, said.message = error.outcome.value, str(error)
             else:
-                outcome = failures.outcome_of(error, self._channel.current).value
-                racer.said |= {"outcome": outcome, "message": failures.first_words(error)}
+                said.outcome = failures.outcome_of(error, step).value
+                said.message = failures.first_words(error)
             racer.side = None
         finally:
             os.pwrite(self._file, b"%8d" % -1, 0)
@@ -93,43 +88,35 @@ class _Dropped(Exception):
     """A side has failed while it was timed: the rounds begin again without it."""
 
 
-def race(request: dict[str, Any], channel: Channel, result: dict[str, Any]) -> None:
+def race(request: RaceRequest, channel: Channel, result: RaceResult) -> None:
     """Compile every side, verify it, time them all in turns, verify again."""
-    racers = [
-        _Racer(
-            each["number"],
-            CompileConfig.from_dict(each["config"]),
-            each["cache"],
-            each["is_warm"],
-            each.get("exported"),
-        )
-        for each in request["sides"]
-    ]
-    result["sides"] = [racer.said for racer in racers]
-    at_work = _AtWork(Path(request["folder"]), channel)
+    racers = [_Racer(side) for side in request.sides]
+    result.sides = [racer.said for racer in racers]
+    at_work = _AtWork(channel)
     target, device = load(request, channel)
     synchronize = telemetry.synchronizer(device)
     channel.step(Step.EAGER)
     with exclusive(channel, device):
         notes: list[str] = []
-        eager, verifier = eager_and_verifier(
-            target, request, device, racers[0].config.numbers, notes
-        )
+        numbers = request.sides[0].config.numbers
+        eager, verifier = eager_and_verifier(target, request, device, numbers, notes)
     telemetry.reset_dynamo("inductor")
     torch._dynamo.config.recompile_limit = _ENTRIES
     make_autotuning_exclusive(channel)
     for racer in racers:
-        racer.said |= {"number": racer.number}
+        asked = racer.asked
+        racer.said.number = asked.number
         channel.step(Step.COMPILE)
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = racer.cache
-        os.environ["TRITON_CACHE_DIR"] = str(Path(racer.cache) / "triton")
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = asked.cache
+        os.environ["TRITON_CACHE_DIR"] = str(Path(asked.cache) / "triton")
         with at_work.turn(racer):
-            inputs = inputs_of(target, request, device, 0)
-            side = _side(racer, target, request, inputs)
+            phase, seed = request.phase, request.header.seed
+            inputs = inputs_of(target, phase, request.batch_size, device, seed)
+            side = _side(asked, target, phase, inputs, channel.folder)
             racer.clock = FirstCalls(side, synchronize, lambda: channel.waited_s)
             racer.verifier = copy.copy(verifier)  # what it learns of this side is of no other
             # What is applied as in a user's process compiles at its first call.
-            with verifier.comparable_random_numbers(side), _own_code(racer.number):
+            with verifier.comparable_random_numbers(side), _own_code(asked.number):
                 output = racer.verifier.seeded_call(side, 0)
                 with exclusive(channel, device):
                     channel.step(Step.VERIFY)
@@ -141,7 +128,7 @@ def race(request: dict[str, Any], channel: Channel, result: dict[str, Any]) -> N
     reference = ReferenceWork(device)
     with no_garbage_collection():
         found = _time(request, channel, racers, eager, at_work, synchronize, reference)
-    result["reference_s"] = reference.median_s
+    result.reference_s = reference.median_s
     channel.step(Step.VERIFY)
     for racer, measurement in found:
         with at_work.turn(racer), exclusive(channel, device):
@@ -149,18 +136,18 @@ def race(request: dict[str, Any], channel: Channel, result: dict[str, Any]) -> N
             assert racer.side is not None
             assert racer.clock is not None
             racer.verifier.last_call(racer.side)
-            racer.said["measurement"] = asdict(measurement)
-            if racer.is_warm and not racer.config.is_eager:
-                racer.said["compile_s"] = racer.clock.compile_s(measurement.compiled_call_s)
-            racer.said |= {"outcome": Outcome.OK.value, "step": Step.EXIT.value}
+            said, asked = racer.said, racer.asked
+            said.measurement = asdict(measurement)
+            if asked.is_warm and not asked.config.is_eager:
+                said.compile_s = racer.clock.compile_s(measurement.compiled_call_s)
+            said.outcome, said.step = Outcome.OK.value, Step.EXIT.value
 
 
-def _side(racer: _Racer, target: Target, request: dict[str, Any], inputs: Any) -> Side:
-    phase, folder = request["phase"], Path(request["folder"])
-    if racer.exported is not None:
-        return exported_side(target, phase, inputs, racer.config, racer.exported, folder)
-    with _own_code(racer.number):
-        return make_side(target, phase, inputs, racer.config)
+def _side(asked: requests.Side, target: Target, phase: str, inputs: Any, folder: Path) -> Side:
+    if asked.exported is not None:
+        return exported_side(target, phase, inputs, asked.config, asked.exported, folder)
+    with _own_code(asked.number):
+        return make_side(target, phase, inputs, asked.config)
 
 
 @contextlib.contextmanager
@@ -190,7 +177,7 @@ def _own_code(number: int) -> Iterator[None]:
 
 
 def _time(
-    request: dict[str, Any],
+    request: RaceRequest,
     channel: Channel,
     racers: list[_Racer],
     eager: Side,
@@ -206,14 +193,14 @@ def _time(
             reference.sample()
             yield
 
-    seed = request["seed"] + request["number"]
+    seed = request.header.seed + request.number
     while running := [racer for racer in racers if racer.side is not None]:
         sides = [timed(eager), *(_watched(racer, at_work) for racer in running)]
-        whole = contextlib.nullcontext() if request["takes_turns"] else channel.exclusive()
+        whole = contextlib.nullcontext() if request.takes_turns else channel.exclusive()
         with contextlib.suppress(_Dropped), whole:
             with channel.exclusive():
-                rounds = Rounds(sides, synchronize, request["block_s"], seed)
-            side_by_side(rounds, request["rounds"], request["max_s"], turn)
+                rounds = Rounds(sides, synchronize, request.block_s, seed)
+            side_by_side(rounds, request.rounds, request.max_s, turn)
             return [(racer, rounds.measurement(i)) for i, racer in enumerate(running, 1)]
     return []
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from autocompile.protocol.requests import SaveRequest
+from autocompile.protocol.results import SaveResult
 from autocompile.runtime import warm_start
 from autocompile.runtime.apply import apply
 from autocompile.runtime.applying import set_process
@@ -37,17 +39,15 @@ __all__ = ["save"]
 _CALLS = 3  # an optimizer's first step makes its state, the next finds it
 
 
-def save(request: dict[str, Any], channel: Channel, result: dict[str, Any]) -> None:
-    """Write the file ``request["file"]``; ``saved`` says what is in it, ``left_out`` what is not.
+def save(request: SaveRequest, channel: Channel, result: SaveResult) -> None:
+    """Write the file; ``saved`` says what is in it, ``left_out`` what is not.
 
     Settings go the way of ``autocompile.apply`` and ``autocompile.rllib``: what torch finds a graph
     by depends on it.
     """
     target, device = load(request, channel)
-    settings = Tuned.from_dict(request["settings"], "the request")
-    usual = torch.get_num_threads()
-    left_out = result["left_out"] = []
-    used = set()
+    settings, usual = request.settings, torch.get_num_threads()
+    left_out, used = result.left_out, set()
     channel.step(Step.COMPILE)
     todo = [(phase, choice) for phase, found in settings.phases.items() for choice in found]
     # Those of another precision at the end: torch takes no setting of it back completely, and what
@@ -56,15 +56,13 @@ def save(request: dict[str, Any], channel: Channel, result: dict[str, Any]) -> N
         if why := _why_not(phase, choice):
             left_out += [why] if why not in left_out else []
             continue
-        inputs = inputs_of(
-            target, {**request, "phase": phase, "batch_size": choice.batch_size}, device, 0
-        )
+        inputs = inputs_of(target, phase, choice.batch_size, device, request.header.seed)
         for count in _thread_counts(phase, device):
             with _on_threads(count or usual), warm_start.no_headers():
                 used.add(torch.get_num_threads())
                 _compile(target, settings, phase, choice, inputs)
                 telemetry.reset_dynamo(choice.config.backend)
-    result["saved"] = warm_start.save(Path(request["file"]), device, sorted(used))
+    result.saved = warm_start.save(Path(request.file), device, sorted(used))
 
 
 def _why_not(phase: str, choice: Choice) -> str:

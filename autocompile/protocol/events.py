@@ -1,0 +1,87 @@
+"""What a trial says while it runs: one JSON line an event, versioned, signed with a nonce, capped.
+
+Nothing that arrives is ever unpickled or evaluated. It needs nothing but the standard library: the
+supervisor, which imports neither torch nor numpy, speaks it too.
+"""
+
+from __future__ import annotations
+
+import json
+from enum import Enum
+from typing import Any
+
+__all__ = ["VERSION", "ChannelError", "EventName", "LineReader", "encode"]
+
+VERSION = 1
+"""Of a line. 1: the first."""
+
+_LONGEST_LINE = 8 * 2**20
+
+
+class EventName(str, Enum):
+    """What a line is about, and in brackets what else it holds."""
+
+    STEP = "step"
+    """A step begins (``step``)."""
+    RESULT = "result"
+    """The task is over (``step`` and what :mod:`autocompile.protocol.results` says)."""
+    MODULES = "modules"
+    """Other trials will import these too (``names``)."""
+    TOOLCHAIN = "toolchain"
+    """Trials will compile for the CPU."""
+    ROOM = "room"
+    """So many trials find memory on the device at once (``trials``)."""
+    EXCLUSIVE = "quiet"
+    """It waits until no other trial uses the machine."""
+    SHARED = "busy"
+    """The others may go on."""
+    WORKER_BEGAN = "born"
+    """From the supervisor: the worker runs (``pid``)."""
+    WORKER_ENDED = "gone"
+    """From the supervisor: the worker and all below it are gone (``code``)."""
+    NO_CGROUP = "no_cgroup"
+    """From the supervisor: the kernel did not let the worker into its cgroup."""
+
+
+class ChannelError(Exception):
+    """Something that is no message of ours came through the channel."""
+
+
+def encode(nonce: str, event: EventName, **fields: Any) -> str:
+    """One event as a line."""
+    message = {"v": VERSION, "nonce": nonce, "event": event.value, **fields}
+    return json.dumps(message) + "\n"
+
+
+class LineReader:
+    """Turns bytes into events, each with what its line holds.
+
+    Raises:
+        ChannelError: from :meth:`feed`, for a line that is too long, no JSON object, of another
+            version, with the wrong nonce, or about no known event.
+    """
+
+    def __init__(self, nonce: str) -> None:
+        self._nonce = nonce
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[tuple[EventName, dict[str, Any]]]:
+        """The events completed by these bytes."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if max(map(len, (*lines, self._rest))) > _LONGEST_LINE:
+            raise ChannelError(f"a line of more than {_LONGEST_LINE} bytes")
+        return [self._parse(line) for line in lines]
+
+    def _parse(self, line: bytes) -> tuple[EventName, dict[str, Any]]:
+        try:
+            message = json.loads(line)
+        except (ValueError, RecursionError):
+            raise ChannelError(f"no JSON: {line[:60]!r}") from None
+        if not isinstance(message, dict) or message.pop("v", None) != VERSION:
+            raise ChannelError(f"not a message of version {VERSION}: {line[:60]!r}")
+        if message.pop("nonce", None) != self._nonce:
+            raise ChannelError("a message with the wrong nonce")
+        try:
+            return EventName(message.pop("event", None)), message
+        except ValueError as error:
+            raise ChannelError(str(error)) from None

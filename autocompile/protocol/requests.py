@@ -1,0 +1,291 @@
+"""What a trial's process is asked to do: ``request.json``, which is written and read here alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from autocompile.errors import RunError, UsageError
+from autocompile.settings.config import CompileConfig
+from autocompile.settings.tuned import Tuned
+from autocompile.store.reading import demand_schema
+
+__all__ = [
+    "AlgorithmRequest",
+    "ExportedCode",
+    "Header",
+    "Kind",
+    "Limits",
+    "ProbeRequest",
+    "RaceRequest",
+    "Request",
+    "SaveRequest",
+    "Side",
+    "TraceRequest",
+    "TrialRequest",
+    "parse_request",
+    "read_request",
+]
+
+SCHEMA = 1
+"""Version of a request. 1: the first; it is not in the requests of older versions."""
+
+
+class Kind(str, Enum):
+    """The kinds of requests, as the file names them."""
+
+    TRIAL = "trial"
+    RACE = "race"
+    EXPORTED = "exported"
+    PROBE = "probe"
+    TRACE = "trace"
+    SAVE = "save"
+    IN_ALGORITHM = "in_algorithm"
+
+
+@dataclass(frozen=True)
+class Header:
+    """What all requests of a run have in common."""
+
+    target: str = ""
+    device: str | None = None
+    seed: int = 0
+    tolerance: float | None = None
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When to stop timing one setting.
+
+    Attributes:
+        rounds: at least so many, unless a call takes very long.
+        max_s: no more rounds after so many seconds, ...
+        front_s: ... or after so many of a setting that seems to be near the best.
+        half_width: or when the speed-up is known to this relative half-width.
+        beat: the best speed-up that is known; a setting clearly below it is no rival.
+        block_s: about how long a block takes; one call if a call is longer.
+    """
+
+    rounds: int = 8
+    max_s: float = 0.5
+    front_s: float = 1.0
+    half_width: float = 0.01
+    beat: float = 0.0
+    block_s: float = 0.02
+
+
+@dataclass(frozen=True)
+class ExportedCode:
+    """Lines of Python, and the settings that they read from ``tuned.json``."""
+
+    code: str
+    settings: Tuned
+
+
+@dataclass(frozen=True)
+class Side:
+    """One setting of a race.
+
+    Attributes:
+        number: of the trial that found it.
+        cache: folder of its compiler cache.
+        is_warm: whether its code is there.
+        exported: the code that makes this side in place of the setting; None for the setting.
+    """
+
+    number: int
+    config: CompileConfig
+    cache: str
+    is_warm: bool
+    exported: ExportedCode | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What every request holds.
+
+    Attributes:
+        number: of the job; -1 for the probe.
+    """
+
+    header: Header
+    number: int = -1
+
+    @property
+    def kind(self) -> Kind:
+        """As the file names it."""
+        return next(kind for kind, made in _CLASSES.items() if made is type(self))
+
+    def to_dict(self) -> dict[str, Any]:
+        """As ``request.json`` holds it."""
+        data = _plain(self)
+        return {"schema": SCHEMA, "kind": self.kind.value, **data.pop("header"), **data}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialRequest(Request):
+    """Verify one setting and time it against eager mode.
+
+    Attributes:
+        known_codes: of code that was measured before, the trial.
+    """
+
+    phase: str
+    config: CompileConfig
+    batch_size: int | None = None
+    limits: Limits = Limits()
+    calls_per_update: int | None = None
+    known_codes: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RaceRequest(Request):
+    """Verify settings and time them side by side.
+
+    Attributes:
+        block_s, rounds, max_s: how long a block takes, how many rounds, and seconds of them all.
+        takes_turns: with other processes, round by round.
+    """
+
+    phase: str
+    sides: tuple[Side, ...]
+    batch_size: int | None = None
+    block_s: float
+    rounds: int
+    max_s: float
+    takes_turns: bool = False
+    calls_per_update: int | None = None
+
+    @property
+    def kind(self) -> Kind:
+        """``exported`` where a side is made by exported code."""
+        return Kind.EXPORTED if any(side.exported for side in self.sides) else Kind.RACE
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeRequest(Request):
+    """Look at machine, torch and target.
+
+    Attributes:
+        phases: to run once in eager mode; what the target usually has if None.
+        backends: to look for; the default ones if None.
+        toolchain: folder for what every compiler cache starts with; None if nothing is compiled.
+    """
+
+    phases: tuple[str, ...] | None = None
+    batch_size: int
+    backends: tuple[str, ...] | None = None
+    toolchain: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceRequest(Request):
+    """Have Dynamo alone trace each phase."""
+
+    phases: tuple[str, ...]
+    batch_size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveRequest(Request):
+    """Compile settings as a user's process does, and keep what torch made in a file."""
+
+    settings: Tuned
+    file: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlgorithmRequest(Request):
+    """Run the target's RLlib algorithm with and without settings, for so many seconds."""
+
+    settings: Tuned
+    budget_s: float
+
+
+_CLASSES: Mapping[Kind, type[Request]] = {
+    Kind.TRIAL: TrialRequest,
+    Kind.RACE: RaceRequest,
+    Kind.EXPORTED: RaceRequest,
+    Kind.PROBE: ProbeRequest,
+    Kind.TRACE: TraceRequest,
+    Kind.SAVE: SaveRequest,
+    Kind.IN_ALGORITHM: AlgorithmRequest,
+}
+
+
+def read_request(folder: Path) -> Request:
+    """What the folder of a trial asks for.
+
+    Raises:
+        RunError: it asks for nothing, or for what this version does not know.
+    """
+    path = folder / "request.json"
+    try:
+        data = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunError(f"cannot read {path}: {error}") from error
+    return parse_request(data, path)
+
+
+def parse_request(data: Any, where: object) -> Request:
+    """The request that JSON holds.
+
+    Args:
+        data: of any version up to this one.
+        where: names it in errors.
+
+    Raises:
+        RunError: of a newer schema, of an unknown kind, with an unknown key, or damaged.
+    """
+    demand_schema(where, {"schema": SCHEMA, **data} if isinstance(data, dict) else data, SCHEMA)
+    own = {name: value for name, value in data.items() if name not in ("schema", "kind")}
+    try:
+        kind = Kind(data.get("kind"))
+    except ValueError:
+        raise RunError(
+            f"{where} is of the unknown kind {data.get('kind')!r}",
+            f"known are: {', '.join(kind.value for kind in Kind)}",
+        ) from None
+    own["header"] = {f.name: own.pop(f.name) for f in fields(Header) if f.name in own}
+    try:
+        request: Request = _made(_CLASSES[kind], own)
+    except UsageError as error:
+        raise RunError(f"{where}: {error.what}", *error.details, hint=error.hint) from None
+    except (TypeError, ValueError, AttributeError) as error:
+        raise RunError(f"{where} is damaged: {error}") from None
+    return request
+
+
+def _made(kind: Any, data: Mapping[str, Any]) -> Any:
+    """An object of a class whose fields are named like the keys."""
+    names = {f.name for f in fields(kind)}
+    if unknown := [name for name in data if name not in names]:
+        raise UsageError(f"unknown key {unknown[0]!r}", f"known are: {', '.join(sorted(names))}")
+    return kind(
+        **{n: _READERS[n](v) if n in _READERS and v is not None else v for n, v in data.items()}
+    )
+
+
+_READERS: Mapping[str, Callable[[Any], Any]] = {
+    "header": lambda found: _made(Header, found),
+    "config": CompileConfig.from_dict,
+    "limits": lambda found: _made(Limits, found),
+    "sides": lambda found: tuple(_made(Side, each) for each in found),
+    "exported": lambda found: _made(ExportedCode, found),
+    "settings": lambda found: Tuned.from_dict(found, "the request"),
+    "phases": tuple,
+    "backends": tuple,
+}
+
+
+def _plain(value: Any) -> Any:
+    """As JSON."""
+    if isinstance(value, (CompileConfig, Tuned)):
+        return value.to_dict()
+    if is_dataclass(value):
+        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+    return [_plain(each) for each in value] if isinstance(value, tuple) else value

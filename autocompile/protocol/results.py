@@ -1,0 +1,184 @@
+"""What a trial's process sends at its end: its task fills it in, and the parent reads it here.
+
+It is filled while the task goes on: what is known is sent, whatever fails next. Nothing in it is
+checked when it is read, since a child may have been killed or broken; whoever makes a record of it
+takes what makes no sense for ``infrastructure``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
+
+from autocompile.errors import TargetError
+
+__all__ = [
+    "AlgorithmResult",
+    "ProbeResult",
+    "RaceResult",
+    "SaveResult",
+    "SideResult",
+    "TaskResult",
+    "TraceResult",
+    "TrialResult",
+]
+
+T = TypeVar("T", bound="TaskResult")
+
+
+@dataclass
+class TaskResult:
+    """What every task may send.
+
+    Attributes:
+        outcome: a value of :class:`autocompile.store.record.Outcome`; None if nothing has ended.
+        where: the last line of the user's own code that an exception passed through.
+        explained: ``what``, ``details`` and ``hint`` of an error of ours.
+        detail: what a record keeps without a field for it.
+    """
+
+    outcome: str | None = None
+    message: str = ""
+    where: str | None = None
+    explained: Mapping[str, Any] | None = None
+    detail: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def error(self) -> TargetError | None:
+        """The error that the process has explained; None if it has not."""
+        if (said := self.explained) is None:
+            return None
+        return TargetError(said["what"], *said["details"], hint=said["hint"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON; what is None is left out."""
+        found = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: value for name, value in found.items() if value is not None}
+
+    @classmethod
+    def read(cls: type[T], payload: Mapping[str, Any]) -> T:
+        """What a child has sent; keys of other versions are passed over."""
+        return cls(**{f.name: payload[f.name] for f in fields(cls) if f.name in payload})
+
+
+@dataclass
+class TrialResult(TaskResult):
+    """What a trial sends.
+
+    Attributes:
+        notes: sentences for the user.
+        measurement: raw times, as :func:`autocompile.store.record.measurement_of` reads them.
+        weights_live: whether new weights change what the compiled side computes.
+        reference_s: seconds of the reference workload.
+        page_faults: of one call, on each side.
+        code: key of the code that the compile ended in.
+        same_code_as: the trial that has measured the same code, in place of a measurement.
+        compile_window: begin and end of the compile, as ``time.monotonic`` gives them.
+        refresh_s, calls_per_update, peak_memory_bytes, ...: as in a record.
+    """
+
+    notes: list[str] = field(default_factory=list)
+    measurement: Mapping[str, Any] | None = None
+    weights_live: bool | None = None
+    reference_s: float | None = None
+    page_faults: list[int | None] | None = None
+    code: str | None = None
+    same_code_as: int | None = None
+    compile_s: float | None = None
+    compile_window: tuple[float, float] | None = None
+    refresh_s: float | None = None
+    calls_per_update: int | None = None
+    peak_memory_bytes: int | None = None
+    eager_peak_memory_bytes: int | None = None
+    graphs: int | None = None
+    graph_breaks: int | None = None
+    recompiles: int | None = None
+
+
+@dataclass
+class SideResult(TrialResult):
+    """What a race sends of one side.
+
+    Attributes:
+        number: of its trial; None before its turn has come.
+        step: the step that it reached.
+    """
+
+    number: int | None = None
+    step: str | None = None
+
+
+@dataclass
+class RaceResult(TaskResult):
+    """What a race sends."""
+
+    sides: list[SideResult] = field(default_factory=list)
+    reference_s: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        return {**super().to_dict(), "sides": [side.to_dict() for side in self.sides]}
+
+    @classmethod
+    def read(cls, payload: Mapping[str, Any]) -> RaceResult:
+        """What a child has sent; what is no side is passed over."""
+        sides = payload.get("sides")
+        sides = [s for s in sides if isinstance(s, Mapping)] if isinstance(sides, list) else []
+        return super().read({**payload, "sides": [SideResult.read(each) for each in sides]})
+
+
+@dataclass
+class ProbeResult(TaskResult):
+    """What the probe sends.
+
+    Attributes:
+        backends: why each cannot be used here; empty if it can.
+        modes: the mode that each equals here.
+        toolchain_s: seconds that the first compile cost; None where the fork server pays it.
+        during: what of the user's was being called.
+    """
+
+    target: dict[str, Any] | None = None
+    environment: Mapping[str, Any] | None = None
+    backends: Mapping[str, str] | None = None
+    all_backends: list[str] | None = None
+    modes: Mapping[str, str] | None = None
+    options: list[str] | None = None
+    toolchain_s: float | None = None
+    during: str | None = None
+
+
+@dataclass
+class TraceResult(TaskResult):
+    """What Dynamo makes of each phase."""
+
+    traced: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+@dataclass
+class SaveResult(TaskResult):
+    """What compiled code was saved, and in words what was not."""
+
+    left_out: list[str] = field(default_factory=list)
+    saved: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class AlgorithmResult(TaskResult):
+    """An RLlib algorithm with and without settings.
+
+    Attributes:
+        rounds: of each side the seconds of ``train()``, the env steps, the seconds of sampling and
+            of the module's forward in it (of all env runners together), the seconds of gradient
+            updates and their number.
+        runners: how many sample.
+        warmup_s, warmup_iterations: of each side.
+        active: what is in effect in the tuned one.
+    """
+
+    rounds: list[dict[str, Any]] = field(default_factory=list)
+    runners: int = 1
+    warmup_s: dict[str, float] = field(default_factory=dict)
+    warmup_iterations: dict[str, int] = field(default_factory=dict)
+    active: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,226 @@
+"""What parent and child say to each other: requests, events and results."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autocompile.errors import RunError
+from autocompile.execute.executor import Ending
+from autocompile.protocol.events import ChannelError, EventName, LineReader, encode
+from autocompile.protocol.requests import (
+    AlgorithmRequest,
+    ExportedCode,
+    Header,
+    Kind,
+    Limits,
+    ProbeRequest,
+    RaceRequest,
+    Request,
+    SaveRequest,
+    Side,
+    TraceRequest,
+    TrialRequest,
+    parse_request,
+    read_request,
+)
+from autocompile.protocol.results import (
+    AlgorithmResult,
+    ProbeResult,
+    RaceResult,
+    SaveResult,
+    SideResult,
+    TaskResult,
+    TraceResult,
+    TrialResult,
+)
+from autocompile.search.records import to_record
+from autocompile.settings.config import CompileConfig
+from autocompile.settings.tuned import Choice, Tuned
+from autocompile.space.space import Setting
+from autocompile.store.record import Outcome, Step
+
+# --- requests ------------------------------------------------------------------------------------
+
+HEADER = Header("net.py:net", "cpu", 3, 0.01)
+CONFIG = CompileConfig("inductor", options=(("max_autotune", True),), dynamic=True)
+TUNED = Tuned({"forward": (Choice(CONFIG, 4, {"value": 1.5, "low": 1.4, "high": 1.6}, 3),)}, {})
+RACED = Side(7, CONFIG, "cache/0007", is_warm=True)
+EXPORTED = Side(7, CONFIG, "cache/0007", True, ExportedCode("model = model", TUNED))
+RACE: dict[str, Any] = {"phase": "forward", "block_s": 0.02, "rounds": 24, "max_s": 3.0}
+REQUESTS: dict[Kind, Request] = {
+    Kind.TRIAL: TrialRequest(
+        header=HEADER,
+        number=4,
+        phase="forward",
+        config=CONFIG,
+        batch_size=4,
+        limits=Limits(beat=1.3),
+        calls_per_update=10,
+        known_codes={"abc": 2},
+    ),
+    Kind.RACE: RaceRequest(header=HEADER, number=5, sides=(RACED,), batch_size=4, **RACE),
+    Kind.EXPORTED: RaceRequest(header=HEADER, number=6, sides=(EXPORTED,), **RACE),
+    Kind.PROBE: ProbeRequest(header=HEADER, phases=("forward",), batch_size=4, toolchain="cache"),
+    Kind.TRACE: TraceRequest(header=HEADER, number=7, phases=("forward",), batch_size=4),
+    Kind.SAVE: SaveRequest(header=HEADER, number=8, settings=TUNED, file="tuned.cache"),
+    Kind.IN_ALGORITHM: AlgorithmRequest(header=HEADER, number=0, settings=TUNED, budget_s=60.0),
+}
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_a_request_that_was_written_is_read_as_it_was(kind: Kind, tmp_path: Path) -> None:
+    request = REQUESTS[kind]
+    (tmp_path / "request.json").write_text(json.dumps(request.to_dict()))
+    assert read_request(tmp_path) == request
+    assert request.to_dict()["kind"] == kind.value
+    assert request.to_dict()["target"] == "net.py:net", "the header is no object of its own"
+
+
+def test_a_request_of_an_older_version_is_read() -> None:
+    older = {
+        "target": "net.py",
+        "device": None,
+        "seed": 0,
+        "kind": "trial",
+        "phase": "forward",
+        "config": {"backend": "inductor", "mode": "default", "options": {}},
+        "batch_size": 32,
+        "limits": {"beat": 1.25},
+        "number": 7,
+    }
+    request = parse_request(older, "request.json")
+    assert isinstance(request, TrialRequest)
+    assert (request.number, request.config) == (7, CompileConfig("inductor"))
+    assert request.limits == Limits(beat=1.25)
+    assert (request.header, request.known_codes) == (Header("net.py"), {})
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"kind": "bake"}, "request.json is of the unknown kind 'bake'"),
+        ({"kind": None}, "request.json is of the unknown kind None"),
+        ({"colour": "red"}, "request.json: unknown key 'colour'"),
+        ({"limits": {"joules": 3}}, "request.json: unknown key 'joules'"),
+        ({"config": {"flavour": 1}}, "request.json: a compile setting has no key 'flavour'"),
+        ({"schema": 2}, "request.json is of schema 2 and was written by a newer one"),
+        ({"schema": "1"}, "request.json was not written by autocompile: its schema is '1'"),
+        ({"config": 3}, "request.json is damaged: "),
+    ],
+)
+def test_what_is_not_understood_is_one_paragraph(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(RunError) as caught:
+        parse_request(REQUESTS[Kind.TRIAL].to_dict() | changes, "request.json")
+    assert caught.value.what.startswith(said)
+    assert "\n\n" not in caught.value.text()
+
+
+@pytest.mark.parametrize("missing", ["phase", "config"])
+def test_a_request_without_what_it_needs_is_damaged(missing: str) -> None:
+    data = REQUESTS[Kind.TRIAL].to_dict()
+    del data[missing]
+    with pytest.raises(RunError, match=rf"request.json is damaged: .*'{missing}'"):
+        parse_request(data, "request.json")
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"kind"'])
+def test_a_file_that_is_no_request_is_an_error(text: str, tmp_path: Path) -> None:
+    (tmp_path / "request.json").write_text(text)
+    with pytest.raises(RunError, match=r"request\.json"):
+        read_request(tmp_path)
+
+
+def test_a_folder_without_a_request_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="cannot read"):
+        read_request(tmp_path)
+
+
+# --- events --------------------------------------------------------------------------------------
+
+
+def test_events_are_read_as_they_were_sent_in_whatever_pieces_they_arrive() -> None:
+    lines = [
+        encode("n", EventName.STEP, step="compile"),
+        encode("n", EventName.EXCLUSIVE),
+        encode("n", EventName.RESULT, outcome="ok", notes=["ü\n"]),
+    ]
+    data, reader = "".join(lines).encode(), LineReader("n")
+    events = [event for i in range(len(data)) for event in reader.feed(data[i : i + 1])]
+    assert events == [
+        (EventName.STEP, {"step": "compile"}),
+        (EventName.EXCLUSIVE, {}),
+        (EventName.RESULT, {"outcome": "ok", "notes": ["ü\n"]}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b"hello\n", "no JSON"),
+        (b"[" * 100_000 + b"\n", "no JSON"),
+        (b"[1]\n", "not a message of version 1"),
+        (b'{"v": 2, "nonce": "n", "event": "step"}\n', "not a message of version 1"),
+        (b'{"v": 1, "nonce": "m", "event": "step"}\n', "wrong nonce"),
+        (b'{"v": 1, "nonce": "n", "event": "dance"}\n', "'dance' is not a valid EventName"),
+        (b'{"v": 1, "nonce": "n"}\n', "None is not a valid EventName"),
+        (b"x" * (8 * 2**20 + 1), "a line of more than"),
+    ],
+)
+def test_what_is_no_event_is_refused(line: bytes, said: str) -> None:
+    with pytest.raises(ChannelError, match=said):
+        LineReader("n").feed(line)
+
+
+# --- results -------------------------------------------------------------------------------------
+
+MEASURED = {"eager_s": [1.0, 1.0], "compiled_s": [0.5, 0.5], "calls": [1, 1]}
+RESULTS = [
+    TrialResult("ok", notes=["a note"], measurement=MEASURED, code="abc", detail={"breaks": []}),
+    RaceResult("ok", sides=[SideResult("ok", number=3, step="exit", measurement=MEASURED)]),
+    ProbeResult("runtime_error", "it raised", where="net.py:3   f()", during="get_inputs(4)"),
+    TraceResult("ok", traced={"forward": {"graphs": 1}}),
+    SaveResult("ok", left_out=["why"], saved={"graphs": 1, "libraries": 2}),
+    AlgorithmResult("ok", rounds=[{"tuned": {"train_s": 1.0}}], runners=2),
+]
+
+
+@pytest.mark.parametrize("result", RESULTS, ids=lambda result: type(result).__name__)
+def test_a_result_that_was_sent_is_read_as_it_was(result: TaskResult) -> None:
+    sent = json.loads(json.dumps(result.to_dict()))
+    assert type(result).read(sent) == result
+    assert type(result).read({**sent, "joules": 3}) == result, "of another version"
+
+
+def test_what_is_no_side_of_a_race_is_passed_over() -> None:
+    side = SideResult("ok", number=3)
+    assert RaceResult.read({"sides": [3, side.to_dict(), None]}).sides == [side]
+    assert RaceResult.read({"sides": "all"}).sides == []
+
+
+def test_an_error_that_was_explained_is_raised_as_it_was() -> None:
+    explained = {"what": "no such phase", "details": ["it has: forward"], "hint": "--phase forward"}
+    error = ProbeResult.read({"explained": explained}).error
+    assert error is not None
+    assert error.text() == "no such phase\n  it has: forward\n  try: --phase forward"
+    assert ProbeResult().error is None
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        {"measurement": 3},
+        {"measurement": {"eager_s": [1.0], "compiled_s": ["fast"]}},
+        {"measurement": {}, "notes": 3},
+        {"detail": None},
+        {"compile_s": "long"},
+    ],
+)
+def test_a_result_that_makes_no_sense_is_recorded_as_infrastructure(payload: Any) -> None:
+    ending = Ending(Outcome.OK, Step.EXIT, payload=payload)
+    record = to_record(0, "forward", Setting(CONFIG, 4), ending)
+    assert record.outcome is Outcome.INFRASTRUCTURE
+    assert record.message.startswith("its result makes no sense: ")
