@@ -159,7 +159,8 @@ def compile_model(model: torch.nn.Module, config: CompileConfig, phase: str) -> 
 def beside_a_step(config: CompileConfig) -> list[str]:
     """What a setting asks for that a function which does a step cannot be given."""
     todo = [
-        d.line(value).removeprefix("model = ") for d, value in config.changed("model") if d.line
+        d.line(value).removeprefix("model = ") if d.line else f"{d.name}={value!r} of the model"
+        for d, value in config.changed("model")
     ]
     if config.optimizer != "default":
         name = config.optimizer
