@@ -196,7 +196,7 @@ def load(run: str | Path = "last") -> Result:
     data["running"] = is_held(folder)
     records, facts = folder.read()
     if asked := unknown_keys(data["plan"]):
-        facts.append(f"this version does not know what was asked for: {', '.join(asked)}")
+        facts.append(f"this version does not know these options: {', '.join(asked)}")
     told = notice(facts, data["environment"])
     return make_result(folder, data, records, limits_of(data["plan"]), told)
 
@@ -210,11 +210,11 @@ def _open(plan: Plan, run_dir: str | Path | None, resume: bool) -> tuple[RunFold
     if folder.run_json.exists():
         with locked(folder):  # a live one is not to be resumed
             pass
-        raise RunError(f"{folder.path} holds a run already", hint="the same command with --resume")
+        raise RunError(f"{folder.path} already holds a run", hint="the same command with --resume")
     if folder.holds_something_else():
         raise RunError(
             f"the folder {folder.path} is not empty and holds no run",
-            "a run writes and removes files in its folder, so it must be its own",
+            "a run writes and removes files in its folder, so the folder must be its own",
             hint="--run-dir with a new folder",
         )
     return folder, plan
@@ -270,7 +270,7 @@ def _described(
         if run["target"].get("sha256") != found["target"].get("sha256"):
             raise RunError(
                 f"{plan.target} has changed since {folder.path} was made",
-                "its finished trials are about another model",
+                "its finished trials measured another model",
                 hint="the same command without --resume",
             )
         return run

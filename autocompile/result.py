@@ -99,12 +99,12 @@ class Result:
         name = phase or self._forward_phase()
         if name not in self.config:
             known = ", ".join(self.config) or "none"
-            raise UsageError(f"phase {name!r} has no result in this run; those that have: {known}")
+            raise UsageError(f"phase {name!r} has no result in this run (choose from: {known})")
         config = self.config[name]
         if config.environment != "default":
             python = self.to_dict()["environments"].get(config.environment, {}).get("python_path")
             raise UsageError(
-                f"the best setting of {name} is one of the environment {config.environment}",
+                f"the best setting of {name} needs the environment {config.environment}",
                 hint=f"run your program with {python}",
             )
         if config.threads is not None:
@@ -113,7 +113,7 @@ class Result:
         if name in ("optimizer_step", "train_step"):
             function: Callable[..., Any] = model  # type: ignore[assignment]
             for todo in beside_a_step(config):
-                warnings.warn(f"to be done before the first step: {todo}", stacklevel=2)
+                warnings.warn(f"before the first step: {todo}", stacklevel=2)
             device = self.to_dict()["environment"]["device"].split(":")[0]
             # Of a model in regions the blocks are compiled, not the step.
             own = config if config.scope == "full" else config.numbers
@@ -166,7 +166,7 @@ class Result:
         return f"<autocompile.Result of {self.run_dir}: {phases}>"
 
 
-_LONGER = "the same command with a longer --timeout, if a call or a compile needs more time"
+_LONGER = "a longer --timeout, if a call or a compile needs more time"
 
 
 def make_result(

@@ -533,7 +533,7 @@ def test_where_no_fork_server_can_live_each_trial_gets_an_interpreter(
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [({"isolation": "thread"}, "none of auto, fork, spawn"), ({"jobs": 0}, "0 jobs")],
+    [({"isolation": "thread"}, "choose from: auto, fork, spawn"), ({"jobs": 0}, "not 0")],
 )
 def test_an_executor_that_cannot_be_is_refused(options: dict[str, object], words: str) -> None:
     with pytest.raises(UsageError, match=words):

@@ -150,9 +150,9 @@ def test_it_prepares_once_after_it_was_warmed(
     ("source", "reason", "is_unfit"),
     [
         (f"{ANSWERS}connection.sendall(json.dumps(dict(refused='no')).encode() + b'\\n')", "no", 1),
-        ("import sys; sys.exit('it broke')", "it ended: it broke", 0),
-        (f"{ANSWERS}connection.sendall(b'hello\\n')", "it does not answer", 0),
-        (f"{ANSWERS}connection.sendall(b'[1]\\n')", "it does not answer", 0),
+        ("import sys; sys.exit('it broke')", "server exited: it broke", 0),
+        (f"{ANSWERS}connection.sendall(b'hello\\n')", "invalid answer", 0),
+        (f"{ANSWERS}connection.sendall(b'[1]\\n')", "invalid answer", 0),
     ],
 )
 def test_why_there_is_none_is_told_and_wakes_nobody_again(

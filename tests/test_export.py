@@ -123,7 +123,7 @@ def test_exporting_leaves_the_report_as_it_was(
 def test_an_unknown_format_is_a_usage_error_that_names_the_nearest(
     rl_report: dict[str, Any],
 ) -> None:
-    with pytest.raises(UsageError, match="no export format 'rlib'") as caught:
+    with pytest.raises(UsageError, match="unknown export format 'rlib'") as caught:
         export(rl_report, "rlib")
     assert caught.value.hint == "autocompile export ppo_breakout-0003 --to rllib"
 
@@ -391,7 +391,7 @@ def test_what_plain_torch_cannot_do_is_a_line_of_ours(plain_report: dict[str, An
 
 
 def test_rllib_refuses_a_target_that_is_no_rlmodule(plain_report: dict[str, Any]) -> None:
-    with pytest.raises(ExportError, match="no RLModule") as caught:
+    with pytest.raises(ExportError, match="not an RLModule") as caught:
         export(plain_report, "rllib")
     assert caught.value.hint == "autocompile export ppo_breakout-0003 --to python"
 
@@ -559,14 +559,14 @@ def test_blocks_compiled_for_one_phase_are_those_of_another(plain_report: dict[s
     phases["train_step"] = copy.deepcopy(phases["forward"])
     assert "regions_of" in export(plain_report, "python")  # the same of both
     change_config(plain_report, "train_step", mode="default")
-    with pytest.raises(ExportError, match="one model cannot have its blocks compiled"):
+    with pytest.raises(ExportError, match="a model's blocks cannot be compiled"):
         export(plain_report, "python")
     change_config(plain_report, "train_step", scope="full")
-    with pytest.raises(ExportError, match="one model cannot have its blocks compiled"):
+    with pytest.raises(ExportError, match="a model's blocks cannot be compiled"):
         export(plain_report, "python")
     assert use_line(plain_report).startswith("autocompile export last --to json")
     phases["train_step"]["verdict"] = "keep_eager"  # it would run the compiled blocks
-    with pytest.raises(ExportError, match="one model cannot have its blocks compiled"):
+    with pytest.raises(ExportError, match="a model's blocks cannot be compiled"):
         export(plain_report, "python")
 
 

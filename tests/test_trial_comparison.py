@@ -104,7 +104,7 @@ def test_a_check_decides_about_outputs(
     accepted = try_it(loose, backend="off_by_3_percent")
     assert outcome(accepted)[0] == "ok"
     assert accepted["weights_live"] is True
-    assert "outputs are compared by check() of the target" in accepted["notes"]
+    assert "outputs are compared by the target's check()" in accepted["notes"]
     for spec in (loose, f"{loose}:get_model"):
         assert outcome(try_it(spec, backend="negates")) == (
             "wrong_output",
@@ -140,7 +140,7 @@ def test_a_check_that_refuses_eager_itself_is_the_targets_fault(
     strict = write(NOISY, "def check(a, b):\n    assert torch.equal(a[0], b[0])\n")
     result = try_it(strict, kind=kind)
     assert (result["outcome"], result["step"]) == ("runtime_error", "eager")
-    assert result["message"] == "check() of the target refuses eager's own second run"
+    assert result["message"] == "the target's check() rejects a second run of eager mode"
     assert "assert torch.equal(a[0], b[0])" in result["explained"]["details"][0]
 
 
@@ -227,4 +227,4 @@ def test_the_optional_functions_of_the_template_work_as_they_stand(
     path.write_text(optional)
     result = try_it(path)
     assert result["outcome"] == "ok", result
-    assert "outputs are compared by check() of the target" in result["notes"]
+    assert "outputs are compared by the target's check()" in result["notes"]

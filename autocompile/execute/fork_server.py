@@ -87,7 +87,7 @@ class ForkServer:
             )
         except OSError as error:
             ours.close()
-            raise ForkServerError(f"it cannot be started: {error}") from None
+            raise ForkServerError(f"the fork server cannot be started: {error}") from None
         finally:
             theirs.close()
         selector.register(ours, selectors.EVENT_READ, self)
@@ -142,7 +142,7 @@ class ForkServer:
             self._has_to_prepare = False
             self._ask({"do": "prepare"})
         if self._is_overdue:
-            raise ForkServerError(f"it has not answered for {_PATIENCE_S:.0f} s")
+            raise ForkServerError(f"the fork server has not answered for {_PATIENCE_S:.0f} s")
         return not self._unanswered
 
     def listen(self) -> None:
@@ -173,7 +173,7 @@ class ForkServer:
         while not self._answers and (left := until - time.monotonic()) > 0:
             self._receive(left)
         if not self._answers:
-            raise ForkServerError(f"it has not forked for {_FORK_S:.0f} s")
+            raise ForkServerError(f"the fork server has not forked for {_FORK_S:.0f} s")
         child.supervisor = int(self._understood(self._answers.popleft())["pid"])
         with contextlib.suppress(OSError, AttributeError):
             child.pidfd = os.pidfd_open(child.supervisor)
@@ -212,7 +212,7 @@ class ForkServer:
             sent = socket.send_fds(self._socket, [line], list(descriptors)) if descriptors else 0
             self._socket.sendall(line[sent:])
         except OSError as error:
-            raise ForkServerError(f"it is gone: {error}") from None
+            raise ForkServerError(f"the fork server is gone: {error}") from None
 
     def _receive(self, patience_s: float) -> bool:
         """Wait for more of its answers; False if nothing came."""
@@ -222,24 +222,24 @@ class ForkServer:
         except (BlockingIOError, TimeoutError):
             return False
         except OSError as error:
-            raise ForkServerError(f"it does not answer: {error}") from None
+            raise ForkServerError(f"the fork server does not answer: {error}") from None
         if not data:
-            raise ForkServerError(f"it ended{self._last_words()}")
+            raise ForkServerError(f"the fork server exited{self._last_output()}")
         *lines, self._rest = (self._rest + data).split(b"\n")
         try:
             self._answers.extend(json.loads(line) for line in lines)
         except ValueError as error:
-            raise ForkServerError(f"it does not answer: {error}") from None
+            raise ForkServerError(f"the fork server sent an invalid answer: {error}") from None
         return True
 
     def _understood(self, answer: Any) -> dict[str, Any]:
         if not isinstance(answer, dict):
-            raise ForkServerError(f"it does not answer: {answer!r}")
+            raise ForkServerError(f"the fork server sent an invalid answer: {answer!r}")
         if reason := answer.get("refused"):
             raise ForkServerError(str(reason), is_unfit=True)
         return answer
 
-    def _last_words(self) -> str:
+    def _last_output(self) -> str:
         self._words.seek(0)
         lines = self._words.read()[-4000:].decode("utf-8", "replace").strip().splitlines()
         return f": {lines[-1][:200]}" if lines else ""

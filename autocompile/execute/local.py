@@ -63,7 +63,7 @@ class LocalExecutor:
         self, python: str | None = None, isolation: Isolation = "auto", jobs: int | None = None
     ) -> None:
         if jobs is not None and jobs < 1:
-            raise UsageError(f"{jobs} jobs at once cannot run anything", hint="--jobs 1")
+            raise UsageError(f"jobs must be at least 1, not {jobs}", hint="--jobs 1")
         self.slots = default_jobs() if jobs is None else jobs
         self._jobs_given = jobs is not None
         self._events: list[Event] = []
@@ -145,7 +145,7 @@ class LocalExecutor:
             pipes.close_ours()
             raise RunError(
                 f"cannot write in {job.folder}: {error.strerror or error}",
-                hint="free some space or make the folder writable, then repeat with --resume",
+                hint="free some space or make the folder writable, then rerun with --resume",
             ) from error
         cgroup = Cgroup.build(job.memory_limit_bytes) if job.memory_limit_bytes else None
         child = Child(job, pipes, log, cgroup, oom_before=oom_kills())
@@ -153,7 +153,7 @@ class LocalExecutor:
         try:
             has_begun = self._starters.of(job.python).start(child)
         except OSError as error:
-            what = f"its process cannot be started: {error.strerror or error}"
+            what = f"the trial's process cannot be started: {error.strerror or error}"
             ending = Ending(Outcome.INFRASTRUCTURE, Step.IMPORT, what)
             self._events.append(Ended(job.number, ending))
             return

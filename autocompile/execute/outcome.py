@@ -65,22 +65,22 @@ def conclude(seen: Sighting) -> tuple[Outcome, Step, str]:
             outcome, step = Outcome(seen.result["outcome"]), Step(seen.result["step"])
             said = outcome, step, str(seen.result.get("message", ""))
         except (KeyError, ValueError):
-            return Outcome.CRASHED, seen.step, "sent a result that is none"
+            return Outcome.CRASHED, seen.step, "sent a malformed result"
     if said and (said[0] is Outcome.OK or not seen.oom_killed):
         return said
     if seen.killed_for == "interrupted":
-        return Outcome.INTERRUPTED, seen.step, "stopped before its end"
+        return Outcome.INTERRUPTED, seen.step, "stopped before it finished"
     if seen.killed_for == "timeout":
         what = f"still in {seen.step.value} after {seen.limit}{seen.place}"
         return Outcome.TIMEOUT, seen.step, what
     if seen.killed_for == "total":
-        what = f"all its steps together took more than {seen.limit}{seen.place}"
+        what = f"all steps together took more than {seen.limit}{seen.place}"
         return Outcome.TIMEOUT, seen.step, what
     if seen.killed_for == "memory":
         return Outcome.OUT_OF_MEMORY, seen.step, f"its processes held more than {seen.limit}"
     if seen.oom_killed:
         words = f" ({said[2]})" if said and said[2] else ""
-        what = f"the kernel killed a process of it for want of memory{seen.limit}{words}"
+        what = f"the kernel's OOM killer ended one of its processes{seen.limit}{words}"
         return Outcome.OUT_OF_MEMORY, said[1] if said else seen.step, what
     if seen.garbage is not None:
         return Outcome.CRASHED, seen.step, f"wrote to the result channel: {seen.garbage}"
@@ -100,7 +100,7 @@ def conclude(seen: Sighting) -> tuple[Outcome, Step, str]:
 def ending_of(child: Child | None, step: Step) -> Ending:
     """How a trial ended; None for one that never began because it was interrupted."""
     if child is None:
-        return Ending(Outcome.INTERRUPTED, step, "stopped before it began")
+        return Ending(Outcome.INTERRUPTED, step, "stopped before it started")
     cgroup_kills = child.cgroup.kills() if child.cgroup else 0
     # Without a cgroup all we know is that somebody near it was killed while it ran, which explains
     # nothing where the SIGKILL was ours.
@@ -112,7 +112,7 @@ def ending_of(child: Child | None, step: Step) -> Ending:
         "timeout": f"{child.job.allowed_s(step):.0f} s",
         "total": f"{child.job.total_timeout_s or 0:.0f} s",
         "memory": gib,
-    }.get(child.killed_for or "", f": it may hold {gib}" if cgroup_kills else "")
+    }.get(child.killed_for or "", f": its memory limit is {gib}" if cgroup_kills else "")
     stack = child.dump.decode("utf-8", "replace").strip()
     words = child.last_words.decode("utf-8", "replace").strip().splitlines()
     outcome, step, message = conclude(

@@ -47,13 +47,13 @@ class ProcessStarter:
         variables: Mapping[str, str] | None = None,
     ) -> None:
         if isolation not in ("auto", "fork", "spawn"):
-            raise UsageError(f"isolation {isolation!r} is none of auto, fork, spawn")
+            raise UsageError(f"unknown isolation {isolation!r} (choose from: auto, fork, spawn)")
         self._python, self._tell, self._variables = python, tell, dict(variables or {})
         self._selector = selector
         self._insists = isolation == "fork"
         self._forks = isolation != "spawn" and sys.platform == "linux"
         if self._insists and not self._forks:
-            raise UsageError("trials are forked on Linux only", hint="--isolation spawn")
+            raise UsageError("trials can be forked on Linux only", hint="--isolation spawn")
         self._fork_server: ForkServer | None = None
         self._warmth: tuple[Sequence[str], Path | None] = ((), None)
         self._deaths = 0
@@ -146,12 +146,12 @@ class ProcessStarter:
             return  # it was killed from outside, say: a new one does
         if any(self._warmth):
             self._warmth = ((), None)
-            self._tell(f"trials are forked without what the target imports: {error}")
+            self._tell(f"trials are forked without the target's imports: {error}")
             return
         self._forks = False
         if self._insists:
             raise UsageError(f"trials cannot be forked here: {error}", hint="--isolation spawn")
-        self._tell(f"each trial starts an interpreter of its own, which is slower: {error}")
+        self._tell(f"each trial starts its own interpreter, which is slower: {error}")
 
     def _spawn(self, child: Child) -> None:
         results, output, control = child.pipes.theirs

@@ -55,8 +55,8 @@ def export(report: Mapping[str, Any], to: str) -> str:
     if to not in _EXPORTERS:
         close = difflib.get_close_matches(to.lower(), FORMATS, n=1, cutoff=0.5)
         raise UsageError(
-            f"there is no export format {to!r}",
-            f"there are: {', '.join(FORMATS)}",
+            f"unknown export format {to!r}",
+            f"choose from: {', '.join(FORMATS)}",
             hint=command(report, f"--to {close[0] if close else 'python'}"),
         )
     text = _EXPORTERS[to](report)

@@ -40,10 +40,10 @@ BACKENDS = (
 
 CARRIED = ("backend", "mode", "options", "fullgraph", "dynamic", "guards", "autocast", "scope")
 REGIONS = (
-    "WARNING: Accelerate's regions are not those that were measured: of a model's blocks it knows "
-    "the entries of an nn.ModuleList only, and it compiles all that is outside them too."
+    "WARNING: Accelerate's regions are not those that were measured: it compiles only entries of "
+    "an nn.ModuleList as blocks, and also everything outside them."
 )
-TF32 = "On a CUDA device in fp32 it turns TF32 on for matmuls: a part of the gain may be that."
+TF32 = "On a CUDA device in fp32 it turns on TF32 for matmuls, which may be part of the gain."
 _MIXED = {"none": "", "bfloat16": ', mixed_precision="bf16"', "float16": ', mixed_precision="fp16"'}
 
 
@@ -97,5 +97,5 @@ def _plugin(config: CompileConfig) -> str:
     text = "plugin = TorchDynamoPlugin(\n"
     text += "".join(f"    {k}={v},\n" for k, v in given.items()) + ")\n"
     if config.dynamic is None:
-        text += "plugin.dynamic = None  # `accelerate launch` would make it False\n"
+        text += "plugin.dynamic = None  # `accelerate launch` would set it to False\n"
     return text

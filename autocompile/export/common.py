@@ -200,7 +200,7 @@ def build_lines(report: Report) -> list[str]:
     except (SyntaxError, ValueError) as error:
         raise ExportError(
             f"the report's lines that build the model are not Python: {error}",
-            hint="tune the target again: its report.json has been changed",
+            hint="tune the target again: its report.json was edited",
         ) from error
     spaced: list[str] = []
     for line in lines:
@@ -265,7 +265,7 @@ def literal(value: Any, indent: str | None = None) -> str:
         return _bracketed("[", [literal(v, deeper) for v in value], "]", indent)
     if value is None or isinstance(value, (bool, int, float)):
         return repr(value)
-    raise ExportError(f"a {type(value).__name__} has no place in a setting")
+    raise ExportError(f"a setting cannot hold a {type(value).__name__}")
 
 
 def _bracketed(opening: str, items: list[str], closing: str, indent: str | None) -> str:

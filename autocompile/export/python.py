@@ -90,7 +90,7 @@ def having_form(report: Report) -> list[Choice]:
         )
     found = list(every.values())
     for choice in found:
-        lost = [] if choice.phase in _PLAIN or is_rl(report) else ["a phase that is not known"]
+        lost = [] if choice.phase in _PLAIN or is_rl(report) else ["an unknown phase"]
         config = choice.config
         if config and config.environment != "default" and not environment_of(report, config):
             lost += [f"environment={config.environment!r}, which the report does not describe"]
@@ -113,7 +113,7 @@ def refusal(report: Report, faster: Iterable[Choice]) -> list[str]:
     configs = {c.phase: c.config for c in faster if c.config}
     if len(names := {config.environment for config in configs.values()}) > 1:
         raise ExportError(
-            "the best settings of the phases are of different interpreters, and a program has one",
+            "the best settings of the phases need different interpreters, and a program has one",
             *(f"{phase}: {config.environment}" for phase, config in configs.items()),
             hint=command(report, "--to json"),
         )
@@ -137,7 +137,7 @@ def demand_one_way(report: Report, found: Iterable[Choice]) -> None:
         config.scope == "regional" for config in calling.values()
     ):
         raise ExportError(
-            "one model cannot have its blocks compiled for one phase and run otherwise in another",
+            "a model's blocks cannot be compiled for one phase and run differently in another",
             *(f"{phase}: {config.label()}" for phase, config in calling.items()),
             hint=command(report, "--to json"),
         )

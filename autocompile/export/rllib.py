@@ -31,12 +31,12 @@ def export(report: Report) -> str:
     The settings stand in it by value.
 
     Raises:
-        ExportError: the target is no RLModule, or no phase that RLlib runs has a result.
+        ExportError: the target is not an RLModule, or no phase that RLlib runs has a result.
     """
     found = own_choices(report)
     if not is_rl(report):
         raise ExportError(
-            "RLlib has no form for this result: the target is no RLModule",
+            "RLlib has no form for this result: the target is not an RLModule",
             f"its phases: {', '.join(found)}",
             hint=command(report, "--to python"),
         )

@@ -38,7 +38,7 @@ def export(report: Report) -> str:
     build = build_lines(report)
     if not build:
         raise ExportError(
-            "there is no program: the model was handed over as an object in Python",
+            "cannot write a program: the model was passed as a Python object",
             hint=command(report, "--to python"),
         )
     faster = [choice for choice in found if choice.config is not None]
@@ -99,7 +99,7 @@ def _optimizer(report: Report) -> str:
     except (SyntaxError, ValueError):
         line = ""
     if not line:
-        return "# Put your own optimizer here: the run does not say how it is made.\n" + (
+        return "# Put your own optimizer here: the run does not record how to build it.\n" + (
             "optimizer = torch.optim.Adam(model.parameters())"
         )
     return line

@@ -49,7 +49,7 @@ class Settings:
         if not self.optimizer.is_eager:
             lost += ["the compiled optimizer step"]
         if self.optimizer.optimizer != "default" and not optimizer:
-            lost += [f"optimizer={self.optimizer.optimizer!r}: give it to what makes yours"]
+            lost += [f"optimizer={self.optimizer.optimizer!r}: pass it where you build yours"]
         return comment(f"WARNING: {stack} does not carry {'; '.join(lost)}.") if lost else ""
 
 

@@ -20,7 +20,7 @@ from autocompile.settings.config import CompileConfig
 __all__ = ["export"]
 
 _MIXED = {"bfloat16": "bf16", "float16": "fp16"}
-_LAUNCH = "`accelerate launch` makes dynamic False unless it is told otherwise."
+_LAUNCH = "`accelerate launch` sets dynamic to False by default."
 
 
 def export(report: Report) -> str:

@@ -77,18 +77,18 @@ def apply(
         own = CompileConfig("eager", optimizer=config.optimizer)
         apply_to_optimizer(optimizer, steps.config if steps else own)
     elif name == "optimizer_step":
-        raise UsageError("the settings of optimizer_step are about an optimizer: optimizer=...")
+        raise UsageError("the settings of optimizer_step need an optimizer: pass optimizer=...")
     if name == "train_step":
         todo = beside_a_step(config)
         for each in todo if optimizer is None else [t for t in todo if "optimizer" not in t]:
-            warnings.warn(f"to be done before the first step: {each}", stacklevel=2)
+            warnings.warn(f"before the first step: {each}", stacklevel=2)
         # Of a model in regions the blocks are compiled, not the step.
         used = config if config.scope == "full" else config.numbers
         return compile_function(model, used, kind=device.type)  # type: ignore[return-value]
     if name == "optimizer_step":
         return model
     if not isinstance(model, torch.nn.Module):
-        raise UsageError(f"{name} is about a module, and this is a {type(model).__name__}")
+        raise UsageError(f"{name} needs an nn.Module, not a {type(model).__name__}")
     apply_to_phase(model, name, config)
     return model
 
@@ -97,8 +97,8 @@ def warn_of_differences(tuned: Tuned, device: torch.device) -> None:
     """Tell, where torch or the machine is not the one that the settings were measured with."""
     if differences := tuned.differences(describe(device)):
         warnings.warn(
-            f"the settings were measured elsewhere ({'; '.join(differences)}): they compute the "
-            "same, and may be slower or faster here. `autocompile verify` tells",
+            f"the settings were measured elsewhere ({'; '.join(differences)}): results are the "
+            "same, speed may differ here. `autocompile verify` measures it",
             stacklevel=3,
         )
 
@@ -112,7 +112,7 @@ def chosen(tuned: Tuned, phase: str, batch_size: int | None = None) -> Choice:
     found = tuned.at(phase, batch_size)
     if found is None:
         known = ", ".join(tuned.phases)
-        raise UsageError(f"there are no settings of {phase}: there are some of {known}")
+        raise UsageError(f"no settings for {phase} (choose from: {known})")
     demand_this_interpreter(tuned, phase, found)
     return found
 
@@ -126,7 +126,7 @@ def demand_this_interpreter(tuned: Tuned, phase: str, choice: Choice) -> None:
     if (name := choice.config.environment) != "default":
         path = tuned.interpreters.get(name)
         raise UsageError(
-            f"the best setting of {phase} is one of the interpreter {name}",
+            f"the best setting of {phase} needs the interpreter {name}",
             hint=f"run your program with {path}" if path else None,
         )
 
@@ -136,7 +136,7 @@ def _only_forward(tuned: Tuned) -> str:
     if len(forward) == 1:
         return forward[0]
     raise UsageError(
-        f"the settings have {len(forward)} forward phases: name one",
+        f"the settings have {len(forward)} forward phases; name one",
         f"phases: {', '.join(tuned.phases)}",
     )
 

@@ -89,12 +89,12 @@ def _compiled(
         compiled: Callable[..., Any] = torch.compile(function, **kwargs)
         return compiled
     if model is None:
-        raise UsageError(f"{config.label()} is about a model, and this phase has none")
+        raise UsageError(f"{config.label()} needs a model, and this phase has none")
     if config.freezing:
         return Frozen(function, model, kwargs)
     regions = regions_of(model)
     if not regions:
-        raise UsageError(f"{type(model).__name__} repeats no block, so there are no regions")
+        raise UsageError(f"{type(model).__name__} repeats no block, so it has no regions")
     regions.compile(**kwargs)
     return function
 

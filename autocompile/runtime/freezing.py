@@ -58,7 +58,7 @@ class Frozen:
                 what is frozen.
         """
         if torch.is_grad_enabled():
-            raise RuntimeError("frozen weights have no gradients: call it under torch.no_grad()")
+            raise RuntimeError("frozen weights have no gradients: use torch.no_grad()")
         while True:
             # Held while it runs: another thread may put the next in its place meanwhile.
             artifact = self._artifact or self._next(None)

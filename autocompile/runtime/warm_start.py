@@ -124,7 +124,7 @@ def _load_once(path: str, sha256: str, device: torch.device, threads: int) -> bo
     if why_not:
         warnings.warn(
             f"the compiled code in {path} is not used, and torch compiles as usual: {why_not}. "
-            "`autocompile export RUN -o tuned.json --with-cache` makes it anew",
+            "`autocompile export RUN -o tuned.json --with-cache` writes it again",
             stacklevel=4,
         )
     return not why_not

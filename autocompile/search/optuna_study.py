@@ -70,7 +70,7 @@ class Ledger:
                 raise RunError(
                     f"the study database {self._database} cannot be used",
                     str(error).splitlines()[0][:200],
-                    "all finished trials are safe in the run folder; the database is only a view",
+                    "all finished trials are safe in the run folder; the database is only a copy",
                     hint="another --storage, or none: the run then keeps its own database",
                 ) from error
             self._disk = None
@@ -171,8 +171,8 @@ class Ledger:
             self._warn(f"{database.name} cannot be written: {_first_line(again)}")
         else:
             self._warn(
-                f"{database.name} could not be read ({_first_line(error)}); it was made anew from "
-                f"the trials' records and the old one put aside as {aside.name}"
+                f"{database.name} could not be read ({_first_line(error)}); it was rebuilt from "
+                f"the trials' records, and the old one renamed to {aside.name}"
             )
 
     def _row(self, record: Record) -> FrozenTrial:

@@ -311,5 +311,5 @@ def make_sampler(
         elif name == "random":
             inner = optuna.samplers.RandomSampler(seed=seed)
         else:
-            raise UsageError(f"sampler {name!r} is none of {', '.join(SAMPLERS)}")
+            raise UsageError(f"unknown sampler {name!r} (choose from: {', '.join(SAMPLERS)})")
     return FiniteSampler(settings, inner, seed)

@@ -30,7 +30,7 @@ def make_folder(path: Path) -> None:
                 folder.mkdir(mode=0o755, exist_ok=True)
     except OSError as error:
         raise RunError(
-            f"cannot make the folder {path}: {error.strerror or error}",
+            f"cannot create the folder {path}: {error.strerror or error}",
             hint="--run-dir with a folder that you can write to",
         ) from error
 

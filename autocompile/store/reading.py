@@ -42,7 +42,7 @@ def demand_schema(what: object, data: Any, newest: int) -> None:
         version = environment.get("autocompile") if isinstance(environment, dict) else None
         by, least = (f"autocompile {version}", f">={version}") if version else ("a newer one", "")
         raise RunError(
-            f"{what} is of schema {found} and was written by {by}",
+            f"{what} has schema {found} and was written by {by}",
             f"this is autocompile {_own_version()}, which reads up to schema {newest}",
             hint=f"pip install --upgrade 'torch-autocompile{least}'",
         )

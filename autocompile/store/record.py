@@ -312,5 +312,5 @@ class RunFolder:
             raise RunError(f"cannot read {self.run_json}: {error}") from error
         demand_schema(self.run_json, data, SCHEMA)
         if lost := [name for name in _OF_A_RUN if not data.get(name)]:
-            raise RunError(f"{self.run_json} has been changed: it has no {lost[0]}")
+            raise RunError(f"{self.run_json} was edited: it has no {lost[0]}")
         return data

@@ -68,7 +68,7 @@ def latest_of(spec: str) -> RunFolder:
         if re.fullmatch(name, path.name):
             similar.append(f"{path} is a run of {target or 'a target that cannot be read'}")
     raise RunError(
-        f"there is no run of {spec} under ./{under} to go on with",
+        f"there is no run of {spec} under ./{under} to resume",
         *similar[:3],
         hint="the same command without --resume",
     )

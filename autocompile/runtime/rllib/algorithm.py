@@ -64,10 +64,10 @@ def tuned(config: Any, settings: Any, *, strict: bool = True) -> Any:
     found = Tuned.read(settings)
     used = [p for p in (*RL_PHASES, "optimizer_step", "learner_update") if p in found.phases]
     if not used:
-        raise UsageError(f"the settings are about no RLModule: {', '.join(found.phases)}")
+        raise UsageError(f"the settings are not for an RLModule: {', '.join(found.phases)}")
     if not (config.enable_rl_module_and_learner and config.enable_env_runner_and_connector_v2):
         raise UsageError(
-            f"this {type(config).__name__} is of RLlib's old API stack, which is not supported",
+            f"this {type(config).__name__} uses RLlib's old API stack, which is not supported",
             hint="config.api_stack(enable_rl_module_and_learner=True, "
             "enable_env_runner_and_connector_v2=True)",
         )
@@ -101,7 +101,7 @@ def _warn_of_own_flags(config: Any) -> None:
         said.append(f"torch_compile_learner would {what}")
     if said:
         warnings.warn(
-            f"{'; '.join(said)}. It is turned off: the tuned settings take its place", stacklevel=3
+            f"{'; '.join(said)}. It is turned off: the tuned settings replace it", stacklevel=3
         )
 
 

@@ -239,7 +239,7 @@ def _observations(space: Any, lead: tuple[int, ...], generator: np.random.Genera
     if isinstance(space, spaces.MultiBinary):
         return torch.as_tensor(generator.integers(0, 2, size=(*lead, *space.shape))).float()
     raise TargetError(
-        f"observations of a {type(space).__name__} space cannot be made up",
+        f"cannot generate observations of a {type(space).__name__} space",
         hint=_OWN_INPUTS,
     )
 

@@ -72,6 +72,6 @@ def _counted(side: Side) -> Callable[[], contextlib.AbstractContextManager[Any]]
             yield
         if telemetry.compilations() != before:
             reasons = telemetry.dynamo_facts().recompile_reasons
-            raise RuntimeError(f"it recompiled while it was timed: {(*reasons, 'no reason')[0]}")
+            raise RuntimeError(f"recompiled while it was timed: {(*reasons, 'no reason')[0]}")
 
     return context

@@ -179,9 +179,9 @@ def _demand_uncompiled(model: torch.nn.Module, place: str) -> None:
         if part._compiled_call_impl is not None or hasattr(part, "_orig_mod"):
             which = f"its part {name!r}" if name else "it"
             raise TargetError(
-                f"the model of {place} is compiled already",
-                f"{which} has been given to torch.compile, so nothing here would be timed in eager",
-                hint="leave torch.compile out of what builds the model",
+                f"the model of {place} is already compiled",
+                f"{which} went through torch.compile, so there is no eager mode to compare with",
+                hint="build the model without torch.compile",
             )
 
 
@@ -236,7 +236,7 @@ def _from_object(value: Any, module: ModuleType, expression: str, spec: str) -> 
         if needed := _needs(value):
             raise TargetError(
                 f"{spec}: {value.__name__} cannot be called without arguments: {needed}",
-                "a target is an nn.Module, or a function or class that gives one without arguments",
+                "a target is an nn.Module, or a function or class that needs no arguments",
             )
         value, expression = value(), f"{expression}()"
     if any(cls.__module__.startswith("ray.rllib") for cls in type(value).__mro__):
@@ -268,8 +268,8 @@ def _plain(
 ) -> Target:
     if not hasattr(module, "get_inputs"):
         raise TargetError(
-            f"{spec} has no get_inputs(batch_size) beside it",
-            "it gives a tuple or list for model(*x), a dict for model(**x), or one tensor",
+            f"{spec} has no get_inputs(batch_size) next to it",
+            "get_inputs returns a tuple or list for model(*x), a dict for model(**x), or a tensor",
             hint="autocompile init model.py   (writes a file to start from)",
         )
     target = Target(kind, model, lines, lambda batch_size: None, adam, sum_of_floats)
@@ -294,7 +294,7 @@ def _with_user_functions(target: Target, module: ModuleType) -> Target:
         target.check = module.check
         target.choices["comparison"] = "check() of the target"
     elif hasattr(module, "check") and hasattr(module, "get_model"):
-        raise TargetError("check() of the target cannot be called as check(expected, actual)")
+        raise TargetError("the target's check() cannot be called as check(expected, actual)")
     return target
 
 

@@ -47,7 +47,7 @@ def from_object(value: Any, expression: str) -> Target:
         target.inference_model = replace(value, inference_only=True).build()
         return target
     if not isinstance(value, AlgorithmConfig):
-        raise TargetError(f"a {type(value).__name__} of RLlib is no target")
+        raise TargetError(f"RLlib's {type(value).__name__} cannot be tuned")
     is_plain = None not in (value.observation_space, value.action_space)
     is_plain = is_plain and value._env_to_module_connector is None
     take_spaces(value)

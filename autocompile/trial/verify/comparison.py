@@ -69,9 +69,9 @@ def demand_steady(check: Check, first: Any, second: Any) -> None:
     """
     if problem := refusal(check, first, second):
         raise TargetError(
-            "check() of the target refuses eager's own second run",
+            "the target's check() rejects a second run of eager mode",
             problem,
-            "it is called as check(expected, actual) with the outputs of the same call",
+            "check(expected, actual) gets the outputs of the same call",
         )
 
 

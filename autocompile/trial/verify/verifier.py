@@ -88,7 +88,7 @@ class Verifier:
         pairs = list(zip(self._expected, again, strict=True))
         self.check = target.check if "outputs" in self._expected[0] else None
         if self.check:
-            notes.append("outputs are compared by check() of the target")
+            notes.append("outputs are compared by the target's check()")
             for first, second in pairs:
                 comparison.demand_steady(self.check, first["outputs"], second["outputs"])
         self._noise = by_path(leaf for pair in pairs for leaf in differences(*pair))
