@@ -106,15 +106,15 @@ def test_a_fork_server_that_never_answers_is_given_up(
     assert_nothing_left(silent)
 
 
-def test_whoever_asks_for_quiet_waits_for_a_fork_server_that_is_busy() -> None:
+def test_exclusive_use_waits_for_a_fork_server_that_is_busy() -> None:
     executor = LocalExecutor(isolation="spawn", jobs=1)
-    executor._starters, executor._quiet = Mock(are_busy=True), Mock(taken=False)
+    executor._starters, executor._exclusive = Mock(are_busy=True), Mock(taken=False)
     executor._asking.append(3)
-    executor._pass_on_who_asks()
-    executor._quiet.ask.assert_not_called()
+    executor._pass_on_requests()
+    executor._exclusive.request.assert_not_called()
     executor._starters.are_busy = False
-    executor._pass_on_who_asks()
-    executor._quiet.ask.assert_called_once_with(3)
+    executor._pass_on_requests()
+    executor._exclusive.request.assert_called_once_with(3)
     executor.close()
 
 

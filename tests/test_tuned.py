@@ -136,7 +136,7 @@ def test_where_nothing_is_known_of_a_machine_nothing_differs() -> None:
 
 
 def test_apply_refuses_what_it_cannot_do_in_words() -> None:
-    with pytest.raises(UsageError, match="no settings for train_step .choose from: forward"):
+    with pytest.raises(UsageError, match=r"no settings for train_step \(choose from: forward"):
         autocompile.apply(net(), settings(forward={4: AOT}), "train_step")
     both = settings(forward_exploration={4: AOT}, forward_inference={4: AOT})
     with pytest.raises(UsageError, match="2 forward phases; name one"):

@@ -1,4 +1,4 @@
-"""One function that turns what the parent saw of a trial that is gone into an outcome."""
+"""Assigns an outcome to a trial that has ended, from what the parent observed."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _FRAME = re.compile(r'File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<name>\S+
 
 @dataclass(frozen=True)
 class Sighting:
-    """All that the parent knows of a trial that is gone.
+    """What the parent observed of a trial that has ended.
 
     Attributes:
         step: the last step that the trial announced.
         result: its result message, if one arrived.
-        returncode: as ``subprocess`` gives it: negative for a signal; None if nobody saw it.
+        returncode: as in ``subprocess``: negative for a signal; None if unknown.
         killed_for: why the parent killed it: ``timeout``, ``total``, ``memory``, ``interrupted``.
-        limit: the limit that was passed, in words.
-        garbage: what came through the result channel that was no message.
-        oom_killed: the kernel killed something of it for want of memory.
+        limit: the limit that it exceeded, in words.
+        garbage: invalid data that came through the result channel.
+        oom_killed: the OOM killer ended one of its processes.
         place: where it was stuck, in words.
         last_words: the last line that it printed.
     """
@@ -56,8 +56,8 @@ def _signal_name(number: int) -> str:
 def conclude(seen: Sighting) -> tuple[Outcome, Step, str]:
     """Outcome, step and one-line message.
 
-    A result is final when its line has arrived: what the process does afterwards cannot undo it.
-    Only a failure is explained otherwise when the kernel killed a process of the trial meanwhile.
+    A result that has arrived is final, whatever the process does later. The exception is a
+    failure while the OOM killer ended a process of the trial: that is out of memory.
     """
     said: tuple[Outcome, Step, str] | None = None
     if seen.result is not None:
@@ -98,12 +98,12 @@ def conclude(seen: Sighting) -> tuple[Outcome, Step, str]:
 
 
 def ending_of(child: Child | None, step: Step) -> Ending:
-    """How a trial ended; None for one that never began because it was interrupted."""
+    """How a trial ended; ``child`` is None if it was interrupted before it started."""
     if child is None:
         return Ending(Outcome.INTERRUPTED, step, "stopped before it started")
     cgroup_kills = child.cgroup.kills() if child.cgroup else 0
-    # Without a cgroup all we know is that somebody near it was killed while it ran, which explains
-    # nothing where the SIGKILL was ours.
+    # Without a cgroup, a count that rose while it ran may be another process: it counts only if
+    # the worker died of a SIGKILL that was not ours.
     ours = child.killed_for is not None or child.garbage is not None
     anywhere = child.cgroup is None and child.code == -signal.SIGKILL and not ours
     oom_killed = cgroup_kills > 0 or (anywhere and oom_kills() > child.oom_before)
@@ -129,7 +129,7 @@ def ending_of(child: Child | None, step: Step) -> Ending:
         )
     )
     payload = {k: v for k, v in (child.result or {}).items() if k not in _ENVELOPE}
-    # Forking or a neighbour can cause these; a setting that raises would raise again.
+    # Forking or another trial can cause these; a setting that raises would raise again.
     doubtful = outcome in (Outcome.TIMEOUT, Outcome.OUT_OF_MEMORY, Outcome.INFRASTRUCTURE) or (
         outcome is Outcome.CRASHED and child.code is not None and child.code < 0 and not ours
     )
