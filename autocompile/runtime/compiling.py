@@ -1,4 +1,4 @@
-"""Apply a CompileConfig with plain torch: one place, for trials and for the user's process."""
+"""Applies a CompileConfig with plain torch, in trials and in the user's process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RL_PHASES = ("forward_exploration", "forward_inference", "forward_train")
 
 
 def register_backend_of(name: str) -> None:
-    """Import the package that registers the backend, where there is such a package.
+    """Import the package that registers the backend, if there is one.
 
     Raises:
         ImportError: the package is not installed or does not fit this torch.
@@ -40,14 +40,14 @@ def register_backend_of(name: str) -> None:
     if known and (package := known.registered_by):
         try:
             importlib.import_module(package)
-        except Exception as error:  # ipex ends a version mismatch with an AttributeError
+        except Exception as error:  # on a version mismatch ipex raises AttributeError
             raise ImportError(f"{package}: {type(error).__name__}: {error}") from error
 
 
 def prepare_model(model: torch.nn.Module, config: CompileConfig) -> None:
-    """Do to the model itself, in place, what a setting asks for before anything is compiled."""
+    """Change the model's memory format in place, before it is compiled."""
     if config.memory_format == "channels_last":
-        # Of the weights of convolutions: a tensor without four dimensions stays as it is.
+        # Affects convolution weights: torch skips tensors that are not four-dimensional.
         cast(Any, model).to(memory_format=torch.channels_last)
 
 
@@ -57,21 +57,21 @@ def compile_function(
     model: torch.nn.Module | None = None,
     kind: str = "cpu",
 ) -> Callable[..., Any]:
-    """Compile what a phase calls; the function itself where nothing is compiled.
+    """Compile a phase's function; returns the function itself for eager mode.
 
     Args:
-        function: of no argument or of the phase's inputs.
-        config: the setting; its ``scope`` and ``freezing`` need ...
-        model: ... the module that the function calls.
-        kind: the type of device that ``autocast`` is about where there is no model.
+        function: takes no argument or the phase's inputs.
+        config: the setting.
+        model: the module that the function calls; needed for ``scope`` and ``freezing``.
+        kind: device type for ``autocast`` if there is no model.
 
     Raises:
-        UsageError: the setting needs a model, and there is none or none of repeated blocks.
+        UsageError: the setting needs a model, or a model with repeated blocks.
     """
     compiled = _compiled(function, config, model)
     if config.autocast == "none":
         return compiled
-    if isinstance(compiled, torch.nn.Module):  # it stays one
+    if isinstance(compiled, torch.nn.Module):  # return a module for a module
         module: Any = compiled
         module.forward = _autocast(module.forward, config, model, kind)
         return compiled
@@ -100,10 +100,10 @@ def _compiled(
 
 
 def torch_arguments(config: CompileConfig) -> dict[str, Any]:
-    """Keyword arguments for ``torch.compile``, the filter of guards included.
+    """Keyword arguments for ``torch.compile``, including the guard filter.
 
     Raises:
-        UsageError: this torch has no such filter.
+        UsageError: this torch lacks the guard filter.
     """
     kwargs = config.compile_kwargs()
     if config.guards != "all":
@@ -121,9 +121,9 @@ def torch_arguments(config: CompileConfig) -> dict[str, Any]:
 def _autocast(
     function: Callable[..., Any], config: CompileConfig, model: torch.nn.Module | None, kind: str
 ) -> Callable[..., Any]:
-    """The function under ``torch.autocast`` on the device that the model is on when it is called.
+    """The function under ``torch.autocast`` for the model's device at the time of the call.
 
-    ``kind`` is that of a step, whose model is not known, and of a model without parameters.
+    ``kind`` is the device type if there is no model or no parameter.
     """
     dtype = getattr(torch, config.autocast)
 
@@ -136,15 +136,13 @@ def _autocast(
 
 
 def compile_model(model: torch.nn.Module, config: CompileConfig, phase: str) -> Callable[..., Any]:
-    """Compile what a phase calls and give back what to call from now on: a module if it can be.
+    """Compile a model for a forward phase; returns what to call instead, a module if possible.
 
-    An RLModule's own ``compile`` has another signature than ``nn.Module.compile``, and its public
-    ``forward_*`` methods switch between train and eval on each call; so the function beneath,
-    ``_forward_*``, is replaced on the instance, as RLlib itself does. Any other module is
-    wrapped by ``torch.compile`` as a whole.
+    Of an RLModule, ``_forward_*`` is replaced on the instance, as RLlib does: its ``compile`` has
+    another signature, and ``forward_*`` switches between train and eval on each call.
 
     Raises:
-        UsageError: the phase is not about the model's forward pass.
+        UsageError: not a forward phase.
     """
     if phase not in ("forward", *RL_PHASES):
         raise UsageError(
@@ -159,25 +157,25 @@ def compile_model(model: torch.nn.Module, config: CompileConfig, phase: str) -> 
     name = f"_{phase}"
     if not config.is_eager or config.autocast != "none":
         compiled = compile_function(getattr(model, name), config, model)
-        # Callers of an RLModule leave it to the function beneath to record no gradients; but a
-        # backend is asked in the mode of the caller, and may then refuse, or compile a backward.
+        # RLModules disable gradients inside this method, but Dynamo calls the backend in the
+        # caller's grad mode, so it might compile a backward pass or fail.
         setattr(model, name, compiled if phase == "forward_train" else torch.no_grad()(compiled))
     return model
 
 
 def set_threads(count: int) -> None:
-    """Of torch's operators in this process, from now on."""
+    """Set the threads of torch's operators in this process."""
     torch.set_num_threads(count)
 
 
 def set_precision(name: str) -> None:
-    """Of products of float32 matrices in this process, from now on; ``default`` leaves it."""
+    """Set the float32 matmul precision of this process; ``default`` changes nothing."""
     if name != "default":
         torch.set_float32_matmul_precision(name)
 
 
 def beside_a_step(config: CompileConfig) -> list[str]:
-    """What a setting asks for that a function which does a step cannot be given."""
+    """Code for the parts of a setting that cannot be applied to a step function."""
     todo = []
     if config.memory_format != "default":
         todo.append(f"model.to(memory_format=torch.{config.memory_format})")
@@ -190,7 +188,7 @@ def beside_a_step(config: CompileConfig) -> list[str]:
 
 
 def uses_cuda_graphs(config: CompileConfig) -> bool:
-    """Whether torch may replay CUDA graphs for it, which reuse the memory of their outputs."""
+    """Whether torch may use CUDA graphs, whose outputs the next call overwrites."""
     if not torch.cuda.is_available() or config.backend != "inductor":
         return torch.cuda.is_available() and config.backend == "cudagraphs"
     inductor = importlib.import_module("torch._inductor.config")
