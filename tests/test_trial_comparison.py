@@ -108,7 +108,7 @@ def test_a_check_decides_about_outputs(
     for spec in (loose, f"{loose}:get_model"):
         assert outcome(try_it(spec, backend="negates")) == (
             "wrong_output",
-            "check() refuses: relative error 2.00 is too much (call 1)",
+            "check() rejects: relative error 2.00 is too much (call 1)",
         )
 
 
@@ -177,7 +177,7 @@ def test_any_error_of_a_check_refuses_and_it_cannot_change_what_is_compared() ->
         del expected["a"]
         raise KeyError("b")
 
-    assert refusal(check, expected, {}) == "check() refuses: KeyError: 'b'"
+    assert refusal(check, expected, {}) == "check() rejects: KeyError: 'b'"
     assert torch.equal(expected["a"], torch.ones(2))
 
 
