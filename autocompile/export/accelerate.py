@@ -1,4 +1,4 @@
-"""Hugging Face Accelerate: a ``TorchDynamoPlugin`` and what goes before ``prepare``."""
+"""Hugging Face Accelerate: a ``TorchDynamoPlugin``, and lines before ``prepare``."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ BACKENDS = (
     "HPU_BACKEND",
     "NEURON",
 )
-"""The names of ``accelerate.utils.DynamoBackend``; it takes no other."""
+"""The names of ``accelerate.utils.DynamoBackend``."""
 
 CARRIED = ("backend", "mode", "options", "fullgraph", "dynamic", "guards", "autocast", "scope")
 REGIONS = (
@@ -48,10 +48,10 @@ _MIXED = {"none": "", "bfloat16": ', mixed_precision="bf16"', "float16": ', mixe
 
 
 def export(report: Report) -> str:
-    """The lines that make the Accelerator and prepare ``model`` and ``optimizer``.
+    """Code that creates the Accelerator and prepares ``model`` and ``optimizer``.
 
     Raises:
-        ExportError: the result has no form in Accelerate.
+        ExportError: Accelerate cannot express the result.
     """
     settings = settings_of(report, "Accelerate")
     model, step = settings.model, settings.optimizer
@@ -76,12 +76,12 @@ def export(report: Report) -> str:
 
 
 def has_no_name(config: CompileConfig) -> bool:
-    """Whether Accelerate cannot name the backend; it leaves alone what is compiled already."""
+    """Whether Accelerate has no name for the backend, so the export compiles before it."""
     return not config.is_eager and config.backend.upper() not in BACKENDS
 
 
 def _plugin(config: CompileConfig) -> str:
-    """Source that makes the plugin. A field that is left out is read from the environment."""
+    """Code that creates the plugin. Accelerate reads missing fields from the environment."""
     if config.is_eager or has_no_name(config):
         return 'plugin = TorchDynamoPlugin(backend="no")\n'
     fields = {

@@ -22,13 +22,13 @@ from autocompile.settings.tuned import Tuned
 __all__ = ["PHASES", "export"]
 
 PHASES = (*RL_FORWARD_PHASES, "optimizer_step", "learner_update")
-"""Those that RLlib's runners and learners run as they were measured."""
+"""The phases that RLlib's runners and learners can run as measured."""
 
 
 def export(report: Report) -> str:
-    """A script that defines ``config``, or ``apply(config)`` where the target names no algorithm.
+    """A script that defines ``config``, or ``apply(config)`` if the target has no algorithm.
 
-    The settings stand in it by value.
+    It contains the settings.
 
     Raises:
         ExportError: the target is not an RLModule, or no phase that RLlib runs has a result.
@@ -70,7 +70,7 @@ def apply(config):
 
 
 def _algorithm(report: Report) -> tuple[str, str] | None:
-    """Module and class of the target's own configuration; None if they cannot be imported."""
+    """Module and class of the target's configuration; None if not importable."""
     name = str(report["target"].get("algorithm") or "")
     module, colon, of = name.partition(":")
     parts = [*module.split("."), of]

@@ -29,10 +29,10 @@ _CALLED = {"forward": "model", "optimizer_step": "step", "train_step": "train_st
 
 
 def export(report: Report) -> str:
-    """A program that defines ``model``, and where a step is tuned ``optimizer``.
+    """A program that defines ``model`` and, if a step is tuned, ``optimizer``.
 
     Raises:
-        ExportError: as of ``--to python``, or the target was an object in Python.
+        ExportError: as for ``--to python``, or the target was a Python object.
     """
     found = having_form(report)
     build = build_lines(report)
@@ -90,7 +90,7 @@ def _model(report: Report, build: list[str], trains: bool) -> str:
 
 
 def _optimizer(report: Report) -> str:
-    """As the run had it; the target's own function where its arguments do not say all."""
+    """Code that builds the run's optimizer, if needed by the target's own function."""
     if made := made_optimizer(report, "default"):
         return f"optimizer = {made}"
     line = str((report["target"].get("optimizer") or {}).get("build") or "")

@@ -1,4 +1,4 @@
-"""What training stacks have in common: the model's setting, the optimizer's, and what is lost."""
+"""Common parts of the exports for training stacks: settings, and a warning of what is lost."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ __all__ = ["Settings", "settings_of"]
 
 @dataclass(frozen=True)
 class Settings:
-    """What a result asks of a stack that trains a model.
+    """The settings for a stack that trains a model.
 
     Attributes:
-        model: the setting of its forward pass; eager mode where nothing is faster.
-        optimizer: the setting of the step.
+        model: the setting of the forward pass; eager if nothing is faster.
+        optimizer: the setting of the optimizer step.
         evidence: a comment for the top of the export.
     """
 
@@ -37,12 +37,12 @@ class Settings:
     evidence: str
 
     def lost(self, stack: str, carried: Iterable[str], optimizer: bool) -> str:
-        """A comment on what the stack does not carry; empty if it carries all.
+        """A comment on fields that the stack cannot express; empty if there are none.
 
         Args:
-            stack: as it is named.
-            carried: fields of the setting.
-            optimizer: whether the implementation of the optimizer is one of them.
+            stack: its name.
+            carried: fields that it can express.
+            optimizer: whether it can express the optimizer's implementation.
         """
         kept = {*carried, "optimizer", "threads", "precision", "memory_format"}
         lost = not_carried(self.model, kept) if not self.model.is_eager else []
@@ -54,10 +54,10 @@ class Settings:
 
 
 def settings_of(report: Report, stack: str) -> Settings:
-    """The settings of the forward pass (or the whole training step) and of the optimizer.
+    """The settings of the training step or forward pass, and of the optimizer.
 
     Raises:
-        ExportError: an RLModule, no such phase, or a backend that computes no gradients.
+        ExportError: an RLModule, no such phase, or a backend without gradients.
     """
     found = choices(report)
     if is_rl(report):
