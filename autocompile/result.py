@@ -162,7 +162,7 @@ class Result:
         return f"<autocompile.Result of {self.run_dir}: {phases}>"
 
 
-_LONGER = "a longer --timeout, if a call or a compile needs more time"
+_LONGER = "the same command with a longer --timeout, if a call or a compile needs more time"
 
 
 def make_result(

@@ -639,7 +639,7 @@ def test_accelerate_warns_that_its_regions_are_others(plain_report: dict[str, An
     change_config(plain_report, "forward", scope="regional")
     text = export(plain_report, "accelerate")
     assert "use_regional_compilation=True" in text
-    assert "the entries of an nn.ModuleList only" in " ".join(_comments(text))
+    assert "only entries of an nn.ModuleList as blocks" in " ".join(_comments(text))
     change_config(plain_report, "forward", scope="full")
     assert "WARNING" not in export(plain_report, "accelerate")
 
