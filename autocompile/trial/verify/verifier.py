@@ -39,7 +39,7 @@ __all__ = ["Failed", "Verifier"]
 
 _CALLS = 3
 _MAX_NOISE = 0.05  # if eager differs from itself by more, nothing can be verified
-_VISIBLE = 1e-2  # relative change of the output below which an update of weights is no test
+_VISIBLE = 1e-2  # smallest relative change of the output that can show new weights
 _OVERWRITES = "outputs are overwritten by the next call (CUDA graphs): clone what you keep"
 
 
