@@ -101,7 +101,7 @@ def test_a_fork_server_that_never_answers_is_given_up(
         executor.close()
     assert ending.outcome is Outcome.TIMEOUT, "in an interpreter of its own, which is as silent"
     (told,) = [e.text for e in events if isinstance(e, Told)]
-    assert told.startswith("each trial starts an interpreter of its own")
+    assert told.startswith("each trial starts its own interpreter")
     assert "has not answered for 0 s" in told
     assert_nothing_left(silent)
 

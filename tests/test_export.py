@@ -286,7 +286,7 @@ def test_an_optimizer_of_which_the_run_cannot_tell_how_it_is_made_is_changed_as_
     script = export(report, "script")
     assert script.index("optimizer = make(model)") < script.index(change)
     assert use_line(report) == "autocompile export last --to python"
-    for to, words in (("transformers", "does not carry optimizer"), ("lightning", "give it to")):
+    for to, words in (("transformers", "does not carry optimizer"), ("lightning", "pass it where")):
         assert words in " ".join(_comments(export(report, to)))
 
 
@@ -346,7 +346,7 @@ def _comments(text: str) -> list[str]:
 def test_an_object_in_python_has_lines_and_no_program(plain_report: dict[str, Any]) -> None:
     plain_report["target"]["build"] = None
     assert "model = torch.compile(model" in export(plain_report, "python")
-    with pytest.raises(ExportError, match="object in Python"):
+    with pytest.raises(ExportError, match="Python object"):
         export(plain_report, "script")
 
 
