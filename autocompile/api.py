@@ -1,4 +1,4 @@
-"""tune() and load(): the one place that wires objects together."""
+"""tune() and load(): the public functions, which wire the objects together."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from autocompile.store.record import SCHEMA, RunFolder
 
 __all__ = ["load", "tune"]
 
-_WORTH_MORE = 0.25  # of the budget: so much left after the races, and the search goes deeper
+_WORTH_MORE = 0.25  # share of the budget left after races above which the search continues
 
 
 def tune(
@@ -71,47 +71,44 @@ def tune(
     progress: Progress | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Result:
-    """Find the fastest settings that keep the target right, on this machine.
+    """Find the fastest settings with correct results for a target on this machine.
 
     Args:
-        target: a path, ``PATH:NAME``, ``package.module:NAME``, or a function or class that can be
-            imported; it is loaded in the trials' processes only.
-        phases: what to time; the exploration (or plain) forward and the optimizer step if None.
+        target: a path, ``PATH:NAME``, ``package.module:NAME``, or an importable function or class;
+            it is loaded in trial processes only.
+        phases: what to time; None: the target's default phases.
         space: narrows the dimensions.
-        effort: how long the run takes: ``quick``, 90 s; ``normal``, 5 minutes; ``full``, to the
-            end of the list.
-        trials: the most trials with a process of their own in the search.
-        budget_s: seconds of the whole run, report included; as the effort says if None.
-        sampler: what chooses the next setting: ``portfolio``, or Optuna's ``tpe``, ``gp`` or
-            ``random``.
-        timeout_s: the longest that a trial may stay in one step.
-        memory_limit_bytes: the most memory of one trial; a share of 80 % of what is free if None.
+        effort: ``quick`` (90 s), ``normal`` (5 min) or ``full`` (every setting).
+        trials: maximum number of search trials that start a process.
+        budget_s: seconds of the whole run, including the report; None: set by ``effort``.
+        sampler: ``portfolio``, or Optuna's ``tpe``, ``gp`` or ``random``.
+        timeout_s: limit for each step of a trial.
+        memory_limit_bytes: limit for one trial; None: its share of 80 % of the free memory.
         objective: ``throughput`` or ``latency``.
-        limits: what a setting must keep to be chosen.
-        device: ``cuda`` where there is one if None.
-        jobs: how many trials compile side by side; one for each core, 16 at most, if None.
-        isolation: ``fork`` takes trials from a warm process, ``spawn`` starts an interpreter for
+        limits: what a setting must meet to be chosen.
+        device: None: ``cuda`` if available.
+        jobs: trials that compile in parallel; None: one per core, at most 16.
+        isolation: ``fork`` forks trials from a warm process, ``spawn`` starts an interpreter for
             each, ``auto`` forks where that is safe.
-        executor: runs the trials as it likes; processes on this machine if None.
-        storage: an Optuna storage URL; ``study.db`` in the run's folder if None.
-        run_dir: the run's folder; a new one under ``./runs`` if None.
-        resume: go on with ``run_dir``, or with the last run of this target.
-        seed: of weights, inputs and orders.
-        tolerance: relative, of outputs, between 0 and 1; what fits their dtype if None.
-        calls_per_update: how often a forward phase is called between two changes of the weights:
-            decides whether a setting that takes them as constants pays; as the target says if None.
-        pythons: interpreters of other environments, as ``PATH`` or ``NAME=PATH``, whose torch and
-            backends are tried too; they need torch, numpy and what the target imports.
-        only: settings of a file: nothing else is tried, beside eager mode and plain
-            ``torch.compile()``.
-        progress: is told what happens; silent if None.
-        clock: seconds, by which the budget goes.
+        executor: runs the trials; None: processes on this machine.
+        storage: an Optuna storage URL; None: ``study.db`` in the run's folder.
+        run_dir: the run's folder; None: a new one under ``./runs``.
+        resume: continue ``run_dir``, or the last run of this target.
+        seed: for weights, inputs and orders.
+        tolerance: relative tolerance of outputs, between 0 and 1; None: by dtype.
+        calls_per_update: calls of a forward phase between two changes of the weights, which
+            decides whether constant weights pay; None: from the target.
+        pythons: interpreters of other environments to try too, as ``PATH`` or ``NAME=PATH``; they
+            need torch, numpy and the target's imports.
+        only: tries only these settings, eager mode and plain ``torch.compile()``.
+        progress: receives events; None: silent.
+        clock: returns seconds, for the budget.
 
     Returns:
         The result; ``interrupted`` is set if Ctrl-C ended the run early.
 
     Raises:
-        UsageError, TargetError: the request or the target is wrong.
+        UsageError, TargetError: the request or the target is invalid.
         RunError: the run's folder cannot be used.
         NothingWorked: no setting and no eager run worked.
     """
@@ -146,9 +143,9 @@ def tune(
         for _, python in plan.pythons:
             demand_torch(python, timeout_s)
         found = probe(plan, job_factory, runner, show)
-        if alone and not memory_limit_bytes:  # the probe may have found room for fewer at once
+        if alone and not memory_limit_bytes:  # the probe may have lowered the number of slots
             job_factory.memory_limit_bytes = alone // runner.slots
-        # The default ones depend on a timing: other interpreters and a resumed run take the same.
+        # Default phases depend on a timing; other interpreters and a resumed run must use the same.
         plan = dataclasses.replace(plan, phases=tuple(found["target"]["phases"]))
         every = {"default": found}
         for name, _ in plan.pythons:
@@ -158,7 +155,7 @@ def tune(
         spaces = spaces_of(plan, every)
         study = _study(spaces, sampler, plan, job_factory, runner, show, budget, run, storage)
         show.searching({name: one.summary() for name, one in spaces.items()}, budget)
-        write_json(folder.run_json, run)  # from here on there is a run to resume and to show
+        write_json(folder.run_json, run)  # from here on the run can be resumed and shown
         race = Race(study, plan.limits, first_sizes(spaces, run))
         try:
             while True:
@@ -175,7 +172,7 @@ def tune(
                 run_exported(race, exported_code(folder, run, study.records, plan.limits))
         except (Interrupted, KeyboardInterrupt):
             interrupted = True
-        if not interrupted and not race.is_open:  # else resuming races on these caches
+        if not interrupted and not race.is_open:  # otherwise a resumed race needs these caches
             job_factory.drop_cache()
     with without_interrupts():
         records, facts = folder.read()
@@ -189,35 +186,35 @@ def tune(
 
 
 def load(run: str | Path = "last") -> Result:
-    """A run that was made before: a folder, its short name, or ``last``.
+    """The result of an earlier run, given by its folder, the folder's name, or ``last``.
 
     Raises:
-        RunError: there is no such run, or only a newer version can read it.
+        RunError: no such run, or it needs a newer version.
     """
     folder = runs.find(run)
     data = folder.read_run()
     data["running"] = is_held(folder)
     records, facts = folder.read()
     if asked := unknown_keys(data["plan"]):
-        facts.append(f"this version does not know what was asked for: {', '.join(asked)}")
+        facts.append(f"this version does not know these options: {', '.join(asked)}")
     told = notice(facts, data["environment"])
     return make_result(folder, data, records, limits_of(data["plan"]), told)
 
 
 def _open(plan: Plan, run_dir: str | Path | None, resume: bool) -> tuple[RunFolder, Plan]:
-    """The run's folder, and the plan that it was made with if it is an older one."""
+    """The run's folder and plan; of a resumed run, the plan that it was started with."""
     if resume:
         folder = RunFolder(run_dir) if run_dir else runs.latest_of(plan.target)
         return folder, plan.resumes(Plan.from_dict(folder.read_run()["plan"]))
     folder = RunFolder(run_dir) if run_dir else runs.new_folder(plan.target)
     if folder.run_json.exists():
-        with locked(folder):  # a live one is not to be resumed
+        with locked(folder):  # raises another error if the run is active
             pass
-        raise RunError(f"{folder.path} holds a run already", hint="the same command with --resume")
+        raise RunError(f"{folder.path} already holds a run", hint="the same command with --resume")
     if folder.holds_something_else():
         raise RunError(
             f"the folder {folder.path} is not empty and holds no run",
-            "a run writes and removes files in its folder, so it must be its own",
+            "a run writes and removes files in its folder, so the folder must be its own",
             hint="--run-dir with a new folder",
         )
     return folder, plan
@@ -225,9 +222,9 @@ def _open(plan: Plan, run_dir: str | Path | None, resume: bool) -> tuple[RunFold
 
 @contextlib.contextmanager
 def _gone_if_never_begun(folder: RunFolder) -> Iterator[None]:
-    """Make the folder of a new run; whatever ends it before there is a run leaves no folder behind.
+    """Create the folder of a new run, and remove it if an error occurs before ``run.json`` exists.
 
-    It stays where the error points to a log that is in it, or where another tuner is at work in it.
+    Keeps it if the error names a log in it, or if another tuner uses it.
     """
     try:
         if not folder.run_json.exists():
@@ -244,10 +241,10 @@ def _gone_if_never_begun(folder: RunFolder) -> Iterator[None]:
 def _described(
     folder: RunFolder, plan: Plan, every: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """``run.json`` of a new run; of a resumed one, as it stands, if nothing has changed.
+    """The content of ``run.json``; of a resumed run, the existing one.
 
     Raises:
-        RunError: another machine, torch or python, or the target's file has been edited.
+        RunError: the machine, torch, python or the target's file has changed.
     """
     from autocompile import __version__
 
@@ -273,7 +270,7 @@ def _described(
         if run["target"].get("sha256") != found["target"].get("sha256"):
             raise RunError(
                 f"{plan.target} has changed since {folder.path} was made",
-                "its finished trials are about another model",
+                "its finished trials measured another model",
                 hint="the same command without --resume",
             )
         return run
@@ -290,7 +287,7 @@ def _described(
         "target": found["target"],
         "phases": found["target"]["phases"],
         "toolchain_s": found.get("toolchain_s"),
-        "interrupted": True,  # until it is through
+        "interrupted": True,  # until it has finished
     }
 
 
@@ -319,7 +316,7 @@ def _study(
         observer=show,
         budget=budget,
         database=storage or job_factory.folder.study_db,
-        # A database of the user's own may hold many runs, also of folders with the same name.
+        # The user's database may hold many runs, also of folders with the same name.
         study_name=name
         if storage is None
         else f"{job_factory.folder.path.name}-{run.get('id', '')}/{name}",

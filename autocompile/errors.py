@@ -1,13 +1,13 @@
-"""What can go wrong, drawn as a tree, and the exit codes of the command line.
+"""The exceptions, and the exit codes of the command line.
 
     AutocompileError
-    ├── UsageError       the request itself cannot be met (exit code 2)
+    ├── UsageError       the request is invalid (exit code 2)
     │   └── TargetError  the user's file cannot be loaded, built or run in eager mode
-    ├── RunError         a run folder is missing, torn, foreign or in use
-    ├── ExportError      a result cannot be written in the form that was asked for
+    ├── RunError         a run folder is missing, damaged, of another target, or in use
+    ├── ExportError      the requested format cannot express the result
     └── NothingWorked    no compiled setting and no eager run worked (exit code 1)
 
-Failures of a trial are not here: they are data (``autocompile.store.record.Outcome``).
+Failed trials raise nothing; they are data (``autocompile.store.record.Outcome``).
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ class ExitCode(IntEnum):
     """Exit codes of the ``autocompile`` command."""
 
     DONE = 0
-    """The command did its work; also when the answer is "keep eager"."""
+    """The command succeeded, also if eager is best."""
     GATE = 1
     """A gate such as ``--require-speedup`` failed, or nothing worked, eager included."""
     USAGE = 2
-    """The request or the target is wrong."""
+    """The request or the target is invalid."""
     INTERNAL = 3
-    """A defect in autocompile."""
+    """A bug in autocompile."""
     INTERRUPTED = 130
-    """Ctrl-C; the report of what was there has been written."""
+    """Ctrl-C; the report of the finished trials has been written."""
 
 
 class AutocompileError(Exception):
-    """Base of every error that a user can meet.
+    """Base class of all errors shown to users.
 
     Args:
-        what: one sentence: what happened, where, and what was seen.
-        details: further lines, shown indented under the sentence.
+        what: one sentence: what happened, where, and the value seen.
+        details: further lines, shown indented below.
         hint: what to type next, shown after ``try:``.
     """
 
@@ -58,7 +58,7 @@ class AutocompileError(Exception):
         super().__init__(self.text())
 
     def text(self) -> str:
-        """The whole paragraph, as it stands behind ``error:`` on a screen."""
+        """The whole message, as shown after ``error:``."""
         lines = [self.what, *(f"  {line}" for line in self.details)]
         if self.hint:
             lines.append(f"  try: {self.hint}")
@@ -66,7 +66,7 @@ class AutocompileError(Exception):
 
 
 class UsageError(AutocompileError):
-    """The request cannot be met as it stands."""
+    """The request is invalid."""
 
 
 class TargetError(UsageError):
@@ -74,11 +74,11 @@ class TargetError(UsageError):
 
 
 class RunError(AutocompileError):
-    """A run folder is missing, torn, from another target, or in use."""
+    """A run folder is missing, damaged, of another target, or in use."""
 
 
 class ExportError(AutocompileError):
-    """The result has no form in the stack that was asked for."""
+    """The requested format cannot express the result."""
 
 
 class NothingWorked(AutocompileError):

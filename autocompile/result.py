@@ -1,4 +1,4 @@
-"""Result: what a run found, for Python."""
+"""Result: the outcome of a run for Python code."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ Model = TypeVar("Model")
 
 
 class Result:
-    """What a run found. Mappings are keyed by phase; a phase in which nothing worked is absent.
+    """The result of a run. Mappings are keyed by phase, without phases in which nothing worked.
 
     Attributes:
-        best: the trial that won; eager's when the verdict is ``keep_eager``.
+        best: the best trial; eager's if the verdict is ``keep_eager``.
         config: its settings.
-        speedup: its speed-up over eager, with the 95 % interval.
+        speedup: its speed-up over eager, with a 95 % interval.
         verdict: ``faster``, ``keep_eager`` or ``failed``, for every phase.
-        trials: every trial of the run.
+        trials: all trials of the run.
         environment: versions and machine.
-        interrupted: the run was stopped before it was through.
+        interrupted: the run was stopped early.
         run_dir: the run's folder.
-        notice: what of the run this version does not know and leaves out; empty if nothing.
+        notice: about parts of the run that this version cannot read; empty if none.
     """
 
     def __init__(self, report: Mapping[str, Any], trials: list[Record]) -> None:
@@ -62,10 +62,7 @@ class Result:
         self.speedup = {n: Interval(**b["speedup"]) for n, b in found.items()}
 
     def is_faster_by(self, factor: float, phase: str) -> bool:
-        """Whether a phase is surely faster than eager by a factor: what a gate asks.
-
-        A figure of a single process proves nothing.
-        """
+        """Whether a phase's 95 % interval is above a factor, confirmed by several processes."""
         best = self._report["phases"][phase]["best"]
         sure = self.verdict[phase] == "faster" and best["confirmed_processes"] > 1
         return sure and self.speedup[phase].low >= factor
@@ -73,22 +70,21 @@ class Result:
     def compile(self, model: Model, phase: str | None = None) -> Model:
         """Apply the best settings of a phase to a model, in this process.
 
-        Best at the target's own batch size, or over all that were tried where it names none, as in
-        the attributes.
+        Uses ``config``: the best at the target's own batch size, or over all tried ones.
 
         Args:
             model: an ``nn.Module`` or RLModule for a forward phase; for ``optimizer_step`` or
                 ``train_step`` the function that does the step.
-            phase: the only forward phase of the run if left out.
+            phase: may be left out if the run has one forward phase.
 
         Returns:
-            The model or function to use from now on; unchanged if the answer is eager.
+            The model or function to use from now on; unchanged if eager is best.
 
         Warns:
-            UserWarning: of a step, what has to be done to the model or the optimizer beside it.
+            UserWarning: for a step, changes to make to the model or the optimizer.
 
         Raises:
-            UsageError: the phase was not tuned, or the best setting is another interpreter's.
+            UsageError: the phase was not tuned, or the best setting needs another interpreter.
         """
         from autocompile.runtime.applying import set_process
         from autocompile.runtime.compiling import (
@@ -100,21 +96,21 @@ class Result:
         name = phase or self._forward_phase()
         if name not in self.config:
             known = ", ".join(self.config) or "none"
-            raise UsageError(f"phase {name!r} has no result in this run; those that have: {known}")
+            raise UsageError(f"phase {name!r} has no result in this run (choose from: {known})")
         config = self.config[name]
         if config.environment != "default":
             python = self.to_dict()["environments"].get(config.environment, {}).get("python_path")
             raise UsageError(
-                f"the best setting of {name} is one of the environment {config.environment}",
+                f"the best setting of {name} needs the environment {config.environment}",
                 hint=f"run your program with {python}",
             )
         set_process(config.process)
         if phase_of(name).is_function:
             function: Callable[..., Any] = model  # type: ignore[assignment]
             for todo in beside_a_step(config):
-                warnings.warn(f"to be done before the first step: {todo}", stacklevel=2)
+                warnings.warn(f"before the first step: {todo}", stacklevel=2)
             device = self.to_dict()["environment"]["device"].split(":")[0]
-            # Of a model in regions the blocks are compiled, not the step.
+            # With scope "regional", the model's blocks are compiled, not the step.
             own = config if config.scope == "full" else config.numbers
             return compile_function(function, own, kind=device)  # type: ignore[return-value]
         return compile_model(model, config, name)  # type: ignore[arg-type, return-value]
@@ -131,33 +127,33 @@ class Result:
     def apply_to(self, algorithm_config: Any) -> Any:
         """A copy of an RLlib ``AlgorithmConfig`` whose runners and learners use the settings.
 
-        See :func:`autocompile.rllib.tuned`, which it is.
+        Calls :func:`autocompile.rllib.tuned`.
 
         Raises:
-            UsageError: the run is not about an RLModule, or the configuration is of the old stack.
+            UsageError: the target is not an RLModule, or the configuration uses the old API stack.
         """
         from autocompile.runtime.rllib.algorithm import tuned
 
         return tuned(algorithm_config, self)
 
     def export(self, to: str) -> str:
-        """The result as the text that a training stack reads.
+        """The result as code or JSON for a training stack.
 
         Args:
             to: ``python``, ``script``, ``json``, ``rllib``, ``accelerate``, ``transformers`` or
                 ``lightning``.
 
         Raises:
-            UsageError: another format. ExportError: the result has no such form.
+            UsageError: unknown format. ExportError: the format cannot express the result.
         """
         return export(self._report, to)
 
     def unconfirmed(self) -> list[str]:
-        """A sentence for each phase whose setting was not confirmed in fresh processes."""
+        """A sentence for each phase whose setting fresh processes have not confirmed."""
         return unconfirmed(self._report)
 
     def to_dict(self) -> dict[str, Any]:
-        """The report, as ``report.json`` holds it."""
+        """The content of ``report.json``."""
         return self._report
 
     def __repr__(self) -> str:
@@ -175,14 +171,14 @@ def make_result(
     limits: Limits,
     notice: str = "",
 ) -> Result:
-    """The result of a run as it stands on disk, with every export that it has.
+    """The result of a run, including all possible exports.
 
     Args:
         folder: the run.
-        run: what ``run.json`` holds.
+        run: the content of ``run.json``.
         records: of all phases.
-        limits: what a setting must keep to be best.
-        notice: what is left out, in words.
+        limits: what a setting must meet to be best.
+        notice: about data that could not be read.
     """
     report = build_report(
         run,
@@ -211,7 +207,7 @@ def exported_code(
 ) -> dict[tuple[str, int | None], ExportedCode]:
     """What ``--to python`` gives, by phase and batch size, with the settings that it may read.
 
-    Empty where nothing is faster than eager mode, or where it has no form there.
+    Empty if nothing is faster than eager, or if the result cannot be exported.
     """
     report = make_result(folder, {**run, "interrupted": False}, records, limits).to_dict()
     try:
@@ -225,10 +221,10 @@ def exported_code(
 def write_result(
     folder: RunFolder, run: Mapping[str, Any], records: list[Record], limits: Limits
 ) -> Result:
-    """The result of a run that has just ended; writes the report's files.
+    """Make the result of a finished run and write ``report.json`` and ``report.md``.
 
     Raises:
-        NothingWorked: there is nothing to report.
+        NothingWorked: no phase has a result.
     """
     result = make_result(folder, run, records, limits)
     report = result.to_dict()

@@ -1,4 +1,4 @@
-"""For tests of what stands above an executor: trials that end as a script says, without torch.
+"""A fake executor for tests of the search, report and CLI: scripted trials without torch.
 
 executor = FakeExecutor(lambda request: measured(speedup=1.3, compile_s=2.0))
 """
@@ -29,15 +29,15 @@ def measured(
     flags: Sequence[str] = (),
     **more: Any,
 ) -> Ending:
-    """A trial that worked: ``rounds`` pairs of blocks around a speed-up.
+    """A successful trial: ``rounds`` pairs of blocks around a speed-up.
 
     Args:
         speedup: eager time over compiled time.
         eager_s: seconds of one eager call.
         noise: relative half-range of the compiled blocks, spread evenly.
-        rounds: how many pairs.
+        rounds: number of pairs.
         compile_s: cold compile time in seconds.
-        flags: such as ``eager_slowed``.
+        flags: of the measurement, such as ``eager_slowed``.
         more: further keys of the payload, such as ``graph_breaks``.
     """
     spread = [noise * (2 * i / max(1, rounds - 1) - 1) for i in range(rounds)]
@@ -54,7 +54,7 @@ def measured(
 
 
 def failed(outcome: str, step: str = "compile", message: str = "") -> Ending:
-    """A trial that ended otherwise."""
+    """A failed trial."""
     return Ending(Outcome(outcome), Step(step), message or outcome, wall_s=1.0)
 
 
@@ -96,16 +96,16 @@ def probed(**more: Any) -> Ending:
 
 
 class FakeExecutor:
-    """An :class:`autocompile.execute.executor.Executor` whose trials end as a script says.
+    """An :class:`autocompile.execute.executor.Executor` with scripted trials.
 
     Args:
-        script: gives the ending of a trial from its request.
+        script: returns the ending of a trial for its request.
         probe: the ending of the probe.
-        slots: how many jobs may run at once; they end in the order in which they were started.
+        slots: how many jobs may run at once; they end in the order of their start.
 
     Attributes:
         slots: as given.
-        requests: every request that was started, in order, the probe left out.
+        requests: all started requests in order, without the probe.
     """
 
     def __init__(self, script: Script, probe: Ending | None = None, slots: int = 1) -> None:
@@ -128,7 +128,7 @@ class FakeExecutor:
         self._events.append(Ended(job.number, ending))
 
     def _race(self, request: Mapping[str, Any]) -> Ending:
-        """Each side as the script says of a request with ``repeats``, the trial's number."""
+        """Run the script for each side, in a request whose ``repeats`` is the trial's number."""
         sides, wall_s = [], 0.0
         for side in request["sides"]:
             own = {**request, "config": side["config"], "repeats": side["number"]}
@@ -143,14 +143,14 @@ class FakeExecutor:
         return Ending(Outcome.OK, Step.EXIT, payload=payload, wall_s=wall_s)
 
     def wait(self, timeout_s: float) -> list[Event]:
-        """The next event."""
+        """Return the next event."""
         return [self._events.popleft()] if self._events else []
 
     def cancel(self, number: int) -> None:
-        """The job ends as interrupted."""
+        """End a job as interrupted."""
         kept = [e for e in self._events if isinstance(e, Told) or e.number != number]
         self._events = deque(kept)
         self._events.append(Ended(number, Ending(Outcome.INTERRUPTED, Step.COMPILE, "stopped")))
 
     def close(self) -> None:
-        """Nothing runs."""
+        """Do nothing."""

@@ -79,7 +79,7 @@ def test_each_operator_that_may_need_64_bits_is_refused(
     said = []
 
     def ask(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
-        with pytest.raises(Unsupported, match=r"in 32 bits|OpenVINO keeps 32") as caught:
+        with pytest.raises(Unsupported, match=r"in 32 bits|cuts to 32") as caught:
             OvSession.demand(export(graph, inputs), inputs)
         said.append(caught.value)
         return graph.forward

@@ -22,7 +22,7 @@ from autocompile.execute import local as process
 from autocompile.execute import memory
 from autocompile.execute import outcome as ending
 from autocompile.execute.child import Child, Clock
-from autocompile.execute.exclusive import Quiet
+from autocompile.execute.exclusive import Exclusive
 from autocompile.execute.executor import Ended, Ending, Event, Job, Stepped, Told
 from autocompile.execute.fork_server import ForkServer
 from autocompile.execute.job import JobFactory, adaptive_timeout_s
@@ -32,7 +32,7 @@ from autocompile.protocol.requests import Header, Limits, TrialRequest
 from autocompile.settings.config import CompileConfig
 from autocompile.store.record import Outcome, RunFolder, Step
 
-# Quiet -------------------------------------------------------------------------------------------
+# Exclusive use -----------------------------------------------------------------------------------
 
 
 class Room:
@@ -43,7 +43,7 @@ class Room:
         self.held: set[int] = set()
         self.timing: int | None = None
         self.granted: list[int] = []
-        self.quiet = Quiet(self.hold, self.release, self.grant)
+        self.exclusive = Exclusive(self.hold, self.release, self.grant)
 
     def hold(self, numbers: list[int]) -> None:
         assert not self.held & set(numbers)
@@ -64,26 +64,26 @@ def test_while_one_is_timed_all_others_stand_still() -> None:
     room = Room()
     for number in (1, 2, 3):
         room.present.add(number)
-        room.quiet.enter(number)
-    room.quiet.ask(2)
+        room.exclusive.enter(number)
+    room.exclusive.request(2)
     assert room.timing == 2
-    assert room.quiet.taken
-    room.quiet.ask(3)
+    assert room.exclusive.taken
+    room.exclusive.request(3)
     room.timing = None
-    room.quiet.give_back(2)
+    room.exclusive.give_back(2)
     assert room.granted == [2, 3], "first come, first served"
     room.timing = None
-    room.quiet.give_back(3)
+    room.exclusive.give_back(3)
     assert not room.held
-    assert not room.quiet.taken
+    assert not room.exclusive.taken
 
 
 def test_whoever_asks_twice_is_told_twice() -> None:
     granted: list[int] = []
-    quiet = Quiet(lambda number: None, lambda number: None, granted.append)
-    quiet.enter(1)
+    exclusive = Exclusive(lambda number: None, lambda number: None, granted.append)
+    exclusive.enter(1)
     for _ in range(2):  # two processes of one trial: the second would wait for ever
-        quiet.ask(1)
+        exclusive.request(1)
     assert granted == [1, 1]
 
 
@@ -94,28 +94,28 @@ def test_whatever_happens_nobody_is_forgotten_and_nobody_runs_beside_a_timing() 
         for _ in range(60):
             moving = room.present - room.held
             action = rng.choice(["enter", "ask", "give_back", "leave"])
-            if action == "enter" and not room.quiet.taken:
+            if action == "enter" and not room.exclusive.taken:
                 room.present.add(next_number)
-                room.quiet.enter(next_number)
+                room.exclusive.enter(next_number)
                 next_number += 1
             elif action == "ask" and (able := sorted(moving - asked)):
                 asked.add(number := rng.choice(able))
-                room.quiet.ask(number)
+                room.exclusive.request(number)
             elif action == "give_back" and room.timing is not None:
                 number, room.timing = room.timing, None
                 asked.discard(number)
-                room.quiet.give_back(number)
+                room.exclusive.give_back(number)
             elif action == "leave" and room.present:
                 number = rng.choice(sorted(room.present))
                 room.present.discard(number)
                 room.held.discard(number)
                 asked.discard(number)
                 room.timing = None if room.timing == number else room.timing
-                room.quiet.leave(number)
+                room.exclusive.leave(number)
         while room.timing is not None:
             number, room.timing = room.timing, None
             asked.discard(number)
-            room.quiet.give_back(number)
+            room.exclusive.give_back(number)
         assert not room.held, seed
         assert not asked, seed
 
@@ -189,7 +189,7 @@ def test_the_cap_of_the_user_is_the_cap() -> None:
             Outcome.OK,
             "",
         ),
-        (Sighting(Step.EXIT, {"outcome": "fine"}, 0), Outcome.CRASHED, "none"),
+        (Sighting(Step.EXIT, {"outcome": "fine"}, 0), Outcome.CRASHED, "malformed"),
     ],
 )
 def test_what_was_seen_has_a_name(seen: Sighting, outcome: Outcome, words: str) -> None:
@@ -535,7 +535,7 @@ def test_where_no_fork_server_can_live_each_trial_gets_an_interpreter(
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [({"isolation": "thread"}, "none of auto, fork, spawn"), ({"jobs": 0}, "0 jobs")],
+    [({"isolation": "thread"}, "choose from: auto, fork, spawn"), ({"jobs": 0}, "not 0")],
 )
 def test_an_executor_that_cannot_be_is_refused(options: dict[str, object], words: str) -> None:
     with pytest.raises(UsageError, match=words):

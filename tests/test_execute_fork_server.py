@@ -101,20 +101,20 @@ def test_a_fork_server_that_never_answers_is_given_up(
         executor.close()
     assert ending.outcome is Outcome.TIMEOUT, "in an interpreter of its own, which is as silent"
     (told,) = [e.text for e in events if isinstance(e, Told)]
-    assert told.startswith("each trial starts an interpreter of its own")
+    assert told.startswith("each trial starts its own interpreter")
     assert "has not answered for 0 s" in told
     assert_nothing_left(silent)
 
 
-def test_whoever_asks_for_quiet_waits_for_a_fork_server_that_is_busy() -> None:
+def test_exclusive_use_waits_for_a_fork_server_that_is_busy() -> None:
     executor = LocalExecutor(isolation="spawn", jobs=1)
-    executor._starters, executor._quiet = Mock(are_busy=True), Mock(taken=False)
+    executor._starters, executor._exclusive = Mock(are_busy=True), Mock(taken=False)
     executor._asking.append(3)
-    executor._pass_on_who_asks()
-    executor._quiet.ask.assert_not_called()
+    executor._pass_on_requests()
+    executor._exclusive.request.assert_not_called()
     executor._starters.are_busy = False
-    executor._pass_on_who_asks()
-    executor._quiet.ask.assert_called_once_with(3)
+    executor._pass_on_requests()
+    executor._exclusive.request.assert_called_once_with(3)
     executor.close()
 
 
@@ -150,9 +150,9 @@ def test_it_prepares_once_after_it_was_warmed(
     ("source", "reason", "is_unfit"),
     [
         (f"{ANSWERS}connection.sendall(json.dumps(dict(refused='no')).encode() + b'\\n')", "no", 1),
-        ("import sys; sys.exit('it broke')", "it ended: it broke", 0),
-        (f"{ANSWERS}connection.sendall(b'hello\\n')", "it does not answer", 0),
-        (f"{ANSWERS}connection.sendall(b'[1]\\n')", "it does not answer", 0),
+        ("import sys; sys.exit('it broke')", "server exited: it broke", 0),
+        (f"{ANSWERS}connection.sendall(b'hello\\n')", "invalid answer", 0),
+        (f"{ANSWERS}connection.sendall(b'[1]\\n')", "invalid answer", 0),
     ],
 )
 def test_why_there_is_none_is_told_and_wakes_nobody_again(

@@ -123,7 +123,7 @@ def test_exporting_leaves_the_report_as_it_was(
 def test_an_unknown_format_is_a_usage_error_that_names_the_nearest(
     rl_report: dict[str, Any],
 ) -> None:
-    with pytest.raises(UsageError, match="no export format 'rlib'") as caught:
+    with pytest.raises(UsageError, match="unknown export format 'rlib'") as caught:
         export(rl_report, "rlib")
     assert caught.value.hint == "autocompile export ppo_breakout-0003 --to rllib"
 
@@ -286,7 +286,7 @@ def test_an_optimizer_of_which_the_run_cannot_tell_how_it_is_made_is_changed_as_
     script = export(report, "script")
     assert script.index("optimizer = make(model)") < script.index(change)
     assert use_line(report) == "autocompile export last --to python"
-    for to, words in (("transformers", "does not carry optimizer"), ("lightning", "give it to")):
+    for to, words in (("transformers", "does not carry optimizer"), ("lightning", "pass it where")):
         assert words in " ".join(_comments(export(report, to)))
 
 
@@ -346,7 +346,7 @@ def _comments(text: str) -> list[str]:
 def test_an_object_in_python_has_lines_and_no_program(plain_report: dict[str, Any]) -> None:
     plain_report["target"]["build"] = None
     assert "model = torch.compile(model" in export(plain_report, "python")
-    with pytest.raises(ExportError, match="object in Python"):
+    with pytest.raises(ExportError, match="Python object"):
         export(plain_report, "script")
 
 
@@ -391,7 +391,7 @@ def test_what_plain_torch_cannot_do_is_a_line_of_ours(plain_report: dict[str, An
 
 
 def test_rllib_refuses_a_target_that_is_no_rlmodule(plain_report: dict[str, Any]) -> None:
-    with pytest.raises(ExportError, match="no RLModule") as caught:
+    with pytest.raises(ExportError, match="not an RLModule") as caught:
         export(plain_report, "rllib")
     assert caught.value.hint == "autocompile export ppo_breakout-0003 --to python"
 
@@ -559,14 +559,14 @@ def test_blocks_compiled_for_one_phase_are_those_of_another(plain_report: dict[s
     phases["train_step"] = copy.deepcopy(phases["forward"])
     assert "regions_of" in export(plain_report, "python")  # the same of both
     change_config(plain_report, "train_step", mode="default")
-    with pytest.raises(ExportError, match="one model cannot have its blocks compiled"):
+    with pytest.raises(ExportError, match="a model's blocks cannot be compiled"):
         export(plain_report, "python")
     change_config(plain_report, "train_step", scope="full")
-    with pytest.raises(ExportError, match="one model cannot have its blocks compiled"):
+    with pytest.raises(ExportError, match="a model's blocks cannot be compiled"):
         export(plain_report, "python")
     assert use_line(plain_report).startswith("autocompile export last --to json")
     phases["train_step"]["verdict"] = "keep_eager"  # it would run the compiled blocks
-    with pytest.raises(ExportError, match="one model cannot have its blocks compiled"):
+    with pytest.raises(ExportError, match="a model's blocks cannot be compiled"):
         export(plain_report, "python")
 
 
@@ -639,7 +639,7 @@ def test_accelerate_warns_that_its_regions_are_others(plain_report: dict[str, An
     change_config(plain_report, "forward", scope="regional")
     text = export(plain_report, "accelerate")
     assert "use_regional_compilation=True" in text
-    assert "the entries of an nn.ModuleList only" in " ".join(_comments(text))
+    assert "only entries of an nn.ModuleList as blocks" in " ".join(_comments(text))
     change_config(plain_report, "forward", scope="full")
     assert "WARNING" not in export(plain_report, "accelerate")
 

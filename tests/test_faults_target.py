@@ -133,8 +133,8 @@ def test_a_target_that_initialises_cuda_at_its_import_is_measured(bench: Bench, 
         ("nondeterministic", "eager", "ok", "exit", ""),
         ("nondeterministic", "honest", "wrong_output", "verify", "eager differs from itself"),
         ("stateful", "honest", "ok", "exit", ""),
-        ("restless", "honest", "runtime_error", "measure", "it recompiled while it was timed"),
-        ("scaled", "forgets", "runtime_error", "measure", "it recompiled while it was timed"),
+        ("restless", "honest", "runtime_error", "measure", "recompiled while it was timed"),
+        ("scaled", "forgets", "runtime_error", "measure", "recompiled while it was timed"),
     ],
 )
 def test_a_model_that_is_no_function_is_named_for_what_it_is(
@@ -161,7 +161,7 @@ def test_a_library_that_starts_a_thread_is_not_forked(
     executor._starters.of(None).warm(["starts_a_thread"], None)
     assert bench.run(PROCESSES).outcome is Outcome.OK
     assert bench.told == [
-        "trials are forked without what the target imports: a thread runs in it: poller"
+        "trials are forked without the target's imports: a thread runs in it: poller"
     ]
     assert isinstance(executor._starters.of(None)._fork_server, ForkServer), "forked, all the same"
     executor.close()

@@ -46,7 +46,7 @@ def test_lower_precision_is_compared_with_eager_at_that_precision(
 ) -> None:
     result = try_it(MODELS, phase, **setting(backend, autocast="bfloat16"))
     assert result["outcome"] == "ok", result["message"]
-    (said,) = [n for n in result["notes"] if n.startswith("at the precision that was asked for")]
+    (said,) = [n for n in result["notes"] if n.startswith("at the requested precision")]
     assert 1e-4 < float(said.rpartition(" ")[2]) < 0.1
 
 
@@ -79,7 +79,7 @@ def test_what_overflows_at_a_lower_precision_is_refused(try_it: Try) -> None:
 def test_labels_that_change_count_and_bound_as_numbers_do(try_it: Try) -> None:
     more = setting("eager", autocast="bfloat16")
     result = try_it(f"{MODELS}:labels", **more)
-    (said,) = [n for n in result["notes"] if n.startswith("at the precision that was asked for")]
+    (said,) = [n for n in result["notes"] if n.startswith("at the requested precision")]
     assert float(said.rpartition(" ")[2]) > 0
     assert try_it(f"{MODELS}:labels", tolerance=1e-9, **more)["outcome"] == "wrong_output"
 

@@ -125,7 +125,7 @@ def test_what_was_asked_for_in_a_newer_version_is_shown_and_not_resumed(run: Pat
     assert load("last").notice == ""
     edit(run / "run.json", lambda data: data["plan"]["limits"].update(joules=3.0))
     edit(run / "run.json", lambda data: data["plan"]["space"].update(tiling=["auto", "wide"]))
-    assert "does not know what was asked for: space.tiling, limits.joules" in load("last").notice
+    assert "does not know these options: space.tiling, limits.joules" in load("last").notice
     with pytest.raises(RunError, match=r"does not know: space\.tiling, limits\.joules"):
         tune("net.py", executor=FakeExecutor(script), resume=True)
 

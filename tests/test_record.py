@@ -63,7 +63,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match="cannot make the folder"):
+    with pytest.raises(RunError, match="cannot create the folder"):
         RunFolder(tmp_path / "file" / "run").create()
 
 
@@ -92,5 +92,5 @@ def test_a_run_that_was_edited_by_hand_is_refused_in_words(tmp_path: Path) -> No
         "phases": ["f"],
     }
     (tmp_path / "run.json").write_text(json.dumps(run))
-    with pytest.raises(RunError, match="has been changed: it has no target"):
+    with pytest.raises(RunError, match="was edited: it has no target"):
         RunFolder(tmp_path).read_run()

@@ -270,10 +270,10 @@ def test_several_agents_have_each_module_compiled(built: Callable[[Any], Any]) -
 
 
 def test_what_cannot_be_tuned_is_refused_in_words() -> None:
-    with pytest.raises(UsageError, match="about no RLModule: forward"):
+    with pytest.raises(UsageError, match="not for an RLModule: forward"):
         tuned(ppo(), settings(forward=AOT))
     elsewhere = CompileConfig(environment="other")
-    with pytest.raises(UsageError, match="one of the interpreter other"):
+    with pytest.raises(UsageError, match="needs the interpreter other"):
         tuned(ppo(), settings(forward_exploration=elsewhere))
     tuned(ppo(), settings(forward_exploration=AOT, train_step=elsewhere))  # RLlib has none
     old = ppo().api_stack(

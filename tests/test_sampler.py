@@ -92,7 +92,9 @@ def test_under_plain_optimize_each_setting_is_tried_once_eager_of_its_cell_first
 
 
 def test_a_sampler_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(UsageError, match="'cmaes' is none of portfolio, tpe, gp, random"):
+    with pytest.raises(
+        UsageError, match=r"unknown sampler 'cmaes' \(choose from: portfolio, tpe, gp, random"
+    ):
         make_sampler("cmaes", settings(), {}, {}, 0)
 
 

@@ -104,11 +104,11 @@ def test_a_check_decides_about_outputs(
     accepted = try_it(loose, backend="off_by_3_percent")
     assert outcome(accepted)[0] == "ok"
     assert accepted["weights_live"] is True
-    assert "outputs are compared by check() of the target" in accepted["notes"]
+    assert "outputs are compared by the target's check()" in accepted["notes"]
     for spec in (loose, f"{loose}:get_model"):
         assert outcome(try_it(spec, backend="negates")) == (
             "wrong_output",
-            "check() refuses: relative error 2.00 is too much (call 1)",
+            "check() rejects: relative error 2.00 is too much (call 1)",
         )
 
 
@@ -140,7 +140,7 @@ def test_a_check_that_refuses_eager_itself_is_the_targets_fault(
     strict = write(NOISY, "def check(a, b):\n    assert torch.equal(a[0], b[0])\n")
     result = try_it(strict, kind=kind)
     assert (result["outcome"], result["step"]) == ("runtime_error", "eager")
-    assert result["message"] == "check() of the target refuses eager's own second run"
+    assert result["message"] == "the target's check() rejects a second run of eager mode"
     assert "assert torch.equal(a[0], b[0])" in result["explained"]["details"][0]
 
 
@@ -177,7 +177,7 @@ def test_any_error_of_a_check_refuses_and_it_cannot_change_what_is_compared() ->
         del expected["a"]
         raise KeyError("b")
 
-    assert refusal(check, expected, {}) == "check() refuses: KeyError: 'b'"
+    assert refusal(check, expected, {}) == "check() rejects: KeyError: 'b'"
     assert torch.equal(expected["a"], torch.ones(2))
 
 
@@ -227,4 +227,4 @@ def test_the_optional_functions_of_the_template_work_as_they_stand(
     path.write_text(optional)
     result = try_it(path)
     assert result["outcome"] == "ok", result
-    assert "outputs are compared by check() of the target" in result["notes"]
+    assert "outputs are compared by the target's check()" in result["notes"]

@@ -420,7 +420,7 @@ def test_a_model_that_is_compiled_already_is_refused(
     body = "".join(f"    {line}\n" for line in lines)
     text = f"import torch\ndef get_model():\n{body}def get_inputs(n): return torch.ones(n, 4)\n"
     error = error_of(write(tmp_path, text))
-    assert "compiled already" in error.what
+    assert "already compiled" in error.what
     assert said in str(error.details)
 
 

@@ -508,7 +508,7 @@ def test_an_output_without_a_tensor_is_refused() -> None:
             return x.shape[0]
 
     outcome, message = refused(a_target(Number, batch(4, 8)))
-    assert outcome is Outcome.WRONG_OUTPUT and "gives no tensor" in message
+    assert outcome is Outcome.WRONG_OUTPUT and "returns no tensor" in message
 
 
 def test_noise_in_one_output_does_not_excuse_an_error_in_another() -> None:

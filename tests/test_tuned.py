@@ -136,17 +136,17 @@ def test_where_nothing_is_known_of_a_machine_nothing_differs() -> None:
 
 
 def test_apply_refuses_what_it_cannot_do_in_words() -> None:
-    with pytest.raises(UsageError, match="no settings of train_step: there are some of forward"):
+    with pytest.raises(UsageError, match=r"no settings for train_step \(choose from: forward"):
         autocompile.apply(net(), settings(forward={4: AOT}), "train_step")
     both = settings(forward_exploration={4: AOT}, forward_inference={4: AOT})
-    with pytest.raises(UsageError, match="2 forward phases: name one"):
+    with pytest.raises(UsageError, match="2 forward phases; name one"):
         autocompile.apply(net(), both)
     with pytest.raises(UsageError, match="a Sequential has no forward_exploration"):
         autocompile.apply(net(), settings(forward_exploration={4: AOT}))
-    with pytest.raises(UsageError, match="about an optimizer"):
+    with pytest.raises(UsageError, match="need an optimizer"):
         autocompile.apply(net(), settings(optimizer_step={None: AOT}), "optimizer_step")
     other = CompileConfig("ipex", environment="ipex")
-    with pytest.raises(UsageError, match="one of the interpreter ipex"):
+    with pytest.raises(UsageError, match="needs the interpreter ipex"):
         autocompile.apply(net(), settings(forward={4: other}))
 
 

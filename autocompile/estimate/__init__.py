@@ -1,1 +1,1 @@
-"""How fast each setting is, how sure that is, and which one is best. Standard library and numpy."""
+"""How fast each setting is, how certain that is, and which is best. Needs only numpy."""

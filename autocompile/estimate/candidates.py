@@ -1,8 +1,7 @@
-"""From records to candidates: how fast each setting of a phase is, and how sure that is.
+"""Turns records into candidates: each setting of a phase with its speed-up and interval.
 
-Ratios from inside one process are compared, and seconds only where eager mode alone wavers. Where a
-setting was raced, the sets of fresh processes are the sample and every set counts; before that, its
-trial of the search stands alone.
+Compares ratios measured inside one process, and seconds only where eager mode alone varies. If a
+setting was raced, the sample is its sets of fresh processes; otherwise its one search trial.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ from autocompile.store.record import EXPORTED, Measurement, Outcome, Record
 __all__ = ["Candidate", "Limits", "candidates", "compare", "whole_call_s", "with_refreshes"]
 
 _ONE = Interval(1.0, 1.0, 1.0)
-_LESS_BY_FAR = 2.0  # sides that vary independently of each other give 0.7
+_LESS_BY_FAR = 2.0  # two sides that vary independently give 0.7
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a setting must keep to be chosen; None: no limit.
+    """Limits that a setting must meet to be chosen; None: no limit.
 
     Attributes:
         latency_s: seconds of one call.
-        memory_bytes: peak memory; a setting whose memory is not known does not keep it.
+        memory_bytes: peak memory; a setting of unknown memory fails it.
         compile_s: cold compile time in seconds.
     """
 
@@ -40,18 +39,18 @@ class Limits:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One setting, or the plainest of those with the same code, with all that is known of it.
+    """One setting, or the plainest of several with the same code, with its measurements.
 
     Attributes:
-        record: its trial of the search.
-        speedup: over eager at the same batch size, with what new weights cost.
+        record: its search trial.
+        speedup: over eager at the same batch size, including the cost of new weights.
         eager_call_s: seconds of an eager call at this batch size, over all processes.
-        logs: by set, the logarithm of the speed-up; empty before it was raced.
-        blocks: by set, its process and its block times there, in the order of the rounds.
-        same_code: the numbers of the other trials with the same code.
-        warm_compile_s: compile time on a warm cache; None before it was raced.
-        slow_sets: how many sets were left out because the machine was slower in them.
-        processes: of all sets, those too: logarithm of the speed-up, and seconds of a call.
+        logs: set to log speed-up; empty before a race.
+        blocks: set to (process, block times in the order of the rounds).
+        same_code: numbers of the other trials with the same code.
+        warm_compile_s: compile time on a warm cache; None before a race.
+        slow_sets: number of sets left out because the machine was slower.
+        processes: (log speed-up, seconds of a call) of every set, also those left out.
     """
 
     record: Record
@@ -66,37 +65,37 @@ class Candidate:
 
     @property
     def sets(self) -> int:
-        """In how many sets of fresh processes it was measured; 0 for the search alone."""
+        """Number of sets of fresh processes that it was measured in; 0 before a race."""
         return len(self.logs)
 
     @property
     def call_s(self) -> float:
-        """Seconds of one call."""
+        """Seconds of one call, by the speed-up over the common eager time."""
         return self.eager_call_s / self.speedup.value
 
     @property
     def throughput(self) -> Interval:
-        """Samples per second, or steps per second where there is no batch."""
+        """Samples per second, or steps per second without a batch."""
         return self.speedup.scaled(self.eager_throughput)
 
     @property
     def eager_throughput(self) -> float:
-        """The same of eager."""
+        """``throughput`` of eager mode."""
         return (self.record.batch_size or 1) / self.eager_call_s
 
     @property
     def is_known_to_pay(self) -> bool:
-        """Whether it is known how often weights change, where that costs something."""
+        """False if a change of the weights costs time and its frequency is unknown."""
         return self.record.is_known_to_pay
 
     @property
     def slows_eager(self) -> bool:
-        """Whether eager was slower beside it than alone, so that its speed-up is not its own."""
+        """Whether eager ran slower next to it than alone, which makes its speed-up too high."""
         measured = self.record.measurement
         return measured is not None and "eager_slowed" in measured.flags
 
     def keeps(self, limits: Limits) -> bool:
-        """Whether it is within the limits."""
+        """Whether it meets the limits."""
         if not self.is_known_to_pay:
             return False
         is_eager = self.record.config.is_eager
@@ -109,13 +108,12 @@ class Candidate:
 
 
 def candidates(records: Iterable[Record]) -> list[Candidate]:
-    """The settings of one phase that worked; of those with the same code the plainest.
+    """The settings of one phase that worked; of several with the same code, the plainest.
 
-    A setting that failed even once when it was raced is no candidate: it cannot be relied on. What
-    ended it from outside says nothing about it.
+    A setting that failed once in a race is not a candidate, unless the cause was outside it.
 
     Args:
-        records: of the phase, searched and raced.
+        records: search and race records of the phase.
     """
     every = [r for r in records if r.role != EXPORTED]
     raced: dict[int, list[Record]] = {}
@@ -135,7 +133,7 @@ def candidates(records: Iterable[Record]) -> list[Candidate]:
 
 
 def _same_code(searched: Sequence[Record]) -> list[list[Record]]:
-    """Trials grouped by their code, the plainest of each group first."""
+    """Trials grouped by their compiled code, the plainest of each group first."""
     groups: dict[int, list[Record]] = {}
     for r in searched:
         first = r.number if r.duplicate_of is None else r.duplicate_of
@@ -145,7 +143,7 @@ def _same_code(searched: Sequence[Record]) -> list[list[Record]]:
 
 def _candidate(members: Sequence[Record], again: Sequence[Record], eager: _Eager) -> Candidate:
     record = members[0]
-    with_refresh = dataclasses.replace(  # a twin answers without a process: its code's are known
+    with_refresh = dataclasses.replace(  # a duplicate has no measurement of its own
         record,
         refresh_s=next((r.refresh_s for r in (*again, *members) if r.refresh_s), None),
     )
@@ -153,7 +151,7 @@ def _candidate(members: Sequence[Record], again: Sequence[Record], eager: _Eager
     for r in again:
         if r.measurement is None:
             continue
-        # Older versions measured each again in a process of its own.
+        # Older versions repeated each setting in its own process, without sets.
         number = -1 - r.number if r.race is None else r.race
         ratio_ = eager.over_own(r, r.measurement)
         logs[number] = math.log(with_refreshes(ratio_, with_refresh, eager.of_process(r)))
@@ -163,7 +161,7 @@ def _candidate(members: Sequence[Record], again: Sequence[Record], eager: _Eager
     logs = {number: log for number, log in logs.items() if number not in slow}
     if record.config.is_baseline:
         speedup = _ONE
-        logs = dict.fromkeys(logs, 0.0)  # it is its own baseline
+        logs = dict.fromkeys(logs, 0.0)  # it is the baseline itself
     elif logs:
         speedup = over_sets(list(logs.values()))
     else:
@@ -183,16 +181,16 @@ def _candidate(members: Sequence[Record], again: Sequence[Record], eager: _Eager
 
 
 def whole_call_s(measured: Measurement, record: Record) -> float:
-    """Seconds of a call, with its share of what new weights cost."""
+    """Seconds of a call, including its share of the cost of new weights."""
     refresh_s, calls = record.refresh_s, record.calls_per_update
     return measured.compiled_call_s + (refresh_s / calls if refresh_s and calls else 0.0)
 
 
 def _of_search(record: Record, with_refresh: Record, eager: _Eager) -> Interval:
-    """By the trial of the search: as uncertain as one process is, or as its own rounds are.
+    """The speed-up by the search trial, as uncertain as one process or as its own rounds.
 
-    Where eager was faster in its process than in others, it may be as much better as that: on a GPU
-    eager depends on the CPU, and a replayed graph does not.
+    If eager was faster in this process than in others, the upper end rises by that factor: on a
+    GPU, eager mode depends on the CPU, and a replayed graph does not.
     """
     assert record.measurement is not None
     inside, outside = record.measurement.speedup, over_sets([0.0])
@@ -208,7 +206,7 @@ def _of_search(record: Record, with_refresh: Record, eager: _Eager) -> Interval:
 
 
 def with_refreshes(speedup: float, record: Record, eager_s: float) -> float:
-    """The speed-up over all calls from one change of the weights to the next."""
+    """The speed-up including the cost of one change of the weights per ``calls_per_update``."""
     if not record.refresh_s or not record.calls_per_update:
         return speedup
     return 1 / (1 / speedup + record.refresh_s / record.calls_per_update / eager_s)
@@ -217,8 +215,8 @@ def with_refreshes(speedup: float, record: Record, eager_s: float) -> float:
 def compare(first: Candidate, second: Candidate) -> Interval:
     """How many times faster ``first`` is than ``second``.
 
-    Directly, from blocks of the same rounds, where one process held both; by way of the eager mode
-    of each where only the set was the same; else from processes that had nothing in common.
+    Uses blocks of the same rounds if one process ran both, else the speed-ups over eager in common
+    sets, else estimates from different processes.
     """
     if first is second:
         return _ONE
@@ -236,21 +234,21 @@ def compare(first: Candidate, second: Candidate) -> Interval:
 
 
 def _apart(first: Candidate, second: Candidate) -> Interval:
-    """The same from different processes: by the speed-ups, since a slow host slows both sides.
+    """``compare`` for different processes, by speed-ups, in which a slow host cancels.
 
-    By the seconds of a call where those vary less by far, since eager mode alone wavers: on a GPU
+    Uses seconds of a call instead if those vary far less, because only eager mode varies: on a GPU
     it waits for the CPU, and a replayed graph does not.
     """
     raced = max(first.processes, second.processes, key=len)
     if len(raced) > 1:
         logs, seconds = zip(*raced, strict=True)
         if _LESS_BY_FAR * stdev(map(math.log, seconds)) < stdev(logs):
-            return ratio(_pace(first), _pace(second))
+            return ratio(_calls_per_s(first), _calls_per_s(second))
     return ratio(first.speedup, second.speedup)
 
 
-def _pace(c: Candidate) -> Interval:
-    """Calls per second, over all processes of its races or in the one of the search."""
+def _calls_per_s(c: Candidate) -> Interval:
+    """Calls per second, over all race processes, or in the search's one."""
     assert c.record.measurement is not None
     seconds = [s for _, s in c.processes] or [whole_call_s(c.record.measurement, c.record)]
     return over_sets([-math.log(s) for s in seconds])
@@ -274,29 +272,29 @@ class _Eager:
         self._raced: dict[tuple[str, int | None, int], list[float]] = {}
         for r in working:
             if r.duplicate_of is not None or r.measurement is None:
-                continue  # the same process again
+                continue  # the measurement of another record
             key = r.config.environment, r.batch_size
             self._times.setdefault(key, []).append(r.measurement.eager_call_s)
             if r.race is not None:
                 self._raced.setdefault((*key, r.race), []).append(r.measurement.eager_call_s)
 
     def seconds(self, record: Record) -> float:
-        """Over all processes, in the tuner's own environment where it was measured there."""
+        """Median over all processes, of the default environment if it was measured there."""
         places = ("default", record.config.environment)
         found = [self._times.get((place, record.batch_size)) for place in places]
-        assert record.measurement is not None  # in its own process, if no other is on disk
+        assert record.measurement is not None
         return median(found[0] or found[1] or [record.measurement.eager_call_s])
 
     def of_process(self, record: Record) -> float:
-        """In the process that measured the record, or as :meth:`seconds` in another environment."""
+        """In the record's own process; :meth:`seconds` if that used another environment."""
         if record.config.environment != "default" or record.measurement is None:
             return self.seconds(record)
         return record.measurement.eager_call_s
 
     def over_own(self, record: Record, measured: Measurement) -> float:
-        """Its speed-up, over the tuner's own eager mode where it ran in another environment.
+        """The record's speed-up over eager mode of the default environment.
 
-        By the eager times of the same set, where both environments were in it.
+        For another environment, scaled by the eager times of both, of the same set if possible.
         """
         value, environment, size = (
             measured.speedup.value,

@@ -1,8 +1,8 @@
-"""Which setting is best, what is as good, and whether that is decided: in one place.
+"""Decides which setting is best, which are equal to it, and whether more measuring is needed.
 
-Two settings within 1 % by their estimates are as good as one another, and the plainest of them
-stands for all. A decision is open while anything may still be more than 2 % better than what would
-be chosen (the indifference zone of ranking and selection: Kim and Nelson, 2001).
+Settings whose estimates differ by less than 1 % are equal, and the plainest of them is chosen. A
+decision is open while another setting may be more than 2 % better than the chosen one (the
+indifference zone of ranking and selection: Kim and Nelson, 2001).
 """
 
 from __future__ import annotations
@@ -17,24 +17,25 @@ from autocompile.store.record import Record
 __all__ = ["SAME", "SETS", "ZONE", "Decision", "decide", "decide_all", "finalists"]
 
 SAME = 0.01
-"""Settings whose estimates differ by less are as good as one another."""
+"""Settings whose estimates differ by less are equal."""
 ZONE = 0.02
-"""A setting that may be better by less than this is not worth more measuring."""
+"""A setting that may be better by less than this is not measured further."""
 SETS = (3, 6)
-"""In how many sets of fresh processes a finalist is measured, at least and at most."""
-_MOST = 4  # finalists of one batch size, beside eager and the default
+"""Minimum and maximum number of sets of fresh processes for a finalist."""
+_MOST = 4  # finalists of one batch size, besides eager and the default
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What is best at one batch size of a phase.
+    """The best setting at one batch size of a phase.
 
     Attributes:
-        best: the plainest of the best; eager where nothing is faster.
-        ties: those as good as it, it first.
-        rivals: others that worked, best first.
-        open: those that may be more than 2 % better, and by how much at most; empty if decided.
-        ceiling: how much faster than ``best`` anything that was tried may be, as a fraction (95 %).
+        best: the plainest of the best; eager if nothing is faster.
+        ties: ``best``, then those equal to it.
+        rivals: all others that worked, fastest first.
+        open: (candidate, largest possible gain as a fraction) of those that may be more than 2 %
+            better; empty if decided.
+        ceiling: largest gain over ``best`` that any tried setting may have, as a fraction (95 %).
     """
 
     best: Candidate
@@ -45,15 +46,15 @@ class Decision:
 
     @property
     def is_faster(self) -> bool:
-        """Whether something beats eager."""
+        """Whether a setting is faster than eager."""
         return not self.best.record.config.is_baseline
 
 
 def decide(found: Sequence[Candidate], limits: Limits | None = None) -> Decision | None:
-    """Which of the candidates of one batch size is best; None without a measured eager mode.
+    """The best candidate of one batch size; None if eager mode was not measured.
 
-    What was raced goes before what was only searched, since the best of many single figures is
-    flattered. A setting has to be faster than eager by more than 1 % and by its whole interval.
+    Raced settings precede those only searched, since the best of many single figures is biased
+    upwards. The best must beat eager by more than 1 % and with its whole interval.
     """
     eager = next((c for c in found if c.record.config.is_baseline), None)
     if eager is None:
@@ -66,7 +67,7 @@ def decide(found: Sequence[Candidate], limits: Limits | None = None) -> Decision
     ties = sorted(equals, key=plainness(equals))
     best = ties[0] if ties else eager
     others = [(c, compare(c, best)) for c in (*rivals, eager) if c is not best]
-    # What lost by its figure of the search is not raced; the ceiling counts it all the same.
+    # Settings that lost in the search are not raced, but count for the ceiling.
     raceable = [(c, r) for c, r in others if c.sets or r.value > 1]
     open_ = [(c, r.high - 1) for c, r in raceable if r.high > 1 + ZONE]
     return Decision(
@@ -81,7 +82,7 @@ def decide(found: Sequence[Candidate], limits: Limits | None = None) -> Decision
 def decide_all(
     records: Iterable[Record], limits: Limits | None = None
 ) -> dict[int | None, Decision]:
-    """The decision of each batch size of a phase that has one."""
+    """The decision for each batch size of a phase whose eager mode was measured."""
     every = candidates(records)
     sizes = sorted({c.record.batch_size for c in every}, key=lambda s: s or 0)
     found = {s: decide([c for c in every if c.record.batch_size == s], limits) for s in sizes}
@@ -89,11 +90,10 @@ def decide_all(
 
 
 def finalists(decision: Decision) -> list[Candidate]:
-    """Who is raced: those that may be the best, and the default that they are compared with.
+    """The settings to race: those that may be the best, and plain ``torch.compile()``.
 
-    First the best of the search. Then, beside the best one, those that have not had their sets and
-    those that may still be better, raced or not. What is surely no better is not raced on. Empty
-    where nothing but eager can be the best.
+    Before the first set, the fastest of the search. Later, the leader with those that lack sets
+    and those that may still be better. Empty if only eager can be the best.
     """
     every = sorted((decision.best, *decision.rivals), key=_speed, reverse=True)
     every = [c for c in every if not c.record.config.is_baseline]
@@ -112,21 +112,21 @@ def finalists(decision: Decision) -> list[Candidate]:
     if not raced:
         chosen += _plainer([c for c in every if c not in chosen], leader)
     default = [c for c in every if c.record.config == DEFAULT_INDUCTOR and c not in chosen]
-    # Beside another environment too, since it brings eager mode of the tuner's own.
+    # Also raced next to other environments, since it brings eager mode of the default one.
     elsewhere = any(c.record.config.environment != "default" for c in chosen)
     return chosen + [c for c in default if chosen and (elsewhere or c.sets < SETS[0])]
 
 
 def _goes_on(c: Candidate, may_win: Container[int]) -> bool:
-    """Whether another set is to be had, and may change the decision."""
+    """Whether another set is allowed and may change the decision."""
     is_new = c.sets < SETS[0]
     return len(c.processes) < SETS[1] and (is_new or c.record.number in may_win)
 
 
 def _plainer(others: Sequence[Candidate], leader: Candidate) -> list[Candidate]:
-    """Of those that do a part of what the leader does the best one, if it may be as good.
+    """The fastest setting with a part of the leader's features, if it may be equal.
 
-    Else the winner may have a field that does nothing, and only the noise of the search chose it.
+    Without it, noise of the search could choose a feature that does nothing.
     """
     own = leader.record.config.features
     parts = [c for c in others if c.record.config.features < own and not is_out(c, leader)]
@@ -140,7 +140,7 @@ def is_out(candidate: Candidate, leader: Candidate) -> bool:
 
 
 def plainness(found: Iterable[Candidate]) -> Callable[[Candidate], tuple[bool, int, float]]:
-    """A key for sorting equals: cheap to compile, then few changes of torch's defaults."""
+    """Sort key for equal settings: cheap to compile first, then few changes to torch's defaults."""
     cheapest_s = min((c.record.compile_s or 0.0 for c in found), default=0.0)
 
     def key(c: Candidate) -> tuple[bool, int, float]:
@@ -151,7 +151,7 @@ def plainness(found: Iterable[Candidate]) -> Callable[[Candidate], tuple[bool, i
 
 
 def _speed(c: Candidate) -> float:
-    """For ordering: of a single process the lower end, since the best of many is flattered."""
+    """The speed-up; without a race its lower end, since the best of many is biased upwards."""
     return c.speedup.value if c.sets else c.speedup.low
 
 

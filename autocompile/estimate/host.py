@@ -1,9 +1,9 @@
-"""States of the host: spells in which everything takes longer, and not everything alike.
+"""Leaves out sets measured while the host was slow.
 
-A virtual machine shares its cores with others that it cannot see. For seconds or minutes the same
-work takes up to 1.5 times as long, eager mode and compiled code not by the same factor, so the
-ratio of the two is another one. A small fixed piece of work beside each measurement tells such a
-spell; the ratio itself never does, since to drop a figure for its value is to choose the result.
+A virtual machine shares its cores with others. Contention makes the same work up to 1.5 times
+slower for seconds or minutes, eager mode and compiled code by different factors, which changes
+their ratio. Such a state is detected by a reference workload next to each measurement, never by
+the ratio itself: that would select the result.
 """
 
 from __future__ import annotations
@@ -15,18 +15,16 @@ from autocompile.store.record import Record
 __all__ = ["left_out"]
 
 SLOWER = 1.15
-"""A process in which the reference work took so many times as long as in the fastest of the same
-race was in another state of the host."""
+"""Largest time of the reference workload, relative to the fastest set of the same race."""
 
 
 def left_out(raced: Sequence[Record]) -> set[int]:
-    """The sets in which the host was slower than in the fastest one, however many they are.
+    """The sets in which the host was slower than in the fastest one, even if those are most.
 
-    Also where most sets are slow: counting those makes errors of up to 15 % (studies/truth,
-    replay.py).
+    Counting slow sets makes errors of up to 15 % (studies/truth, replay.py).
 
     Args:
-        raced: the records of one setting, of one race.
+        raced: records of one setting in one race.
     """
     seen = {r.race: s for r in raced if r.race is not None and (s := _reference_s(r))}
     if not seen:

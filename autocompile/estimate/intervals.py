@@ -1,7 +1,7 @@
 """Statistics of paired timings.
 
-The estimate everywhere is the log ratio log(t_eager / t_compiled) of two blocks of the same round,
-so that drift of the machine cancels. Inside a process the location is a Hodges-Lehmann estimate
+The estimate is always the log ratio log(t_eager / t_compiled) of two blocks of the same round, in
+which drift of the machine cancels. Inside a process the location is a Hodges-Lehmann estimate
 with an interval from the Wilcoxon signed-rank distribution (Hollander, Wolfe & Chicken,
 "Nonparametric Statistical Methods", 3rd ed., ch. 3); over processes see :func:`over_sets`.
 """
@@ -28,8 +28,8 @@ __all__ = [
 # Two-sided 95 % quantiles of Student's t for 4, 5, 6, ... degrees of freedom.
 _T95 = (2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 _CORRELATED = 0.3
-# How far fresh processes are apart, before any has been seen: its size as a logarithm, and how many
-# processes that knowledge is worth (studies/truth).
+# Prior for the spread between fresh processes: standard deviation of the log ratio, and its degrees
+# of freedom (studies/truth).
 _PRIOR_SPREAD, _PRIOR_FREEDOM = 0.015, 4
 
 
@@ -47,16 +47,16 @@ class Interval:
         return (self.high - self.low) / 2 / self.value if self.value else math.inf
 
     def scaled(self, factor: float) -> Interval:
-        """The interval times a positive constant (a unit, a baseline)."""
+        """The interval times a positive constant."""
         return Interval(self.value * factor, self.low * factor, self.high * factor)
 
     def to_dict(self) -> dict[str, float]:
-        """As it stands in ``report.json``."""
+        """The form in ``report.json``."""
         return {"value": self.value, "low": self.low, "high": self.high}
 
 
 def median(values: Sequence[float]) -> float:
-    """The median of at least one number."""
+    """The median of one or more numbers."""
     return float(np.median(np.asarray(values, dtype=float)))
 
 
@@ -77,9 +77,9 @@ def _merge_neighbours(values: np.ndarray) -> np.ndarray:
 
 @functools.lru_cache(maxsize=512)
 def _signed_rank_cut(n: int, alpha: float = 0.05) -> int:
-    """The largest c with P(W <= c - 1) <= alpha / 2, W being the signed-rank statistic of n.
+    """The largest c with P(W <= c - 1) <= alpha / 2 for the signed-rank statistic W of n values.
 
-    The distribution is counted exactly: rank k is in the sum or not, each with probability 1/2.
+    The distribution is exact: rank k is in the sum with probability 1/2.
     """
     chance = np.zeros(n * (n + 1) // 2 + 1)
     chance[0] = 1.0
@@ -93,12 +93,12 @@ def _signed_rank_cut(n: int, alpha: float = 0.05) -> int:
 def signed_rank_interval(values: Sequence[float]) -> Interval:
     """Hodges-Lehmann location of ``values`` with its 95 % signed-rank interval.
 
-    Neighbours are averaged in pairs while they are correlated (lag 1 above 0.3) and at least
-    twelve remain: a slow drift would otherwise count as many independent witnesses. With fewer
-    than six values no 95 % interval exists and the range of the values stands in for it.
+    Adjacent values are averaged in pairs while they are correlated (lag 1 above 0.3) and at least
+    twelve remain, since they are not independent. For fewer than six values no 95 % interval
+    exists, and their range is returned.
 
     Raises:
-        ValueError: no values, or one that is not finite.
+        ValueError: no values, or a value that is not finite.
     """
     x = np.asarray(values, dtype=float)
     if x.size == 0 or not np.isfinite(x).all():
@@ -118,17 +118,17 @@ def _exp(interval: Interval) -> Interval:
 
 
 def speedup(eager_s: Sequence[float], compiled_s: Sequence[float]) -> Interval:
-    """How many times faster compiled is, from block times in seconds per call, in pairs.
+    """How many times faster the compiled side is.
 
     Args:
         eager_s: seconds per call of each round's eager block.
-        compiled_s: the same for the compiled block of the same round.
+        compiled_s: seconds per call of the compiled block of the same round.
 
     Raises:
         ValueError: unequal or empty lists, or a time that is not positive.
     """
     if len(eager_s) != len(compiled_s) or not eager_s:
-        raise ValueError(f"{len(eager_s)} eager blocks against {len(compiled_s)} compiled ones")
+        raise ValueError(f"{len(eager_s)} eager blocks, {len(compiled_s)} compiled blocks")
     if min(*eager_s, *compiled_s) <= 0:
         raise ValueError("a block time is not positive")
     logs = [math.log(e / c) for e, c in zip(eager_s, compiled_s, strict=True)]
@@ -136,7 +136,7 @@ def speedup(eager_s: Sequence[float], compiled_s: Sequence[float]) -> Interval:
 
 
 def ratio(numerator: Interval, denominator: Interval) -> Interval:
-    """The quotient of two independent estimates; relative errors add in quadrature."""
+    """The quotient of two independent estimates; errors of the logs add in quadrature."""
     value = numerator.value / denominator.value
 
     def log_error(a: float, b: float) -> float:
@@ -154,18 +154,17 @@ def ratio(numerator: Interval, denominator: Interval) -> Interval:
 
 
 def over_sets(logs: Sequence[float]) -> Interval:
-    """One estimate from fresh processes, each of which gave the logarithm of a ratio.
+    """The mean over fresh processes with its t interval; each process gave one log ratio.
 
-    The process is the sample: the mean with a t interval. Of so few processes the variance itself
-    is hardly known, and three may agree by chance; so it is combined with what is usual, as in
-    Smyth's moderated t (Statistical Applications in Genetics and Molecular Biology 3, 2004). One
-    process has an interval too, of what is usual.
+    The variance of so few processes is uncertain, so it is combined with a prior, as in Smyth's
+    moderated t (Statistical Applications in Genetics and Molecular Biology 3, 2004). The interval
+    of a single process comes from the prior alone.
 
     Raises:
-        ValueError: no logarithms.
+        ValueError: no log ratios.
     """
     if not logs:
-        raise ValueError("no process has measured it")
+        raise ValueError("no process measured it")
     x = np.asarray(logs, dtype=float)
     freedom = _PRIOR_FREEDOM + x.size - 1
     spread = float(((x - x.mean()) ** 2).sum()) + _PRIOR_FREEDOM * _PRIOR_SPREAD**2

@@ -1,1 +1,1 @@
-"""Run one trial somewhere and say how it ended. No torch here."""
+"""Runs trials in processes and reports how they ended. Must not import torch."""

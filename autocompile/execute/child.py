@@ -1,4 +1,4 @@
-"""Child: what the parent keeps of one running trial, and the clock that its deadlines go by."""
+"""The parent's state of one running trial, and the clock for its deadlines."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from autocompile.store.record import Step
 
 __all__ = ["Child", "Clock", "Pipes"]
 
-_EXIT_GRACE_S = 10.0  # to leave after the result has been sent
+_EXIT_GRACE_S = 10.0  # to exit after sending the result
 
 
 class Clock:
-    """Seconds in each step, with the time left out in which the trial was held."""
+    """Seconds in each step, without the time in which the trial was stopped."""
 
     def __init__(self) -> None:
         self.step = Step.IMPORT
@@ -33,25 +33,25 @@ class Clock:
         self._began = self._step_began = time.monotonic()
 
     def enter(self, step: Step) -> None:
-        """The trial has come to a step."""
+        """Begin a step."""
         now = self._now()
         spent = self.step_s.get(self.step.value, 0.0)
         self.step_s[self.step.value] = spent + now - self._step_began
         self.step, self._step_began = step, now
 
     def hold(self, waits: bool = False) -> None:
-        """The trial stands still.
+        """Stop the clock.
 
         Args:
-            waits: of its own accord, and it counts that time itself; it was not stopped.
+            waits: the trial waits for exclusive use and counts that time itself.
         """
         if self._held_at is None:
             self._held_at, self._waits = time.monotonic(), waits
-        elif waits:  # its asking and our stopping have crossed: it counts the wait itself
+        elif waits:  # it requested exclusive use just before we stopped it
             self._waits = True
 
     def go(self) -> None:
-        """It goes on; what lies between moves its beginnings forward."""
+        """Continue; the starts of the step and the trial move forward by the pause."""
         if self._held_at is None:
             return
         now = time.monotonic()
@@ -63,11 +63,11 @@ class Clock:
 
     @property
     def total_s(self) -> float:
-        """Seconds since it started."""
+        """Seconds since the trial started."""
         return self._now() - self._began
 
     def left(self, step_s: float, total_s: float | None) -> float:
-        """Seconds until a deadline passes; a trial that is held has all the time."""
+        """Seconds until the next deadline; infinite while the clock is stopped."""
         if self._held_at is not None:
             return float("inf")
         now = time.monotonic()
@@ -82,10 +82,7 @@ class Clock:
 
 @dataclass
 class Pipes:
-    """The three pipes between parent and trial: results, output, and the word to go on.
-
-    The first of each pair stays here, the second goes to the trial.
-    """
+    """The pipes for results, output and control, each as (the parent's end, the trial's end)."""
 
     results: tuple[int, int] = field(default_factory=os.pipe)
     output: tuple[int, int] = field(default_factory=os.pipe)
@@ -97,16 +94,16 @@ class Pipes:
 
     @property
     def theirs(self) -> tuple[int, int, int]:
-        """What the trial gets."""
+        """The trial's ends."""
         return self.results[1], self.output[1], self.control[1]
 
     def close_theirs(self) -> None:
-        """After the trial has them."""
+        """Close the trial's ends, once the trial has inherited them."""
         for descriptor in self.theirs:
             os.close(descriptor)
 
     def close_ours(self) -> None:
-        """When the trial is gone."""
+        """Close the parent's ends."""
         for descriptor in (self.results[0], self.output[0], self.control[0]):
             os.close(descriptor)
 
@@ -116,17 +113,17 @@ class Child:
     """One running trial.
 
     Attributes:
-        supervisor: the pid of the process below which all of the trial's are.
-        worker: the pid of the one that does the work, once it has said it.
-        stopped: the processes of it that were stopped while another trial is timed.
+        supervisor: pid of the subreaper, the ancestor of all of the trial's processes.
+        worker: pid of the process that runs the trial; None until it has reported it.
+        stopped: pids that were stopped while another trial has exclusive use.
         forked: it came from the fork server.
-        company: other trials ran at some time beside it.
-        lost: it could not be killed (a driver or a file system holds it).
+        company: another trial ran at the same time.
+        lost: it could not be killed (uninterruptible in a driver or a file system).
         result: its result message.
-        code: how the worker ended, as ``subprocess`` gives it.
-        garbage: what came through the result channel that was no message.
+        code: the worker's exit code, as in ``subprocess``.
+        garbage: invalid data that came through the result channel.
         killed_for: why it was killed: ``timeout``, ``total``, ``memory``, ``interrupted``.
-        kill_at: when its stack dump must be written.
+        kill_at: deadline for its stack dump; None while no dump was requested.
     """
 
     job: Job
@@ -159,7 +156,7 @@ class Child:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What the trial's side needs to know, besides the three descriptors."""
+        """What the trial needs besides the three descriptors."""
         return {
             "folder": str(self.job.folder),
             "nonce": self.nonce,
@@ -169,7 +166,7 @@ class Child:
 
     @property
     def groups(self) -> list[int]:
-        """The worker's process group, while it lives: the worker leads a session of its own."""
+        """The process group of a live worker, which leads its own session; else empty."""
         over = self.code is not None or self.gone
         return [] if self.worker is None or over else [self.worker]
 
@@ -182,7 +179,7 @@ class Child:
         return self.clock.left(self.job.allowed_s(self.clock.step), self.job.total_timeout_s)
 
     def take_output(self, data: bytes) -> None:
-        """Keep what it printed: the log, the last words, and the stacks that it was asked for."""
+        """Add output to the log, to ``last_words`` and to the stack dump, if one was requested."""
         self.log.write(data)
         self.last_words = (self.last_words + data)[-2000:]
         if self.kill_at is not None:

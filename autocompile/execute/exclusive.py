@@ -1,8 +1,7 @@
-"""Quiet: while one trial is verified or timed, the others of the run stand still.
+"""Exclusive use of the machine: while one trial verifies or times, the others are stopped.
 
-Trials compile side by side, but a number that was taken while a neighbour compiled is not true,
-and nor is a kernel that Inductor chose by timing it then. So a trial asks before it times
-anything, the others are stopped, and it is told to go; it says when it is through.
+Trials compile side by side. A timing taken next to a running compiler is wrong, and so is a
+kernel that Inductor chose by such a timing.
 """
 
 from __future__ import annotations
@@ -10,75 +9,75 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-__all__ = ["Quiet"]
+__all__ = ["Exclusive"]
 
 
-class Quiet:
-    """Decides who runs. Trials are known by their numbers.
+class Exclusive:
+    """Grants exclusive use to one trial at a time, first come, first served.
 
     Args:
-        hold: stops some trials.
-        release: lets some go on.
-        grant: tells it that the others stand still.
+        stop: stops the trials with these numbers.
+        resume: continues them.
+        grant: tells a trial that all others are stopped.
     """
 
     def __init__(
         self,
-        hold: Callable[[list[int]], None],
-        release: Callable[[list[int]], None],
+        stop: Callable[[list[int]], None],
+        resume: Callable[[list[int]], None],
         grant: Callable[[int], None],
     ) -> None:
-        self._hold, self._release, self._grant = hold, release, grant
+        self._stop, self._resume, self._grant = stop, resume, grant
         self._present: set[int] = set()
-        self._held: set[int] = set()
+        self._stopped: set[int] = set()
         self._waiting: deque[int] = deque()
-        self._alone: int | None = None
+        self._owner: int | None = None
 
     @property
     def taken(self) -> bool:
-        """Whether somebody is being timed: nothing may start now."""
-        return self._alone is not None
+        """Whether a trial has exclusive use; no trial may start then."""
+        return self._owner is not None
 
     def enter(self, number: int) -> None:
-        """A trial has started; nobody is being timed."""
+        """Add a trial that has started."""
         self._present.add(number)
 
-    def ask(self, number: int) -> None:
-        """A trial wants the others to stand still; first come, first served."""
-        if number == self._alone:  # a second process or thread of it asks: they do already
+    def request(self, number: int) -> None:
+        """Queue a trial for exclusive use."""
+        if number == self._owner:  # another process or thread of the trial that has it
             self._grant(number)
         elif number in self._present and number not in self._waiting:
             self._waiting.append(number)
             self._next()
 
     def give_back(self, number: int) -> None:
-        """A trial has done its timing."""
-        if self._alone == number:
-            self._alone = None
+        """End a trial's exclusive use, if it has it."""
+        if self._owner == number:
+            self._owner = None
             self._next()
 
     def leave(self, number: int) -> None:
-        """A trial is over."""
+        """Remove a trial that has ended."""
         self._present.discard(number)
-        self._held.discard(number)
+        self._stopped.discard(number)
         if number in self._waiting:
             self._waiting.remove(number)
         self.give_back(number)
 
     def _next(self) -> None:
-        if self._alone is not None:
+        if self._owner is not None:
             return
         if self._waiting:
-            self._alone = self._waiting.popleft()
-            # All others are held before the one is told, or it would begin beside them.
-            others = self._present - self._held - {self._alone}
-            self._held |= others
-            self._hold(sorted(others))
-            self._free({self._alone})
-            self._grant(self._alone)
+            self._owner = self._waiting.popleft()
+            # Stop the others before granting, or the owner would start next to them.
+            others = self._present - self._stopped - {self._owner}
+            self._stopped |= others
+            self._stop(sorted(others))
+            self._continue({self._owner})
+            self._grant(self._owner)
         else:
-            self._free(self._present)
+            self._continue(self._present)
 
-    def _free(self, numbers: set[int]) -> None:
-        self._release(sorted(self._held & numbers))
-        self._held -= numbers
+    def _continue(self, numbers: set[int]) -> None:
+        self._resume(sorted(self._stopped & numbers))
+        self._stopped -= numbers

@@ -1,4 +1,4 @@
-"""The seam between the study and whatever runs a trial: its verbs and three events."""
+"""The Executor protocol: how the search starts and awaits trials."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ class Job:
     """One trial to run.
 
     Attributes:
-        number: identifies the job among those that are running.
-        folder: where ``request.json`` stands and ``log.txt`` will.
-        timeout_s: the longest that the trial may stay in one step.
-        compile_timeout_s: the longest in the compile step; ``timeout_s`` if None.
-        total_timeout_s: the longest in all steps together; no limit if None.
-        memory_limit_bytes: the most memory that its processes may hold together; None: no limit.
+        number: unique among running jobs.
+        folder: holds ``request.json``; ``log.txt`` is written there.
+        timeout_s: limit for each step.
+        compile_timeout_s: limit for the compile step; ``timeout_s`` if None.
+        total_timeout_s: limit for all steps together; None: no limit.
+        memory_limit_bytes: limit for all its processes together; None: no limit.
         environment: environment variables on top of the parent's.
-        fresh: run it in an interpreter of its own, whatever the executor does otherwise.
-        python: the interpreter to run it under; None for the executor's own.
-        toolchain: for the probe: where what every compiler cache starts with is to be, if not
-            there yet; None if nothing is going to be compiled.
+        fresh: run it in a new interpreter, not in a fork.
+        python: path of the interpreter; None: the executor's own.
+        toolchain: of a probe: folder to create if missing, with the files that every compiler
+            cache starts with; None if nothing will be compiled.
     """
 
     number: int
@@ -42,7 +42,7 @@ class Job:
     toolchain: Path | None = None
 
     def allowed_s(self, step: Step) -> float:
-        """The longest that the trial may stay in a step."""
+        """The time limit of a step."""
         if step is Step.COMPILE and self.compile_timeout_s is not None:
             return self.compile_timeout_s
         return self.timeout_s
@@ -64,7 +64,7 @@ class Ending:
             ``time.monotonic`` gives them, which on Linux all processes share.
         stack: what the stuck process was doing when its time was over.
         doubts: circumstances that may have caused a failure, such as ``beside other trials``.
-        first: how the first try ended, where this is a second one.
+        first: how the first try ended, if this is the second.
     """
 
     outcome: Outcome
@@ -89,7 +89,7 @@ class Stepped:
 
 @dataclass(frozen=True)
 class Ended:
-    """A job is over and nothing of it is alive."""
+    """A job has ended, and all its processes are dead."""
 
     number: int
     ending: Ending
@@ -97,7 +97,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class Told:
-    """Something about the executor itself that a user should know."""
+    """A message from the executor to the user."""
 
     text: str
 
@@ -106,7 +106,7 @@ Event = Stepped | Ended | Told
 
 
 class Executor(Protocol):
-    """Runs jobs; every way a job can fail arrives as an :class:`Ended`, never as an exception.
+    """Runs jobs. A job that fails in any way is reported as :class:`Ended`, never raised.
 
     Attributes:
         slots: how many jobs may run at once.
@@ -115,13 +115,13 @@ class Executor(Protocol):
     slots: int
 
     def start(self, job: Job) -> None:
-        """Begin a job whose ``request.json`` is on disk, now or in a later :meth:`wait`."""
+        """Start a job whose ``request.json`` is on disk, or queue it for a later :meth:`wait`."""
 
     def wait(self, timeout_s: float) -> list[Event]:
-        """Sleep until something happens or the time is over; what happened, in order."""
+        """Wait for events; returns them in order, or an empty list after ``timeout_s``."""
 
     def cancel(self, number: int) -> None:
-        """End a job now; it arrives as ``interrupted`` from the next :meth:`wait`."""
+        """Kill a job; the next :meth:`wait` reports it as ``interrupted``."""
 
     def close(self) -> None:
-        """End everything that still runs and leave nothing alive."""
+        """Kill everything that still runs."""

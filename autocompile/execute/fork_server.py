@@ -1,6 +1,6 @@
-"""The parent's side of the fork server: a warm process that forks a trial in milliseconds.
+"""Client of the fork server, a process that has imported torch and forks trials.
 
-Importing torch, Dynamo and Inductor takes two to seven seconds, and every trial needs them.
+A fork takes milliseconds; importing torch, Dynamo and Inductor takes two to seven seconds.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from autocompile.protocol.processes import MARKER
 __all__ = ["ForkServer", "ForkServerError"]
 
 _PATIENCE_S = 120.0  # to import everything on a slow disk
-_FORK_S = 30.0  # to fork when it has nothing else to do
+_FORK_S = 30.0  # to fork while idle
 _MOST_BYTES = 1 << 16
-_GROWTH = 2.0  # more memory than this many times its first, and a new one takes its place
+_GROWTH = 2.0  # it is replaced when its memory has grown by this factor
 
 
 class ForkServerError(Exception):
-    """There is no fork server to fork from; the text says why.
+    """The fork server cannot fork.
 
     Args:
         reason: in words.
-        is_unfit: it said so itself; otherwise it is dead.
+        is_unfit: it refused, because a fork would not be safe; otherwise it is dead.
     """
 
     def __init__(self, reason: str, is_unfit: bool = False) -> None:
@@ -43,12 +43,12 @@ class ForkServerError(Exception):
 
 
 class ForkServer:
-    """Starts a fork server and talks to it over a socket pair; never waits until it is ready.
+    """Starts a fork server and talks to it over a socket pair, without waiting for it.
 
     Args:
         python: the interpreter.
-        variables: of the environment, on top of the parent's.
-        selector: wakes whoever waits when it says something; :meth:`listen` is then to be called.
+        variables: environment variables on top of the parent's.
+        selector: the socket is registered here; call :meth:`listen` when it is readable.
 
     Raises:
         ForkServerError: it could not be started.
@@ -59,12 +59,11 @@ class ForkServer:
     ) -> None:
         ours, theirs = socket.socketpair()
         self._socket, self._selector = ours, selector
-        self._words = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the process)
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the process)
         environment = {
             **os.environ,
             **variables,
-            # torch asks the driver's library and not the driver whether there is a GPU: a process
-            # that has opened the driver cannot fork.
+            # torch looks for a GPU through NVML: a process with a CUDA context cannot fork.
             "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
             MARKER: "fork_server",
@@ -79,34 +78,34 @@ class ForkServer:
                     str(os.getpid()),
                 ],
                 stdin=subprocess.DEVNULL,
-                stdout=self._words,
-                stderr=self._words,
+                stdout=self._output,
+                stderr=self._output,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
                 env=environment,
             )
         except OSError as error:
             ours.close()
-            raise ForkServerError(f"it cannot be started: {error}") from None
+            raise ForkServerError(f"the fork server cannot be started: {error}") from None
         finally:
             theirs.close()
         selector.register(ours, selectors.EVENT_READ, self)
         self._rest = b""
         self._answers: deque[Any] = deque()
         self._error: ForkServerError | None = None
-        self._unanswered = 1  # it says by itself when it is ready, or why it never will be
+        self._unanswered = 1  # it reports that it is ready, or why not, without a request
         self._asked_at = time.monotonic()
         self._has_to_prepare = False
         self._size = float("inf")
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """Process id of the server."""
         return self._process.pid
 
     @property
     def is_busy(self) -> bool:
-        """Whether it imports or compiles something, as far as :meth:`listen` has heard."""
+        """Whether it imports or compiles something, as of the last :meth:`listen`."""
         return self._unanswered > 0 and self._error is None and not self._is_overdue
 
     @property
@@ -114,13 +113,13 @@ class ForkServer:
         return self._unanswered > 0 and time.monotonic() - self._asked_at > _PATIENCE_S
 
     def warm(self, modules: Sequence[str], toolchain: Path | None) -> None:
-        """Have it import modules and, with a toolchain, compile something small on the CPU.
+        """Request imports and, with a toolchain folder, a small compile on the CPU.
 
-        Returns at once; it compiles when :meth:`is_ready` is asked first.
+        Returns at once. The compile starts with the next :meth:`is_ready`.
 
         Args:
-            modules: by name.
-            toolchain: where it leaves what every compiler cache starts with; None for nothing.
+            modules: names of modules.
+            toolchain: folder for the files that every compiler cache starts with; None: no compile.
 
         Raises:
             ForkServerError: it is dead.
@@ -130,10 +129,10 @@ class ForkServer:
         self._has_to_prepare |= toolchain is not None
 
     def is_ready(self) -> bool:
-        """Whether it can fork a trial at once; has it prepare what is left to do.
+        """Whether it can fork a trial at once; starts a compile that :meth:`warm` requested.
 
         Raises:
-            ForkServerError: it is dead, found itself not clean, or has not answered for too long.
+            ForkServerError: it is dead, not safe to fork, or has not answered for too long.
         """
         self.listen()
         if self._error is not None:
@@ -142,30 +141,30 @@ class ForkServer:
             self._has_to_prepare = False
             self._ask({"do": "prepare"})
         if self._is_overdue:
-            raise ForkServerError(f"it has not answered for {_PATIENCE_S:.0f} s")
+            raise ForkServerError(f"the fork server has not answered for {_PATIENCE_S:.0f} s")
         return not self._unanswered
 
     def listen(self) -> None:
-        """Take what it has said, without waiting for more."""
+        """Read its answers without waiting."""
         try:
             while self._error is None and self._receive(0.0):
                 while self._answers:
-                    self._size = self._understood(self._answers.popleft())["memory_bytes"]
+                    self._size = self._checked(self._answers.popleft())["memory_bytes"]
                     self._unanswered -= 1
                     self._asked_at = time.monotonic()
         except ForkServerError as error:
             self._error = error
-            self._unregister()  # at its end it would wake us for ever
+            self._unregister()  # a socket at its end is always readable: a busy-wait
 
     def fork(self, child: Child) -> None:
-        """Fork a trial from one that is ready; fills in the trial's ``supervisor`` and ``pidfd``.
+        """Fork a trial and set its ``supervisor`` and ``pidfd``; the server must be ready.
 
         Raises:
-            ForkServerError: it is dead, or it found itself not clean.
+            ForkServerError: it is dead or not safe to fork.
         """
         try:
             here = os.getcwd()
-        except OSError:  # somebody has removed it
+        except OSError:  # the directory was removed
             here = "/"
         request = {"do": "fork", "cwd": here, **child.arguments}
         self._send(request, child.pipes.theirs)
@@ -173,14 +172,14 @@ class ForkServer:
         while not self._answers and (left := until - time.monotonic()) > 0:
             self._receive(left)
         if not self._answers:
-            raise ForkServerError(f"it has not forked for {_FORK_S:.0f} s")
-        child.supervisor = int(self._understood(self._answers.popleft())["pid"])
+            raise ForkServerError(f"the fork server has not forked for {_FORK_S:.0f} s")
+        child.supervisor = int(self._checked(self._answers.popleft())["pid"])
         with contextlib.suppress(OSError, AttributeError):
             child.pidfd = os.pidfd_open(child.supervisor)
         child.forked = True
 
     def has_grown(self) -> bool:
-        """Whether it holds much more memory than at first: time for a new one."""
+        """Whether it holds much more memory than at first and should be replaced."""
         try:
             resident = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
         except (OSError, ValueError, IndexError):
@@ -188,15 +187,15 @@ class ForkServer:
         return bool(resident * os.sysconf("SC_PAGE_SIZE") > _GROWTH * self._size)
 
     def close(self) -> None:
-        """End it; trials that came from it end as well."""
+        """Kill the server, and with it the trials that it forked."""
         self._process.kill()
         self._process.wait()
         self._unregister()
         self._socket.close()
-        self._words.close()
+        self._output.close()
 
     def _unregister(self) -> None:
-        with contextlib.suppress(KeyError, ValueError):  # it is not there any more
+        with contextlib.suppress(KeyError, ValueError):  # already unregistered
             self._selector.unregister(self._socket)
 
     def _ask(self, request: Mapping[str, Any]) -> None:
@@ -212,34 +211,34 @@ class ForkServer:
             sent = socket.send_fds(self._socket, [line], list(descriptors)) if descriptors else 0
             self._socket.sendall(line[sent:])
         except OSError as error:
-            raise ForkServerError(f"it is gone: {error}") from None
+            raise ForkServerError(f"the fork server is gone: {error}") from None
 
     def _receive(self, patience_s: float) -> bool:
-        """Wait for more of its answers; False if nothing came."""
+        """Wait for answers; False if none came."""
         try:
             self._socket.settimeout(patience_s)
             data = self._socket.recv(_MOST_BYTES)
         except (BlockingIOError, TimeoutError):
             return False
         except OSError as error:
-            raise ForkServerError(f"it does not answer: {error}") from None
+            raise ForkServerError(f"the fork server does not answer: {error}") from None
         if not data:
-            raise ForkServerError(f"it ended{self._last_words()}")
+            raise ForkServerError(f"the fork server exited{self._last_output()}")
         *lines, self._rest = (self._rest + data).split(b"\n")
         try:
             self._answers.extend(json.loads(line) for line in lines)
         except ValueError as error:
-            raise ForkServerError(f"it does not answer: {error}") from None
+            raise ForkServerError(f"the fork server sent an invalid answer: {error}") from None
         return True
 
-    def _understood(self, answer: Any) -> dict[str, Any]:
+    def _checked(self, answer: Any) -> dict[str, Any]:
         if not isinstance(answer, dict):
-            raise ForkServerError(f"it does not answer: {answer!r}")
+            raise ForkServerError(f"the fork server sent an invalid answer: {answer!r}")
         if reason := answer.get("refused"):
             raise ForkServerError(str(reason), is_unfit=True)
         return answer
 
-    def _last_words(self) -> str:
-        self._words.seek(0)
-        lines = self._words.read()[-4000:].decode("utf-8", "replace").strip().splitlines()
+    def _last_output(self) -> str:
+        self._output.seek(0)
+        lines = self._output.read()[-4000:].decode("utf-8", "replace").strip().splitlines()
         return f": {lines[-1][:200]}" if lines else ""

@@ -1,4 +1,4 @@
-"""Whether an interpreter that a user names can run trials, told before it is asked to."""
+"""Checks that an interpreter named by the user can run trials, before any is started."""
 
 from __future__ import annotations
 
@@ -13,14 +13,10 @@ __all__ = ["demand_torch"]
 
 
 def demand_torch(python: str, timeout_s: float) -> None:
-    """Start it once and import what a trial needs.
-
-    Args:
-        python: its path.
-        timeout_s: how long that may take.
+    """Start the interpreter once and import torch and numpy.
 
     Raises:
-        UsageError: it does not start, does not end in time, or has no torch.
+        UsageError: it does not start, does not exit within ``timeout_s``, or has no torch.
     """
     try:
         process = subprocess.Popen(
@@ -40,22 +36,22 @@ def demand_torch(python: str, timeout_s: float) -> None:
             hint="a longer --timeout, if it only needs more time",
         ) from None
     finally:
-        # It may be a script whose children would stay.
+        # It may be a wrapper script whose children would outlive it.
         with contextlib.suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    # Not the first line: who sets up an environment may greet.
+    # Any line, not the first: scripts that set up an environment may print a banner.
     if process.returncode == 0 and b"\n__main__ " in b"\n" + version:
         return
     if process.returncode == 0:
         raise UsageError(
-            f"{python} is no Python: it was told to import torch, and did not say its version"
+            f"{python} is not a Python interpreter: asked to import torch, it printed no version"
         )
     lines = said.decode("utf-8", "replace").strip().splitlines()
     last = lines[-1][:200] if lines else f"exit code {process.returncode}"
     if last.startswith("ModuleNotFoundError"):
         raise UsageError(
-            f"the interpreter {python} lacks what a trial imports: {last.partition(': ')[2]}",
+            f"the interpreter {python} lacks a package that trials need: {last.partition(': ')[2]}",
             hint=f"{python} -m pip install torch numpy",
         )
     raise UsageError(f"the interpreter {python} cannot import torch: {last}")

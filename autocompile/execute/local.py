@@ -1,8 +1,7 @@
-"""LocalExecutor: each trial in processes of its own on this machine, several at once.
+"""LocalExecutor: runs several trials at once on this machine, each in its own processes.
 
-The parent sleeps in ``select`` while trials work. Deadlines live here, because a timer in the
-trial would not fire while its interpreter lock is held. When a trial ends, however it ends, its
-whole process tree is dead before anybody is told.
+The parent sleeps in ``select``. It keeps the deadlines, since a timer inside a trial does not
+fire while the GIL is held. A trial is reported as ended only after its process tree is dead.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from collections import deque
 from autocompile.errors import RunError, UsageError
 from autocompile.execute.channel import CappedLog, drain
 from autocompile.execute.child import Child, Clock, Pipes
-from autocompile.execute.exclusive import Quiet
+from autocompile.execute.exclusive import Exclusive
 from autocompile.execute.executor import Ended, Ending, Event, Job, Stepped, Told
 from autocompile.execute.fork_server import ForkServer
 from autocompile.execute.memory import Cgroup, available_memory_bytes, oom_kills, usable_cores
@@ -34,13 +33,13 @@ __all__ = ["Isolation", "LocalExecutor", "default_jobs"]
 
 _BIRTH_S = 5.0  # for a supervisor to start its worker
 _DUMP_GRACE_S = 1.0  # to write its stacks before it is killed
-_POLL_S = 0.5  # how often the memory of a trial without a cgroup is looked at
-_TRIAL_BYTES = 2 * 2**30  # what a trial may need, when nothing is known of it
+_POLL_S = 0.5  # how often the memory of a trial without a cgroup is read
+_TRIAL_BYTES = 2 * 2**30  # assumed need of a trial
 _MOST_JOBS = 16
 
 
 def default_jobs() -> int:
-    """How many trials run side by side: one for each core, as far as memory goes."""
+    """One job for each core, as far as memory allows, at most 16."""
     cores = usable_cores()
     free = available_memory_bytes()
     by_memory = _MOST_JOBS if free is None else free // _TRIAL_BYTES
@@ -52,19 +51,19 @@ class LocalExecutor:
 
     Args:
         python: the interpreter; this one when None.
-        isolation: ``fork`` takes trials from a warm process, ``spawn`` starts an interpreter for
+        isolation: ``fork`` forks trials from the fork server, ``spawn`` starts an interpreter for
             each, ``auto`` forks where that is safe.
         jobs: how many may run at once; :func:`default_jobs` when None.
 
     Raises:
-        UsageError: no such isolation, or fewer than one job.
+        UsageError: unknown isolation, or fewer than one job.
     """
 
     def __init__(
         self, python: str | None = None, isolation: Isolation = "auto", jobs: int | None = None
     ) -> None:
         if jobs is not None and jobs < 1:
-            raise UsageError(f"{jobs} jobs at once cannot run anything", hint="--jobs 1")
+            raise UsageError(f"jobs must be at least 1, not {jobs}", hint="--jobs 1")
         self.slots = default_jobs() if jobs is None else jobs
         self._jobs_given = jobs is not None
         self._events: list[Event] = []
@@ -78,16 +77,16 @@ class LocalExecutor:
         self._children: dict[int, Child] = {}
         self._queue: deque[Job] = deque()
         self._look_at = 0.0
-        self._quiet = Quiet(self._hold, self._release, self._grant)
-        self._asking: deque[int] = deque()  # for quiet, while a fork server is busy
+        self._exclusive = Exclusive(self._hold, self._release, self._grant)
+        self._asking: deque[int] = deque()  # for exclusive use, while a fork server is busy
 
     def start(self, job: Job) -> None:
-        """Start a trial, or keep it until it can be forked and nobody is being timed."""
+        """Start a trial, or queue it until it can be forked and no trial has exclusive use."""
         self._queue.append(job)
         self._start_queued()
 
     def wait(self, timeout_s: float) -> list[Event]:
-        """Sleep until a trial says something, ends, or passes a deadline."""
+        """Wait until a trial sends something, ends, or passes a deadline."""
         until = time.monotonic() + timeout_s
         while not self._events and (self._children or self._queue):
             sleep = until - time.monotonic()
@@ -101,14 +100,14 @@ class LocalExecutor:
                     key.data.gone = True
                 else:
                     self._read(key.data, key.fd)
-            self._pass_on_who_asks()
+            self._pass_on_requests()
             self._look_after_all()
             self._start_queued()
         events, self._events = self._events, []
         return events
 
     def cancel(self, number: int) -> None:
-        """Kill a trial's processes; it ends as ``interrupted``, also where Ctrl-C has lost it."""
+        """Kill a trial; it ends as ``interrupted``, even if Ctrl-C hit before it was registered."""
         for job in [j for j in self._queue if j.number == number]:
             self._queue.remove(job)
         if child := self._children.get(number):
@@ -117,7 +116,7 @@ class LocalExecutor:
             self._events.append(Ended(number, ending_of(None, Step.IMPORT)))
 
     def close(self) -> None:
-        """Kill every trial that still runs, and the fork server."""
+        """Kill all trials and the fork server."""
         self._queue.clear()
         try:
             for child in list(self._children.values()):
@@ -131,7 +130,7 @@ class LocalExecutor:
 
     def _start_queued(self) -> None:
         for job in list(self._queue):
-            if self._quiet.taken or self._asking:
+            if self._exclusive.taken or self._asking:
                 return
             if self._starters.of(job.python).is_ready(job, alone=not self._children):
                 self._queue.remove(job)
@@ -146,7 +145,7 @@ class LocalExecutor:
             pipes.close_ours()
             raise RunError(
                 f"cannot write in {job.folder}: {error.strerror or error}",
-                hint="free some space or make the folder writable, then repeat with --resume",
+                hint="free some space or make the folder writable, then rerun with --resume",
             ) from error
         cgroup = Cgroup.build(job.memory_limit_bytes) if job.memory_limit_bytes else None
         child = Child(job, pipes, log, cgroup, oom_before=oom_kills())
@@ -154,7 +153,7 @@ class LocalExecutor:
         try:
             has_begun = self._starters.of(job.python).start(child)
         except OSError as error:
-            what = f"its process cannot be started: {error.strerror or error}"
+            what = f"the trial's process cannot be started: {error.strerror or error}"
             ending = Ending(Outcome.INFRASTRUCTURE, Step.IMPORT, what)
             self._events.append(Ended(job.number, ending))
             return
@@ -172,7 +171,7 @@ class LocalExecutor:
         for other in self._children.values():
             other.company = child.company = True
         self._children[job.number] = child
-        self._quiet.enter(job.number)
+        self._exclusive.enter(job.number)
         for descriptor in (pipes.results[0], pipes.output[0], child.pidfd):
             if descriptor is not None:
                 self._selector.register(descriptor, selectors.EVENT_READ, child)
@@ -180,9 +179,9 @@ class LocalExecutor:
     # Listening ---------------------------------------------------------------------------------
 
     def _read(self, child: Child, descriptor: int) -> bool:
-        """Take what a pipe holds now; False when that is nothing."""
+        """Read what a pipe holds now; False if that is nothing."""
         if descriptor not in self._selector.get_map():
-            return False  # it ended while another was waited for
+            return False  # its trial ended earlier in this round
         data = drain(descriptor)
         if data is None:
             self._selector.unregister(descriptor)
@@ -227,12 +226,12 @@ class LocalExecutor:
             child.garbage = str(error)
             self._kill(child, None)
 
-    # Holding still ------------------------------------------------------------------------------
+    # Exclusive use ------------------------------------------------------------------------------
 
-    def _pass_on_who_asks(self) -> None:
-        """A fork server that imports or compiles would disturb a timing: it is through first."""
+    def _pass_on_requests(self) -> None:
+        """Grant exclusive use only once no fork server imports or compiles something."""
         while self._asking and not self._starters.are_busy:
-            self._quiet.ask(self._asking.popleft())
+            self._exclusive.request(self._asking.popleft())
 
     def _hold(self, numbers: list[int]) -> None:
         children = [self._children[n] for n in numbers if n in self._children]
@@ -245,7 +244,7 @@ class LocalExecutor:
             child.stopped = stopped[child.supervisor]
 
     def _await_birth(self, child: Child) -> None:
-        """A worker that is not there yet cannot be stopped, and would start beside the timing."""
+        """Wait for the worker's pid: without it, the worker cannot be stopped."""
         deadline = time.monotonic() + _BIRTH_S
         while child.worker is None and not child.gone and time.monotonic() < deadline:
             if select.select([child.pipes.results[0]], [], [], _BIRTH_S)[0]:
@@ -261,7 +260,7 @@ class LocalExecutor:
     def _grant(self, number: int) -> None:
         child = self._children[number]
         child.clock.go()
-        with contextlib.suppress(OSError):  # it has gone; its end is on its way
+        with contextlib.suppress(OSError):  # it has exited; its end is read later
             os.write(child.pipes.control[0], b"!")
 
     # Limits and the end -------------------------------------------------------------------------
@@ -274,11 +273,11 @@ class LocalExecutor:
                 self._finish(child)
             else:
                 self._look_after(child, poll)
-        if poll:  # looking at many trees takes time: it gets one percent of a core at most
+        if poll:  # reading many process trees is slow: limit it to one percent of a core
             self._look_at = now + max(_POLL_S, 100 * (time.monotonic() - now))
 
     def _look_after(self, child: Child, poll: bool) -> None:
-        """Hold a trial to its memory limit and its deadlines."""
+        """Enforce the memory limit and the deadlines of a trial."""
         limit = child.job.memory_limit_bytes
         if poll and limit and not child.cgroup and tree_memory_bytes(child.supervisor) > limit:
             self._kill(child, "memory")
@@ -296,10 +295,10 @@ class LocalExecutor:
     def _kill(self, child: Child, why: str | None) -> None:
         child.killed_for = child.killed_for or why
         if not kill_tree(None if child.gone else child.supervisor, child.marker):
-            child.gone = child.lost = True  # the kernel does not let go of it; we do
+            child.gone = child.lost = True  # unkillable (uninterruptible sleep): abandon it
 
     def _finish(self, child: Child) -> None:
-        """Read what is left, kill what is left, and say how it ended."""
+        """Kill what is left of a trial, read its remaining output and report how it ended."""
         if not child.lost:
             kill_tree(None, child.marker)
             if child.process is not None:
@@ -310,7 +309,7 @@ class LocalExecutor:
                 pass
             if descriptor in registered:
                 self._selector.unregister(descriptor)
-        del self._children[child.job.number]  # what follows must not be repeated after Ctrl-C
+        del self._children[child.job.number]  # so that Ctrl-C cannot repeat what follows
         try:
             if child.pidfd is not None:
                 self._selector.unregister(child.pidfd)
@@ -324,4 +323,4 @@ class LocalExecutor:
                 child.cgroup.remove()
         finally:
             self._asking = deque(n for n in self._asking if n != child.job.number)
-            self._quiet.leave(child.job.number)
+            self._exclusive.leave(child.job.number)

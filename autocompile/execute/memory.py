@@ -1,8 +1,8 @@
-"""Memory of the machine and of a trial: what is free, and a cgroup that holds a trial to its limit.
+"""Free memory of the machine, and cgroups that limit a trial's memory.
 
-Where this process may make a memory cgroup (version 2 or 1, see cgroups(7)) the kernel keeps the
-limit, exactly and at once. Elsewhere the executor looks at the tree twice a second, less often
-where that would take more than a percent of a core.
+Where this process may create a memory cgroup (version 2 or 1, see cgroups(7)), the kernel
+enforces the limit. Elsewhere the executor polls the process tree twice a second, or less often so
+as to use at most one percent of a core.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _number_behind(path: Path, name: str) -> int | None:
 
 
 def _own_groups() -> list[tuple[Path, bool]]:
-    """Folders of the memory cgroups that this process is in, and whether each is version 2."""
+    """(folder, whether it is version 2) of each memory cgroup that this process is in."""
     try:
         memberships = [m.split(":", 2) for m in Path("/proc/self/cgroup").read_text().splitlines()]
         mounts = [m.split() for m in Path("/proc/self/mounts").read_text().splitlines()]
@@ -44,7 +44,7 @@ def _own_groups() -> list[tuple[Path, bool]]:
             if kind == "cgroup2" and controllers == "":
                 found += [(p, True) for p in (inside, inside.parent) if p.is_dir()]
             elif kind == "cgroup" and "memory" in flags and "memory" in controllers.split(","):
-                # In a container the mount shows our own group as its root.
+                # In a container, the root of the mount is our own group.
                 found += [(p, False) for p in (inside, mount) if p.is_dir()]
     return found
 
@@ -53,7 +53,7 @@ class Cgroup:
     """A cgroup with a memory limit, for one trial.
 
     Attributes:
-        entrance: the file to which a process writes its pid to get in.
+        entrance: a process joins by writing its pid to this file.
     """
 
     def __init__(self, folder: Path, version_2: bool) -> None:
@@ -62,12 +62,12 @@ class Cgroup:
 
     @classmethod
     def build(cls, limit_bytes: int) -> Cgroup | None:
-        """A new cgroup; None where this process may not make one."""
+        """A new cgroup; None where this process may not create one."""
         name = f"autocompile-{os.getpid()}-{secrets.token_hex(6)}"
         for parent, version_2 in _own_groups():
             _remove_forgotten(parent)
             if version_2 and "memory" not in _words(parent / "cgroup.subtree_control"):
-                continue  # a group with processes of its own cannot hand memory to its children
+                continue  # a group that has processes cannot enable memory for its children
             folder = parent / name
             try:
                 folder.mkdir()
@@ -76,7 +76,7 @@ class Cgroup:
             try:
                 limit = "memory.max" if version_2 else "memory.limit_in_bytes"
                 (folder / limit).write_text(str(limit_bytes))
-                # Without swap, or the limit would only make the trial slow.
+                # Without swap: the limit would otherwise only make the trial slow.
                 swap = ("memory.swap.max", "0") if version_2 else ("memory.swappiness", "0")
                 with contextlib.suppress(OSError):
                     (folder / swap[0]).write_text(swap[1])
@@ -87,24 +87,24 @@ class Cgroup:
         return None
 
     def kills(self) -> int:
-        """How many of its processes the kernel has killed for want of memory."""
+        """How many of its processes the OOM killer has ended."""
         name = "memory.events" if self._version_2 else "memory.oom_control"
         return _number_behind(self._folder / name, "oom_kill ") or 0
 
     def remove(self) -> None:
-        """Remove the group; its processes must be gone."""
+        """Remove the group; its processes must have ended."""
         for _ in range(20):
             try:
                 self._folder.rmdir()
                 return
             except FileNotFoundError:
                 return
-            except OSError:  # the last process is still being taken apart
+            except OSError:  # the kernel is still removing the last process
                 time.sleep(0.005)
 
 
 def _remove_forgotten(parent: Path) -> None:
-    """Remove the cgroups of tuners that were killed; their trials died with them."""
+    """Remove the cgroups of tuners that were killed."""
     for folder in parent.glob("autocompile-*-*"):
         tuner = folder.name.split("-")[1]
         if tuner.isdigit() and not (_PROC / tuner).exists():
@@ -113,7 +113,7 @@ def _remove_forgotten(parent: Path) -> None:
 
 
 def usable_cores() -> int:
-    """How many cores this process may use: those it may run on, or its container's quota."""
+    """How many cores this process may use, by its affinity and its container's quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     quota = _words(Path("/sys/fs/cgroup/cpu.max")) or [
         *_words(Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")),
@@ -133,7 +133,7 @@ def _words(path: Path) -> list[str]:
 
 
 def available_memory_bytes() -> int | None:
-    """Memory that can be had without swapping, the limits of our own cgroups counted in."""
+    """Memory available without swapping, within the limits of our cgroups; None if unknown."""
     kib = _number_behind(_PROC / "meminfo", "MemAvailable:")
     if kib is None:
         return None
@@ -154,10 +154,9 @@ def available_memory_bytes() -> int | None:
 
 
 def oom_kills() -> int:
-    """How many processes near us the kernel has killed for want of memory.
+    """How many processes the OOM killer has ended so far; only differences are meaningful.
 
-    Those of our own cgroup, without the cgroups in it, where the kernel counts them; else those
-    of the whole machine. Only a difference of two calls says something.
+    Counts our own cgroup without its children where the kernel reports that, else the machine.
     """
     for folder, version_2 in _own_groups():
         name = "memory.events.local" if version_2 else "memory.oom_control"
@@ -168,6 +167,6 @@ def oom_kills() -> int:
 
 
 def most_memory_bytes() -> int | None:
-    """What trials may hold together: most of what is free; None where that is not known."""
+    """Memory limit for all trials together: 80 % of what is available; None if unknown."""
     free = available_memory_bytes()
     return None if free is None else int(free * 0.8)

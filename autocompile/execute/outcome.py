@@ -1,4 +1,4 @@
-"""One function that turns what the parent saw of a trial that is gone into an outcome."""
+"""Assigns an outcome to a trial that has ended, from what the parent observed."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _FRAME = re.compile(r'File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<name>\S+
 
 @dataclass(frozen=True)
 class Sighting:
-    """All that the parent knows of a trial that is gone.
+    """What the parent observed of a trial that has ended.
 
     Attributes:
         step: the last step that the trial announced.
         result: its result message, if one arrived.
-        returncode: as ``subprocess`` gives it: negative for a signal; None if nobody saw it.
+        returncode: as in ``subprocess``: negative for a signal; None if unknown.
         killed_for: why the parent killed it: ``timeout``, ``total``, ``memory``, ``interrupted``.
-        limit: the limit that was passed, in words.
-        garbage: what came through the result channel that was no message.
-        oom_killed: the kernel killed something of it for want of memory.
+        limit: the limit that it exceeded, in words.
+        garbage: invalid data that came through the result channel.
+        oom_killed: the OOM killer ended one of its processes.
         place: where it was stuck, in words.
         last_words: the last line that it printed.
     """
@@ -56,8 +56,8 @@ def _signal_name(number: int) -> str:
 def conclude(seen: Sighting) -> tuple[Outcome, Step, str]:
     """Outcome, step and one-line message.
 
-    A result is final when its line has arrived: what the process does afterwards cannot undo it.
-    Only a failure is explained otherwise when the kernel killed a process of the trial meanwhile.
+    A result that has arrived is final, whatever the process does later. The exception is a
+    failure while the OOM killer ended a process of the trial: that is out of memory.
     """
     said: tuple[Outcome, Step, str] | None = None
     if seen.result is not None:
@@ -65,22 +65,22 @@ def conclude(seen: Sighting) -> tuple[Outcome, Step, str]:
             outcome, step = Outcome(seen.result["outcome"]), Step(seen.result["step"])
             said = outcome, step, str(seen.result.get("message", ""))
         except (KeyError, ValueError):
-            return Outcome.CRASHED, seen.step, "sent a result that is none"
+            return Outcome.CRASHED, seen.step, "sent a malformed result"
     if said and (said[0] is Outcome.OK or not seen.oom_killed):
         return said
     if seen.killed_for == "interrupted":
-        return Outcome.INTERRUPTED, seen.step, "stopped before its end"
+        return Outcome.INTERRUPTED, seen.step, "stopped before it finished"
     if seen.killed_for == "timeout":
         what = f"still in {seen.step.value} after {seen.limit}{seen.place}"
         return Outcome.TIMEOUT, seen.step, what
     if seen.killed_for == "total":
-        what = f"all its steps together took more than {seen.limit}{seen.place}"
+        what = f"all steps together took more than {seen.limit}{seen.place}"
         return Outcome.TIMEOUT, seen.step, what
     if seen.killed_for == "memory":
         return Outcome.OUT_OF_MEMORY, seen.step, f"its processes held more than {seen.limit}"
     if seen.oom_killed:
         words = f" ({said[2]})" if said and said[2] else ""
-        what = f"the kernel killed a process of it for want of memory{seen.limit}{words}"
+        what = f"the kernel's OOM killer ended one of its processes{seen.limit}{words}"
         return Outcome.OUT_OF_MEMORY, said[1] if said else seen.step, what
     if seen.garbage is not None:
         return Outcome.CRASHED, seen.step, f"wrote to the result channel: {seen.garbage}"
@@ -98,12 +98,12 @@ def conclude(seen: Sighting) -> tuple[Outcome, Step, str]:
 
 
 def ending_of(child: Child | None, step: Step) -> Ending:
-    """How a trial ended; None for one that never began because it was interrupted."""
+    """How a trial ended; ``child`` is None if it was interrupted before it started."""
     if child is None:
-        return Ending(Outcome.INTERRUPTED, step, "stopped before it began")
+        return Ending(Outcome.INTERRUPTED, step, "stopped before it started")
     cgroup_kills = child.cgroup.kills() if child.cgroup else 0
-    # Without a cgroup all we know is that somebody near it was killed while it ran, which explains
-    # nothing where the SIGKILL was ours.
+    # Without a cgroup, a count that rose while it ran may be another process: it counts only if
+    # the worker died of a SIGKILL that was not ours.
     ours = child.killed_for is not None or child.garbage is not None
     anywhere = child.cgroup is None and child.code == -signal.SIGKILL and not ours
     oom_killed = cgroup_kills > 0 or (anywhere and oom_kills() > child.oom_before)
@@ -112,7 +112,7 @@ def ending_of(child: Child | None, step: Step) -> Ending:
         "timeout": f"{child.job.allowed_s(step):.0f} s",
         "total": f"{child.job.total_timeout_s or 0:.0f} s",
         "memory": gib,
-    }.get(child.killed_for or "", f": it may hold {gib}" if cgroup_kills else "")
+    }.get(child.killed_for or "", f": its memory limit is {gib}" if cgroup_kills else "")
     stack = child.dump.decode("utf-8", "replace").strip()
     words = child.last_words.decode("utf-8", "replace").strip().splitlines()
     outcome, step, message = conclude(
@@ -129,7 +129,7 @@ def ending_of(child: Child | None, step: Step) -> Ending:
         )
     )
     payload = {k: v for k, v in (child.result or {}).items() if k not in _ENVELOPE}
-    # Forking or a neighbour can cause these; a setting that raises would raise again.
+    # Forking or another trial can cause these; a setting that raises would raise again.
     doubtful = outcome in (Outcome.TIMEOUT, Outcome.OUT_OF_MEMORY, Outcome.INFRASTRUCTURE) or (
         outcome is Outcome.CRASHED and child.code is not None and child.code < 0 and not ours
     )

@@ -1,4 +1,4 @@
-"""Starts trial processes, by a fork of the fork server or in a fresh interpreter."""
+"""Starts trial processes: forks of the fork server, or fresh interpreters."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ __all__ = ["Isolation", "ProcessStarter"]
 
 Isolation = Literal["auto", "fork", "spawn"]
 
-_MOST_DEATHS = 2  # of fork servers that nobody had asked to end
+_MOST_DEATHS = 2  # of fork servers that died unexpectedly
 
 
 class ProcessStarter:
-    """Starts the processes of trials.
+    """Starts trial processes under one interpreter.
 
     Args:
         python: the interpreter.
-        isolation: ``fork`` takes trials from a warm process, ``spawn`` starts an interpreter for
+        isolation: ``fork`` forks trials from the fork server, ``spawn`` starts an interpreter for
             each, ``auto`` forks where that is safe.
-        tell: is told, once, when it does otherwise than it began.
-        selector: wakes whoever waits when a fork server says something.
-        variables: of the environment, on top of the parent's.
+        tell: called with a message when it falls back to a slower way.
+        selector: the fork server's socket is registered here.
+        variables: environment variables on top of the parent's.
 
     Raises:
-        UsageError: no such isolation, or none on this system.
+        UsageError: unknown isolation, or not available on this system.
     """
 
     def __init__(
@@ -47,30 +47,30 @@ class ProcessStarter:
         variables: Mapping[str, str] | None = None,
     ) -> None:
         if isolation not in ("auto", "fork", "spawn"):
-            raise UsageError(f"isolation {isolation!r} is none of auto, fork, spawn")
+            raise UsageError(f"unknown isolation {isolation!r} (choose from: auto, fork, spawn)")
         self._python, self._tell, self._variables = python, tell, dict(variables or {})
         self._selector = selector
         self._insists = isolation == "fork"
         self._forks = isolation != "spawn" and sys.platform == "linux"
         if self._insists and not self._forks:
-            raise UsageError("trials are forked on Linux only", hint="--isolation spawn")
+            raise UsageError("trials can be forked on Linux only", hint="--isolation spawn")
         self._fork_server: ForkServer | None = None
         self._warmth: tuple[Sequence[str], Path | None] = ((), None)
         self._deaths = 0
 
     def is_ready(self, job: Job, alone: bool) -> bool:
-        """Whether a trial can begin at once; begins what it has to wait for.
+        """Whether a trial can start at once; if not, starts the fork server that it waits for.
 
         Args:
             job: the trial.
-            alone: no other trial is running, so that the fork server may be replaced.
+            alone: no other trial is running, so the fork server may be replaced.
 
         Raises:
-            UsageError: the user insists on forking where that is not safe.
+            UsageError: isolation is ``fork``, and forking is not safe.
         """
         while self._forks and not job.fresh:
             try:
-                # While it imports it grows as it should.
+                # While it imports, it is expected to grow.
                 if (
                     alone
                     and self._fork_server
@@ -84,25 +84,25 @@ class ProcessStarter:
                         self._fork_server.warm(*self._warmth)
                 return self._fork_server.is_ready()
             except ForkServerError as error:
-                self._renounce(error)
+                self._fall_back(error)
         return True
 
     @property
     def is_busy(self) -> bool:
-        """Whether the fork server imports or compiles something, which would disturb a timing."""
+        """Whether the fork server imports or compiles something, which would disturb timings."""
         return self._fork_server is not None and self._fork_server.is_busy
 
     def start(self, child: Child) -> bool:
-        """Start a trial's processes; :meth:`is_ready` has said that it can.
+        """Start a trial's processes, after :meth:`is_ready` returned True.
 
         Args:
-            child: the trial; its ``supervisor`` and ``pidfd`` are filled in.
+            child: the trial; its ``supervisor`` and ``pidfd`` are set.
 
         Returns:
-            False if the fork server has died meanwhile: the trial is to be tried again.
+            False if the fork server has died since; try again.
 
         Raises:
-            UsageError: the user insists on forking where that is not safe.
+            UsageError: isolation is ``fork``, and forking is not safe.
             OSError: no process can be started.
         """
         if not self._forks or child.job.fresh or self._fork_server is None:
@@ -111,47 +111,47 @@ class ProcessStarter:
         try:
             self._fork_server.fork(child)
         except ForkServerError as error:
-            self._renounce(error)
+            self._fall_back(error)
         return child.forked
 
     def warm(self, modules: Sequence[str], toolchain: Path | None) -> None:
-        """Import these modules, and prepare this toolchain, in the process that trials come from.
+        """Have the fork server import modules and prepare a toolchain, now and after a restart.
 
         Args:
-            modules: by name; none: those that it knows already.
-            toolchain: where what every compiler cache starts with is to be; None: as it was.
+            modules: names of modules; empty: unchanged.
+            toolchain: folder for the files that every compiler cache starts with; None: unchanged.
         """
         self._warmth = (modules or self._warmth[0], toolchain or self._warmth[1])
         if self._fork_server is not None:
             try:
                 self._fork_server.warm(modules, toolchain)
             except ForkServerError as error:
-                self._renounce(error)
+                self._fall_back(error)
 
     def close(self) -> None:
-        """End the fork server; the next trial is forked from a new one."""
+        """Kill the fork server; the next trial starts a new one."""
         if self._fork_server is not None:
             self._fork_server.close()
             self._fork_server = None
 
-    def _renounce(self, error: ForkServerError) -> None:
-        """Do without the target's imports, or without the fork server.
+    def _fall_back(self, error: ForkServerError) -> None:
+        """Fork without the target's imports, or else start interpreters.
 
         Raises:
-            UsageError: the user insists on forking.
+            UsageError: isolation is ``fork``.
         """
         self.close()
         self._deaths += not error.is_unfit
         if not error.is_unfit and self._deaths <= _MOST_DEATHS:
-            return  # it was killed from outside, say: a new one does
+            return  # it may have been killed from outside: try a new one
         if any(self._warmth):
             self._warmth = ((), None)
-            self._tell(f"trials are forked without what the target imports: {error}")
+            self._tell(f"trials are forked without the target's imports: {error}")
             return
         self._forks = False
         if self._insists:
             raise UsageError(f"trials cannot be forked here: {error}", hint="--isolation spawn")
-        self._tell(f"each trial starts an interpreter of its own, which is slower: {error}")
+        self._tell(f"each trial starts its own interpreter, which is slower: {error}")
 
     def _spawn(self, child: Child) -> None:
         results, output, control = child.pipes.theirs

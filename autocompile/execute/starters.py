@@ -1,4 +1,4 @@
-"""A starter for each interpreter that trials run under."""
+"""One process starter for each interpreter."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ __all__ = ["ProcessStarters"]
 
 
 class ProcessStarters:
-    """Makes the starter of an interpreter when it is first asked for.
+    """Creates the starter of each interpreter on first use.
 
     Args:
         python: the interpreter of jobs that name none.
-        isolation: how trials begin; see :class:`ProcessStarter`.
-        tell: is told when one does otherwise than it began.
-        selector: wakes whoever waits when a fork server says something.
+        isolation: as for :class:`ProcessStarter`, like ``tell`` and ``selector``.
+        tell: called with messages for the user.
+        selector: sockets of fork servers are registered here.
 
     Raises:
-        UsageError: no such isolation, or none on this system.
+        UsageError: unknown isolation, or not available on this system.
     """
 
     def __init__(
@@ -40,31 +40,31 @@ class ProcessStarters:
         self._library: tempfile.TemporaryDirectory[str] | None = None
 
     def of(self, python: str | None) -> ProcessStarter:
-        """The starter of an interpreter; of the usual one for None."""
+        """The starter of an interpreter; None means the default one."""
         name = python or self._python
         if name not in self._made:
             self._made[name] = ProcessStarter(
-                name, self._isolation, self._tell, self._selector, self._lend()
+                name, self._isolation, self._tell, self._selector, self._package_path()
             )
         return self._made[name]
 
     @property
     def are_busy(self) -> bool:
-        """Whether a fork server imports or compiles something, which would disturb a timing."""
+        """Whether any fork server imports or compiles something."""
         return any(starter.is_busy for starter in self._made.values())
 
     def close(self) -> None:
-        """End all of them."""
+        """Kill all fork servers."""
         for starter in self._made.values():
             starter.close()
         if self._library is not None:
             self._library.cleanup()
             self._library = None
 
-    def _lend(self) -> dict[str, str]:
-        """Environment variables by which another interpreter finds this package and nothing else.
+    def _package_path(self) -> dict[str, str]:
+        """Environment variables that make this package importable in another interpreter.
 
-        The folder that it lies in may hold all that is installed here, another torch too.
+        The package gets a folder of its own, since site-packages here may hold another torch.
         """
         if self._library is None:
             self._library = tempfile.TemporaryDirectory(prefix="autocompile-lib-")

@@ -1,7 +1,7 @@
-"""Report to what the user's stack reads: text only, nothing is imported or run here.
+"""Renders a report as code or JSON for the user's stack, without importing or running anything.
 
-Each format is one file with one function, ``export(report) -> str``; a report is the mapping that
-``report.json`` holds.
+Each format is one file with one function, ``export(report) -> str``, where the report is the
+content of ``report.json``.
 """
 
 from __future__ import annotations
@@ -36,27 +36,25 @@ _EXPORTERS: dict[str, Callable[[Mapping[str, Any]], str]] = {
 }
 
 FORMATS: tuple[str, ...] = tuple(_EXPORTERS)
-"""The names that :func:`export` knows."""
+"""Names of the formats of :func:`export`."""
 
 
 def export(report: Mapping[str, Any], to: str) -> str:
-    """The result in the form that a stack reads: lines of Python, a program, or JSON.
-
-    What was not confirmed is said in the first lines; of JSON the reader sees it in the figures.
+    """The result in one of the formats; code begins with a comment on unconfirmed settings.
 
     Args:
-        report: what ``report.json`` holds.
+        report: the content of ``report.json``.
         to: one of :data:`FORMATS`.
 
     Raises:
-        UsageError: there is no such format.
-        ExportError: the result has no form there.
+        UsageError: unknown format.
+        ExportError: the format cannot express the result.
     """
     if to not in _EXPORTERS:
         close = difflib.get_close_matches(to.lower(), FORMATS, n=1, cutoff=0.5)
         raise UsageError(
-            f"there is no export format {to!r}",
-            f"there are: {', '.join(FORMATS)}",
+            f"unknown export format {to!r}",
+            f"choose from: {', '.join(FORMATS)}",
             hint=command(report, f"--to {close[0] if close else 'python'}"),
         )
     text = _EXPORTERS[to](report)

@@ -1,4 +1,4 @@
-"""Hugging Face Accelerate: a ``TorchDynamoPlugin`` and what goes before ``prepare``."""
+"""Hugging Face Accelerate: a ``TorchDynamoPlugin``, and lines before ``prepare``."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ BACKENDS = (
     "HPU_BACKEND",
     "NEURON",
 )
-"""The names of ``accelerate.utils.DynamoBackend``; it takes no other."""
+"""The names of ``accelerate.utils.DynamoBackend``."""
 
 REGIONS = (
-    "WARNING: Accelerate's regions are not those that were measured: of a model's blocks it knows "
-    "the entries of an nn.ModuleList only, and it compiles all that is outside them too."
+    "WARNING: Accelerate's regions are not those that were measured: it compiles only entries of "
+    "an nn.ModuleList as blocks, and also everything outside them."
 )
-TF32 = "On a CUDA device in fp32 it turns TF32 on for matmuls: a part of the gain may be that."
+TF32 = "On a CUDA device in fp32 it turns on TF32 for matmuls, which may be part of the gain."
 _MIXED = {"none": "", "bfloat16": ', mixed_precision="bf16"', "float16": ', mixed_precision="fp16"'}
 
 
 def export(report: Report) -> str:
-    """The lines that make the Accelerator and prepare ``model`` and ``optimizer``.
+    """Code that creates the Accelerator and prepares ``model`` and ``optimizer``.
 
     Raises:
-        ExportError: the result has no form in Accelerate.
+        ExportError: Accelerate cannot express the result.
     """
     settings = settings_of(report, "Accelerate")
     model, step = settings.model, settings.optimizer
@@ -75,12 +75,12 @@ def export(report: Report) -> str:
 
 
 def has_no_name(config: CompileConfig) -> bool:
-    """Whether Accelerate cannot name the backend; it leaves alone what is compiled already."""
+    """Whether Accelerate has no name for the backend, so the export compiles before it."""
     return not config.is_eager and config.backend.upper() not in BACKENDS
 
 
 def _plugin(config: CompileConfig) -> str:
-    """Source that makes the plugin. A field that is left out is read from the environment."""
+    """Code that creates the plugin. Accelerate reads missing fields from the environment."""
     if config.is_eager or has_no_name(config):
         return 'plugin = TorchDynamoPlugin(backend="no")\n'
     fields = {
@@ -96,5 +96,5 @@ def _plugin(config: CompileConfig) -> str:
     text = "plugin = TorchDynamoPlugin(\n"
     text += "".join(f"    {k}={v},\n" for k, v in given.items()) + ")\n"
     if config.dynamic is None:
-        text += "plugin.dynamic = None  # `accelerate launch` would make it False\n"
+        text += "plugin.dynamic = None  # `accelerate launch` would set it to False\n"
     return text

@@ -1,7 +1,7 @@
-"""What every exporter needs: the choice of each phase, its evidence, and safe Python text.
+"""Common parts of the exporters: the choice of each phase, its evidence, and safe Python text.
 
-A report may have been edited by hand or come from someone else, so nothing of it is pasted into
-a program: values are written as literals, and text goes into comments in printable ASCII.
+A report is untrusted, so none of its text becomes code: values are written as literals, and text
+only appears in comments, in printable ASCII.
 """
 
 from __future__ import annotations
@@ -51,17 +51,16 @@ _ASCII = {0xB1: "+-", 0xB7: "-", 0xD7: "x", 0x2013: "-", 0x2014: "-", 0x2192: "-
 
 @dataclass(frozen=True)
 class Choice:
-    """What a report says about one phase.
+    """The result of one phase.
 
     Attributes:
         phase: the phase's name.
         verdict: ``faster``, ``keep_eager`` or ``failed``.
-        config: the setting to use, which may compile nothing and lay weights out otherwise, say;
-            None when all stays as it is.
-        evidence: one sentence for a comment.
-        batch_size: that it is for; None where the phase has none, or nothing is to be used.
-        processes: in how many fresh processes it was confirmed.
-        speedup: over eager mode, with its 95 % interval; None where nothing is to be used.
+        config: the setting to use, which may also be eager with changes; None: no change.
+        evidence: a sentence for a comment.
+        batch_size: that it is for; None without a setting or batch size.
+        processes: number of fresh processes that confirmed it.
+        speedup: over eager, with its 95 % interval; None without a setting.
     """
 
     phase: str
@@ -74,12 +73,12 @@ class Choice:
 
     @property
     def is_confirmed(self) -> bool:
-        """Whether it was in as many fresh processes as a decision takes, if it is one at all."""
+        """Whether enough fresh processes confirmed it; True without a setting."""
         return self.config is None or self.processes >= SETS[0]
 
 
 def states_differ(found: Iterable[Choice]) -> bool:
-    """Whether phases that work were measured with other threads or precision than one another."""
+    """Whether the phases with a result differ in threads or precision."""
     configs = [choice.config or EAGER for choice in found if choice.verdict != "failed"]
     return len({str(config.process) for config in configs}) > 1
 
@@ -117,7 +116,7 @@ def of_row(
     config: CompileConfig,
     evidence: str,
 ) -> Choice:
-    """The choice of a setting that is faster than eager, by its entry of the report."""
+    """The choice of a setting that is faster than eager, from its entry in the report."""
     return Choice(
         name,
         "faster",
@@ -133,9 +132,9 @@ def evidence_of(report: Report, best: Mapping[str, Any], config: CompileConfig) 
     """``1.41x [1.39, 1.42] as fast as eager at batch size 16 (trial 5, ...), torch 2.13, ...``.
 
     Args:
-        report: names machine and torch.
-        best: a setting's entry of the report: its speed-up, batch size and number.
-        config: the setting; it may be one of another interpreter, with its own torch.
+        report: has the machine and torch.
+        best: the setting's entry in the report, with speed-up, batch size and number.
+        config: the setting, which may belong to another interpreter.
     """
     text = f"{speedup_text(best.get('speedup'))} as fast as eager"
     if best.get("batch_size") is not None:
@@ -151,14 +150,14 @@ def evidence_of(report: Report, best: Mapping[str, Any], config: CompileConfig) 
 
 
 def environment_of(report: Report, config: CompileConfig) -> Mapping[str, Any]:
-    """What the report says of the interpreter that a setting runs under; empty if nothing."""
+    """The report's description of a setting's interpreter; empty if unknown."""
     if config.environment == "default":
         return report["environment"]  # type: ignore[no-any-return]
     return (report.get("environments") or {}).get(config.environment) or {}
 
 
 def speedup_text(speedup: Mapping[str, float] | None) -> str:
-    """``1.41x [1.39, 1.42]``: the estimate and its 95 % interval."""
+    """The estimate and its 95 % interval, as ``1.41x [1.39, 1.42]``."""
     if not speedup:
         return "(no interval)"
     return f"{speedup['value']:.2f}x [{speedup['low']:.2f}, {speedup['high']:.2f}]"
@@ -170,7 +169,7 @@ def _machine(report: Report) -> str:
 
 
 def is_rl(report: Report) -> bool:
-    """Whether the target is an RLModule or what builds one."""
+    """Whether the target is or builds an RLModule."""
     target = report["target"]
     return bool(
         target.get("is_rl")
@@ -187,10 +186,10 @@ def not_carried(config: CompileConfig) -> list[str]:
 
 
 def build_lines(report: Report) -> list[str]:
-    """The source lines that define ``model``; empty when the target was an object in Python.
+    """Code lines that define ``model``; empty if the target was a Python object.
 
     Raises:
-        ExportError: they are not Python.
+        ExportError: the report's lines are not Python.
     """
     lines = [str(line) for line in report["target"].get("build") or ()]
     try:
@@ -198,7 +197,7 @@ def build_lines(report: Report) -> list[str]:
     except (SyntaxError, ValueError) as error:
         raise ExportError(
             f"the report's lines that build the model are not Python: {error}",
-            hint="tune the target again: its report.json has been changed",
+            hint="tune the target again: its report.json was edited",
         ) from error
     spaced: list[str] = []
     for line in lines:
@@ -209,7 +208,7 @@ def build_lines(report: Report) -> list[str]:
 
 
 def header(report: Report, title: str) -> str:
-    """The comment at the top of every script: what it is, from where, measured on what."""
+    """The comment at the top of a script: title, target, run and machine."""
     spec = report["target"].get("spec") or "an object given in Python"
     found = f"{title}, found by autocompile {report['environment'].get('autocompile')} for {spec}."
     whence = f"From {report.get('run_dir')}, measured on {_machine(report)}."
@@ -217,7 +216,7 @@ def header(report: Report, title: str) -> str:
 
 
 def command(report: Report, form: str) -> str:
-    """The command that writes another form of the same run: ``form`` is ``--to python``, say."""
+    """The command that exports the same run with other options, such as ``--to python``."""
     return f"autocompile export {runs.shown(str(report.get('run_dir', 'last')))} {form}"
 
 
@@ -228,27 +227,27 @@ def one_line(text: object) -> str:
 
 
 def wrapped(text: object, width: int = _WIDTH) -> list[str]:
-    """Text as lines of printable ASCII that fit."""
+    """Text as lines of printable ASCII, at most ``width`` wide."""
     return textwrap.wrap(one_line(text), width, break_long_words=False, break_on_hyphens=False)
 
 
 def comment(text: object, indent: str = "") -> str:
-    """Text as comment lines, each with its line end."""
+    """Text as comment lines with line ends."""
     return "".join(f"{indent}# {line}\n" for line in wrapped(text, _WIDTH - 2 - len(indent)))
 
 
 def quoted(text: str) -> str:
-    """A string literal in ASCII, in double quotes where that needs no escape."""
+    """An ASCII string literal, in double quotes if that needs no escape."""
     plain = ascii(text)
     return plain if '"' in plain or "\\'" in plain else f'"{plain[1:-1]}"'
 
 
 def literal(value: Any, indent: str | None = None) -> str:
-    """A value of JSON as a Python expression.
+    """A JSON value as a Python expression.
 
     Args:
         value: a string, number, boolean, None, list or dict.
-        indent: of the line it begins on, to write one entry per line; None for one line.
+        indent: of its first line, to write one entry per line; None for a single line.
     """
     if isinstance(value, str):
         return quoted(value)
@@ -263,7 +262,7 @@ def literal(value: Any, indent: str | None = None) -> str:
         return _bracketed("[", [literal(v, deeper) for v in value], "]", indent)
     if value is None or isinstance(value, (bool, int, float)):
         return repr(value)
-    raise ExportError(f"a {type(value).__name__} has no place in a setting")
+    raise ExportError(f"a setting cannot hold a {type(value).__name__}")
 
 
 def _bracketed(opening: str, items: list[str], closing: str, indent: str | None) -> str:
@@ -273,7 +272,7 @@ def _bracketed(opening: str, items: list[str], closing: str, indent: str | None)
 
 
 def program(*blocks: str) -> str:
-    """Blocks of source as one file, with the blank lines that a formatter would leave."""
+    """Blocks of code as one file, with a formatter's blank lines."""
     text = ""
     last = ""
     for block in filter(None, (block.strip("\n") for block in blocks)):

@@ -1,4 +1,4 @@
-"""The choice at the batch size of the user's own configuration, where that is known."""
+"""Choices at the batch size of the user's RLlib configuration."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ __all__ = ["own_choices"]
 
 
 def own_choices(report: Report) -> dict[str, Choice]:
-    """The choice of each phase at the batch size that the target itself runs with.
-
-    It is the report's own where the target names no batch size: only an RLlib configuration does.
+    """The choice of each phase at the target's batch size; the report's best if it has none.
 
     Raises:
         ExportError: no phase has a result.

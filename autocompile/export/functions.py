@@ -1,11 +1,11 @@
-"""The functions that a program in plain torch needs beside its lines, as text."""
+"""Source of functions that an exported plain torch program needs."""
 
 from __future__ import annotations
 
 __all__ = ["OWN_STATE", "TRAIN_STEP"]
 
 TRAIN_STEP = '''def train_step(inputs):
-    """Put your own loss in the place of the sum of every floating output."""
+    """Replace the sum of all floating outputs by your own loss."""
     optimizer.zero_grad(set_to_none=True)
     if hasattr(model, "forward_train"):  # an RLModule of RLlib
         output = model.forward_train(inputs)
@@ -24,8 +24,8 @@ OWN_STATE = '''DEFAULTS = torch.get_num_threads(), torch.get_float32_matmul_prec
 
 
 def in_own_state(function, threads, precision):
-    """The function with the threads and the precision that it was measured with: torch has one of
-    each for the whole process, and the phases differ. What else runs has those of the last call.
+    """The function with the threads and the precision that it was measured with. Both are global
+    in torch, and the phases differ. Other code runs with those of the last call.
     """
 
     def call(*args, **kwargs):

@@ -1,4 +1,4 @@
-"""The settings of each phase and batch size as JSON: the file that ``autocompile.apply`` reads."""
+"""JSON with the settings of each phase and batch size, which ``autocompile.apply`` reads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["export"]
 
 
 def export(report: Report) -> str:
-    """The text of the file.
+    """The content of the file.
 
     Raises:
         ExportError: no phase has a result.

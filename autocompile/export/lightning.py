@@ -15,7 +15,7 @@ from autocompile.export.stacks import settings_of
 __all__ = ["export"]
 
 _PRECISION = {"bfloat16": "bf16-mixed", "float16": "16-mixed"}
-# Module.compile() keeps keys, but Dynamo passes over the classes of torch.nn, as Sequential.
+# Module.compile() keeps keys, but Dynamo skips classes of torch.nn, such as Sequential.
 _KEYS = '# Inside your module, keys of checkpoints get "_orig_mod."; autocompile.apply keeps them.'
 _OPTIMIZERS = """def configure_optimizers(self):  # of your LightningModule
     return {made}
@@ -23,10 +23,10 @@ _OPTIMIZERS = """def configure_optimizers(self):  # of your LightningModule
 
 
 def export(report: Report) -> str:
-    """The lines for ``model``, which is the LightningModule or what it calls.
+    """Code for ``model``, the LightningModule or a module that it calls.
 
     Raises:
-        ExportError: the result has no form in Lightning.
+        ExportError: Lightning cannot express the result.
     """
     settings = settings_of(report, "Lightning")
     model, step = settings.model, settings.optimizer

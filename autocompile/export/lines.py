@@ -1,6 +1,6 @@
-"""The lines that use a setting, as a person would write them: what every export is made of.
+"""Code lines that apply a setting, the building blocks of the exports.
 
-They speak of ``model``, ``optimizer`` and ``train_step``, as the user's own program names them.
+They use the names ``model``, ``optimizer`` and ``train_step``.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ _SWITCHES = ("foreach", "fused", "capturable")
 def phase_lines(
     report: Report, choice: Choice, settings: str = '"tuned.json"', own_state: bool = True
 ) -> list[str]:
-    """Source that has a program do a phase as it was measured; empty where all stays as it is.
+    """Code that applies the choice of a phase; empty for no change.
 
     Args:
-        report: names the optimizer, the device and the kind of target.
+        report: has the optimizer, the device and the kind of target.
         choice: of the phase.
-        settings: source of where ``autocompile.apply`` finds the settings.
-        own_state: whether threads and precision are set too, of which torch has one for a process.
+        settings: expression for the settings argument of ``autocompile.apply``.
+        own_state: also set threads and precision, which are global in torch.
     """
     config, phase = choice.config, choice.phase
     if config is None:
@@ -74,7 +74,7 @@ def phase_lines(
     return lines
 
 
-# What is called from now on, and what it is made of.
+# The name to call from now on, and the function that it replaces.
 _COMPILED = {
     FORWARD: ("model", "model"),
     OPTIMIZER_STEP: ("step", "optimizer.step"),
@@ -99,7 +99,7 @@ def _apply_line(choice: Choice, settings: str) -> str:
 
 
 def imports(report: Report, config: CompileConfig) -> list[str]:
-    """Imports that the lines of a setting need beside torch itself."""
+    """Imports for the lines of a setting, besides torch."""
     if uses_apply(report, config):
         return ["import autocompile"]
     package = BACKENDS[config.backend].registered_by if config.backend in BACKENDS else ""
@@ -120,7 +120,7 @@ def model_lines(config: CompileConfig) -> list[str]:
 
 
 def arguments(config: CompileConfig) -> str:
-    """Arguments of ``torch.compile``; those that are torch's own defaults are left out."""
+    """Non-default arguments of ``torch.compile`` as source."""
     given = {k: literal(v) for k, v in config.compile_kwargs().items()}
     if config.backend == "inductor":
         del given["backend"]
@@ -130,7 +130,7 @@ def arguments(config: CompileConfig) -> str:
 
 
 def options(config: CompileConfig) -> str:
-    """The dictionary of options, the filter of guards included, which is no literal."""
+    """The dictionary of options as source, including the guard filter."""
     entries = [f"{quoted(name)}: {literal(value)}" for name, value in config.options]
     if config.guards != "all":
         entries += [f'"guard_filter_fn": torch.compiler.{GUARD_FILTERS[config.guards]}']
@@ -138,9 +138,9 @@ def options(config: CompileConfig) -> str:
 
 
 def optimizer_lines(report: Report, config: CompileConfig) -> list[str]:
-    """The user's optimizer made with another implementation, or changed where it has not stepped.
+    """Code that builds the user's optimizer with another implementation, or changes it.
 
-    Empty where the implementation stays as it is.
+    Empty for the default implementation. A change requires that the optimizer has not stepped.
     """
     if config.optimizer == "default":
         return []
@@ -156,10 +156,10 @@ def optimizer_lines(report: Report, config: CompileConfig) -> list[str]:
 
 
 def made_optimizer(report: Report, implementation: str, owner: str = "model") -> str:
-    """``torch.optim.Adam(model.parameters(), lr=0.01, fused=True)``.
+    """Code such as ``torch.optim.Adam(model.parameters(), lr=0.01, fused=True)``.
 
-    Empty where the target names no optimizer, or it could not be told how that is made: it has
-    several groups of parameters, say.
+    Empty if the target has no optimizer, or its arguments are unknown, as with several parameter
+    groups.
     """
     found = optimizer_arguments(report, implementation)
     if found is None:
@@ -169,10 +169,10 @@ def made_optimizer(report: Report, implementation: str, owner: str = "model") ->
 
 
 def optimizer_arguments(report: Report, implementation: str) -> tuple[str, str] | None:
-    """The class in ``torch.optim`` and, as source, the arguments that are not its defaults."""
+    """The class in ``torch.optim``, and its non-default arguments as source; None if unknown."""
     target = report["target"]
     if "optimizer" not in (target.get("choices") or {}):
-        return None  # the target has none: what was measured is ours, and the user's may be another
+        return None  # the measured optimizer is the default one, the user's may differ
     made = target.get("optimizer") or {}
     name, given = str(made.get("class") or ""), dict(made.get("arguments") or {})
     if not all(re.fullmatch(r"[A-Za-z_]\w*", word, re.ASCII) for word in (name, *given)):
@@ -193,7 +193,7 @@ def _shown(given: Mapping[str, Any]) -> str:
 
 
 def _value(value: Any) -> str:
-    """As :func:`literal`; what came as a tuple is a list in JSON."""
+    """:func:`literal`, with lists as tuples: JSON turned tuples into lists."""
     if isinstance(value, list):
         return f"({', '.join(map(literal, value))}{',' * (len(value) == 1)})"
     return literal(value)

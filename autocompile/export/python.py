@@ -1,6 +1,6 @@
-"""Plain torch: the lines that a person would write, with one comment of evidence for each phase.
+"""Plain torch: lines to paste, with one comment of evidence for each phase.
 
-They import autocompile only where torch alone cannot do it.
+They import autocompile only for what torch alone cannot do.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _APART = (
 
 
 def export(report: Report) -> str:
-    """The lines of every phase, to be put behind those that make the model and the optimizer.
+    """The lines of all phases, to paste after the model and the optimizer are built.
 
     Raises:
-        ExportError: no phase has a result, or a setting is more than lines can say.
+        ExportError: no phase has a result, or lines cannot express a setting.
     """
     found = having_form(report)
     faster = [choice for choice in found if choice.config is not None]
@@ -50,7 +50,7 @@ def export(report: Report) -> str:
 
 
 def code_of(report: Report, choice: Choice) -> str:
-    """The lines of one phase as they stand in the export; empty where all stays as it is."""
+    """The exported lines of one phase; empty for no change."""
     return "\n".join([*_imports(report, choice), *phase_lines(report, choice)])
 
 
@@ -76,7 +76,7 @@ def _evidence(choice: Choice) -> str:
 
 
 def having_form(report: Report) -> list[Choice]:
-    """The choices of a report, if source in plain torch can say them all.
+    """The choices of a report, if plain torch code can express them.
 
     Raises:
         ExportError: it cannot, or there are none.
@@ -105,15 +105,15 @@ def having_form(report: Report) -> list[Choice]:
 
 
 def refusal(report: Report, faster: Iterable[Choice]) -> list[str]:
-    """Source that ends where the settings of another interpreter are not at home; at most one.
+    """An assertion of the torch version if the settings need another interpreter, in a list.
 
     Raises:
-        ExportError: no one interpreter has them all.
+        ExportError: the phases need different interpreters.
     """
     configs = {c.phase: c.config for c in faster if c.config}
     if len(names := {config.environment for config in configs.values()}) > 1:
         raise ExportError(
-            "the best settings of the phases are of different interpreters, and a program has one",
+            "the best settings of the phases need different interpreters, and a program has one",
             *(f"{phase}: {config.environment}" for phase, config in configs.items()),
             hint=command(report, "--to json"),
         )
@@ -126,10 +126,10 @@ def refusal(report: Report, faster: Iterable[Choice]) -> list[str]:
 
 
 def demand_one_way(report: Report, found: Iterable[Choice]) -> None:
-    """Blocks are compiled in place: every phase that calls the model runs them as they are then.
+    """Check that phases agree if one compiles blocks, which changes the model for all of them.
 
     Raises:
-        ExportError: one phase compiles blocks, and another compiles the model in another way.
+        ExportError: one phase compiles blocks, and another compiles the model differently.
     """
     works = [c for c in found if c.verdict != "failed" and c.phase != OPTIMIZER_STEP]
     calling = {c.phase: c.config or EAGER for c in works}
@@ -137,7 +137,7 @@ def demand_one_way(report: Report, found: Iterable[Choice]) -> None:
         config.scope == "regional" for config in calling.values()
     ):
         raise ExportError(
-            "one model cannot have its blocks compiled for one phase and run otherwise in another",
+            "a model's blocks cannot be compiled for one phase and run differently in another",
             *(f"{phase}: {config.label()}" for phase, config in calling.items()),
             hint=command(report, "--to json"),
         )

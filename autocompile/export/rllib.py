@@ -23,17 +23,17 @@ __all__ = ["export"]
 
 
 def export(report: Report) -> str:
-    """A script that defines ``config``, or ``apply(config)`` where the target names no algorithm.
+    """A script that defines ``config``, or ``apply(config)`` if the target has no algorithm.
 
-    The settings stand in it by value.
+    It contains the settings.
 
     Raises:
-        ExportError: the target is no RLModule, or no phase that RLlib runs has a result.
+        ExportError: the target is not an RLModule, or no phase that RLlib runs has a result.
     """
     found = own_choices(report)
     if not is_rl(report):
         raise ExportError(
-            "RLlib has no form for this result: the target is no RLModule",
+            "RLlib has no form for this result: the target is not an RLModule",
             f"its phases: {', '.join(found)}",
             hint=command(report, "--to python"),
         )
@@ -67,7 +67,7 @@ def apply(config):
 
 
 def _algorithm(report: Report) -> tuple[str, str] | None:
-    """Module and class of the target's own configuration; None if they cannot be imported."""
+    """Module and class of the target's configuration; None if not importable."""
     name = str(report["target"].get("algorithm") or "")
     module, colon, of = name.partition(":")
     parts = [*module.split("."), of]

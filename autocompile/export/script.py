@@ -30,16 +30,16 @@ _CALLED = {FORWARD: "model", OPTIMIZER_STEP: "step", TRAIN_STEP: TRAIN_STEP}
 
 
 def export(report: Report) -> str:
-    """A program that defines ``model``, and where a step is tuned ``optimizer``.
+    """A program that defines ``model`` and, if a step is tuned, ``optimizer``.
 
     Raises:
-        ExportError: as of ``--to python``, or the target was an object in Python.
+        ExportError: as for ``--to python``, or the target was a Python object.
     """
     found = having_form(report)
     build = build_lines(report)
     if not build:
         raise ExportError(
-            "there is no program: the model was handed over as an object in Python",
+            "cannot write a program: the model was passed as a Python object",
             hint=command(report, "--to python"),
         )
     faster = [choice for choice in found if choice.config is not None]
@@ -91,7 +91,7 @@ def _model(report: Report, build: list[str], trains: bool) -> str:
 
 
 def _optimizer(report: Report) -> str:
-    """As the run had it; the target's own function where its arguments do not say all."""
+    """Code that builds the run's optimizer, if needed by the target's own function."""
     if made := made_optimizer(report, "default"):
         return f"optimizer = {made}"
     line = str((report["target"].get("optimizer") or {}).get("build") or "")
@@ -100,7 +100,7 @@ def _optimizer(report: Report) -> str:
     except (SyntaxError, ValueError):
         line = ""
     if not line:
-        return "# Put your own optimizer here: the run does not say how it is made.\n" + (
+        return "# Put your own optimizer here: the run does not record how to build it.\n" + (
             "optimizer = torch.optim.Adam(model.parameters())"
         )
     return line

@@ -1,4 +1,4 @@
-"""What training stacks have in common: the model's setting, the optimizer's, and what is lost."""
+"""Common parts of the exports for training stacks: settings, and a warning of what is lost."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ __all__ = ["Settings", "settings_of"]
 
 @dataclass(frozen=True)
 class Settings:
-    """What a result asks of a stack that trains a model.
+    """The settings for a stack that trains a model.
 
     Attributes:
-        model: the setting of its forward pass; eager mode where nothing is faster.
-        optimizer: the setting of the step.
+        model: the setting of the forward pass; eager if nothing is faster.
+        optimizer: the setting of the optimizer step.
         evidence: a comment for the top of the export.
     """
 
@@ -47,15 +47,15 @@ class Settings:
         if not self.optimizer.is_eager:
             lost += ["the compiled optimizer step"]
         if self.optimizer.optimizer != "default" and not optimizer:
-            lost += [f"optimizer={self.optimizer.optimizer!r}: give it to what makes yours"]
+            lost += [f"optimizer={self.optimizer.optimizer!r}: pass it where you build yours"]
         return comment(f"WARNING: {stack} does not carry {'; '.join(lost)}.") if lost else ""
 
 
 def settings_of(report: Report, stack: str) -> Settings:
-    """The settings of the forward pass (or the whole training step) and of the optimizer.
+    """The settings of the training step or forward pass, and of the optimizer.
 
     Raises:
-        ExportError: an RLModule, no such phase, or a backend that computes no gradients.
+        ExportError: an RLModule, no such phase, or a backend without gradients.
     """
     found = choices(report)
     if is_rl(report):

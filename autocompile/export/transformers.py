@@ -1,6 +1,6 @@
-"""Hugging Face Transformers: ``TrainingArguments`` and a ``Trainer``, which compiles by Accelerate.
+"""Hugging Face Transformers: ``TrainingArguments`` and a ``Trainer``, which uses Accelerate.
 
-Nothing is said of what the user logs, or where.
+Sets no logging options.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from autocompile.settings.config import CompileConfig
 __all__ = ["export"]
 
 _MIXED = {"bfloat16": "bf16", "float16": "fp16"}
-_LAUNCH = "`accelerate launch` makes dynamic False unless it is told otherwise."
+_LAUNCH = "`accelerate launch` sets dynamic to False by default."
 
 
 def export(report: Report) -> str:
-    """The lines that make ``args``, and the ``trainer`` where that has to be told something too.
+    """Code that builds ``args`` and, if it needs more than that, the ``trainer``.
 
     Raises:
-        ExportError: the result has no form in the Trainer.
+        ExportError: the Trainer cannot express the result.
     """
     settings = settings_of(report, "Transformers")
     model, step = settings.model, settings.optimizer
@@ -39,7 +39,7 @@ def export(report: Report) -> str:
         notes += comment(_LAUNCH) if model.dynamic is None else ""
         if str(report["environment"].get("device")).startswith("cuda"):
             notes += comment(TF32)
-    # A backend or a mode alone turns compiling on, so neither stands beside False.
+    # A backend or a mode turns on compiling, so omit both with False.
     fields = {"torch_compile": str(compiled)}
     if compiled:
         fields["torch_compile_backend"] = quoted(model.backend.lower())
@@ -63,9 +63,9 @@ def export(report: Report) -> str:
 
 
 def _optimizer(report: Report, config: CompileConfig) -> tuple[str, str]:
-    """The value of ``optim``, or class and arguments; neither where the run cannot tell.
+    """(value of ``optim``, source of class and arguments); at most one is not empty.
 
-    Where the target names no optimizer, it is the Trainer's own, AdamW.
+    Without an optimizer in the target, the Trainer's default is used, AdamW.
     """
     if config.optimizer == "default":
         return "", ""
@@ -79,7 +79,7 @@ def _optimizer(report: Report, config: CompileConfig) -> tuple[str, str]:
 
 
 def _of_plugin(config: CompileConfig) -> list[str]:
-    """Lines for what TrainingArguments has no fields for."""
+    """Lines for settings without a field in TrainingArguments."""
     plugin = "trainer.accelerator.state.dynamo_plugin"
     lines = []
     if config.fullgraph:

@@ -15,13 +15,13 @@ _LONGEST = 200
 
 
 def use_line(report: Report, run: str = "last") -> str:
-    """The lines of ``--to python`` as one; for a result that changes nothing, a sentence.
+    """The lines of ``--to python`` as one line, or the export command if they do not fit.
 
-    Where they do not fit into one line, it is the command that writes them.
+    For a result without changes, a sentence that says so.
 
     Args:
-        report: what ``report.json`` holds.
-        run: as a user would type it.
+        report: the content of ``report.json``.
+        run: the run's name for commands.
     """
     try:
         found = own_choices(report)

@@ -1,1 +1,1 @@
-"""What the user's own training process needs, and a trial's process too. Imports torch."""
+"""Applies settings, in trials and in the user's own program. Imports torch."""

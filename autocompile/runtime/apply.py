@@ -1,4 +1,4 @@
-"""``autocompile.apply``: use tuned settings in a program of one's own, in plain torch."""
+"""``autocompile.apply``: use tuned settings in a plain torch program."""
 
 from __future__ import annotations
 
@@ -34,28 +34,28 @@ def apply(
     batch_size: int | None = None,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> Used:
-    """Apply tuned settings, in place: keys of checkpoints stay, and new weights take effect.
+    """Apply tuned settings in place; checkpoint keys stay, and new weights take effect.
 
-    Compiling happens at the first call. Threads and precision are those of the process from now on.
+    Compiles at the first call. Sets the threads and the precision of the process.
 
     Args:
-        model: an ``nn.Module`` or RLModule; of ``train_step`` the function that does the step.
-        settings: a file that ``autocompile export -o`` wrote, or a Result.
-        phase: the only forward phase of the settings if left out.
-        batch_size: the settings of the nearest one that was measured; the target's own if left
-            out, or else the largest.
-        optimizer: gets the settings of ``optimizer_step``, or the implementation that the phase was
-            measured with; its ``step`` is changed in place.
+        model: an ``nn.Module`` or RLModule; for ``train_step``, the function that does the step.
+        settings: a file written by ``autocompile export -o``, or a Result.
+        phase: may be left out if the settings have one forward phase.
+        batch_size: selects the settings of the nearest measured size; if left out, of the target's
+            own size, or else of the largest.
+        optimizer: its ``step`` is changed in place, by the settings of ``optimizer_step`` or to the
+            implementation that the phase was measured with.
 
     Returns:
-        The model; of ``train_step`` the function to call in place of it.
+        The model; for ``train_step``, the function to call instead.
 
     Warns:
-        UserWarning: torch or the machine is another one, the compiled code beside the file cannot
-            be used, or the setting was measured in one process only.
+        UserWarning: torch or the machine differs, the compiled code next to the file cannot be
+            used, or the setting was measured in one process only.
 
     Raises:
-        UsageError: there are no such settings, or the model or optimizer cannot take them.
+        UsageError: no such settings, or they do not fit the model or optimizer.
     """
     tuned = Tuned.read(settings)
     name = phase or _only_forward(tuned)
@@ -77,24 +77,24 @@ def apply(
     if name == TRAIN_STEP:
         todo = beside_a_step(config)
         for each in todo if optimizer is None else [t for t in todo if "optimizer" not in t]:
-            warnings.warn(f"to be done before the first step: {each}", stacklevel=2)
-        # Of a model in regions the blocks are compiled, not the step.
+            warnings.warn(f"before the first step: {each}", stacklevel=2)
+        # With scope "regional", the model's blocks are compiled, not the step.
         used = config if config.scope == "full" else config.numbers
         return compile_function(model, used, kind=device.type)  # type: ignore[return-value]
     if name == OPTIMIZER_STEP:
         return model
     if not isinstance(model, torch.nn.Module):
-        raise UsageError(f"{name} is about a module, and this is a {type(model).__name__}")
+        raise UsageError(f"{name} needs an nn.Module, not a {type(model).__name__}")
     apply_to_phase(model, name, config)
     return model
 
 
 def warn_of_differences(tuned: Tuned, device: torch.device) -> None:
-    """Tell, where torch or the machine is not the one that the settings were measured with."""
+    """Warn if torch or the machine differs from those that the settings were measured with."""
     if differences := tuned.differences(describe(device)):
         warnings.warn(
-            f"the settings were measured elsewhere ({'; '.join(differences)}): they compute the "
-            "same, and may be slower or faster here. `autocompile verify` tells",
+            f"the settings were measured elsewhere ({'; '.join(differences)}): results are the "
+            "same, speed may differ here. `autocompile verify` measures it",
             stacklevel=3,
         )
 
@@ -103,26 +103,22 @@ def chosen(tuned: Tuned, phase: str, batch_size: int | None = None) -> Choice:
     """The choice for a phase.
 
     Raises:
-        UsageError: there is none, or it is one of another interpreter.
+        UsageError: there is none, or it needs another interpreter.
     """
     found = tuned.at(phase, batch_size)
     if found is None:
         known = ", ".join(tuned.phases)
-        raise UsageError(f"there are no settings of {phase}: there are some of {known}")
+        raise UsageError(f"no settings for {phase} (choose from: {known})")
     demand_this_interpreter(tuned, phase, found)
     return found
 
 
 def demand_this_interpreter(tuned: Tuned, phase: str, choice: Choice) -> None:
-    """Refuse what was measured under another interpreter.
-
-    Raises:
-        UsageError: it was.
-    """
+    """Raise a UsageError if a choice was measured under another interpreter."""
     if (name := choice.config.environment) != "default":
         path = tuned.interpreters.get(name)
         raise UsageError(
-            f"the best setting of {phase} is one of the interpreter {name}",
+            f"the best setting of {phase} needs the interpreter {name}",
             hint=f"run your program with {path}" if path else None,
         )
 
@@ -132,13 +128,13 @@ def _only_forward(tuned: Tuned) -> str:
     if len(forward) == 1:
         return forward[0]
     raise UsageError(
-        f"the settings have {len(forward)} forward phases: name one",
+        f"the settings have {len(forward)} forward phases; name one",
         f"phases: {', '.join(tuned.phases)}",
     )
 
 
 def _device(model: Any, optimizer: torch.optim.Optimizer | None) -> torch.device:
-    """Where the weights are; the CPU if there are none."""
+    """The device of the weights; the CPU without weights."""
     groups = optimizer.param_groups if optimizer is not None else []
     weights = [p for group in groups for p in group["params"]]
     if isinstance(model, torch.nn.Module):

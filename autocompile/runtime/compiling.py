@@ -1,4 +1,4 @@
-"""Apply a CompileConfig with plain torch: one place, for trials and for the user's process."""
+"""Applies a CompileConfig with plain torch, in trials and in the user's process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = [
 
 
 def register_backend_of(name: str) -> None:
-    """Import the package that registers the backend, where there is such a package.
+    """Import the package that registers the backend, if there is one.
 
     Raises:
         ImportError: the package is not installed or does not fit this torch.
@@ -37,7 +37,7 @@ def register_backend_of(name: str) -> None:
     if known and (package := known.registered_by):
         try:
             importlib.import_module(package)
-        except Exception as error:  # ipex ends a version mismatch with an AttributeError
+        except Exception as error:  # on a version mismatch ipex raises AttributeError
             raise ImportError(f"{package}: {type(error).__name__}: {error}") from error
 
 
@@ -47,21 +47,21 @@ def compile_function(
     model: torch.nn.Module | None = None,
     kind: str = "cpu",
 ) -> Callable[..., Any]:
-    """Compile what a phase calls; the function itself where nothing is compiled.
+    """Compile a phase's function; returns the function itself for eager mode.
 
     Args:
-        function: of no argument or of the phase's inputs.
-        config: the setting; its ``scope`` and ``freezing`` need ...
-        model: ... the module that the function calls.
-        kind: the type of device that ``autocast`` is about where there is no model.
+        function: takes no argument or the phase's inputs.
+        config: the setting.
+        model: the module that the function calls; needed for ``scope`` and ``freezing``.
+        kind: device type for ``autocast`` if there is no model.
 
     Raises:
-        UsageError: the setting needs a model, and there is none or none of repeated blocks.
+        UsageError: the setting needs a model, or a model with repeated blocks.
     """
     compiled = _compiled(function, config, model)
     if config.autocast == "none":
         return compiled
-    if isinstance(compiled, torch.nn.Module):  # it stays one
+    if isinstance(compiled, torch.nn.Module):  # return a module for a module
         module: Any = compiled
         module.forward = _autocast(module.forward, config, model, kind)
         return compiled
@@ -79,21 +79,21 @@ def _compiled(
         compiled: Callable[..., Any] = torch.compile(function, **kwargs)
         return compiled
     if model is None:
-        raise UsageError(f"{config.label()} is about a model, and this phase has none")
+        raise UsageError(f"{config.label()} needs a model, and this phase has none")
     if config.freezing:
         return Frozen(function, model, kwargs)
     regions = regions_of(model)
     if not regions:
-        raise UsageError(f"{type(model).__name__} repeats no block, so there are no regions")
+        raise UsageError(f"{type(model).__name__} repeats no block, so it has no regions")
     regions.compile(**kwargs)
     return function
 
 
 def torch_arguments(config: CompileConfig) -> dict[str, Any]:
-    """Keyword arguments for ``torch.compile``, the filter of guards included.
+    """Keyword arguments for ``torch.compile``, including the guard filter.
 
     Raises:
-        UsageError: this torch has no such filter.
+        UsageError: this torch lacks the guard filter.
     """
     kwargs = config.compile_kwargs()
     if config.guards != "all":
@@ -111,9 +111,9 @@ def torch_arguments(config: CompileConfig) -> dict[str, Any]:
 def _autocast(
     function: Callable[..., Any], config: CompileConfig, model: torch.nn.Module | None, kind: str
 ) -> Callable[..., Any]:
-    """The function under ``torch.autocast`` on the device that the model is on when it is called.
+    """The function under ``torch.autocast`` for the model's device at the time of the call.
 
-    ``kind`` is that of a step, whose model is not known, and of a model without parameters.
+    ``kind`` is the device type if there is no model or no parameter.
     """
     dtype = getattr(torch, config.autocast)
 
@@ -126,15 +126,13 @@ def _autocast(
 
 
 def compile_model(model: torch.nn.Module, config: CompileConfig, phase: str) -> Callable[..., Any]:
-    """Compile what a phase calls and give back what to call from now on: a module if it can be.
+    """Compile a model for a forward phase; returns what to call instead, a module if possible.
 
-    An RLModule's own ``compile`` has another signature than ``nn.Module.compile``, and its public
-    ``forward_*`` methods switch between train and eval on each call; so the function beneath,
-    ``_forward_*``, is replaced on the instance, as RLlib itself does. Any other module is
-    wrapped by ``torch.compile`` as a whole.
+    Of an RLModule, ``_forward_*`` is replaced on the instance, as RLlib does: its ``compile`` has
+    another signature, and ``forward_*`` switches between train and eval on each call.
 
     Raises:
-        UsageError: the phase is not about the model's forward pass.
+        UsageError: not a forward phase.
     """
     if phase not in FORWARD_PHASES:
         raise UsageError(
@@ -171,7 +169,7 @@ def beside_a_step(config: CompileConfig) -> list[str]:
 
 
 def uses_cuda_graphs(config: CompileConfig) -> bool:
-    """Whether torch may replay CUDA graphs for it, which reuse the memory of their outputs."""
+    """Whether torch may use CUDA graphs, whose outputs the next call overwrites."""
     if not torch.cuda.is_available() or config.backend != "inductor":
         return torch.cuda.is_available() and config.backend == "cudagraphs"
     inductor = importlib.import_module("torch._inductor.config")

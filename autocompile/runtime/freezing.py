@@ -1,11 +1,10 @@
-"""Frozen weights: constants that Inductor folds and packs, and reads again when they change.
+"""Frozen weights: constants that Inductor folds and packs, compiled again when they change.
 
-``options={"freezing": True}`` does nothing for the parameters of a module, which Dynamo makes
-inputs of the graph; and where the global ``torch._inductor.config.freezing`` is set, Dynamo makes
-them constants for ever: an RL worker would act by its first policy. So they stay inputs of Dynamo's
-graph, and constants only of what Inductor gets. Each call brings the weights along, whatever holds
-them, and where a version counter has moved all is frozen anew, which is a compile; what is not seen
-so, :mod:`autocompile.runtime.versions` says.
+``options={"freezing": True}`` does not freeze the parameters of a module, since Dynamo makes them
+graph inputs. The global ``torch._inductor.config.freezing`` makes them constants for ever, so an
+RL worker would keep its first policy. Here they are inputs of Dynamo's graph and constants of
+Inductor's. Each call compares their version counters and recompiles after a change;
+:mod:`autocompile.runtime.versions` lists the changes that this misses.
 """
 
 from __future__ import annotations
@@ -29,15 +28,12 @@ _BEYOND_LIMIT: Any = getattr(torch._dynamo.exc, "FailOnRecompileLimitHit", ())  
 
 
 class Frozen:
-    """A function of a model, compiled with the weights that the model has.
-
-    Any number of threads may call it.
+    """A function compiled with the current weights as constants. Thread-safe.
 
     Args:
-        function: what to compile.
-        model: what it is about. All weights that the function reads are frozen, also those that
-            something else holds.
-        kwargs: of ``torch.compile``.
+        function: all weights that it reads are frozen, also those outside the model.
+        model: the module that it calls.
+        kwargs: arguments of ``torch.compile``.
     """
 
     def __init__(
@@ -49,37 +45,37 @@ class Frozen:
         count_fused_steps()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it; freezes the weights first if they are not those of the last call.
+        """Call it, after freezing the weights again if they changed.
 
-        Inputs beyond Dynamo's limit of specialisations are computed in eager mode.
+        Input shapes beyond Dynamo's recompile limit are computed in eager mode.
 
         Raises:
-            RuntimeError: gradients are recorded, the graph breaks, or the call itself writes to
-                what is frozen.
+            RuntimeError: gradients are enabled, the graph breaks, or the model writes to its own
+                buffers.
         """
         if torch.is_grad_enabled():
-            raise RuntimeError("frozen weights have no gradients: call it under torch.no_grad()")
+            raise RuntimeError("frozen weights have no gradients: use torch.no_grad()")
         while True:
-            # Held while it runs: another thread may put the next in its place meanwhile.
+            # A local reference: another thread may replace it while it runs.
             artifact = self._artifact or self._next(None)
             try:
                 return artifact.call(*args, **kwargs)
-            except _Stale:  # nothing has been done yet
+            except _Stale:  # raised before anything was computed
                 stale = weakref.ref(artifact)
             except torch._dynamo.exc.Unsupported as error:
-                # What follows a break hangs on the code of the model itself, and would outlive us.
+                # Code after a break would be cached on the model's code and outlive this object.
                 said = str(error).strip().partition("\n")[0]
                 raise RuntimeError(
                     f"the graph breaks, and only one graph can be frozen: {said}"
                 ) from error
             except _BEYOND_LIMIT:
-                # As without fullgraph: Dynamo compiles for no more shapes than its limit says.
+                # The recompile limit: run eager, as Dynamo does without fullgraph.
                 return self._function(*args, **kwargs)
-            del artifact  # it holds a copy of the weights, which goes before another is made
+            del artifact  # free its copy of the weights before making another
             self._next(stale)
 
     def _next(self, stale: weakref.ref[_Artifact] | None) -> _Artifact:
-        """An artifact to call instead of this one; another thread may have made it."""
+        """The artifact that replaces a stale one; another thread may have made it."""
         with self._lock:
             if stale is not None and self._artifact is stale():
                 self._artifact = None
@@ -89,30 +85,30 @@ class Frozen:
 
 
 class _Stale(Exception):
-    """A weight is not what it was when it was frozen."""
+    """A weight has changed since it was frozen."""
 
 
 class _Artifact:
-    """What is compiled with the weights as they are at the first call, one graph for each shape.
+    """Code compiled with the weights of the first call, one graph for each shape.
 
-    When nobody holds it any more, Inductor's modules go, in which a copy of the weights is.
+    When it is deleted, Inductor's modules, which hold a copy of the weights, are unloaded.
     """
 
     def __init__(self, function: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
-        # Options of its own: torch.compile takes some out of the dictionary it is given.
+        # Copy the options: torch.compile removes entries from the dictionary.
         own: Any = {k: dict(v) if k == "options" else v for k, v in kwargs.items()}
         backend = _Freezing(own.get("dynamic"))
         own.update(backend=backend, fullgraph=True)
         self.call: Callable[..., Any] = torch.compile(with_own_code(function, "frozen"), **own)
-        # Now, and not when the garbage collector finds what torch.compile has made.
+        # Unload at once: the garbage collector may find what torch.compile made much later.
         weakref.finalize(self, _forget, backend.modules).atexit = False
 
 
 class _Freezing:
-    """Inductor as a backend that takes weights as constants.
+    """A backend that calls Inductor with the weights as constants.
 
     Attributes:
-        modules: what Inductor has written and loaded.
+        modules: the modules that Inductor has generated and loaded.
     """
 
     def __init__(self, dynamic: bool | None) -> None:
@@ -127,17 +123,17 @@ class _Freezing:
         mode: str | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> Callable[..., Any]:
-        """Compile a graph; what comes back raises :class:`_Stale` when a weight has changed."""
+        """Compile a graph to a function that raises :class:`_Stale` when a weight has changed."""
         graph, held = attributes_lifted(graph, inputs)
         args = [*inputs, *held]
         weights = [i for i, value in enumerate(args) if is_weight(value)]
-        # Read before the weights are: what changes in between is seen at the next call.
+        # Read the stamps before the weights: a change in between shows at the next call.
         stamps = [(i, *stamp(args[i])) for i in weights]
-        # What torch.compile makes of backend="inductor", its checks of mode and options included.
+        # As torch.compile does for backend="inductor", including its checks of mode and options.
         wrapper: Any = torch._TorchCompileInductorWrapper
         inductor = wrapper(mode, {**(options or {}), "freezing": True}, self._dynamic)
         written = importlib.import_module("torch._inductor.codecache").PyCodeCache.modules
-        before = list(written)  # Dynamo compiles for one thread at a time, others may forget
+        before = list(written)  # Dynamo compiles in one thread at a time; others may unload
         others = [i for i in range(len(args)) if i not in weights]
         made = inductor(arguments_held(graph, args, weights), [args[i] for i in others])
         known = set(map(id, before))
@@ -155,21 +151,21 @@ def _watching(
     others: list[int],
     held: list[torch.Tensor],
 ) -> Callable[..., Any]:
-    """A graph with constants, called with what the graph without them is called with.
+    """A compiled graph with constants, called like the graph without them.
 
     Args:
-        made: the graph.
-        kept: the weights: as long as these live, no others have their addresses.
-        stamps: where among the arguments the weights are, and what they were.
-        others: where the graph's own arguments are.
-        held: what follows after the arguments that a caller gives.
+        made: the compiled graph.
+        kept: the weights; while they live, their addresses are not reused.
+        stamps: (place among the arguments, address, version) of each weight.
+        others: places of the remaining arguments.
+        held: tensors to append to the caller's arguments.
     """
     is_tried = False
 
     def call(*args: Any) -> Any:
         nonlocal is_tried
         given = (*args, *held) if held else args
-        for i, pointer, version in stamps:  # as stamp() does, in a third of the time
+        for i, pointer, version in stamps:  # stamp() inlined: three times as fast
             weight = given[i]
             if weight._version != version or weight.data_ptr() != pointer:
                 raise _Stale
@@ -185,7 +181,7 @@ def _watching(
 
 
 def _forget(modules: list[ModuleType]) -> None:
-    """Let go of Inductor's modules: torch would hold them, and the weights, to the end."""
+    """Unload Inductor's modules: torch keeps them, with the weights, until the process exits."""
     cache = importlib.import_module("torch._inductor.codecache").PyCodeCache
     for module in modules:
         if module in cache.modules:

@@ -1,4 +1,4 @@
-"""What Dynamo is given, and which tensors of the graph that it captures are inputs or constants."""
+"""Transforms functions before Dynamo sees them, and the FX graphs that it captures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = [
 
 
 def is_weight(value: Any) -> bool:
-    """A parameter, or a buffer of a module; one made under inference_mode counts no versions."""
+    """Whether it is a parameter or buffer that counts versions (not made in inference mode)."""
     is_static = isinstance(value, torch.nn.Parameter) or hasattr(value, "_dynamo_static_input_type")
     return is_static and not value.is_inference()
 
@@ -30,17 +30,17 @@ def is_weight(value: Any) -> bool:
 def attributes_lifted(
     graph: torch.fx.GraphModule, inputs: Sequence[Any]
 ) -> tuple[torch.fx.GraphModule, list[torch.Tensor]]:
-    """The same with the tensors that it holds as its last arguments.
+    """A copy of a graph in which the tensors that it holds are its last arguments.
 
-    Dynamo puts a tensor into the graph itself where it guards on its identity: whatever a compiled
-    optimizer steps, for one. An exporter would take its value for a constant.
+    Dynamo holds a tensor as an attribute where it guards on its identity, as for a compiled
+    optimizer. An exporter would treat its value as a constant.
 
     Args:
-        graph: from Dynamo; it stays as it is.
-        inputs: as many as the graph has.
+        graph: from Dynamo; not changed.
+        inputs: the inputs of the graph.
 
     Returns:
-        The graph, and the tensors to call it with after its inputs.
+        The new graph, and the tensors to append to its inputs.
     """
     held: dict[str, torch.Tensor] = {}
     for node in graph.graph.find_nodes(op="get_attr"):
@@ -52,7 +52,7 @@ def attributes_lifted(
     copied = copy.deepcopy(graph.graph)
     after = next(n for n in copied.nodes if n.op != "placeholder")
     given: dict[str, torch.fx.Node] = {}
-    with copied.inserting_before(after):  # which may be one of those that go
+    with copied.inserting_before(after):
         for number, (target, value) in enumerate(held.items(), len(inputs)):
             given[target] = copied.placeholder(f"held_{number}")
             given[target].meta["example_value"] = value
@@ -66,12 +66,12 @@ def attributes_lifted(
 def arguments_held(
     graph: torch.fx.GraphModule, args: Sequence[Any], chosen: Collection[int]
 ) -> torch.fx.GraphModule:
-    """The same with the arguments at these places as parameters and buffers of its own.
+    """A copy of a graph in which some arguments are parameters and buffers of the graph.
 
     Args:
-        graph: from Dynamo; it stays as it is.
-        args: what it is called with.
-        chosen: places of tensors among them.
+        graph: from Dynamo; not changed.
+        args: its arguments.
+        chosen: places of the tensors among them to convert.
     """
     made = torch.fx.GraphModule(graph, copy.deepcopy(graph.graph))
     given = made.graph.find_nodes(op="placeholder")
@@ -91,11 +91,11 @@ def arguments_held(
 
 
 def numbers_given(graph: torch.fx.GraphModule, places: Collection[int]) -> torch.fx.GraphModule:
-    """The same for arguments of which these are numbers, and not tensors to read them from.
+    """A copy of a graph that takes numbers in place of scalar tensors.
 
     Args:
-        graph: from Dynamo; it stays as it is.
-        places: of arguments that are read and nothing else.
+        graph: from Dynamo; not changed.
+        places: arguments that the graph uses only through ``item()``.
     """
     made = torch.fx.GraphModule(graph, copy.deepcopy(graph.graph))
     given = made.graph.find_nodes(op="placeholder")
@@ -108,7 +108,7 @@ def numbers_given(graph: torch.fx.GraphModule, places: Collection[int]) -> torch
 
 
 def open_tuples(graph: torch.fx.GraphModule) -> None:
-    """Move whatever takes an item of a tuple right behind what makes the tuple."""
+    """Move each ``getitem`` of a tuple directly after the node that returns the tuple."""
     for node in list(graph.graph.nodes):
         if (maker := made_by(node)) is not node:
             last = maker
@@ -119,7 +119,7 @@ def open_tuples(graph: torch.fx.GraphModule) -> None:
 
 
 def made_by(node: torch.fx.Node) -> torch.fx.Node:
-    """What makes the tuple of which this is an item; the node itself if it is none."""
+    """The node that returns the tuple which this node takes an item of; else the node itself."""
     while node.target is operator.getitem:
         maker = node.args[0]
         if not isinstance(maker, torch.fx.Node) or not maker.op.startswith("call"):
@@ -131,10 +131,10 @@ def made_by(node: torch.fx.Node) -> torch.fx.Node:
 
 
 def with_own_code(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """The same as a function that Dynamo has never seen.
+    """The function in a wrapper with a new code object.
 
-    What it compiles hangs on a code object, with a limit for each; and it passes over methods of
-    ``torch.nn`` and ``Optimizer.step`` where it does not meet them within another function.
+    Dynamo caches compiled code per code object, with a recompile limit for each. It also skips
+    methods of ``torch.nn`` and ``Optimizer.step`` unless another function calls them.
     """
 
     def own(*args: Any, **kwargs: Any) -> Any:

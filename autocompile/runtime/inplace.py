@@ -1,4 +1,4 @@
-"""Settings applied in place: the module, its keys and its class stay what they are."""
+"""Applies settings in place: the module keeps its identity, its class and its keys."""
 
 from __future__ import annotations
 
@@ -31,22 +31,21 @@ _STEP = "_autocompile_step"  # where an optimizer keeps what its step calls
 
 
 class Compiled:
-    """A function that is compiled when it is first called, and counts what its calls capture.
+    """A function that compiles at its first call and counts the graphs that Dynamo captures.
 
     Args:
         function: what to compile.
         config: the setting.
-        model: the module that the function calls, if it is about one.
-        grad: whether gradients are recorded. Where they are not, callers of an RLModule leave it to
-            its method to say so; but a backend is asked in the mode of the caller, and may then
-            refuse, or compile a backward.
-        or_eager: where a call fails and the function itself does not, go on with that.
+        model: the module that the function calls, if any.
+        grad: if False, runs under ``no_grad``: RLModules disable gradients only inside the method,
+            but Dynamo calls the backend in the caller's grad mode.
+        or_eager: if the compiled function fails and the original does not, use the original.
 
     Attributes:
-        calls: so far.
-        graphs: captured by the first call.
-        later_graphs: captured since: recompiles, and weights that were frozen anew.
-        failed: why it goes on uncompiled; empty if it does not.
+        calls: number of calls.
+        graphs: graphs captured by the first call.
+        later_graphs: graphs captured later, by recompiles and by freezing new weights.
+        failed: why it runs uncompiled; empty if it does not.
     """
 
     def __init__(
@@ -65,11 +64,11 @@ class Compiled:
         self._lock = threading.RLock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the function gives."""
-        if torch.compiler.is_compiling():  # something around it is compiled too
+        """The result of the function."""
+        if torch.compiler.is_compiling():  # called inside compiled code
             return self.function(*args, **kwargs)
         if not self.calls:
-            with self._lock:  # one thread compiles, the others wait for what it makes
+            with self._lock:  # one thread compiles, the others wait
                 if not self.calls:
                     before = _captured()
                     result = self._tried(self._first, *args, **kwargs)
@@ -88,7 +87,7 @@ class Compiled:
         except Exception as error:
             if not self._or_eager or self.failed:
                 raise
-            result = self.function(*args, **kwargs)  # a mistake of the caller's is raised again
+            result = self.function(*args, **kwargs)  # raises again if the caller is at fault
             first = str(error).strip().partition("\n")[0]
             self.failed = f"{type(error).__name__}: {first}"
             self._compiled = self.function
@@ -105,10 +104,7 @@ class Compiled:
 
 
 class CompiledMethod(Compiled):
-    """Stands in a module in place of a method.
-
-    A copy of the module has one of its own, and so has one that is unpickled.
-    """
+    """Replaces a method of a module. A copied or unpickled module gets its own."""
 
     def __init__(
         self,
@@ -132,7 +128,7 @@ class CompiledMethod(Compiled):
 
 
 class _Later:
-    """Stands in a module that is being copied or unpickled, until the method is called."""
+    """Placeholder in a copied or unpickled module until the method is first called."""
 
     def __init__(self, *made_of: Any) -> None:
         self._made_of = made_of
@@ -148,7 +144,7 @@ class _Later:
 def apply_to_phase(
     module: torch.nn.Module, phase: str, config: CompileConfig, or_eager: bool = False
 ) -> Compiled | None:
-    """Have a module use a setting whenever it does a forward phase.
+    """Make a module use a setting in a forward phase.
 
     Args:
         module: changed in place.
@@ -157,7 +153,7 @@ def apply_to_phase(
         or_eager: as of :class:`Compiled`.
 
     Returns:
-        What counts graphs; None where nothing is compiled.
+        The compiled function; None for eager mode.
 
     Raises:
         UsageError: the module has no such phase.
@@ -171,11 +167,11 @@ def apply_to_phase(
     is_compiled = not config.is_eager or config.autocast != "none"
     if phase == FORWARD:
         own = Compiled(module._call_impl, config, module, or_eager=or_eager)
-        # As Module.compile does; a copy of the module goes without.
+        # As Module.compile does; a copy of the module is not compiled.
         module._compiled_call_impl = own if is_compiled else None
         return own if is_compiled else None
-    # An RLModule's own compile() takes other arguments, and its public forward_* methods switch
-    # between train and eval: the function beneath is replaced, as RLlib itself does.
+    # As RLlib does: RLModule.compile() has another signature, and forward_* switches between train
+    # and eval.
     vars(module).pop(f"_{phase}", None)
     if not is_compiled:
         return None
@@ -187,17 +183,17 @@ def apply_to_phase(
 def apply_to_optimizer(
     optimizer: torch.optim.Optimizer, config: CompileConfig, or_eager: bool = False
 ) -> Compiled | None:
-    """Have an optimizer step by a setting.
+    """Make an optimizer's ``step`` use a setting.
 
-    Loading a state takes the implementation back: apply it again after that.
+    Loading a state dict restores the implementation of that state; apply again after it.
 
     Args:
         optimizer: changed in place.
         config: the setting.
-        or_eager: as of :class:`Compiled`.
+        or_eager: as for :class:`Compiled`.
 
     Returns:
-        What counts graphs; None where nothing is compiled.
+        The compiled step; None for eager mode.
 
     Raises:
         UsageError: the optimizer has no such implementation.
@@ -210,7 +206,7 @@ def apply_to_optimizer(
         return None
     if own is None:
         own = vars(optimizer)[_STEP] = _Step(optimizer.step)
-        # A method: a schedule that comes later wraps what it is made of.
+        # A bound method: LR schedulers wrap optimizer.step.__func__.
         optimizer.step = types.MethodType(own.function(), optimizer)  # type: ignore[method-assign]
     own.compiled = None
     if not config.is_eager or config.autocast != "none":
@@ -222,9 +218,9 @@ def apply_to_optimizer(
 def apply_to_update(
     module: torch.nn.Module, optimizers: Iterable[torch.optim.Optimizer], config: CompileConfig
 ) -> None:
-    """Have an update of RLlib's Learner use a setting: its forward pass and each optimizer's step.
+    """Make an update of RLlib's Learner use a setting in its forward pass and optimizer steps.
 
-    Loss, backward pass and clipping stay RLlib's own, as in :mod:`autocompile.rllib`.
+    Loss, backward pass and clipping stay uncompiled, as in :mod:`autocompile.rllib`.
     """
     apply_to_phase(module, FORWARD_TRAIN, config)
     for optimizer in optimizers:
@@ -232,21 +228,21 @@ def apply_to_update(
 
 
 class _Step:
-    """What an optimizer's ``step`` calls: another setting takes the place of the last one here."""
+    """The replaceable target of an optimizer's ``step``."""
 
     def __init__(self, uncompiled: Callable[..., Any]) -> None:
         self.uncompiled = uncompiled
         self.compiled: Compiled | None = None
 
     def function(self) -> Callable[..., Any]:
-        """The step as a function of the optimizer."""
+        """The function to bind as ``optimizer.step``."""
 
         def step(_: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
             if closure is not None:
                 return self.uncompiled(closure)
             return (self.compiled or self.uncompiled)()
 
-        vars(step).update(vars(self.uncompiled))  # with the marks of a schedule
+        vars(step).update(vars(self.uncompiled))  # attributes set by LR schedulers
         return step
 
 
@@ -255,7 +251,7 @@ def _captured() -> int:
 
 
 def _move_step_counts(optimizer: torch.optim.Optimizer) -> None:
-    """On a GPU these steps want their counts there; they were made on the CPU."""
+    """Move step counts to the parameters' device, which fused and capturable steps require."""
     for parameter, state in optimizer.state.items():
         count = state.get("step")
         if isinstance(count, torch.Tensor):

@@ -1,4 +1,4 @@
-"""What torch and the machine are that a speed was measured with."""
+"""Describes torch and the machine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def cores() -> int:
 
 
 def describe(device: torch.device) -> dict[str, Any]:
-    """Versions and machine, as ``report.json`` holds them under ``environment``."""
+    """Versions and machine, as in ``report.json`` under ``environment``."""
     on_cuda = device.type == "cuda"
     return {
         "torch": torch.__version__,

@@ -1,8 +1,8 @@
-"""How an optimizer steps: torch's implementations of one and the same rule.
+"""Selects torch's implementation of an optimizer's step.
 
-``for_loop`` updates one parameter after the other, ``foreach`` all of them in a few calls, and
-``fused`` in one kernel. ``capturable`` keeps step counts on the device, as CUDA graphs need, and
-``tensor_lr`` the learning rate in a tensor, which a schedule changes without a recompile.
+``for_loop`` updates one parameter after another, ``foreach`` all in a few calls, ``fused`` in one
+kernel. ``capturable`` keeps step counts on the device, as CUDA graphs need. ``tensor_lr`` keeps the
+learning rate in a tensor, so that a schedule does not recompile.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FLAGS = {
 
 
 def set_implementation(optimizer: torch.optim.Optimizer, name: str) -> None:
-    """Have an optimizer that has not stepped yet step in this way.
+    """Set the implementation of an optimizer that has not stepped yet.
 
     Args:
         optimizer: changed in place.
@@ -39,7 +39,7 @@ def set_implementation(optimizer: torch.optim.Optimizer, name: str) -> None:
     if not _has(optimizer, name):
         raise UsageError(f"{type(optimizer).__name__} has no {name} implementation")
     if name == "fused":
-        # Its constructor looks at the parameters; a fused step on others would be wrong or crash.
+        # As its constructor checks: a fused step on unsuitable parameters is wrong or crashes.
         _demand_fusable(optimizer)
         optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
     for group in optimizer.param_groups:
@@ -51,11 +51,11 @@ def set_implementation(optimizer: torch.optim.Optimizer, name: str) -> None:
 
 
 def leave_out_implementation(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
-    """Make a state dict one of an optimizer that steps as it was constructed.
+    """Restore the implementation that an optimizer was constructed with, in its state dict.
 
     Args:
-        state: of the optimizer, as ``state_dict()`` gives it; changed in place.
-        optimizer: as it steps now.
+        state: the result of ``state_dict()``; changed in place.
+        optimizer: the optimizer.
     """
     defaults = optimizer.defaults
     for group in state["param_groups"]:
@@ -66,9 +66,9 @@ def leave_out_implementation(state: dict[str, Any], optimizer: torch.optim.Optim
 
 
 def implementations(optimizer: torch.optim.Optimizer) -> list[str]:
-    """Those that it has on the device of its parameters and that differ from how it steps now.
+    """Implementations available on the device of its parameters that differ from the current one.
 
-    On a CPU ``foreach`` is a loop and capturable is not supported.
+    On a CPU ``foreach`` is a loop, and ``capturable`` is not supported.
     """
     return [name for name in OPTIMIZERS if name != "default" and _is_choice(optimizer, name)]
 
@@ -95,7 +95,7 @@ def _has(optimizer: torch.optim.Optimizer, name: str) -> bool:
 
 
 def _steps_so(group: dict[str, Any], name: str, on_cpu: bool) -> bool:
-    """What a group does as it stands: torch takes foreach on a GPU where nothing is said."""
+    """Whether a parameter group already uses it; on a GPU torch uses ``foreach`` by default."""
     if name == "tensor_lr":
         return isinstance(group["lr"], torch.Tensor)
     if name in ("fused", "capturable"):

@@ -1,8 +1,8 @@
-"""Regional compilation: the blocks that a model repeats are compiled, one artifact for all.
+"""Regional compilation: compiles the repeated blocks of a model, with one artifact for all.
 
-A model of 24 equal layers compiles in the time of one layer, at some cost in speed, since nothing
-is fused across a block's border. See torch's recipe "Reducing torch.compile cold start compilation
-time with regional compilation".
+A model of 24 equal layers compiles in the time of one. It may run slower, since nothing is fused
+across blocks. See torch's recipe "Reducing torch.compile cold start compilation time with regional
+compilation".
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import torch
 
 __all__ = ["Regions", "regions_of"]
 
-# They hold modules and are never called themselves.
+# They hold modules and are never called.
 _CONTAINERS = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ParameterList)
 _names = (f"block_{number}" for number in itertools.count())
 
 
 class Regions:
-    """The repeated blocks of a model, outermost only.
+    """The outermost repeated blocks of a model.
 
     Attributes:
-        blocks: name within the model and module, in the model's order.
+        blocks: (name within the model, module), in the model's order.
     """
 
     def __init__(self, blocks: list[tuple[str, torch.nn.Module]]) -> None:
@@ -36,19 +36,15 @@ class Regions:
         return len(self.blocks)
 
     def describe(self) -> str:
-        """For a screen: ``6 TransformerEncoderLayer``."""
+        """For example ``6 TransformerEncoderLayer``."""
         counts = Counter(type(block).__name__ for _, block in self.blocks)
         return ", ".join(f"{count} {name}" for name, count in counts.items())
 
     def compile(self, **kwargs: Any) -> None:
-        """Compile each block in place.
-
-        Args:
-            kwargs: of ``torch.compile``.
-        """
+        """Compile each block in place with the arguments of ``torch.compile``."""
         codes: dict[Any, CodeType] = {}
         for _, block in self.blocks:
-            # Options of its own: torch.compile takes some out of the dictionary it is given.
+            # Copy the options: torch.compile removes entries from the dictionary.
             own = {k: dict(v) if k == "options" else v for k, v in kwargs.items()}
             _compile_block(block, own, codes)
 
@@ -56,18 +52,18 @@ class Regions:
 def _compile_block(
     block: torch.nn.Module, kwargs: dict[str, Any], codes: dict[Any, CodeType]
 ) -> None:
-    """Compile a module in place.
+    """Compile a block in place.
 
-    For a class of torch's own ``Module.compile`` (2.13) compiles nothing: Dynamo passes over every
-    function of ``torch.nn`` that it does not meet within another one.
+    ``Module.compile`` (torch 2.13) compiles nothing for classes of ``torch.nn``: Dynamo skips their
+    functions unless another function calls them.
 
     Args:
-        block: repeated, or the first of its structure.
-        kwargs: of ``torch.compile``.
-        codes: what was made for each structure so far; added to.
+        block: the module.
+        kwargs: arguments of ``torch.compile``.
+        codes: code object by block structure; updated.
     """
     if not str(type(block).forward.__module__).startswith("torch.nn."):
-        # Not block.compile: a subclass may have a method of this name and another meaning.
+        # Not block.compile: a subclass may define another method of this name.
         torch.nn.Module.compile(block, **kwargs)
         return
     call: Callable[..., Any] = block._call_impl
@@ -75,20 +71,19 @@ def _compile_block(
     def called(*args: Any, **given: Any) -> Any:
         return call(*args, **given)
 
-    # Dynamo counts recompilations, and learns which sizes change, by code, its line and its name:
-    # with one for all, blocks of other structures would be one block that changes.
+    # Dynamo counts recompiles and detects dynamic sizes by code object, line and name: blocks of
+    # different structure need different ones.
     own = called.__code__.replace(co_name=next(_names))
     called.__code__ = codes.setdefault(_signature(block), own)
-    # Where Module.compile keeps it: what is copied or saved goes without.
+    # The attribute of Module.compile, which is not copied or saved.
     block._compiled_call_impl = torch.compile(called, **kwargs)
 
 
 def regions_of(model: torch.nn.Module) -> Regions:
-    """The largest blocks of which the model has more than one of the same structure.
+    """The largest blocks that the model has more than once.
 
-    Blocks are equal if their classes, their children's and the shapes of their tensors are; where
-    in the model they stand (in a list, a dict, a sequence, attributes of their own) is no matter.
-    One that is registered in two places counts once.
+    Blocks are equal if their classes, their children's classes and the shapes of their tensors are
+    equal, wherever they are in the model. A module registered in two places counts once.
     """
     counts = Counter(_signature(m) for m in model.modules() if _is_block(m))
     return Regions(list(_outermost(model, "", counts, set())))
@@ -109,8 +104,8 @@ def _outermost(
 
 
 def _is_block(module: torch.nn.Module) -> bool:
-    """Worth compiling by itself: it calls others, and has weights."""
-    if isinstance(module, (*_CONTAINERS, torch.jit.ScriptModule)):  # a script is compiled already
+    """Whether it is worth compiling: it has submodules and weights."""
+    if isinstance(module, (*_CONTAINERS, torch.jit.ScriptModule)):  # scripts are already compiled
         return False
     if type(module) is torch.nn.Sequential and len(module) < 2:
         return False
@@ -118,8 +113,8 @@ def _is_block(module: torch.nn.Module) -> bool:
 
 
 def _signature(module: torch.nn.Module) -> Any:
-    """Equal for modules that Dynamo can serve with one graph."""
-    # One that stands in two places is called twice.
+    """Equal for modules that can share one graph."""
+    # Without removing duplicates: a module in two places is called twice.
     parameters = module.named_parameters(remove_duplicate=False)
     tensors = (*parameters, *module.named_buffers(remove_duplicate=False))
     children = module.named_modules(remove_duplicate=False)

@@ -1,8 +1,7 @@
-"""Whether a weight is still what it was: where it lies, and how often it was written to.
+"""Detects changed weights by their address and version counter.
 
-torch counts writes in place for autograd, and what holds weights as constants asks that counter.
-The kernels of fused optimizers do not count (torch 2.13), so their steps are counted here. What is
-not seen: a write through ``.data``, and kernels of other libraries that do not count either.
+torch counts in-place writes for autograd. Kernels of fused optimizers do not count (torch 2.13), so
+their steps are counted here. Writes through ``.data`` and by kernels of other libraries are missed.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ _counting = False
 
 
 def stamp(weight: torch.Tensor) -> tuple[int, int]:
-    """Two numbers of which one changes with a weight, while its old memory is held."""
+    """Address and version: one changes with the weight, while its old memory is held."""
     try:
         return weight.data_ptr(), weight._version
-    except RuntimeError:  # made under inference_mode, where nothing is counted
+    except RuntimeError:  # made in inference mode, which counts no versions
         return weight.data_ptr(), -1
 
 
 def count_fused_steps() -> None:
-    """From now on the step of a fused optimizer, of whatever model, is a write to its weights."""
+    """Make the steps of all fused optimizers count as writes to their weights, from now on."""
     global _counting
     if not _counting:
         register_optimizer_step_post_hook(_after_step)
@@ -34,7 +33,7 @@ def count_fused_steps() -> None:
 
 
 def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    # A step may be compiled, and a plain one has to stay one graph.
+    # The step may be compiled: calling a disabled function for all would break its graph.
     if any(group.get("fused") for group in optimizer.param_groups):
         _count_eagerly(optimizer)
 
@@ -46,5 +45,5 @@ def _count_writes(optimizer: torch.optim.Optimizer) -> None:
             torch.autograd.graph.increment_version(written)
 
 
-# Traced it would have no effect.
+# Tracing it would drop the side effect.
 _count_eagerly = torch.compiler.disable(_count_writes)  # type: ignore[no-untyped-call]

@@ -1,10 +1,10 @@
-"""Warm start: load what another process compiled, in place of compiling it again.
+"""Warm start: load code that another process compiled.
 
-The artifacts that torch saves (``torch.compiler.save_cache_artifacts``) hold graphs and, for a CPU,
-the C++ code of their kernels, which would be built again. So the built libraries go with them, and
-those by which Inductor tests which vector instructions the machine has.
+``torch.compiler.save_cache_artifacts`` saves graphs and, for a CPU, the C++ source of kernels,
+which would be built again. So a cache file also holds the built libraries, including those by which
+Inductor detects vector instructions.
 
-A cache file is code, and loading it unpickles: trust it as you trust the program that loads it.
+Loading a cache file unpickles it: trust it like the program that loads it.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from autocompile.settings.tuned import Tuned
 __all__ = ["as_saved", "fingerprint", "load", "no_headers", "save"]
 
 _ARTIFACTS, _FINGERPRINT, _LIBRARIES = "artifacts", "fingerprint.json", "libraries/"
-# Where Inductor puts what it has built, below its cache folder.
+# Built libraries below Inductor's cache folder.
 _LIBRARY = re.compile(r"\w{2}/[\w.]+\.(so|o)")
-_loaded: set[str] = set()  # files whose code is in torch's cache folder by now
+_loaded: set[str] = set()  # cache files that were loaded in this process
 
 
 def fingerprint(device: torch.device) -> dict[str, Any]:
-    """What decides whether compiled code can be used: in words, as a warning shows it."""
+    """Everything that compiled code depends on, with keys as a warning shows them."""
     found: dict[str, Any] = {
         "torch": torch.__version__,
         "torch's folder": os.path.dirname(torch.__file__),
@@ -62,22 +62,22 @@ def _compiler() -> str:
     builder = importlib.import_module("torch._inductor.cpp_builder")
     try:
         said = str(builder.get_compiler_version_info(builder.get_cpp_compiler()))
-    except Exception:  # there is none
+    except Exception:  # no compiler
         return "none"
-    found = re.search(r"[a-zA-Z+]+ version [^_\n]+", said)  # torch gives line breaks as _
+    found = re.search(r"[a-zA-Z+]+ version [^_\n]+", said)  # torch replaces line breaks by _
     return found[0].strip() if found else said
 
 
 def save(path: Path, device: torch.device, threads: Sequence[int]) -> dict[str, int]:
-    """Write what this process has compiled so far.
+    """Write all code that this process has compiled.
 
     Args:
         path: the file.
-        device: that it was compiled for.
-        threads: of torch, in turn, while it was compiled: code for a CPU is made for a number.
+        device: the device that it was compiled for.
+        threads: torch's thread counts during the compiles: CPU code depends on the count.
 
     Returns:
-        How many ``graphs`` and ``libraries`` are in it; no file is written where there are none.
+        Numbers of ``graphs`` and ``libraries``; no file is written if both are 0.
     """
     made = torch.compiler.save_cache_artifacts()
     folder = _cache_folder()
@@ -94,19 +94,19 @@ def save(path: Path, device: torch.device, threads: Sequence[int]) -> dict[str, 
 
 
 def load(settings: Tuned, device: torch.device) -> bool:
-    """Put what was saved with settings where torch looks for it.
+    """Load the code that was saved with settings into torch's cache.
 
-    Once in a process, and again after the number of threads has changed.
+    Does so once per process and number of threads.
 
     Args:
-        settings: from a file; without a cache beside it nothing is done.
-        device: that the settings are to be used on.
+        settings: if they have no cache file, nothing is done.
+        device: the device to use them on.
 
     Returns:
-        Whether it is there.
+        Whether the code is loaded.
 
     Warns:
-        UserWarning: it is missing, changed, or made for another torch or machine: then torch
+        UserWarning: the file is missing, changed, or made for another torch or machine; torch then
             compiles as usual.
     """
     if not (settings.cache and settings.folder):
@@ -124,14 +124,14 @@ def _load_once(path: str, sha256: str, device: torch.device, threads: int) -> bo
     if why_not:
         warnings.warn(
             f"the compiled code in {path} is not used, and torch compiles as usual: {why_not}. "
-            "`autocompile export RUN -o tuned.json --with-cache` makes it anew",
+            "`autocompile export RUN -o tuned.json --with-cache` writes it again",
             stacklevel=4,
         )
     return not why_not
 
 
 def _load(path: str, sha256: str, device: torch.device) -> str:
-    """Why it cannot be used; empty if it is there now."""
+    """Load a cache file; returns why it cannot be used, or an empty string."""
     if not (os.path.basename(path) and sha256):
         return "the settings do not hold both its name (`file`) and its `sha256`"
     content = Path(path).read_bytes()
@@ -160,18 +160,18 @@ def _differences(there: dict[str, Any], device: torch.device) -> list[str]:
 
 
 def as_saved() -> contextlib.AbstractContextManager[None]:
-    """Compile in a way that finds what was loaded in this process; as usual if nothing was."""
+    """Compile with the cache keys of the loaded code; a null context if none was loaded."""
     return no_headers() if _loaded else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
 def no_headers() -> Iterator[None]:
-    """Compile without precompiled headers, which torch makes even for a library that is there.
+    """Compile without precompiled headers, which torch builds even if the library exists.
 
-    Whether there are some is part of the key of what is compiled.
+    Their use is part of the cache key.
     """
     config: Any = importlib.import_module("torch._inductor.config")
-    if not hasattr(config, "cpp_cache_precompile_headers"):  # not in all torches
+    if not hasattr(config, "cpp_cache_precompile_headers"):  # older torch
         yield
         return
     with config.patch(cpp_cache_precompile_headers=False):
@@ -187,7 +187,7 @@ def _name(path: Path, folder: Path) -> str:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Whole or not at all: another process may look for it now."""
+    """Write by rename, since another process may read the file meanwhile."""
     if path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,10 +1,9 @@
-"""What is expected of a setting: main effects of its fields on the logarithm of the speed-up.
+"""Predicts the log speed-up of settings by a Gaussian model of main effects.
 
-A Gaussian model with few numbers. Each field that differs from the default adds its effect; the
-effect is partly the same at all batch sizes of a phase and partly of its own at each, and so is
-what a setting as a whole adds. Before anything is measured the effects are those of recorded tables
-(``prior.json``, made by studies/search/learn.py): they are the portfolio. What one batch size shows
-is expected of the others by the shared part.
+Each field that differs from the default adds an effect, and each setting adds one as a whole. Every
+effect has a part shared by all batch sizes of a phase and a part of its own at each, so a result at
+one batch size informs the others. The prior means come from recorded tables (``prior.json``, made
+by studies/search/learn.py).
 """
 
 from __future__ import annotations
@@ -25,25 +24,25 @@ from autocompile.space.space import Setting
 
 __all__ = ["Effects", "Prior", "prior_of"]
 
-# Standard deviations of logarithms of speed-ups.
+# Prior standard deviations of effects on the log speed-up.
 _FIELDS = {"optimizer": 0.3, "threads": 0.05, "dynamic": 0.05, "scope": 0.1}
 _FIELDS |= {"inductor triton.cudagraphs": 0.15, "inductor max_autotune": 0.1, "inductor mode": 0.1}
-_FIELD, _OPTION = 0.15, 0.08  # of a field's effect: what is not named above; of an option
-_HERE = 0.5  # of its own at one batch size, beside what a phase shares
-_PLAIN_LOG = 0.02  # what each field is expected to cost beside others: combinations come later
-_WHOLE, _WHOLE_HERE = 0.05, 0.04  # of what a setting adds to the effects of its fields
-_WORST = -0.7  # a logarithm: the further below it a result is, the less it says of its relatives
-_NOISE, _WIDTH = 0.03, 3.92  # of one process, and of a 95 % interval in standard deviations
+_FIELD, _OPTION = 0.15, 0.08  # other fields, other options
+_HERE = 0.5  # of the part at one batch size, relative to the shared part
+_PLAIN_LOG = 0.02  # penalty for each further field, so that combinations come later
+_WHOLE, _WHOLE_HERE = 0.05, 0.04  # of a setting as a whole: shared part, part at a batch size
+_WORST = -0.7  # log speed-up below which a result counts as noisier
+_NOISE, _WIDTH = 0.03, 3.92  # of one process; width of a 95 % interval in standard deviations
 
 
 @dataclass(frozen=True)
 class Prior:
-    """What recorded tables say of a kind of phase on a kind of device.
+    """Prior from recorded tables for a kind of phase and device.
 
     Attributes:
-        effects: mean logarithm of the speed-up that each field brings.
-        seconds: of a trial of the search, by field: each adds its own to ``base_s``.
-        base_s: of a trial that compiles nothing.
+        effects: mean log speed-up by field.
+        seconds: by field, seconds that it adds to a search trial.
+        base_s: seconds of a trial that compiles nothing.
     """
 
     effects: Mapping[str, float] = field(default_factory=dict)
@@ -51,7 +50,7 @@ class Prior:
     base_s: float = 2.0
 
     def mean(self, config: CompileConfig) -> float:
-        """The expected logarithm of the speed-up."""
+        """The expected log speed-up."""
         return sum(self.effects.get(name, 0.0) for name in config.features)
 
     def cost_s(self, config: CompileConfig) -> float:
@@ -61,18 +60,18 @@ class Prior:
 
 
 def _seconds(feature: str) -> float:
-    """Seconds that a field adds to a trial, where no table knows it."""
+    """Seconds that a field adds to a trial if it is in no table."""
     if feature.endswith(" eager") or feature.startswith("optimizer"):
         return 0.0
     if feature == "freezing=True":
         return 8.0
     if "=" not in feature or "autotune" in feature or "cpp_wrapper" in feature:
-        return 5.0  # a backend, to begin with
+        return 5.0  # a backend, or a slow option
     return 1.0
 
 
 def prior_of(device: str, phase: str, has_convolutions: bool) -> Prior:
-    """The prior of the nearest kind that was recorded: device, phase and kind of layers."""
+    """The prior of the nearest recorded kind of device, phase and layers."""
     table = _table()
     phase = phase_of(phase).prior or phase
     layers = "conv" if has_convolutions else "other"
@@ -97,7 +96,7 @@ class Effects:
     """
 
     def __init__(self, settings: Sequence[Setting], priors: Mapping[str, Prior]) -> None:
-        # Trials have the cores: threads of BLAS would wait for them, and hold them up by spinning.
+        # BLAS runs in one thread: busy-waiting threads would slow the trials.
         self._blas = ThreadpoolController()
         self.index = {s: i for i, s in enumerate(settings)}
         self._mean = np.array([_prior_log(priors[s.phase], s.config) for s in settings])
@@ -110,7 +109,7 @@ class Effects:
         for row, own in enumerate(names):
             for name in own:
                 self._has[row, known[name]] = _deviation(name)
-        # Eager against itself is no unknown.
+        # The speed-up of plain eager is known to be 1.
         self._unknown = (self._has > 0).any(axis=1).astype(float)
 
     def expected(
@@ -119,12 +118,12 @@ class Effects:
         left: Sequence[Setting],
         spreads: Mapping[Setting, float] | None = None,
     ) -> tuple[Any, Any]:
-        """Mean and standard deviation of the logarithm of the speed-up of each that is left.
+        """Mean and standard deviation of the log speed-up of each setting in ``left``.
 
         Args:
-            seen: logarithms that were measured.
-            left: settings of interest.
-            spreads: how wide the 95 % interval of each logarithm is, by the rounds of its process.
+            seen: measured log speed-ups.
+            left: settings to predict.
+            spreads: widths of the measured 95 % intervals of the log speed-ups.
         """
         with self._blas.limit(limits=1, user_api="blas"):
             return self._expected(seen, left, spreads or {})
@@ -153,7 +152,7 @@ class Effects:
         return mean, np.sqrt(np.maximum(variance, 1e-8))
 
     def _between(self, rows: Any, columns: Any, diagonal: bool = False) -> Any:
-        """Covariances of the true effects of settings."""
+        """Prior covariances of the settings' log speed-ups."""
         if diagonal:
             shared = np.square(self._has[rows]).sum(axis=1)
             here = same = np.ones(rows.size)
@@ -175,7 +174,7 @@ def _prior_log(prior: Prior, config: CompileConfig) -> float:
 
 
 def _deviation(feature: str) -> float:
-    """Of the effect of a field, before anything is measured."""
+    """Prior standard deviation of the effect of a field."""
     name = feature.split("=")[0]
     return _FIELDS.get(name, _OPTION if " " in name else _FIELD)
 
@@ -186,7 +185,7 @@ def _codes(values: Sequence[Any]) -> Any:
 
 
 def expected_gain(mean: Any, deviation: Any, best: Any) -> Any:
-    """How much better than ``best`` a normal value is expected to be; worse counts as nothing."""
+    """Expected improvement of a normal variable over ``best``."""
     z = (mean - best) / deviation
     density = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
     below = 0.5 * (1 + np.vectorize(math.erf)(z / math.sqrt(2)))

@@ -1,4 +1,4 @@
-"""What the failures of a search say of the settings that have not been tried."""
+"""Estimates from failed trials how likely untried settings are to fail."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ __all__ = ["doubt", "failures_of", "fingerprint"]
 
 
 def fingerprint(outcome: str, message: str) -> str:
-    """Equal for failures that look alike: numbers, addresses and paths in the message differ."""
+    """The outcome and message without numbers, addresses and paths, equal for similar failures."""
     words = re.sub(r"0x[0-9a-f]+|\d+|\S*[/\\]\S+", "#", message)
     return f"{outcome} {words[:120]}"
 
 
 def failures_of(begun: Mapping[Setting, FrozenTrial]) -> list[tuple[frozenset[str], int]]:
-    """What the settings that failed in one way have in common, and how many they are.
+    """(common features, count) of each group of similar failures.
 
-    They fail for one reason, and what they have in common is the best guess at it. A setting that
-    no process has tried says nothing of others.
+    The common features are the best guess at the cause. Settings that did not run in a process are
+    ignored.
     """
     found: dict[str, tuple[frozenset[str], int]] = {}
     for setting, trial in begun.items():
@@ -37,6 +37,6 @@ def failures_of(begun: Mapping[Setting, FrozenTrial]) -> list[tuple[frozenset[st
 
 
 def doubt(setting: Setting, failures: Sequence[tuple[frozenset[str], int]]) -> float:
-    """1 where nothing speaks against it, the more failures are like it the larger."""
+    """1 if no failure resembles the setting; grows with the number of similar failures."""
     own = setting.config.features | {setting.phase}
     return math.prod(1.0 + count for common, count in failures if common <= own)

@@ -1,4 +1,4 @@
-"""Crew: runs jobs side by side, passes on what happens, and ends them at Ctrl-C."""
+"""Runs jobs in parallel, reports their events and handles Ctrl-C."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from autocompile.search.observer import Observer
 
 __all__ = ["Crew", "put_first_log_aside", "run_job", "without_interrupts"]
 
-_GLANCE_S = 0.25  # how long Ctrl-C may go unnoticed
+_GLANCE_S = 0.25  # maximum delay until Ctrl-C is handled
 _TICK_S = 1.0
 
 
 class Crew:
-    """Jobs of one executor.
+    """The running jobs of one executor.
 
-    The first Ctrl-C ends what runs, and its endings still arrive; the second one is raised. While
-    the crew is entered the first is only noted: as an exception it would come in the middle of
-    anything, and in a destructor or a weak reference's callback Python prints it and goes on.
+    The first Ctrl-C ends running jobs, which still report their endings; the second is raised.
+    Inside the context, a signal handler records the first instead of raising KeyboardInterrupt,
+    which could hit anywhere and is ignored in destructors and weak reference callbacks.
 
     Args:
         executor: runs the jobs.
-        observer: is told of steps.
-        is_over: whether the time is over, and what runs is to be ended as by Ctrl-C.
+        observer: receives steps, warnings and ticks.
+        is_over: whether the time is over, so that running jobs must be ended.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Crew:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 handler = signal.getsignal(number)
-                if callable(handler):  # neither ignored nor left to the system
+                if callable(handler):  # not SIG_IGN or SIG_DFL
                     self._handlers[number] = handler
                     signal.signal(number, self._note)
         return self
@@ -61,12 +61,12 @@ class Crew:
 
     @property
     def interrupted(self) -> bool:
-        """Whether Ctrl-C has been pressed; nothing should be started any more."""
+        """Whether Ctrl-C was pressed, so that nothing should be started."""
         return self._pressed
 
     @property
     def size(self) -> int:
-        """How many jobs have been started and not been handed out yet."""
+        """Number of jobs that :meth:`next` has yet to return."""
         return len(self._running) + len(self._ended)
 
     @property
@@ -78,13 +78,13 @@ class Crew:
         """Start a job."""
         try:
             self._running.add(job.number)
-            self._cancelled = False  # of those that were there before
+            self._cancelled = False  # the new job is not cancelled yet
             self._executor.start(job)
         except KeyboardInterrupt:
             self._note()
 
     def next(self) -> tuple[int, Ending]:
-        """Sleep until a job ends: its number and how.
+        """Wait until a job ends; returns its number and how it ended.
 
         Raises:
             KeyboardInterrupt: the second Ctrl-C.
@@ -118,7 +118,7 @@ class Crew:
 
 @contextlib.contextmanager
 def without_interrupts() -> Iterator[None]:
-    """Ignore Ctrl-C for the moment that the report takes: nothing is left that it could shorten."""
+    """Ignore Ctrl-C inside the context."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -130,12 +130,10 @@ def without_interrupts() -> Iterator[None]:
 
 
 def run_job(executor: Executor, job: Job, observer: Observer) -> tuple[Ending, bool]:
-    """Run one job to its end, with nothing beside it.
-
-    A failure that forking may have caused is tried once more in a fresh interpreter.
+    """Run one job alone; a failure that forking may have caused is retried once in an interpreter.
 
     Returns:
-        How it ended, and whether the user pressed Ctrl-C meanwhile.
+        How it ended, and whether the user pressed Ctrl-C.
     """
     with Crew(executor, observer) as crew:
         crew.start(job)
@@ -149,7 +147,7 @@ def run_job(executor: Executor, job: Job, observer: Observer) -> tuple[Ending, b
 
 
 def put_first_log_aside(folder: Path) -> None:
-    """Keep what the first try of a trial has printed."""
+    """Rename the log of a trial's first try, so that the second does not overwrite it."""
     log = folder / "log.txt"
     if log.exists():
         log.replace(log.with_name("log.first.txt"))

@@ -1,9 +1,9 @@
-"""The ledger: the Optuna study of a run, in memory for the asking and on disk for the looking.
+"""The Optuna study of a run: in memory for the search, and a copy on disk for the user.
 
-The records in the run's folder are the truth. Asking and telling in a database would cost a dozen
-transactions for each trial and could fail in the middle of one; so Optuna asks and is told in
-memory, and each trial that is over becomes one row of the database, in one transaction. A row that
-could not be written is added when the run is resumed, and a database that is torn is made anew.
+The records in the run's folder are authoritative. ``ask`` and ``tell`` on a database would take a
+dozen transactions per trial and could fail in between, so they use a study in memory, and each
+finished trial is added to the database in one transaction. Missing rows are added when the run is
+resumed, and a corrupt database is rebuilt.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _TROUBLE = (optuna.exceptions.OptunaError, SQLAlchemyError, OSError, ImportError
 
 
 class Ledger:
-    """Asks Optuna for settings and tells it, and the database, what became of them.
+    """Asks Optuna for settings and reports results to it and to the database.
 
     Args:
         sampler: chooses the next setting.
         name: of the study.
-        database: the run's own file, or the URL of a storage of the user's.
-        warn: is told, once, when the database cannot be written any more.
+        database: the run's file, or the URL of the user's storage.
+        warn: called with a message when the database cannot be written.
     """
 
     def __init__(
@@ -55,10 +55,10 @@ class Ledger:
         self._disk: optuna.Study | None = None
 
     def restore(self, records: Sequence[Record]) -> None:
-        """Open the database and bring both studies up to date.
+        """Open the database and add the records to both studies.
 
         Raises:
-            RunError: the user's own storage cannot be used.
+            RunError: the user's storage cannot be used.
         """
         for record in records:
             self._memory.add_trial(self._row(record))
@@ -70,7 +70,7 @@ class Ledger:
                 raise RunError(
                     f"the study database {self._database} cannot be used",
                     str(error).splitlines()[0][:200],
-                    "all finished trials are safe in the run folder; the database is only a view",
+                    "all finished trials are safe in the run folder; the database is only a copy",
                     hint="another --storage, or none: the run then keeps its own database",
                 ) from error
             self._disk = None
@@ -78,16 +78,16 @@ class Ledger:
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing that is left is worth trying."""
+        """Whether the sampler has nothing left that is worth trying."""
         return self._sampler.is_done(self._memory)
 
     @property
     def left(self) -> int:
-        """How many settings no trial has begun."""
+        """Number of settings without a started trial."""
         return len(self._sampler.left(self._memory))
 
     def ask(self) -> Setting | None:
-        """The next setting; None if there is none now."""
+        """The next setting; None if none can be tried now."""
         if not self._sampler.has_next(self._memory):
             return None
         trial = self._memory.ask(dict(self._sampler.distributions))
@@ -96,7 +96,7 @@ class Ledger:
         return setting
 
     def tell(self, record: Record) -> None:
-        """What became of a setting that was asked for; the record is on disk already."""
+        """Report a finished trial, whose record is already on disk."""
         setting = Setting.of(record)
         row = self._row(record)
         if (trial := self._open.pop(setting, None)) is not None:
@@ -126,7 +126,7 @@ class Ledger:
             f"sqlite:///{self._database.resolve()}",
             engine_kwargs={"connect_args": {"timeout": _LOCK_PATIENCE_S}},
         )
-        # A view that can be made anew need not wait for the disk after each row.
+        # The database can be rebuilt, so rows need no fsync.
         sqlalchemy.event.listen(
             storage.engine, "connect", lambda c, _: c.execute("PRAGMA synchronous=OFF")
         )
@@ -145,7 +145,7 @@ class Ledger:
             )
 
     def _repair(self, study: optuna.Study, records: Sequence[Record]) -> None:
-        """Close rows that were left open and add records that the database never heard of."""
+        """Close unfinished rows and add missing records."""
         told = set()
         for row in study.get_trials(deepcopy=False):
             if not row.state.is_finished():
@@ -157,7 +157,7 @@ class Ledger:
                 study.add_trial(self._row(record))
 
     def _rebuild(self, database: Path, records: Sequence[Record], error: Exception) -> None:
-        """Put our own database aside and make another from the records."""
+        """Rename a corrupt database and build a new one from the records."""
         if "locked" in str(error):
             self._warn(f"{database.name} is locked by another program; --resume adds the rows")
             return
@@ -171,12 +171,12 @@ class Ledger:
             self._warn(f"{database.name} cannot be written: {_first_line(again)}")
         else:
             self._warn(
-                f"{database.name} could not be read ({_first_line(error)}); it was made anew from "
-                f"the trials' records and the old one put aside as {aside.name}"
+                f"{database.name} could not be read ({_first_line(error)}); it was rebuilt from "
+                f"the trials' records, and the old one renamed to {aside.name}"
             )
 
     def _row(self, record: Record) -> FrozenTrial:
-        """A failure is a pruned row: Optuna's samplers would propose a failed one again."""
+        """The trial's row; a failure counts as pruned, since samplers propose failed ones again."""
         value = _value(record)
         state = TrialState.COMPLETE if value is not None else TrialState.PRUNED
         if record.outcome is Outcome.INTERRUPTED:
@@ -191,13 +191,13 @@ class Ledger:
 
 
 def _first_line(error: BaseException) -> str:
-    while error.__cause__ is not None:  # Optuna's own words hide what the database said
+    while error.__cause__ is not None:  # the database's message, not Optuna's
         error = error.__cause__
     return next(iter(str(error).splitlines()), type(error).__name__)[:160]
 
 
 def _value(record: Record) -> float | None:
-    """The speed-up over eager mode, with what new weights cost; None if that is not known."""
+    """The speed-up over eager including the cost of new weights; None if unknown."""
     if not record.ok or record.measurement is None or not record.is_known_to_pay:
         return None
     measured = record.measurement
@@ -205,9 +205,9 @@ def _value(record: Record) -> float | None:
 
 
 def _attributes(record: Record) -> dict[str, Any]:
-    """What the dashboard shows beside the value."""
+    """User attributes, which the sampler and the dashboard read."""
     attributes: dict[str, Any] = {"number": record.number, "outcome": record.outcome.value}
-    # In words too: of a parameter with one value Optuna knows nothing.
+    # Also as text, since parameters with one value are not in the study.
     attributes |= {"setting": record.config.label(), "phase": record.phase}
     attributes["batch_size"] = record.batch_size
     if record.message:

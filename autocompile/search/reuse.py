@@ -1,4 +1,4 @@
-"""Results that need no timing: what is known of a setting before it is tried, or of its code."""
+"""Derives results of settings from other trials, without running them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["answer", "known_codes", "of_twin"]
 
 Known = Mapping[Setting, Record]
 
+_HOPE = 0.8  # best case for constant weights, relative to the fastest known call
 # Measured in studies/dimensions: 4 to 17 µs.
-_HOPE = 0.8  # of the fastest call known: what constant weights may bring it to
 _FULLGRAPH_COSTS = (
-    "not timed: the code is the same, and torch checks a few microseconds more at each call"
+    "not timed: the code is the same, and torch's checks take a few microseconds more per call"
 )
 
 
@@ -30,7 +30,7 @@ def answer(
     known: Known,
     calls_per_update: int | None,
 ) -> Record | None:
-    """A record that needs no process, by what other trials have shown."""
+    """The record of a setting as far as other trials determine it; None if it must be tried."""
     known = {s: r for s, r in known.items() if s.phase == setting.phase}
     if reason := _cannot_pay(setting, known, calls_per_update):
         known_before = {"detail": {"answered": True}}
@@ -69,13 +69,13 @@ def answer(
 
 
 def _is_one_graph(record: Record) -> bool:
-    """Whether all of it was compiled, at once, as one graph: then fullgraph says the same."""
+    """Whether it was compiled once as one graph, so that ``fullgraph=True`` is equal."""
     skipped = record.graph_breaks or record.recompiles or record.detail.get("skipped_frames")
     return not skipped and record.graphs in (None, 1)
 
 
 def _broken(number: int, setting: Setting, broke: Record) -> Record:
-    """``graph_break``, as another trial has shown it."""
+    """A ``graph_break`` record based on another trial."""
     breaks = broke.detail.get("breaks", [])
     message = broke.message
     if broke.ok:
@@ -97,15 +97,15 @@ def _broken(number: int, setting: Setting, broke: Record) -> Record:
 
 
 def _cannot_pay(setting: Setting, known: Known, calls: int | None) -> str:
-    """Why constant weights cannot win here, by the best speed that is known; empty if they may.
+    """Why constant weights cannot win here; empty if they may.
 
-    At best its calls are as fast as the largest speed-up at any batch size says, or somewhat faster
-    than the fastest here.
+    Assumes for its calls the largest speed-up at any batch size, or ``_HOPE`` times the fastest
+    call at this one, whichever is faster.
     """
     config = setting.config
     if not calls or not config.bakes_weights:
         return ""
-    alike = ("backend", "mode", "options", "freezing")  # what a refresh does depends on these
+    alike = ("backend", "mode", "options", "freezing")  # these determine the cost of a refresh
     costs = [
         r.refresh_s
         for r in known.values()
@@ -123,7 +123,7 @@ def _cannot_pay(setting: Setting, known: Known, calls: int | None) -> str:
         return ""
     return (
         f"not tried: new weights cost such a setting {min(costs):.2g} s every {calls} calls, more "
-        "than it could save at the best speed that is known"
+        "than it could save at the best known speed"
     )
 
 
@@ -133,9 +133,9 @@ def _whole_call_s(record: Record) -> float:
 
 
 def _break_of(setting: Setting, known: Known) -> Record | None:
-    """A trial in which Dynamo broke this graph: it does so whatever compiles the parts.
+    """A trial in which Dynamo broke this graph, which does not depend on the backend.
 
-    One that allowed it and says that it happened is as good as one that failed of it.
+    Either it failed because of the break, or it allowed breaks and counted them.
     """
     found = [
         r
@@ -146,14 +146,14 @@ def _break_of(setting: Setting, known: Known) -> Record | None:
         and r.batch_size == setting.batch_size
         and _traces_alike(r.config, setting.config)
     ]
-    # The one that failed says why in torch's words.
+    # Prefer a failed one, which has torch's message.
     return min(found, key=lambda r: r.ok, default=None)
 
 
 def _without_graph(setting: Setting, known: Known) -> Record | None:
-    """A trial in which Dynamo captured nothing here: whatever backend comes after it, it will not.
+    """A trial in which Dynamo captured no graph, which does not depend on the backend.
 
-    One of constant weights or of regions compiles something else.
+    Constant weights and regions compile something else, so they are excluded.
     """
     config = setting.config
     if config.is_eager or config.freezing or config.scope != "full":
@@ -179,7 +179,7 @@ def _traces_alike(ours: CompileConfig, theirs: CompileConfig) -> bool:
 
 
 def known_codes(setting: Setting, known: Known) -> dict[str, int]:
-    """The code that finished trials of the same inputs ended in, and their numbers."""
+    """Compiled code (its hash) to trial number, of finished trials with the same inputs."""
     return {
         str(r.detail["code"]): r.number
         for r in known.values()

@@ -1,12 +1,12 @@
-"""Which setting is tried next: an Optuna sampler over the finite list of settings.
+"""Optuna samplers over the finite list of settings: they choose the next setting.
 
-:class:`PortfolioSampler` reads nothing but the Optuna study: its trials, their values (speed-ups
-over eager) and user attributes (``outcome``, ``message``, ``seconds``, ``spread``). It runs under
-plain ``study.optimize``, on a recorded table too. First comes eager mode of each phase and batch
-size, then what promises the largest expected gain per second (:mod:`autocompile.search.effects`).
+:class:`PortfolioSampler` reads only the Optuna study: values (speed-ups over eager) and user
+attributes (``outcome``, ``message``, ``seconds``, ``spread``) of its trials. It works with plain
+``study.optimize``. It chooses eager mode of each phase and batch size first, then the largest
+expected gain per second (:mod:`autocompile.search.effects`).
 
-Optuna's own samplers propose failures and repeats again in spaces this small, so the list decides
-for them too: :class:`FiniteSampler` takes the untried setting nearest to what they propose.
+Optuna's samplers repeat settings and failures in spaces this small. :class:`FiniteSampler` moves
+their proposals to the nearest untried setting.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from autocompile.space.space import Setting, choices, plainer_twins
 __all__ = ["SAMPLERS", "FiniteSampler", "PortfolioSampler", "make_sampler"]
 
 SAMPLERS = ("portfolio", "tpe", "gp", "random")
-_OTHERS = 0.5  # what a gain at another batch size than the user's own is worth
-_DEFAULT = 0.05  # what it is worth to know plain torch.compile(), which all is compared with
-_PART = 0.01  # to know what leads without one of its fields, which may not matter
-_ENOUGH = 0.002  # expected gain, as a logarithm, below which nothing is worth trying
+_OTHERS = 0.5  # weight of a gain at another batch size than the user's own
+_DEFAULT = 0.05  # bonus for plain torch.compile(), to which all settings are compared
+_PART = 0.01  # bonus for the leader without one of its fields, which may have no effect
+_ENOUGH = 0.002  # expected log gain below which the search ends
 _ANSWERED_S = 0.01  # seconds of a setting that needs no process
-_PRIOR_WEIGHT = 4.0  # trials whose seconds are worth as much as the predicted ones
+_PRIOR_WEIGHT = 4.0  # weight of the predicted seconds, in trials
 
 _Scores = dict[Setting, tuple[float, float, float]]
 Params = tuple[tuple[str, Any], ...]
@@ -51,7 +51,7 @@ class _Listed(optuna.samplers.BaseSampler):
 
     def __init__(self, settings: Sequence[Setting]) -> None:
         self.settings = tuple(settings)
-        # Of a parameter with one value there is nothing to choose.
+        # Without parameters that have only one value.
         self.distributions: dict[str, BaseDistribution] = {
             name: CategoricalDistribution(values)
             for name, values in choices(settings).items()
@@ -76,7 +76,7 @@ class _Listed(optuna.samplers.BaseSampler):
         return {n: v for n, v in setting.params().items() if n in self.distributions}
 
     def seen(self, study: optuna.Study) -> dict[Setting, FrozenTrial]:
-        """The trials of listed settings that have begun; what was interrupted is still to try."""
+        """The started trials of listed settings, without interrupted ones."""
         found: dict[Setting, FrozenTrial] = {}
         for trial in study.get_trials(deepcopy=False):
             setting = self._by_params.get(_key(trial.params))
@@ -85,21 +85,21 @@ class _Listed(optuna.samplers.BaseSampler):
         return found
 
     def left(self, study: optuna.Study) -> list[Setting]:
-        """The settings that no trial has begun."""
+        """The settings without a started trial."""
         begun = self.seen(study)
         return [s for s in self.settings if s not in begun]
 
     def infer_relative_search_space(
         self, study: optuna.Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
-        """All parameters are chosen together."""
+        """All parameters, since they are chosen together."""
         return self.distributions
 
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str,
         param_distribution: BaseDistribution,
     ) -> Any:  # fmt: skip
-        """Never needed: :meth:`sample_relative` gives every parameter."""
+        """Never called: :meth:`sample_relative` returns all parameters."""
         raise NotImplementedError(param_name)
 
 
@@ -112,12 +112,12 @@ def _key(params: Mapping[str, Any]) -> Params:
 
 
 class PortfolioSampler(_Listed):
-    """Expected gain per second, with recorded tables as the prior.
+    """Chooses the setting with the largest expected gain per second.
 
     Args:
         settings: all that may be tried, of all phases and batch sizes.
-        priors: by phase; what is not there starts from nothing.
-        own_sizes: the user's own batch size of each phase, which comes first.
+        priors: by phase, from recorded tables; may lack phases.
+        own_sizes: the user's own batch size by phase, which has priority.
     """
 
     def __init__(
@@ -138,11 +138,11 @@ class PortfolioSampler(_Listed):
         self._twins = {s: listed & set(plainer_twins(s)) for s in self.settings}
 
     def has_next(self, study: optuna.Study) -> bool:
-        """Whether a setting may be tried now; one that a running trial may answer waits for it."""
+        """Whether a setting may be tried now; settings that may reuse a running trial wait."""
         return bool(self._scores(study))
 
     def is_done(self, study: optuna.Study) -> bool:
-        """Whether nothing that is left is worth its seconds."""
+        """Whether no remaining setting has a relevant expected gain."""
         scores = self._scores(study)
         return not scores or max(gain for gain, _, _ in scores.values()) < _ENOUGH
 
@@ -164,9 +164,9 @@ class PortfolioSampler(_Listed):
         return self.params(best)
 
     def _scores(self, study: optuna.Study) -> _Scores:
-        """Of each that is left: the expected gain, its seconds, and an order before all that."""
+        """(expected gain, seconds, priority) of each remaining setting."""
         begun = self.seen(study)
-        # What the result of a plainer twin answers is asked for when that is there.
+        # Settings that may reuse a plainer twin's result wait for it.
         finished = {s for s, t in begun.items() if t.state.is_finished()}
         if self._known[0] == (len(begun), len(finished)):
             return self._known[1]
@@ -178,7 +178,7 @@ class PortfolioSampler(_Listed):
         running = [s for s, t in begun.items() if t.state is TrialState.RUNNING]
         known = dict(values)
         best = {s.cell: 0.0 for s in self.settings}
-        if running:  # as if they had done what is expected of them
+        if running:  # assume that they reach their expected values
             expected, _ = self._effects.expected(values, running, spreads)
             for setting, value in zip(running, map(float, expected), strict=True):
                 known[setting] = value
@@ -191,7 +191,7 @@ class PortfolioSampler(_Listed):
             leading[setting.cell] = setting.config.features
         gains = expected_gain(mean, deviation, [best[s.cell] for s in left])
         failures = failures_of(begun)
-        pace = self._pace(begun)
+        slowness = self._slowness(begun)
         scores = {}
         for setting, gain in zip(left, map(float, gains), strict=True):
             gain *= self._weight(setting) / doubt(setting, failures)
@@ -199,7 +199,7 @@ class PortfolioSampler(_Listed):
                 gain += _DEFAULT * self._weight(setting)
             elif _lacks_one(setting.config.features, leading[setting.cell]):
                 gain += _PART * self._weight(setting)
-            seconds = pace * self._priors[setting.phase].cost_s(setting.config)
+            seconds = slowness * self._priors[setting.phase].cost_s(setting.config)
             if any(
                 t.state is TrialState.COMPLETE for t in map(begun.get, self._twins[setting]) if t
             ):
@@ -213,8 +213,8 @@ class PortfolioSampler(_Listed):
         own = self._own.get(setting.phase, setting.batch_size)
         return 1.0 if setting.batch_size == own else _OTHERS
 
-    def _pace(self, begun: Mapping[Setting, FrozenTrial]) -> float:
-        """How many times as long as predicted trials take here."""
+    def _slowness(self, begun: Mapping[Setting, FrozenTrial]) -> float:
+        """Ratio of the actual to the predicted seconds of trials."""
         pairs = [
             (float(t.user_attrs["seconds"]), self._priors[s.phase].cost_s(s.config))
             for s, t in begun.items()
@@ -225,12 +225,12 @@ class PortfolioSampler(_Listed):
 
 
 class FiniteSampler(_Listed):
-    """Another sampler's proposals, each moved to the nearest setting that has not been tried.
+    """Moves each proposal of another sampler to the nearest untried setting.
 
     Args:
         settings: all that may be tried.
-        inner: proposes.
-        seed: of the choice among equally near ones.
+        inner: the other sampler.
+        seed: for the choice among equally near settings.
     """
 
     def __init__(
@@ -261,7 +261,7 @@ class FiniteSampler(_Listed):
         left = self.left(study)
         if not left:
             raise RuntimeError("every setting has been tried")
-        # Eager mode first here too: without it no speed-up means anything.
+        # Eager mode first: speed-ups need it.
         if eager := [s for s in left if s.config.is_plain_eager]:
             return self.params(eager[0])
         space = self._inner.infer_relative_search_space(study, trial)
@@ -279,7 +279,7 @@ class FiniteSampler(_Listed):
         state: TrialState,
         values: Sequence[float] | None,
     ) -> None:
-        """Pass on what a trial gave."""
+        """Pass the result of a trial to the inner sampler."""
         self._inner.after_trial(study, trial, state, values)
 
 
@@ -294,10 +294,10 @@ def make_sampler(
     own_sizes: Mapping[str, int | None],
     seed: int,
 ) -> PortfolioSampler | FiniteSampler:
-    """The sampler of that name: ours, or one of Optuna's own.
+    """The sampler of that name.
 
     Raises:
-        UsageError: there is none of that name.
+        UsageError: unknown name.
     """
     if name == "portfolio":
         return PortfolioSampler(settings, priors, own_sizes)
@@ -311,5 +311,5 @@ def make_sampler(
         elif name == "random":
             inner = optuna.samplers.RandomSampler(seed=seed)
         else:
-            raise UsageError(f"sampler {name!r} is none of {', '.join(SAMPLERS)}")
+            raise UsageError(f"unknown sampler {name!r} (choose from: {', '.join(SAMPLERS)})")
     return FiniteSampler(settings, inner, seed)

@@ -1,1 +1,1 @@
-"""What is kept on disk of a run."""
+"""Reads and writes the files of a run."""

@@ -1,4 +1,4 @@
-"""Files and folders of a run: written whole or not at all, and by nobody but their owner."""
+"""Writes files and folders of a run: atomically, and writable only by their owner."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ __all__ = ["make_folder", "not_for_all", "write_json", "write_text"]
 
 
 def not_for_all(path: str, flags: int) -> int:
-    """An ``opener`` for ``open``: whatever the umask says, only the owner may write."""
+    """An ``opener`` for ``open``: only the owner may write, regardless of the umask."""
     return os.open(path, flags, 0o644)
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder, and those above it, that only the owner may write to.
+    """Create a folder and its parents, writable only by the owner.
 
     Raises:
-        RunError: it cannot be made.
+        RunError: it cannot be created.
     """
     try:
         for folder in (*reversed(path.parents), path):
@@ -30,18 +30,18 @@ def make_folder(path: Path) -> None:
                 folder.mkdir(mode=0o755, exist_ok=True)
     except OSError as error:
         raise RunError(
-            f"cannot make the folder {path}: {error.strerror or error}",
+            f"cannot create the folder {path}: {error.strerror or error}",
             hint="--run-dir with a folder that you can write to",
         ) from error
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file so that a reader sees the old one or the whole new one, never a part.
+    """Write a file by rename, so that a reader sees the old or the new content, never a part.
 
     Raises:
         RunError: the disk is full or the folder cannot be written.
     """
-    # Of this process alone: several may write a file that all runs share.
+    # A name per process: several processes may write a file that runs share.
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "w", encoding="utf-8", opener=not_for_all) as file:
@@ -60,9 +60,5 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Write JSON, whole or not at all.
-
-    Raises:
-        RunError: as :func:`write_text`.
-    """
+    """Write JSON by :func:`write_text`."""
     write_text(path, json.dumps(data, indent=1, allow_nan=False) + "\n")

@@ -1,7 +1,7 @@
-"""Results as they are on disk, also those of a newer version: what is not understood is told.
+"""Reads results from disk, also those of older and newer versions.
 
-An older run always opens. A key that this version does not know is ignored; a trial whose setting
-or ending it does not know is left out. Both are said in one notice, so nothing is lost in silence.
+Unknown keys are ignored, and trials with an unknown setting or outcome are left out. A notice
+reports both.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ __all__ = ["demand_schema", "notice", "read"]
 
 T = TypeVar("T")
 
-_MOST_NAMED = 8  # trials, in a notice
+_MOST_NAMED = 8  # trial numbers in a notice
 _DAMAGE = (KeyError, TypeError, ValueError, AttributeError)
 
 
 def demand_schema(what: object, data: Any, newest: int) -> None:
-    """Refuse what this version cannot read.
+    """Check that this version can read a file.
 
     Args:
-        what: the file, as it is named in the error.
-        data: what it holds.
+        what: the file's name in the error.
+        data: its content.
         newest: the newest schema that this version reads.
 
     Raises:
-        RunError: it is of a newer schema, or has none.
+        RunError: it has a newer schema, or none.
     """
     found = data.get("schema") if isinstance(data, dict) else None
     if type(found) is not int or found < 1:
@@ -42,7 +42,7 @@ def demand_schema(what: object, data: Any, newest: int) -> None:
         version = environment.get("autocompile") if isinstance(environment, dict) else None
         by, least = (f"autocompile {version}", f">={version}") if version else ("a newer one", "")
         raise RunError(
-            f"{what} is of schema {found} and was written by {by}",
+            f"{what} has schema {found} and was written by {by}",
             f"this is autocompile {_own_version()}, which reads up to schema {newest}",
             hint=f"pip install --upgrade 'torch-autocompile{least}'",
         )
@@ -54,16 +54,16 @@ def read(
     known: Collection[str],
     known_of_a_measurement: Collection[str],
 ) -> tuple[list[T], list[str]]:
-    """The records of trials that have ended, and in words what of them is ignored or left out.
+    """Records of finished trials, and sentences about what is ignored or left out.
 
     Args:
-        paths: the ``result.json`` of each trial; of one that has not ended there is none.
-        parse: makes a record of a result without unknown keys.
-        known: the keys of a result.
-        known_of_a_measurement: the keys of its measurement.
+        paths: trial number to ``result.json``, which may not exist yet.
+        parse: makes a record from a result without unknown keys.
+        known: known keys of a result.
+        known_of_a_measurement: known keys of its measurement.
 
     Raises:
-        RunError: a result is of a newer schema.
+        RunError: a result has a newer schema.
     """
     results = _load(paths)
     usual = _usual(results)
@@ -98,11 +98,11 @@ def read(
 
 
 def notice(facts: list[str], environment: Mapping[str, Any]) -> str:
-    """What is ignored or left out of a run, in one paragraph; empty if nothing is.
+    """A paragraph about what is ignored or left out of a run; empty if nothing is.
 
     Args:
-        facts: as :func:`read` gives them.
-        environment: that the run was made in, which names the version of autocompile.
+        facts: the sentences from :func:`read`.
+        environment: of the run, with its version of autocompile.
     """
     if not facts:
         return ""
@@ -113,7 +113,7 @@ def notice(facts: list[str], environment: Mapping[str, Any]) -> str:
 
 
 def _load(paths: Mapping[int, Path]) -> dict[int, Any]:
-    """What the files hold; None for one that is no JSON."""
+    """The files' contents by trial number; None for invalid JSON."""
     results: dict[int, Any] = {}
     for number, path in paths.items():
         try:
@@ -135,17 +135,14 @@ def _only(
 def _without(
     usual: Mapping[str, Any], config: Mapping[str, Any], unknown: list[str]
 ) -> dict[str, Any]:
-    """A setting without the unknown keys that change nothing."""
+    """A setting without those unknown keys that have their default value."""
     gone = [key for key in config if key in usual and config[key] == usual[key]]
     unknown += [f"config.{key}" for key in gone]
     return {key: value for key, value in config.items() if key not in gone}
 
 
 def _usual(results: Mapping[int, Any]) -> dict[str, Any]:
-    """Unknown keys of settings, with the values at which they change nothing.
-
-    Those that the first trial of plain eager has: a run begins with it.
-    """
+    """Unknown keys of settings with their default values, from the first plain eager trial."""
     names = CompileConfig.__dataclass_fields__
     for _, result in sorted(results.items()):
         with contextlib.suppress(AutocompileError, *_DAMAGE):

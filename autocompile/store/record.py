@@ -1,6 +1,6 @@
-"""What is kept of one trial, and the folder that keeps it.
+"""Record of one trial, and the folder of a run.
 
-``result.json`` holds raw block times; every statistic is computed on reading.
+``result.json`` holds raw block times; statistics are computed on reading.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ __all__ = [
 ]
 
 AT_WORK = "at_work"
-"""File in a race's folder: the number of the trial whose setting is at work, or -1."""
+"""File in a race's folder: the number of the trial whose setting is running, or -1."""
 
 EXPORTED = "exported"
-"""The role of a record of exported code; it counts as no measurement of the setting."""
+"""Role of records of exported code, which do not count as measurements of the setting."""
 
 _OF_A_RUN = ("plan", "environment", "target", "phases")
 SCHEMA = 1
@@ -47,7 +47,7 @@ SCHEMA = 1
 
 
 class Outcome(str, Enum):
-    """How a trial ended: a closed list, so that a failure is data."""
+    """How a trial ended."""
 
     OK = "ok"
     WRONG_OUTPUT = "wrong_output"
@@ -66,7 +66,7 @@ class Outcome(str, Enum):
 
 
 class Step(str, Enum):
-    """How far a trial came."""
+    """The steps of a trial."""
 
     IMPORT = "import"
     BUILD = "build"
@@ -79,15 +79,14 @@ class Step(str, Enum):
 
 @dataclass(frozen=True)
 class Measurement:
-    """Raw block times of one process: one entry for each round, in seconds per call.
+    """Raw block times of one process, one entry per round.
 
     Attributes:
-        eager_s: the eager block's seconds per call.
-        compiled_s: the other block's, of the same round.
-        calls: how many calls an eager block and the other one held.
-        leads: how many untimed calls precede such a block, which another side's threads slow, and
-            what it left in the caches.
-        flags: ``eager_slowed`` where eager is slower beside the other side than alone.
+        eager_s: seconds per call of the eager block.
+        compiled_s: seconds per call of the compiled block in the same round.
+        calls: calls of an eager and of a compiled block.
+        leads: untimed calls before an eager and a compiled block, slowed by the other side.
+        flags: ``eager_slowed`` if eager is slower next to the other side than alone.
     """
 
     eager_s: tuple[float, ...]
@@ -98,7 +97,7 @@ class Measurement:
 
     @functools.cached_property
     def speedup(self) -> Interval:
-        """Eager time over compiled time, with the 95 % interval of its rounds."""
+        """Eager time over compiled time, with a 95 % interval from the rounds."""
         return speedup(self.eager_s, self.compiled_s)
 
     @functools.cached_property
@@ -114,24 +113,22 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Record:
-    """Everything that is kept of one trial.
+    """All data of one trial.
 
     Attributes:
         number: counts the trials of a run, all phases together.
-        role: ``search`` for a trial of the study, ``confirm`` for one side of a race, ``exported``
-            for exported code in a fresh interpreter.
-        repeats: but for ``search``, the number of the trial that is measured again.
-        race: for ``confirm``, the set of fresh processes that it belongs to, counted by phase and
-            batch size.
-        duplicate_of: the trial whose result answered this one without a process of its own.
-        compile_s: the first three calls minus as many steady ones, empty cache (``confirm``: warm
+        role: ``search`` for a search trial, ``confirm`` for one side of a race, ``exported`` for
+            exported code in a fresh interpreter.
+        repeats: the number of the trial that is measured again; None for ``search``.
+        race: for ``confirm``, the number of its set, counted by phase and batch size.
+        duplicate_of: the trial whose result was reused.
+        compile_s: extra seconds of the first three calls, with an empty cache (``confirm``: a warm
             cache).
-        refresh_s: what the first call after new weights takes beyond others; None where weights
-            are no constants of what was compiled.
-        calls_per_update: how often the phase is called between two changes of the weights; None if
-            that was not said.
-        peak_memory_bytes: highest memory in use while the compiled side ran.
-        notes: plain sentences about this trial that a user should read.
+        refresh_s: extra seconds of the first call after new weights; None if weights are not
+            constants of the compiled code.
+        calls_per_update: calls between two changes of the weights; None if unknown.
+        peak_memory_bytes: peak memory of the compiled side.
+        notes: sentences for the user.
     """
 
     number: int
@@ -161,21 +158,21 @@ class Record:
 
     @property
     def ok(self) -> bool:
-        """Whether this trial produced a number that may be compared."""
+        """Whether it has a valid measurement."""
         return self.outcome is Outcome.OK and self.measurement is not None
 
     @property
     def is_known_to_pay(self) -> bool:
-        """Whether it is known how often weights change, where that costs something.
+        """False if a change of the weights costs time and its frequency is unknown.
 
-        A plain model's forward pass is taken to be of weights that stay; an agent's change.
+        A plain model's forward pass is assumed to keep its weights; an agent's weights change.
         """
         phase = phase_of(self.phase)
         changes = phase.is_forward and phase.is_rl
         return not (self.refresh_s and changes and not self.calls_per_update)
 
     def to_dict(self) -> dict[str, Any]:
-        """As ``result.json`` holds it."""
+        """The content of ``result.json``."""
         data = {f.name: getattr(self, f.name) for f in fields(self)}
         data["schema"] = SCHEMA
         data["config"] = self.config.to_dict()
@@ -194,8 +191,8 @@ class Record:
 
         Raises:
             RunError: a newer schema.
-            UsageError: a setting that this version does not know.
-            KeyError, TypeError, ValueError: not a record at all.
+            UsageError: an unknown setting.
+            KeyError, TypeError, ValueError: not a record.
         """
         demand_schema("a trial's result.json", data, SCHEMA)
         kept: dict[str, Any] = {
@@ -209,19 +206,19 @@ class Record:
         return cls(**kept)
 
 
-# Older versions told disturbed rounds; they count like the others now.
+# Older versions marked disturbed rounds, which now count like the others.
 _OF_A_MEASUREMENT = {*(f.name for f in fields(Measurement)), "disturbed", "shortened"}
 
 
 def measurement_of(raw: Mapping[str, Any]) -> Measurement:
-    """Read a measurement; an older version's notes on disturbed rounds are passed over.
+    """Read a measurement, ignoring an older version's keys.
 
     Raises:
-        TypeError, ValueError: it is none.
+        TypeError, ValueError: not a measurement.
     """
     known = {f.name for f in fields(Measurement)}
     found = Measurement(**{k: tuple(v) for k, v in raw.items() if k in known})
-    _ = found.speedup  # raises if the times are none
+    _ = found.speedup  # raises if the times are invalid
     return found
 
 
@@ -237,18 +234,18 @@ class RunFolder:
         self._made: list[Path] = []
 
     def create(self) -> None:
-        """Make the folder; only its owner may write to it.
+        """Create the folder, writable only by its owner.
 
         Raises:
-            RunError: it cannot be made.
+            RunError: it cannot be created.
         """
         self._made = [p for p in (self.path, *self.path.parents) if not p.exists()]
         make_folder(self.trials)
 
     def holds_something_else(self) -> bool:
-        """Whether there is anything here that no run which never began has left here.
+        """Whether the folder has files that an aborted start of a run does not explain.
 
-        Names prove nothing: a user's folder may have these too.
+        Checks more than names, since a user's folder may have equal ones.
         """
         if not self.path.is_dir():
             return False
@@ -259,13 +256,13 @@ class RunFolder:
         return not entries <= left or ("trials" in entries and any(self.trials.iterdir()))
 
     def remove(self) -> None:
-        """Remove what a run that never began has put here, and the folders that it made."""
+        """Remove the files and folders of a run that was aborted at its start."""
         for part in (*self.path.glob("probe*/"), self.cache):
             shutil.rmtree(part, ignore_errors=True)
         with contextlib.suppress(OSError):
             (self.path / "lock").unlink(missing_ok=True)
         for folder in (self.trials, *self._made):
-            with contextlib.suppress(OSError):  # whatever else is there stays
+            with contextlib.suppress(OSError):  # not empty: keep other files
                 folder.rmdir()
 
     def trial(self, number: int) -> Path:
@@ -273,35 +270,35 @@ class RunFolder:
         return self.trials / f"{number:04d}"
 
     def save(self, record: Record) -> None:
-        """Write one trial's ``result.json`` before anybody else is told of it."""
+        """Write one trial's ``result.json``."""
         make_folder(self.trial(record.number))
         write_json(self.trial(record.number) / "result.json", record.to_dict())
 
     def numbers(self) -> list[int]:
-        """Numbers of all trials that were ever begun, in order."""
+        """Numbers of all started trials, in order."""
         if not self.trials.is_dir():
             return []
         return sorted(int(p.name) for p in self.trials.iterdir() if p.name.isdigit())
 
     def records(self) -> Iterator[Record]:
-        """All finished trials in the order of their numbers, as far as this version knows them."""
+        """Finished trials in the order of their numbers, without those that cannot be read."""
         yield from self.read()[0]
 
     def read(self) -> tuple[list[Record], list[str]]:
-        """What :meth:`records` gives, and in words what is ignored or left out.
+        """The :meth:`records`, and sentences about what is ignored or left out.
 
         Raises:
-            RunError: a result is of a newer schema.
+            RunError: a result has a newer schema.
         """
         paths = {n: self.trial(n) / "result.json" for n in self.numbers()}
         names = {f.name for f in fields(Record)} | {"schema"}
         return read(paths, Record.from_dict, names, _OF_A_MEASUREMENT)
 
     def read_run(self) -> dict[str, Any]:
-        """What ``run.json`` holds.
+        """The content of ``run.json``.
 
         Raises:
-            RunError: there is no such run, or the file is not ours or of a newer schema.
+            RunError: there is no run, or its file is invalid or has a newer schema.
         """
         try:
             data: dict[str, Any] = json.loads(self.run_json.read_text("utf-8"))
@@ -314,5 +311,5 @@ class RunFolder:
             raise RunError(f"cannot read {self.run_json}: {error}") from error
         demand_schema(self.run_json, data, SCHEMA)
         if lost := [name for name in _OF_A_RUN if not data.get(name)]:
-            raise RunError(f"{self.run_json} has been changed: it has no {lost[0]}")
+            raise RunError(f"{self.run_json} was edited: it has no {lost[0]}")
         return data

@@ -1,4 +1,4 @@
-"""Where runs are: making, finding and going on with their folders."""
+"""Creates and finds the folders of runs."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ from autocompile.store.record import RunFolder
 __all__ = ["find", "is_same_target", "latest_of", "new_folder", "short_name", "shown", "under"]
 
 under = Path("runs")
-"""Where runs are made, below the current folder."""
+"""Folder of all runs, below the current folder."""
 
 
 def short_name(spec: str) -> str:
-    """The name that runs of a target share: ``examples/ppo.py:config`` gives ``ppo``."""
+    """The common name of a target's runs, such as ``ppo`` for ``examples/ppo.py:config``."""
     place, _ = _parts(spec)
     stem = Path(place).stem if place.endswith(".py") else place.rsplit(".", 1)[-1]
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", stem) or "run"
 
 
 def is_same_target(one: str, other: str) -> bool:
-    """Whether two specs are spellings of one target: ``./model.py`` and ``model.py`` are."""
+    """Whether two specs name the same target, as ``./model.py`` and ``model.py`` do."""
     return _resolved(one) == _resolved(other)
 
 
 def _resolved(spec: str) -> tuple[str, str]:
-    """The target's file as an absolute path, or its module, and the name in it."""
+    """(absolute path of the file or name of the module, name in it)."""
     place, name = _parts(spec)
     return (str(Path(place).resolve()) if place.endswith(".py") else place), name
 
 
 def _parts(spec: str) -> tuple[str, str]:
-    """``PATH:NAME`` in two; the name is empty where there is none."""
+    """Split ``PATH:NAME``; the name may be empty."""
     place, colon, name = spec.rpartition(":")
     return (place, name) if colon and name.isidentifier() else (spec, "")
 
 
 def _all() -> list[Path]:
-    """Folders of runs, the one that was worked on last at the end."""
+    """Folders of runs, the most recently changed last."""
     found = [p.parent for p in under.glob("*/run.json")]
     return sorted(found, key=lambda p: ((p / "run.json").stat().st_mtime, p.name))
 
 
 def new_folder(spec: str) -> RunFolder:
-    """A folder that does not exist yet: ``runs/<target>-0001`` and so on."""
+    """The next free folder: ``runs/<target>-0001`` and so on."""
     name = short_name(spec)
     numbers = [
         int(m[1]) for p in under.glob(f"{name}-*") if (m := re.search(r"-(\d{4,})$", p.name))
@@ -55,7 +55,7 @@ def new_folder(spec: str) -> RunFolder:
 
 
 def latest_of(spec: str) -> RunFolder:
-    """The last run of a target, whatever its folder is called.
+    """The last run of a target, whatever its folder's name.
 
     Raises:
         RunError: there is none.
@@ -68,14 +68,14 @@ def latest_of(spec: str) -> RunFolder:
         if re.fullmatch(name, path.name):
             similar.append(f"{path} is a run of {target or 'a target that cannot be read'}")
     raise RunError(
-        f"there is no run of {spec} under ./{under} to go on with",
+        f"there is no run of {spec} under ./{under} to resume",
         *similar[:3],
         hint="the same command without --resume",
     )
 
 
 def _target_of(path: Path) -> str | None:
-    """The target that a run was made for; None where its ``run.json`` does not say."""
+    """The target of a run; None if its ``run.json`` cannot be read."""
     try:
         return str(json.loads((path / "run.json").read_text("utf-8"))["plan"]["target"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -83,7 +83,7 @@ def _target_of(path: Path) -> str | None:
 
 
 def shown(path: str) -> str:
-    """A run as a user would type it: ``last`` where it is that, or its short name or folder."""
+    """The shortest name of a run that :func:`find` accepts: ``last``, its folder's name or path."""
     everything = _all()
     if everything and everything[-1].resolve() == Path(path).resolve():
         return "last"
@@ -92,10 +92,10 @@ def shown(path: str) -> str:
 
 
 def find(run: str | Path) -> RunFolder:
-    """A run by its folder, its short name, or ``last``.
+    """A run by its folder, its folder's name under ``runs``, or ``last``.
 
     Raises:
-        RunError: there is none; those that are there are listed.
+        RunError: no such run; lists the existing ones.
     """
     runs = _all()
     if str(run) == "last":

@@ -1,1 +1,1 @@
-"""Dynamo backends of ours; torch finds them by the entry point ``torch_dynamo_backends``."""
+"""autocompile's Dynamo backends, registered by the entry point ``torch_dynamo_backends``."""

@@ -1,8 +1,7 @@
-"""The Dynamo backend ``onnxrt``: forward passes run in ONNX Runtime.
+"""The Dynamo backend ``onnxrt``: runs forward passes in ONNX Runtime.
 
-torch had one until 2.8. This one exports each graph with ``torch.onnx.export(dynamo=True)``, and
-``torch.compile(model, backend="onnxrt")`` finds it in any process by its entry point. Its options
-are those of :mod:`autocompile.runtime.backends.onnx.graph`.
+torch had such a backend until 2.8. This one exports each graph with
+``torch.onnx.export(dynamo=True)``. Options: see :mod:`autocompile.runtime.backends.onnx.graph`.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ def onnxrt(
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """Compile a graph for ONNX Runtime; arguments and errors are those of ``compile_graph``."""
+    """Compile a graph for ONNX Runtime; arguments and errors as in ``compile_graph``."""
     return compile_graph(graph, inputs, OrtSession, mode, options)
 
 
@@ -37,7 +36,7 @@ class OrtSession(Session):
 
     @classmethod
     def demand(cls, exported: Exported, args: Sequence[Any]) -> None:
-        """A device without a provider."""
+        """Refuse a device without an execution provider."""
         import onnxruntime
 
         kinds = {a.device.type for a in args if isinstance(a, torch.Tensor)}
@@ -49,7 +48,7 @@ class OrtSession(Session):
             raise Unsupported(f"ONNX Runtime has no provider for {kind} here")
 
     def load(self, model: Any) -> None:
-        """Make a session and its binding."""
+        """Create the session and its I/O binding."""
         self._stream = _stream(self.device)
         self._session = _session(model, self.device, self._stream)
         self._binding = self._session.io_binding()
@@ -59,11 +58,11 @@ class OrtSession(Session):
         }
 
     def bind_input(self, name: str, tensor: torch.Tensor) -> None:
-        """By its address."""
+        """Bind by address."""
         self._binding.bind_input(name, *self._place(name, tensor))
 
     def bind_output(self, name: str, tensor: torch.Tensor) -> None:
-        """By its address."""
+        """Bind by address."""
         self._binding.bind_output(name, *self._place(name, tensor))
 
     def _place(self, name: str, tensor: torch.Tensor) -> tuple[str, int, int, tuple[int, ...], int]:
@@ -72,10 +71,10 @@ class OrtSession(Session):
         return device.type, device.index or 0, self._types[name], shape, tensor.data_ptr()
 
     def run(self) -> None:
-        """Run once, after what torch has queued on the device."""
+        """Run once, after torch's queued work on the device."""
         stream = _stream(self.device)
         if stream and not (stream.cuda_stream and stream == self._stream):
-            # ONNX Runtime takes 0, torch's usual stream, for none, and works on one of its own.
+            # ONNX Runtime reads stream 0, torch's default, as "none" and uses its own stream.
             stream.synchronize()
         self._session.run_with_iobinding(self._binding)
 
@@ -90,7 +89,7 @@ def _session(model: Any, device: torch.device, stream: torch.cuda.Stream | None)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = torch.get_num_threads()
-    # Its threads would go on spinning after a call and take the cores from what comes next.
+    # Its threads would busy-wait after a call and compete with the next work for cores.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     providers: list[Any] = ["CPUExecutionProvider"]
     if stream is not None:

@@ -1,10 +1,9 @@
-"""The Dynamo backend ``openvino_onnx``: forward passes run in OpenVINO, in full precision.
+"""The Dynamo backend ``openvino_onnx``: runs forward passes in OpenVINO, in full precision.
 
-OpenVINO brings a backend ``openvino`` of its own, which (2026.4) computes in bfloat16 where a CPU
-can, and returns memory that its next call overwrites. This one takes the way of ``onnxrt``: each
-graph becomes an ONNX model, which OpenVINO reads. On CPUs only. OpenVINO computes integers of 64
-bits in 32 there; what might need more is left to torch, or refused. Its options are those of
-:mod:`autocompile.runtime.backends.onnx.graph`.
+OpenVINO's own backend ``openvino`` (2026.4) computes in bfloat16 on CPUs that support it and
+returns memory that its next call overwrites. This one exports each graph to ONNX, like ``onnxrt``.
+CPUs only. OpenVINO computes 64-bit integers in 32 bits there; graphs that might need more are left
+to torch or refused. Options: see :mod:`autocompile.runtime.backends.onnx.graph`.
 """
 
 from __future__ import annotations
@@ -32,14 +31,16 @@ def openvino_onnx(
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """Compile a graph for OpenVINO; arguments and errors are those of ``compile_graph``."""
+    """Compile a graph for OpenVINO; arguments and errors as in ``compile_graph``."""
     return compile_graph(graph, inputs, OvSession, mode, options)
 
 
 @functools.cache
 def _core() -> Any:
-    """One for the process. The first one gives the thread that makes it another signal stack; ended
-    in another thread, it frees that stack, and the next signal is a segmentation fault (2026.4).
+    """The process's only core, never freed.
+
+    The first core installs a signal stack in its thread. Freed in another thread, it leaves that
+    stack dangling, and the next signal is a segmentation fault (2026.4).
     """
     import openvino
 
@@ -53,7 +54,7 @@ class OvSession(Session):
 
     @classmethod
     def demand(cls, exported: Exported, args: Sequence[Any]) -> None:
-        """Other devices, and numbers that it would compute in float32."""
+        """Refuse other devices, and dtypes that it would compute in float32."""
         tensors = [a for a in args if isinstance(a, torch.Tensor)]
         if any(t.device.type != "cpu" for t in tensors):
             raise Unsupported("OpenVINO runs on CPUs only")
@@ -63,7 +64,7 @@ class OvSession(Session):
         demand_small_integers(exported.model)
 
     def load(self, model: Any) -> None:
-        """Compile the model."""
+        """Compile the model and create its request."""
         import openvino
 
         settings = {
@@ -82,7 +83,7 @@ class OvSession(Session):
         self._tensor = openvino.Tensor
 
     def bind_input(self, name: str, tensor: torch.Tensor) -> None:
-        """As an array in the same memory."""
+        """Bind as an array that shares the tensor's memory."""
         shared = self._tensor(tensor.detach().numpy(), shared_memory=True)
         self._request.set_tensor(name, shared)
 
@@ -90,4 +91,4 @@ class OvSession(Session):
 
     def run(self) -> None:
         """Run once."""
-        self._request.infer(share_outputs=True)  # else it copies them for a dictionary
+        self._request.infer(share_outputs=True)  # otherwise it copies them into a dictionary

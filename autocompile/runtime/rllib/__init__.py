@@ -1,1 +1,1 @@
-"""Settings in RLlib's own runners and learners."""
+"""Applies settings in RLlib's env runners and learners."""

@@ -1,8 +1,8 @@
-"""RLlib with tuned settings: env runners and learners that use them, and prove it in each result.
+"""Makes RLlib's env runners and learners use tuned settings and report them in each result.
 
-Tested with ray 2.50 and 2.60, new API stack. ray's own ``torch_compile_*`` fields do not reach env
-runners, and carry neither memory formats nor optimizers nor frozen weights. So the classes of env
-runner and learner are extended: ray builds them in every process, and again after a restart.
+Tested with ray 2.50 and 2.60, new API stack. ray's ``torch_compile_*`` fields do not reach env
+runners and carry no memory format, optimizer or frozen weights. So the classes of env runner and
+learner are extended: ray builds them in every process, and again after a restart.
 """
 
 from __future__ import annotations
@@ -44,36 +44,33 @@ __all__ = ["NotInEffect", "default_runner", "tuned"]
 
 
 def tuned(config: Any, settings: Any, *, strict: bool = True) -> Any:
-    """An RLlib configuration whose env runners and learners use tuned settings.
+    """A copy of an RLlib configuration whose env runners and learners use tuned settings.
 
-    Env runners compile and warm up when they are built, for their own number of environments (of
-    several agents at their first step); learners at their first update. What is active is in each
-    result of ``train()``, under ``autocompile``.
+    Env runners compile and warm up when they are built, for their number of environments, or with
+    several agents at their first step. Learners compile at their first update. Each result of
+    ``train()`` lists the active settings under ``autocompile``.
 
     Args:
-        config: an AlgorithmConfig of the new API stack; it stays as it is.
-        settings: a file that ``autocompile export -o`` wrote, or a Result.
-        strict: ``train()`` raises :class:`NotInEffect` where a setting failed or captured no graph,
-            where threads or precision are others, or where a runner uses no settings. Otherwise it
-            warns. What failed goes on in eager mode.
-
-    Returns:
-        A copy of the configuration.
+        config: an AlgorithmConfig of the new API stack; not changed.
+        settings: a file written by ``autocompile export -o``, or a Result.
+        strict: if True, ``train()`` raises :class:`NotInEffect` when a setting failed or captured
+            no graph, when threads or precision differ, or when a runner uses no settings. If
+            False, it warns. A failed setting runs in eager mode.
 
     Raises:
-        UsageError: the settings are about no RLModule or are another interpreter's, or the
-            configuration is of the old API stack.
+        UsageError: the settings are not for an RLModule or need another interpreter, or the
+            configuration uses the old API stack.
 
     Warns:
-        UserWarning: the configuration sets ray's own ``torch_compile_*``, which are turned off.
+        UserWarning: the configuration sets ray's ``torch_compile_*``, which are turned off.
     """
     found = Tuned.read(settings)
     used = [name for name, phase in PHASES.items() if phase.in_rllib and name in found.phases]
     if not used:
-        raise UsageError(f"the settings are about no RLModule: {', '.join(found.phases)}")
+        raise UsageError(f"the settings are not for an RLModule: {', '.join(found.phases)}")
     if not (config.enable_rl_module_and_learner and config.enable_env_runner_and_connector_v2):
         raise UsageError(
-            f"this {type(config).__name__} is of RLlib's old API stack, which is not supported",
+            f"this {type(config).__name__} uses RLlib's old API stack, which is not supported",
             hint="config.api_stack(enable_rl_module_and_learner=True, "
             "enable_env_runner_and_connector_v2=True)",
         )
@@ -83,7 +80,7 @@ def tuned(config: Any, settings: Any, *, strict: bool = True) -> Any:
     config = config.copy(copy_frozen=False)
     runner = config.env_runner_cls or default_runner(config)
     config.env_runners(env_runner_cls=_extended(_TunedRunner, runner, found))
-    # By the method of 2.60 or that of 2.50, of which the other one warns.
+    # ray 2.50 and 2.60 set this by different methods, and each warns of the other's.
     config._learner_class = _extended(_TunedLearner, config.learner_class, found)
     _warn_of_own_flags(config)
     config.framework("torch", torch_compile_learner=False, torch_compile_worker=False)
@@ -93,7 +90,7 @@ def tuned(config: Any, settings: Any, *, strict: bool = True) -> Any:
 
 
 def _warn_of_own_flags(config: Any) -> None:
-    """Say what ray would make of its own fields, which are turned off."""
+    """Warn that ray's own compile fields are turned off, and what they would do."""
     said = []
     if config.torch_compile_worker:
         said.append(
@@ -107,12 +104,12 @@ def _warn_of_own_flags(config: Any) -> None:
         said.append(f"torch_compile_learner would {what}")
     if said:
         warnings.warn(
-            f"{'; '.join(said)}. It is turned off: the tuned settings take its place", stacklevel=3
+            f"{'; '.join(said)}. It is turned off: the tuned settings replace it", stacklevel=3
         )
 
 
 def default_runner(config: Any) -> type:
-    """What RLlib takes where the configuration names no class."""
+    """The env runner class that RLlib uses by default."""
     if config.output:
         return OfflineSingleAgentEnvRunner  # type: ignore[no-any-return]
     several: type = MultiAgentEnvRunner
@@ -120,37 +117,37 @@ def default_runner(config: Any) -> type:
 
 
 def _extended(mixin: type, base: type, settings: Tuned) -> type:
-    """The class with the settings in it: it travels by value to wherever ray makes an actor."""
+    """A subclass that holds the settings; ray pickles it by value to each actor."""
     base = vars(base).get("untuned", base)
     own = {"tuned": settings, "untuned": base, "__module__": __name__}
     return type(f"Tuned{base.__name__}", (mixin, base), own)
 
 
 class _Tuned:
-    """What runner and learner have in common: the settings, and what is active of them."""
+    """Common base of runner and learner: the settings and which are active."""
 
     tuned: ClassVar[Tuned]
     active: dict[str, tuple[Choice, Compiled | None, dict[str, Any]]]
     ran: dict[str, dict[str, Any]]  # the state of the process at the last call, by phase
 
     def use(self, key: str, choice: Choice, compiled: Compiled | None, **facts: Any) -> None:
-        """Remember what was applied."""
+        """Record an applied setting."""
         warm_start.load(self.tuned, self._device)  # type: ignore[attr-defined]
         self.active[key] = choice, compiled, facts
 
     @contextlib.contextmanager
     def as_measured(self, phase: str, choice: Choice | None, usual: int = 0) -> Iterator[int]:
-        """Run with the threads and the precision of a choice; afterwards set them back.
+        """Use the threads and the precision of a choice inside the context.
 
-        A process may hold a runner and a learner, or several algorithms, each with its own.
+        A process may hold a runner and a learner, or several algorithms, with different ones.
 
         Args:
-            phase: that runs.
+            phase: the phase that runs.
             choice: for the phase; None changes nothing.
-            usual: threads of a choice without a number; those of the process if left out.
+            usual: threads if the choice sets none; 0 means those of the process.
 
         Yields:
-            The number of threads that the process had before.
+            The number of threads of the process before.
         """
         threads = torch.get_num_threads()
         if choice is None:
@@ -166,7 +163,7 @@ class _Tuned:
             set_process(before)
 
     def tell_active(self) -> dict[str, Any]:
-        """What is active here, for the result of ``train()``; what is not, under ``problems``."""
+        """Active settings and ``problems`` of this process, for the result of ``train()``."""
         told: dict[str, Any] = {}
         problems: list[str] = []
         for key, (choice, compiled, facts) in self.active.items():
@@ -196,12 +193,12 @@ class _Tuned:
 
 
 class _TunedRunner(_Tuned):
-    """Of an env runner: the phase that it samples with."""
+    """Applies settings to the sampling phase of an env runner."""
 
     sampling: tuple[str, Choice | None] = "", None
 
     def make_module(self) -> None:
-        """Make the module, and have it use the settings for this number of environments."""
+        """Make the module and apply the settings for this number of environments."""
         super().make_module()  # type: ignore[misc]
         runner: Any = self
         self.active, self.ran = {}, {}
@@ -218,7 +215,7 @@ class _TunedRunner(_Tuned):
         for name, module in _modules(runner.module):
             compiled = apply_to_phase(module, phase, choice.config, or_eager=True)
             self.use(f"{name}.{phase}".strip("."), choice, compiled)
-            # Of several agents, how many rows a module gets is known at the first step.
+            # With several agents, a module's batch size is known only at the first step.
             if compiled is not None and not isinstance(runner.module, MultiRLModule):
                 own = functools.partial(connectors_of, runner.config, runner.env)
                 with self.as_measured(phase, choice):
@@ -234,9 +231,9 @@ class _TunedRunner(_Tuned):
 
 
 class _TunedLearner(_Tuned):
-    """Of a learner: what was measured of training, for each module and each optimizer."""
+    """Applies training settings to each module and optimizer of a learner."""
 
-    usual = 0  # threads of the process while an update runs on others
+    usual = 0  # threads of the process outside an update
 
     def _make_modules_ddp_if_necessary(self) -> None:
         learner: Any = self
@@ -247,7 +244,7 @@ class _TunedLearner(_Tuned):
         super()._make_modules_ddp_if_necessary()  # type: ignore[misc]
 
     def add_module(self, *, module_id: str, **kwargs: Any) -> Any:
-        """Add a module that uses the settings too."""
+        """Add a module and apply the settings to it."""
         added = super().add_module(module_id=module_id, **kwargs)  # type: ignore[misc]
         learner: Any = self
         self._tune(module_id, learner.module[module_id].unwrapped())
@@ -255,22 +252,19 @@ class _TunedLearner(_Tuned):
         return added
 
     def _update(self, *args: Any, **kwargs: Any) -> Any:
-        # The backward pass counts as a part of forward_train, as it does when that is measured.
+        # The backward pass uses the setting of forward_train, as in its measurement.
         forward, _ = self.tuned.of_learner(_rows(self.config))  # type: ignore[attr-defined]
         with self.as_measured(*forward) as self.usual:
             return super()._update(*args, **kwargs)  # type: ignore[misc]
 
     def apply_gradients(self, *args: Any, **kwargs: Any) -> None:
-        """Step the optimizers, with the threads and the precision of their setting."""
+        """Step the optimizers with the threads and the precision of their setting."""
         _, step = self.tuned.of_learner(_rows(self.config))  # type: ignore[attr-defined]
         with self.as_measured(*step, usual=self.usual):
             super().apply_gradients(*args, **kwargs)  # type: ignore[misc]
 
     def _get_optimizer_state(self) -> Any:
-        """The state without the implementation that the settings chose.
-
-        So an untuned algorithm can load it.
-        """
+        """The state with the original implementation, so that an untuned algorithm can load it."""
         state = super()._get_optimizer_state()  # type: ignore[misc]
         learner: Any = self
         for name, saved in state.items():
@@ -281,15 +275,15 @@ class _TunedLearner(_Tuned):
         super()._set_optimizer_state(state)  # type: ignore[misc]
         learner: Any = self
         for name, saved in state.items():
-            # ray 2.50 makes tensors of all that is in it, and so loses moments and numbers.
+            # ray 2.50 converts the whole state to tensors, which loses moments and numbers.
             if optimizer := learner._named_optimizers.get(name):
                 tensors = convert_to_torch_tensor(saved["state"]["state"], device=learner._device)
                 optimizer.load_state_dict({**saved["state"], "state": tensors})
-        self._tune_optimizers()  # the state brings the implementation that it had
+        self._tune_optimizers()  # loading the state reset the implementation
 
     @staticmethod
     def _set_optimizer_lr(optimizer: torch.optim.Optimizer, lr: Any) -> None:
-        """Set the rate as RLlib does, but a tensor stays a tensor and a number stays a number."""
+        """Set the learning rate like RLlib, but keep a tensor a tensor and a number a number."""
         for group in optimizer.param_groups:
             if isinstance(group["lr"], torch.Tensor):
                 group["lr"].fill_(float(lr))
@@ -319,7 +313,7 @@ def _rows(config: Any) -> int:
 
 
 def _modules(module: Any) -> Iterator[tuple[str, torch.nn.Module]]:
-    """The RLModules of one, or of one for several agents, by name; without those of no torch."""
+    """(name, RLModule) of a single- or multi-agent module, torch modules only."""
     several = isinstance(module, MultiRLModule)
     named = [(name, module[name]) for name in list(module.keys())] if several else [("", module)]
     return ((name, one) for name, one in named if isinstance(one, torch.nn.Module))

@@ -1,4 +1,4 @@
-"""What is in effect in RLlib's runners and learners, put into each result of ``train()``."""
+"""Reports the settings in effect in RLlib's runners and learners, in each ``train()`` result."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 
 __all__ = ["NotInEffect", "Tell"]
 
-_ANSWER_S = 30.0  # how long a runner or learner may take to say what it uses
-_AGAIN_S = 10.0  # no runner is asked more often, unless one has died or started
+_ANSWER_S = 30.0  # timeout for the answer of a runner or learner
+_AGAIN_S = 10.0  # minimum time between two queries, unless a runner has died or started
 
 
 class NotInEffect(RuntimeError):
-    """A setting was asked for, and is not what runs."""
+    """A requested setting is not in effect."""
 
 
 class Tell:
-    """A callback of RLlib's, ``on_train_result``: puts what is active into each result.
+    """An ``on_train_result`` callback that adds the active settings to each result.
 
-    In an asynchronous algorithm a runner answers only between two samples. Waiting for that takes
-    time, so runners are asked every ten seconds at most.
+    In an asynchronous algorithm a runner answers only between two samples, which takes time, so
+    runners are queried every ten seconds at most.
     """
 
     def __init__(self, strict: bool) -> None:
@@ -61,7 +61,7 @@ def _ask(groups: dict[str, Any], learners: Any) -> dict[str, list[dict[str, Any]
     for name, group in groups.items():
         if group is not None:
             found = group.foreach_env_runner(_active_in_runner, timeout_seconds=_ANSWER_S)
-            # Counted afterwards: one that has died meanwhile is known to ray, and comes back.
+            # Counted afterwards: ray knows of a runner that has died since, and restarts it.
             missing = _missing(group.num_healthy_env_runners(), found, name)
             told[name] = [one for one in found if one] + missing
     answers = learners.foreach_learner(_active_in_learner, timeout_seconds=_ANSWER_S)
@@ -71,9 +71,9 @@ def _ask(groups: dict[str, Any], learners: Any) -> dict[str, list[dict[str, Any]
 
 
 def _missing(expected: int, answers: list[Any], name: str) -> list[dict[str, Any]]:
-    """What stands in a result for those who did not answer; a problem if nobody did.
+    """Entry for the processes that did not answer; a problem only if none answered.
 
-    One that is busy for longer proves nothing, and should not end a training.
+    A single busy process should not end a training.
     """
     if len(answers) >= expected:
         return []

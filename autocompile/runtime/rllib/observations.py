@@ -1,4 +1,4 @@
-"""Batches of made-up observations, as an RLModule of RLlib gets them."""
+"""Generates batches of observations for RLModules."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ __all__ = [
 ]
 
 _OWN_SPEC = "name an RLModuleSpec with the spaces that the module sees as the target"
-_OWN_INPUTS = "define get_inputs(batch_size) in the target file: it gives the batch dict"
+_OWN_INPUTS = "define get_inputs(batch_size) in the target file: it returns the batch dict"
 
 
 def made_up_batch(module: Any, count: int, connectors: Any = None) -> dict[str, Any]:
-    """What an RLModule is given for so many environments, one step of each if it has a state.
+    """A batch for an RLModule, with one time step per environment if the module is stateful.
 
-    Observations are drawn by numpy's global generator.
+    Observations are drawn with numpy's global generator.
 
     Args:
-        module: has its spaces.
-        count: of environments.
-        connectors: the ``env_to_module`` pipeline that makes the batch, of made-up observations of
-            the environment; without one those of the module are made up.
+        module: defines the spaces.
+        count: number of environments.
+        connectors: the ``env_to_module`` pipeline, which gets generated observations of the
+            environment; if None, observations of the module are generated.
 
     Raises:
-        TargetError: nothing can be drawn from such a space, or the connectors fail.
+        TargetError: the space is not supported, or the connectors fail.
     """
     if connectors is not None:
         return _connected(connectors, module, count)
@@ -61,12 +61,12 @@ def made_up_batch(module: Any, count: int, connectors: Any = None) -> dict[str, 
 
 
 def with_transitions(module: Any, batch: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
-    """A batch with actions and what is observed after them, which some modules train on.
+    """A batch with actions and next observations, which some modules train on.
 
     Args:
-        module: has its action space.
-        batch: of observations.
-        later: another batch of as many.
+        module: defines the action space.
+        batch: the observations.
+        later: the next observations, a batch of the same size.
     """
     rows = next(x for x in pytree.tree_leaves(batch["obs"])).shape[0]
     space = batch_space(module.action_space, rows)
@@ -85,14 +85,14 @@ def with_transitions(module: Any, batch: dict[str, Any], later: dict[str, Any]) 
 
 
 def connectors_of(config: Any, env: Any = None) -> Any:
-    """The ``env_to_module`` pipeline of an AlgorithmConfig; None where it has only RLlib's own.
+    """The ``env_to_module`` pipeline of an AlgorithmConfig; None if it adds no connectors.
 
     Args:
-        config: of the new API stack, with its spaces.
-        env: the vector environment that it is for; left out, one is made up of the config's spaces.
+        config: uses the new API stack and has its spaces.
+        env: the vector environment; if None, one is generated from the config's spaces.
 
     Raises:
-        TargetError: they cannot be built for it.
+        TargetError: the connectors cannot be built for the environment.
     """
     if config._env_to_module_connector is None:
         return None
@@ -103,16 +103,16 @@ def connectors_of(config: Any, env: Any = None) -> Any:
         INPUT_ENV_SPACES: (env.observation_space, env.action_space),
         INPUT_ENV_SINGLE_SPACES: (env.single_observation_space, env.single_action_space),
     }
-    with _told_of("cannot be built for a made-up environment", _OWN_SPEC):
+    with _connector_errors("cannot be built for a generated environment", _OWN_SPEC):
         return config.build_env_to_module_connector(env=env, spaces=every)
 
 
 def module_spec(config: Any, **how: Any) -> Any:
-    """The RLModuleSpec of an AlgorithmConfig, for what its connectors make of observations.
+    """The RLModuleSpec of an AlgorithmConfig, with the spaces after its connectors.
 
     Args:
-        config: one of a single agent.
-        how: as ``AlgorithmConfig.get_rl_module_spec`` takes it.
+        config: single-agent.
+        how: arguments of ``AlgorithmConfig.get_rl_module_spec``.
     """
     take_spaces(config)
     connectors = connectors_of(config)
@@ -123,7 +123,7 @@ def module_spec(config: Any, **how: Any) -> Any:
 
 
 def take_spaces(config: Any) -> None:
-    """Where an AlgorithmConfig names no spaces, give it those of its environment.
+    """Set missing spaces of an AlgorithmConfig from its environment.
 
     Raises:
         TargetError: it names no environment either.
@@ -150,11 +150,11 @@ def take_spaces(config: Any) -> None:
 
 
 class MadeUpEnv(gymnasium.Env):  # type: ignore[misc]
-    """Random observations and rewards, by numpy's global generator.
+    """An environment of random observations and rewards, from numpy's global generator.
 
     Args:
-        config: ``observation_space``, ``action_space``, and after how many steps an episode ends,
-            terminated or truncated by chance: ``length``.
+        config: ``observation_space``, ``action_space`` and ``length``, the steps after which an
+            episode is terminated or truncated at random.
     """
 
     def __init__(self, config: Any) -> None:
@@ -163,12 +163,12 @@ class MadeUpEnv(gymnasium.Env):  # type: ignore[misc]
         self._length, self._steps = config.get("length"), 0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode."""
+        """Start an episode."""
         self._steps = 0
         return _drawn(self.observation_space, _generator()), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """One step of an episode."""
+        """Take one step of an episode."""
         self._steps += 1
         generator = _generator()
         ends, terminates = self._steps == self._length, bool(generator.random() < 0.5)
@@ -186,7 +186,7 @@ def _connected(connectors: Any, module: Any, count: int) -> dict[str, Any]:
         )
         episode.add_env_reset(observation=_drawn(space, generator))
         episodes.append(episode)
-    with _told_of("fail on made-up observations", _OWN_INPUTS):
+    with _connector_errors("fail on generated observations", _OWN_INPUTS):
         batch = connectors(
             rl_module=module, batch={}, episodes=episodes, explore=True, shared_data={}
         )
@@ -194,8 +194,8 @@ def _connected(connectors: Any, module: Any, count: int) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _told_of(what: str, hint: str) -> Iterator[None]:
-    """Say of an error that it came from connectors, which may need more than can be made up."""
+def _connector_errors(what: str, hint: str) -> Iterator[None]:
+    """Raise errors as TargetErrors: connectors may need data that cannot be generated."""
     try:
         yield
     except Exception as error:
@@ -210,36 +210,36 @@ def _generator() -> np.random.Generator:
 
 
 def _drawn(space: Any, generator: np.random.Generator) -> Any:
-    """One observation as an environment gives it."""
+    """One observation as an environment returns it."""
     if isinstance(space, spaces.Dict):
         return {k: _drawn(s, generator) for k, s in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
         return tuple(_drawn(s, generator) for s in space.spaces)
     if isinstance(space, spaces.Box):
         return _box(space, (), generator)
-    own = copy.deepcopy(space)  # the user's stays as it is
+    own = copy.deepcopy(space)  # seeding must not change the user's
     own.seed(int(generator.integers(2**31)))
     return own.sample()
 
 
 def _observations(space: Any, lead: tuple[int, ...], generator: np.random.Generator) -> Any:
-    """Random observations with leading dimensions, in the space's own dtype."""
+    """Random observations of shape ``(*lead, *space.shape)``."""
     if isinstance(space, spaces.Dict):
         return {k: _observations(s, lead, generator) for k, s in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
         return tuple(_observations(s, lead, generator) for s in space.spaces)
     if isinstance(space, spaces.Box):
-        # RLlib's connectors make every float64 a float32.
+        # RLlib's connectors convert float64 to float32.
         values = _box(space, lead, generator)
         return torch.as_tensor(values.astype(np.float32) if space.dtype == np.float64 else values)
     if isinstance(space, spaces.Discrete):
-        # RLlib's connectors hand a discrete observation to the module one-hot encoded.
+        # RLlib's connectors one-hot encode discrete observations.
         index = generator.integers(0, int(space.n), size=lead)
         return torch.nn.functional.one_hot(torch.as_tensor(index), int(space.n)).float()
     if isinstance(space, spaces.MultiBinary):
         return torch.as_tensor(generator.integers(0, 2, size=(*lead, *space.shape))).float()
     raise TargetError(
-        f"observations of a {type(space).__name__} space cannot be made up",
+        f"cannot generate observations of a {type(space).__name__} space",
         hint=_OWN_INPUTS,
     )
 
@@ -250,9 +250,9 @@ def _box(space: Any, lead: tuple[int, ...], generator: np.random.Generator) -> A
 
 
 def _finite_bounds(space: Any) -> tuple[Any, Any]:
-    """A Box' bounds; an open side reaches two past the other bound, or from -1 to 1."""
+    """Bounds of a Box; an open side is 2 from the other bound, and -1 to 1 if both are open."""
     low, high = space.low.astype(np.float64), space.high.astype(np.float64)
-    # Some spaces say "unbounded" with the largest number of their dtype: a range that overflows.
+    # Some spaces use the largest number of their dtype for "unbounded", and the range overflows.
     limit = 1e30
     open_low, open_high = low < -limit, high > limit
     bottom = np.where(open_low, np.where(open_high, -1.0, high - 2.0), low)

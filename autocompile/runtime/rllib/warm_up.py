@@ -1,4 +1,4 @@
-"""Compile an RLModule's phase before its first real call, one process of a machine at a time."""
+"""Compiles an RLModule's phase before its first real call, in one process at a time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from autocompile.settings.phases import FORWARD_EXPLORATION
 
 __all__ = ["compile_in_one_thread", "warm_up"]
 
-_WAIT_S = 60.0  # for another process that compiles the same
+_WAIT_S = 60.0  # for another process that compiles the same code
 
 
 def warm_up(
@@ -31,25 +31,25 @@ def warm_up(
     config: CompileConfig,
     connectors: Callable[[], Any] = lambda: None,
 ) -> dict[str, Any]:
-    """Call a phase with made-up observations; random numbers go on as if nothing had been.
+    """Call a phase with generated observations; restores the random state afterwards.
 
-    A phase that cannot be called with them compiles at its first real call.
+    If that fails, the phase compiles at its first real call.
 
     Args:
         module: an RLModule.
-        phase: of exploration or inference.
-        count: of environments.
-        config: the setting that the phase uses.
-        connectors: gives the runner's, if they are not RLlib's own.
+        phase: exploration or inference.
+        count: number of environments.
+        config: the setting of the phase.
+        connectors: returns the runner's connectors; None for RLlib's own.
 
     Returns:
-        ``warmup_s``, and whether the code came ``from_cache``; or ``not_warmed_up``, why not.
+        ``warmup_s`` and ``from_cache``; or ``not_warmed_up`` with the error.
     """
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
     numbers = np.random.get_state()
     began, hits = time.monotonic(), _cache_hits()
     try:
-        # Of this device only: to look at the others' numbers would start CUDA on each of them.
+        # This device only: forking the others' generators would initialize CUDA on each.
         devices = [device] if device.type == "cuda" else []
         key = _key(module, phase, count, config)
         with torch.random.fork_rng(devices), _first_of_its_kind(key):
@@ -58,7 +58,7 @@ def warm_up(
             for steps in (2, 3):  # exploration gets the steps so far: one more is no new graph
                 given = {"t": steps} if phase == FORWARD_EXPLORATION else {}
                 getattr(module, phase)(batch, **given)
-    except Exception as error:  # whatever was made up did not fit
+    except Exception as error:  # the generated observations do not fit the module
         return {"not_warmed_up": f"{type(error).__name__}: {error}".partition("\n")[0]}
     finally:
         np.random.set_state(numbers)
@@ -67,9 +67,9 @@ def warm_up(
 
 
 def compile_in_one_thread() -> None:
-    """Have Inductor start no pool of compiling processes here, unless the environment says so.
+    """Turn off Inductor's pool of compile workers, unless the environment sets its size.
 
-    By default each process of a machine would have as many as there are cores.
+    By default each process on the machine starts one worker per core.
     """
     if "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ:
         import torch._inductor.config as inductor
@@ -84,7 +84,7 @@ def _cache_hits() -> int:
 
 
 def _key(module: torch.nn.Module, phase: str, count: int, config: CompileConfig) -> str:
-    """The same for processes that compile the same code."""
+    """Equal for processes that compile the same code."""
     weights = [(name, tuple(p.shape), p.dtype) for name, p in module.named_parameters()]
     kind = f"{type(module).__module__}.{type(module).__qualname__}"
     text = repr((torch.__version__, kind, weights, phase, count, config))
@@ -93,7 +93,7 @@ def _key(module: torch.nn.Module, phase: str, count: int, config: CompileConfig)
 
 @contextlib.contextmanager
 def _first_of_its_kind(key: str) -> Iterator[None]:
-    """The first process on a machine compiles alone; the others find the code in torch's cache."""
+    """Hold a file lock while the first process compiles; the others then use torch's cache."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     done = Path(cache_dir()) / f"autocompile-{key}.done"
@@ -102,7 +102,7 @@ def _first_of_its_kind(key: str) -> Iterator[None]:
         yield
         return
     lock = FileLock(done.with_suffix(".lock"))
-    with contextlib.suppress(Timeout):  # the other one hangs: compile beside it
+    with contextlib.suppress(Timeout):  # the other process hangs: compile anyway
         lock.acquire(timeout=_WAIT_S)
     try:
         yield

@@ -1,1 +1,1 @@
-"""What torch made of it."""
+"""Inspects the installed torch and what it compiled."""

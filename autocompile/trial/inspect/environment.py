@@ -1,4 +1,4 @@
-"""What this interpreter and this machine offer, read from the installed torch."""
+"""Backends, modes and options of the installed torch, and preparation of its toolchain."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ __all__ = [
     "prepare_toolchain",
 ]
 
-# Inductor options that have no effect on a device: modes that differ only in them are equal there.
+# Inductor options without effect on a device; modes that differ only in them are equal there.
 _WITHOUT_EFFECT = {"cpu": ("coordinate_descent_tuning",)}
 
 
 def pick_device(name: str | None) -> torch.device:
-    """The device to tune on: CUDA where there is one.
+    """The device to tune on; CUDA by default if available.
 
     Raises:
-        UsageError: the device that was asked for is not here.
+        UsageError: the requested device is not available.
     """
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -49,17 +49,17 @@ def pick_device(name: str | None) -> torch.device:
 
 
 def modes(device: torch.device) -> dict[str, str]:
-    """Inductor's modes, each with the first mode that has the same effect on this device.
+    """Inductor's modes, each with the plainest mode of the same effect on this device.
 
-    On a CPU ``reduce-overhead`` is none of them: CUDA graphs cannot be there, but since they were
-    asked for Inductor leaves out the checks of its inputs, about a microsecond for each.
+    On a CPU ``reduce-overhead`` has an effect of its own: it has no CUDA graphs, but Inductor skips
+    its input checks, which saves about a microsecond per input.
     """
     from torch._inductor import list_mode_options
 
     ignored = _WITHOUT_EFFECT.get(device.type, ())
     seen: dict[Any, str] = {}
     equal: dict[str, str] = {}
-    # The plainest mode gives its name to those that equal it.
+    # The mode with the fewest options represents those equal to it.
     by_size = sorted(list_mode_options().items(), key=lambda item: (len(item[1]), item[0]))
     for name, options in by_size:
         effective = tuple(sorted((k, str(v)) for k, v in options.items() if k not in ignored))
@@ -75,7 +75,7 @@ def inductor_options() -> list[str]:
 
 
 def _why_not(name: str, device: torch.device, registered: list[str]) -> str:
-    """The reason why a backend cannot be used here; empty when it can be tried."""
+    """Why a backend cannot be used here; empty if it can be tried."""
     version, known = torch.__version__, BACKENDS.get(name, Backend())
     if known.device not in (None, device.type):
         return known.elsewhere or f"it runs on {known.device} only"
@@ -101,11 +101,11 @@ def _not_ours(name: str) -> str:
 
     known = _COMPILER_FNS.get(name)
     if known is not None and not known.__module__.startswith("autocompile."):
-        return f"this torch has its own {name}, which is not the one that is tuned here"
+        return f"this torch has its own {name}, which differs from autocompile's"
     found = entry_points(group="torch_dynamo_backends", name=name)
     if any(entry.value.startswith("autocompile.") for entry in found):
         return ""
-    return "autocompile is not installed in this interpreter, and the backend is its own"
+    return "autocompile, which has this backend, is not installed in this interpreter"
 
 
 def backends(device: torch.device, names: Sequence[str] | None = None) -> dict[str, str]:
@@ -113,7 +113,7 @@ def backends(device: torch.device, names: Sequence[str] | None = None) -> dict[s
 
     Args:
         device: where it would run.
-        names: the backends to look at; the default ones when None.
+        names: the backends to check; the default ones if None.
     """
     import torch._dynamo
 
@@ -122,16 +122,16 @@ def backends(device: torch.device, names: Sequence[str] | None = None) -> dict[s
 
 
 def all_backends() -> list[str]:
-    """Every name that Dynamo knows in this process."""
+    """Names of all registered Dynamo backends."""
     import torch._dynamo
 
     return sorted(torch._dynamo.list_backends(None))
 
 
 def library_modules() -> list[str]:
-    """What is imported here of Python's own and of installed packages, in the order of importing.
+    """Imported modules of the standard library and installed packages, in import order.
 
-    Files of the user's are left out: whoever imports them again would run the user's code.
+    Excludes the user's files, since importing those would run the user's code.
     """
     installed = {
         str(Path(path).resolve())
@@ -150,14 +150,10 @@ def library_modules() -> list[str]:
 
 
 def prepare_toolchain(device: torch.device, folder: Path) -> float:
-    """Pay once what the first compile on a machine costs besides the compiling.
+    """Do the one-time work of the first compile on a machine; returns the seconds it took.
 
-    On a CPU the probe of the vector instruction set goes to ``folder``, from where each trial's
-    empty cache is seeded, and the precompiled header to where torch keeps it for the user. Also,
-    everything that compiling imports is imported after this.
-
-    Returns:
-        Seconds spent.
+    On a CPU, writes the probe of vector instructions to ``folder``, which seeds the cache of each
+    trial, and the precompiled header to torch's own folder. Imports all that compiling needs.
     """
     began = time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
@@ -172,6 +168,6 @@ def prepare_toolchain(device: torch.device, folder: Path) -> float:
             os.environ["TRITON_CACHE_DIR"] = scratch
             torch.compile(lambda x: x + 1)(torch.zeros(8, device=device))
     except Exception as error:
-        # No compiler, say: every trial that needs one will report it in torch's own words.
+        # For example without a compiler; each trial that needs one reports torch's error.
         print(f"autocompile: the toolchain could not be prepared: {error}", file=sys.stderr)
     return time.monotonic() - began

@@ -1,7 +1,7 @@
-"""What is known of why a setting is fast or slow: taken down around the timing, never inside it.
+"""Collects facts that explain why a setting is fast or slow, outside the timing.
 
-Eager's operators are counted where PyTorch dispatches them. What was compiled is read from the
-programs that Inductor wrote: each line that launches a kernel or calls a library is one there.
+Eager's operators are counted by a dispatch mode. Kernel launches and library calls of compiled code
+are counted in the source of Inductor's wrappers.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = ["Operators", "Witness", "breaks_of", "launches", "operators"]
 
-_MOST = 12  # of each list that goes into a record
-_WIDE = 200  # characters of a text of torch's
-_PATIENCE_S = 0.3  # for another try at eager's operators
+_MOST = 12  # entries of each list in a record
+_WIDE = 200  # characters of a text from torch
+_PATIENCE_S = 0.3  # for repeating eager's operators
 _SKIP = "skipping cudagraphs due to"
 _TORCH, _OURS = Path(torch.__file__).parent, Path(__file__).parents[2]
 
-# A line of the wrapper that Inductor writes, with what its call gives, if anything.
+# A call in an Inductor wrapper, with the assignment of its result, if any.
 _CALL = re.compile(
     r"^\s+(?:[\w, ()\[\]]+ = )?(?:"
     r"(?P<kernel>(?:cpp|triton|combo|multi_kernel|cutlass|cutedsl|pallas|helion)_\w+)(?:\.run)?"
@@ -44,7 +44,7 @@ _FREE = re.compile(r"empty|new_empty|detach|alias|lift_fresh|_local_scalar_dense
 
 
 class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the operators that do work, and the seconds that each kind takes."""
+    """Counts the operators that compute something, and the seconds of each kind."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -63,7 +63,7 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _is_free(func: Any) -> bool:
-    """A view, a bare allocation or a look at one number: nothing is computed."""
+    """Whether the operator computes nothing: a view, an allocation or ``item()``."""
     name = func._schema.name
     if name.startswith(("prim::", "profiler::")) or _FREE.match(name.partition("::")[2]):
         return True
@@ -72,9 +72,9 @@ def _is_free(func: Any) -> bool:
 
 
 def operators(call: Callable[[], Any], device: torch.device) -> dict[str, Any]:
-    """The operators of one call: how many, which, and on a CPU how long each kind takes.
+    """Operators of one call: the total, the count of each kind, and on a CPU its seconds.
 
-    Call it after the timing: it makes up to six calls, every other one slower than usual.
+    Use after the timing: it makes up to six calls, and counting slows every other one.
     """
     until = time.monotonic() + _PATIENCE_S
     tries: list[tuple[float, Operators]] = []
@@ -90,7 +90,7 @@ def operators(call: Callable[[], Any], device: torch.device) -> dict[str, Any]:
         "total": sum(best.count.values()),
         "count": dict(best.count.most_common(_MOST)),
     }
-    if device.type == "cpu":  # elsewhere a call returns before the work is done
+    if device.type == "cpu":  # on other devices a call returns before it has finished
         longest = sorted(best.seconds.items(), key=lambda item: -item[1])[:_MOST]
         found["seconds"] = {name: round(s, 9) for name, s in longest}
         found["seconds_total"] = round(sum(best.seconds.values()), 9)
@@ -102,13 +102,13 @@ def operators(call: Callable[[], Any], device: torch.device) -> dict[str, Any]:
 
 
 def launches(source: str) -> dict[str, Counter[str]] | None:
-    """What one of Inductor's wrappers calls: kernels of its own, libraries, operators of PyTorch.
+    """Calls of an Inductor wrapper, as ``kernels``, ``library`` and ``operators`` of PyTorch.
 
-    None if it is written in another language than Python.
+    None if the wrapper is not Python.
     """
     if "cpp_wrapper_src" in source:
         return None
-    # Kernels are defined above this line and tried out below the tail: neither is a launch.
+    # Kernels are defined above this line and benchmarked below the tail; neither is a launch.
     body = source.rpartition("async_compile.wait(globals())")[2]
     if tail := _TAIL.search(body):
         body = body[: tail.start()]
@@ -134,12 +134,12 @@ def _is_free_name(space: str, name: str) -> bool:
 
 
 def _wrappers() -> dict[str, str]:
-    """The programs that Inductor has loaded in this process: file and text."""
+    """File and text of the wrappers that Inductor has loaded in this process."""
     cache = sys.modules.get("torch._inductor.codecache")
     modules = getattr(getattr(cache, "PyCodeCache", None), "modules", ())
     found = {}
     for module in list(modules):
-        # A kernel that was only tried out has get_args and call too, but no part to be wrapped.
+        # A benchmarked kernel has get_args and call too, but no AOT ID.
         if hasattr(module, "call") and (file := getattr(module, "__file__", None)):
             with contextlib.suppress(OSError):
                 text = Path(file).read_text("utf-8", "replace")
@@ -148,8 +148,8 @@ def _wrappers() -> dict[str, str]:
     return found
 
 
-class _Ears(logging.Handler):
-    """Keeps why CUDA graphs were given up; torch says it in a warning and nowhere else."""
+class _SkipReasons(logging.Handler):
+    """Records why CUDA graphs were skipped, which torch reports only in log warnings."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -162,7 +162,7 @@ class _Ears(logging.Handler):
 
 
 class Witness:
-    """Watches what is compiled from now on, and can say afterwards what came of it.
+    """Records what is compiled after its construction.
 
     Args:
         home: the folder of the user's file.
@@ -171,11 +171,11 @@ class Witness:
     def __init__(self, home: Path) -> None:
         self._home = home
         self._before = set(_wrappers())
-        self._ears = _Ears()
-        logging.getLogger("torch._inductor.cudagraph_utils.__cudagraphs").addHandler(self._ears)
+        self._skips = _SkipReasons()
+        logging.getLogger("torch._inductor.cudagraph_utils.__cudagraphs").addHandler(self._skips)
 
     def facts(self) -> dict[str, Any]:
-        """Graph breaks with their places, and why CUDA graphs were given up."""
+        """Graph breaks with their places, and why CUDA graphs were skipped."""
         import torch._dynamo
 
         reasons = getattr(torch._dynamo.utils, "graph_break_reasons", ())
@@ -186,14 +186,14 @@ class Witness:
         told = [row for row in found.values() if row["code"]]
         return {
             "breaks": (told or list(found.values()))[:_MOST],
-            "cudagraph_skip_reasons": [text for text, _ in self._ears.reasons.most_common(5)],
+            "cudagraph_skip_reasons": [text for text, _ in self._skips.reasons.most_common(5)],
         }
 
     def compiled(self, call: Callable[[], Any], recompiles: int) -> dict[str, Any] | None:
-        """What one steady call launches; None where that cannot be known.
+        """The launches of one steady call; None if unknown.
 
-        Makes one call, of which Python's profiler says which of Inductor's programs it runs: after
-        a recompile not all of them; and none whose launches a CUDA graph has taken over.
+        Makes one call under Python's profiler to see which wrappers run: after a recompile not all
+        of them do, and a replayed CUDA graph runs none.
         """
         new = {f: text for f, text in _wrappers().items() if f not in self._before}
         ran = _functions_run(call, set(new))
@@ -216,7 +216,7 @@ class Witness:
 
 
 def _functions_run(call: Callable[[], Any], files: set[str]) -> set[tuple[str, str]]:
-    """Which functions of these files one call runs in this thread, by file and name."""
+    """(file, name) of the functions of these files that one call runs in this thread."""
     ran: set[tuple[str, str]] = set()
 
     def watch(frame: Any, event: str, _: Any) -> None:
@@ -243,13 +243,13 @@ def _profile(watch: Callable[[Any, str, Any], None]) -> Iterator[None]:
 
 
 def breaks_of(error: BaseException, home: Path) -> list[dict[str, Any]]:
-    """The graph break that an error of Dynamo's is about; empty if it says none."""
+    """The graph break that a Dynamo error reports; empty if none."""
     stack = getattr(error, "real_stack", None)
     return [_break(stack, str(error), home)] if stack else []
 
 
 def _break(stack: Any, reason: str, home: Path) -> dict[str, Any]:
-    """The place in the user's own code where a graph ended, the line there, and torch's word."""
+    """Place and line of code of a graph break in the user's code, and torch's reason."""
     lines = [line.strip() for line in str(reason).splitlines() if line.strip()]
     row = {"place": "", "code": "", "reason": lines[0][:_WIDE] if lines else ""}
     frames = [f for f in stack or () if not Path(f.filename).is_relative_to(_TORCH)]
@@ -258,7 +258,7 @@ def _break(stack: Any, reason: str, home: Path) -> dict[str, Any]:
     if frames:
         frame = (own or users or frames)[-1]
         row["code"] = (frame.line or "").partition("  #")[0].strip()[:_WIDE]
-    if users:  # of a line that is ours the file means nothing to a user
+    if users:  # a file of autocompile would not help a user
         path = Path(frame.filename)
         short = path.relative_to(home).as_posix() if own else "/".join(path.parts[-2:])
         row["place"] = f"{short}:{frame.lineno}"[-_WIDE:]

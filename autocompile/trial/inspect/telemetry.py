@@ -1,4 +1,4 @@
-"""What the process can tell about itself: when the device is done, and what Dynamo did."""
+"""Reads Dynamo's counters, and waits for the device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = [
 
 
 def synchronizer(device: torch.device) -> Callable[[], None]:
-    """A function that waits until the device has done its work."""
+    """A function that waits for the device to finish."""
     if device.type == "cuda":
         return lambda: torch.cuda.synchronize(device)
     return lambda: None
@@ -25,18 +25,18 @@ def synchronizer(device: torch.device) -> Callable[[], None]:
 
 @dataclass(frozen=True)
 class DynamoFacts:
-    """What Dynamo has counted since the last reset.
+    """Dynamo's counts since the last reset.
 
     Attributes:
-        graphs: graphs handed to the backend.
-        graph_breaks: places where a graph had to end.
-        skipped_frames: functions that Dynamo began and gave up as a whole, as it does where a graph
-            breaks inside a loop; it counts no graph break then.
+        graphs: graphs passed to the backend.
+        graph_breaks: number of graph breaks.
+        skipped_frames: functions that Dynamo gave up as a whole, for example because of a graph
+            break inside a loop, which is not counted as a break.
         recompiles: compilations of code that had been compiled before.
-        break_reasons: torch's own words, most frequent first, at most five.
-        skip_reasons: likewise, of what Dynamo met where it gave up a function.
-        recompile_reasons: likewise, in the order of their coming.
-        cudagraph_skips: how often Inductor gave up CUDA graphs.
+        break_reasons: torch's messages, most frequent first, at most five.
+        skip_reasons: the same for skipped functions.
+        recompile_reasons: the same for recompiles, in order of time.
+        cudagraph_skips: how often Inductor skipped CUDA graphs.
     """
 
     graphs: int
@@ -50,10 +50,9 @@ class DynamoFacts:
 
 
 def reset_dynamo(backend: str) -> None:
-    """Start counting from nothing; a graph that falls back to eager becomes an error.
+    """Reset Dynamo and its counters, and make a fallback to eager an error.
 
-    Imports what the backend needs of torch, so that compile time is compile time: an import is
-    paid once in a process, whatever is compiled.
+    Imports the torch modules that the backend needs, so that compile time excludes imports.
     """
     import torch._dynamo
 
@@ -63,8 +62,8 @@ def reset_dynamo(backend: str) -> None:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     torch._dynamo.utils.clear_compilation_metrics()
-    # Past the recompile limit, and with suppress_errors where a backend fails, torch would go on in
-    # eager without a word that a program can see. It refuses to have both set.
+    # At the recompile limit, and with suppress_errors when a backend fails, torch silently runs
+    # eager. It refuses to have both options set.
     torch._dynamo.config.suppress_errors = False
     torch._dynamo.config.fail_on_recompile_limit_hit = True
 
@@ -75,9 +74,10 @@ def _first_line(text: object) -> str:
 
 
 def compilations() -> int:
-    """Counts up whenever Dynamo compiles something; what the number is means nothing.
+    """A number that increases whenever Dynamo compiles something.
 
-    With ``fullgraph=True`` Dynamo counts no frames, and a frame that ends in no graph is no graph.
+    Adds frames and graphs: with ``fullgraph=True`` Dynamo counts no frames, and a frame may produce
+    no graph.
     """
     from torch._dynamo.utils import counters
 
@@ -103,7 +103,7 @@ def dynamo_facts() -> DynamoFacts:
         skipped_frames=skipped,
         recompiles=len(reasons),
         break_reasons=_most_frequent(breaks),
-        # A function that was given up as a whole counts as no break.
+        # A skipped function does not count as a graph break.
         skip_reasons=_most_frequent(met) if skipped else (),
         recompile_reasons=tuple(reasons[:5]),
         cudagraph_skips=int(counters["inductor"]["cudagraph_skips"]),

@@ -1,1 +1,1 @@
-"""How fast is it?"""
+"""Times calls and measures memory."""

@@ -1,9 +1,9 @@
-"""Blocks of calls: their time, how many calls make one, and how many have to precede it.
+"""Times blocks of calls, and finds their size and the untimed calls before them.
 
-What one side leaves behind slows the first calls of the other: its threads spin for some ten
-milliseconds after their last call, and the caches hold its weights. After eager mode OpenVINO took
-2.5 times as long for its first call as for its twentieth (studies/truth/carry_over.py). So what the
-first calls lose is looked at, and where it matters a block's clock starts after them.
+A side slows the first calls of the next one: its threads busy-wait for about ten milliseconds after
+their last call, and the caches hold its weights. After eager mode, OpenVINO's first call took 2.5
+times as long as its twentieth (studies/truth/carry_over.py). So the loss of the first calls is
+measured, and if it matters a block's clock starts after them.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any
 __all__ = ["Timed", "block", "carried_over", "fill", "lead_of"]
 
 _LOOK_S, _LOOKS, _LOOK_CALLS = 0.05, 3, 4
-_LOST = 0.01  # of a block's time, by the first calls
-_SLOWER = 1.03  # calls that are slower by less are noise
-_NOTHING_LOST_S = 0.2  # what threads spin is little beside a call of so long
+_LOST = 0.01  # accepted loss by the first calls, as a share of a block's time
+_SLOWER = 1.03  # smaller differences between calls are noise
+_NOTHING_LOST_S = 0.2  # a busy-wait does not matter for calls this long
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Timed:
 
     Attributes:
         call: what is timed.
-        restore: puts the state back that calls change; outside the clock.
-        context: entered around each block (grad mode, compiler stance); outside the clock.
+        restore: restores the state that calls change; not timed.
+        context: entered around each block (grad mode, compiler stance); not timed.
     """
 
     call: Callable[[], Any]
@@ -40,7 +40,7 @@ class Timed:
 
 
 def block(side: Timed, calls: int, synchronize: Callable[[], None], lead: int = 0) -> float:
-    """Seconds per call of one block; ``lead`` calls before it warm the caches, unseen."""
+    """Seconds per call of one block, after ``lead`` untimed calls."""
     side.restore()
     call = side.call
     with side.context():
@@ -56,7 +56,7 @@ def block(side: Timed, calls: int, synchronize: Callable[[], None], lead: int = 
 
 
 def fill(side: Timed, synchronize: Callable[[], None], block_s: float) -> int:
-    """How many calls seem to fill a block just now."""
+    """The number of calls that take ``block_s``, at least 1."""
     calls = 1
     while True:
         took = block(side, calls, synchronize) * calls
@@ -68,18 +68,18 @@ def fill(side: Timed, synchronize: Callable[[], None], block_s: float) -> int:
 def carried_over(
     sides: Sequence[Timed], calls: Sequence[int], synchronize: Callable[[], None], block_s: float
 ) -> list[list[float]]:
-    """How long each call of a side takes that follows another side's, in seconds.
+    """Seconds of each call of a side directly after another side ran.
 
     Args:
-        sides: in the order in which they are looked at.
-        calls: of a block of each.
+        sides: measured in this order.
+        calls: calls of a block, by side.
         synchronize: waits for the device.
-        block_s: what such a block lasts.
+        block_s: seconds of a block.
 
     Returns:
-        By side, the times of the first, second, third, ... call: as many as take 50 ms, the least
-        of three looks, since what is carried over slows every one and noise does not. Of one look,
-        where nothing is lost by that; none of calls that are too long to lose much.
+        By side, the times of the first, second, ... call, for about 50 ms. Each is the minimum of
+        three runs, since carry-over slows all of them and noise does not; of one run if that shows
+        no loss. Empty if a call is too long to lose much.
     """
     counts = [max(_LOOK_CALLS, math.ceil(n * _LOOK_S / block_s)) for n in calls]
     looks: list[list[list[float]]] = [[] for _ in sides]
@@ -92,7 +92,7 @@ def carried_over(
 
 
 def _each(side: Timed, calls: int, synchronize: Callable[[], None]) -> list[float]:
-    """Seconds of each call of a block; none where the first takes so long that nothing matters."""
+    """Seconds of each call; empty if the first is longer than ``_NOTHING_LOST_S``."""
     side.restore()
     times = []
     with side.context():
@@ -107,12 +107,12 @@ def _each(side: Timed, calls: int, synchronize: Callable[[], None]) -> list[floa
 
 
 def lead_of(times: Sequence[float], calls: int) -> int:
-    """How many calls to leave out, so that the others lose no more than 1 % of a block's time.
+    """How many first calls to leave untimed, so that the rest lose at most 1 % of a block's time.
 
     Args:
-        times: of the first, second, ... call after the other side's; the later half is taken for
-            the usual pace, so that what goes on for longer is not seen here.
-        calls: of a block.
+        times: of the first, second, ... call after the other side's; the mean of the later half is
+            the steady time.
+        calls: calls of a block.
     """
     middle = len(times) // 2
     usual, lost = fmean(times[middle:]) if times else 0.0, 0.0

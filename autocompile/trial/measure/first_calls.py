@@ -1,4 +1,4 @@
-"""The clock of the calls that compile, at first or after an update of the weights."""
+"""Times the calls that compile: the first ones, and those after an update of the weights."""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ _UPDATES = 3
 class FirstCalls:
     """Times each call of a side until :meth:`stop`.
 
-    More calls than the first may compile: an optimizer that has a momentum by now is another
-    program, gradients that exist are others than those to be, and CUDA graphs are recorded at the
-    second call.
+    Later calls may compile too: when an optimizer has momentum or gradients exist, the program
+    differs, and CUDA graphs are recorded at the second call.
 
     Args:
-        side: its ``call`` is wrapped meanwhile.
+        side: its ``call`` is wrapped until then.
         synchronize: waits for the device.
-        waited: seconds that were spent waiting so far, which do not count.
+        waited: seconds spent waiting for exclusive use so far, which are subtracted.
 
     Attributes:
         window: when the first call began and ended; None before.
@@ -42,11 +41,11 @@ class FirstCalls:
         side.call = self._timed
 
     def stop(self) -> None:
-        """Let the side be called as it is."""
+        """Unwrap the side's ``call``."""
         self._side.call = self._call
 
     def compile_s(self, steady_s: float) -> float:
-        """What the calls took beyond what a steady one takes."""
+        """Total seconds of the calls beyond ``steady_s`` each."""
         return sum(max(0.0, seconds - steady_s) for seconds in self._seconds)
 
     def _timed(self) -> Any:
@@ -61,9 +60,9 @@ class FirstCalls:
 
 
 def refresh_s(side: Side, synchronize: Callable[[], None], steady_s: float) -> float:
-    """What the first call after an update of the weights takes beyond a steady one, in seconds.
+    """Seconds of the first call after an update of the weights beyond a steady one.
 
-    The update writes to every parameter and changes none. The median of three.
+    Median of three. The updates write to every parameter without changing values.
     """
     times = []
     for _ in range(_UPDATES):

@@ -1,11 +1,10 @@
-"""Time several callables side by side, block by block.
+"""Times several callables in alternating blocks.
 
-Blocks of all sides alternate in one process, in another random order each round, so that clocks,
-load and heat touch all alike. A block is about 20 ms of calls between two synchronizations, after
-as many calls as another side slows (:mod:`autocompile.trial.measure.blocks`). The raw times of
-all rounds are kept. A search stops timing a setting as soon as it is no rival (:func:`screen`); a
-race times
-all its sides for as many rounds (:func:`side_by_side`).
+Each round times one block of each side in random order in one process, so that clock speed, load
+and heat affect all equally. A block is about 20 ms of calls between two synchronizations, after
+untimed calls (:mod:`autocompile.trial.measure.blocks`). All raw times are kept. A search stops
+timing a setting that is clearly too slow (:func:`screen`); a race times all sides for the same
+number of rounds (:func:`side_by_side`).
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ from autocompile.trial.measure.blocks import Timed, block, carried_over, fill, l
 __all__ = ["Limits", "Rounds", "Timed", "screen", "side_by_side"]
 
 _LOOK_EVERY = 4
-_FEW = 3  # rounds, of calls so long that there is no time for more
+_FEW = 3  # rounds of very long calls
 _WARM_CALLS = 3  # CUDA graphs: warm-up, record, replay
-_LONG_CALL_S = 1.0  # such a call needs no warming beside those that verification has made
-_NEAR = 0.97  # of the best speed-up: below it a setting is no rival
+_LONG_CALL_S = 1.0  # such a call needs no warm-up beyond the calls of verification
+_NEAR = 0.97  # of the best speed-up; a setting below it is too slow
 _ALONE_BLOCKS = 5
-_GAP_S = 0.01  # by then OpenMP's and onnxruntime's threads have stopped spinning
-_SLOWED = 1.25  # beside a side that keeps a core busy eager takes half as long again
+_GAP_S = 0.01  # by then threads of OpenMP and onnxruntime have stopped busy-waiting
+_SLOWED = 1.25  # next to a side that keeps a core busy, eager takes 1.5 times as long
 
 
 class Rounds:
-    """Sides that are ready to be timed: warmed, with a size of blocks and a lead-in for each.
+    """Sides ready to be timed: warmed up, with block size and lead.
 
     Attributes:
         times: by side, seconds per call of each round's block.
@@ -52,7 +51,7 @@ class Rounds:
         is_long = [block(side, 1, synchronize) > _LONG_CALL_S for side in sides]
         if all(is_long):
             return
-        short = [  # also where the first call was interrupted
+        short = [  # a second try, in case the first call was interrupted
             index
             for index, side in enumerate(sides)
             if not is_long[index] or block(side, 1, synchronize) <= _LONG_CALL_S
@@ -60,7 +59,7 @@ class Rounds:
         for index in short:
             for _ in range(_WARM_CALLS - 1):
                 block(sides[index], 1, synchronize)
-        for _ in range(2):  # the more of two tries: one wait for a core can be longer than a block
+        for _ in range(2):  # the larger of two tries: a wait for a core can exceed a block
             for index in short:
                 seems = fill(sides[index], synchronize, block_s)
                 self.calls[index] = max(self.calls[index], seems)
@@ -69,7 +68,7 @@ class Rounds:
 
     @property
     def count(self) -> int:
-        """How many rounds there are."""
+        """Number of rounds so far."""
         return len(self.times[0])
 
     def one(self) -> None:
@@ -81,7 +80,7 @@ class Rounds:
             self.times[index].append(seconds)
 
     def measurement(self, index: int, flags: tuple[str, ...] = ()) -> Measurement:
-        """A side against the first one."""
+        """The times of a side and of the first one."""
         return Measurement(
             eager_s=tuple(self.times[0]),
             compiled_s=tuple(self.times[index]),
@@ -93,10 +92,10 @@ class Rounds:
 
 @contextlib.contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """No garbage is collected meanwhile; what there is now is never looked at again."""
+    """Disable the garbage collector inside the context; freezes the current objects for good."""
     was_enabled = gc.isenabled()
     gc.collect()
-    gc.freeze()  # for good: to thaw would write to every object, and copy what a fork shares
+    gc.freeze()  # not undone: unfreeze writes to every object, which copies pages shared by forks
     gc.disable()
     try:
         yield
@@ -108,14 +107,14 @@ def no_garbage_collection() -> Iterator[None]:
 def screen(
     eager: Timed, other: Timed, synchronize: Callable[[], None], limits: Limits, seed: int
 ) -> tuple[Measurement, list[str]]:
-    """Time a setting against eager until it is known well enough, or known to be no rival.
+    """Time a setting against eager until its speed-up is known well enough or clearly too low.
 
     Args:
-        eager: the baseline; for an A/A run both sides are eager.
-        other: the side under test; it must have been compiled already.
+        eager: the baseline; in an A/A run both sides are eager.
+        other: the side under test, already compiled.
         synchronize: waits for the device.
         limits: when to stop.
-        seed: of the order of blocks in each round.
+        seed: for the order of blocks in each round.
 
     Returns:
         The raw times, and sentences for the user.
@@ -133,7 +132,7 @@ def screen(
     if found.eager_call_s <= _SLOWED * alone_s:
         return found, []
     slowed = found.eager_call_s / alone_s - 1
-    note = f"eager runs {slowed:.0%} slower beside this setting than alone"
+    note = f"eager runs {slowed:.0%} slower next to this setting than alone"
     return rounds.measurement(1, ("eager_slowed",)), [note]
 
 
@@ -152,13 +151,13 @@ def _is_narrow(known: Interval, limits: Limits) -> bool:
 
 
 def _alone(side: Timed, synchronize: Callable[[], None], block_s: float) -> float:
-    """Median seconds of a call with nothing beside it."""
+    """Median seconds of a call without other sides."""
     time.sleep(_GAP_S)
     if (took_s := block(side, 1, synchronize)) > _LONG_CALL_S:
         return took_s
     calls = fill(side, synchronize, block_s)
     if block_s < (took_s := block(side, calls, synchronize) * calls) and calls == 1:
-        return took_s  # a long call: threads that spin for a while matter little beside it
+        return took_s  # a busy-wait does not matter for a call this long
     return median([block(side, calls, synchronize) for _ in range(_ALONE_BLOCKS)])
 
 
@@ -171,10 +170,10 @@ def side_by_side(
     """Time ``most`` rounds, or as many as fit in ``max_s`` seconds, at least three.
 
     Args:
-        rounds: of all sides.
-        most: rounds.
-        max_s: seconds of rounds; what passes before a turn does not count.
-        turn: is entered around each round.
+        rounds: the sides.
+        most: number of rounds.
+        max_s: seconds of rounds; waiting for a turn does not count.
+        turn: entered around each round.
     """
     spent_s = 0.0
     while rounds.count < most and (rounds.count < _FEW or spent_s <= max_s):

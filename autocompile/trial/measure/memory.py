@@ -1,4 +1,4 @@
-"""How much memory a side needs: what its tensors hold, and what a call takes on top."""
+"""Measures the memory of a side: its tensors, plus what a call allocates."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ _TINY_BYTES = 2**17
 def peak_bytes(
     call: Callable[[], Any], held: Callable[[], Any], device: torch.device, graphs: bool
 ) -> int | None:
-    """The highest memory in use while a side runs: its own tensors plus what a call takes on top.
+    """Peak memory of a side: its own tensors plus what a call allocates.
 
-    What else lives in the process (the other side, copies kept for comparison) is left out. Only
-    tensors of the device count. Memory that a library takes past torch's allocator counts on a CPU
-    only. Nothing may be timed in this process afterwards: its allocator is another then.
+    Excludes everything else in the process. Counts only tensors on the device. Allocations outside
+    torch's allocator count on a CPU only. Nothing may be timed in this process afterwards, since it
+    changes the allocator's settings.
 
     Args:
         call: the unit of work.
-        held: gives all tensors that the side holds between two calls.
+        held: returns all tensors that the side holds between two calls.
         device: where it runs.
-        graphs: the CUDA graphs of this process are this side's.
+        graphs: whether the CUDA graphs of this process belong to this side.
 
     Returns:
-        Bytes; None where the system does not tell.
+        Bytes; None if unknown.
     """
     if device.type != "cuda":
-        _give_back_at_once()
-    call()  # optimizer state, workspaces and recorded graphs are there from now on
+        _use_mmap()
+    call()  # creates optimizer state, workspaces and CUDA graphs
     if device.type == "cuda":
         return _cuda_peak(call, held, device, graphs)
     growth = _resident_growth(call)
@@ -46,7 +46,7 @@ def peak_bytes(
 
 
 def _storages(tree: Any, device: torch.device) -> dict[int, int]:
-    """Address and bytes of each storage on the device, each once."""
+    """Address to bytes of each storage on the device."""
     found = {}
     for leaf in pytree.tree_leaves(tree):
         if isinstance(leaf, torch.Tensor) and leaf.device.type == device.type:
@@ -61,11 +61,11 @@ def _storages(tree: Any, device: torch.device) -> dict[int, int]:
 
 
 def _resident_growth(call: Callable[[], Any]) -> int | None:
-    """How far the resident memory of the process rises above its level before the call.
+    """Bytes by which the resident memory peaks above its level before the call.
 
-    The peak is reset through ``/proc/self/clear_refs`` (proc(5)); None where that is impossible.
+    The peak is reset through ``/proc/self/clear_refs`` (proc(5)); None if that is not possible.
     """
-    _give_back_what_is_free()
+    _trim()
     try:
         with open("/proc/self/clear_refs", "w") as file:
             file.write("5")
@@ -78,35 +78,33 @@ def _resident_growth(call: Callable[[], Any]) -> int | None:
 
 
 def freed_bytes(let_go: Callable[[], None]) -> int | None:
-    """How much resident memory of the process goes with what a function lets go of.
+    """Resident memory that a function frees.
 
-    It is how a copy of the weights that no tensor shows is found: a session's of another runtime,
-    or the constants of what Inductor has compiled. How far the memory rose when they were made
-    would not tell, since what compiling leaves behind is in it too.
+    Finds copies of the weights that are not torch tensors, in a session of another runtime or in
+    Inductor's constants. Measuring the growth instead would include what compiling leaves behind.
 
     Returns:
-        Bytes; None where the system does not tell.
+        Bytes; None if unknown.
     """
-    _give_back_what_is_free()
+    _trim()
     before = _status_bytes("VmRSS:")
     let_go()
-    _give_back_what_is_free()
+    _trim()
     after = _status_bytes("VmRSS:")
     return None if before is None or after is None else max(0, before - after)
 
 
-def _give_back_what_is_free() -> None:
-    """Return freed memory to the system: the allocator would serve the call from it, unseen."""
+def _trim() -> None:
+    """Return freed memory to the system, so that new allocations raise the resident memory."""
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):  # not glibc
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _give_back_at_once() -> None:
-    """From now on, whatever is not tiny returns to the system as soon as it is freed.
+def _use_mmap() -> None:
+    """Make malloc use mmap for larger blocks, which return to the system when freed.
 
-    Otherwise glibc keeps blocks of up to 32 MiB, and where the next one does not fit into a hole,
-    both are resident: a tensor more or less, by chance.
+    By default glibc keeps freed blocks of up to 32 MiB, which adds a random amount to the peak.
     """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _TINY_BYTES)
@@ -121,12 +119,12 @@ def _status_bytes(name: str) -> int | None:
 
 
 def page_faults(call: Callable[[], Any], calls: int = 3) -> int | None:
-    """How many pages of 4 KiB, mostly, the kernel has to hand out anew in each call; None: unknown.
+    """Minor page faults per call (pages of mostly 4 KiB); None if unknown.
 
-    Where glibc gives a call's memory back at its end, the next one pays for it again. Whether that
-    happens hangs on what lies at the end of the heap: chance, another one in each process.
+    If glibc returns a call's memory to the system, the next call pays for it again. Whether it does
+    depends on the end of the heap, which differs by chance between processes.
     """
-    if sys.platform != "linux":  # what a fault costs, and who gives memory back, is another story
+    if sys.platform != "linux":  # other allocators, other costs of a fault
         return None
     import resource
 
@@ -142,11 +140,10 @@ def page_faults(call: Callable[[], Any], calls: int = 3) -> int | None:
 def _cuda_peak(
     call: Callable[[], Any], held: Callable[[], Any], device: torch.device, graphs: bool
 ) -> int:
-    """By the allocator's own count, and the pools of CUDA graphs as a whole.
+    """Peak by the allocator's statistics, plus the whole pools of CUDA graphs.
 
-    A graph that is replayed uses the addresses that were allocated when it was recorded, and
-    allocates nothing: the memory between its inputs and outputs is in no count but that of the
-    pool, which holds it for as long as the graph lives.
+    Replaying a graph allocates nothing: it uses the addresses from its recording. Its intermediate
+    memory is counted only in its pool, which lives as long as the graph.
     """
     gc.collect()
     torch.cuda.synchronize(device)
@@ -157,7 +154,7 @@ def _cuda_peak(
     torch.cuda.synchronize(device)
     growth = int(torch.cuda.max_memory_allocated(device)) - before
     pools = list(_pool_segments(device)) if graphs else []
-    # The outputs of a graph count as allocated while they are alive.
+    # Live outputs of a graph count as allocated.
     growth -= sum(int(s["allocated_size"]) for s in pools) - used_in_pools
     del output
     regions = [(int(s["address"]), int(s["total_size"])) for s in pools]
@@ -166,7 +163,7 @@ def _cuda_peak(
 
 
 def _pool_segments(device: torch.device) -> Iterator[dict[str, Any]]:
-    """The segments of the allocator that belong to a private pool."""
+    """The allocator's segments in private pools."""
     index = torch.cuda.current_device() if device.index is None else device.index
     for segment in torch.cuda.memory_snapshot():  # type: ignore[no-untyped-call]
         is_private = tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0)

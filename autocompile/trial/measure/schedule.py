@@ -1,7 +1,7 @@
-"""Ten changes of the learning rate, as a scheduler makes them, after all else is done.
+"""Tries ten changes of the learning rate, as a scheduler makes them.
 
-A learning rate that is a Python number is a constant to Dynamo: each new value may compile the step
-anew, up to the recompile limit, past which torch goes on in eager without a word.
+Dynamo treats a learning rate that is a Python number as a constant: each new value may recompile
+the step, up to the recompile limit, after which torch silently runs eager.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from autocompile.trial.verify.verifier import Failed, Verifier
 __all__ = ["try_schedule"]
 
 _CHANGES = 10
-_DECAY = 0.7  # of one step: a side that goes on with an older rate is off by 40 % and more
-_ULPS = 4  # of a parameter: what rounding can do to an update that is small beside it
+_DECAY = 0.7  # per change: a side that uses an older rate is off by 40 % or more
+_ULPS = 4  # of a parameter: rounding error of an update read from it
 
 
 def try_schedule(verifier: Verifier, compiled: Side, result: TrialResult, budget_s: float) -> None:
@@ -39,11 +39,11 @@ def try_schedule(verifier: Verifier, compiled: Side, result: TrialResult, budget
     Args:
         verifier: has the eager side.
         compiled: the side under test.
-        result: of the trial; knows ``compile_s``.
-        budget_s: no change is begun that is expected to end later than this.
+        result: of the trial, with ``compile_s``.
+        budget_s: stops before a change that is expected to end later.
 
     Raises:
-        Failed: ``wrong_output``, where a step does not follow the learning rate.
+        Failed: ``wrong_output``, if a step does not follow the learning rate.
     """
     groups = [
         [group for o in side.optimizers for group in getattr(o, "param_groups", [])]
@@ -95,7 +95,7 @@ def try_schedule(verifier: Verifier, compiled: Side, result: TrialResult, budget
 
 
 def _note(done: int, recompiles: int, ends_eager: bool, compile_s: float) -> str:
-    """What a user should know; empty where a schedule costs nothing."""
+    """A sentence for the user; empty if a schedule costs nothing."""
     if done == 0 and not recompiles:
         return (
             "whether a learning-rate schedule recompiles this step was not tried: it takes "
@@ -113,7 +113,7 @@ def _note(done: int, recompiles: int, ends_eager: bool, compile_s: float) -> str
 
 
 def _advice(optimizer: Any) -> str:
-    """What torch recommends."""
+    """torch's recommendation."""
     rate = optimizer.param_groups[0]["lr"]
     if isinstance(rate, torch.Tensor):
         return ""
@@ -128,7 +128,7 @@ def _is_rate(rate: Any) -> bool:
 
 
 def _set_rates(groups: list[dict[str, Any]], rates: list[float]) -> None:
-    """As torch's schedulers do: a tensor is filled, a number replaced."""
+    """Like torch's schedulers: fill a tensor, replace a number."""
     for group, rate in zip(groups, rates, strict=True):
         if isinstance(group["lr"], torch.Tensor):
             group["lr"].fill_(rate)
@@ -137,13 +137,13 @@ def _set_rates(groups: list[dict[str, Any]], rates: list[float]) -> None:
 
 
 def _compare_step(verifier: Verifier, compiled: Side, change: int) -> str | None:
-    """One step of each side from the same state; what is wrong with the compiled one."""
+    """Make one step on each side from the same state; returns an error of the compiled one."""
     verifier.eager.keep()
     compiled.adopt(verifier.eager)
     want, sizes = _stepped(verifier.eager, lambda side: verifier.seeded_call(side, change))
     got, _ = _stepped(compiled, lambda side: verifier.seeded_call(side, change))
     for name, update in got["updates"].items():
-        # The update is read off a parameter, which rounds it.
+        # The update is computed from parameters, which adds their rounding.
         off = (update - want["updates"][name]).abs() <= sizes[name]
         got["updates"][name] = torch.where(off, want["updates"][name], update)
     if verifier.has_own_draws(compiled):
@@ -152,7 +152,7 @@ def _compare_step(verifier: Verifier, compiled: Side, change: int) -> str | None
 
 
 def _stepped(side: Side, call: Callable[[Side], Any]) -> tuple[View, Mapping[str, torch.Tensor]]:
-    """Gradients and what one step changes; and how far rounding may move each element."""
+    """Gradients and updates of one step, and the rounding error of each element."""
     parameters = {n: p for n, p in side.model.named_parameters() if p.requires_grad}
     before = {name: p.detach().clone() for name, p in parameters.items()}
     view = side.view(call(side))

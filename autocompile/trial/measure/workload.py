@@ -1,7 +1,7 @@
-"""A small piece of work that is always the same, done again and again beside what is timed.
+"""The reference workload: a small fixed computation, timed next to each measurement.
 
-It tells spells of a slow host (:mod:`autocompile.estimate.host`). It is not eager mode, since eager
-is in the ratio that is measured.
+It detects a slow host (:mod:`autocompile.estimate.host`). Eager mode cannot serve for that, since
+it is part of the measured ratio.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ _SIZE, _PRODUCTS, _SUMS = 128, 12, 150
 
 
 class ReferenceWork:
-    """Products of small matrices and small operators: what calls are made of.
+    """Products of small matrices and small elementwise operators.
 
     Args:
-        device: what is timed. Beside a GPU nothing is done: eager mode follows the speed of the
-            CPU and a replayed graph does not, so that no state of the CPU is the right one.
+        device: of the measurement. Does nothing for a GPU: there eager mode depends on the CPU's
+            speed and a replayed graph does not, so no state of the CPU is the right one.
     """
 
     def __init__(self, device: torch.device) -> None:
-        # Whatever dtype and device the target has made the default.
+        # Explicit, since the target may change the default dtype and device.
         square = torch.ones(_SIZE, _SIZE, dtype=torch.float32, device="cpu")
         self._left, self._right, self._out = square, square.clone(), square.clone()
         self._small = torch.zeros(4, dtype=torch.float32, device="cpu")
@@ -35,13 +35,13 @@ class ReferenceWork:
         self._once()
 
     def sample(self) -> None:
-        """Do the work once; a short interruption does not change the median."""
+        """Time the workload once."""
         if not self._is_idle:
             self._seconds.append(self._once())
 
     @property
     def median_s(self) -> float:
-        """Seconds of a sample; 0 where nothing is done."""
+        """Median seconds of a sample; 0 for a GPU."""
         return median(self._seconds) if self._seconds else 0.0
 
     def _once(self) -> float:

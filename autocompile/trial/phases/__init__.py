@@ -1,1 +1,1 @@
-"""The units of work that are timed."""
+"""The phases: units of work that are timed."""

@@ -1,4 +1,4 @@
-"""The units of work that are timed, each as two sides with the same weights and inputs."""
+"""Builds a side of each phase: a copy of the model and the call that is timed."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def phases_of(target: Target) -> tuple[str, ...]:
 
 
 def call_model(model: Callable[..., Any], inputs: Any) -> Any:
-    """Call a plain module with what ``get_inputs`` gave."""
+    """Call a module with the result of ``get_inputs``."""
     if isinstance(inputs, dict):
         return model(**inputs)
     if isinstance(inputs, (tuple, list)):
@@ -58,7 +58,7 @@ def call_model(model: Callable[..., Any], inputs: Any) -> Any:
 
 
 def make_side(target: Target, phase: str, inputs: Any, config: CompileConfig = EAGER) -> Side:
-    """One side of a phase, on the device where the target's model is.
+    """One side of a phase, on the device of the target's model.
 
     Args:
         target: built already; its model is copied.
@@ -99,7 +99,7 @@ def make_side(target: Target, phase: str, inputs: Any, config: CompileConfig = E
 
 
 def note_setting(side: Side, config: CompileConfig) -> None:
-    """What of a setting whoever calls a side has to know."""
+    """Copy the properties of a setting that callers of the side need."""
     side.is_eager, side.reuses_outputs = config.is_eager, uses_cuda_graphs(config)
     side.process = config.process
     side.bakes = config.bakes_weights
@@ -107,7 +107,7 @@ def note_setting(side: Side, config: CompileConfig) -> None:
 
 
 def _rl_call(side: Side, phase: str) -> Callable[[], Any]:
-    """As env runners and learners call it: exploration is told how many steps there were so far."""
+    """The call that env runners and learners make; exploration gets the step count ``t``."""
     method = getattr(side.model, phase)
     beneath = inspect.signature(getattr(type(side.model), f"_{phase}")).parameters.values()
     told = any(p.name == "t" or p.kind is p.VAR_KEYWORD for p in beneath)
@@ -127,7 +127,7 @@ def _parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _gradients_view(target: Target, side: Side, output: Any) -> View:
-    """Outputs, the gradients of the loss, and what a call may change beside them."""
+    """The view of ``forward_train``: outputs, gradients of the loss, inputs and buffers."""
     side.model.zero_grad(set_to_none=True)
     torch.autograd.backward(target.loss(output, side.inputs))
     named = _parameters(side.model).items()
@@ -143,7 +143,7 @@ def _training_view(
     before: dict[str, torch.Tensor],
     loss: Any,
 ) -> View:
-    """What a step gives and leaves behind."""
+    """The view of a training step: loss, gradients, updates and buffers."""
     return {
         "loss": loss,
         "gradients": {n: p.grad for n, p in parameters.items() if p.grad is not None},
@@ -155,7 +155,7 @@ def _training_view(
 def _updates(
     parameters: dict[str, torch.Tensor], before: dict[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """How far each parameter has moved: a step that does nothing differs by all of it."""
+    """The change of each parameter, in which a step that does nothing has an error of 1."""
     return {n: p.detach() - before[n] for n, p in parameters.items()}
 
 
@@ -164,11 +164,10 @@ def _states(side: Side) -> list[dict[str, Any]]:
 
 
 def _make_optimizer_step(target: Target, side: Side, config: CompileConfig) -> None:
-    """``optimizer.step()`` with the same made-up gradients on both sides.
+    """``optimizer.step()`` with the same random gradients on both sides.
 
-    The step is wrapped in a function of its own, since ``Optimizer.step`` breaks the graph by
-    design; the eager side has an optimizer of its own, because Dynamo may change the flags of the
-    one it has seen.
+    The step is wrapped in a function, since ``Optimizer.step`` itself breaks the graph. Each side
+    has its own optimizer, since Dynamo may change the flags of one that it traces.
     """
     parameters = _parameters(side.model)
     if not parameters:
@@ -218,7 +217,7 @@ def _make_train_step(target: Target, side: Side, config: CompileConfig) -> None:
 
 
 def _make_learner_update(target: Target, side: Side, config: CompileConfig) -> None:
-    """An update by RLlib's own Learner, which compiles what :mod:`autocompile.rllib` compiles."""
+    """An update by RLlib's Learner, compiled as by :mod:`autocompile.rllib`."""
     assert target.make_learner
     updates = target.make_learner(side.model)
     side.optimizers = updates.optimizers

@@ -1,4 +1,4 @@
-"""A side of a phase: eager or compiled."""
+"""Side: one copy of a model with the call of a phase, eager or compiled."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = ["Side"]
 
 @dataclass
 class Side:
-    """Eager or compiled: one copy of the model, and what a phase does with it.
+    """One copy of the model with the call of a phase, eager or compiled.
 
     Attributes:
-        model: this side's own copy.
+        model: this side's copy.
         call: the timed unit; takes no argument.
         view: turns what ``call`` gave into what is compared with the other side.
         restore: puts parameters and optimizer state back to where ``keep`` saw them.
@@ -71,12 +71,12 @@ class Side:
             set_process(usual)
 
     def run(self) -> Any:
-        """One call in its context."""
+        """Call once in its context."""
         with self.context():
             return self.call()
 
     def keep(self) -> None:
-        """Remember what calls change, as it is now."""
+        """Save the state that calls change."""
         self.saved = [t.detach().clone() for t in self.changing]
         self.numbers = [
             {key: value for key, value in each.items() if type(value) in (int, float)}
@@ -84,31 +84,31 @@ class Side:
         ]
 
     def restore(self) -> None:
-        """Put it back, tensors in place: nothing that was compiled needs to look again."""
+        """Restore the saved state; tensors in place, so compiled code stays valid."""
         self._take(self.saved, self.numbers)
 
     def adopt(self, other: Side) -> None:
-        """Start from the state that another side has kept."""
+        """Take the state that another side has saved."""
         self._take(other.saved, other.numbers)
 
     @property
     def changing(self) -> list[torch.Tensor]:
-        """The tensors that calls change, in an order that both sides share."""
+        """The tensors that calls change, in the same order on both sides."""
         leaves = (t for t in pytree.tree_leaves(self.held()) if isinstance(t, torch.Tensor))
         return [t for t in leaves if not is_expanded(t)]
 
     def _dictionaries(self) -> list[dict[str, Any]]:
-        """Where an optimizer may count its steps as plain numbers; torch's own use tensors."""
+        """Dictionaries that may hold plain numbers, such as step counts of optimizers."""
         of_optimizers = ([*o.param_groups, *o.state.values()] for o in self.optimizers)
         return [self.steps, *itertools.chain(*of_optimizers)]
 
     def _take(self, values: list[torch.Tensor], numbers: list[dict[str, Any]]) -> None:
-        # Looked up anew, because a call may put another tensor in a buffer's place.
+        # Looked up again, since a call may replace a buffer's tensor.
         with torch.no_grad():
             for tensor, value in zip(self.changing, values, strict=False):
                 if tensor.shape == value.shape and not (self.bakes and torch.equal(tensor, value)):
                     tensor.copy_(value)
         self.forget()
-        # Flags are left alone: Dynamo may have changed those of the side that it has compiled.
+        # Not booleans: Dynamo may have changed flags of the compiled side.
         for own, kept in zip(self._dictionaries(), numbers, strict=False):
             own.update({k: v for k, v in kept.items() if type(own.get(k)) is type(v)})

@@ -1,4 +1,4 @@
-"""What a search trial and a race have in common: eager mode, and how a side is timed."""
+"""Common parts of a search trial and a race: the eager side, and how a side is timed."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ __all__ = ["eager_and_verifier", "exclusive", "timed"]
 
 
 def exclusive(channel: Channel, device: torch.device) -> contextlib.AbstractContextManager[None]:
-    """Nobody beside it on a CPU, where eager's threads wait for each other by spinning.
+    """Exclusive use on a CPU, where eager's threads wait for each other by busy-waiting.
 
-    Beside a neighbour that compiles, a tenth of a second becomes one, for both.
+    Next to a compiling trial, both would become up to ten times slower.
     """
     return channel.exclusive() if device.type == "cpu" else contextlib.nullcontext()
 
@@ -37,13 +37,13 @@ def eager_and_verifier(
     numbers: CompileConfig,
     notes: list[str],
 ) -> tuple[Side, Verifier]:
-    """The model as it stands, to be timed against, and who compares with it.
+    """The unchanged eager side to time against, and the verifier.
 
     Args:
-        target: built already.
+        target: the built target.
         request: of the trial.
         device: where the target is.
-        numbers: eager mode with what the setting changes of numbers by intention.
+        numbers: eager mode with the setting's precision.
         notes: gets sentences for the user.
     """
     phase, size = request.phase, request.batch_size
@@ -59,10 +59,10 @@ def eager_and_verifier(
 
 
 def timed(side: Side) -> Timed:
-    """A side as it is timed: a recompile inside a block is an error, not a slow sample.
+    """A side for timing, in which a recompile inside a block is an error.
 
-    It is counted afterwards: under torch's stance ``fail_on_recompile`` each call of what was
-    compiled takes a microsecond more, which is one percent where calls take a hundred.
+    Recompiles are counted after the block: torch's stance ``fail_on_recompile`` would add a
+    microsecond to each compiled call.
     """
     return Timed(side.call, side.restore, side.context if side.is_eager else _counted(side))
 
@@ -75,6 +75,6 @@ def _counted(side: Side) -> Callable[[], contextlib.AbstractContextManager[Any]]
             yield
         if telemetry.compilations() != before:
             reasons = telemetry.dynamo_facts().recompile_reasons
-            raise RuntimeError(f"it recompiled while it was timed: {(*reasons, 'no reason')[0]}")
+            raise RuntimeError(f"recompiled while it was timed: {(*reasons, 'no reason')[0]}")
 
     return context

@@ -1,1 +1,1 @@
-"""The user's target: loaded, built, fed."""
+"""Loads and builds the user's target, and makes its inputs."""

@@ -1,6 +1,6 @@
-"""The Learner of an AlgorithmConfig: real losses, optimizers and minibatches, in this process.
+"""Runs the Learner of an AlgorithmConfig in this process, without ray or threads.
 
-Written against ray 2.50 and 2.60, new API stack. Nothing starts ray or a thread.
+Written against ray 2.50 and 2.60, new API stack.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ _OF_A_BUFFER = 50  # steps of an episode from which single ones are drawn
 
 
 class Updates:
-    """Gradient updates of one module by the Learner that its configuration names.
+    """Gradient updates of one module by the Learner of its configuration.
 
     Args:
-        config: an AlgorithmConfig with its spaces; it stays as it is.
-        module: a full RLModule; it is changed by each update.
+        config: an AlgorithmConfig with its spaces; not changed.
+        module: a full RLModule; changed by each update.
 
     Attributes:
-        learner: RLlib's, with ``module`` in it.
-        optimizers: the learner's own.
-        parameters: what they change, by name.
+        learner: RLlib's Learner of ``module``.
+        optimizers: the learner's optimizers.
+        parameters: the trained parameters by name.
     """
 
     def __init__(self, config: Any, module: Any) -> None:
@@ -54,10 +54,10 @@ class Updates:
         agents.add_module(DEFAULT_MODULE_ID, module)
         device = next(module.parameters()).device
         with (
-            _random_numbers_left_alone(device),  # a config's seed would make all batches the same
-            # RLlib would ask ray which GPU it may have.
+            _random_state_kept(device),  # a config's seed would make all batches equal
+            # RLlib would ask ray for a GPU.
             mock.patch.object(torch_learner, "get_device", return_value=device),
-            # IMPALA and APPO update in a thread that looks for work as long as it lives.
+            # IMPALA and APPO start an update thread that never ends.
             mock.patch.object(threading.Thread, "start"),
         ):
             self.learner = own.learner_class(config=own, module=agents)
@@ -70,10 +70,10 @@ class Updates:
         self._made_of: Any = None
 
     def update(self, batch: Mapping[str, Mapping[str, Any]]) -> dict[str, torch.Tensor]:
-        """Losses, gradients and steps on a minibatch.
+        """Update on a minibatch: losses, gradients and optimizer steps.
 
         Args:
-            batch: columns by module, as :func:`minibatch` gives them.
+            batch: columns by module, from :func:`minibatch`.
 
         Returns:
             The loss of each module.
@@ -82,25 +82,25 @@ class Updates:
             self._batch = {name: SampleBatch(dict(columns)) for name, columns in batch.items()}
             self._made_of = batch
         for columns in self._batch.values():
-            columns.accessed_keys = set()  # Dynamo guards on them: a new minibatch has none
+            columns.accessed_keys = set()  # as in a new minibatch: Dynamo guards on them
         _, losses, _ = self.learner._update(self._batch)
         return {name: loss.detach() for name, loss in losses.items()}
 
     def forget_metrics(self) -> None:
-        """Drop what the updates have logged: RLlib collects some of it until a result is made."""
+        """Drop the metrics of the updates, which RLlib collects until a result is made."""
         self.learner.metrics.reset()
 
 
 def minibatch(config: Any, module: Any, count: int) -> dict[str, dict[str, Any]]:
-    """A minibatch as an update gets it, of episodes with made-up observations and rewards.
+    """A minibatch of episodes with random observations and rewards.
 
-    An env runner samples them with the module's weights; they go through the replay buffer, if the
-    algorithm has one, and through the learner's connectors.
+    An env runner samples the episodes with the module's weights. They pass through the algorithm's
+    replay buffer, if any, and the learner's connectors.
 
     Args:
-        config: an AlgorithmConfig with its spaces; it stays as it is.
-        module: a full RLModule; it is left as it is.
-        count: rows; of an algorithm without minibatches, steps of the environments.
+        config: an AlgorithmConfig with its spaces; not changed.
+        module: a full RLModule; not changed.
+        count: rows; for an algorithm without minibatches, environment steps.
 
     Returns:
         Columns by module, on the module's device.
@@ -118,7 +118,7 @@ def minibatch(config: Any, module: Any, count: int) -> dict[str, dict[str, Any]]
 
 
 def seconds_of_update(config: Any, module: Any, rows: int) -> float:
-    """About how long an update on so many rows takes, from updates on a few."""
+    """Estimated seconds of an update on ``rows`` rows, extrapolated from fewer rows."""
     updates = Updates(config, copy.deepcopy(module))
     few, more = (_best_of_three(updates, minibatch(config, module, n)) for n in _FEW_ROWS)
     per_row = max(0.0, more - few) / (_FEW_ROWS[1] - _FEW_ROWS[0])
@@ -136,7 +136,7 @@ def _best_of_three(updates: Updates, batch: Any) -> float:
 
 
 def _episodes(config: Any, module: Any, count: int) -> list[Any]:
-    """Whole episodes of at least so many steps in all, each as long as a rollout fragment."""
+    """Whole episodes with at least ``count`` steps in all, each as long as a rollout fragment."""
     length = _OF_A_BUFFER
     if not getattr(config, "replay_buffer_config", None):
         length = min(int(config.get_rollout_fragment_length()), max(2, math.ceil(count / 2)))
@@ -157,7 +157,7 @@ def _episodes(config: Any, module: Any, count: int) -> list[Any]:
 
 
 def _replayed(config: Any, module: Any, episodes: list[Any], count: int) -> list[Any]:
-    """What the algorithm's replay buffer gives of them, as ``DQN.training_step`` asks for it."""
+    """A sample of the episodes from the algorithm's replay buffer, as in ``DQN.training_step``."""
     buffer = from_config(ReplayBuffer, dict(config.replay_buffer_config))
     buffer.rng = np.random.default_rng(np.random.randint(2**31))
     buffer.add(episodes)
@@ -175,9 +175,9 @@ def _replayed(config: Any, module: Any, episodes: list[Any], count: int) -> list
 
 
 @contextlib.contextmanager
-def _random_numbers_left_alone(device: torch.device) -> Iterator[None]:
+def _random_state_kept(device: torch.device) -> Iterator[None]:
     states = random.getstate(), np.random.get_state()
-    # Of this device only: to look at the others' numbers would start CUDA on each of them.
+    # This device only: forking the others' generators would initialize CUDA on each.
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         yield
     random.setstate(states[0])
@@ -185,7 +185,7 @@ def _random_numbers_left_alone(device: torch.device) -> Iterator[None]:
 
 
 def _in_this_process(config: Any) -> Any:
-    """A copy of the configuration with nothing of it elsewhere, and nothing that ray compiles."""
+    """A copy of the configuration without remote workers and ray's own compiling."""
     own = config.copy(copy_frozen=False)
     own.rollout_fragment_length = config.get_rollout_fragment_length()
     own.num_learners = own.num_gpus_per_learner = own.num_gpus_per_env_runner = 0

@@ -1,6 +1,6 @@
-"""Load what the user brought and learn how to build it, feed it and run it.
+"""Loads the user's target: its model, inputs, optimizer, loss and check.
 
-Only a trial's process does this: the user's code never runs in the tuner.
+Runs the user's code, so it is used only in trial processes, never in the tuner.
 """
 
 from __future__ import annotations
@@ -43,28 +43,28 @@ class Target:
     """How to build, feed and run the user's model.
 
     Attributes:
-        kind: what it is: ``functions``, ``KernelBench``, ``nn.Module``, ``AlgorithmConfig``, ...
+        kind: ``functions``, ``KernelBench``, ``nn.Module``, ``AlgorithmConfig``, ...
         model: the module, on the CPU or wherever the user puts it.
         build: lines of Python that define ``model``, for exports.
         make_inputs: builds the inputs of one batch; the argument is None for a fixed batch.
         make_optimizer: builds the optimizer of a module's parameters.
-        optimizer_source: a line of Python that makes it, for exports; empty if there is none.
-        phase_inputs: builds those of phases that take other inputs.
-        make_learner: wraps a full RLModule in what updates it as RLlib's Learner does: an
+        optimizer_source: a line of Python that builds the optimizer, for exports; may be empty.
+        phase_inputs: replaces ``make_inputs`` for some phases.
+        make_learner: wraps a full RLModule in an
             :class:`autocompile.trial.target.learner.Updates`; None without an AlgorithmConfig.
         loss: reduces an output to one number.
-        check: the user's own comparison of eager's outputs with compiled ones, if there is one.
-        training_phase: which one is tuned beside the forward pass when nobody asks.
+        check: the user's comparison of eager and compiled outputs, if any.
+        training_phase: returns the training phase that is tuned by default.
         is_rl: the module is an RLModule.
-        inference_model: what an env runner builds, where that is less than ``model``.
-        training_model: what ``forward_train`` calls, where that is more than ``model``.
-        own_batch_size: the batch size that the user's own configuration gives to a phase.
-        calls_per_update: of a phase: how often it is called between two changes of the weights.
-        samples_per_update: of a phase: how many rows of batches it sees in between, where that is
-            fixed: then the calls are the fewer, the larger the batch.
+        inference_model: the smaller module that an env runner builds, if it differs from ``model``.
+        training_model: the larger module that ``forward_train`` calls, if it differs.
+        own_batch_size: batch size by phase in the user's configuration.
+        calls_per_update: calls between two changes of the weights, by phase.
+        samples_per_update: rows between two changes of the weights, by phase, if that is fixed
+            instead of the number of calls.
         algorithm: ``module:Class`` of an AlgorithmConfig.
-        choices: where each choice came from, in words.
-        sha256: of the target's own file.
+        choices: the source of each choice, in words.
+        sha256: of the target's file.
     """
 
     kind: str
@@ -98,7 +98,7 @@ class Target:
         return self.model
 
     def inputs(self, phase: str, batch_size: int | None) -> Any:
-        """The inputs of one batch of a phase."""
+        """One batch of inputs of a phase."""
         return self.phase_inputs.get(phase, self.make_inputs)(batch_size)
 
     def to(self, device: torch.device) -> None:
@@ -116,14 +116,14 @@ class Target:
 
 
 def seed_everything(seed: int) -> None:
-    """Make weights and inputs the same in every process."""
+    """Seed Python, numpy and torch."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
 
 
 def split_spec(spec: str) -> tuple[str, str | None]:
-    """``PATH``, ``PATH:NAME`` or ``package.module:NAME`` as its place and its name."""
+    """Split ``PATH``, ``PATH:NAME`` or ``package.module:NAME`` into place and name."""
     if match := re.fullmatch(r"(.+):([A-Za-z_]\w*)", spec):
         return match[1], match[2]
     return spec, None
@@ -140,22 +140,22 @@ def import_target(spec: str) -> ModuleType:
         sys.path.append(os.getcwd())
         return importlib.import_module(place)
     path = Path(place).resolve()
-    sys.path.insert(0, str(path.parent))  # so that it finds its neighbours, as a script does
+    sys.path.insert(0, str(path.parent))  # as for a script: it may import files next to it
     found = importlib.util.spec_from_file_location(path.stem, path)
     if found is None or found.loader is None:
         raise TargetError(f"{place} is not a Python file")
     module = importlib.util.module_from_spec(found)
     if path.stem not in sys.modules and path.stem not in sys.stdlib_module_names:
-        sys.modules[path.stem] = module  # so that it can be imported by its neighbours
+        sys.modules[path.stem] = module  # files next to it may import it
     found.loader.exec_module(module)
     return module
 
 
 def build(spec: str, module: ModuleType) -> Target:
-    """Build the target's model; :func:`seed_everything` first makes its weights repeatable.
+    """Build the target's model; call :func:`seed_everything` first for reproducible weights.
 
     Raises:
-        TargetError: the module does not define what is needed.
+        TargetError: the module lacks a required definition.
         Exception: whatever the user's functions raise.
     """
     place, name = split_spec(spec)
@@ -180,14 +180,14 @@ def _demand_uncompiled(model: torch.nn.Module, place: str) -> None:
         if part._compiled_call_impl is not None or hasattr(part, "_orig_mod"):
             which = f"its part {name!r}" if name else "it"
             raise TargetError(
-                f"the model of {place} is compiled already",
-                f"{which} has been given to torch.compile, so nothing here would be timed in eager",
-                hint="leave torch.compile out of what builds the model",
+                f"the model of {place} is already compiled",
+                f"{which} went through torch.compile, so there is no eager mode to compare with",
+                hint="build the model without torch.compile",
             )
 
 
 def _source(place: str) -> tuple[str, list[str]]:
-    """Python that gives a target's names as a dictionary, and what has to stand before it.
+    """An expression for a dictionary of the target's names, and the lines required before it.
 
     A file is imported as a module, since Dynamo imports the module of a function that it inlines.
     """
@@ -196,7 +196,7 @@ def _source(place: str) -> tuple[str, list[str]]:
     path = Path(place)
     if "." in path.stem or path.stem in sys.stdlib_module_names:
         return f"runpy.run_path({place!r})", ["import runpy"]
-    folder = f"sys.path.insert(0, {str(path.parent)!r})"  # so that it finds its neighbours too
+    folder = f"sys.path.insert(0, {str(path.parent)!r})"  # it may import files next to it
     source = f"vars(importlib.import_module({path.stem!r}))"
     return source, ["import importlib", "import sys", folder]
 
@@ -231,13 +231,13 @@ def _from_module(module: ModuleType, place: str, source: str) -> Target:
 
 
 def _from_object(value: Any, module: ModuleType, expression: str, spec: str) -> Target:
-    """A target from an AlgorithmConfig, an RLModuleSpec, a module, or a function giving one."""
+    """A target from an AlgorithmConfig, RLModuleSpec or module, or a function that returns one."""
     is_module_class = inspect.isclass(value) and issubclass(value, torch.nn.Module)
     if inspect.isfunction(value) or is_module_class:
         if needed := _needs(value):
             raise TargetError(
                 f"{spec}: {value.__name__} cannot be called without arguments: {needed}",
-                "a target is an nn.Module, or a function or class that gives one without arguments",
+                "a target is an nn.Module, or a function or class that needs no arguments",
             )
         value, expression = value(), f"{expression}()"
     if any(cls.__module__.startswith("ray.rllib") for cls in type(value).__mro__):
@@ -249,17 +249,17 @@ def _from_object(value: Any, module: ModuleType, expression: str, spec: str) -> 
         return _plain(kind, value, [f"model = {expression}"], module, spec)
     raise TargetError(
         f"{spec} is a {type(value).__name__}",
-        "a target is an nn.Module, an AlgorithmConfig, an RLModuleSpec, or a function giving one",
+        "a target is an nn.Module, AlgorithmConfig or RLModuleSpec, or a function that returns one",
     )
 
 
 def _needs(made: Callable[..., Any]) -> str:
-    """The arguments without which a function or class cannot be called."""
+    """Why a function or class cannot be called without arguments; empty if it can."""
     try:
         inspect.signature(made).bind()
     except TypeError as error:
         return str(error)
-    except ValueError:  # nobody knows
+    except ValueError:  # no signature
         pass
     return ""
 
@@ -269,8 +269,8 @@ def _plain(
 ) -> Target:
     if not hasattr(module, "get_inputs"):
         raise TargetError(
-            f"{spec} has no get_inputs(batch_size) beside it",
-            "it gives a tuple or list for model(*x), a dict for model(**x), or one tensor",
+            f"{spec} has no get_inputs(batch_size) next to it",
+            "get_inputs returns a tuple or list for model(*x), a dict for model(**x), or a tensor",
             hint="autocompile init model.py   (writes a file to start from)",
         )
     target = Target(kind, model, lines, lambda batch_size: None, adam, sum_of_floats)
@@ -295,12 +295,12 @@ def _with_user_functions(target: Target, module: ModuleType) -> Target:
         target.check = module.check
         target.choices["comparison"] = "check() of the target"
     elif hasattr(module, "check") and hasattr(module, "get_model"):
-        raise TargetError("check() of the target cannot be called as check(expected, actual)")
+        raise TargetError("the target's check() cannot be called as check(expected, actual)")
     return target
 
 
 def _takes_two(function: Any) -> bool:
-    """Whether it can be called with two arguments; a file may hold a ``check`` for other ends."""
+    """Whether it takes two arguments; a file may define an unrelated ``check``."""
     try:
         inspect.signature(function).bind(None, None)
     except (TypeError, ValueError):
@@ -309,12 +309,12 @@ def _takes_two(function: Any) -> bool:
 
 
 def adam(model: torch.nn.Module) -> torch.optim.Optimizer:
-    """The default optimizer: Adam as torch sets it up, over every parameter."""
+    """The default optimizer: Adam with torch's defaults over all parameters."""
     return torch.optim.Adam(model.parameters())
 
 
 def sum_of_floats(output: Any, inputs: Any) -> torch.Tensor:
-    """The loss of PyTorch's dynamo benchmarks: the sum of every floating output.
+    """The default loss: the sum of all floating outputs, as in PyTorch's dynamo benchmarks.
 
     Raises:
         TargetError: no output can be differentiated.

@@ -1,4 +1,4 @@
-"""Targets of RLlib: an AlgorithmConfig, an RLModuleSpec, an RLModule. Written against ray 2.60."""
+"""RLlib targets: an AlgorithmConfig, RLModuleSpec or RLModule. Written against ray 2.60."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from autocompile.trial.target.load import Target, adam, sum_of_floats
 
 __all__ = ["from_object"]
 
-_LONGEST_UPDATE_S = 0.5  # a trial makes thirty or so
+_LONGEST_UPDATE_S = 0.5  # a trial makes about thirty
 
 
 def from_object(value: Any, expression: str) -> Target:
@@ -40,10 +40,10 @@ def from_object(value: Any, expression: str) -> Target:
 
     Args:
         value: one of the three.
-        expression: Python that gives ``value``, for exports.
+        expression: a Python expression for ``value``, for exports.
 
     Raises:
-        TargetError: it is none of them, or it names no observation space.
+        TargetError: it is something else, or has no observation space.
     """
     from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
     from ray.rllib.core.rl_module.rl_module import RLModuleSpec
@@ -55,7 +55,7 @@ def from_object(value: Any, expression: str) -> Target:
         target.inference_model = replace(value, inference_only=True).build()
         return target
     if not isinstance(value, AlgorithmConfig):
-        raise TargetError(f"a {type(value).__name__} of RLlib is no target")
+        raise TargetError(f"RLlib's {type(value).__name__} cannot be tuned")
     is_plain = None not in (value.observation_space, value.action_space)
     is_plain = is_plain and value._env_to_module_connector is None
     take_spaces(value)
@@ -64,8 +64,8 @@ def from_object(value: Any, expression: str) -> Target:
     target = _target("AlgorithmConfig", module, f"{build}.build()", value)
     if not is_plain:
         target.build.insert(0, "from autocompile.runtime.rllib.observations import module_spec")
-    # Env runners build without what only the learner needs (PPO's value head and its encoder): an
-    # eager exploration with it would do work that compiling removes, and flatter every setting.
+    # Env runners build the module without the learner's parts (PPO's value head and encoder). With
+    # them, eager exploration would do work that compiling removes, which inflates speed-ups.
     target.inference_model = module_spec(value, inference_only=True).build()
     target.choices["exploration"] = "the inference-only module that env runners build"
     target.algorithm = f"{type(value).__module__}:{type(value).__qualname__}"
@@ -89,10 +89,10 @@ def from_object(value: Any, expression: str) -> Target:
 
 
 def _training_phase(config: Any, module: Any, rows: int, choices: dict[str, str]) -> str:
-    """The whole update, unless it takes so long that a budget of minutes would try hardly any."""
+    """``learner_update``, unless it takes too long for a budget of minutes or fails."""
     try:
         took_s = seconds_of_update(config, module, rows)
-        why = f"of which one takes about {took_s:.1f} s"
+        why = f"which takes about {took_s:.1f} s each"
     except Exception as error:
         took_s, why = math.inf, f"which fails here: {first_words(error)}"
     if took_s <= _LONGEST_UPDATE_S:
@@ -102,18 +102,17 @@ def _training_phase(config: Any, module: Any, rows: int, choices: dict[str, str]
 
 
 def _take_calls_per_update(config: Any, envs: int, target: Target) -> None:
-    """An env runner explores for one fragment with the weights that it was sent.
+    """Set how often an env runner explores between two updates of its weights: one fragment.
 
-    RLlib makes a fragment of "auto" as long as the train batch asks for: the fewer environments,
-    the longer. (Any other is as long as the config says; algorithms that learn from a buffer have a
-    length of their own.)
+    With "auto", RLlib derives the fragment's length from the train batch: the fewer environments,
+    the longer. Otherwise it is fixed, also for algorithms with a replay buffer.
     """
     from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
     try:
         length = int(config.get_rollout_fragment_length())
         samples = math.ceil(config.total_train_batch_size / (config.num_env_runners or 1))
-    except Exception:  # a config that is not complete yet
+    except Exception:  # an incomplete config
         return
     target.calls_per_update = {FORWARD_EXPLORATION: length}
     told = f"{length}: one rollout fragment"
@@ -126,9 +125,9 @@ def _take_calls_per_update(config: Any, envs: int, target: Target) -> None:
 
 
 def _target(kind: str, module: Any, expression: str, config: Any = None) -> Target:
-    """A target from a built RLModule, with observations drawn from its observation space.
+    """A target from a built RLModule, with random observations from its observation space.
 
-    Where a configuration has connectors, they make the module's observations of the environment's.
+    If a configuration has connectors, they get observations of the environment.
     """
 
     def make_inputs(batch_size: int | None) -> dict[str, Any]:
@@ -147,7 +146,7 @@ def _target(kind: str, module: Any, expression: str, config: Any = None) -> Targ
 
 
 def _with_target_networks(module: Any) -> Any:
-    """A copy with the target networks that a Learner makes; None where there are none to make."""
+    """A copy with the target networks that a Learner adds; None if it adds none."""
     if not isinstance(module, TargetNetworkAPI) or module.inference_only:
         return None
     copied = copy.deepcopy(module)

@@ -1,4 +1,4 @@
-"""A small model to try a backend on: what ``autocompile doctor`` compiles."""
+"""The small model that ``autocompile doctor`` compiles to try a backend."""
 
 from __future__ import annotations
 

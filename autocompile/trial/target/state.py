@@ -1,4 +1,4 @@
-"""What a call depends on beside the code: inputs, random numbers, weights."""
+"""Helpers for what a call depends on besides code: inputs, random state, weights."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch.utils import _pytree as pytree
 
 __all__ = ["copy_inputs", "is_expanded", "perturb", "random_states"]
 
-_PERTURBATION = 0.1  # of each parameter's own root mean square
+_PERTURBATION = 0.1  # relative to each parameter's RMS
 
 
 def copy_inputs(tree: Any) -> Any:
-    """Copies of the tensors; one that is there twice stays one."""
+    """Copies of the tensors; a tensor that occurs twice is copied once."""
     copies: dict[int, torch.Tensor] = {}
 
     def copied(x: Any) -> Any:
@@ -29,14 +29,14 @@ def copy_inputs(tree: Any) -> Any:
 
 
 def is_expanded(tensor: torch.Tensor) -> bool:
-    """Several elements share memory: no call can change it in place, and nor can we."""
+    """Whether elements share memory, so that it cannot be changed in place."""
     if tensor.layout is not torch.strided:
         return False
     return any(s == 0 and n > 1 for s, n in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 def random_states() -> list[bytes]:
-    """Where the generators stand that a model may draw from."""
+    """States of all generators that a model may draw from."""
     states = [torch.get_rng_state()]
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         states += torch.cuda.get_rng_state_all()
@@ -45,9 +45,9 @@ def random_states() -> list[bytes]:
 
 
 def perturb(model: torch.nn.Module, seed: int) -> None:
-    """Change every floating parameter and buffer in place, the same way on both sides.
+    """Change every floating parameter and buffer in place, equally for equal seeds.
 
-    A buffer keeps its signs and its zeros: it may be a variance or a mask.
+    Buffers keep their signs and zeros, since they may be variances or masks.
     """
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():

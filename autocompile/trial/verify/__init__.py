@@ -1,1 +1,1 @@
-"""Is a compiled side right?"""
+"""Checks that a compiled side computes the same as eager mode."""

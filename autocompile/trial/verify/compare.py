@@ -1,8 +1,8 @@
-"""Does the compiled side compute the same thing as eager?
+"""Compares a compiled side's view with eager's.
 
-Of a view ``outputs``, ``loss`` and ``buffers`` are compared element by element, ``gradients`` and
-``updates`` by root mean square: the sign of an Adam step flips where a gradient is rounding noise
-around zero, so single elements cannot be held to a tolerance there.
+``outputs``, ``loss`` and ``buffers`` are compared element by element, ``gradients`` and ``updates``
+by root mean square: where a gradient is rounding noise, the sign of an Adam step is random, so
+single elements have no tolerance.
 """
 
 from __future__ import annotations
@@ -19,27 +19,24 @@ from autocompile.trial.verify.tree import comparable, paths
 
 __all__ = ["by_path", "compare", "differences", "mismatch_scale"]
 
-# Relative tolerances by dtype: what PyTorch's own dynamo benchmarks accept for inference.
+# Relative tolerances by dtype, from PyTorch's dynamo benchmarks for inference.
 _TOLERANCE = {torch.float16: 1e-3, torch.bfloat16: 1e-2, torch.float64: 1e-8}
 _FLOAT32 = 1e-4
 _UPDATE_TOLERANCE = 1e-2
-# Against float64, compiled may be off by this multiple of eager's own error, a rule taken from
-# torch._dynamo.utils.same.
+# Against float64, the compiled error may be this multiple of eager's (torch._dynamo.utils.same).
 _FP64_MULTIPLE = {torch.float32: 2.0}
 _FP64_SMALL = 1000
-# A float64 run that eager itself is this far from has computed something else (it drew other
-# random numbers, say), and can excuse nothing.
+# A float64 run this far from eager computed something else, for example other random numbers.
 _FP64_USELESS = 0.25
-# An element this much larger than the small ones (a logit masked by -1e9) says nothing about the
-# rounding of the others.
+# Elements this much larger than the small ones (logits masked by -1e9) are compared separately.
 _HUGE = 1e3
 _SAMPLE = 1_000_000
-# A gradient this much smaller than the largest is rounding noise: a bias before BatchNorm.
+# A gradient this much smaller than the largest is rounding noise, as of a bias before BatchNorm.
 _NOISE_GRADIENT = 1e-6
-# Such a bias still moves, and with it the running mean behind it.
+# Such a bias still moves, and with it the running mean of the BatchNorm.
 _LOOSE_BUFFERS = 5e-2
 _MAX_UPDATE_TOLERANCE = 0.5
-# So far may an update go whose direction is noise, times the largest that eager makes.
+# Limit for an update of noisy direction, relative to eager's largest update.
 _FREE_MULTIPLE = 2.0
 _BY_RMS = ("['gradients']", "['updates']")
 
@@ -57,7 +54,7 @@ def _finite(x: torch.Tensor) -> torch.Tensor:
 
 
 def _ordinary(x: torch.Tensor) -> torch.Tensor:
-    """Which elements are not huge beside the small ones."""
+    """Mask of the elements that are not huge compared to the small ones."""
     sizes = _finite(x).abs()
     sample = sizes.flatten()[:: max(1, sizes.numel() // _SAMPLE + 1)]
     sample = sample[sample > 0]
@@ -78,10 +75,10 @@ def _as_real(x: torch.Tensor) -> torch.Tensor:
 def _error(
     expected: torch.Tensor, actual: torch.Tensor, *, whole: bool = False, floor: float = 0.0
 ) -> float:
-    """Root mean square of the difference over that of the expected values.
+    """Relative error: RMS of the difference over RMS of the expected values.
 
-    The larger of that of the ordinary and that of the huge elements, unless ``whole``. Equal
-    infinities and shared NaNs count as equal.
+    Unless ``whole``, computed separately for ordinary and huge elements, and the larger returned.
+    Equal infinities and common NaNs count as equal.
     """
     expected, actual = _as_real(expected), _as_real(actual)
     same = (expected == actual) | (expected.isnan() & actual.isnan())
@@ -101,7 +98,7 @@ def _error(
 
 
 def _gradient_floor(paths: list[tuple[str, Any]]) -> float:
-    """Below this root mean square a gradient of this view is noise."""
+    """RMS below which a gradient of this view is noise."""
     sizes = [_rms(_finite(_as_real(x))) for path, x in paths if _is_gradient(path) and _is_real(x)]
     return _NOISE_GRADIENT * max(sizes, default=0.0)
 
@@ -111,7 +108,7 @@ def _is_gradient(path: str) -> bool:
 
 
 def _noise_parameters(paths: list[tuple[str, Any]], floor: float) -> set[str]:
-    """The paths of the updates that follow from gradients of pure noise."""
+    """Paths of the updates whose gradients are noise."""
     return {
         path.replace("['gradients']", "['updates']", 1)
         for path, x in paths
@@ -120,9 +117,9 @@ def _noise_parameters(paths: list[tuple[str, Any]], floor: float) -> set[str]:
 
 
 def differences(first: View, second: View) -> list[tuple[str, float]]:
-    """The path of each leaf and the relative difference there between two runs of the same thing.
+    """(path, relative difference) of each leaf between two equal runs.
 
-    Updates that follow from gradients of pure noise are of either sign; they count as equal.
+    Updates whose gradients are noise have a random sign and count as equal.
     """
     ours, theirs = paths(comparable(dict(first))), paths(comparable(dict(second)))
     if len(ours) != len(theirs):
@@ -140,7 +137,7 @@ def differences(first: View, second: View) -> list[tuple[str, float]]:
 
 
 def by_path(leaves: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """The largest error at each path."""
+    """The largest error of each path."""
     largest: dict[str, float] = {}
     for path, error in leaves:
         largest[path] = max(error, largest.get(path, 0.0))
@@ -148,7 +145,7 @@ def by_path(leaves: Iterable[tuple[str, float]]) -> dict[str, float]:
 
 
 def mismatch_scale(first: View, second: View) -> float:
-    """The largest relative difference between two runs of the same thing: its self-noise."""
+    """The largest relative difference between two equal runs, called self-noise."""
     return max((error for _, error in differences(first, second)), default=0.0)
 
 
@@ -160,18 +157,18 @@ def compare(
     reference: Callable[[], View | None] | None = None,
     tolerance: float | None = None,
 ) -> str | None:
-    """What is wrong with ``actual``; None when nothing is.
+    """A description of the first error in ``actual``; None if there is none.
 
     Args:
         expected: eager's view.
         actual: the compiled side's view.
-        noise: eager's self-noise, of all leaves or by path, which widens the tolerance to three
-            times itself.
-        reference: computes the same view in float64, or None where that cannot be done; asked only
-            where the plain tolerance fails. Then compiled passes if it is no further from float64
-            than a small multiple of eager.
-        tolerance: the user's own, in place of the dtype's for outputs; the others keep at least
-            theirs.
+        noise: eager's self-noise, of all leaves or by path; the tolerance is at least three times
+            this.
+        reference: computes the view in float64, or None if that fails; called only if the
+            tolerance fails. Then ``actual`` passes if its error against float64 is at most a small
+            multiple of eager's.
+        tolerance: the user's; replaces the dtype's tolerance for outputs and may only raise the
+            others.
     """
     expected, actual = comparable(dict(expected)), comparable(dict(actual))
     if pytree.tree_structure(expected) != pytree.tree_structure(actual):
@@ -208,7 +205,7 @@ def compare(
 
 
 def _tolerance(path: str, want: Any, asked: float | None) -> float:
-    """The relative tolerance of one leaf, before eager's self-noise widens it."""
+    """The relative tolerance of one leaf without eager's self-noise."""
     is_known = isinstance(want, torch.Tensor)
     own = _TOLERANCE.get(_as_real(want).dtype, _FLOAT32) if is_known else _FLOAT32
     if asked is None:
@@ -223,11 +220,11 @@ def _compare_leaf(path: str, want: Any, got: Any, tolerance: float, floor: float
         return None
     want, got = _as_real(want), _as_real(got)
     if path.startswith(_BY_RMS):
-        # However unsteady eager is, a step that does nothing is off by 1.
+        # Capped even if eager is noisy: a step that does nothing has an error of 1.
         tolerance = min(max(tolerance, _UPDATE_TOLERANCE), _MAX_UPDATE_TOLERANCE)
         return _compare_rms(path, want, got, tolerance, floor if _is_gradient(path) else 0.0)
-    # The absolute part follows the size of the values: with a fixed one, zeros would pass for
-    # any output that is small.
+    # The absolute tolerance is relative to the values' size: with a fixed one, zeros would pass
+    # for small outputs.
     size = _rms(_finite(want)[_ordinary(want)])
     close = torch.isclose(got, want, rtol=tolerance, atol=tolerance * size, equal_nan=True)
     if bool(close.all()):
@@ -236,7 +233,7 @@ def _compare_leaf(path: str, want: Any, got: Any, tolerance: float, floor: float
 
 
 def _compare_kind(path: str, want: Any, got: Any, tolerance: float) -> str | None:
-    """All but the values of floating tensors."""
+    """Compare everything except the values of floating tensors."""
     if type(want) is not type(got) and not isinstance(want, torch.Tensor):
         return f"{path} is a {type(got).__name__} instead of a {type(want).__name__}"
     if not isinstance(want, torch.Tensor):
@@ -257,7 +254,7 @@ def _compare_kind(path: str, want: Any, got: Any, tolerance: float) -> str | Non
 
 
 def _is_same(want: Any, got: Any, tolerance: float) -> bool:
-    if isinstance(want, float):  # what ``.item()`` gave is rounded as its tensor was
+    if isinstance(want, float):  # from ``.item()``, with the rounding of its tensor
         return math.isclose(want, got, rel_tol=tolerance) or (want != want and got != got)
     return want is got or bool(want == got)
 
@@ -265,7 +262,7 @@ def _is_same(want: Any, got: Any, tolerance: float) -> bool:
 def _compare_rms(
     path: str, want: torch.Tensor, got: torch.Tensor, tolerance: float, floor: float
 ) -> str | None:
-    if _rms(_finite(want)) < floor:  # noise: it only must not be more than that
+    if _rms(_finite(want)) < floor:  # noise: only its size is bounded
         tolerance = max(tolerance, 1.0)
     error = _error(want, got, whole=True, floor=floor)
     if error <= tolerance:
@@ -279,7 +276,7 @@ def _largest_update(paths: list[tuple[str, Any]]) -> float:
 
 
 def _compare_free(path: str, want: Any, got: Any, limit: float) -> str | None:
-    """An update whose direction is noise, or that eager does not make: only its length counts."""
+    """Check only the length of an update, if its direction is noise or eager's update is zero."""
     if problem := _compare_kind(path, want, got, 0.0):
         return problem
     moved = _rms(_as_real(got))
@@ -289,7 +286,7 @@ def _compare_free(path: str, want: Any, got: Any, limit: float) -> str | None:
 
 
 def _comparable(want: Any, got: Any) -> bool:
-    """Whether rounding can be what tells them apart."""
+    """Whether rounding can explain a difference between them."""
     return (
         _is_real(want)
         and isinstance(got, torch.Tensor)
@@ -301,14 +298,14 @@ def _comparable(want: Any, got: Any) -> bool:
 def _as_good_as_eager(
     path: str, want: torch.Tensor, got: torch.Tensor, golden: Any, slack: float
 ) -> bool:
-    """The rule of ``torch._dynamo.utils.same``: compare both with a float64 run."""
+    """Compare both with a float64 run, by the rule of ``torch._dynamo.utils.same``."""
     if not _is_real(golden) or golden.shape != want.shape:
         return False
     if want.is_complex() != golden.is_complex():
         return False
     dtype = _as_real(want).dtype
     want, got, golden = (_as_real(x).double() for x in (want, got, golden))
-    # float64 does not overflow where eager does: there, compiled has to do what eager does.
+    # float64 does not overflow where eager does; compiled must overflow like eager.
     strange = ~want.isfinite()
     if bool(((want != got) & strange & ~want.isnan()).any()):
         return False
@@ -318,7 +315,7 @@ def _as_good_as_eager(
     own = _error(golden, want, whole=whole)
     if own > _FP64_USELESS and not whole:
         return False
-    # A step whose direction is noise must still be a step of about that length.
+    # A step of noisy direction must still have about the same length.
     if whole and not _rms(want) / _FREE_MULTIPLE <= _rms(got) <= _FREE_MULTIPLE * _rms(want):
         return False
     return _error(golden, got, whole=whole) <= multiple * own + slack

@@ -1,4 +1,4 @@
-"""The user's own ``check(expected, actual)``, in place of our comparison of outputs."""
+"""The user's ``check(expected, actual)``, which replaces the comparison of outputs."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["Check", "Limits", "demand_steady", "difference", "refusal"]
 
 Check = Callable[[Any, Any], Any]
 
-_LONGEST = 300  # characters of what it says
+_LONGEST = 300  # characters of its error message
 
 
 class Limits(NamedTuple):
-    """As :func:`autocompile.trial.verify.compare.compare` takes them."""
+    """Arguments of :func:`autocompile.trial.verify.compare.compare`."""
 
     noise: Mapping[str, float]
     reference: Callable[[], View | None] | None
@@ -29,7 +29,7 @@ class Limits(NamedTuple):
 
 
 def difference(want: View, got: View, limits: Limits, check: Check | None) -> str | None:
-    """What is wrong with ``got``; of outputs the user's own check decides, where there is one."""
+    """A description of the error in ``got``, or None; outputs are judged by ``check`` if given."""
     reference = ask = limits.reference
     if check:
         if problem := refusal(check, want["outputs"], got["outputs"]):
@@ -40,50 +40,46 @@ def difference(want: View, got: View, limits: Limits, check: Check | None) -> st
 
 
 def refusal(check: Check, expected: Any, actual: Any) -> str | None:
-    """What ``check`` has against ``actual``; None if it accepts.
+    """Why ``check`` rejects ``actual``; None if it accepts.
 
     Args:
-        check: raises or returns False to refuse, returns None or True to accept.
+        check: raises or returns False to reject, returns None or True to accept.
         expected: eager's outputs of a call, as the model returned them.
         actual: the compiled side's outputs of the same call.
     """
-    # It gets copies, since it may change them: what we hold is compared again later.
+    # Copies, since check() may change its arguments, which are compared again later.
     pair = [copy_view({"outputs": outputs})["outputs"] for outputs in (expected, actual)]
     try:
         with torch.no_grad():
             answer = check(*pair)
     except Exception as error:
-        return f"check() refuses: {_words(error)}"
+        return f"check() rejects: {_words(error)}"
     if answer is None or _truth(answer) is True:
         return None
     if _truth(answer) is False:
-        return "check() refuses: it returned False"
+        return "check() rejects: it returned False"
     return f"check() returned a {type(answer).__name__} instead of True, False or None"
 
 
 def demand_steady(check: Check, first: Any, second: Any) -> None:
-    """Two eager runs of the same call must pass.
-
-    Raises:
-        TargetError: they do not, so that no compiled setting could.
-    """
+    """Raise a TargetError if ``check`` rejects a second eager run of the same call."""
     if problem := refusal(check, first, second):
         raise TargetError(
-            "check() of the target refuses eager's own second run",
+            "the target's check() rejects a second run of eager mode",
             problem,
-            "it is called as check(expected, actual) with the outputs of the same call",
+            "check(expected, actual) gets the outputs of the same call",
         )
 
 
 def _truth(answer: Any) -> bool | None:
-    """An answer as True or False; None if it is neither."""
+    """The answer as a bool; None if it is not one."""
     if isinstance(answer, torch.Tensor) and answer.dtype is torch.bool and answer.numel() == 1:
         return bool(answer)
     return bool(answer) if isinstance(answer, (bool, np.bool_)) else None
 
 
 def _words(error: Exception) -> str:
-    """The error's own text on one line; the line of code of an assertion that has none."""
+    """The error's message on one line; for an assertion without one, its line of code."""
     text = " ".join(str(error).split())
     if not isinstance(error, AssertionError):
         text = f"{type(error).__name__}: {text}"

@@ -1,4 +1,4 @@
-"""Casts that stay in double precision, for what casts by itself."""
+"""Replaces casts to narrow floating types by casts to float64."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _CASTS = (torch.ops.aten._to_copy.default,)
 
 
 class WideCasts(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While it is entered, a cast to any floating type gives float64.
+    """Inside the context, a cast to any floating type returns float64.
 
-    Some code casts to a narrow type by design (Muon orthogonalizes in bfloat16, a norm computes in
-    float32): run on double inputs, it would round as eager does, and say nothing about rounding.
+    Some code casts by design (Muon orthogonalizes in bfloat16, a norm computes in float32). On
+    double inputs it would still round like eager, and could not serve as a float64 reference.
     """
 
     def __torch_dispatch__(

@@ -1,4 +1,4 @@
-"""A view: what a call gave, in parts, in a form that can be copied and compared leaf by leaf."""
+"""Views: the results of a call, in parts that can be copied and compared leaf by leaf."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ __all__ = [
 ]
 
 View = Mapping[str, Any]
-"""By part, each a tree: ``outputs`` and ``loss``, which a call gives, ``gradients``, ``updates``,
-and what it may change: ``inputs`` and ``buffers``."""
+"""Part name to pytree: the results ``outputs``, ``loss``, ``gradients`` and ``updates``, and what a
+call may change: ``inputs`` and ``buffers``."""
 
 _GIVEN_BEFORE = ("inputs", "buffers")
 
 
 def dense(tree: Any) -> Any:
-    """The tree without its sparse and nested tensors, which have no elements to go through."""
+    """The tree with None for sparse and nested tensors, which have no elements to iterate over."""
 
     def kept(leaf: Any) -> Any:
         is_odd = isinstance(leaf, torch.Tensor) and (
@@ -42,14 +42,14 @@ def dense(tree: Any) -> Any:
 
 
 def opaque_types(view: View) -> set[str]:
-    """The names of the types of which only the type can be compared."""
+    """Names of the result types of which only the type can be compared."""
     leaves = pytree.tree_leaves(comparable(_results(view)))
     return {str(leaf) for leaf in leaves if isinstance(leaf, TypeName)}
 
 
 def copy_view(view: View) -> View:
-    """A copy of the same form that later calls cannot overwrite (CUDA graphs reuse memory)."""
-    twins: dict[int, tuple[Any, Any]] = {}  # the first keeps the second's key from being used again
+    """A copy that later calls cannot overwrite (CUDA graphs reuse memory)."""
+    twins: dict[int, tuple[Any, Any]] = {}  # id to (original, kept alive so its id stays, copy)
 
     def copied(leaf: Any) -> Any:
         if id(leaf) in twins:
@@ -60,7 +60,7 @@ def copy_view(view: View) -> View:
             return leaf.copy()
         if not holds_tensor(leaf):
             return leaf
-        if isinstance(leaf, tuple):  # a class of the user's own
+        if isinstance(leaf, tuple):  # a user's subclass
             return tuple.__new__(type(leaf), [every(value) for value in leaf])
         twin = copy.copy(leaf)
         twins[id(leaf)] = leaf, twin
@@ -74,7 +74,7 @@ def copy_view(view: View) -> View:
         return twin
 
     def every(tree: Any) -> Any:
-        # Only what holds a tensor is rebuilt: not every class gives the same again.
+        # Rebuild only what holds a tensor: some classes cannot be rebuilt from their parts.
         return pytree.tree_map(copied, tree, is_leaf=lambda part: not holds_tensor(part))
 
     twin: View = every(dict(view))
@@ -82,20 +82,20 @@ def copy_view(view: View) -> View:
 
 
 def has_nan(view: View) -> bool:
-    """Whether any of its floating tensors holds NaN."""
+    """Whether a floating tensor of the results holds NaN."""
     every = pytree.tree_leaves(comparable(_results(view)))
     leaves = (x for x in every if isinstance(x, torch.Tensor))
     return any(bool(x.isnan().any()) for x in leaves if x.is_floating_point())
 
 
 def has_tensor(view: View) -> bool:
-    """Whether there is anything to compare."""
+    """Whether the results hold a tensor."""
     leaves = pytree.tree_leaves(comparable(_results(view)))
     return any(isinstance(leaf, torch.Tensor) for leaf in leaves)
 
 
 def without_outputs(view: View) -> View:
-    """The view without what the model returned."""
+    """The view without the part ``outputs``."""
     return {name: part for name, part in view.items() if name != "outputs"}
 
 

@@ -1,4 +1,4 @@
-"""Outputs that a later call overwrites: whoever keeps the answers of two calls has one of them."""
+"""Detects outputs that a later call overwrites, so that a caller cannot keep two results."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from autocompile.trial.verify.tree import comparable, paths
 
 __all__ = ["Held"]
 
-_PARTS = ("outputs", "loss")  # gradients and buffers are there to be changed
+_PARTS = ("outputs", "loss")  # gradients and buffers are meant to change
 
 
 class Held:
-    """The tensors of an answer as a caller keeps them, not copied, and what they were at first."""
+    """The tensors of a result, not copied, with copies of their first values."""
 
     def __init__(self, view: View) -> None:
         parts = comparable({name: view[name] for name in _PARTS if name in view})
@@ -26,7 +26,7 @@ class Held:
         ]
 
     def overwritten(self) -> list[str]:
-        """The paths of those that are not any more what they were."""
+        """Paths of the tensors whose values have changed."""
         return [path for path, tensor, first in self._leaves if not _is_still(tensor, first)]
 
 

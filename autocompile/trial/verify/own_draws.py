@@ -1,4 +1,4 @@
-"""What is asked of a side whose random numbers are not eager's."""
+"""Verifies a side that draws other random numbers than eager."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from autocompile.trial.verify.verifier import Failed, Verifier
 
 __all__ = ["compare_with_eagers_draws", "demand_plausible_draws"]
 
-_MAX_S = 60.0  # for the calls that show how the random numbers are distributed
+_MAX_S = 60.0  # for the calls that sample the distribution
 
 
 def demand_plausible_draws(verifier: Verifier, compiled: Side, notes: list[str]) -> None:
-    """Its random numbers follow the seed and have eager's distribution, as far as that can be told.
+    """Check that a side's random numbers follow the seed and are distributed like eager's.
 
-    To be called after ``verifier.first_calls``. Does nothing for a side that draws as eager does.
+    Call after ``verifier.first_calls``. Does nothing for a side that draws like eager.
 
     Raises:
         Failed: ``wrong_output``.
@@ -33,14 +33,14 @@ def demand_plausible_draws(verifier: Verifier, compiled: Side, notes: list[str])
     ours, theirs = _drawn(verifier, verifier.eager, range(1)), _drawn(verifier, compiled, range(1))
     calls = ours.calls_needed
     if (time.monotonic() - began) * calls > _MAX_S:
-        notes.append("how its random numbers are distributed was not looked at: calls take long")
+        notes.append("the distribution of its random numbers was not checked: calls take long")
         calls = 2
-    # Other seeds than eager's: the two samples must be independent.
+    # Different seeds, since the two samples must be independent.
     ours = _drawn(verifier, verifier.eager, range(calls))
     theirs = _drawn(verifier, compiled, range(calls, 2 * calls))
     verifier.eager.restore()
     problem = implausible(ours, theirs, verifier.tolerance)
-    if not problem and ours.has_structure_of(theirs):  # what no draw touches is what eager gives
+    if not problem and ours.has_structure_of(theirs):  # leaves that no draw changes equal eager's
         want, got = (draws.steady(ours.restless) for draws in (ours, theirs))
         problem = compare(want, got, noise=verifier.accepted, tolerance=verifier.tolerance)
     if problem:
@@ -48,9 +48,9 @@ def demand_plausible_draws(verifier: Verifier, compiled: Side, notes: list[str])
 
 
 def compare_with_eagers_draws(verifier: Verifier, compiled: Side, config: CompileConfig) -> None:
-    """Compile the same once more so that it draws as eager does, and compare it with eager.
+    """Compile the setting again so that it draws like eager, and compare it with eager.
 
-    To be called last, since it resets Dynamo. Nothing is done for a side that draws as eager does.
+    Call last, since it resets Dynamo. Does nothing for a side that draws like eager.
 
     Raises:
         Failed: ``wrong_output`` or ``stale_weights``.
@@ -66,9 +66,9 @@ def compare_with_eagers_draws(verifier: Verifier, compiled: Side, config: Compil
 
 
 def _drawn(verifier: Verifier, side: Side, calls: range) -> Draws:
-    """Calls with a seed each, on the same inputs and from the same state."""
+    """Results of calls with different seeds, on the same inputs and from the same state."""
     draws = Draws()
     for call in calls:
-        view = verifier.from_kept_state(side, 2 * call)  # an even one is on the first inputs
+        view = verifier.from_kept_state(side, 2 * call)  # even calls use the first inputs
         draws.add(without_outputs(view) if verifier.check else view)
     return draws

@@ -1,4 +1,4 @@
-"""Numbers that are changed by intention: by how much, and whether that may be."""
+"""Checks how much a lower precision that the user requested changes the outputs."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ def demand_close(
     tolerance: float | None,
     check: comparison.Check | None,
 ) -> None:
-    """Compare eager at the precision that was asked for with the model as it stands.
+    """Compare eager mode at the requested precision with the unchanged model.
 
     Args:
-        verifier: of that precision.
-        plain: eager without any such change; it is ready to be timed afterwards.
-        notes: gets a sentence that says by how much outputs change.
-        tolerance: the user's own; None allows any finite change, since it was asked for.
-        check: the user's own, which then decides about outputs.
+        verifier: has eager mode at the requested precision.
+        plain: eager mode without that change; ready to be timed afterwards.
+        notes: gets a sentence with the size of the change.
+        tolerance: the user's; None allows any finite change.
+        check: the user's; if given, it judges the outputs.
 
     Raises:
-        Failed: ``wrong_output``: the change is more than that, or not finite.
+        Failed: ``wrong_output``: the change exceeds the tolerance or is not finite.
     """
     own, changed = copy_view(plain.view(verifier.seeded_call(plain, 0))), verifier.expected
     plain.keep()
     if place := _overflow(own, changed):
-        what = f"{place} overflows in eager mode itself at the precision that was asked for"
+        what = f"{place} overflows in eager mode too at the requested precision"
         raise Failed(Outcome.WRONG_OUTPUT, what)
-    # Of gradients and updates some are noise, which is another at every precision.
+    # Without gradients and updates: noise among them differs at every precision.
     change = max(mismatch_scale(_results(own), _results(changed)), _flipped(own, changed))
-    notes.append(f"at the precision that was asked for, outputs change by {change:.1g}")
+    notes.append(f"at the requested precision, outputs change by {change:.1g}")
     if check and "outputs" in own:
         if problem := comparison.refusal(check, own["outputs"], changed["outputs"]):
-            raise Failed(Outcome.WRONG_OUTPUT, f"{problem} (at the precision that was asked for)")
+            raise Failed(Outcome.WRONG_OUTPUT, f"{problem} (at the requested precision)")
     elif tolerance is not None and change > tolerance:
         what = f"outputs change by {change:.2g} (relative RMS; tolerance {tolerance:g})"
         raise Failed(Outcome.WRONG_OUTPUT, what)
@@ -57,7 +57,7 @@ def _results(view: View) -> View:
 
 
 def _pairs(first: View, second: View) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
-    """The tensors of two views at the same places, by path."""
+    """(path, tensor, tensor) for each path and shape that two views have in common."""
 
     def leaves(view: View) -> dict[str, Any]:
         found = paths(comparable(dict(view)))
@@ -69,7 +69,7 @@ def _pairs(first: View, second: View) -> list[tuple[str, torch.Tensor, torch.Ten
 
 
 def _overflow(own: View, changed: View) -> str:
-    """The first place that is finite in ``own`` and not in ``changed``; or empty."""
+    """The first path that is finite in ``own`` but not in ``changed``; empty if none."""
     for path, x, y in _pairs(own, changed):
         if bool((x.isfinite() & ~y.isfinite()).any()):
             return path
@@ -77,7 +77,7 @@ def _overflow(own: View, changed: View) -> str:
 
 
 def _flipped(own: View, changed: View) -> float:
-    """The largest share of elements that differ, of results that are no real numbers: labels."""
+    """The largest share of differing elements in integer and boolean results, such as labels."""
     pairs = _pairs(_results(own), _results(changed))
     whole = [(x, y) for _, x, y in pairs if not x.is_floating_point() and not x.is_complex()]
     return max((float((x != y).float().mean()) for x, y in whole if x.numel()), default=0.0)

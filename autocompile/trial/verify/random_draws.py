@@ -1,7 +1,7 @@
-"""Whether random numbers that Inductor draws by its own generator are plausible.
+"""Tests the distribution of random numbers that Inductor draws with its own generator.
 
-They are other numbers than eager's, so only their distribution can be compared. That the rest of
-the program is right is shown by a side compiled with ``fallback_random``, which draws eager's.
+They differ from eager's, so only their distribution can be compared. The rest of the program is
+verified on a side compiled with ``fallback_random``, which draws eager's numbers.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from autocompile.trial.verify.tree import blank, comparable, paths
 
 __all__ = ["Draws", "depends_on_seed", "drawing_as_eager", "implausible", "wrong_length"]
 
-# Each statistic of a leaf (mean and standard deviation over its elements) is one number per call.
-# If both sides draw from the same distribution, all orders of the 2K numbers are equally likely,
-# whatever that distribution is: that K of one side all lie below or above those of the other
-# happens with probability 2 / C(2K, K). K is chosen so that over all statistics together this is
-# less than one in a million; the condition of six standard errors only lowers it further.
+# A statistic of a leaf (mean or standard deviation over its elements) is one number per call. If
+# both sides draw from the same distribution, all orders of the 2K numbers are equally likely, so
+# the K numbers of one side are all below or all above the other's with probability 2 / C(2K, K).
+# K is chosen so that the total over all statistics is below one in a million; the condition of six
+# standard errors lowers it further.
 _FALSE_ALARMS = 1e-6
 _FEWEST = 12
 _STANDARD_ERRORS = 6.0
-_SMALL = 1e-2  # of a leaf's root mean square: a difference that may be rounding
-_LENGTH = 2.0  # a step of another draw is not longer or shorter than by this factor
+_SMALL = 1e-2  # of a leaf's RMS: a smaller difference may be rounding
+_LENGTH = 2.0  # largest ratio between the lengths of steps with different draws
 
 
 class _Seen(NamedTuple):
-    """Of one leaf at one call."""
+    """Statistics of one leaf in one call."""
 
     kind: tuple[Any, ...]
     finite: bool
@@ -44,12 +44,12 @@ class _Seen(NamedTuple):
 
 
 class Draws:
-    """What calls with different seeds gave, leaf by leaf, without their tensors.
+    """Statistics of each leaf over calls with different seeds.
 
     Attributes:
         first: the comparable tree of the first call.
-        restless: the paths of what is not the same at each call.
-        calls: how many there were.
+        restless: paths of the leaves that differ between calls.
+        calls: number of calls.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class Draws:
         self.leaves: dict[str, list[_Seen]] = {}
 
     def add(self, view: View) -> None:
-        """Take in the view of one call; it must be a copy."""
+        """Add the view of one call, which must be a copy."""
         tree = comparable({name: part for name, part in view.items() if name != "inputs"})
         self.calls += 1
         if self.first is None:
@@ -76,7 +76,7 @@ class Draws:
 
     @property
     def calls_needed(self) -> int:
-        """So many calls of each side make a false alarm less likely than one in a million."""
+        """Calls of each side for a false alarm rate below one in a million."""
         statistics = max(1, 2 * len(self.leaves))
         calls = _FEWEST
         while 2 * statistics / math.comb(2 * calls, calls) > _FALSE_ALARMS:
@@ -84,22 +84,22 @@ class Draws:
         return calls
 
     def has_structure_of(self, other: Draws) -> bool:
-        """Whether all calls of both gave the same structure."""
+        """Whether all calls of both returned the same structure."""
         return self._is_fixed and other._is_fixed and self._structure == other._structure
 
     @property
     def is_fixed(self) -> bool:
-        """Whether each call gave the same structure."""
+        """Whether all calls returned the same structure."""
         return self._is_fixed
 
     def steady(self, restless: set[str]) -> View:
-        """The first call without what differs from call to call."""
+        """The first call, with the leaves at ``restless`` paths blanked."""
         tree: View = blank(self.first, restless)
         return tree
 
 
 def drawing_as_eager() -> contextlib.AbstractContextManager[Any]:
-    """While it is entered, Inductor compiles what draws the random numbers that eager draws."""
+    """Context in which Inductor compiles code that draws eager's random numbers."""
     import torch._inductor.config
 
     patched: contextlib.AbstractContextManager[Any] = torch._inductor.config.patch(
@@ -109,24 +109,24 @@ def drawing_as_eager() -> contextlib.AbstractContextManager[Any]:
 
 
 def implausible(eager: Draws, compiled: Draws, tolerance: float | None = None) -> str | None:
-    """Why the compiled side's draws cannot be of eager's distribution; None if they can.
+    """Why the compiled side's draws cannot have eager's distribution; None if they can.
 
     Args:
-        eager: of calls with some seeds.
-        compiled: of as many calls with other seeds.
-        tolerance: the user's own relative one, where it is larger than ours.
+        eager: eager calls.
+        compiled: as many compiled calls with other seeds.
+        tolerance: the user's relative tolerance; used if it is larger than the default.
     """
     if eager.is_fixed and not eager.has_structure_of(compiled):
         return "another structure than eager's"
     for path, wanted in eager.leaves.items():
         got = compiled.leaves.get(path, [])
         if len({seen.kind for seen in wanted}) > 1 or len(got) != len(wanted):
-            continue  # of another shape at each call
+            continue  # its shape differs between calls
         if other := next((seen.kind for seen in got if seen.kind != wanted[0].kind), None):
             return f"{path} is {other} instead of {wanted[0].kind}"
         if all(s.finite for s in wanted) and not all(s.finite for s in got):
             return f"{path} is not finite, where eager's always is"
-        # At worst 1 in a million, for a result that is the same in half of all calls.
+        # False alarm at most one in a million, for a result that is equal in half of all calls.
         if len(set(wanted)) == len(wanted) > len(set(got)) == 1:
             return f"{path} is the same whatever the seed, where eager's differs each time"
         if path not in eager.restless or eager.calls < eager.calls_needed:
@@ -146,7 +146,7 @@ def implausible(eager: Draws, compiled: Draws, tolerance: float | None = None) -
 
 
 def wrong_length(want: View, got: View) -> str | None:
-    """What is wrong with a step of the same state and other random numbers: its length."""
+    """An error in the length of a step from the same state with other random numbers, or None."""
     lengths = [
         math.sqrt(sum(float(u.double().square().sum()) for u in view["updates"].values()))
         for view in (want, got)
@@ -157,12 +157,11 @@ def wrong_length(want: View, got: View) -> str | None:
 
 
 def depends_on_seed(side: Side, call: Callable[[int], View], noise: float) -> bool:
-    """Whether a side draws random numbers that change what it gives; it must have kept a state.
+    """Whether a side's results depend on random numbers.
 
     Args:
-        side: restored afterwards.
-        call: makes the side's call of that number, which has a seed of its own; even ones are on
-            the same inputs.
+        side: must have kept a state, which is restored afterwards.
+        call: makes the call with that number and its seed; even numbers use the same inputs.
         noise: the largest relative difference between two runs with the same seed.
     """
     before = random_states()
@@ -202,7 +201,7 @@ def _is_equal(one: Any, other: Any) -> bool:
 
 
 def _is_elsewhere(ours: list[float], theirs: list[float], least: float) -> bool:
-    """Whether one sample lies wholly beside the other, by six standard errors and ``least``."""
+    """Whether the samples are disjoint, by more than six standard errors and ``least``."""
     if min(ours) <= max(theirs) and min(theirs) <= max(ours):
         return False
     distance = abs(_mean(ours) - _mean(theirs))

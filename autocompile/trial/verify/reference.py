@@ -1,4 +1,4 @@
-"""Eager in double precision, which tells rounding from error."""
+"""Eager mode in float64, the reference that separates rounding from errors."""
 
 from __future__ import annotations
 
@@ -27,18 +27,15 @@ def in_float64(
     seed: int,
     calls: Iterable[int],
 ) -> View | None:
-    """Eager's view of the last of some calls in double precision; None if it cannot be had.
-
-    A model may not run in double precision even where its own casts give that, and a large one may
-    not fit: then the plain verdict holds.
+    """Eager's view of the last call in float64; None if the model cannot run in float64.
 
     Args:
-        target: how to make a side.
+        target: builds the side.
         phase: the unit of work.
-        model: with the weights to start from.
-        draws: two batches of inputs; call ``n`` is on draw ``n % 2``.
-        seed: of call 0; each further call has the next.
-        calls: their numbers.
+        model: has the weights to start from.
+        draws: two batches of inputs; call ``n`` uses batch ``n % 2``.
+        seed: call ``n`` uses ``seed + n``.
+        calls: the numbers of the calls.
     """
     try:
         wide = copy.deepcopy(model).double()

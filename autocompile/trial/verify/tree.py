@@ -1,8 +1,8 @@
-"""What a call gave as a tree of plain containers, whatever classes it is made of.
+"""Converts the result of a call to a tree of plain containers.
 
-:func:`comparable` turns every container into a dict, a list, a tuple or a :class:`Node`. Nothing
-else is given to ``torch.utils._pytree``: it cannot name the parts of every class that is registered
-with it, and to rebuild one with other leaves runs that class's own code.
+:func:`comparable` turns every container into a dict, list, tuple or :class:`Node`. Other classes
+are not passed to ``torch.utils._pytree``: it cannot name the parts of every registered class, and
+rebuilding one runs its own code.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ __all__ = [
     "result_tensors",
 ]
 
-_DEPTH = 5  # of objects in objects: a cache holds layers that hold tensors
+_DEPTH = 5  # of nested objects, such as a cache of layers of tensors
 _CODE = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, torch.nn.Module)
 _VALUES = (
     *(torch.Tensor, np.ndarray, np.generic, str, bytes, int, float, complex, type(None)),
     *(enum.Enum, torch.dtype, torch.layout, torch.memory_format),
 )
-_NAMED = (FunctionType, MethodType, torch.nn.Module)  # each side has its own
+_NAMED = (FunctionType, MethodType, torch.nn.Module)  # distinct objects on each side
 
 
 class TypeName(str):
-    """In place of an object of which nothing but the type can be compared."""
+    """Replaces an object of which only the type can be compared."""
 
 
 class Kind(NamedTuple):
-    """What two nodes must have in common beside their parts."""
+    """Type name and keys of a node, which two equal nodes share."""
 
     name: str
     keys: tuple[Any, ...]
@@ -51,7 +51,7 @@ class Kind(NamedTuple):
 
 
 class Node:
-    """A container that is no dict, list or tuple."""
+    """A container other than a dict, list or tuple."""
 
     def __init__(self, kind: Kind, values: list[Any]) -> None:
         self.kind, self.values = kind, values
@@ -72,20 +72,20 @@ pytree.register_pytree_node(
 def comparable(tree: Any) -> Any:
     """The tree in plain containers, with arrays as tensors.
 
-    Objects that hold tensors are containers of their attributes: a model may return a cache, or a
-    distribution. An object that holds none and equals only itself becomes a :class:`TypeName`; in
-    another object it becomes a plain string.
+    An object that holds tensors, such as a cache or a distribution, becomes a container of its
+    attributes. An object without tensors that equals only itself becomes a :class:`TypeName`, or a
+    plain string inside another object.
     """
     return _expanded(tree, ())
 
 
 def paths(tree: Any) -> list[tuple[str, Any]]:
-    """Each leaf of a :func:`comparable` tree with its path in words."""
+    """(path as a string, leaf) of each leaf of a :func:`comparable` tree."""
     return [(pytree.keystr(path), leaf) for path, leaf in pytree.tree_flatten_with_path(tree)[0]]
 
 
 def blank(tree: Any, places: set[str]) -> Any:
-    """A comparable tree with zeros in place of the tensors at some paths, None for all else."""
+    """A comparable tree in which leaves at ``places`` are replaced: tensors by zeros, else None."""
 
     def kept(path: Any, leaf: Any) -> Any:
         if pytree.keystr(path) not in places:
@@ -96,7 +96,7 @@ def blank(tree: Any, places: set[str]) -> Any:
 
 
 def result_tensors(tree: Any, depth: int = _DEPTH) -> list[torch.Tensor]:
-    """The tensors in a result and in the objects there; simple enough for Dynamo to trace."""
+    """The tensors in a result, also inside objects; simple enough for Dynamo to trace."""
     found: list[torch.Tensor] = []
     for leaf in pytree.tree_leaves(tree):
         if isinstance(leaf, torch.Tensor):
@@ -114,12 +114,12 @@ def result_tensors(tree: Any, depth: int = _DEPTH) -> list[torch.Tensor]:
 
 
 def holds_tensor(thing: Any) -> bool:
-    """Whether it is a tensor or array, or has one in its parts."""
+    """Whether it is or contains a tensor or array."""
     return _holds_tensor(thing, _DEPTH)
 
 
 def attribute_names(thing: Any) -> list[str]:
-    """The fields of a dataclass; the attributes of any other object, which may have slots."""
+    """The fields of a dataclass; the attributes and slots of any other object."""
     if dataclasses.is_dataclass(thing):
         return [f.name for f in dataclasses.fields(thing) if hasattr(thing, f.name)]
     names = set(getattr(thing, "__dict__", ()))
@@ -130,7 +130,7 @@ def attribute_names(thing: Any) -> list[str]:
 
 
 def _expanded(thing: Any, inside: tuple[int, ...]) -> Any:
-    """``inside`` of which objects it is found, by identity: one may hold itself."""
+    """``comparable`` of a part; ``inside`` has the ids of its parents, against reference cycles."""
     thing = _as_tensor(thing)
     if isinstance(thing, torch.Tensor):
         return _dense_parts(thing)
@@ -153,7 +153,7 @@ def _expanded(thing: Any, inside: tuple[int, ...]) -> Any:
 
 
 def _node_of(thing: Any, depth: int) -> Node | None:
-    """The direct parts of a container, which are not expanded; None if it is none."""
+    """The direct parts of a container, not expanded; None for other objects."""
     if isinstance(thing, (*_VALUES, *_CODE)):
         return None
     name = _name(type(thing))
@@ -172,7 +172,7 @@ def _node_of(thing: Any, depth: int) -> Node | None:
 
 
 def _registered(thing: Any, name: str) -> Node:
-    """A container that is registered with pytree: by its own keys, or else by position."""
+    """A container registered with pytree, keyed by its own keys or else by position."""
 
     def is_part(other: Any) -> bool:
         return other is not thing
@@ -181,7 +181,7 @@ def _registered(thing: Any, name: str) -> Node:
     keys: tuple[Any, ...] = _positions(values)
     try:
         found, _ = pytree.tree_flatten_with_path(thing, is_leaf=is_part)
-    except ValueError:  # registered without names for its parts
+    except ValueError:  # registered without keys
         found = []
         if isinstance(thing, Mapping) and [*map(id, thing.values())] == [*map(id, values)]:
             keys = _names(thing)
@@ -189,7 +189,7 @@ def _registered(thing: Any, name: str) -> Node:
         keys, values = tuple(path[0] for path, _ in found), [part for _, part in found]
     if spec.context is None or isinstance(spec.context, type):
         return Node(Kind(name, keys), values)
-    # It may hold anything that is not meant to be a leaf, tensors included.
+    # The context may hold anything, including tensors.
     context = _expanded(spec.context, (id(thing),))
     return Node(Kind(name, (*keys, pytree.GetAttrKey("context"))), [*values, context])
 
@@ -219,13 +219,13 @@ def _holds_tensor(thing: Any, depth: int) -> bool:
 
 
 def _is_object(thing: Any) -> bool:
-    """No container by itself: only its attributes hold something."""
+    """Whether it holds values only in its attributes."""
     is_container = isinstance(thing, (Mapping, list, tuple)) or dataclasses.is_dataclass(thing)
     return pytree.tree_is_leaf(thing) and not is_container
 
 
 def _as_tensor(thing: Any) -> Any:
-    """Arrays and numbers of NumPy as tensors; arrays of other things as lists."""
+    """NumPy arrays and numbers as tensors, or as lists if they are not numeric."""
     if isinstance(thing, (np.ndarray, np.generic)) and not isinstance(thing, (float, complex)):
         array = np.asarray(thing)
         return torch.from_numpy(array.copy()) if array.dtype.kind in "biufc" else array.tolist()
@@ -233,7 +233,7 @@ def _as_tensor(thing: Any) -> Any:
 
 
 def _dense_parts(tensor: torch.Tensor) -> Any:
-    """The tensor itself, or what a sparse or nested one is made of."""
+    """The tensor itself, or the parts of a sparse or nested one."""
     if tensor.is_nested:
         parts = list(tensor.unbind())
         return Node(Kind("a nested tensor", _positions(parts)), parts)
@@ -247,7 +247,7 @@ def _dense_parts(tensor: torch.Tensor) -> Any:
 
 
 def _is_opaque(thing: Any) -> bool:
-    """Whether it cannot tell that it equals its counterpart of another run."""
+    """Whether it cannot be compared with its counterpart of another run."""
     if isinstance(thing, _NAMED):
         return True
     if isinstance(thing, (*_VALUES, *_CODE)):
@@ -257,7 +257,7 @@ def _is_opaque(thing: Any) -> bool:
         return True
     try:
         return not isinstance(bool(thing == thing), bool)
-    except Exception:  # a table of pandas answers with a table
+    except Exception:  # comparing pandas tables returns a table
         return True
 
 

@@ -1,8 +1,8 @@
-"""Verifier: holds eager's answers and compares the compiled side with them.
+"""Compares a compiled side with eager's results.
 
-Both sides start from the same weights and make the same calls with the same random seeds, so that
-no state has to be put back before the comparison is over: call 1 on one draw of inputs, call 2 on
-another, call 3 on the first again, and one more after the timing.
+Both sides start from the same weights and make the same calls with the same seeds, so no state has
+to be restored in between: call 1 on one batch of inputs, call 2 on another, call 3 on the first
+again, and one more after the timing.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from autocompile.trial.verify.tree import blank, comparable
 __all__ = ["Failed", "Verifier"]
 
 _CALLS = 3
-_MAX_NOISE = 0.05  # where eager differs from itself by more, no verdict is worth anything
-_VISIBLE = 1e-2  # relative change of the output that an update must cause to be a test
+_MAX_NOISE = 0.05  # if eager differs from itself by more, nothing can be verified
+_VISIBLE = 1e-2  # smallest relative change of the output that can show new weights
 _OVERWRITES = "outputs are overwritten by the next call (CUDA graphs): clone what you keep"
 
 
@@ -47,26 +47,25 @@ _Reference = Callable[[], View | None] | None
 
 
 class Verifier:
-    """Runs eager twice when made, then judges a compiled side.
+    """Runs eager mode twice, then verifies a compiled side against it.
 
     Args:
-        target: the model and how to feed it.
+        target: the model and its inputs.
         phase: the unit of work.
         draws: two batches of inputs with different values.
-        seed: of the random numbers of each call.
-        notes: gets a sentence for each thing that a user should know.
-        tolerance: the user's own, of outputs.
-        numbers: eager with what the setting changes of the numbers by intention; it is then what
-            the compiled side has to agree with.
+        seed: call ``n`` uses ``seed + n``.
+        notes: gets sentences for the user.
+        tolerance: the user's, for outputs.
+        numbers: eager mode with the setting's precision, which the compiled side must agree with.
 
     Attributes:
-        eager: that side, ready to be timed.
+        eager: the eager side, ready to be timed.
         noise: the largest relative difference between two equal eager runs.
         tolerance: as given.
-        check: the user's own, where outputs are compared by it.
+        check: the user's ``check``, if it compares the outputs.
 
     Raises:
-        TargetError: the user's own check refuses eager's second run.
+        TargetError: the user's check rejects a second eager run.
     """
 
     def __init__(
@@ -88,53 +87,53 @@ class Verifier:
         pairs = list(zip(self._expected, again, strict=True))
         self.check = target.check if "outputs" in self._expected[0] else None
         if self.check:
-            notes.append("outputs are compared by check() of the target")
+            notes.append("outputs are compared by the target's check()")
             for first, second in pairs:
                 comparison.demand_steady(self.check, first["outputs"], second["outputs"])
         self._noise = by_path(leaf for pair in pairs for leaf in differences(*pair))
         self.noise = max(self._noise.values(), default=0.0)
-        # An Adam step is of either sign where a gradient is near zero; compare() bounds updates.
+        # Adam steps have a random sign where a gradient is near zero; compare() bounds updates.
         free = ("['updates']", "['outputs']") if self.check else ("['updates']",)
         steady = (e for path, e in self._noise.items() if not path.startswith(free))
         self._unsteady = max(steady, default=0.0)
         self._drift: dict[str, float] = {}
         self._own: View = {}
         for kind in sorted(opaque_types(self._expected[0])):
-            notes.append(f"the outputs hold {kind}, of which nothing but the type is compared")
+            notes.append(f"the outputs hold {kind}, of which only the type is compared")
         if tolerance is not None:
-            notes.append(f"outputs may be off by {tolerance:g} (the tolerance that was asked for)")
+            notes.append(f"outputs may be off by {tolerance:g} (the requested tolerance)")
         if self.noise > 0:
             notes.append(f"eager differs from itself by {self.noise:.1g}; tolerances allow for it")
         if any(has_nan(view) for view in self._expected):
-            notes.append("eager's own output holds NaN; compiled may hold it in the same places")
+            notes.append("eager's output holds NaN; compiled may hold it in the same places")
         self.eager.keep()
         self._is_random = depends_on_seed(self.eager, self._called, self.noise)
         if self._is_random:
             notes.append(
                 "this phase draws random numbers: it is compared with eager under Inductor's "
-                "fallback_random, which draws the same"
+                "fallback_random, which draws the same numbers"
             )
 
     def has_own_draws(self, side: Side) -> bool:
-        """Whether the values of this side depend on random numbers that are not eager's."""
+        """Whether this side's values depend on random numbers that differ from eager's."""
         return self._is_random and side.draws_itself
 
     def comparable_random_numbers(self, side: Side) -> contextlib.AbstractContextManager[Any]:
-        """While it is entered, a side that has no draws of its own draws those of eager."""
+        """Context in which a side without its own draws draws eager's random numbers."""
         asks = self._is_random and not side.draws_itself
         return drawing_as_eager() if asks else contextlib.nullcontext()
 
     def another_side(self, config: CompileConfig) -> Side:
-        """A new side of the same phase, which starts from the first weights."""
+        """A new side of the same phase with the initial weights."""
         return make_side(self._target, self._phase, self._draws[0], config)
 
     def from_kept_state(self, side: Side, index: int = 0) -> View:
-        """A call from the state that eager has kept, whichever side makes it."""
+        """A copy of the view of a call from the state that eager has kept."""
         side.adopt(self.eager)
         return copy_view(side.view(self.seeded_call(side, index)))
 
     def demand_repeats(self, compiled: Side, when: str) -> None:
-        """Of a side with draws of its own: the same seed gives what it gave at first.
+        """Check that a side with its own draws repeats its results with the same seed.
 
         Raises:
             Failed: ``wrong_output``.
@@ -145,14 +144,14 @@ class Verifier:
             raise Failed(Outcome.WRONG_OUTPUT, f"{problem} ({when})")
 
     def seeded_call(self, side: Side, index: int) -> Any:
-        """Call number ``index``: its own seed, its own draw of inputs."""
-        # A copy, since a model may change its input in place.
+        """Make call number ``index`` with its seed and batch of inputs."""
+        # A copy, since a model may change its inputs in place.
         side.inputs = copy_inputs(self._draws[index % 2])
         seed_everything(self._seed + index)
         return side.run()
 
     def first_calls(self, compiled: Side, first_output: Any) -> None:
-        """Compare the first three calls with eager's; the first has been made already.
+        """Compare the first three calls with eager's; the first was made by the caller.
 
         Raises:
             Failed: ``wrong_output``.
@@ -173,7 +172,7 @@ class Verifier:
             self._drift = by_path([*self._drift.items(), *differences(want, got)])
 
     def last_call(self, compiled: Side) -> None:
-        """Compare once more, after the timing.
+        """Compare one call after the timing.
 
         Raises:
             Failed: ``wrong_output``.
@@ -189,20 +188,20 @@ class Verifier:
         if self._is_forward:
             noise, reference = self._noise, self._from_eager_in_float64
         else:
-            # No float64 run has this optimizer state: allow what was accepted at the first calls.
+            # float64 runs lack this optimizer state: allow the errors accepted at the first calls.
             noise, reference = self.accepted, None
         self._demand(got, want, noise, reference, "after the timing")
         self._demand_next_keeps(compiled, got)
 
     def weights(self, compiled: Side) -> bool | None:
-        """Whether new weights take effect: changed in place, then through ``load_state_dict``.
+        """Check that new weights take effect, set in place and by ``load_state_dict``.
 
         Returns:
-            True; None where this cannot be told, because the phase is not a forward pass or the
-            output hardly depends on the weights.
+            True; None if this cannot be checked: the phase is not a forward pass, or the output
+            hardly depends on the weights.
 
         Raises:
-            Failed: ``stale_weights``, or ``wrong_output`` if the answer is neither old nor new.
+            Failed: ``stale_weights``, or ``wrong_output`` if the output is neither old nor new.
         """
         if not self._is_forward:
             return None
@@ -213,12 +212,12 @@ class Verifier:
         kept = self.eager.saved
         for side in (self.eager, compiled):
             perturb(side.model, self._seed)
-        self.eager.keep()  # new buffers too, from which each call is to start now
+        self.eager.keep()  # calls now start from the new buffers too
         want = self._steady(self.from_kept_state(self.eager))
         got = self._steady(self.from_kept_state(compiled))
         known = 10 * _largest_below(_MAX_NOISE, self._noise)
         if self.check or self.tolerance is not None:
-            # The user may accept more than we would: what is off anyway must not look old.
+            # The user may accept larger errors, which must not be taken for stale weights.
             known = max(known, 3 * _largest_below(_MAX_NOISE, self._drift))
         visible = mismatch_scale(before, want) > max(_VISIBLE, known)
         if visible and own:
@@ -232,24 +231,24 @@ class Verifier:
         self.eager.saved = kept
         changed, got = got, self._steady(self.from_kept_state(compiled))
         if visible:
-            # With draws of its own it is its own earlier answer that must come back.
+            # A side with its own draws must return to its own earlier output.
             want, old = (own_before, changed) if own else (before, want)
             self._demand_live(got, want, old, "load_state_dict", own)
         return True if visible else None
 
     def _steady(self, view: View) -> View:
-        """The view with zeros for what differs from call to call anyway: it shows no weights."""
+        """The view without the values that differ between calls regardless of the weights."""
         restless = {path for path, error in self.accepted.items() if error > _MAX_NOISE}
         return cast(View, blank(comparable(dict(view)), restless)) if restless else view
 
     @property
     def accepted(self) -> dict[str, float]:
-        """The error of each leaf that eager's noise or the first calls have shown to be right."""
+        """Accepted error by path: eager's noise, or the error at the first calls if larger."""
         return by_path([*self._noise.items(), *self._drift.items()])
 
     @property
     def expected(self) -> View:
-        """What eager gave at the first call."""
+        """Eager's view of the first call."""
         return self._expected[0]
 
     @property
@@ -278,7 +277,7 @@ class Verifier:
 
     def _demand_comparable(self) -> None:
         if not self.check and not any(has_tensor(view) for view in self._expected):
-            what = "the phase gives no tensor, so nothing can be compared"
+            what = "the phase returns no tensor, so nothing can be compared"
             raise Failed(Outcome.WRONG_OUTPUT, what)
         if self._unsteady > _MAX_NOISE:
             what = f"eager differs from itself by {self._unsteady:.1g}"
@@ -297,7 +296,7 @@ class Verifier:
             raise Failed(Outcome.WRONG_OUTPUT, f"{problem} ({when})")
 
     def _demand_live(self, got: View, want: View, old: View, what: str, own: bool = False) -> None:
-        # Our own comparison tells old from new: the user's may be too wide for it.
+        # Without the user's tolerance, which may be too wide to tell old from new.
         reference = None if own else self._from_eager_in_float64
         if compare(want, got, noise=self._noise, reference=reference) is None:
             return
@@ -306,7 +305,7 @@ class Verifier:
         self._demand(got, want, self._noise, reference, f"after {what}")
 
     def _demand_kept(self, held: Held, compiled: Side, by: str) -> None:
-        """What the caller keeps must stay as it was, unless eager or CUDA graphs overwrite it."""
+        """Check that kept outputs are unchanged, unless eager or CUDA graphs overwrite them."""
         paths = [path for path in held.overwritten() if path not in self._eager_overwrites]
         if paths and not compiled.reuses_outputs:
             what = f"{paths[0]} was overwritten by the next call ({by})"
@@ -315,7 +314,7 @@ class Verifier:
             self._notes.append(_OVERWRITES)
 
     def _from_eager_in_float64(self) -> View | None:
-        """Call 0 with the weights that eager has now, from the state that it has kept."""
+        """Call 0 in float64 from eager's current weights and kept state."""
         self.eager.restore()
         return self._in_float64(self.eager.model, range(1))
 

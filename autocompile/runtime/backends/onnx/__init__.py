@@ -1,1 +1,1 @@
-"""Captured graphs as ONNX models."""
+"""Runs captured graphs as ONNX models."""

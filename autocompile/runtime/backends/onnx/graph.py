@@ -1,12 +1,11 @@
-"""A graph of Dynamo as ONNX models, and what a runtime cannot do left to torch.
+"""Compiles a Dynamo graph to ONNX models; operators that a runtime cannot run stay in torch.
 
 Options (``torch.compile(..., options={...})``):
 
 ``weights``
-    ``"live"`` (default): parameters are inputs of the session, so that whatever changes them takes
-    effect. ``"baked"``: they are constants of it, which the runtime packs and folds; when a
-    parameter's version counter shows that it was changed, the session is built anew; what is not
-    seen so, :mod:`autocompile.runtime.versions` says.
+    ``"live"`` (default): parameters are inputs of the session, so every change takes effect.
+    ``"baked"``: they are constants, which the runtime packs and folds. The session is rebuilt when
+    a version counter shows a change; :mod:`autocompile.runtime.versions` lists what this misses.
 """
 
 from __future__ import annotations
@@ -34,15 +33,15 @@ from autocompile.runtime.graphs import attributes_lifted, made_by, numbers_given
 
 __all__ = ["compile_graph"]
 
-_MOST_SESSIONS = 16  # of one graph whose shapes change; the one used longest ago goes first
-_MOST_LEFT_TO_TORCH = 8  # operators of one graph: with more there is nothing to be won
+_MOST_SESSIONS = 16  # of one graph with dynamic shapes; least recently used is dropped
+_MOST_LEFT_TO_TORCH = 8  # operators of one graph; with more it would not be faster
 
 Compiled = Callable[..., Any]
 
 
 @dataclass(frozen=True)
 class _Way:
-    """How graphs are run: by sessions of this kind, with the weights as constants or not."""
+    """The kind of session, and whether the weights are constants."""
 
     kind: type[Session]
     baked: bool
@@ -66,18 +65,18 @@ def compile_graph(
     mode: str | None,
     options: Mapping[str, Any] | None,
 ) -> Compiled:
-    """Compile a graph for a runtime; what that cannot do is left to torch, with a warning.
+    """Compile a graph for a runtime; warns about operators that stay in torch.
 
     Args:
-        graph: as Dynamo captured it, parameters among its inputs.
-        inputs: example inputs: tensors, and integers where shapes are symbolic.
-        kind: the runtime's session.
-        mode: there are none.
+        graph: captured by Dynamo, with parameters as inputs.
+        inputs: example inputs: tensors, and integers for symbolic shapes.
+        kind: the runtime's session class.
+        mode: must be None or "default".
         options: see the module.
 
     Raises:
-        ValueError: a mode, or an option that does not exist.
-        RuntimeError: gradients are wanted, or nothing of the graph can be exported.
+        ValueError: a mode, or an unknown option.
+        RuntimeError: gradients are required, or no part of the graph can be exported.
     """
     way = _Way(kind, _wants_baked(kind.backend, mode, options or {}))
     graph, held = attributes_lifted(graph, inputs)
@@ -88,7 +87,7 @@ def compile_graph(
 
 
 def _compiled(graph: torch.fx.GraphModule, inputs: Sequence[Any], way: _Way) -> Compiled:
-    """A graph all of whose tensors are its arguments."""
+    """Compile a graph that holds no tensors as attributes."""
     if torch.is_grad_enabled() and any(
         isinstance(x, torch.Tensor) and x.requires_grad for x in inputs
     ):
@@ -98,10 +97,10 @@ def _compiled(graph: torch.fx.GraphModule, inputs: Sequence[Any], way: _Way) -> 
         )
     if not any(_is_call(node) for node in graph.graph.nodes):
         return graph.forward
-    # Dynamo makes one graph for all shapes where it was told so or has seen two.
+    # With dynamic shapes, Dynamo captures one graph for all shapes.
     given = graph.graph.find_nodes(op="placeholder")
     changing = [i for i, n in enumerate(given) if _is_symbolic(n.meta.get("example_value"))]
-    # And one for all values of a float, which then comes as a tensor that is read.
+    # And one for all values of a float, passed as a tensor that the graph reads with item().
     if numbers := [i for i, n in enumerate(given) if n.users and all(map(_is_read, n.users))]:
         graph = numbers_given(graph, numbers)
         changing = sorted({*changing, *numbers})
@@ -123,16 +122,16 @@ def _wants_baked(backend: str, mode: str | None, options: Mapping[str, Any]) -> 
 
 
 def _for_these(graph: torch.fx.GraphModule, args: Sequence[Any], way: _Way) -> Compiled:
-    """The graph for arguments of these shapes."""
+    """Compile the graph for arguments of these shapes."""
     try:
-        # Its method: of an object Dynamo would keep the attributes, and so the first weights.
+        # The bound method: of an object Dynamo would copy the attributes, and keep old weights.
         return way.session(graph, args).__call__
     except Unsupported as error:
         return _in_parts(graph, args, way, error)
 
 
 class _ByShape:
-    """One graph for many shapes and numbers: made anew for each combination that it meets."""
+    """A graph with dynamic shapes or numbers: one session for each combination."""
 
     def __init__(
         self,
@@ -153,7 +152,7 @@ class _ByShape:
         key = tuple(tuple(x.shape) if isinstance(x, torch.Tensor) else x for x in chosen)
         made = self._known(key)
         if made is None:
-            # The exporter patches torch meanwhile, and so does Dynamo: one at a time.
+            # Both the exporter and Dynamo patch torch: one at a time.
             with compile_lock:
                 made = self._known(key) or _for_these(self._graph, args, self._way)
                 with self._lock:
@@ -187,13 +186,13 @@ def _is_call(node: torch.fx.Node) -> bool:
 def _in_parts(
     graph: torch.fx.GraphModule, inputs: Sequence[Any], way: _Way, why: Unsupported
 ) -> Compiled:
-    """Leave single operators to torch; what lies between them are graphs of their own.
+    """Run unsupported operators in torch, and the graphs between them in the runtime.
 
     Raises:
-        RuntimeError: too many of them, or all.
+        RuntimeError: too many or all operators are unsupported.
     """
     if writes_in_place(graph, inputs):
-        # A part that the runtime does gives copies: what is written to one would be lost.
+        # The runtime returns copies: a write to one would be lost.
         raise way.nothing(f"it writes in place, and {why}") from None
     open_tuples(graph)
     calls = [node for node in graph.graph.nodes if made_by(node) is node and _is_call(node)]
@@ -206,7 +205,7 @@ def _in_parts(
         for name, given in parts.others():
             part = getattr(parts.whole, name)
             setattr(parts.whole, name, _Module(way.session(part, given)))
-    except Unsupported as error:  # each operator can be exported, and all of them cannot
+    except Unsupported as error:  # each operator can be exported alone, but not together
         raise way.nothing(error) from None
     names = sorted({getattr(n.target, "__name__", str(n.target)) for n in left})
     warnings.warn(
@@ -218,7 +217,7 @@ def _in_parts(
 
 
 class _Module(torch.nn.Module):
-    """What a graph that was split may call."""
+    """A session as a module, which a split graph can call."""
 
     def __init__(self, session: Session) -> None:
         super().__init__()
@@ -229,7 +228,7 @@ class _Module(torch.nn.Module):
 
 
 class _Parts:
-    """A graph cut wherever ``chosen`` operators and others meet.
+    """A graph split at the borders between ``chosen`` operators and others.
 
     Attributes:
         whole: calls the parts in order.
@@ -253,28 +252,28 @@ class _Parts:
         )
         self._given: dict[str, tuple[Any, ...]] = {}
         watching = _Watching(self.whole, self._given)
-        # Nothing is written in place, so the weights themselves can be given: parts know them.
+        # Nothing is written in place, so no copies are needed, and parts get the real weights.
         with torch.no_grad(), no_random_numbers_spent(inputs):
             watching.run(*inputs)
 
     def chosen(self) -> list[tuple[str, tuple[Any, ...]]]:
-        """Name and arguments of each part of chosen operators."""
+        """(name, arguments) of each part of chosen operators."""
         return [(name, given) for name, given in self._given.items() if name in self._chosen]
 
     def others(self) -> list[tuple[str, tuple[Any, ...]]]:
-        """Likewise of the other parts."""
+        """(name, arguments) of each other part."""
         return [(name, given) for name, given in self._given.items() if name not in self._chosen]
 
 
 class _Watching(torch.fx.Interpreter):
-    """Runs a graph and notes what each part is called with."""
+    """Runs a graph and records the arguments of each part."""
 
     def __init__(self, whole: torch.fx.GraphModule, given: dict[str, tuple[Any, ...]]) -> None:
         super().__init__(whole)
         self._given = given
 
     def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """Note, then call."""
+        """Record the arguments, then call."""
         self._given[str(target)] = args
         return super().call_module(target, args, kwargs)
 
@@ -282,9 +281,9 @@ class _Watching(torch.fx.Interpreter):
 def _unsupported(
     graph: torch.fx.GraphModule, inputs: Sequence[Any], calls: list[torch.fx.Node], way: _Way
 ) -> set[torch.fx.Node]:
-    """The operators that cannot be exported, found by halving.
+    """The operators that cannot be exported, found by bisection.
 
-    What was refused once is not tried again in another place.
+    An operator that was refused once counts as refused everywhere.
     """
     found: set[torch.fx.Node] = set()
     ranges = [calls]

@@ -1,7 +1,7 @@
-"""Whether an ONNX model is right where integers of 64 bits are computed in 32, as in OpenVINO.
+"""Checks that an ONNX model is correct when 64-bit integers are computed in 32 bits (OpenVINO).
 
-For each such value the largest magnitude that it can have is followed through the model; whatever
-a caller gives may have any. Indices are free to be anything: a wrong one is an error in torch too.
+Propagates the largest possible magnitude of each integer through the model; inputs are unbounded.
+Indices are not checked, since an out-of-range index is an error in torch too.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from autocompile.runtime.backends.onnx.model import Unsupported
 
 __all__ = ["demand_small_integers"]
 
-_INT64 = 7  # as onnx.TensorProto numbers types
+_INT64 = 7  # onnx.TensorProto.INT64
 _LIMIT = 2**31 - 1
-# Of integers that are cast: int8, int16, int32, uint8, uint16, bool.
+# Magnitudes by source type of a cast: int8, int16, int32, uint8, uint16, bool.
 _LARGEST = {3: 2**7, 5: 2**15, 6: _LIMIT, 2: 2**8, 4: 2**16, 9: 1}
-# Values go through them as they are: these many inputs are values, and the rest says where to.
+# Operators that move values unchanged: how many of their inputs are values (None: all).
 _MOVES = {
     "Concat": None, "Expand": 1, "Flatten": 1, "Identity": 1, "Reshape": 1, "Slice": 1, "Split": 1,
     "Squeeze": 1, "Tile": 1, "Transpose": 1, "Unsqueeze": 1, "Where": None,
@@ -29,13 +29,10 @@ _POSITIONS = ("ArgMax", "ArgMin", "NonZero", "Shape", "Size", "TopK")
 
 
 def demand_small_integers(model: Any) -> None:
-    """Refuse a model that may compute an integer of more than 32 bits, or return one.
-
-    Args:
-        model: ``onnx.ModelProto``.
+    """Refuse a model (``onnx.ModelProto``) that may compute or return an integer above 32 bits.
 
     Raises:
-        Unsupported: an operator may; the text names it.
+        Unsupported: names the operator.
     """
     import onnx
 
@@ -53,24 +50,24 @@ def demand_small_integers(model: Any) -> None:
         else:
             made = _through(node, largest, types)
         each = dict.fromkeys(node.output, made)
-        if node.op_type == "TopK":  # its values, and only then where they were
+        if node.op_type == "TopK":  # output 0 holds values, output 1 positions
             each[node.output[0]] = largest.get(node.input[0], math.inf)
         largest |= {name: most for name, most in each.items() if _is_wide(name, types)}
     for value in graph.output:
         if _is_wide(value.name, types) and largest.get(value.name, math.inf) > _LIMIT:
-            raise Unsupported("an output has 64-bit integers, of which OpenVINO keeps 32")
+            raise Unsupported("an output has 64-bit integers, which OpenVINO cuts to 32 bits")
 
 
 def _is_wide(name: str, types: dict[str, Any]) -> bool:
-    """Of 64 bits, or of a type that the exporter does not tell."""
+    """Whether a value has 64 bits, or an unknown type."""
     return name not in types or types[name].elem_type == _INT64
 
 
 def _through(node: Any, largest: dict[str, float], types: dict[str, Any]) -> float:
-    """The largest magnitude that an operator can give.
+    """The largest magnitude of an operator's results.
 
     Raises:
-        Unsupported: it may compute with more than fits.
+        Unsupported: it may overflow.
     """
     operator = node.op_type
     values = list(node.input)
@@ -105,7 +102,7 @@ def _through(node: Any, largest: dict[str, float], types: dict[str, Any]) -> flo
 
 
 def _accumulates(node: Any) -> bool:
-    """Of a scatter: whether what meets in one place is added up or multiplied."""
+    """Whether a scatter adds or multiplies values at the same index."""
     return any(a.name == "reduction" and a.s in (b"add", b"mul") for a in node.attribute)
 
 

@@ -1,4 +1,4 @@
-"""One graph with fixed shapes as an ONNX model."""
+"""Exports a graph with fixed shapes to an ONNX model."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ __all__ = [
     "writes_in_place",
 ]
 
-_LARGEST_BYTES = 1_900_000_000  # of weights in a model: a protocol buffer holds 2 GiB
+_LARGEST_BYTES = 1_900_000_000  # of weights in a model: the limit of a protocol buffer is 2 GiB
 
-# As onnx.TensorProto numbers them.
+# Types of onnx.TensorProto.
 _ELEMENTS = {
     torch.float32: 1,
     torch.uint8: 2,
@@ -45,7 +45,7 @@ _ELEMENTS = {
 
 
 class Unsupported(Exception):
-    """A runtime cannot run this graph as torch would; the text says why, in one line."""
+    """A runtime cannot run this graph like torch; the message says why in one line."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,12 @@ class Exported:
     """A graph as an ONNX model.
 
     Attributes:
-        model: ``onnx.ModelProto``; every tensor that the graph is called with is an input.
-        inputs: the model's inputs in order: name, and index among the graph's arguments.
-        outputs: the model's outputs in order: name, shape and dtype.
-        leaves: what the graph returns: ``("output", i)``, ``("argument", i)`` or
-            ``("constant", value)`` for each leaf of ...
-        spec: ... this structure.
+        model: ``onnx.ModelProto``; every tensor argument of the graph is an input.
+        inputs: (name, index among the graph's arguments) of the model's inputs in order.
+        outputs: (name, shape, dtype) of the model's outputs in order.
+        leaves: ``("output", i)``, ``("argument", i)`` or ``("constant", value)`` for each leaf of
+            the graph's result.
+        spec: the result's pytree structure.
     """
 
     model: Any
@@ -69,7 +69,7 @@ class Exported:
 
 
 class _Flat(torch.nn.Module):
-    """A graph as a function from its tensors to its tensors; all else is constant."""
+    """A graph as a function from tensors to tensors; other arguments are constants."""
 
     def __init__(self, graph: torch.fx.GraphModule, args: Sequence[Any], wanted: set[int]) -> None:
         super().__init__()
@@ -86,15 +86,15 @@ class _Flat(torch.nn.Module):
 
 
 def export(graph: torch.fx.GraphModule, args: Sequence[Any]) -> Exported:
-    """Translate a graph for the shapes of these arguments.
+    """Export a graph for the shapes of these arguments.
 
     Args:
         graph: from Dynamo.
-        args: tensors and numbers, as it is called.
+        args: its arguments: tensors and numbers.
 
     Raises:
-        Unsupported: an operator has no translation, or the graph does what a session cannot:
-            it draws random numbers, writes to its inputs, or takes complex or empty tensors.
+        Unsupported: an operator cannot be exported, or the graph draws random numbers, writes to
+            its inputs, or takes complex or empty tensors.
     """
     tensors = {i: a.detach() for i, a in enumerate(args) if isinstance(a, torch.Tensor)}
     others = [a for a in args if not isinstance(a, torch.Tensor)]
@@ -114,7 +114,7 @@ def export(graph: torch.fx.GraphModule, args: Sequence[Any]) -> Exported:
         with _quietly(), _unmarked_by_others(), torch.no_grad():
             flat = _Flat(graph, args, wanted)
             program = torch.export.export(flat, tuple(tensors.values()), strict=False)
-            program = program.run_decompositions({})  # nothing in place any more
+            program = program.run_decompositions({})  # removes in-place operators
             _demand_plain(program)
             made = torch.onnx.export(
                 program, dynamo=True, input_names=names, output_names=results, verbose=False
@@ -138,13 +138,13 @@ def export(graph: torch.fx.GraphModule, args: Sequence[Any]) -> Exported:
 
 
 def no_random_numbers_spent(args: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
-    """The generators of the CPU and of these tensors' devices are afterwards as before."""
+    """Restore the random generators of the CPU and of these tensors' devices afterwards."""
     devices = [x.device for x in args if isinstance(x, torch.Tensor) and x.is_cuda]
     return torch.random.fork_rng(devices=list(dict.fromkeys(devices)))
 
 
 def writes_in_place(graph: torch.fx.GraphModule, args: Sequence[Any]) -> bool:
-    """Whether an operator of the graph changes one of its inputs; True if that cannot be told."""
+    """Whether an operator of the graph changes one of its inputs; True if unknown."""
     tensors = [a.detach() for a in args if isinstance(a, torch.Tensor)]
     try:
         with _quietly(), _unmarked_by_others(), torch.no_grad():
@@ -160,7 +160,7 @@ def writes_in_place(graph: torch.fx.GraphModule, args: Sequence[Any]) -> bool:
 def _returned(
     graph: torch.fx.GraphModule, args: Sequence[Any]
 ) -> tuple[tuple[tuple[str, Any], ...], Any, list[torch.Tensor]]:
-    """What the graph returns, seen by running it on copies."""
+    """Leaves, structure and example outputs of the graph, from a run on copies."""
     copies = [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in args]
     places = {id(copy): i for i, copy in enumerate(copies) if isinstance(copy, torch.Tensor)}
     with torch.no_grad(), no_random_numbers_spent(copies):
@@ -185,7 +185,7 @@ def _returned(
 
 
 def _demand_plain(program: torch.export.ExportedProgram) -> None:
-    """Refuse what exports without complaint and then computes something else."""
+    """Refuse programs that export without an error but compute something else."""
     signature = program.graph_signature
     if signature.buffers_to_mutate or signature.user_inputs_to_mutate:
         raise Unsupported("it writes to its inputs")
@@ -198,7 +198,7 @@ def _demand_plain(program: torch.export.ExportedProgram) -> None:
 
 
 def _demand_as_in_torch(model: Any, tensors: dict[str, torch.Tensor]) -> None:
-    """Refuse another type or shape: a runtime would read or write past the end of the memory."""
+    """Refuse other types or shapes than torch's: a runtime would read or write out of bounds."""
     for value in (*model.graph.input, *model.graph.output):
         if value.name in tensors:
             tensor, told = tensors[value.name], value.type.tensor_type
@@ -210,9 +210,10 @@ def _demand_as_in_torch(model: Any, tensors: dict[str, torch.Tensor]) -> None:
 
 
 def _never_drops(node: torch.fx.Node) -> bool:
-    """Whether it would draw random numbers for its dropout alone, and has none.
+    """Whether the operator draws random numbers only for dropout, and its dropout is off.
 
-    Attention calls it ``dropout_p``, recurrent layers ``dropout``, which counts in training.
+    The argument is ``dropout_p`` in attention and ``dropout`` (in training only) in recurrent
+    layers.
     """
     names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
     given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
@@ -223,7 +224,7 @@ def _never_drops(node: torch.fx.Node) -> bool:
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """The exporter tells of its own business at length."""
+    """Silence the exporter's logs and warnings."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
     try:
@@ -239,10 +240,10 @@ def _quietly() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _unmarked_by_others() -> Iterator[None]:
-    """What other threads run meanwhile leaves no marks on the nodes of an exported graph.
+    """Disable ``fx_traceback.annotate`` in other threads during an export.
 
-    While one thread exports, torch (2.13) takes all of them for exporting: compiled code that they
-    call writes to the one dictionary of marks that is being used, and ends in a KeyError.
+    While one thread exports, torch (2.13) treats all threads as exporting: compiled code in other
+    threads writes to the same dictionary of annotations, which ends in a KeyError.
     """
     module: Any = fx_traceback
     exporting, annotate = threading.get_ident(), getattr(module, "annotate", None)
@@ -262,7 +263,7 @@ def _unmarked_by_others() -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """The innermost cause says it best."""
+    """The first line of the innermost cause."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

@@ -1,4 +1,4 @@
-"""An ONNX model as something to call: its tensors are bound to a runtime without copies."""
+"""A callable ONNX model whose tensors are bound to a runtime without copies."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ __all__ = ["Session"]
 
 
 class Session(abc.ABC):
-    """Runs an exported graph; called with the graph's arguments, returns what the graph returns.
+    """Runs an exported graph: takes the graph's arguments and returns its result.
 
-    A runtime is five methods: it refuses, loads a model, binds an input and an output, and runs.
+    A runtime implements the five abstract methods.
 
     Args:
         exported: the graph.
         args: the arguments that it was exported for.
-        baked: parameters become constants of the session, which is built anew when they change.
+        baked: make parameters constants of the session, and rebuild it when they change.
 
     Raises:
         Unsupported: the runtime refuses the model, or the device.
     """
 
     backend: ClassVar[str]
-    """As it is asked for in ``torch.compile``."""
+    """Its name in ``torch.compile``."""
     runtime: ClassVar[str]
-    """What runs the model, for messages."""
+    """The runtime's name in messages."""
 
     def __init__(self, exported: Exported, args: Sequence[Any], baked: bool) -> None:
         self._exported, self._lock = exported, threading.Lock()
@@ -51,7 +51,7 @@ class Session(abc.ABC):
     @classmethod
     @abc.abstractmethod
     def demand(cls, exported: Exported, args: Sequence[Any]) -> None:
-        """Refuse with :class:`Unsupported` what this runtime would not compute as torch does."""
+        """Raise :class:`Unsupported` if this runtime would not compute the same as torch."""
 
     @abc.abstractmethod
     def load(self, model: Any) -> None:
@@ -67,24 +67,24 @@ class Session(abc.ABC):
 
     @abc.abstractmethod
     def run(self) -> None:
-        """Run once, with what is bound."""
+        """Run once with the bound tensors."""
 
     def _build(self, args: Sequence[Any]) -> None:
-        """A session with the weights as they are now."""
-        # Read before the weights are: what changes in between is seen at the next call.
+        """Build the session with the current weights."""
+        # Read the stamps before the weights: a change in between shows at the next call.
         weights = [args[i] for _, i in self._baked]
         stamps = [stamp(w) for w in weights]
         model = self._exported.model
         if self._baked:
             model = with_constants(model, {name: args[i] for name, i in self._baked})
         self.load(model)
-        # Known from now on: what could not be loaded leaves the old weights for old.
+        # Only after a successful load: otherwise the old weights must stay stale.
         self._pointers = [0] * len(self._bound)
-        self._held = [w.detach() for w in weights]  # meanwhile no other weight has their address
+        self._held = [w.detach() for w in weights]  # keeps their addresses from being reused
         self._stamps = stamps
 
     def __call__(self, *args: Any) -> Any:
-        with self._lock:  # what is bound is one, and a run gives the interpreter's lock away
+        with self._lock:  # bindings are shared, and a run releases the GIL
             return self._run(args)
 
     def _run(self, args: Sequence[Any]) -> Any:
@@ -92,14 +92,14 @@ class Session(abc.ABC):
             if stamp(args[i]) != known:
                 self._build(args)
                 break
-        kept = []  # until the run is over
+        kept = []  # keeps copies alive until the run ends
         for place, (name, i) in enumerate(self._bound):
             tensor = args[i]
             if not tensor.is_contiguous():
                 tensor = tensor.contiguous()
                 kept.append(tensor)
             pointer = tensor.data_ptr()
-            # Shapes and types are this session's: the same address is the same binding.
+            # Shapes and dtypes are fixed, so an equal address means an equal binding.
             if pointer != self._pointers[place]:
                 self._pointers[place] = pointer
                 self.bind_input(name, tensor)
