@@ -24,7 +24,7 @@ import autocompile
 from autocompile.errors import RunError
 from autocompile.execute.executor import Ending
 from autocompile.report.live import SilentProgress
-from autocompile.search import optuna_study as ledger
+from autocompile.search import optuna_study
 from autocompile.testing import FakeExecutor, measured
 
 COMMAND = [sys.executable, "-m", "autocompile", "tune", "sleeper.py"]
@@ -382,7 +382,7 @@ def scripted(request: Mapping[str, Any]) -> Ending:
 def test_a_locked_database_is_a_warning_and_gets_its_rows_later(
     sleeper: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    monkeypatch.setattr(ledger, "_LOCK_PATIENCE_S", 0.5)
+    monkeypatch.setattr(optuna_study, "_LOCK_PATIENCE_S", 0.5)
     show = Warnings()
 
     def tune(script: Callable[[Mapping[str, Any]], Ending], **more: Any) -> autocompile.Result:

@@ -204,7 +204,7 @@ class LocalExecutor:
                     child.clock.hold(waits=True)
                     self._asking.append(number)
                 elif event is EventName.SHARED:
-                    self._quiet.give_back(number)
+                    self._exclusive.give_back(number)
                 elif event is EventName.RESULT and child.result is None:
                     child.result = message
                     child.clock.enter(Step.EXIT)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from autocompile.estimate.candidates import Candidate
 from autocompile.protocol.requests import ExportedCode
-from autocompile.search.jobs import Crew
+from autocompile.search.jobs import Jobs
 from autocompile.search.race import Cell, Race, at_work_in
 from autocompile.search.records import side_records
 from autocompile.search.study import Interrupted
@@ -36,25 +36,25 @@ def run_exported(race: Race, codes: Mapping[Cell, ExportedCode]) -> None:
     study.budget.release()
     done = {r.repeats for r in study.records if r.role == EXPORTED}
     winners = {cell: decision.best for cell, decision in race.decisions()}
-    with Crew(study.executor, study.observer, study.budget.is_over) as crew:
+    with Jobs(study.executor, study.observer, study.budget.is_over) as jobs:
         for cell, exported in codes.items():
             winner = winners.get(cell)
             if winner is None or winner.record.number in done or not winner.sets:
                 continue
-            if race.set_s(cell, [winner]) + _START_S <= race.left_s and not crew.interrupted:
-                _run(race, crew, cell, winner, exported)
-    if crew.interrupted:
+            if race.set_s(cell, [winner]) + _START_S <= race.left_s and not jobs.interrupted:
+                _run(race, jobs, cell, winner, exported)
+    if jobs.interrupted:
         raise Interrupted
 
 
-def _run(race: Race, crew: Crew, cell: Cell, winner: Candidate, exported: ExportedCode) -> None:
+def _run(race: Race, jobs: Jobs, cell: Cell, winner: Candidate, exported: ExportedCode) -> None:
     job_factory, record = race.study.job_factory, winner.record
     request = race.request(cell, [winner], exported=exported)
     number, environment = request.number, record.config.environment
-    crew.start(job_factory.job(request, fresh=True, alone=True, environment=environment))
-    if not crew.size:
+    jobs.start(job_factory.job(request, fresh=True, alone=True, environment=environment))
+    if not jobs.size:
         return  # Ctrl-C before it began
-    _, ending = crew.next()
+    _, ending = jobs.next()
     job_factory.drop_cache(number)
     at_work = at_work_in(job_factory.folder.trial(number) / AT_WORK)
     for found in side_records({record.number: record}, ending, at_work):

@@ -14,13 +14,13 @@ from typing import Any
 from autocompile.execute.executor import Ended, Ending, Executor, Job, Stepped, Told
 from autocompile.search.observer import Observer
 
-__all__ = ["Crew", "put_first_log_aside", "run_job", "without_interrupts"]
+__all__ = ["Jobs", "put_first_log_aside", "run_job", "without_interrupts"]
 
 _GLANCE_S = 0.25  # maximum delay until Ctrl-C is handled
 _TICK_S = 1.0
 
 
-class Crew:
+class Jobs:
     """The running jobs of one executor.
 
     The first Ctrl-C ends running jobs, which still report their endings; the second is raised.
@@ -46,7 +46,7 @@ class Crew:
         self._handlers: dict[int, Callable[..., Any]] = {}
         self._ticked = 0.0
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> Jobs:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 handler = signal.getsignal(number)
@@ -135,15 +135,15 @@ def run_job(executor: Executor, job: Job, observer: Observer) -> tuple[Ending, b
     Returns:
         How it ended, and whether the user pressed Ctrl-C.
     """
-    with Crew(executor, observer) as crew:
-        crew.start(job)
-        _, ending = crew.next()
-        if ending.doubts and not job.fresh and not crew.interrupted:
+    with Jobs(executor, observer) as jobs:
+        jobs.start(job)
+        _, ending = jobs.next()
+        if ending.doubts and not job.fresh and not jobs.interrupted:
             put_first_log_aside(job.folder)
-            crew.start(dataclasses.replace(job, fresh=True))
-            _, again = crew.next()
+            jobs.start(dataclasses.replace(job, fresh=True))
+            _, again = jobs.next()
             ending = dataclasses.replace(again, first=ending)
-        return ending, crew.interrupted
+        return ending, jobs.interrupted
 
 
 def put_first_log_aside(folder: Path) -> None:

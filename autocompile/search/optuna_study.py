@@ -25,13 +25,13 @@ from autocompile.search.sampler import FiniteSampler, PortfolioSampler
 from autocompile.space.space import Setting
 from autocompile.store.record import Outcome, Record
 
-__all__ = ["Ledger"]
+__all__ = ["OptunaStudy"]
 
 _LOCK_PATIENCE_S = 5
 _TROUBLE = (optuna.exceptions.OptunaError, SQLAlchemyError, OSError, ImportError, ValueError)
 
 
-class Ledger:
+class OptunaStudy:
     """Asks Optuna for settings and reports results to it and to the database.
 
     Args:

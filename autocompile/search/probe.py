@@ -29,7 +29,7 @@ def probe(
 
     Args:
         plan: what was asked for.
-        job factory: makes the job.
+        job_factory: makes the job.
         executor: runs it.
         observer: is told of it.
         environment: whose interpreter looks.

@@ -19,7 +19,7 @@ from autocompile.estimate.decision import SETS, Decision, decide_all, finalists
 from autocompile.execute.executor import Ending, Job
 from autocompile.protocol.requests import ExportedCode, RaceRequest, Side
 from autocompile.protocol.results import RaceResult
-from autocompile.search.jobs import Crew
+from autocompile.search.jobs import Jobs
 from autocompile.search.records import side_records
 from autocompile.search.study import Interrupted, Study
 from autocompile.settings.config import EAGER
@@ -77,11 +77,11 @@ class Race:
         Raises:
             Interrupted: after Ctrl-C.
         """
-        with Crew(self.study.executor, self.study.observer, self.study.budget.is_over) as crew:
-            while not crew.interrupted and (chosen := self._next()):
+        with Jobs(self.study.executor, self.study.observer, self.study.budget.is_over) as jobs:
+            while not jobs.interrupted and (chosen := self._next()):
                 cell, runners = chosen
-                self._set(crew, cell, runners)
-        if crew.interrupted:
+                self._set(jobs, cell, runners)
+        if jobs.interrupted:
             raise Interrupted
 
     def decisions(self) -> list[tuple[Cell, Decision]]:
@@ -140,7 +140,7 @@ class Race:
         )
         return start_s + warm_s + _MAX_S
 
-    def _set(self, crew: Crew, cell: Cell, runners: Sequence[Candidate]) -> None:
+    def _set(self, jobs: Jobs, cell: Cell, runners: Sequence[Candidate]) -> None:
         """One set: a process for those that can share one, and one for each of the others."""
         study, (phase, size) = self.study, cell
         number = 1 + max(
@@ -150,15 +150,15 @@ class Race:
         study.observer.racing(phase, size, len(runners), number)
         began = study.budget.spent_s
         waiting, started = list(groups), {}
-        while waiting or crew.size:
-            while waiting and crew.has_room and not (self._last and crew.size):
+        while waiting or jobs.size:
+            while waiting and jobs.has_room and not (self._last and jobs.size):
                 group = waiting.pop(0)
                 job = self._job(cell, group, takes_turns=len(groups) > 1)
                 started[job.number] = group
-                crew.start(job)
-            if not crew.size:
+                jobs.start(job)
+            if not jobs.size:
                 return  # Ctrl-C before it began
-            job_number, ending = crew.next()
+            job_number, ending = jobs.next()
             self._keep(job_number, cell, number, started[job_number], ending, len(groups) > 1)
         self._took_s[cell] = (study.budget.spent_s - began) / (1 + len(runners))
 

@@ -19,9 +19,9 @@ from autocompile.execute.job import JobFactory, adaptive_timeout_s
 from autocompile.protocol.requests import Limits, TrialRequest
 from autocompile.protocol.results import TrialResult
 from autocompile.search.budget import Budget
-from autocompile.search.jobs import Crew, put_first_log_aside
+from autocompile.search.jobs import Jobs, put_first_log_aside
 from autocompile.search.observer import Observer
-from autocompile.search.optuna_study import Ledger
+from autocompile.search.optuna_study import OptunaStudy
 from autocompile.search.records import to_record
 from autocompile.search.reuse import answer, known_codes, of_twin
 from autocompile.search.sampler import FiniteSampler, PortfolioSampler
@@ -48,7 +48,7 @@ class Study:
     Attributes:
         spaces: the settings of each phase.
         sampler: chooses the next one.
-        job factory: makes jobs.
+        job_factory: makes jobs.
         executor: runs them.
         observer: is told of everything.
         budget: of the whole run.
@@ -82,16 +82,18 @@ class Study:
         for record in self.records:
             self._learn(record)
         self._processes = sum(r.wall_s > 0 for r in self._known.values())
-        self._ledger = Ledger(self.sampler, self.study_name, self.database, self.observer.warning)
+        self._optuna = OptunaStudy(
+            self.sampler, self.study_name, self.database, self.observer.warning
+        )
         listed = set(self.sampler.settings)  # an older version may have tried others
         searched = [r for r in self.records if r.role == "search"]
-        self._ledger.restore([r for r in searched if Setting.of(r) in listed])
+        self._optuna.restore([r for r in searched if Setting.of(r) in listed])
 
     @property
     def is_done(self) -> bool:
         """Whether nothing that is left is worth trying."""
         spent = self.budget.trials is not None and self._processes >= self.budget.trials
-        return spent or (self._ledger.left == 0 if self.is_exhaustive else self._ledger.is_done)
+        return spent or (self._optuna.left == 0 if self.is_exhaustive else self._optuna.is_done)
 
     def search(self, races_s: Callable[[], float]) -> None:
         """Try settings, as many at once as the executor takes, as long as time is left.
@@ -103,13 +105,13 @@ class Study:
             Interrupted: after Ctrl-C.
             RunError: the run's folder cannot be used.
         """
-        with Crew(self.executor, self.observer, self._is_over) as crew:
+        with Jobs(self.executor, self.observer, self._is_over) as jobs:
             while True:
                 self._races_s = races_s()
-                self._fill(crew)
-                if not crew.size:
+                self._fill(jobs)
+                if not jobs.size:
                     break
-                number, ending = crew.next()
+                number, ending = jobs.next()
                 setting = self._running.pop(number)
                 if self._deserves_another_try(number, ending):
                     self._running[number] = setting
@@ -117,9 +119,9 @@ class Study:
                     continue
                 self._keep(self._concluded(number, setting, ending))
             for number, first in self._again:
-                self._keep(self._not_repeated(number, first, crew.interrupted))
+                self._keep(self._not_repeated(number, first, jobs.interrupted))
             self._again.clear()
-        if crew.interrupted:
+        if jobs.interrupted:
             raise Interrupted
 
     def _is_over(self) -> bool:
@@ -130,19 +132,19 @@ class Study:
         """Whether what began now would end too late."""
         return self.budget.for_search_s(self._races_s) <= self._started_s()
 
-    def _fill(self, crew: Crew) -> None:
+    def _fill(self, jobs: Jobs) -> None:
         """Start what may start now; what needs no process is answered on the way."""
         if self._again:
             # With nobody beside it: that is half of what its second try is about.
-            if not crew.size and crew.has_room and not self._is_late():
+            if not jobs.size and jobs.has_room and not self._is_late():
                 number, first = self._again.popleft()
                 self._first_ends[number] = first
-                crew.start(self._job(number, self._running[number], fresh=True))
+                jobs.start(self._job(number, self._running[number], fresh=True))
             return
         if any(number in self._first_ends for number in self._running):
             return
-        while crew.has_room and not self.is_done and not self._is_late():
-            setting = self._ledger.ask()
+        while jobs.has_room and not self.is_done and not self._is_late():
+            setting = self._optuna.ask()
             if setting is None:
                 return
             number = self.job_factory.next_number()
@@ -155,7 +157,7 @@ class Study:
             self._running[number] = setting
             job = self._job(number, setting)
             self.observer.started(number, setting, "search")
-            crew.start(job)
+            jobs.start(job)
 
     def _started_s(self) -> float:
         """About how long what runs, and one more, still takes: they are timed one by one."""
@@ -228,16 +230,16 @@ class Study:
         self.job_factory.folder.save(record)
         self.records.append(record)
         self._learn(record)
-        self._ledger.tell(record)
+        self._optuna.tell(record)
         self._drop_caches_that_cannot_win(record)
-        self.observer.ended(record, self._ledger.left + len(self._running))
+        self.observer.ended(record, self._optuna.left + len(self._running))
         self._warn_of_dear_compiles(record)
 
     def keep_raced(self, record: Record) -> None:
         """One side of a race, on disk; Optuna is told nothing of it."""
         self.job_factory.folder.save(record)
         self.records.append(record)
-        self.observer.ended(record, self._ledger.left)
+        self.observer.ended(record, self._optuna.left)
 
     def _learn(self, record: Record) -> None:
         """A setting that was interrupted has no result: it is still to be tried."""

@@ -50,7 +50,7 @@ def run(
         descriptor: the result channel; None for stdout.
         nonce: of the channel.
         control: where the parent says that the neighbours stand still; None if there are none.
-        fork server: there is one, which prepares what trials share.
+        fork_server: there is one, which prepares what trials share.
     """
     home = place = Path(folder).resolve()  # found now: the target may change directory
     channel = Channel(descriptor, nonce, control, place, fork_server)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from autocompile.execute.executor import Job
 from autocompile.report.live import SilentProgress
-from autocompile.search.jobs import Crew, without_interrupts
+from autocompile.search.jobs import Jobs, without_interrupts
 from autocompile.store.record import Outcome
 from autocompile.testing import FakeExecutor, measured
 
@@ -26,11 +26,11 @@ def job(number: int) -> Job:
 
 def test_what_starts_after_a_cut_is_ended_by_the_next_one() -> None:
     over = False
-    crew = Crew(Endless(lambda request: measured(1.0)), SilentProgress(), lambda: over)
+    jobs = Jobs(Endless(lambda request: measured(1.0)), SilentProgress(), lambda: over)
     for number in (1, 2):
-        crew.start(job(number))
+        jobs.start(job(number))
         over = True
-        ended, ending = crew.next()
+        ended, ending = jobs.next()
         assert (ended, ending.outcome) == (number, Outcome.INTERRUPTED)
         over = False
 
