@@ -50,7 +50,7 @@ class Run:
         """A record of an ending; its number."""
         number = len(self.records)
         record = to_record(number, self.phase, Setting(config, self.batch_size, self.phase), ending)
-        detail = {**record.detail, "raced_in": record.detail.get("raced_in", number)}
+        detail = {**record.detail, "raced_in": ending.payload.get("raced_in", number)}
         self.records.append(dataclasses.replace(record, detail=detail, **fields))
         return number
 

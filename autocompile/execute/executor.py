@@ -54,15 +54,15 @@ class Ending:
 
     Attributes:
         outcome: from the closed list.
-        step: the step that it reached.
-        message: one line, with torch's own words where torch spoke.
+        step: the last step it reached.
+        message: one line, including torch's error message if there was one.
         payload: what the trial sent with its result, as :mod:`autocompile.protocol.results` reads
             it; empty when it sent none.
-        wall_s: seconds from the start of the process to its end, pauses left out.
-        step_s: seconds spent in each step that was begun, pauses left out.
-        pauses: when it was held for the sake of another's measurement: begin and end, as
-            ``time.monotonic`` gives them, which on Linux all processes share.
-        stack: what the stuck process was doing when its time was over.
+        wall_s: seconds from the start of the process to its end, without pauses.
+        step_s: seconds in each step, without pauses.
+        pauses: (begin, end) of each time it was stopped for another trial's measurement, by
+            ``time.monotonic``, which all processes share on Linux.
+        stack: stack dump of a process that timed out.
         doubts: circumstances that may have caused a failure, such as ``beside other trials``.
         first: how the first try ended, if this is the second.
     """

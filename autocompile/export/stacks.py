@@ -37,7 +37,7 @@ class Settings:
     evidence: str
 
     def lost(self, stack: str, optimizer: bool) -> str:
-        """A comment on what the stack does not carry; empty if it carries all.
+        """A comment on what the stack cannot express; empty if there is nothing.
 
         Args:
             stack: as it is named.

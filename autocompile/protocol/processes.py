@@ -212,7 +212,7 @@ def _families(roots: Collection[int]) -> dict[int, dict[int, _Seen]]:
 def pause(
     roots: Collection[int], groups: Collection[int] = (), patience_s: float = 0.25
 ) -> dict[int, list[int]]:
-    """Stop every process below these, and wait until they stand still.
+    """Stop every process below these, and wait until they are stopped.
 
     Args:
         roots: of the trees; they themselves go on.

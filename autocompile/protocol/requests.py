@@ -1,4 +1,4 @@
-"""What a trial's process is asked to do: ``request.json``, which is written and read here alone."""
+"""What a trial's process is asked to do: the content of ``request.json``."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ class Limits:
     """When to stop timing one setting.
 
     Attributes:
-        rounds: at least so many, unless a call takes very long.
-        max_s: no more rounds after so many seconds, ...
-        front_s: ... or after so many of a setting that seems to be near the best.
-        half_width: or when the speed-up is known to this relative half-width.
-        beat: the best speed-up that is known; a setting clearly below it is no rival.
-        block_s: about how long a block takes; one call if a call is longer.
+        rounds: minimum number, unless a call takes very long.
+        max_s: seconds after which to stop.
+        front_s: the same for a setting near the best.
+        half_width: relative half-width of the speed-up at which to stop.
+        beat: the best known speed-up; timing stops when a setting is clearly below it.
+        block_s: approximate seconds of a block; a longer call is a block of its own.
     """
 
     rounds: int = 8

@@ -1,8 +1,8 @@
 """What a trial's process sends at its end: its task fills it in, and the parent reads it here.
 
-It is filled while the task goes on: what is known is sent, whatever fails next. Nothing in it is
-checked when it is read, since a child may have been killed or broken; whoever makes a record of it
-takes what makes no sense for ``infrastructure``.
+It is filled while the task runs, so that what is known is sent even if the task fails later. Values
+are not checked when they are read: ``to_record`` turns a result that it cannot use into
+``infrastructure``.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 from autocompile.errors import TargetError
+from autocompile.store.record import Outcome, Step
 
 __all__ = [
     "AlgorithmResult",
@@ -47,7 +48,8 @@ class TaskResult:
     @property
     def error(self) -> TargetError | None:
         """The error that the process has explained; None if it has not."""
-        if (said := self.explained) is None:
+        said = self.explained
+        if not isinstance(said, Mapping) or not {"what", "details", "hint"} <= said.keys():
             return None
         return TargetError(said["what"], *said["details"], hint=said["hint"])
 
@@ -122,10 +124,20 @@ class RaceResult(TaskResult):
 
     @classmethod
     def read(cls, payload: Mapping[str, Any]) -> RaceResult:
-        """What a child has sent; what is no side is passed over."""
+        """What a child has sent; entries that do not describe a side are ignored."""
         sides = payload.get("sides")
-        sides = [s for s in sides if isinstance(s, Mapping)] if isinstance(sides, list) else []
+        sides = [s for s in sides if _is_side(s)] if isinstance(sides, list) else []
         return super().read({**payload, "sides": [SideResult.read(each) for each in sides]})
+
+
+def _is_side(data: Any) -> bool:
+    """Whether a side of a race is what this says: a known trial, outcome and step."""
+    return (
+        isinstance(data, Mapping)
+        and isinstance(data.get("number"), int)
+        and data.get("outcome") in {outcome.value for outcome in Outcome}
+        and data.get("step") in {None, *(step.value for step in Step)}
+    )
 
 
 @dataclass
@@ -136,7 +148,7 @@ class ProbeResult(TaskResult):
         backends: why each cannot be used here; empty if it can.
         modes: the mode that each equals here.
         toolchain_s: seconds that the first compile cost; None where the fork server pays it.
-        during: what of the user's was being called.
+        during: the user's function that was being called.
     """
 
     target: dict[str, Any] | None = None

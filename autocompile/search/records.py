@@ -78,7 +78,7 @@ def side_records(sides: Mapping[int, Record], ending: Ending, at_work: int) -> l
     if ending.outcome is Outcome.INTERRUPTED:
         return []
     said = RaceResult.read(ending.payload)
-    found = {each.number: each for each in said.sides if each.number in sides and each.outcome}
+    found = {each.number: each for each in said.sides if each.number in sides}
     if ending.outcome is not Outcome.OK:
         lost = SideResult(ending.outcome.value, ending.message, step=ending.step.value)
         found = {at_work: lost} if at_work in sides else {}

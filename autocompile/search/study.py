@@ -199,7 +199,7 @@ class Study:
         )
 
     def _deserves_another_try(self, number: int, ending: Ending) -> bool:
-        """A failure that neighbours or forking may have caused; once, alone, all afresh."""
+        """Whether other trials or forking may have caused the failure: it is tried again, alone."""
         if not ending.doubts or number in self._first_ends:
             return False
         put_first_log_aside(self.job_factory.folder.trial(number))

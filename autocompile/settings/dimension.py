@@ -60,8 +60,8 @@ class Dimension:
         effect: on the speed: ``per kind`` is another one in eager mode than in compiled code; none
             where it is known by other names, or there is none.
         label: of a value, in reports.
-        applied: to what; an ``argument`` is one of torch.compile(). How a value is applied to a
-            model or to the process says :mod:`autocompile.runtime.applying`.
+        applied: to what; an ``argument`` is one of torch.compile().
+            :mod:`autocompile.runtime.applying` applies values to the model and the process.
         line: of plain torch, for exports: applies a value to the process or a ``model``.
         is_written: :mod:`autocompile.export.lines` knows how to write it.
         plural: its name in a SearchSpace and in TOML, where it is not that of the field.

@@ -81,5 +81,5 @@ FORWARD_PHASES = tuple(name for name, phase in PHASES.items() if phase.is_forwar
 
 
 def phase_of(name: str) -> Phase:
-    """The entry of a phase; one of which nothing is known for a name of another version."""
+    """The entry of a phase; an empty one for a name that this version does not know."""
     return PHASES.get(name, Phase())

@@ -61,10 +61,10 @@ def make_side(target: Target, phase: str, inputs: Any, config: CompileConfig = E
     """One side of a phase, on the device of the target's model.
 
     Args:
-        target: built already; its model is copied.
+        target: its model is copied.
         phase: one of :data:`autocompile.settings.phases.PHASES`.
         inputs: on the right device; not used by ``optimizer_step``.
-        config: how to compile; eager by default. Nothing is compiled before the first call.
+        config: the setting; compiles at the first call.
 
     Raises:
         TargetError: the target does not have this phase.

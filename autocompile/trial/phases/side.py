@@ -25,21 +25,20 @@ class Side:
     Attributes:
         model: this side's copy.
         call: the timed unit; takes no argument.
-        view: turns what ``call`` gave into what is compared with the other side.
-        restore: puts parameters and optimizer state back to where ``keep`` saw them.
-        grad: whether gradients are recorded while it runs.
-        inputs: this side's current inputs; ``call`` reads them anew each time.
-        held: the tensors that calls change, as they are now.
-        saved: their values when ``keep`` saw them.
-        optimizers: what ``call`` steps.
-        steps: how many environments' steps RLlib would count by now, where ``call`` is told.
-        numbers: plain numbers that calls change, as they were when ``keep`` saw them.
-        forget: drops what calls collect and nothing reads.
-        is_eager: nothing of it is compiled.
-        reuses_outputs: a call may overwrite what the one before returned, by torch's contract.
-        process: what the process has otherwise while it runs: threads, say.
-        bakes: what was compiled holds the weights: writing to one costs a refresh.
-        draws_itself: it may draw other random numbers than eager does from the same seed.
+        view: turns the result of ``call`` into the view that is compared with the other side.
+        grad: whether gradients are enabled.
+        inputs: the current inputs, which ``call`` reads each time.
+        held: returns the tensors that calls change.
+        saved: their values at the last ``keep``.
+        optimizers: the optimizers that ``call`` steps.
+        steps: ``t``, the step count that RLlib passes to exploration; may be empty.
+        numbers: plain numbers that calls change, as of the last ``keep``.
+        forget: drops data that calls accumulate.
+        is_eager: nothing is compiled.
+        reuses_outputs: a call may overwrite the previous result (CUDA graphs).
+        process: what it sets for the process while it runs, such as threads.
+        bakes: the compiled code holds the weights, so writing to one costs a refresh.
+        draws_itself: its random numbers may differ from eager's for the same seed.
     """
 
     model: torch.nn.Module
@@ -61,10 +60,10 @@ class Side:
 
     @contextlib.contextmanager
     def context(self) -> Iterator[None]:
-        """The grad mode that the phase runs in, and what the setting asks of the process."""
+        """The phase's grad mode, and the threads and precision of the setting."""
         usual = process_state(self.process)
-        set_process(self.process)
         try:
+            set_process(self.process)
             with torch.enable_grad() if self.grad else torch.no_grad():
                 yield
         finally:

@@ -1,4 +1,4 @@
-"""Inductor's own benchmarks run alone too: a kernel chosen beside a busy neighbour is a guess.
+"""Inductor's own benchmarks run alone too: a kernel chosen beside another trial is a guess.
 
 Every timing that Inductor does (templates under max-autotune, Triton configurations, coordinate
 descent) goes through the benchmarker classes of ``torch._inductor.runtime.benchmarking``.
@@ -30,7 +30,7 @@ def make_autotuning_exclusive(channel: Channel) -> int:
     wrapped = 0
     for owner in (o for o in owners if o.__module__ == benchmarking.__name__):
         wrapped += _wrap(owner, "benchmark", channel)
-    # A whole table of candidates in one go: each time of asking costs the neighbours a stop.
+    # A whole table of candidates in one go: each request stops the other trials once.
     with contextlib.suppress(ImportError, AttributeError):
         from torch._inductor.select_algorithm import AlgorithmSelectorCache
 

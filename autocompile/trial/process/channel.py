@@ -24,14 +24,14 @@ class Channel:
     Args:
         descriptor: the pipe; None for stdout.
         nonce: proves to the parent that a line is ours.
-        control: a pipe on which the parent says that the neighbours stand still; None if there
+        control: a pipe on which the parent says that other trials are stopped; None if there
             are none.
         folder: of the trial.
         has_fork_server: there is one, which prepares what trials share.
 
     Attributes:
         current: the step that was begun last.
-        waited_s: seconds spent waiting for the neighbours to stand still.
+        waited_s: seconds spent waiting until other trials were stopped.
     """
 
     def __init__(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from autocompile.errors import RunError, UsageError
+from autocompile.errors import UsageError
 from autocompile.store.record import Outcome, Step
 
 __all__ = ["first_words", "only_logged", "outcome_of", "where_in"]
@@ -54,8 +54,6 @@ def outcome_of(error: BaseException, step: Step) -> Outcome:
     """What an exception at a step means for the trial."""
     import torch._dynamo.exc as exc
 
-    if isinstance(error, RunError):  # of the request
-        return Outcome.INFRASTRUCTURE
     causes = _causes(error)
     if any(isinstance(e, (MemoryError, torch.OutOfMemoryError)) for e in causes):
         return Outcome.OUT_OF_MEMORY

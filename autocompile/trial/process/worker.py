@@ -49,12 +49,13 @@ def run(
         folder: of the trial.
         descriptor: the result channel; None for stdout.
         nonce: of the channel.
-        control: where the parent says that the neighbours stand still; None if there are none.
+        control: pipe on which the parent says that other trials are stopped; None for none.
         fork_server: there is one, which prepares what trials share.
     """
     home = place = Path(folder).resolve()  # found now: the target may change directory
     channel = Channel(descriptor, nonce, control, place, fork_server)
     result = results.TaskResult()
+    request = None
     try:
         request = requests.read_request(place)
         home = home_of(request.header.target)
@@ -66,6 +67,8 @@ def run(
     except BaseException as error:  # SystemExit and KeyboardInterrupt of the user's code as well
         traceback.print_exc()
         _explain(error, home, channel, result)
+        if request is None:
+            result.outcome = Outcome.INFRASTRUCTURE.value
     channel.result(result)
     if descriptor is not None:  # the result is final: tearing the interpreter down costs a second
         sys.stdout.flush()
