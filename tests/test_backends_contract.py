@@ -79,7 +79,7 @@ def test_a_new_entry_is_all_that_a_probe_needs(monkeypatch: pytest.MonkeyPatch) 
         (Backend(package="no_such_package", needs="a flux"), "needs a flux; this is torch "),
         (Backend(device="cuda"), "it runs on cuda only"),
         (Backend(device="cuda", elsewhere="not here"), "not here"),
-        (Backend(ours=True), "autocompile is not installed in this interpreter"),
+        (Backend(ours=True), "is not installed in this interpreter"),
         (Backend(), "knows no backend of this name"),
     ):
         monkeypatch.setitem(table, "fancy", known)

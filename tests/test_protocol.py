@@ -107,7 +107,7 @@ def test_a_request_of_an_older_version_is_read() -> None:
         ({"colour": "red"}, "request.json: unknown key 'colour'"),
         ({"limits": {"joules": 3}}, "request.json: unknown key 'joules'"),
         ({"config": {"flavour": 1}}, "request.json: a compile setting has no key 'flavour'"),
-        ({"schema": 2}, "request.json is of schema 2 and was written by a newer one"),
+        ({"schema": 2}, "request.json has schema 2 and was written by a newer one"),
         ({"schema": "1"}, "request.json was not written by autocompile: its schema is '1'"),
         ({"config": 3}, "request.json is damaged: "),
     ],

@@ -212,7 +212,7 @@ def test_without_eager_there_is_no_verdict(target: Path) -> None:
             return failed("timeout", "eager")
         return script(request)
 
-    with pytest.raises(NothingWorked, match="eager was not measured"):
+    with pytest.raises(NothingWorked, match="eager mode was not measured"):
         tune(target, executor=FakeExecutor(alone), space=SearchSpace(batch_sizes=(4,)))
 
 

@@ -229,7 +229,7 @@ def test_without_a_phase_whole_updates_are_tuned_unless_one_takes_long(
     assert "phases" not in target.choices
     monkeypatch.setattr(rllib, "_LONGEST_UPDATE_S", 0.0)
     assert target.default_phases() == ("forward_exploration", "optimizer_step")
-    assert "optimizer_step instead of learner_update, of which one" in target.choices["phases"]
+    assert "optimizer_step instead of learner_update, which takes about" in target.choices["phases"]
     monkeypatch.setattr(rllib, "seconds_of_update", lambda *_: 1 / 0)
     assert target.default_phases() == ("forward_exploration", "optimizer_step")
     assert "which fails here: ZeroDivisionError" in target.choices["phases"]
@@ -244,7 +244,7 @@ def test_a_trial_times_updates_and_tells_what_they_compile(try_it: Try) -> None:
     assert found["outcome"] == "ok", found["message"]
     assert found["graphs"] >= 2 and found["recompiles"] == 0
     assert found["measurement"]["compiled_s"] and found["peak_memory_bytes"] > 0
-    assert found["weights_live"] is None
+    assert "weights_live" not in found
 
 
 def test_a_probe_tells_the_optimizers_of_the_learner(try_it: Try) -> None:

@@ -338,7 +338,7 @@ def test_a_file_with_nothing_to_try_is_told_how_to_begin(work: Path) -> None:
 def test_a_model_without_inputs_beside_it_is_said(work: Path) -> None:
     write(work, "import torch\ndef get_model(): return torch.nn.Linear(2, 2)\n")
     error = error_of("model.py")
-    assert error.what == "model.py has no get_inputs(batch_size) beside it"
+    assert error.what == "model.py has no get_inputs(batch_size) next to it"
     assert "a dict for model(**x)" in error.details[0]
     assert error.hint is not None and error.hint.startswith("autocompile init")
 
@@ -409,7 +409,10 @@ def test_restore_puts_weights_and_optimizer_state_back() -> None:
 
 @pytest.mark.parametrize(
     ("compiled", "said"),
-    [("torch.compile(net)", "it has been"), ("net[0].compile(); net", "its part '0' has been")],
+    [
+        ("torch.compile(net)", "it went through"),
+        ("net[0].compile(); net", "its part '0' went through"),
+    ],
 )
 def test_a_model_that_is_compiled_already_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: str, said: str

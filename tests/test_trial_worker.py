@@ -211,7 +211,7 @@ def test_a_request_of_a_newer_version_is_explained(
 ) -> None:
     result = in_this_process(work / "trial", a_trial(schema=2), capsys)
     assert (result["outcome"], result["step"]) == ("infrastructure", "import")
-    assert "request.json is of schema 2" in result["message"]
+    assert "request.json has schema 2" in result["message"]
     assert "pip install --upgrade" in result["explained"]["hint"]
 
 

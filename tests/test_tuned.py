@@ -143,7 +143,7 @@ def test_apply_refuses_what_it_cannot_do_in_words() -> None:
         autocompile.apply(net(), both)
     with pytest.raises(UsageError, match="a Sequential has no forward_exploration"):
         autocompile.apply(net(), settings(forward_exploration={4: AOT}))
-    with pytest.raises(UsageError, match="need an optimizer"):
+    with pytest.raises(UsageError, match="are about an optimizer"):
         autocompile.apply(net(), settings(optimizer_step={None: AOT}), "optimizer_step")
     other = CompileConfig("ipex", environment="ipex")
     with pytest.raises(UsageError, match="needs the interpreter ipex"):
