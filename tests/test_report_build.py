@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,12 +11,14 @@ from made_records import LITE, MAX, Run
 from autocompile.report.build import build_report
 from autocompile.result import Result
 from autocompile.settings.config import CompileConfig
-from autocompile.testing import measured
+from autocompile.testing import failed, measured
+
+PLAN = {"target": "net.py", "effort": "quick", "objective": "throughput", "seed": 0}
+CPU = {"device": "cpu"}
 
 
 def report(run: Run, run_dir: str = "runs/net-0001") -> dict[str, Any]:
-    plan = {"target": "net.py", "effort": "quick", "objective": "throughput", "seed": 0}
-    about: dict[str, Any] = {"plan": plan, "target": {}, "environment": {"device": "cpu"}}
+    about: dict[str, Any] = {"plan": PLAN, "target": {}, "environment": CPU}
     return build_report({**about, "phases": [run.phase]}, run.records, run_dir=run_dir)
 
 
@@ -48,6 +51,22 @@ def test_a_best_that_was_not_raced_is_not_called_decided() -> None:
     run.search(LITE, 1.3)
     said = report(run)["phases"]["forward"]["confidence"]
     assert said["open"] == "the best was not timed again in two or more fresh processes"
+
+
+def test_a_batch_size_at_which_nothing_else_was_tried_is_open() -> None:
+    """ "Nothing is faster" would be said of nothing."""
+    run = Run()
+    run.race(run.search(LITE, 1.3), 1.3, 1.3, 1.3)
+    own = Run(batch_size=16)
+    own.add(LITE, failed("interrupted", "measure"))
+    records = [*run.records, *(replace(r, number=r.number + 10) for r in own.records)]
+    about = {"plan": PLAN, "target": {"own_batch_size": {"forward": 16}}, "environment": CPU}
+    found = build_report({**about, "phases": ["forward"]}, records, run_dir="runs/net-0001")
+    phase = found["phases"]["forward"]
+    assert phase["verdict"] == "keep_eager"
+    assert phase["reason"] == "the run ended before any other setting was tried at batch size 16"
+    assert phase["confidence"]["open"] == phase["reason"]
+    assert phase["confidence"]["command"].startswith("autocompile tune net.py --resume")
 
 
 def test_a_clear_decision_has_no_command() -> None:

@@ -99,6 +99,15 @@ def _phase(
     decision = decisions.get(size)
     allowed = [c for c in every if c.keeps(limits)]
     verdict, reason = _verdict(decision, every, allowed, records, space)
+    is_short = bool(space.get("untried") or any(r.outcome is Outcome.INTERRUPTED for r in records))
+    is_untried = (
+        verdict == "keep_eager"
+        and is_short
+        and not any(_is_tried(r) and r.batch_size == size for r in records)
+    )
+    if is_untried:
+        where = "" if size is None else f" at batch size {size}"
+        reason = f"the run ended before any other setting was tried{where}"
     best = decision.best if decision and verdict != "failed" else None
     ties = [c.record.number for c in decision.ties] if best and decision else []
     searched = [r for r in records if r.role == "search"]
@@ -108,7 +117,7 @@ def _phase(
         "verdict": verdict,
         "role": phase_of(name).role,
         "reason": reason,
-        "confidence": _confidence(decision, run, run_dir) if best else None,
+        "confidence": _confidence(decision, reason * is_untried, run, run_dir) if best else None,
         "explanation": why(best, verdict, every, device),
         "why_not": why_not(best, allowed, records, ties, device),
         "best": best_row(best, by_size[size], records, exported) if best else None,
@@ -183,11 +192,12 @@ def _nothing_better(decision: Decision, subject: str) -> str:
     return f"{subject} that was tried is more than {figure} faster (95 %)"
 
 
-def _confidence(decision: Decision | None, run: Mapping[str, Any], run_dir: str) -> dict[str, Any]:
+def _confidence(
+    decision: Decision | None, open_: str, run: Mapping[str, Any], run_dir: str
+) -> dict[str, Any]:
     """Whether the decision is clear; if not, what is open and the command that settles it."""
     if decision is None:
         return {"decided": False, "open": "", "command": ""}
-    open_ = ""
     if decision.open:
         setting, most = decision.open[0]
         open_ = f"{show.label(setting.record.config)} may be up to {100 * most:.0f} % faster"
