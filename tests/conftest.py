@@ -22,7 +22,7 @@ import autocompile
 from autocompile.execute.executor import Ended, Ending, Job, Told
 from autocompile.execute.job import JobFactory
 from autocompile.execute.local import Isolation, LocalExecutor
-from autocompile.protocol.requests import Header, Limits, Request, TrialRequest, parse_request
+from autocompile.protocol.requests import Header, Request, TimingLimits, TrialRequest, parse_request
 from autocompile.settings.config import CompileConfig
 from autocompile.store.record import RunFolder
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from in_process import Try
 
 _PATIENCE_S = 200.0  # with a trial that is not to be stopped: the machine may be slow
-_SHORT = Limits(half_width=0.5, max_s=0.1, front_s=0.1, block_s=0.002)
+_SHORT = TimingLimits(half_width=0.5, max_s=0.1, front_s=0.1, block_s=0.002)
 TARGETS = Path(__file__).parent / "targets"
 ROOT = Path(__file__).parent.parent
 # All that these tests start carries it, so that an autocompile of somebody else's is left out.

@@ -28,7 +28,7 @@ from autocompile.execute.fork_server import ForkServer
 from autocompile.execute.job import JobFactory, adaptive_timeout_s
 from autocompile.execute.local import LocalExecutor, default_jobs
 from autocompile.execute.outcome import Sighting, conclude
-from autocompile.protocol.requests import Header, Limits, TrialRequest
+from autocompile.protocol.requests import Header, TimingLimits, TrialRequest
 from autocompile.settings.config import CompileConfig
 from autocompile.store.record import Outcome, RunFolder, Step
 
@@ -377,7 +377,7 @@ def trial(shop: JobFactory, backend: str = "aot_eager", target: str = "") -> Job
         phase="forward",
         config=CompileConfig(backend),
         batch_size=4,
-        limits=Limits(half_width=0.05),
+        limits=TimingLimits(half_width=0.05),
     )
     return shop.job(request)
 

@@ -16,12 +16,12 @@ from autocompile.protocol.requests import (
     ExportedCode,
     Header,
     Kind,
-    Limits,
     ProbeRequest,
     RaceRequest,
     Request,
     SaveRequest,
     Side,
+    TimingLimits,
     TraceRequest,
     TrialRequest,
     parse_request,
@@ -58,7 +58,7 @@ REQUESTS: dict[Kind, Request] = {
         phase="forward",
         config=CONFIG,
         batch_size=4,
-        limits=Limits(beat=1.3),
+        limits=TimingLimits(beat=1.3),
         calls_per_update=10,
         known_codes={"abc": 2},
     ),
@@ -95,7 +95,7 @@ def test_a_request_of_an_older_version_is_read() -> None:
     request = parse_request(older, "request.json")
     assert isinstance(request, TrialRequest)
     assert (request.number, request.config) == (7, CompileConfig("inductor"))
-    assert request.limits == Limits(beat=1.25)
+    assert request.limits == TimingLimits(beat=1.25)
     assert (request.header, request.known_codes) == (Header("net.py"), {})
 
 

@@ -17,9 +17,9 @@ from conftest import Clock
 from autocompile.estimate.intervals import median, speedup
 from autocompile.store.record import Measurement
 from autocompile.trial.measure.blocks import block, fill, lead_of
-from autocompile.trial.measure.measure import Limits, Rounds, Timed, screen, side_by_side
+from autocompile.trial.measure.measure import Rounds, Timed, TimingLimits, screen, side_by_side
 
-LIMITS = Limits(rounds=8, max_s=0.5, front_s=1.5, half_width=0.02, block_s=0.02)
+LIMITS = TimingLimits(rounds=8, max_s=0.5, front_s=1.5, half_width=0.02, block_s=0.02)
 
 
 def nothing() -> None:
@@ -42,7 +42,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def screened(eager: Timed, other: Timed, limits: Limits = LIMITS, seed: int = 0) -> Measurement:
+def screened(
+    eager: Timed, other: Timed, limits: TimingLimits = LIMITS, seed: int = 0
+) -> Measurement:
     """A comparison of which there is nothing to say."""
     found, said = screen(eager, other, nothing, limits, seed)
     assert not said and not found.flags

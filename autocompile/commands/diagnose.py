@@ -11,7 +11,7 @@ from typing import Any
 from autocompile.errors import TargetError, UsageError
 from autocompile.execute.job import JobFactory
 from autocompile.execute.local import Isolation, LocalExecutor
-from autocompile.protocol.requests import Header, Limits, TraceRequest, TrialRequest
+from autocompile.protocol.requests import Header, TimingLimits, TraceRequest, TrialRequest
 from autocompile.protocol.results import TraceResult
 from autocompile.report.live import SilentProgress
 from autocompile.search.jobs import run_job
@@ -27,7 +27,7 @@ from autocompile.store.record import Record, RunFolder
 __all__ = ["bench", "check", "doctor", "probed", "traced_by_dynamo"]
 
 _SAMPLE = "autocompile.trial.target.sample"
-_LIMITS = Limits(half_width=0.05)
+_LIMITS = TimingLimits(half_width=0.05)
 
 _LEFT_OUT = "it runs and is not right: tune leaves it out"
 _LOG_LINES = 12  # enough for the end of a traceback

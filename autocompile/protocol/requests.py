@@ -19,12 +19,12 @@ __all__ = [
     "ExportedCode",
     "Header",
     "Kind",
-    "Limits",
     "ProbeRequest",
     "RaceRequest",
     "Request",
     "SaveRequest",
     "Side",
+    "TimingLimits",
     "TraceRequest",
     "TrialRequest",
     "parse_request",
@@ -58,7 +58,7 @@ class Header:
 
 
 @dataclass(frozen=True)
-class Limits:
+class TimingLimits:
     """When to stop timing one setting.
 
     Attributes:
@@ -137,7 +137,7 @@ class TrialRequest(Request):
     phase: str
     config: CompileConfig
     batch_size: int | None = None
-    limits: Limits = Limits()
+    limits: TimingLimits = TimingLimits()
     calls_per_update: int | None = None
     known_codes: Mapping[str, int] = field(default_factory=dict)
 
@@ -273,7 +273,7 @@ def _made(kind: Any, data: Mapping[str, Any]) -> Any:
 _READERS: Mapping[str, Callable[[Any], Any]] = {
     "header": lambda found: _made(Header, found),
     "config": CompileConfig.from_dict,
-    "limits": lambda found: _made(Limits, found),
+    "limits": lambda found: _made(TimingLimits, found),
     "sides": lambda found: tuple(_made(Side, each) for each in found),
     "exported": lambda found: _made(ExportedCode, found),
     "settings": lambda found: Tuned.from_dict(found, "the request"),

@@ -47,9 +47,13 @@ class Race:
     study: Study
     limits: Limits
     own_sizes: Mapping[str, int | None]
-    _alone: set[int] = field(default_factory=set)  # failed beside others: once more, by themselves
-    _last: set[int] = field(default_factory=set)  # also in a process of their own: with nobody else
-    _given_up: set[Cell] = field(default_factory=set)  # a race of it fails with nobody at work
+    _alone: set[int] = field(
+        default_factory=set
+    )  # failed in a shared process: tried again in their own
+    _last: set[int] = field(
+        default_factory=set
+    )  # failed there too: tried again with no other process running
+    _given_up: set[Cell] = field(default_factory=set)  # its race failed outside any setting
     _took_s: dict[Cell, float] = field(default_factory=dict)  # of a set, by side
 
     def needed_s(self) -> float:

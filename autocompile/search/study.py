@@ -1,7 +1,7 @@
 """The search of a run: Optuna asks, trials answer, and no failure stops it.
 
-All phases and batch sizes are one study. The record on disk is the truth; Optuna is told after it
-is there.
+All phases and batch sizes are one study. The record is on disk before Optuna gets
+its result.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from statistics import fmean
 
 from autocompile.execute.executor import Ending, Executor, Job
 from autocompile.execute.job import JobFactory, adaptive_timeout_s
-from autocompile.protocol.requests import Limits, TrialRequest
+from autocompile.protocol.requests import TimingLimits, TrialRequest
 from autocompile.protocol.results import TrialResult
 from autocompile.search.budget import Budget
 from autocompile.search.jobs import Jobs, put_first_log_aside
@@ -32,7 +32,7 @@ from autocompile.store.record import Outcome, Record
 __all__ = ["Interrupted", "Study"]
 
 _CACHES_KEPT = 8  # compiler caches of each phase and batch size: as many as may be raced
-_EAGER = Limits(front_s=0.5)  # of eager mode against itself, which is no rival
+_EAGER = TimingLimits(front_s=0.5)  # of eager mode against itself, which is no rival
 _DEAR = 0.2  # of the budget: a compile that takes so much leaves too little for others
 _USEFUL = 8  # settings, in how many the best is nearly always found
 
@@ -50,7 +50,7 @@ class Study:
         sampler: chooses the next one.
         job_factory: makes jobs.
         executor: runs them.
-        observer: is told of everything.
+        observer: receives every event of the run.
         budget: of the whole run.
         is_exhaustive: goes on to the end of the list.
         calls_per_update: of a phase and batch size: how many calls lie between two changes of the
@@ -135,7 +135,7 @@ class Study:
     def _fill(self, jobs: Jobs) -> None:
         """Start what may start now; what needs no process is answered on the way."""
         if self._again:
-            # With nobody beside it: that is half of what its second try is about.
+            # Alone, since other trials may have caused the first failure.
             if not jobs.size and jobs.has_room and not self._is_late():
                 number, first = self._again.popleft()
                 self._first_ends[number] = first
@@ -177,7 +177,7 @@ class Study:
             phase=setting.phase,
             config=config,
             batch_size=setting.batch_size,
-            limits=_EAGER if config.is_plain_eager else Limits(beat=max(speeds, default=0.0)),
+            limits=_EAGER if config.is_plain_eager else TimingLimits(beat=max(speeds, default=0.0)),
             calls_per_update=self.calls_per_update(setting.phase, setting.batch_size),
             known_codes=known_codes(setting, self._known),
         )
@@ -236,7 +236,7 @@ class Study:
         self._warn_of_dear_compiles(record)
 
     def keep_raced(self, record: Record) -> None:
-        """One side of a race, on disk; Optuna is told nothing of it."""
+        """Save one side of a race; it is not part of the Optuna study."""
         self.job_factory.folder.save(record)
         self.records.append(record)
         self.observer.ended(record, self._optuna.left)

@@ -16,11 +16,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from autocompile.estimate.intervals import Interval, median, speedup
-from autocompile.protocol.requests import Limits
+from autocompile.protocol.requests import TimingLimits
 from autocompile.store.record import Measurement
 from autocompile.trial.measure.blocks import Timed, block, carried_over, fill, lead_of
 
-__all__ = ["Limits", "Rounds", "Timed", "screen", "side_by_side"]
+__all__ = ["Rounds", "Timed", "TimingLimits", "screen", "side_by_side"]
 
 _LOOK_EVERY = 4
 _FEW = 3  # rounds of very long calls
@@ -105,7 +105,7 @@ def no_garbage_collection() -> Iterator[None]:
 
 
 def screen(
-    eager: Timed, other: Timed, synchronize: Callable[[], None], limits: Limits, seed: int
+    eager: Timed, other: Timed, synchronize: Callable[[], None], limits: TimingLimits, seed: int
 ) -> tuple[Measurement, list[str]]:
     """Time a setting against eager until its speed-up is known well enough or clearly too low.
 
@@ -136,7 +136,7 @@ def screen(
     return rounds.measurement(1, ("eager_slowed",)), [note]
 
 
-def _is_enough(rounds: Rounds, spent_s: float, limits: Limits) -> bool:
+def _is_enough(rounds: Rounds, spent_s: float, limits: TimingLimits) -> bool:
     if rounds.count < limits.rounds:
         return rounds.count >= _FEW and spent_s > limits.front_s
     if rounds.count % _LOOK_EVERY and spent_s < limits.front_s:
@@ -146,7 +146,7 @@ def _is_enough(rounds: Rounds, spent_s: float, limits: Limits) -> bool:
     return _is_narrow(known, limits) or spent_s > (limits.front_s if is_near else limits.max_s)
 
 
-def _is_narrow(known: Interval, limits: Limits) -> bool:
+def _is_narrow(known: Interval, limits: TimingLimits) -> bool:
     return known.half_width <= limits.half_width or known.high < _NEAR * limits.beat
 
 

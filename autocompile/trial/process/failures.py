@@ -23,7 +23,7 @@ _REFUSED = re.compile(
 
 
 class Failed(Exception):
-    """The trial ends here, with an outcome that is nobody else's exception."""
+    """Ends the trial with an outcome that no other exception stands for."""
 
     def __init__(self, outcome: Outcome, message: str) -> None:
         self.outcome = outcome

@@ -28,7 +28,7 @@ __all__ = ["guard"]
 
 
 def _fall(signum: int, frame: Any) -> NoReturn:
-    """Whoever started us is gone, so nobody waits for the trial."""
+    """The parent process has ended, so the trial must end too."""
     end_descendants()
     os._exit(1)
 

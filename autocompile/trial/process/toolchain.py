@@ -117,7 +117,7 @@ def _kept() -> Path | None:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether nobody else may write there: it holds code that is run."""
+    """Whether only this user may write there: it holds code that is executed."""
     with contextlib.suppress(OSError):
         seen = folder.stat()
         return seen.st_uid == os.getuid() and not seen.st_mode & 0o022

@@ -47,7 +47,7 @@ class _Racer:
 
     Attributes:
         asked: what the request says of it.
-        said: what the parent is told of it.
+        said: what is sent to the parent.
     """
 
     asked: requests.Side
