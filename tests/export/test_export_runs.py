@@ -22,7 +22,7 @@ import torch
 from autocompile.export import export
 from autocompile.export.accelerate import ACCELERATE_READ, BACKENDS
 
-SAMPLE = json.loads((Path(__file__).parent / "data" / "report.json").read_text("utf-8"))
+SAMPLE = json.loads((Path(__file__).parents[1] / "data" / "report.json").read_text("utf-8"))
 SETTING = {**SAMPLE["phases"]["optimizer_step"]["best"]["config"], "backend": "aot_eager"}
 KEEP_EAGER = SAMPLE["phases"]["optimizer_step"]
 

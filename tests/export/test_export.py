@@ -1,4 +1,4 @@
-"""What the exporters write, as text; tests/test_export_runs.py runs it."""
+"""What the exporters write, as text; tests/export/test_export_runs.py runs it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from autocompile.settings.backends import BACKENDS
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.tuned import Tuned
 
-SAMPLE = json.loads((Path(__file__).parent / "data" / "report.json").read_text("utf-8"))
+SAMPLE = json.loads((Path(__file__).parents[1] / "data" / "report.json").read_text("utf-8"))
 SCRIPTS = [name for name in FORMATS if name != "json"]
 STACKS = ["accelerate", "transformers", "lightning"]
 EAGER = SAMPLE["phases"]["optimizer_step"]["best"]["config"]
@@ -680,7 +680,7 @@ def test_use_line_says_when_there_is_nothing_to_compile(
 def test_the_exporters_import_no_stack() -> None:
     stacks = ("torch", "ray", "accelerate", "transformers")
     code = f"import sys, autocompile.export; print([m for m in {stacks} if m in sys.modules])"
-    root = Path(__file__).parent.parent
+    root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr
 

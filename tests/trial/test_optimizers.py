@@ -13,8 +13,8 @@ import torch
 import torch._dynamo
 from conftest import Clock
 from in_process import timed_for_a_moment
-from test_trial_verifier import a_target, batch, judged
-from test_trial_worker import a_trial, in_this_process
+from test_verifier import a_target, batch, judged
+from test_worker import a_trial, in_this_process
 from torch import nn, optim
 from torch._dynamo.backends.registry import register_backend
 

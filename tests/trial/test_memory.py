@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch._dynamo
 from conftest import Clock
-from test_trial_worker import a_trial, by_hand, in_this_process
+from test_worker import a_trial, by_hand, in_this_process
 from torch._dynamo.backends.registry import register_backend
 
 from autocompile.settings.config import CompileConfig
@@ -152,7 +152,7 @@ def test_each_storage_counts_once_and_sparse_tensors_do_no_harm() -> None:
     assert sum(memory._storages(tree, torch.device("cpu")).values()) == 4000
 
 
-# --- memory on a GPU: pytest -m gpu tests/test_trial_memory.py ------------------------------------
+# --- memory on a GPU: pytest -m gpu tests/trial/test_memory.py ------------------------------------
 
 PRODUCT = """
 import torch

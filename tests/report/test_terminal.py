@@ -13,7 +13,7 @@ from rich.text import Text
 from autocompile.report.terminal import render, render_trials
 from autocompile.settings.config import DEFAULT_INDUCTOR
 
-SAMPLE = json.loads((Path(__file__).parent / "data" / "report.json").read_text("utf-8"))
+SAMPLE = json.loads((Path(__file__).parents[1] / "data" / "report.json").read_text("utf-8"))
 HOSTILE = "\x1b[31mboom\x1b[0m [red]x[/red] and [/]\nsecond line \x1b]0;title\x07 :smile:"
 SHOWN = "boom [red]x[/red] and [/] second line  :smile:"
 

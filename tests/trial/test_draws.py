@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_trial_verifier import a_target, batch, dropping, judged, momentum, refused
+from test_verifier import a_target, batch, dropping, judged, momentum, refused
 from torch import nn
 
 from autocompile.settings.config import CompileConfig

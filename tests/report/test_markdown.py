@@ -12,7 +12,7 @@ from markdown_it.token import Token
 
 from autocompile.report.markdown import to_markdown
 
-SAMPLE = json.loads((Path(__file__).parent / "data" / "report.json").read_text("utf-8"))
+SAMPLE = json.loads((Path(__file__).parents[1] / "data" / "report.json").read_text("utf-8"))
 HOSTILE = "a | b `code` ``two`` <script>alert(1)</script> \x1b[31mred\x1b[0m\n# heading\\"
 SHOWN = "a | b `code` ``two`` <script>alert(1)</script> red # heading\\"
 

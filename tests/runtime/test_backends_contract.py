@@ -61,7 +61,7 @@ def no_gradients() -> Iterator[None]:
 
 def test_ours_are_those_that_torch_finds_by_an_entry_point() -> None:
     ours = {name for name, known in BACKENDS.items() if known.ours}
-    project = (Path(__file__).parent.parent / "pyproject.toml").read_text("utf-8")
+    project = (Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8")
     points = re.findall(r'^(\w+) = "(autocompile\.runtime\.backends\.\w+):', project, re.MULTILINE)
     assert {name for name, _ in points} == ours
     assert all(importlib.util.find_spec(module) for _, module in points)

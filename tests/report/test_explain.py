@@ -20,7 +20,7 @@ from autocompile.report.terminal import render
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
 from autocompile.store.record import Measurement, Outcome, Record, Step
 
-REPORT = json.loads((Path(__file__).parent / "data" / "report.json").read_text("utf-8"))
+REPORT = json.loads((Path(__file__).parents[1] / "data" / "report.json").read_text("utf-8"))
 EAGER_PART = {"total": 38, "count": {"addmm": 4}}
 COMPILED = {
     "graphs": 1, "kernels_total": 2, "library_total": 4, "operators_total": 0, "templates": 0,
