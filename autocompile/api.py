@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import secrets
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -18,7 +19,8 @@ from autocompile.execute.job import JobFactory, is_held, locked
 from autocompile.execute.local import Isolation, LocalExecutor
 from autocompile.execute.memory import most_memory_bytes
 from autocompile.protocol.requests import Header
-from autocompile.report.live import Progress, SilentProgress
+from autocompile.report.live import Progress
+from autocompile.report.live import progress as progress_of
 from autocompile.result import Result, exported_code, make_result, write_result
 from autocompile.search.budget import Budget
 from autocompile.search.effects import prior_of
@@ -71,7 +73,7 @@ def tune(
     calls_per_update: int | None = None,
     pythons: tuple[str, ...] = (),
     only: Tuned | None = None,
-    progress: Progress | None = None,
+    progress: Progress | str = "auto",
     clock: Callable[[], float] = time.monotonic,
 ) -> Result:
     """Find the fastest settings with correct results for a target on this machine.
@@ -109,7 +111,8 @@ def tune(
         pythons: interpreters of other environments to try too, as ``PATH`` or ``NAME=PATH``; they
             need torch, numpy and the target's imports.
         only: tries only these settings, eager mode and plain ``torch.compile()``.
-        progress: receives events; None: silent.
+        progress: ``auto`` (on stderr: live on a terminal, a line per trial elsewhere), ``plain``,
+            ``none``, or an object of yours that is told of each event.
         clock: returns seconds, for the budget.
 
     Returns:
@@ -121,7 +124,7 @@ def tune(
         NothingWorked: no setting and no eager run worked.
     """
     began = clock()
-    show = progress or SilentProgress()
+    show = progress_of(progress, sys.stderr) if isinstance(progress, str) else progress
     if inputs is not None:
         from autocompile.runtime.carried import carry
 

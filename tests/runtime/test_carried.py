@@ -28,7 +28,7 @@ class Net(torch.nn.Module):
 
 def tune():
     return autocompile.tune(
-        Net(), lambda n: torch.randn(n, 8), phases=("forward",), budget_s=40, progress=None,
+        Net(), lambda n: torch.randn(n, 8), phases=("forward",), budget_s=40,
         space=autocompile.SearchSpace(backends=("aot_eager",), batch_sizes=(2,)),
     )
 
@@ -37,6 +37,9 @@ async def main():
 
 result = asyncio.run(main())
 print(result.verdict["forward"], len([t for t in result.trials if t.ok]) > 1)
+model = torch.compile(Net(), **result.kwargs["forward"])
+assert model(torch.randn(2, 8)).shape == (2, 8)
+assert str(result).startswith("forward")
 """
 
 
@@ -107,4 +110,5 @@ def test_a_class_of_a_script_is_tuned_from_a_thread_beside_an_event_loop(tmp_pat
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[1] == "True"
+    assert "ok       forward batch 2" in done.stderr  # progress without a terminal
     assert (tmp_path / "runs" / "net-0001" / "report.json").exists()
