@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import secrets
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from autocompile.errors import RunError
+from autocompile.errors import RunError, UsageError
 from autocompile.estimate.candidates import Limits
 from autocompile.execute.executor import Executor
 from autocompile.execute.interpreter import demand_torch
@@ -18,7 +19,8 @@ from autocompile.execute.job import JobFactory, is_held, locked
 from autocompile.execute.local import Isolation, LocalExecutor
 from autocompile.execute.memory import most_memory_bytes
 from autocompile.protocol.requests import Header
-from autocompile.report.live import Progress, SilentProgress
+from autocompile.report.live import Progress
+from autocompile.report.live import progress as progress_of
 from autocompile.result import Result, exported_code, make_result, write_result
 from autocompile.search.budget import Budget
 from autocompile.search.effects import prior_of
@@ -44,8 +46,11 @@ _WORTH_MORE = 0.25  # share of the budget left after races above which the searc
 
 
 def tune(
-    target: str | Path | Callable[..., Any],
+    target: Any,
+    inputs: Any = None,
     *,
+    optimizer: Callable[[Any], Any] | None = None,
+    loss: Callable[[Any, Any], Any] | None = None,
     phases: tuple[str, ...] | None = None,
     space: SearchSpace | None = None,
     effort: str = "normal",
@@ -68,14 +73,19 @@ def tune(
     calls_per_update: int | None = None,
     pythons: tuple[str, ...] = (),
     only: Tuned | None = None,
-    progress: Progress | None = None,
+    progress: Progress | str = "auto",
     clock: Callable[[], float] = time.monotonic,
 ) -> Result:
     """Find the fastest settings with correct results for a target on this machine.
 
     Args:
         target: a path, ``PATH:NAME``, ``package.module:NAME``, or an importable function or class;
-            it is loaded in trial processes only.
+            it is loaded in trial processes only. With ``inputs`` a live ``nn.Module``, or a
+            function that returns one: it is written to ``runs/carried``, not changed.
+        inputs: of a live model: a tensor, a tuple or list for ``model(*x)``, a dict for
+            ``model(**x)``, or a function from a batch size to one of these.
+        optimizer: of a live model: from a module to its optimizer; None: Adam.
+        loss: of a live model: from an output and the inputs to a scalar; None: the sum of outputs.
         phases: what to time; None: the target's default phases.
         space: narrows the dimensions.
         effort: ``quick`` (90 s), ``normal`` (5 min) or ``full`` (every setting).
@@ -101,19 +111,26 @@ def tune(
         pythons: interpreters of other environments to try too, as ``PATH`` or ``NAME=PATH``; they
             need torch, numpy and the target's imports.
         only: tries only these settings, eager mode and plain ``torch.compile()``.
-        progress: receives events; None: silent.
+        progress: ``auto`` (on stderr: live on a terminal, a line per trial elsewhere), ``plain``,
+            ``none``, or an object of yours that is told of each event.
         clock: returns seconds, for the budget.
 
     Returns:
         The result; ``interrupted`` is set if Ctrl-C ended the run early.
 
     Raises:
-        UsageError, TargetError: the request or the target is invalid.
+        UsageError, TargetError: the request or the target is invalid, or cannot be pickled.
         RunError: the run's folder cannot be used.
         NothingWorked: no setting and no eager run worked.
     """
     began = clock()
-    show = progress or SilentProgress()
+    show = progress_of(progress, sys.stderr) if isinstance(progress, str) else progress
+    if inputs is not None:
+        from autocompile.runtime.carried import carry
+
+        target = carry(target, inputs, runs.under / "carried", optimizer=optimizer, loss=loss)
+    elif optimizer or loss:
+        raise UsageError("optimizer and loss are about a live model", "a file defines its own")
     plan = Plan(
         target=target_spec(target),
         phases=tuple(only.phases) if only else phases,

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import shlex
 import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from rich.console import Console
 
 from autocompile.errors import AutocompileError, NothingWorked, UsageError
 from autocompile.estimate.candidates import Limits
@@ -17,6 +20,7 @@ from autocompile.protocol.requests import ExportedCode
 from autocompile.report.build import build_report
 from autocompile.report.markdown import to_markdown
 from autocompile.report.progress import state_of
+from autocompile.report.terminal import render
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.phases import phase_of
 from autocompile.settings.tuned import Tuned
@@ -66,6 +70,18 @@ class Result:
         best = self._report["phases"][phase]["best"]
         sure = self.verdict[phase] == "faster" and best["confirmed_processes"] > 1
         return sure and self.speedup[phase].low >= factor
+
+    @property
+    def kwargs(self) -> dict[str, dict[str, Any]]:
+        """Arguments of ``torch.compile`` by phase; ``{"disable": True}`` if eager is best.
+
+        They hold what ``torch.compile`` takes. Memory formats, optimizers, frozen weights, threads
+        and precision are not among it: :meth:`compile` and :func:`autocompile.apply` set those too.
+        """
+        return {
+            name: {"disable": True} if config.is_eager else config.compile_kwargs()
+            for name, config in self.config.items()
+        }
 
     def compile(self, model: Model, phase: str | None = None) -> Model:
         """Apply the best settings of a phase to a model, in this process.
@@ -155,6 +171,12 @@ class Result:
     def to_dict(self) -> dict[str, Any]:
         """The content of ``report.json``."""
         return self._report
+
+    def __str__(self) -> str:
+        """The report as ``autocompile show`` prints it."""
+        text = io.StringIO()
+        render(self._report, Console(file=text, width=100))
+        return text.getvalue()
 
     def __repr__(self) -> str:
         phases = ", ".join(f"{n}: {v}" for n, v in self.verdict.items())

@@ -41,10 +41,9 @@ os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="autocompile-tests-")  # 
 
 # What takes longest begins first, so that no worker ends with a long file alone.
 _LONG = (
-    "backends_contract faults study trial_verifier execute trial_race faults_study trial_memory "
-    "cli "
-    "export_runs dimensions faults_target budget backends_onnxrt gallery racing trial_optimizers "
-    "numbers backends_openvino preview trial_draws"
+    "backends_contract faults study verifier execute race faults_study memory cli export_runs "
+    "dimensions faults_target budget backends_onnxrt gallery racing optimizers numbers "
+    "backends_openvino preview draws notebook carried"
 ).split()
 
 

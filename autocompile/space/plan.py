@@ -193,14 +193,18 @@ def target_spec(target: str | Path | Callable[..., Any]) -> str:
     module = getattr(target, "__module__", None)
     if not (inspect.isfunction(target) or inspect.isclass(target)) or not name or "." in name:
         raise TargetError(
-            f"a {type(target).__name__} cannot be handed to another process",
-            "give a function that builds it, a path, or 'package.module:NAME'",
+            f"a {type(target).__name__} alone is no target",
+            "a live model comes with its inputs; else give a path or 'package.module:NAME'",
+            hint="autocompile.tune(model, inputs)",
         )
     if module != "__main__":
         return f"{module}:{name}"
     file = getattr(sys.modules["__main__"], "__file__", None)
     if file is None:
-        raise TargetError(f"{name} was typed in; a trial's process needs it in a file")
+        raise TargetError(
+            f"{name} was typed in, and a trial's process needs it in a file",
+            hint=f"autocompile.tune({name}, inputs)",
+        )
     return f"{file}:{name}"
 
 

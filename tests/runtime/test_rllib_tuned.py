@@ -2,7 +2,7 @@
 
 With another ray: ``pip install --no-deps 'ray[rllib]==2.50.*' gymnasium==1.1.1 ormsgpack==1.7.0``
 into an environment of its own, in whose site-packages a ``.pth`` file names this one's, and there
-``python -m pytest -n0 -m "" tests/runtime/test_rllib_tuned.py tests/runtime/test_rllib_runners.py``.
+``python -m pytest -n0 -m "" tests/runtime/test_rllib_tuned.py`` (and ``test_rllib_runners.py``).
 """
 
 from __future__ import annotations
