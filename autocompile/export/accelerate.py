@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autocompile.export.common import Report, comment, program, quoted
+from autocompile.export.choices import Report
 from autocompile.export.lines import (
     arguments,
     model_lines,
@@ -11,6 +11,7 @@ from autocompile.export.lines import (
     process_lines,
 )
 from autocompile.export.stacks import settings_of
+from autocompile.export.text import comment, program, quoted
 from autocompile.settings.config import CompileConfig
 
 __all__ = ["ACCELERATE_READ", "BACKENDS", "REGIONS", "TF32", "export", "has_no_name"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autocompile.export.common import Report, program
+from autocompile.export.choices import Report
 from autocompile.export.lines import (
     arguments,
     imports,
@@ -11,6 +11,7 @@ from autocompile.export.lines import (
     process_lines,
 )
 from autocompile.export.stacks import settings_of
+from autocompile.export.text import program
 
 __all__ = ["export"]
 

@@ -9,11 +9,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from autocompile.export.common import Choice, Report, is_rl, literal, quoted
+from autocompile.export.choices import Choice, Report, is_rl
+from autocompile.export.text import literal, quoted
 from autocompile.settings.backends import BACKENDS
 from autocompile.settings.config import CompileConfig
-from autocompile.settings.dimensions import GUARD_FILTERS
-from autocompile.settings.phases import FORWARD, OPTIMIZER_STEP, TRAIN_STEP, phase_of
+from autocompile.settings.dimensions import GUARD_FILTERS, OPTIMIZERS
+from autocompile.settings.phases import FORWARD, TRAIN_STEP, phase_of
 
 __all__ = [
     "arguments",
@@ -28,14 +29,6 @@ __all__ = [
     "uses_apply",
 ]
 
-_FLAGS: Mapping[str, Mapping[str, Any]] = {
-    "default": {},
-    "for_loop": {"foreach": False},
-    "foreach": {"foreach": True},
-    "fused": {"fused": True},
-    "capturable": {"capturable": True},
-    "tensor_lr": {},
-}
 _SWITCHES = ("foreach", "fused", "capturable")
 
 
@@ -57,7 +50,7 @@ def phase_lines(
         return [_apply_line(choice, settings)]
     lines = process_lines(config) if own_state else []
     lines += model_lines(config) + optimizer_lines(report, config)
-    name, called = _COMPILED[phase]
+    name, called = phase_of(phase).called, phase_of(phase).compiles
     if config.scope == "regional":
         lines += [f"regions_of(model).compile({arguments(config)})"]
     elif not config.is_eager:
@@ -72,14 +65,6 @@ def phase_lines(
         else:
             lines += [f"{name} = {lower}({called})"]
     return lines
-
-
-# The name to call from now on, and the function that it replaces.
-_COMPILED = {
-    FORWARD: ("model", "model"),
-    OPTIMIZER_STEP: ("step", "optimizer.step"),
-    TRAIN_STEP: (TRAIN_STEP, TRAIN_STEP),
-}
 
 
 def uses_apply(report: Report, config: CompileConfig) -> bool:
@@ -146,11 +131,11 @@ def optimizer_lines(report: Report, config: CompileConfig) -> list[str]:
         return []
     if made := made_optimizer(report, config.optimizer):
         return [f"optimizer = {made}"]
-    change = f"group.update({_shown(_FLAGS[config.optimizer])})"
+    change = f"group.update({_shown(OPTIMIZERS[config.optimizer])})"
     if config.optimizer == "tensor_lr":
         change = 'group["lr"] = torch.tensor(float(group["lr"]))'
     elif config.optimizer != "foreach":  # torch refuses the two together
-        flags = {"foreach": False, **_FLAGS[config.optimizer]}
+        flags = {"foreach": False, **OPTIMIZERS[config.optimizer]}
         change = f"group.update({_shown(flags)})"
     return ["for group in optimizer.param_groups:", f"    {change}"]
 
@@ -179,7 +164,7 @@ def optimizer_arguments(report: Report, implementation: str) -> tuple[str, str] 
         return None
     if implementation not in ("default", "tensor_lr"):
         given = {k: v for k, v in given.items() if k not in _SWITCHES}
-    shown = _shown({**given, **_FLAGS[implementation]})
+    shown = _shown({**given, **OPTIMIZERS[implementation]})
     if implementation == "tensor_lr":
         kind = str(report["environment"].get("device") or "cpu")
         where = "" if kind == "cpu" else f", device={quoted(kind)}"

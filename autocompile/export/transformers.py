@@ -6,7 +6,7 @@ Sets no logging options.
 from __future__ import annotations
 
 from autocompile.export.accelerate import REGIONS, TF32, has_no_name
-from autocompile.export.common import Report, comment, program, quoted
+from autocompile.export.choices import Report
 from autocompile.export.lines import (
     arguments,
     model_lines,
@@ -15,6 +15,7 @@ from autocompile.export.lines import (
     process_lines,
 )
 from autocompile.export.stacks import settings_of
+from autocompile.export.text import comment, program, quoted
 from autocompile.settings.config import CompileConfig
 
 __all__ = ["export"]

@@ -17,9 +17,9 @@ import pytest
 
 from autocompile.errors import ExportError, UsageError
 from autocompile.export import FORMATS, export, unconfirmed, use_line
-from autocompile.export.common import literal
-from autocompile.export.config_batch_size import own_choices
+from autocompile.export.choices import choices
 from autocompile.export.lines import optimizer_lines
+from autocompile.export.text import literal
 from autocompile.settings.backends import BACKENDS
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.tuned import Tuned
@@ -486,7 +486,7 @@ def test_what_was_measured_of_rllibs_updates_is_exported_for_rllib_only(
 
 def mode_of(report: dict[str, Any]) -> str | None:
     """Of exploration at the user's own batch size; None where it stays eager."""
-    config = own_choices(report)["forward_exploration"].config
+    config = choices(report)["forward_exploration"].config
     return config.mode if config else None
 
 

@@ -211,8 +211,8 @@ from typer.testing import CliRunner
 import autocompile
 from autocompile.cli.commands import app
 from autocompile.cli.space import asked
-from autocompile.export.common import not_carried
 from autocompile.export.lines import uses_apply
+from autocompile.export.stacks import not_carried
 from autocompile.runtime.applying import prepare_model
 from autocompile.search.reuse import _traces_alike
 from autocompile.settings.config import CompileConfig
