@@ -16,8 +16,16 @@ from conftest import Clock
 
 from autocompile.estimate.intervals import median, speedup
 from autocompile.store.record import Measurement
-from autocompile.trial.measure.blocks import block, fill, lead_of
-from autocompile.trial.measure.measure import Rounds, Timed, TimingLimits, screen, side_by_side
+from autocompile.trial.measure.timing import (
+    Rounds,
+    Timed,
+    TimingLimits,
+    block,
+    fill,
+    lead_of,
+    screen,
+    side_by_side,
+)
 
 LIMITS = TimingLimits(rounds=8, max_s=0.5, front_s=1.5, half_width=0.02, block_s=0.02)
 
@@ -37,8 +45,7 @@ def timed(
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    for module in ("measure", "blocks"):
-        monkeypatch.setattr(f"autocompile.trial.measure.{module}.time", made)
+    monkeypatch.setattr("autocompile.trial.measure.timing.time", made)
     return made
 
 

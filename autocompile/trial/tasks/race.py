@@ -1,8 +1,8 @@
 """A race: finalists and eager mode side by side in one fresh process, each verified again.
 
-Each has a copy of the model and its own warm compiler cache, and takes its turn in every round, so
-that any two are compared directly, in the same seconds. A setting that fails is out, and the others
-go on. Which one was at work is written to a file, so that a crash can be told from the outside.
+Each has a copy of the model and its own warm compiler cache and is timed in every round, so that
+any two are compared directly, in the same seconds. A setting that fails is dropped, and the others
+go on. A file names the side that is running, so that the parent knows whose a crash was.
 """
 
 from __future__ import annotations
@@ -23,18 +23,16 @@ from autocompile.protocol.requests import RaceRequest
 from autocompile.protocol.results import RaceResult, SideResult
 from autocompile.store.record import AT_WORK, Measurement, Outcome, Step
 from autocompile.trial.inspect import telemetry
-from autocompile.trial.measure.first_calls import FirstCalls
-from autocompile.trial.measure.measure import Rounds, Timed, no_garbage_collection, side_by_side
-from autocompile.trial.measure.workload import ReferenceWork
-from autocompile.trial.phases.phases import Side, make_side
-from autocompile.trial.phases.sides import eager_and_verifier, exclusive, timed
-from autocompile.trial.process import failures
-from autocompile.trial.process.autotune_lock import make_autotuning_exclusive
-from autocompile.trial.process.channel import Channel
+from autocompile.trial.measure.clocks import FirstCalls, ReferenceWork
+from autocompile.trial.measure.timing import Rounds, Timed, no_garbage_collection, side_by_side
+from autocompile.trial.phases.phases import make_side
+from autocompile.trial.phases.side import Side
+from autocompile.trial.process.channel import Channel, make_autotuning_exclusive
+from autocompile.trial.process.failures import note_failure
 from autocompile.trial.target.load import Target
 from autocompile.trial.tasks.exported import exported_side
-from autocompile.trial.tasks.probing import inputs_of, load
-from autocompile.trial.verify.verifier import Failed, Verifier
+from autocompile.trial.tasks.steps import eager_and_verifier, exclusive, inputs_of, load, timed
+from autocompile.trial.verify.verifier import Verifier
 
 __all__ = ["race"]
 
@@ -46,8 +44,8 @@ class _Racer:
     """One setting in the race.
 
     Attributes:
-        asked: what the request says of it.
-        said: what is sent to the parent.
+        asked: its part of the request.
+        said: its part of the result.
     """
 
     asked: requests.Side
@@ -58,7 +56,7 @@ class _Racer:
 
 
 class _AtWork:
-    """Tells whose turn it is, and turns what it raises into its outcome."""
+    """Writes down whose turn it is, and makes an outcome of what a side raises."""
 
     def __init__(self, channel: Channel) -> None:
         self._file = os.open(channel.folder / AT_WORK, os.O_WRONLY | os.O_CREAT, 0o644)
@@ -66,26 +64,21 @@ class _AtWork:
 
     @contextlib.contextmanager
     def turn(self, racer: _Racer) -> Iterator[None]:
-        """While it is entered, a crash is this one's."""
+        """Context in which a crash or exception is this side's."""
         os.pwrite(self._file, b"%8d" % racer.asked.number, 0)
         try:
             yield
         except (Exception, SystemExit) as error:
             traceback.print_exc()
-            said, step = racer.said, self._channel.current
-            said.step = step.value
-            if isinstance(error, Failed):
-                said.outcome, said.message = error.outcome.value, str(error)
-            else:
-                said.outcome = failures.outcome_of(error, step).value
-                said.message = failures.first_words(error)
+            racer.said.step = self._channel.current.value
+            note_failure(racer.said, error, self._channel.current)
             racer.side = None
         finally:
             os.pwrite(self._file, b"%8d" % -1, 0)
 
 
 class _Dropped(Exception):
-    """A side has failed while it was timed: the rounds begin again without it."""
+    """A side failed while it was timed: the rounds start again without it."""
 
 
 def race(request: RaceRequest, channel: Channel, result: RaceResult) -> None:
@@ -114,7 +107,7 @@ def race(request: RaceRequest, channel: Channel, result: RaceResult) -> None:
             inputs = inputs_of(target, phase, request.batch_size, device, seed)
             side = _side(asked, target, phase, inputs, channel.folder)
             racer.clock = FirstCalls(side, synchronize, lambda: channel.waited_s)
-            racer.verifier = copy.copy(verifier)  # what it learns of this side is of no other
+            racer.verifier = copy.copy(verifier)  # it keeps errors of this side
             # What is applied as in a user's process compiles at its first call.
             with verifier.comparable_random_numbers(side), _own_code(asked.number):
                 output = racer.verifier.seeded_call(side, 0)
@@ -132,9 +125,9 @@ def race(request: RaceRequest, channel: Channel, result: RaceResult) -> None:
     channel.step(Step.VERIFY)
     for racer, measurement in found:
         with at_work.turn(racer), exclusive(channel, device):
-            assert racer.verifier is not None
-            assert racer.side is not None
-            assert racer.clock is not None
+            assert racer.verifier
+            assert racer.side
+            assert racer.clock
             racer.verifier.last_call(racer.side)
             said, asked = racer.said, racer.asked
             said.measurement = asdict(measurement)
@@ -152,10 +145,10 @@ def _side(asked: requests.Side, target: Target, phase: str, inputs: Any, folder:
 
 @contextlib.contextmanager
 def _own_code(number: int) -> Iterator[None]:
-    """What torch.compile makes meanwhile takes no code from other sides, nor gives them any.
+    """Context in which torch.compile shares no code with other sides.
 
-    To Dynamo equal backends are one: it goes on with another side's code wherever the guards of
-    that hold, and a setting may leave guards out.
+    Dynamo takes equal backends for one and reuses another side's code wherever its guards hold, and
+    a setting may drop guards.
     """
     optimize = torch._dynamo.optimize
 
@@ -185,11 +178,11 @@ def _time(
     synchronize: Any,
     reference: ReferenceWork,
 ) -> list[tuple[_Racer, Measurement]]:
-    """Rounds of eager and all sides that work, from the start again where one fails."""
+    """Time eager and all sides that work in rounds; start again when one fails."""
 
     @contextlib.contextmanager
     def turn() -> Iterator[None]:
-        with channel.exclusive():  # where processes take turns, the word to go on is the token
+        with channel.exclusive():  # this is how processes take turns
             reference.sample()
             yield
 
@@ -206,7 +199,7 @@ def _time(
 
 
 def _watched(racer: _Racer, at_work: _AtWork) -> Timed:
-    """A side of which a failure inside a block is its own."""
+    """A side for timing whose failure inside a block is its own outcome."""
     assert racer.side is not None
     own = timed(racer.side)
 

@@ -57,15 +57,14 @@ class Node:
         self.kind, self.values = kind, values
 
 
-def _with_keys(node: Node) -> tuple[list[tuple[Any, Any]], Kind]:
-    return list(zip(node.kind.keys, node.values, strict=True)), node.kind
-
-
 pytree.register_pytree_node(
     Node,
     lambda node: (node.values, node.kind),
     lambda values, kind: Node(kind, list(values)),
-    flatten_with_keys_fn=_with_keys,
+    flatten_with_keys_fn=lambda node: (
+        list(zip(node.kind.keys, node.values, strict=True)),
+        node.kind,
+    ),
 )
 
 
@@ -103,19 +102,24 @@ def result_tensors(tree: Any, depth: int = _DEPTH) -> list[torch.Tensor]:
             found.append(leaf)
         elif isinstance(leaf, (*_VALUES, *_CODE)) or depth == 0:
             continue
-        elif isinstance(leaf, Mapping):
-            found += result_tensors(list(leaf.values()), depth - 1)
-        elif isinstance(leaf, (list, tuple)):
-            found += result_tensors(list(leaf), depth - 1)
+        elif isinstance(leaf, (Mapping, list, tuple)):
+            parts = leaf.values() if isinstance(leaf, Mapping) else leaf
+            found += result_tensors(list(parts), depth - 1)
         else:
             values = [getattr(leaf, name) for name in attribute_names(leaf)]
             found += result_tensors(values, depth - 1)
     return found
 
 
-def holds_tensor(thing: Any) -> bool:
+def holds_tensor(thing: Any, depth: int = _DEPTH) -> bool:
     """Whether it is or contains a tensor or array."""
-    return _holds_tensor(thing, _DEPTH)
+    if isinstance(thing, (torch.Tensor, np.ndarray)):
+        return True
+    node = _node_of(thing, depth)
+    if node is None:
+        return False
+    deeper = depth if not pytree.tree_is_leaf(thing) else depth - 1
+    return any(holds_tensor(x, deeper) for x in node.values)
 
 
 def attribute_names(thing: Any) -> list[str]:
@@ -168,7 +172,7 @@ def _node_of(thing: Any, depth: int) -> Node | None:
     if isinstance(thing, (list, tuple)):
         return Node(Kind(name, _positions(thing)), list(thing))
     node = _attributes(thing, name)
-    return node if _holds_tensor(node.values, depth - 1) else None
+    return node if holds_tensor(node.values, depth - 1) else None
 
 
 def _registered(thing: Any, name: str) -> Node:
@@ -206,16 +210,6 @@ def _names(mapping: Mapping[Any, Any]) -> tuple[Any, ...]:
 
 def _positions(values: Any) -> tuple[Any, ...]:
     return tuple(pytree.SequenceKey(i) for i in range(len(values)))
-
-
-def _holds_tensor(thing: Any, depth: int) -> bool:
-    if isinstance(thing, (torch.Tensor, np.ndarray)):
-        return True
-    node = _node_of(thing, depth)
-    if node is None:
-        return False
-    deeper = depth if not pytree.tree_is_leaf(thing) else depth - 1
-    return any(_holds_tensor(x, deeper) for x in node.values)
 
 
 def _is_object(thing: Any) -> bool:
