@@ -56,7 +56,7 @@ def test_a_liar_is_caught(
         ("dropping", "train_step", "inductor"),
         ("normed", "train_step", "inductor"),
         ("recurrent", "forward", "inductor"),
-        ("recurrent", "train_step", "aot_eager"),
+        ("unrolled", "train_step", "aot_eager"),
         ("attention", "forward", "inductor"),
         ("attention", "train_step", "aot_eager"),
         ("words", "forward", "inductor"),
@@ -71,12 +71,7 @@ def test_a_liar_is_caught(
         ("choosing", "forward", "inductor"),
     ],
 )
-def test_an_honest_model_is_not_refused(
-    try_it: Try,
-    model: str,
-    phase: str,
-    backend: str,
-) -> None:
+def test_an_honest_model_is_not_refused(try_it: Try, model: str, phase: str, backend: str) -> None:
     result = try_it(f"{HONEST}:{model}", phase, backend)
     assert result["outcome"] == "ok", result["message"]
     assert result["graphs"] >= 1
@@ -90,9 +85,7 @@ def test_an_honest_backend_is_not_refused_where_a_liar_is(try_it: Try, model: st
     assert result["weights_live"] is True
 
 
-def test_an_lstm_that_dynamo_leaves_in_eager_is_not_called_compiled(
-    try_it: Try,
-) -> None:
+def test_an_lstm_that_dynamo_leaves_in_eager_is_not_called_compiled(try_it: Try) -> None:
     assert try_it(f"{HONEST}:recurrent_in_eager")["outcome"] == "not_compiled"
 
 

@@ -265,12 +265,6 @@ def test_a_block_lasts_about_as_long_as_asked_or_one_call(
     assert fill(side, nothing, 0.02) == calls
 
 
-def test_each_side_has_a_block_of_its_own_length(clock: Clock) -> None:
-    found = screened(timed(lambda: clock.work(0.1)), timed(lambda: clock.work(0.005)))
-    assert found.calls == (1, 4)
-    assert found.speedup.value == pytest.approx(20.0)
-
-
 def test_a_block_that_the_clock_cannot_see_is_no_division_by_zero(clock: Clock) -> None:
     assert block(timed(nothing), 4, nothing) > 0
 

@@ -17,6 +17,7 @@ __all__ = [
     "DynamoFacts",
     "compilations",
     "dynamo_facts",
+    "first_line",
     "reset_dynamo",
     "same_code_key",
     "synchronizer",
@@ -81,7 +82,8 @@ def reset_dynamo(backend: str) -> None:
     torch._dynamo.config.fail_on_recompile_limit_hit = True
 
 
-def _first_line(text: object) -> str:
+def first_line(text: object) -> str:
+    """The first line that is not blank, at most 300 characters."""
     lines = [line.strip() for line in str(text).splitlines() if line.strip()]
     return lines[0][:300] if lines else ""
 
@@ -106,7 +108,7 @@ def dynamo_facts() -> DynamoFacts:
     met = {why: n for why, n in counters["unimplemented"].items() if why not in breaks}
     skipped = int(counters["frames"]["total"] - counters["frames"]["ok"])
     reasons = [
-        _first_line(m.recompile_reason)
+        first_line(m.recompile_reason)
         for m in torch._dynamo.utils.get_compilation_metrics()
         if getattr(m, "recompile_reason", None)
     ]
@@ -125,7 +127,7 @@ def dynamo_facts() -> DynamoFacts:
 
 def _most_frequent(reasons: Mapping[str, int]) -> tuple[str, ...]:
     ordered = sorted(reasons, key=lambda reason: -reasons[reason])
-    return tuple(dict.fromkeys(map(_first_line, ordered)))[:5]
+    return tuple(dict.fromkeys(map(first_line, ordered)))[:5]
 
 
 def same_code_key(config: CompileConfig, device: torch.device) -> str:

@@ -11,11 +11,7 @@ import torch
 
 from autocompile.errors import TargetError
 from autocompile.runtime.applying import prepare_model
-from autocompile.runtime.compiling import (
-    compile_function,
-    compile_model,
-    uses_cuda_graphs,
-)
+from autocompile.runtime.compiling import compile_function, compile_model, uses_cuda_graphs
 from autocompile.runtime.inplace import apply_to_update
 from autocompile.runtime.optimizers import set_implementation
 from autocompile.settings.config import EAGER, CompileConfig

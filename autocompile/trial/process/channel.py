@@ -55,23 +55,11 @@ class Channel:
     def step(self, step: Step) -> None:
         """Report which step begins."""
         self.current = step
-        self._send(EventName.STEP, step=step.value)
-
-    def modules(self, names: list[str]) -> None:
-        """Report what other trials will need to import as well."""
-        self._send(EventName.MODULES, names=names)
-
-    def toolchain(self) -> None:
-        """Report that trials will compile for the CPU."""
-        self._send(EventName.TOOLCHAIN)
-
-    def room(self, trials: int) -> None:
-        """Report how many trials the device has memory for at once."""
-        self._send(EventName.ROOM, trials=trials)
+        self.send(EventName.STEP, step=step.value)
 
     def result(self, result: TaskResult) -> None:
         """Send the result; the first one counts."""
-        self._send(EventName.RESULT, step=self.current.value, **result.to_dict())
+        self.send(EventName.RESULT, step=self.current.value, **result.to_dict())
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -80,7 +68,7 @@ class Channel:
             self._depth += 1
             if self._depth == 1 and self._control is not None:
                 began = time.perf_counter()
-                self._send(EventName.EXCLUSIVE)
+                self.send(EventName.EXCLUSIVE)
                 os.read(self._control, 1)
                 self.waited_s += time.perf_counter() - began
         try:
@@ -89,9 +77,10 @@ class Channel:
             with self._lock:
                 self._depth -= 1
                 if self._depth == 0 and self._control is not None:
-                    self._send(EventName.SHARED)
+                    self.send(EventName.SHARED)
 
-    def _send(self, event: EventName, **fields: Any) -> None:
+    def send(self, event: EventName, **fields: Any) -> None:
+        """Send one event as a line."""
         line = encode(self._nonce, event, **fields)
         if self._descriptor is None:
             sys.stdout.write(line)

@@ -13,6 +13,7 @@ import torch
 from autocompile.errors import AutocompileError, UsageError
 from autocompile.protocol.results import TaskResult
 from autocompile.store.record import Outcome, Step
+from autocompile.trial.inspect.telemetry import first_line
 
 __all__ = ["Failed", "first_words", "note_failure", "only_logged", "outcome_of", "where_in"]
 
@@ -99,8 +100,8 @@ def note_failure(result: TaskResult, error: BaseException, step: Step) -> None:
 def first_words(error: BaseException) -> str:
     """The innermost cause on one line, as torch or the user's code said it."""
     inner = getattr(error, "inner_exception", None) or error
-    lines = [line.strip() for line in str(inner).splitlines() if line.strip()]
-    return f"{type(inner).__name__}: {lines[0][:300]}" if lines else type(inner).__name__
+    name, words = type(inner).__name__, first_line(inner)
+    return f"{name}: {words}" if words else name
 
 
 def where_in(error: BaseException, folder: Path) -> str | None:

@@ -12,6 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from autocompile.errors import AutocompileError
+from autocompile.protocol.events import EventName
 from autocompile.protocol.requests import ProbeRequest, TraceRequest
 from autocompile.protocol.results import ProbeResult, TraceResult
 from autocompile.runtime import machine
@@ -66,11 +67,11 @@ def probe(request: ProbeRequest, channel: Channel, result: ProbeResult) -> None:
     if request.toolchain and not is_prepared(request, channel, device):
         channel.step(Step.COMPILE)
         result.toolchain_s = environment.prepare_toolchain(device, Path(request.toolchain))
-        channel.modules(environment.library_modules())
+        channel.send(EventName.MODULES, names=environment.library_modules())
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         need = _CONTEXT_BYTES + 2 * torch.cuda.max_memory_allocated(device)
-        channel.room(int(free // need))
+        channel.send(EventName.ROOM, trials=int(free // need))
 
 
 def _describe(target: Target, phases: list[str]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import copy
 import os
 import traceback
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,20 +39,15 @@ __all__ = ["race"]
 _ENTRIES = 64  # of code compiled for one function: each side adds some
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Racer:
-    """One setting in the race.
-
-    Attributes:
-        asked: its part of the request.
-        said: its part of the result.
-    """
+    """A side that has compiled and was right at its first calls; ``said`` is its result."""
 
     asked: requests.Side
-    said: SideResult = field(default_factory=SideResult)
-    side: Side | None = None
-    verifier: Verifier | None = None
-    clock: FirstCalls | None = None
+    said: SideResult
+    side: Side
+    verifier: Verifier
+    clock: FirstCalls
 
 
 class _AtWork:
@@ -63,16 +58,15 @@ class _AtWork:
         self._channel = channel
 
     @contextlib.contextmanager
-    def turn(self, racer: _Racer) -> Iterator[None]:
+    def turn(self, said: SideResult) -> Iterator[None]:
         """Context in which a crash or exception is this side's."""
-        os.pwrite(self._file, b"%8d" % racer.asked.number, 0)
+        os.pwrite(self._file, b"%8d" % (said.number or 0), 0)
         try:
             yield
         except (Exception, SystemExit) as error:
             traceback.print_exc()
-            racer.said.step = self._channel.current.value
-            note_failure(racer.said, error, self._channel.current)
-            racer.side = None
+            said.step = self._channel.current.value
+            note_failure(said, error, self._channel.current)
         finally:
             os.pwrite(self._file, b"%8d" % -1, 0)
 
@@ -83,64 +77,69 @@ class _Dropped(Exception):
 
 def race(request: RaceRequest, channel: Channel, result: RaceResult) -> None:
     """Compile every side, verify it, time them all in turns, verify again."""
-    racers = [_Racer(side) for side in request.sides]
-    result.sides = [racer.said for racer in racers]
+    result.sides = [SideResult() for _ in request.sides]
     at_work = _AtWork(channel)
     target, device = load(request, channel)
-    synchronize = telemetry.synchronizer(device)
     channel.step(Step.EAGER)
     with exclusive(channel, device):
-        notes: list[str] = []
         numbers = request.sides[0].config.numbers
-        eager, verifier = eager_and_verifier(target, request, device, numbers, notes)
+        eager, verifier = eager_and_verifier(target, request, device, numbers, [])
     telemetry.reset_dynamo("inductor")
     torch._dynamo.config.recompile_limit = _ENTRIES
     make_autotuning_exclusive(channel)
-    for racer in racers:
-        asked = racer.asked
-        racer.said.number = asked.number
+    racers = []
+    for asked, said in zip(request.sides, result.sides, strict=True):
+        said.number = asked.number
         channel.step(Step.COMPILE)
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = asked.cache
-        os.environ["TRITON_CACHE_DIR"] = str(Path(asked.cache) / "triton")
-        with at_work.turn(racer):
-            phase, seed = request.phase, request.header.seed
-            inputs = inputs_of(target, phase, request.batch_size, device, seed)
-            side = _side(asked, target, phase, inputs, channel.folder)
-            racer.clock = FirstCalls(side, synchronize, lambda: channel.waited_s)
-            racer.verifier = copy.copy(verifier)  # it keeps errors of this side
-            # What is applied as in a user's process compiles at its first call.
-            with verifier.comparable_random_numbers(side), _own_code(asked.number):
-                output = racer.verifier.seeded_call(side, 0)
-                with exclusive(channel, device):
-                    channel.step(Step.VERIFY)
-                    racer.verifier.first_calls(side, output)
-                    racer.clock.stop()
-            side.keep()
-            racer.side = side
+        with at_work.turn(said):
+            own = copy.copy(verifier)  # it keeps errors of this side
+            racers.append(_compiled(asked, said, request, channel, target, device, own))
     channel.step(Step.MEASURE)
     reference = ReferenceWork(device)
     with no_garbage_collection():
+        synchronize = telemetry.synchronizer(device)
         found = _time(request, channel, racers, eager, at_work, synchronize, reference)
     result.reference_s = reference.median_s
     channel.step(Step.VERIFY)
     for racer, measurement in found:
-        with at_work.turn(racer), exclusive(channel, device):
-            assert racer.verifier
-            assert racer.side
-            assert racer.clock
+        asked, said = racer.asked, racer.said
+        with at_work.turn(said), exclusive(channel, device):
             racer.verifier.last_call(racer.side)
-            said, asked = racer.said, racer.asked
             said.measurement = asdict(measurement)
             if asked.is_warm and not asked.config.is_eager:
                 said.compile_s = racer.clock.compile_s(measurement.compiled_call_s)
             said.outcome, said.step = Outcome.OK.value, Step.EXIT.value
 
 
-def _side(asked: requests.Side, target: Target, phase: str, inputs: Any, folder: Path) -> Side:
-    if asked.exported is not None:
-        return exported_side(target, phase, inputs, asked.config, asked.exported, folder)
-    with _own_code(asked.number):
-        return make_side(target, phase, inputs, asked.config)
+def _compiled(
+    asked: requests.Side,
+    said: SideResult,
+    request: RaceRequest,
+    channel: Channel,
+    target: Target,
+    device: torch.device,
+    verifier: Verifier,
+) -> _Racer:
+    """Compile a side in its own cache and verify its first calls."""
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = asked.cache
+    os.environ["TRITON_CACHE_DIR"] = str(Path(asked.cache) / "triton")
+    phase, config, exported = request.phase, asked.config, asked.exported
+    inputs = inputs_of(target, phase, request.batch_size, device, request.header.seed)
+    if exported is not None:
+        side = exported_side(target, phase, inputs, config, exported, channel.folder)
+    else:
+        with _own_code(asked.number):
+            side = make_side(target, phase, inputs, config)
+    clock = FirstCalls(side, telemetry.synchronizer(device), lambda: channel.waited_s)
+    # What is applied as in a user's process compiles at its first call.
+    with verifier.comparable_random_numbers(side), _own_code(asked.number):
+        output = verifier.seeded_call(side, 0)
+        with exclusive(channel, device):
+            channel.step(Step.VERIFY)
+            verifier.first_calls(side, output)
+            clock.stop()
+    side.keep()
+    return _Racer(asked, said, side, verifier, clock)
 
 
 @contextlib.contextmanager
@@ -187,7 +186,7 @@ def _time(
             yield
 
     seed = request.header.seed + request.number
-    while running := [racer for racer in racers if racer.side is not None]:
+    while running := [racer for racer in racers if racer.said.outcome is None]:
         sides = [timed(eager), *(_watched(racer, at_work) for racer in running)]
         whole = contextlib.nullcontext() if request.takes_turns else channel.exclusive()
         with contextlib.suppress(_Dropped), whole:
@@ -200,14 +199,13 @@ def _time(
 
 def _watched(racer: _Racer, at_work: _AtWork) -> Timed:
     """A side for timing whose failure inside a block is its own outcome."""
-    assert racer.side is not None
     own = timed(racer.side)
 
     @contextlib.contextmanager
     def context() -> Iterator[None]:
-        with at_work.turn(racer), own.context():
+        with at_work.turn(racer.said), own.context():
             yield
-        if racer.side is None:
+        if racer.said.outcome is not None:
             raise _Dropped
 
     return Timed(own.call, own.restore, context)

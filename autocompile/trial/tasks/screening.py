@@ -30,10 +30,7 @@ from autocompile.trial.tasks.steps import (
     load,
     timed,
 )
-from autocompile.trial.verify.random_draws import (
-    compare_with_eagers_draws,
-    demand_plausible_draws,
-)
+from autocompile.trial.verify.random_draws import compare_with_eagers_draws, demand_plausible_draws
 from autocompile.trial.verify.verifier import Verifier
 
 __all__ = ["screen_setting"]
@@ -103,11 +100,8 @@ def _is_known_code(trial: _Trial, output: Any) -> bool:
 def _measure(trial: _Trial) -> Measurement:
     """Verify the rest, time, and verify again."""
     request, result, verifier = trial.request, trial.result, trial.verifier
-    eager, compiled, synchronize = (
-        trial.eager,
-        trial.compiled,
-        telemetry.synchronizer(trial.device),
-    )
+    eager, compiled = trial.eager, trial.compiled
+    synchronize = telemetry.synchronizer(trial.device)
     demand_plausible_draws(verifier, compiled, result.notes)
     result.weights_live = verifier.weights(compiled)
     trial.channel.step(Step.MEASURE)

@@ -10,23 +10,22 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from autocompile.protocol.events import EventName
 from autocompile.protocol.requests import ProbeRequest, RaceRequest, Request, TrialRequest
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.phases import phase_of
-from autocompile.store.record import Step
+from autocompile.store.record import Outcome, Step
 from autocompile.trial.inspect import environment, telemetry
 from autocompile.trial.measure.timing import Timed
 from autocompile.trial.phases.phases import make_side
 from autocompile.trial.phases.side import Side
 from autocompile.trial.process.channel import Channel
-from autocompile.trial.target.load import (
-    Target,
-    build,
-    import_target,
-    seed_everything,
-    split_spec,
-)
-from autocompile.trial.verify.precision import demand_close
+from autocompile.trial.process.failures import Failed
+from autocompile.trial.target.load import Target, build, import_target, seed_everything, split_spec
+from autocompile.trial.verify.check import refusal
+from autocompile.trial.verify.compare import mismatch_scale
+from autocompile.trial.verify.outputs import View, copy_view
+from autocompile.trial.verify.tree import comparable, paths
 from autocompile.trial.verify.verifier import Verifier
 
 __all__ = [
@@ -51,11 +50,11 @@ def load(request: Request, channel: Channel) -> tuple[Target, torch.device]:
     channel.step(Step.IMPORT)
     device = environment.pick_device(header.device)
     if isinstance(request, ProbeRequest) and is_prepared(request, channel, device):
-        channel.toolchain()  # the fork server sees to it meanwhile
+        channel.send(EventName.TOOLCHAIN)  # the fork server sees to it meanwhile
     seed_everything(header.seed)
     module = import_target(header.target)
     if isinstance(request, ProbeRequest):
-        channel.modules(environment.library_modules())
+        channel.send(EventName.MODULES, names=environment.library_modules())
     channel.step(Step.BUILD)
     target = build(header.target, module)
     target.to(device)
@@ -115,8 +114,55 @@ def eager_and_verifier(
     if numbers == EAGER:
         return verifier.eager, verifier
     eager = make_side(target, phase, first)
-    demand_close(verifier, eager, notes)
+    _demand_close(verifier, eager, notes)
     return eager, verifier
+
+
+def _demand_close(verifier: Verifier, plain: Side, notes: list[str]) -> None:
+    """Compare eager mode at the requested precision with the unchanged model.
+
+    The user's check judges the outputs if there is one, otherwise the tolerance; without a
+    tolerance any finite change is allowed. A note says how large the change is.
+
+    Args:
+        verifier: has eager mode at the requested precision.
+        plain: eager mode without that change; ready to be timed afterwards.
+        notes: gets the sentence.
+
+    Raises:
+        Failed: ``wrong_output``: the change exceeds the tolerance or is not finite.
+    """
+    own, changed = copy_view(plain.view(verifier.seeded_call(plain, 0))), verifier.expected
+    plain.keep()
+    # Without gradients and updates: noise among them differs at every precision.
+    results = [
+        {n: v for n, v in view.items() if n in ("outputs", "loss")} for view in (own, changed)
+    ]
+    change = mismatch_scale(results[0], results[1])
+    theirs = _tensors(changed)
+    for path, x in _tensors(own).items():
+        y = theirs.get(path)
+        if y is None or x.shape != y.shape:
+            continue
+        if bool((x.isfinite() & ~y.isfinite()).any()):
+            what = f"{path} overflows in eager mode too at the requested precision"
+            raise Failed(Outcome.WRONG_OUTPUT, what)
+        is_whole = not x.is_floating_point() and not x.is_complex()
+        if is_whole and x.numel() and path.startswith(("['outputs']", "['loss']")):
+            change = max(change, float((x != y).float().mean()))  # such as labels
+    notes.append(f"at the requested precision, outputs change by {change:.1g}")
+    if verifier.check:
+        if problem := refusal(verifier.check, own["outputs"], changed["outputs"]):
+            raise Failed(Outcome.WRONG_OUTPUT, f"{problem} (at the requested precision)")
+    elif verifier.tolerance is not None and change > verifier.tolerance:
+        limit = f"tolerance {verifier.tolerance:g}"
+        what = f"outputs change by {change:.2g} (relative RMS; {limit})"
+        raise Failed(Outcome.WRONG_OUTPUT, what)
+
+
+def _tensors(view: View) -> dict[str, torch.Tensor]:
+    found = paths(comparable(dict(view)))
+    return {path: x for path, x in found if isinstance(x, torch.Tensor)}
 
 
 def timed(side: Side) -> Timed:

@@ -10,13 +10,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from autocompile.trial.verify.tree import (
-    TypeName,
-    attribute_names,
-    comparable,
-    holds_tensor,
-    paths,
-)
+from autocompile.trial.verify.tree import TypeName, attribute_names, comparable, holds_tensor, paths
 
 __all__ = ["Held", "View", "copy_view", "dense", "has_nan", "has_tensor", "opaque_types", "without"]
 
