@@ -213,7 +213,7 @@ from autocompile.settings.config import CompileConfig
 from autocompile.settings.dimension import Place
 from autocompile.space.enumeration import build_space
 from autocompile.space.space import Catalogue, SearchSpace, Setting
-from autocompile.trial.inspect.same_code import same_code_key
+from autocompile.trial.inspect.telemetry import same_code_key
 
 here = Path(autocompile.__file__).parent.parent
 assert here == Path.cwd()

@@ -1,4 +1,4 @@
-"""Times the calls that compile: the first ones, and those after an update of the weights."""
+"""Times what blocks do not: calls that compile, and a reference workload."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any
 import torch
 
 from autocompile.estimate.intervals import median
-from autocompile.trial.phases.phases import Side
+from autocompile.trial.phases.side import Side
 
-__all__ = ["FirstCalls", "refresh_s"]
+__all__ = ["FirstCalls", "ReferenceWork", "refresh_s"]
 
 _UPDATES = 3
+_SIZE, _PRODUCTS, _SUMS = 128, 12, 150
 
 
 class FirstCalls:
@@ -75,3 +76,43 @@ def refresh_s(side: Side, synchronize: Callable[[], None], steady_s: float) -> f
         synchronize()
         times.append(time.perf_counter() - began)
     return max(0.0, median(times) - steady_s)
+
+
+class ReferenceWork:
+    """A small fixed computation, timed next to each measurement.
+
+    It detects a slow host (:mod:`autocompile.estimate.host`). Eager mode cannot serve for that,
+    since it is part of the measured ratio.
+
+    Args:
+        device: of the measurement. Does nothing for a GPU: there eager mode depends on the CPU's
+            speed and a replayed graph does not, so no state of the CPU is the right one.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        # Explicit, since the target may change the default dtype and device.
+        square = torch.ones(_SIZE, _SIZE, dtype=torch.float32, device="cpu")
+        self._left, self._right, self._out = square, square.clone(), square.clone()
+        self._small = torch.zeros(4, dtype=torch.float32, device="cpu")
+        self._is_idle = device.type != "cpu"
+        self._seconds: list[float] = []
+        self._once()
+
+    def sample(self) -> None:
+        """Time the workload once."""
+        if not self._is_idle:
+            self._seconds.append(self._once())
+
+    @property
+    def median_s(self) -> float:
+        """Median seconds of a sample; 0 for a GPU."""
+        return median(self._seconds) if self._seconds else 0.0
+
+    def _once(self) -> float:
+        with torch.no_grad():
+            begin = time.perf_counter_ns()
+            for _ in range(_PRODUCTS):
+                torch.mm(self._left, self._right, out=self._out)
+            for _ in range(_SUMS):
+                self._small.add_(1.0)
+            return (time.perf_counter_ns() - begin) / 1e9
