@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shlex
 import warnings
 from collections.abc import Mapping
@@ -11,12 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from autocompile.errors import AutocompileError, NothingWorked, UsageError
 from autocompile.estimate.candidates import Limits
 from autocompile.estimate.intervals import Interval
-from autocompile.export import FORMATS, export, unconfirmed
+from autocompile.export import FORMATS, as_code, export, unconfirmed
 from autocompile.export.python import code_of, having_form
 from autocompile.protocol.requests import ExportedCode
 from autocompile.report.build import build_report
 from autocompile.report.markdown import to_markdown
-from autocompile.report.progress import state_of
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.phases import phase_of
 from autocompile.settings.tuned import Tuned
@@ -189,13 +189,8 @@ def make_result(
         wall_s=run.get("wall_s", 0.0),
     )
     report["notice"] = notice
-    is_through = not (report["running"] or report["interrupted"])
-    for name, phase in report["phases"].items():
-        phase["state"] = "" if is_through else state_of(name, records, report["running"])
-        if phase["state"]:
-            phase |= {"verdict": "failed", "reason": phase["state"], "best": None}
-    for name, space in run.get("spaces", {}).items():
-        report["phases"][name]["dropped"] = dict(space.get("dropped", {}))
+    with contextlib.suppress(OSError, ValueError):
+        report["in_algorithm"] = json.loads(folder.in_algorithm.read_text("utf-8"))
     for to in FORMATS:
         with contextlib.suppress(AutocompileError):
             report["exports"][to] = export(report, to)
@@ -229,7 +224,7 @@ def write_result(
     result = make_result(folder, run, records, limits)
     report = result.to_dict()
     write_json(folder.path / "report.json", report)
-    write_text(folder.path / "report.md", to_markdown(report))
+    write_text(folder.path / "report.md", to_markdown(report, as_code(report)))
     if set(result.verdict.values()) != {"failed"} or run["interrupted"]:
         return result
     first = next(iter(report["phases"].values()))

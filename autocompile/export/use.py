@@ -1,15 +1,16 @@
-"""The one line to paste for a result."""
+"""The one line to paste for a result, and each setting as a line of code."""
 
 from __future__ import annotations
 
-from autocompile.errors import ExportError
+from autocompile.errors import AutocompileError, ExportError
 from autocompile.export.common import Report, is_rl, states_differ
 from autocompile.export.config_batch_size import own_choices
-from autocompile.export.lines import imports, phase_lines, uses_apply
+from autocompile.export.lines import code_line, imports, phase_lines, uses_apply
 from autocompile.export.python import having_form, refusal
+from autocompile.settings.config import CompileConfig
 from autocompile.settings.phases import phase_of
 
-__all__ = ["use_line"]
+__all__ = ["as_code", "use_line"]
 
 _LONGEST = 200
 
@@ -28,7 +29,7 @@ def use_line(report: Report, run: str = "last") -> str:
     except ExportError:
         return "nothing to use: no setting worked"
     faster = [choice for choice in found.values() if choice.config is not None]
-    writes = f"   (autocompile export {run} -o tuned.json writes the file)"
+    writes = f"     after    autocompile export {run} -o tuned.json"
     if is_rl(report) and any(phase_of(choice.phase).in_rllib for choice in faster):
         return f'from autocompile.rllib import tuned; config = tuned(config, "tuned.json"){writes}'
     try:
@@ -56,3 +57,19 @@ def _nothing(report: Report, worked: list[str]) -> str:
         return nothing
     size = report["target"]["own_batch_size"][elsewhere[0]]
     return f"{nothing} at this configuration's own batch size {size}"
+
+
+def as_code(report: Report) -> dict[str, str]:
+    """The best setting of each phase that has one as a line of code, for a table.
+
+    What plain torch has no words for stands in a comment.
+    """
+    found = {}
+    for name, phase in report["phases"].items():
+        if phase["verdict"] == "faster" and phase.get("best"):
+            try:
+                config = CompileConfig.from_dict(phase["best"]["config"])
+            except AutocompileError:
+                continue  # of a newer version
+            found[name] = code_line(report, name, config)
+    return found
