@@ -78,7 +78,6 @@ def test_what_lost_failed_or_was_left_out_is_told_with_verbose_only(report: dict
     ):
         assert word not in short and word in full
     rest = "6 failures, why others lose, what was left out, every trial"
-    assert f"More: {rest}   → autocompile show runs/ppo" not in short  # its name is enough
     assert f"More: {rest}   → autocompile show ppo_breakout-0003 -v\n" in short
     assert "More:" not in full
     assert "1 204 samples/s [1 180, 1 228]" in full
