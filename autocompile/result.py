@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import shlex
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -13,12 +14,11 @@ from rich.console import Console
 from autocompile.errors import AutocompileError, NothingWorked, UsageError
 from autocompile.estimate.candidates import Limits
 from autocompile.estimate.intervals import Interval
-from autocompile.export import FORMATS, export, unconfirmed
+from autocompile.export import FORMATS, as_code, export, unconfirmed
 from autocompile.export.python import code_of, having_form
 from autocompile.protocol.requests import ExportedCode
 from autocompile.report.build import build_report
 from autocompile.report.markdown import to_markdown
-from autocompile.report.progress import state_of
 from autocompile.report.terminal import render
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.phases import phase_of
@@ -199,13 +199,8 @@ def make_result(
         wall_s=run.get("wall_s", 0.0),
     )
     report["notice"] = notice
-    is_through = not (report["running"] or report["interrupted"])
-    for name, phase in report["phases"].items():
-        phase["state"] = "" if is_through else state_of(name, records, report["running"])
-        if phase["state"]:
-            phase |= {"verdict": "failed", "reason": phase["state"], "best": None}
-    for name, space in run.get("spaces", {}).items():
-        report["phases"][name]["dropped"] = dict(space.get("dropped", {}))
+    with contextlib.suppress(OSError, ValueError):
+        report["in_algorithm"] = json.loads(folder.in_algorithm.read_text("utf-8"))
     for to in FORMATS:
         with contextlib.suppress(AutocompileError):
             report["exports"][to] = export(report, to)
@@ -239,7 +234,7 @@ def write_result(
     result = make_result(folder, run, records, limits)
     report = result.to_dict()
     write_json(folder.path / "report.json", report)
-    write_text(folder.path / "report.md", to_markdown(report))
+    write_text(folder.path / "report.md", to_markdown(report, as_code(report)))
     if set(result.verdict.values()) != {"failed"} or run["interrupted"]:
         return result
     first = next(iter(report["phases"].values()))

@@ -26,7 +26,7 @@ from autocompile import load
 from autocompile.cli.commands import app
 from autocompile.cli.output import show_result
 from autocompile.errors import AutocompileError
-from autocompile.export import FORMATS, export
+from autocompile.export import FORMATS, as_code, export
 from autocompile.report.markdown import to_markdown
 from autocompile.report.terminal import render, render_trials
 
@@ -75,7 +75,7 @@ def texts(name: str, scratch: Path) -> dict[str, str]:
                 "report.json": said("show", name, "--json"),
             }
             exports = {to: said("export", name, "--to", to) for to in FORMATS}
-    found |= {"markdown.txt": to_markdown(report), "terminal.txt": drawn(report)}
+    found |= {"markdown.txt": to_markdown(report, as_code(report)), "terminal.txt": drawn(report)}
     return {**found, **{f"export_{to}.txt": text for to, text in exports.items()}}
 
 
@@ -121,7 +121,7 @@ def drawn(report: Mapping[str, Any]) -> str:
     out = io.StringIO()
     console = Console(file=out, width=80, force_terminal=True, color_system="standard")
     render_trials(report, console)
-    render(report, console, use="the line to paste", next_line="autocompile export", verbose=True)
+    render(report, console, code=as_code(report), use="the line to paste", run="last")
     return out.getvalue()
 
 

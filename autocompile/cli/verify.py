@@ -40,6 +40,8 @@ def verify(
     from autocompile.report.checks import render_in_algorithm, render_verified
     from autocompile.report.live import progress as progress_of
     from autocompile.settings.tuned import Tuned
+    from autocompile.store import runs
+    from autocompile.store.files import write_json
 
     required = options.numbers("--require", require, REQUIREMENTS)
     tuned = Tuned.read(settings if settings.endswith(".json") else api.load(settings))
@@ -53,6 +55,8 @@ def verify(
         if not quiet and progress != "none":
             say(f"trains with and without the settings, in turns, for about {budget}")
         found = compare_in_algorithm(target or tuned.target, tuned, budget_s, timeout_s)
+        if not settings.endswith(".json"):
+            write_json(runs.find(settings).in_algorithm, found["figures"])
         print_or_draw(found, as_json, lambda console: render_in_algorithm(found, console))
         return
     with tempfile.TemporaryDirectory(prefix="autocompile-verify-") as folder:

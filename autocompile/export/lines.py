@@ -18,6 +18,7 @@ from autocompile.settings.phases import FORWARD, TRAIN_STEP, phase_of
 
 __all__ = [
     "arguments",
+    "code_line",
     "compile_lines",
     "imports",
     "made_optimizer",
@@ -63,6 +64,24 @@ def phase_lines(
         else:
             lines += [f"{name} = {lower}({called})"]
     return lines
+
+
+def code_line(report: Report, phase: str, config: CompileConfig) -> str:
+    """A setting as one line, with what plain torch has no words for in a comment; or empty."""
+    lines = [*process_lines(config), *model_lines(config)]
+    if config.optimizer != "default":
+        flags = _shown(OPTIMIZERS[config.optimizer]) or 'lr=torch.tensor(group["lr"])'
+        lines.append(made_optimizer(report, config.optimizer) or f"optimizer(..., {flags})")
+    if not config.is_eager:
+        given = arguments(config)
+        called = phase_of(phase).compiles or "model"
+        lines.append(f"torch.compile({called}{', ' if given else ''}{given})")
+    more = [
+        f"environment {value}" if d.name == "environment" else d.label(value)
+        for d, value in config.changed()
+        if d.needs_apply or d.name in ("scope", "autocast", "environment")
+    ]
+    return "; ".join(lines) + (f"  # {', '.join(more)}" if more and lines else "")
 
 
 def compile_lines(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from autocompile.errors import ExportError
+from autocompile.errors import AutocompileError, ExportError
 from autocompile.export.choices import (
     Choice,
     Report,
@@ -18,12 +18,12 @@ from autocompile.export.choices import (
     is_rl,
     states_differ,
 )
-from autocompile.export.lines import imports, phase_lines, uses_apply
+from autocompile.export.lines import code_line, imports, phase_lines, uses_apply
 from autocompile.export.text import one_line, program, quoted
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.phases import LEARNER_UPDATE, OPTIMIZER_STEP, PHASES, phase_of
 
-__all__ = ["code_of", "export", "having_form", "refusal", "use_line"]
+__all__ = ["as_code", "code_of", "export", "having_form", "refusal", "use_line"]
 
 _LONGEST = 200  # characters of a line to paste
 
@@ -161,7 +161,7 @@ def use_line(report: Report, run: str = "last") -> str:
     except ExportError:
         return "nothing to use: no setting worked"
     faster = [choice for choice in found.values() if choice.config is not None]
-    writes = f"   (autocompile export {run} -o tuned.json writes the file)"
+    writes = f"     after    autocompile export {run} -o tuned.json"
     if is_rl(report) and any(phase_of(choice.phase).in_rllib for choice in faster):
         return f'from autocompile.rllib import tuned; config = tuned(config, "tuned.json"){writes}'
     try:
@@ -189,3 +189,19 @@ def _nothing(report: Report, worked: list[str]) -> str:
         return nothing
     size = report["target"]["own_batch_size"][elsewhere[0]]
     return f"{nothing} at this configuration's own batch size {size}"
+
+
+def as_code(report: Report) -> dict[str, str]:
+    """The best setting of each phase that has one as a line of code, for a table.
+
+    What plain torch has no words for stands in a comment.
+    """
+    found = {}
+    for name, phase in report["phases"].items():
+        if phase["verdict"] == "faster" and phase.get("best"):
+            try:
+                config = CompileConfig.from_dict(phase["best"]["config"])
+            except AutocompileError:
+                continue  # of a newer version
+            found[name] = code_line(report, name, config)
+    return found

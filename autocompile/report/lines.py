@@ -131,7 +131,7 @@ class PlainProgress(Progress):
             log = f"{self._run_dir}/trials/{record.number:04d}/log.txt" if record.wall_s else ""
             return " · ".join(filter(None, (message or f"in step {record.step.value}", log)))
         eager, compile_s = record.config.is_baseline, record.compile_s
-        result = "1.00x" if eager else show.ratio(record.measurement.speedup, "x")
+        result = show.speedup(1.0) if eager else show.ratio(record.measurement.speedup)
         result += "" if compile_s is None else f"  compile {show.seconds(compile_s, '')}"
         return result + ("" if record.repeats is None else f"  repeats #{record.repeats}")
 

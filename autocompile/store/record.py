@@ -231,6 +231,7 @@ class RunFolder:
         self.study_db = self.path / "study.db"
         self.trials = self.path / "trials"
         self.cache = self.path / "cache"
+        self.in_algorithm = self.path / "in_algorithm.json"
         self._made: list[Path] = []
 
     def create(self) -> None:

@@ -512,7 +512,7 @@ def test_rllib_says_when_the_users_own_batch_size_was_not_measured(
 
 def test_use_line_for_rllib_reads_the_file(rl_report: dict[str, Any]) -> None:
     line = 'from autocompile.rllib import tuned; config = tuned(config, "tuned.json")'
-    use = f"{line}   (autocompile export mine -o tuned.json writes the file)"
+    use = f"{line}     after    autocompile export mine -o tuned.json"
     assert use_line(rl_report, "mine") == use
     change_config(rl_report, "forward_exploration", memory_format="channels_last")
     assert use_line(rl_report, "mine") == use

@@ -97,7 +97,7 @@ def test_a_finished_trial_is_one_stable_line(plain: Plain) -> None:
     shown.ended(failed(15, "openvino", Outcome.CRASHED, "SIGSEGV in compile", 5.0), 11)
     assert file.getvalue().splitlines()[-2:] == [
         "[  72s] #14 ok       forward batch 4               inductor max-autotune            "
-        "1.09x ±0.00  compile 6.8s",
+        "1.09× ±0.00  compile 6.8s",
         "[  75s] #15 crashed  forward batch 4               openvino                         "
         "SIGSEGV in compile · runs/net-0003/trials/0015/log.txt",
     ]
@@ -123,7 +123,7 @@ def test_plain_progress_tells_what_a_log_needs(plain: Plain) -> None:
     assert "space   forward · 5 backends → 27 settings\n" in out
     assert "budget  5:00\n" in out
     assert (
-        "#0  ok       forward batch 4               eager                            1.00x\n" in out
+        "#0  ok       forward batch 4               eager                            1.00×\n" in out
     )
     assert "same code as trial 0\n" in out
     assert "needs torch 2.8\n" in out  # no process, no log

@@ -15,7 +15,7 @@ from conftest import Clock
 
 from autocompile.api import tune
 from autocompile.execute.executor import Ended, Ending, Event, Job
-from autocompile.report.facts import best_facts, exported_warning
+from autocompile.report.facts import exported_warning, figures
 from autocompile.report.live import SilentProgress
 from autocompile.space.space import SearchSpace
 from autocompile.store.record import AT_WORK, Outcome, Step
@@ -342,9 +342,9 @@ def test_a_report_warns_of_exported_code_that_does_not_do_what_was_confirmed(
     assert report["phases"]["forward"]["verdict"] == "faster" and not best["exported"]["agrees"]
     (warning,) = exported_warning(best)
     assert said in warning
-    assert "exported code" not in " ".join(best_facts(best))
+    assert "exported code" not in " ".join(figures(best))
     best["exported"] |= {"agrees": True, "speedup": best["speedup"]}
-    assert "exported code: 1.50×, right" in list(best_facts(best))
+    assert "exported code: 1.50×, right" in list(figures(best))
     assert exported_warning(best) == []
 
 
@@ -355,7 +355,7 @@ def test_exported_code_is_no_slower_where_eager_mode_was_faster(target: Path) ->
     ]
     assert best["exported"]["agrees"] and exported_warning(best) == []
     told = "exported code: 1.20×, right; calls as fast, eager mode was faster in that process"
-    assert told in list(best_facts(best))
+    assert told in list(figures(best))
 
 
 def test_exported_code_that_is_slower_than_eager_is_told_whatever_its_calls_take(
