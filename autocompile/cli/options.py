@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 from autocompile.errors import UsageError
@@ -46,17 +46,6 @@ def integers(option: str, given: Iterable[str] | None) -> tuple[int, ...] | None
         raise UsageError(f"{option} {said!r} is not a list of whole numbers like 1,4,16") from None
 
 
-def fraction(option: str, text: str | None) -> float | None:
-    """A number above 0 and below 1."""
-    try:
-        number = None if text is None else float(text)
-    except ValueError:
-        number = -1.0
-    if number is not None and not 0 < number < 1:
-        raise UsageError(f"{option} {text!r} is not a number between 0 and 1 like 0.001")
-    return number
-
-
 def numbers(option: str, given: Iterable[str] | None, known: Iterable[str]) -> dict[str, float]:
     """``["speedup=1.05, max-graphs=1"]`` by name; of times also with units."""
     found = {}
@@ -65,7 +54,7 @@ def numbers(option: str, given: Iterable[str] | None, known: Iterable[str]) -> d
         if name not in known:
             raise UsageError(f"{option} {name!r} is none of {', '.join(known)}")
         expected = f"a number (try {name}=1)"
-        found[name] = 0.0 if text == "0" else _amount(option, text, _TIME, expected)
+        found[name] = 0.0 if text == "0" else _amount(f"{option} {name}", text, _TIME, expected)
     return found
 
 
@@ -76,14 +65,32 @@ def _amount(option: str, text: str, units: Mapping[str, float], expected: str) -
     return float(match[1]) * units[match[2].lower()]
 
 
-def seconds(option: str, text: str | None, example: str) -> float | None:
+# Of one value: each gives a function from what was typed, or a default, to the value. -----------
+
+
+def seconds(option: str, example: str) -> Callable[[str], float]:
     """A time: ``10m`` is 600 seconds, a bare number is seconds."""
-    return None if text is None else _amount(option, text, _TIME, f"a duration (try {example})")
+    return lambda text: _amount(option, str(text), _TIME, f"a duration (try {example})")
 
 
-def size(option: str, text: str | None) -> int | None:
+def size(option: str) -> Callable[[str], int]:
     """A size: ``2GiB`` is 2**31 bytes, a bare number is bytes."""
-    return None if text is None else int(_amount(option, text, _SIZE, "a size (try 2GiB)"))
+    return lambda text: int(_amount(option, str(text), _SIZE, "a size (try 2GiB)"))
+
+
+def fraction(option: str) -> Callable[[str], float]:
+    """A number above 0 and below 1."""
+
+    def read(text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            number = -1.0
+        if not 0 < number < 1:
+            raise UsageError(f"{option} {text!r} is not a number between 0 and 1 like 0.001")
+        return number
+
+    return read
 
 
 def known_runs(beginning: str) -> list[str]:
