@@ -57,8 +57,8 @@ Timeout = Annotated[
     _measuring(
         metavar="TIME",
         parser=options.seconds("--timeout", "300s"),
-        show_default="300s",
-        help="end a trial that stays longer in one step",
+        show_default=False,
+        help="end a trial that stays longer in one step; 300s if left out",
     ),
 ]
 TIMEOUT_S = 300.0

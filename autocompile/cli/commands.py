@@ -112,7 +112,7 @@ def check(
 @app.command(cls=Command)
 @interruptible
 def doctor(
-    backend: Annotated[str | None, typer.Argument(help="only this backend")] = None,
+    backend: Annotated[str | None, typer.Argument(metavar="BACKEND", help="only this one")] = None,
     device: arguments.Device = None,
     as_json: arguments.Json = False,
     verbose: arguments.Verbose = False,
@@ -128,7 +128,9 @@ def doctor(
 @app.command(cls=Command)
 @interruptible
 def init(
-    path: Annotated[Path, typer.Argument(help="the file to write")] = Path("model.py"),
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="the file to write")] = Path(
+        "model.py"
+    ),
 ) -> None:
     """Write a file to start from, with get_model() and get_inputs()."""
     from autocompile.cli.template import TEMPLATE

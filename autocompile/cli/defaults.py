@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -45,20 +44,12 @@ def _table(folder: Path) -> tuple[Path, Mapping[str, Any]]:
     Raises:
         UsageError: a file on the way cannot be read.
     """
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
+    from autocompile.cli.space import read_toml
 
     for path in (parent / "pyproject.toml" for parent in (folder, *folder.parents)):
         if not path.is_file():
             continue
-        try:
-            table = tomllib.loads(path.read_text("utf-8")).get("tool", {}).get("autocompile")
-        except OSError as error:
-            raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise UsageError(f"{path} is not TOML: {error}") from None
+        table = read_toml(path).get("tool", {}).get("autocompile")
         if table is not None:
             if not isinstance(table, dict):
                 raise UsageError(f"{path}: tool.autocompile is not a table of options")

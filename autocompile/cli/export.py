@@ -41,7 +41,7 @@ def export(
     ] = False,
     timeout: arguments.Timeout = arguments.TIMEOUT_S,
 ) -> None:
-    """Print the best settings for a training stack, or write them to a file.
+    """Print the best settings for a training stack, or write a file.
 
     A .json file holds the settings themselves: autocompile.apply and autocompile.rllib read it. A
     cache beside it is loaded by them, so that a new process does not compile. Trust it like code.
@@ -49,7 +49,7 @@ def export(
     is_json = output is not None and output.suffix == ".json"
     if with_cache and (output is None or not is_json or to not in (None, "json")):
         raise UsageError(
-            "--with-cache writes a cache beside a file of settings, and there is none",
+            "--with-cache keeps compiled code beside a .json file, and -o names none",
             hint=f"autocompile export {run} -o tuned.json --with-cache",
         )
     result = loaded(run)

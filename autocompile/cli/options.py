@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from autocompile.errors import UsageError
@@ -31,8 +32,7 @@ def choices(
     """Comma lists of known words, as their values."""
     parts = words(given)
     for part in parts or ():
-        if part.lower() not in known:
-            raise UsageError(f"{option} {part!r} is none of {', '.join(known)}")
+        _demand_known(option, part.lower(), known)
     return None if parts is None else tuple(known[part.lower()] for part in parts)
 
 
@@ -46,16 +46,23 @@ def integers(option: str, given: Iterable[str] | None) -> tuple[int, ...] | None
         raise UsageError(f"{option} {said!r} is not a list of whole numbers like 1,4,16") from None
 
 
-def numbers(option: str, given: Iterable[str] | None, known: Iterable[str]) -> dict[str, float]:
+def numbers(option: str, given: Iterable[str] | None, known: Sequence[str]) -> dict[str, float]:
     """``["speedup=1.05, max-graphs=1"]`` by name; of times also with units."""
     found = {}
     for part in words(given) or ():
         name, _, text = part.partition("=")
-        if name not in known:
-            raise UsageError(f"{option} {name!r} is none of {', '.join(known)}")
+        _demand_known(option, name, known, "=1")
         expected = f"a number (try {name}=1)"
         found[name] = 0.0 if text == "0" else _amount(f"{option} {name}", text, _TIME, expected)
     return found
+
+
+def _demand_known(option: str, part: str, known: Iterable[str], behind: str = "") -> None:
+    names = list(known)
+    if part not in names:
+        close = difflib.get_close_matches(part, names, 1)
+        hint = f"{option} {close[0]}{behind}" if close else None
+        raise UsageError(f"{option} {part!r} is none of {', '.join(names)}", hint=hint)
 
 
 def _amount(option: str, text: str, units: Mapping[str, float], expected: str) -> float:

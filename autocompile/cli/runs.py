@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,10 +14,9 @@ from autocompile.cli.output import print_or_draw
 
 __all__ = ["compare", "list_runs"]
 
-Compared = Annotated[
-    str,
-    typer.Argument(help="a run or a report.json", autocompletion=options.known_runs),
-]
+_compared = functools.partial(
+    typer.Argument, help="a run, or its report.json", autocompletion=options.known_runs
+)
 
 
 def list_runs(
@@ -34,7 +34,11 @@ def list_runs(
     print_or_draw(rows, as_json, lambda console: render_runs(rows, console))
 
 
-def compare(a: Compared, b: Compared, as_json: arguments.Json = False) -> None:
+def compare(
+    a: Annotated[str, _compared(metavar="A")],
+    b: Annotated[str, _compared(metavar="B")],
+    as_json: arguments.Json = False,
+) -> None:
     """Compare two runs of a target, also of two machines."""
     from autocompile.commands import compare as comparing
     from autocompile.report.runs import render_comparison

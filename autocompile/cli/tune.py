@@ -52,7 +52,7 @@ def tune(
     \b
     Examples:
       autocompile tune model.py
-      autocompile tune model.py --batch-size 1,16 --budget 2m --require-speedup 1.05
+      autocompile tune model.py --budget 2m --require-speedup 1.05
 
     [tool.autocompile] in pyproject.toml holds defaults of these options.
     """

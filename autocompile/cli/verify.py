@@ -45,8 +45,8 @@ def verify(
         typer.Option(
             metavar="TIME",
             parser=options.seconds("--budget", "2m"),
-            show_default="2m",
-            help="end the whole command after this time",
+            show_default=False,
+            help="end the whole command after this time; 2m if left out",
         ),
     ] = _BUDGET_S,
     device: arguments.Device = None,
@@ -55,7 +55,7 @@ def verify(
     progress: arguments.ProgressChoice = "auto",
     quiet: arguments.Quiet = False,
 ) -> None:
-    """Try settings again here, beside eager mode and plain torch.compile()."""
+    """Try settings again, beside eager mode and plain torch.compile."""
     from autocompile import api
     from autocompile.commands.verify import REQUIREMENTS, check, unmet
     from autocompile.report.checks import render_verified

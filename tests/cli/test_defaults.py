@@ -88,7 +88,7 @@ def test_a_run_that_goes_on_keeps_its_own_settings(work: Path, tuned: Tuned) -> 
         ("resume = true", ["no option --resume that takes a value"]),
         ('effort = "heroic"', ["effort: ", "heroic"]),
         ('budget = "soon"', ["budget: --budget 'soon' is not a duration (try 90s or 10m)"]),
-        ("trials = 0", ["trials: ", "0"]),
+        ("trials = 0", ["trials: ", "1"]),
         ("effort = ['quick']", ["effort = ['quick'] is a list, and --effort takes one value"]),
         ("fullgraph = ['maybe']", ["fullgraph: --fullgraph 'maybe' is none of true, false"]),
         ("batch-size = [0]", ["batch-size: ", "batch size 0 is below 1"]),
