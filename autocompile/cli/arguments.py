@@ -1,7 +1,11 @@
-"""The arguments and options of the commands: their types, and what ``--help`` says of them."""
+"""The arguments and options of the commands: their types, and what ``--help`` says of them.
+
+Values are read here: a command gets seconds, bytes and numbers, never their text.
+"""
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +23,12 @@ Format = Literal["python", "script", "json", "rllib", "accelerate", "transformer
 Isolation = Literal["auto", "fork", "spawn"]
 ProgressKind = Literal["auto", "plain", "none"]
 
+PANELS = ("Common", "Search", "Limits and CI", "Measuring", "Output")
+"""The parts of a long ``--help``, in this order."""
+_common, _search, _limits, _measuring, _output = (
+    functools.partial(typer.Option, rich_help_panel=panel) for panel in PANELS
+)
+
 
 Target = Annotated[
     str, typer.Argument(metavar="TARGET", help="model.py, PATH:NAME or package.module:NAME")
@@ -29,51 +39,121 @@ Run = Annotated[
         metavar="RUN", help="a folder, its short name, or last", autocompletion=options.known_runs
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="one JSON document on stdout, nothing else")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="say more")]
-Tolerance = Annotated[str | None, typer.Option(help="relative, of outputs; else by dtype")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; a GPU where there is one")]
+Json = Annotated[bool, _output("--json", help="print one JSON document and nothing else")]
+Verbose = Annotated[bool, _output("--verbose", "-v", help="say more")]
+Tolerance = Annotated[
+    float | None,
+    _measuring(
+        metavar="FRACTION",
+        parser=options.fraction("--tolerance"),
+        help="how far outputs may differ, as 0.01; by dtype if left out",
+    ),
+]
+Device = Annotated[
+    str | None, _common(metavar="NAME", help="cpu, cuda or cuda:1; a GPU where there is one")
+]
+Timeout = Annotated[
+    float,
+    _measuring(
+        metavar="TIME",
+        parser=options.seconds("--timeout", "300s"),
+        show_default=False,
+        help="end a trial that stays longer in one step; 300s if left out",
+    ),
+]
+TIMEOUT_S = 300.0
 
 # Of tune -----------------------------------------------------------------------------------------
 
 Phase = Annotated[
-    list[str] | None, typer.Option(help="what to time (repeatable); two phases if left out")
-]
-Space = Annotated[Path | None, typer.Option(help="a TOML file of such lists; options go before it")]
-CallsPerUpdate = Annotated[
-    int | None, typer.Option(min=1, help="calls between two changes of the weights")
-]
-Python = Annotated[
-    list[str] | None, typer.Option(help="PATH or NAME=PATH of another interpreter (repeatable)")
+    list[str] | None,
+    _common(metavar="LIST", help="what to time; two phases of the target if left out"),
 ]
 EffortChoice = Annotated[
-    Effort, typer.Option(help="quick: 90 s, normal: 5 min, full: every setting")
+    Effort, _common(metavar="LEVEL", help="quick: 90 s, normal: 5 min, full: every setting")
 ]
-Trials = Annotated[int | None, typer.Option(min=1, help="most trials of the search")]
-Budget = Annotated[str | None, typer.Option(help="time of the whole run, e.g. 10m")]
-SamplerChoice = Annotated[Sampler, typer.Option(help="what chooses the next setting")]
-Timeout = Annotated[str, typer.Option(help="longest stay in one step of a trial")]
-ObjectiveChoice = Annotated[Objective, typer.Option(help="what best means")]
-MaxLatency = Annotated[str | None, typer.Option(help="only settings below, e.g. 5ms")]
-MaxMemory = Annotated[str | None, typer.Option(help="only settings below, e.g. 2GiB")]
-MaxCompileTime = Annotated[str | None, typer.Option(help="only settings below")]
-MemoryLimit = Annotated[
-    str | None, typer.Option(help="kill a trial above, e.g. 8GiB; 80 % of free, shared")
+Budget = Annotated[
+    float | None,
+    _common(
+        metavar="TIME",
+        parser=options.seconds("--budget", "90s or 10m"),
+        help="end the whole run after this time, as 10m",
+    ),
 ]
-Jobs = Annotated[int | None, typer.Option(min=1, help="trials at once; one a core")]
-IsolationChoice = Annotated[Isolation, typer.Option(help="how a trial's process begins")]
-Storage = Annotated[str | None, typer.Option(help="Optuna storage URL")]
-RunDir = Annotated[Path | None, typer.Option(help="the run's folder")]
-Resume = Annotated[bool, typer.Option("--resume", help="go on with the last run")]
-Seed = Annotated[int, typer.Option(help="of weights, inputs and orders")]
-RequireSpeedup = Annotated[
-    float | None, typer.Option(help="exit code 1 unless every phase is faster by this factor")
-]
+Resume = Annotated[bool, _common("--resume", help="go on with the last run of the target")]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="only list what would be tried, and why not more")
+    bool, _common("--dry-run", help="list what would be tried, and what not and why")
 ]
-ProgressChoice = Annotated[ProgressKind, typer.Option(help="what stderr shows meanwhile")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="no progress")]
+
+Space = Annotated[
+    Path | None, _search(metavar="FILE", help="read such lists from TOML; options go before it")
+]
+CallsPerUpdate = Annotated[
+    int | None, _search(metavar="N", min=1, help="how often weights are used before they change")
+]
+Python = Annotated[
+    list[str] | None,
+    _search(metavar="PATH", help="try this interpreter too, as PATH or NAME=PATH; repeatable"),
+]
+Trials = Annotated[int | None, _search(metavar="N", min=1, help="start at most this many trials")]
+SamplerChoice = Annotated[
+    Sampler, _search(metavar="NAME", help="portfolio, or Optuna's tpe, gp or random")
+]
+Storage = Annotated[str | None, _search(metavar="URL", help="keep Optuna's study in this database")]
+
+ObjectiveChoice = Annotated[Objective, _limits(metavar="NAME", help="throughput or latency")]
+MaxLatency = Annotated[
+    float | None,
+    _limits(
+        metavar="TIME",
+        parser=options.seconds("--max-latency", "5ms"),
+        help="choose only settings whose call is shorter",
+    ),
+]
+MaxMemory = Annotated[
+    int | None,
+    _limits(
+        metavar="SIZE",
+        parser=options.size("--max-memory"),
+        help="choose only settings that need less, as 2GiB",
+    ),
+]
+MaxCompileTime = Annotated[
+    float | None,
+    _limits(
+        metavar="TIME",
+        parser=options.seconds("--max-compile-time", "60s"),
+        help="choose only settings that compile faster",
+    ),
+]
+RequireSpeedup = Annotated[
+    float | None,
+    _limits(metavar="FACTOR", help="exit with 1 unless every phase is surely this much faster"),
+]
+
+MemoryLimit = Annotated[
+    int | None,
+    _measuring(
+        metavar="SIZE",
+        parser=options.size("--memory-limit"),
+        help="end a trial that needs more; its share of 80 % of what is free if left out",
+    ),
+]
+Jobs = Annotated[
+    int | None, _measuring(metavar="N", min=1, help="compile side by side; one a core if left out")
+]
+IsolationChoice = Annotated[
+    Isolation, _measuring(metavar="KIND", help="how trials start: auto, fork or spawn")
+]
+Seed = Annotated[int, _measuring(metavar="N", help="of weights, inputs and orders")]
+
+RunDir = Annotated[
+    Path | None, _output(metavar="FOLDER", help="keep the run here; in ./runs if left out")
+]
+ProgressChoice = Annotated[
+    ProgressKind, _output(metavar="KIND", help="what stderr shows: auto, plain or none")
+]
+Quiet = Annotated[bool, _output("--quiet", "-q", help="show no progress")]
 
 
 def with_dimensions(command: Callable[..., None]) -> Callable[..., None]:
@@ -84,7 +164,10 @@ def with_dimensions(command: Callable[..., None]) -> Callable[..., None]:
     given = inspect.signature(command, eval_str=True).parameters.values()
     own = [p for p in given if p.kind is not p.VAR_KEYWORD]
     place = [p.name for p in own].index("space")
-    hints = {d.parameter: Annotated[list[str] | None, typer.Option(help=d.help)] for d in SEARCHED}
+    hints = {
+        d.parameter: Annotated[list[str] | None, _search(metavar="LIST", help=d.help)]
+        for d in SEARCHED
+    }
     added = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
         for name, hint in hints.items()

@@ -12,8 +12,19 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from autocompile.cli import arguments, options
+from autocompile.cli.defaults import WithDefaults
 from autocompile.cli.export import export, loaded
-from autocompile.cli.output import Stopped, interruptible, print_or_draw, say, show_result
+from autocompile.cli.help import Command, Group
+from autocompile.cli.output import (
+    Stopped,
+    interruptible,
+    print_or_draw,
+    say,
+    show_result,
+    write,
+)
+from autocompile.cli.runs import compare, list_runs
+from autocompile.cli.tune import tune
 from autocompile.cli.verify import verify
 from autocompile.errors import AutocompileError, ExitCode, UsageError
 
@@ -21,6 +32,7 @@ __all__ = ["app", "main"]
 
 app = typer.Typer(
     name="autocompile",
+    cls=Group,
     help="Find the fastest torch.compile settings that keep your model right, on this machine.",
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -46,150 +58,66 @@ def _root(
     """Find the fastest torch.compile settings that keep your model right, on this machine."""
 
 
-@app.command()
-@interruptible
-@arguments.with_dimensions
-def tune(
-    target: arguments.Target,
-    phase: arguments.Phase = None,
-    space: arguments.Space = None,
-    calls_per_update: arguments.CallsPerUpdate = None,
-    python: arguments.Python = None,
-    effort: arguments.EffortChoice = "normal",
-    trials: arguments.Trials = None,
-    budget: arguments.Budget = None,
-    sampler: arguments.SamplerChoice = "portfolio",
-    timeout: arguments.Timeout = "300s",
-    objective: arguments.ObjectiveChoice = "throughput",
-    max_latency: arguments.MaxLatency = None,
-    max_memory: arguments.MaxMemory = None,
-    max_compile_time: arguments.MaxCompileTime = None,
-    memory_limit: arguments.MemoryLimit = None,
-    jobs: arguments.Jobs = None,
-    isolation: arguments.IsolationChoice = "auto",
-    device: arguments.Device = None,
-    storage: arguments.Storage = None,
-    run_dir: arguments.RunDir = None,
-    resume: arguments.Resume = False,
-    seed: arguments.Seed = 0,
-    tolerance: arguments.Tolerance = None,
-    require_speedup: arguments.RequireSpeedup = None,
-    dry_run: arguments.DryRun = False,
-    as_json: arguments.Json = False,
-    progress: arguments.ProgressChoice = "auto",
-    quiet: arguments.Quiet = False,
-    verbose: arguments.Verbose = False,
-    **dimensions: Any,
-) -> None:
-    """Search the settings of torch.compile for TARGET and report the best."""
-    from autocompile import api
-    from autocompile.cli.space import asked
-    from autocompile.estimate.candidates import Limits
-    from autocompile.report.live import progress as progress_of
-    from autocompile.search.jobs import without_interrupts
-    from autocompile.store import runs
-
-    phases, relative = options.words(phase), options.fraction("--tolerance", tolerance)
-    timeout_s = options.seconds("--timeout", timeout, "300s") or 300.0
-    budget_s = options.seconds("--budget", budget, "90s or 10m")
-    memory_limit_bytes = options.size("--memory-limit", memory_limit)
-    limits = Limits(
-        options.seconds("--max-latency", max_latency, "5ms"),
-        options.size("--max-memory", max_memory),
-        options.seconds("--max-compile-time", max_compile_time, "60s"),
-    )
-    wanted = asked(space, dimensions)
-    pythons = tuple(python or ())
-    if dry_run:
-        from autocompile.commands.preview import preview
-        from autocompile.report.checks import render_preview
-
-        asked_for = target, phases, wanted, effort, device, jobs, timeout_s
-        found = preview(*asked_for, pythons, trials, budget_s)
-        print_or_draw(found, as_json, lambda console: render_preview(found, console))
-        return
-    result = api.tune(
-        target,
-        phases=phases,
-        space=wanted,
-        effort=effort,
-        trials=trials,
-        budget_s=budget_s,
-        sampler=sampler,
-        timeout_s=timeout_s,
-        memory_limit_bytes=memory_limit_bytes,
-        objective=objective,
-        limits=limits,
-        device=device,
-        jobs=jobs,
-        isolation=isolation,
-        storage=storage,
-        run_dir=run_dir,
-        resume=resume,
-        seed=seed,
-        tolerance=relative,
-        calls_per_update=calls_per_update,
-        pythons=pythons,
-        progress=progress_of("none" if quiet else progress, sys.stderr),
-    )
-    with without_interrupts():
-        show_result(result, str(run_dir or runs.shown(result.run_dir)), as_json, verbose)
-    if result.interrupted:
-        raise typer.Exit(ExitCode.INTERRUPTED)
-    if require_speedup is not None:
-        failed = [n for n in result.verdict if not result.is_faster_by(require_speedup, n)]
-        if failed:
-            say(f"gate: {', '.join(failed)} is not surely faster by {require_speedup:g}x")
-            raise typer.Exit(ExitCode.GATE)
+app.command(cls=WithDefaults)(interruptible(tune))
 
 
-@app.command()
+@app.command(cls=Command)
 @interruptible
 def show(
-    run: arguments.Run = "last", as_json: arguments.Json = False, verbose: arguments.Verbose = False
+    run: arguments.Run = "last",
+    as_json: arguments.Json = False,
+    verbose: arguments.Verbose = False,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="print the JSON schema of report.json, of no run")
+    ] = False,
 ) -> None:
-    """Show the report of a run that was made before."""
+    """Show the report of a run."""
+    if schema:
+        import importlib.resources
+
+        found = importlib.resources.files("autocompile.report") / "schema.json"
+        typer.echo(found.read_text("utf-8"), nl=False)
+        return
     show_result(loaded(run), run, as_json, verbose)
 
 
-for _command in (export, verify):
-    app.command()(interruptible(_command))
+app.command("list", cls=Command)(interruptible(list_runs))
+for _command in (compare, export, verify):
+    app.command(cls=Command)(interruptible(_command))
 
 
-@app.command()
+@app.command(cls=Command)
 @interruptible
 def check(
     target: arguments.Target,
-    phase: Annotated[list[str] | None, typer.Option(help="what to try (repeatable)")] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="of the inputs")] = 4,
+    phase: arguments.Phase = None,
+    batch_size: Annotated[int, typer.Option(metavar="N", min=1, help="of the inputs")] = 4,
     device: arguments.Device = None,
-    timeout: Annotated[str, typer.Option(help="longest stay in one step")] = "300s",
+    timeout: arguments.Timeout = arguments.TIMEOUT_S,
     tolerance: arguments.Tolerance = None,
     as_json: arguments.Json = False,
     verbose: arguments.Verbose = False,
 ) -> None:
-    """Load TARGET, run it in eager mode and under plain torch.compile(), and compare."""
+    """Run TARGET eagerly and under plain torch.compile(), and compare."""
     from autocompile.commands import diagnose
     from autocompile.report import checks
 
-    seconds = options.seconds("--timeout", timeout, "300s") or 300.0
-    within = options.fraction("--tolerance", tolerance)
     phases = options.words(phase)
-    found = diagnose.check(target, phases, batch_size, device, seconds, within)
+    found = diagnose.check(target, phases, batch_size, device, timeout, tolerance)
     print_or_draw(found, as_json, lambda console: checks.render_check(found, console, verbose))
     if not all(row["outcome"] == "ok" for row in found["phases"].values()):
         raise typer.Exit(ExitCode.GATE)
 
 
-@app.command()
+@app.command(cls=Command)
 @interruptible
 def doctor(
-    backend: Annotated[str | None, typer.Argument(help="only this backend")] = None,
+    backend: Annotated[str | None, typer.Argument(metavar="BACKEND", help="only this one")] = None,
     device: arguments.Device = None,
     as_json: arguments.Json = False,
     verbose: arguments.Verbose = False,
 ) -> None:
-    """Say which backends and modes work here, and for each that does not: why, and what to do."""
+    """Say which backends and modes work here, and what the others need."""
     from autocompile.commands import diagnose
     from autocompile.report import checks
 
@@ -197,20 +125,19 @@ def doctor(
     print_or_draw(found, as_json, lambda console: checks.render_doctor(found, console, verbose))
 
 
-@app.command()
+@app.command(cls=Command)
 @interruptible
 def init(
-    path: Annotated[Path, typer.Argument(help="the file to write")] = Path("model.py"),
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="the file to write")] = Path(
+        "model.py"
+    ),
 ) -> None:
-    """Write a file to start from: get_model() and get_inputs(batch_size)."""
+    """Write a file to start from, with get_model() and get_inputs()."""
     from autocompile.cli.template import TEMPLATE
 
     if path.exists():
         raise UsageError(f"{path} exists already", hint=f"autocompile check {path}")
-    try:
-        path.write_text(TEMPLATE, "utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from error
+    write(path, TEMPLATE)
     typer.echo(f"wrote {path}\nNext    autocompile tune {path}")
 
 

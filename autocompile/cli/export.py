@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
-from autocompile.cli import arguments, options
-from autocompile.cli.output import say
+from autocompile.cli import arguments
+from autocompile.cli.output import say, write
 from autocompile.errors import UsageError
 
 __all__ = ["export", "loaded"]
+
+STACKS = ", ".join(get_args(arguments.Format))
 
 
 def loaded(run: str) -> Any:
@@ -27,17 +29,19 @@ def loaded(run: str) -> Any:
 def export(
     run: arguments.Run = "last",
     to: Annotated[
-        arguments.Format | None, typer.Option(help="the stack that reads it  [default: python]")
+        arguments.Format | None,
+        typer.Option(metavar="STACK", help=f"who reads it: {STACKS}; python if left out"),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="the file to write, e.g. tuned.json")
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="write this file, as tuned.json"),
     ] = None,
     with_cache: Annotated[
-        bool, typer.Option("--with-cache", help="compile once more and keep the code beside it")
+        bool, typer.Option("--with-cache", help="compile once more and keep the code beside FILE")
     ] = False,
-    timeout: arguments.Timeout = "300s",
+    timeout: arguments.Timeout = arguments.TIMEOUT_S,
 ) -> None:
-    """Print the best settings of RUN in the form of a training stack, or write them to a file.
+    """Print the best settings for a training stack, or write a file.
 
     A .json file holds the settings themselves: autocompile.apply and autocompile.rllib read it. A
     cache beside it is loaded by them, so that a new process does not compile. Trust it like code.
@@ -45,7 +49,7 @@ def export(
     is_json = output is not None and output.suffix == ".json"
     if with_cache and (output is None or not is_json or to not in (None, "json")):
         raise UsageError(
-            "--with-cache writes a cache beside a file of settings, and there is none",
+            "--with-cache keeps compiled code beside a .json file, and -o names none",
             hint=f"autocompile export {run} -o tuned.json --with-cache",
         )
     result = loaded(run)
@@ -54,16 +58,12 @@ def export(
         from autocompile.commands.cache import export_with_cache
         from autocompile.settings.tuned import Tuned
 
-        seconds = options.seconds("--timeout", timeout, "300s") or 300.0
-        for line in export_with_cache(Tuned.from_report(result.to_dict()), output, seconds):
+        for line in export_with_cache(Tuned.from_report(result.to_dict()), output, timeout):
             typer.echo(line)
         return
     text = result.export(to or ("json" if is_json else "python"))
     if output is None:
         typer.echo(text, nl=False)
         return
-    try:
-        output.write_text(text, "utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write {output}: {error.strerror}") from error
+    write(output, text)
     typer.echo(f"wrote {output}")

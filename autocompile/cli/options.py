@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from autocompile.errors import UsageError
@@ -31,8 +32,7 @@ def choices(
     """Comma lists of known words, as their values."""
     parts = words(given)
     for part in parts or ():
-        if part.lower() not in known:
-            raise UsageError(f"{option} {part!r} is none of {', '.join(known)}")
+        _demand_known(option, part.lower(), known)
     return None if parts is None else tuple(known[part.lower()] for part in parts)
 
 
@@ -46,27 +46,23 @@ def integers(option: str, given: Iterable[str] | None) -> tuple[int, ...] | None
         raise UsageError(f"{option} {said!r} is not a list of whole numbers like 1,4,16") from None
 
 
-def fraction(option: str, text: str | None) -> float | None:
-    """A number above 0 and below 1."""
-    try:
-        number = None if text is None else float(text)
-    except ValueError:
-        number = -1.0
-    if number is not None and not 0 < number < 1:
-        raise UsageError(f"{option} {text!r} is not a number between 0 and 1 like 0.001")
-    return number
-
-
-def numbers(option: str, given: Iterable[str] | None, known: Iterable[str]) -> dict[str, float]:
+def numbers(option: str, given: Iterable[str] | None, known: Sequence[str]) -> dict[str, float]:
     """``["speedup=1.05, max-graphs=1"]`` by name; of times also with units."""
     found = {}
     for part in words(given) or ():
         name, _, text = part.partition("=")
-        if name not in known:
-            raise UsageError(f"{option} {name!r} is none of {', '.join(known)}")
+        _demand_known(option, name, known, "=1")
         expected = f"a number (try {name}=1)"
-        found[name] = 0.0 if text == "0" else _amount(option, text, _TIME, expected)
+        found[name] = 0.0 if text == "0" else _amount(f"{option} {name}", text, _TIME, expected)
     return found
+
+
+def _demand_known(option: str, part: str, known: Iterable[str], behind: str = "") -> None:
+    names = list(known)
+    if part not in names:
+        close = difflib.get_close_matches(part, names, 1)
+        hint = f"{option} {close[0]}{behind}" if close else None
+        raise UsageError(f"{option} {part!r} is none of {', '.join(names)}", hint=hint)
 
 
 def _amount(option: str, text: str, units: Mapping[str, float], expected: str) -> float:
@@ -76,14 +72,32 @@ def _amount(option: str, text: str, units: Mapping[str, float], expected: str) -
     return float(match[1]) * units[match[2].lower()]
 
 
-def seconds(option: str, text: str | None, example: str) -> float | None:
+# Of one value: each gives a function from what was typed, or a default, to the value. -----------
+
+
+def seconds(option: str, example: str) -> Callable[[str], float]:
     """A time: ``10m`` is 600 seconds, a bare number is seconds."""
-    return None if text is None else _amount(option, text, _TIME, f"a duration (try {example})")
+    return lambda text: _amount(option, str(text), _TIME, f"a duration (try {example})")
 
 
-def size(option: str, text: str | None) -> int | None:
+def size(option: str) -> Callable[[str], int]:
     """A size: ``2GiB`` is 2**31 bytes, a bare number is bytes."""
-    return None if text is None else int(_amount(option, text, _SIZE, "a size (try 2GiB)"))
+    return lambda text: int(_amount(option, str(text), _SIZE, "a size (try 2GiB)"))
+
+
+def fraction(option: str) -> Callable[[str], float]:
+    """A number above 0 and below 1."""
+
+    def read(text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            number = -1.0
+        if not 0 < number < 1:
+            raise UsageError(f"{option} {text!r} is not a number between 0 and 1 like 0.001")
+        return number
+
+    return read
 
 
 def known_runs(beginning: str) -> list[str]:

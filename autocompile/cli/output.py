@@ -7,11 +7,14 @@ import json
 import shlex
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import typer
 
-__all__ = ["Stopped", "interruptible", "print_or_draw", "say", "show_result"]
+from autocompile.errors import UsageError
+
+__all__ = ["Stopped", "interruptible", "print_or_draw", "say", "show_result", "write"]
 
 
 def say(text: str) -> None:
@@ -37,6 +40,18 @@ def print_or_draw(data: Any, as_json: bool, draw: Callable[[Any], None]) -> None
             raise BrokenPipeError
 
     draw(OfAPipe(highlight=False, soft_wrap=not sys.stdout.isatty()))
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file that the user has named.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    try:
+        path.write_text(text, "utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 class Stopped(Exception):

@@ -21,7 +21,21 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["asked"]
+__all__ = ["asked", "read_toml"]
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A file of TOML.
+
+    Raises:
+        UsageError: it cannot be read, or is not TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not TOML: {error}") from None
 
 
 def asked(file: Path | None, typed: Mapping[str, Sequence[str] | None]) -> SearchSpace:
@@ -69,7 +83,7 @@ def _pairs(text: str) -> tuple[tuple[str, Any], ...]:
         with contextlib.suppress(ValueError):
             read = json.loads(read.lower())
         if isinstance(read, (list, dict)):
-            raise UsageError(f"--option {part!r}: a list is not allowed here")
+            raise UsageError(f"--option {part!r} is a list or a table, and an option has one value")
         pairs.append((name.strip(), read))
     return tuple(pairs)
 
@@ -80,12 +94,7 @@ def _table(path: Path) -> dict[str, tuple[Any, ...]]:
     Raises:
         UsageError: no such file, no TOML, or a dimension that does not exist.
     """
-    try:
-        read = tomllib.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is not TOML: {error}") from None
+    read = read_toml(path)
     dimensions = {d.asked: d for d in SEARCHED}
     found: dict[str, tuple[Any, ...]] = {}
     for name, values in read.items():
@@ -120,5 +129,8 @@ def _options(path: Path, table: Any) -> tuple[tuple[str, Any], ...]:
         elif isinstance(value, (bool, int, float, str)):
             pairs.append((name, value))
         else:
-            raise UsageError(f"options in {path}: {name} = {value!r} is not allowed")
+            raise UsageError(
+                f"options in {path}: {name} = {value!r} is not allowed",
+                "a value is true, false, a number or a text",
+            )
     return tuple(pairs)

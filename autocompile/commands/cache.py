@@ -57,7 +57,7 @@ def export_with_cache(settings: Tuned, path: Path, timeout_s: float) -> list[str
                 f"the settings of {settings.target} cannot be compiled for a cache: "
                 f"{ending.outcome.value}: {ending.message}",
                 *log.strip().splitlines()[-_LOG_LINES:],
-                hint=f"autocompile export RUN -o {path}   (without --with-cache)",
+                hint="the same command without --with-cache",
             )
         said = SaveResult.read(ending.payload)
         told = [f"not in the cache: {why}" for why in said.left_out]

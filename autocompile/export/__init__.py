@@ -15,8 +15,8 @@ from autocompile.estimate.decision import SETS
 from autocompile.export.accelerate import export as _accelerate
 from autocompile.export.choices import choices, command
 from autocompile.export.lightning import export as _lightning
-from autocompile.export.python import export as _python
 from autocompile.export.python import as_code, use_line
+from autocompile.export.python import export as _python
 from autocompile.export.rllib import export as _rllib
 from autocompile.export.script import export as _script
 from autocompile.export.text import comment

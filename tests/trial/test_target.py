@@ -451,3 +451,41 @@ def test_an_optimizer_that_a_class_and_numbers_do_not_say_is_told_by_what_makes_
     source = "optimizer = get_optimizer(model)"
     found = described(make(model), model, source)
     assert found == {"build": source, "lr": pytest.approx(0.1)}
+
+
+def test_a_lightning_module_s_example_is_its_input(work: Path) -> None:
+    source = (
+        "import torch\n"
+        "class Net(torch.nn.Linear):\n"
+        "    def __init__(self):\n"
+        "        super().__init__(2, 3)\n"
+        "        self.example_input_array = torch.ones(5, 2)\n"
+    )
+    target = load(write(work, source) + ":Net")
+    assert target.fixed_batch
+    assert target.choices["inputs"] == "example_input_array of the model"
+    first, second = target.make_inputs(None), target.make_inputs(None)
+    assert first.shape == (5, 2) and first is not second
+    beside = source + "def get_inputs(batch_size): return (torch.ones(batch_size, 2),)\n"
+    target = load(write(work, beside, "beside.py") + ":Net")
+    assert not target.fixed_batch
+    assert target.make_inputs(7)[0].shape == (7, 2)
+
+
+@pytest.mark.parametrize(
+    ("layer", "inputs"),
+    [
+        ("Linear(9, 2)", "torch.randn(batch_size, 9)"),
+        ("Conv2d(3, 8, 3)", "torch.randn(batch_size, 3, 64, 64)"),
+        ("Embedding(50, 8)", "torch.randint(50, (batch_size, 128))"),
+    ],
+)
+def test_inputs_are_guessed_from_the_first_layer(work: Path, layer: str, inputs: str) -> None:
+    path = write(work, f"from torch import nn\nmodel = nn.Sequential(nn.ReLU(), nn.{layer})\n")
+    error = error_of(path + ":model")
+    assert error.details[-1] == f"def get_inputs(batch_size): return ({inputs},)"
+
+
+def test_nothing_is_guessed_of_an_unclear_layer(work: Path) -> None:
+    path = write(work, "from torch import nn\nmodel = nn.TransformerEncoderLayer(8, 2)\n")
+    assert len(error_of(path + ":model").details) == 1

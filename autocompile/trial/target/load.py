@@ -25,6 +25,7 @@ import torch
 
 from autocompile.errors import TargetError
 from autocompile.settings import phases
+from autocompile.trial.target.example import example_inputs, guessed_inputs
 from autocompile.trial.verify.tree import result_tensors
 
 __all__ = [
@@ -266,13 +267,18 @@ def _why_not_callable(function: Any, *args: Any) -> str:
 def _plain(
     kind: str, model: torch.nn.Module, lines: list[str], module: ModuleType, spec: str
 ) -> Target:
-    if not hasattr(module, "get_inputs"):
+    example = example_inputs(model)
+    if example is None and not hasattr(module, "get_inputs"):
         raise TargetError(
             f"{spec} has no get_inputs(batch_size) next to it",
             "get_inputs returns a tuple or list for model(*x), a dict for model(**x), or a tensor",
+            *guessed_inputs(model),
             hint="autocompile init model.py   (writes a file to start from)",
         )
-    target = Target(kind, model, lines, lambda batch_size: None, adam, sum_of_floats)
+    target = Target(kind, model, lines, example or (lambda _: None), adam, sum_of_floats)
+    if example:
+        target.fixed_batch = True
+        target.choices["inputs"] = "example_input_array of the model"
     return _with_user_functions(target, module)
 
 

@@ -1,0 +1,121 @@
+"""``autocompile tune``: search, report, exit code."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import typer
+
+from autocompile.cli import arguments, options
+from autocompile.cli.output import print_or_draw, say, show_result
+from autocompile.errors import ExitCode
+
+__all__ = ["tune"]
+
+
+@arguments.with_dimensions
+def tune(
+    target: arguments.Target,
+    phase: arguments.Phase = None,
+    effort: arguments.EffortChoice = "normal",
+    budget: arguments.Budget = None,
+    device: arguments.Device = None,
+    resume: arguments.Resume = False,
+    dry_run: arguments.DryRun = False,
+    space: arguments.Space = None,
+    python: arguments.Python = None,
+    calls_per_update: arguments.CallsPerUpdate = None,
+    trials: arguments.Trials = None,
+    sampler: arguments.SamplerChoice = "portfolio",
+    storage: arguments.Storage = None,
+    objective: arguments.ObjectiveChoice = "throughput",
+    max_latency: arguments.MaxLatency = None,
+    max_memory: arguments.MaxMemory = None,
+    max_compile_time: arguments.MaxCompileTime = None,
+    require_speedup: arguments.RequireSpeedup = None,
+    tolerance: arguments.Tolerance = None,
+    seed: arguments.Seed = 0,
+    jobs: arguments.Jobs = None,
+    timeout: arguments.Timeout = arguments.TIMEOUT_S,
+    memory_limit: arguments.MemoryLimit = None,
+    isolation: arguments.IsolationChoice = "auto",
+    run_dir: arguments.RunDir = None,
+    as_json: arguments.Json = False,
+    progress: arguments.ProgressChoice = "auto",
+    quiet: arguments.Quiet = False,
+    verbose: arguments.Verbose = False,
+    **dimensions: Any,
+) -> None:
+    """Find the fastest settings of torch.compile for TARGET.
+
+    \b
+    Examples:
+      autocompile tune model.py
+      autocompile tune model.py --budget 2m --require-speedup 1.05
+
+    [tool.autocompile] in pyproject.toml holds defaults of these options.
+    """
+    from autocompile import api
+    from autocompile.cli.space import asked
+    from autocompile.estimate.candidates import Limits
+    from autocompile.report.live import progress as progress_of
+
+    request: dict[str, Any] = {
+        "phases": options.words(phase),
+        "space": asked(space, dimensions),
+        "effort": effort,
+        "trials": trials,
+        "budget_s": budget,
+        "timeout_s": timeout,
+        "device": device,
+        "jobs": jobs,
+        "pythons": tuple(python or ()),
+    }
+    if dry_run:
+        from autocompile.commands.preview import preview
+        from autocompile.report.checks import render_preview
+
+        found = preview(target, **request)
+        print_or_draw(found, as_json, lambda console: render_preview(found, console))
+        return
+    result = api.tune(
+        target,
+        **request,
+        sampler=sampler,
+        memory_limit_bytes=memory_limit,
+        objective=objective,
+        limits=Limits(max_latency, max_memory, max_compile_time),
+        isolation=isolation,
+        storage=storage,
+        run_dir=run_dir,
+        resume=resume,
+        seed=seed,
+        tolerance=tolerance,
+        calls_per_update=calls_per_update,
+        progress=progress_of("none" if quiet else progress, sys.stderr),
+    )
+    _end(result, run_dir, require_speedup, as_json, verbose)
+
+
+def _end(result: Any, run_dir: Any, factor: float | None, as_json: bool, verbose: bool) -> None:
+    """Show a result, and turn it into an exit code.
+
+    Args:
+        result: of the run.
+        run_dir: as it was typed.
+        factor: the least speed-up of every phase.
+        as_json, verbose: how it is shown.
+    """
+    from autocompile.search.jobs import without_interrupts
+    from autocompile.store import runs
+
+    with without_interrupts():
+        show_result(result, str(run_dir or runs.shown(result.run_dir)), as_json, verbose)
+    if result.interrupted:
+        raise typer.Exit(ExitCode.INTERRUPTED)
+    if factor is None:
+        return
+    if slow := [name for name in result.verdict if not result.is_faster_by(factor, name)]:
+        say(f"gate: {', '.join(slow)} is not surely faster by {factor:g}x")
+        raise typer.Exit(ExitCode.GATE)

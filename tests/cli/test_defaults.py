@@ -1,0 +1,108 @@
+"""Defaults of options in pyproject.toml: found upward, checked, and overruled by what is typed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from autocompile.cli.commands import app
+from autocompile.errors import UsageError
+
+Tuned = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def tuned(work: Path, monkeypatch: pytest.MonkeyPatch) -> Tuned:
+    """Types ``tune model.py`` and gives the arguments that reach the API."""
+
+    def tune(*args: str) -> dict[str, Any]:
+        seen: dict[str, Any] = {}
+
+        def api(target: str, **given: Any) -> None:
+            seen.update(given)
+            raise typer.Exit
+
+        monkeypatch.setattr("autocompile.api.tune", api)
+        done = CliRunner().invoke(app, ["tune", "model.py", *args])
+        if done.exception:
+            raise done.exception
+        return {**seen, "said": done.output}
+
+    return tune
+
+
+def project(folder: Path, *lines: str) -> Path:
+    path = folder / "pyproject.toml"
+    path.write_text("\n".join(["[tool.autocompile]", *lines]))
+    return path
+
+
+def test_a_table_gives_defaults_and_what_is_typed_goes_before(work: Path, tuned: Tuned) -> None:
+    lines = 'effort = "quick"', 'budget = "2m"', "batch-size = [1, 4]", "fullgraph = true"
+    path = project(work, *lines, 'max-memory = "2GiB"', "trials = 7")
+    seen = tuned()
+    assert (seen["effort"], seen["budget_s"], seen["trials"]) == ("quick", 120.0, 7)
+    assert (seen["space"].batch_sizes, seen["space"].fullgraph) == ((1, 4), (True,))
+    assert seen["limits"].memory_bytes == 2**31
+    assert f"from {path}: --effort quick --budget 2m --batch-size 1,4" in seen["said"]
+    typed = tuned("--effort", "full", "--batch-size", "16", "-q")
+    assert (typed["effort"], typed["space"].batch_sizes) == ("full", (16,))
+    assert typed["budget_s"] == 120.0
+    assert typed["said"] == ""
+
+
+def test_without_a_table_nothing_changes(work: Path, tuned: Tuned) -> None:
+    (work / "pyproject.toml").write_text("[tool.other]\neffort = 'quick'\n")
+    seen = tuned()
+    assert (seen["effort"], seen["timeout_s"], seen["said"]) == ("normal", 300.0, "")
+
+
+def test_the_nearest_table_upward_is_read(
+    work: Path, tuned: Tuned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project(work, "seed = 1", 'space = "space.toml"')
+    (work / "space.toml").write_text("batch_sizes = [8]")
+    inner = work / "a" / "b"
+    inner.mkdir(parents=True)
+    (inner / "pyproject.toml").write_text("[project]\nname = 'other'\n")
+    monkeypatch.chdir(inner)
+    seen = tuned()
+    assert (seen["seed"], seen["space"].batch_sizes) == (1, (8,))
+
+
+def test_a_run_that_goes_on_keeps_its_own_settings(work: Path, tuned: Tuned) -> None:
+    project(work, 'effort = "quick"', "jobs = 1")
+    seen = tuned("--resume")
+    assert (seen["effort"], seen["jobs"]) == ("normal", 1)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('efort = "quick"', ["no option --efort", "try: effort ="]),
+        ("resume = true", ["no option --resume that takes a value"]),
+        ('effort = "heroic"', ["effort: ", "heroic"]),
+        ('budget = "soon"', ["budget: --budget 'soon' is not a duration (try 90s or 10m)"]),
+        ("trials = 0", ["trials: ", "1"]),
+        ("effort = ['quick']", ["effort = ['quick'] is a list, and --effort takes one value"]),
+        ("fullgraph = ['maybe']", ["fullgraph: --fullgraph 'maybe' is none of true, false"]),
+        ("batch-size = [0]", ["batch-size: ", "batch size 0 is below 1"]),
+        ("seed = {a = 1}", ["seed: {'a': 1} is not a text, a number or a list of them"]),
+        ("seed = ", ["is not TOML"]),
+    ],
+)
+def test_a_mistake_names_the_file_and_the_key(
+    work: Path, tuned: Tuned, line: str, words: list[str]
+) -> None:
+    path = project(work, line)
+    with pytest.raises(UsageError) as error:
+        tuned()
+    text = error.value.text()
+    assert text.startswith(str(path))
+    assert all(word in text for word in words), text
+    assert "Examples:" in CliRunner().invoke(app, ["tune", "--help"]).output

@@ -1,0 +1,217 @@
+"""list, compare and the schema of reports, on recorded and scripted runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from recorded_runs import RUNS
+from typer.testing import CliRunner
+
+from autocompile.api import tune
+from autocompile.cli.commands import app
+from autocompile.execute.executor import Ending
+from autocompile.execute.job import locked
+from autocompile.space.space import SearchSpace
+from autocompile.store.record import Outcome, RunFolder, Step
+from autocompile.testing import FakeExecutor, measured
+
+RECORDED = [*sorted(RUNS.glob("*/report.json")), RUNS.parent / "report.json"]
+
+
+def said(*args: str) -> str:
+    done = CliRunner().invoke(app, list(args))
+    if done.exception and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done.output
+
+
+def rows(*args: str) -> Any:
+    return json.loads(said(*args, "--json"))
+
+
+def refused(*args: str) -> str:
+    done = CliRunner().invoke(app, list(args))
+    assert done.exception is not None
+    return str(done.exception)
+
+
+def unpack(name: str) -> None:
+    with tarfile.open(RUNS / f"{name}.tgz") as archive:
+        archive.extractall(".", filter="data")
+
+
+def scripted(target: Path, folder: str, speed: float, **more: Any) -> Path:
+    """A run in which Inductor is faster by a factor."""
+
+    def trial(request: Mapping[str, Any]) -> Ending:
+        return measured(speed if request["config"]["backend"] == "inductor" else 1.0, noise=0.002)
+
+    run = Path("runs") / folder
+    wanted = {"space": SearchSpace(modes=("default",), batch_sizes=(4, 16)), **more}
+    tune(target, executor=FakeExecutor(trial), run_dir=run, trials=6, **wanted)
+    return run
+
+
+# The schema ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def schema() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(said("show", "--schema"))
+    jsonschema.Draft202012Validator.check_schema(found)
+    return found
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda p: p.parent.name)
+def test_every_recorded_report_is_valid(schema: dict[str, Any], path: Path) -> None:
+    jsonschema.Draft202012Validator(schema).validate(json.loads(path.read_text("utf-8")))
+
+
+def test_a_fresh_report_is_valid(schema: dict[str, Any], target: Path) -> None:
+    run = scripted(target, "net-0001", 1.5)
+    report = json.loads((run / "report.json").read_text("utf-8"))
+    jsonschema.Draft202012Validator(schema).validate(report)
+
+
+def test_what_nobody_writes_is_refused(schema: dict[str, Any]) -> None:
+    report = json.loads(RECORDED[0].read_text("utf-8"))
+    valid = jsonschema.Draft202012Validator(schema).is_valid
+    (phase, *_) = report["phases"].values()
+    assert valid(report)
+    assert not valid({**report, "verdict": "faster"})
+    assert not valid({**report, "phases": {"forward": {**phase, "verdict": "fastest"}}})
+    assert not valid({**report, "phases": {"forward": {**phase, "trials": [{"number": 1}]}}})
+
+
+def test_outcomes_and_steps_are_those_of_the_code(schema: dict[str, Any]) -> None:
+    assert schema["$defs"]["outcome"]["enum"] == [outcome.value for outcome in Outcome]
+    assert schema["$defs"]["step"]["enum"] == [step.value for step in Step]
+
+
+# list ---------------------------------------------------------------------------------------------
+
+
+def test_runs_are_listed_with_what_came_of_them(work: Path) -> None:
+    for number, name in enumerate(("cpu", "interrupted", "rllib")):
+        unpack(name)
+        os.utime(f"runs/{name}/run.json", (1e9 + number, 1e9 + number))
+        shutil.copy(RUNS / name / "report.json", f"runs/{name}/report.json")
+    cpu, interrupted, rllib = rows("list")
+    assert (cpu["name"], cpu["target"], cpu["state"]) == ("cpu", "mlp.py", "done")
+    assert cpu["when"].startswith("2001-09-0")
+    assert cpu["phases"]["forward"]["verdict"] == "keep_eager"
+    step = cpu["phases"]["optimizer_step"]
+    assert (step["verdict"], step["batch_size"]) == ("faster", None)
+    assert step["speedup"]["low"] < step["speedup"]["value"] < step["speedup"]["high"]
+    assert interrupted["state"] == "interrupted"
+    assert rllib["phases"]["learner_update"]["batch_size"] == 64
+    text = said("list")
+    assert "2.99× [2.91, 3.08]" in text
+    assert "\n  forward          keep eager\n" in text
+    assert "at batch size 64" in text
+    assert any(
+        s.startswith("interrupted   2001-09-09") and s.endswith("mlp.py   interrupted")
+        for s in text.splitlines()
+    )
+    assert said("list", "--run-dir", "runs") == text
+
+
+def test_a_run_without_a_report_is_listed_too(work: Path) -> None:
+    unpack("cpu")
+    (row,) = rows("list")
+    assert row["phases"]["forward"] == {"verdict": None, "speedup": None, "batch_size": None}
+    with locked(RunFolder("runs/cpu")):
+        (row,) = rows("list")
+    assert row["state"] == "running"
+    Path("runs/cpu/run.json").write_text("{")
+    (row,) = rows("list")
+    assert row["state"] == "unreadable"
+    assert "runs/cpu/run.json" in row["message"]
+    assert "unreadable" in said("list")
+
+
+def test_where_there_are_no_runs_it_says_so(work: Path) -> None:
+    assert "there is no folder runs" in refused("list")
+    Path("runs").mkdir()
+    assert rows("list") == []
+    assert "autocompile tune model.py" in said("list")
+
+
+# compare ------------------------------------------------------------------------------------------
+
+
+def test_two_runs_are_compared_by_phase_and_batch_size(target: Path) -> None:
+    scripted(target, "slow", 1.2)
+    scripted(target, "fast", 1.8, objective="latency")
+    found = rows("compare", "slow", "fast")
+    assert {"what": "objective", "a": "throughput", "b": "latency"} in found["differences"]
+    first, second = found["phases"]["forward"]
+    assert (first["batch_size"], second["batch_size"]) == (4, 16)
+    assert first["same_setting"] and not first["overlap"]
+    assert first["change"]["value"] == pytest.approx(1.5, rel=0.02)
+    assert first["change"]["low"] < 1.5 < first["change"]["high"]
+    assert first["b"]["throughput"] == pytest.approx(1.5 * first["a"]["throughput"], rel=0.02)
+    text = said("compare", "slow", "fast")
+    assert "objective throughput → latency" in text
+    assert "1.50× [" in text
+
+
+def test_intervals_that_overlap_are_no_change(target: Path) -> None:
+    run = scripted(target, "one", 1.5)
+    found = rows("compare", "one", f"{run}/report.json")
+    assert found["differences"] == []
+    assert all(row["overlap"] for row in found["phases"]["forward"])
+    assert "no clear change\n" in said("compare", "one", "one")
+
+
+def test_reports_of_two_machines_are_compared(target: Path) -> None:
+    run = scripted(target, "here", 1.5)
+    report = json.loads((run / "report.json").read_text("utf-8"))
+    report["target"]["spec"] = f"elsewhere/{target.name}"
+    report["environment"] |= {"torch": "2.99.0", "device_name": "another"}
+    first = report["phases"]["forward"]["by_batch_size"]
+    report["phases"]["forward"]["by_batch_size"] = [r for r in first if r["batch_size"] == 4]
+    report["phases"]["another"] = report["phases"]["forward"]
+    Path("there.json").write_text(json.dumps(report))
+    found = rows("compare", "here", "there.json")
+    assert {"torch", "device_name", "target"} <= {row["what"] for row in found["differences"]}
+    assert found["only_in"] == {"a": [], "b": ["another"]}
+    assert [row["b"] is None for row in found["phases"]["forward"]] == [False, True]
+    text = said("compare", "here", "there.json")
+    assert "→ 2.99.0" in text
+    assert "in one only" in text
+    assert "only in B: another" in text
+
+
+def test_the_unlike_are_refused(target: Path) -> None:
+    run = scripted(target, "one", 1.5)
+    report = json.loads((run / "report.json").read_text("utf-8"))
+
+    def changed(**changes: Any) -> str:
+        Path("other.json").write_text(json.dumps({**report, **changes}))
+        return refused("compare", "one", "other.json")
+
+    other = {**report["target"], "spec": "other.py"}
+    assert "speeds of different targets say nothing about each other" in changed(target=other)
+    phase = report["phases"]["forward"]
+    assert "have no phase in common" in changed(phases={"train_step": phase})
+    failed = {"forward": {**phase, "verdict": "failed", "best": None}}
+    assert "other.json has no result in any phase" in changed(phases=failed)
+    assert "has schema 99" in changed(schema=99)
+    sizes = [{**report["target"], "parameters": count} for count in (10, 20)]
+    Path("small.json").write_text(json.dumps({**report, "target": sizes[0]}))
+    Path("large.json").write_text(json.dumps({**report, "target": sizes[1]}))
+    assert "it is another model" in refused("compare", "small.json", "large.json")
+    Path("tuned.json").write_text('{"autocompile_settings": 1}')
+    assert "autocompile verify tuned.json" in refused("compare", "one", "tuned.json")
+    assert "cannot read no.json" in refused("compare", "one", "no.json")
+    Path("bad.json").write_text("{")
+    assert "bad.json is not JSON" in refused("compare", "one", "bad.json")
