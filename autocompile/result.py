@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from autocompile.errors import AutocompileError, NothingWorked, UsageError
 from autocompile.estimate.candidates import Limits
 from autocompile.estimate.intervals import Interval
-from autocompile.export import FORMATS, export, unconfirmed
+from autocompile.export import FORMATS, export, to_paste, unconfirmed
 from autocompile.export.python import code_of, having_form
 from autocompile.protocol.requests import ExportedCode
 from autocompile.report.build import build_report
 from autocompile.report.markdown import to_markdown
+from autocompile.report.page.html import to_html
 from autocompile.report.progress import state_of
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.phases import phase_of
@@ -25,8 +26,9 @@ from autocompile.store.record import Outcome, Record, RunFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
-__all__ = ["Result", "exported_code", "make_result", "write_result"]
+__all__ = ["Result", "exported_code", "make_result", "write_page", "write_result"]
 
 Model = TypeVar("Model")
 
@@ -221,7 +223,7 @@ def exported_code(
 def write_result(
     folder: RunFolder, run: Mapping[str, Any], records: list[Record], limits: Limits
 ) -> Result:
-    """Make the result of a finished run and write ``report.json`` and ``report.md``.
+    """Make the result of a finished run and write ``report.json``, ``.md`` and ``.html``.
 
     Raises:
         NothingWorked: no phase has a result.
@@ -230,6 +232,7 @@ def write_result(
     report = result.to_dict()
     write_json(folder.path / "report.json", report)
     write_text(folder.path / "report.md", to_markdown(report))
+    write_page(result)
     if set(result.verdict.values()) != {"failed"} or run["interrupted"]:
         return result
     first = next(iter(report["phases"].values()))
@@ -243,3 +246,14 @@ def write_result(
     raise NothingWorked(
         f"no setting and no eager run worked: {first['reason']}", *words, hint=longer
     )
+
+
+def write_page(result: Result) -> Path:
+    """Write ``report.html`` of a result into its run's folder, and return its path.
+
+    Raises:
+        RunError: it cannot be written.
+    """
+    report, folder = result.to_dict(), RunFolder(result.run_dir).path
+    write_text(folder / "report.html", to_html(report, result.trials, to_paste(report), folder))
+    return folder / "report.html"

@@ -31,6 +31,8 @@ Run = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="one JSON document on stdout, nothing else")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="say more")]
+Html = Annotated[bool, typer.Option("--html", help="write report.html anew and print its path")]
+Open = Annotated[bool, typer.Option("--open", help="the same, and open it in a browser")]
 Tolerance = Annotated[str | None, typer.Option(help="relative, of outputs; else by dtype")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; a GPU where there is one")]
 

@@ -13,7 +13,14 @@ import typer
 
 from autocompile.cli import arguments, options
 from autocompile.cli.export import export, loaded
-from autocompile.cli.output import Stopped, interruptible, print_or_draw, say, show_result
+from autocompile.cli.output import (
+    Stopped,
+    interruptible,
+    print_or_draw,
+    say,
+    show_page,
+    show_result,
+)
 from autocompile.cli.verify import verify
 from autocompile.errors import AutocompileError, ExitCode, UsageError
 
@@ -146,9 +153,16 @@ def tune(
 @app.command()
 @interruptible
 def show(
-    run: arguments.Run = "last", as_json: arguments.Json = False, verbose: arguments.Verbose = False
+    run: arguments.Run = "last",
+    as_json: arguments.Json = False,
+    verbose: arguments.Verbose = False,
+    html: arguments.Html = False,
+    browse: arguments.Open = False,
 ) -> None:
     """Show the report of a run that was made before."""
+    if html or browse:
+        show_page(loaded(run), browse)
+        return
     show_result(loaded(run), run, as_json, verbose)
 
 

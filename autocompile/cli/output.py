@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-__all__ = ["Stopped", "interruptible", "print_or_draw", "say", "show_result"]
+__all__ = ["Stopped", "interruptible", "print_or_draw", "say", "show_page", "show_result"]
 
 
 def say(text: str) -> None:
@@ -72,3 +72,15 @@ def show_result(result: Any, run: str, as_json: bool, verbose: bool) -> None:
         render(report, console, use=use, next_line=then if others else "", verbose=verbose)
 
     print_or_draw(report, as_json, draw)
+
+
+def show_page(result: Any, browse: bool) -> None:
+    """Write ``report.html`` anew, print its path, and open it where that is asked for."""
+    import webbrowser
+
+    from autocompile.result import write_page
+
+    path = write_page(result)
+    typer.echo(path)
+    if browse:
+        webbrowser.open(path.resolve().as_uri())

@@ -21,9 +21,9 @@ from autocompile.export.python import export as _python
 from autocompile.export.rllib import export as _rllib
 from autocompile.export.script import export as _script
 from autocompile.export.transformers import export as _transformers
-from autocompile.export.use import use_line
+from autocompile.export.use import to_paste, use_line
 
-__all__ = ["FORMATS", "export", "unconfirmed", "use_line"]
+__all__ = ["FORMATS", "export", "to_paste", "unconfirmed", "use_line"]
 
 _EXPORTERS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "python": _python,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from autocompile.errors import ExportError
-from autocompile.export.common import Report, is_rl, states_differ
+from autocompile.export.common import Choice, Report, command, is_rl, states_differ
 from autocompile.export.config_batch_size import own_choices
 from autocompile.export.lines import imports, phase_lines, uses_apply
-from autocompile.export.python import having_form, refusal
+from autocompile.export.python import code_of, having_form, refusal
 from autocompile.settings.phases import phase_of
 
-__all__ = ["use_line"]
+__all__ = ["to_paste", "use_line"]
 
 _LONGEST = 200
 
@@ -56,3 +56,25 @@ def _nothing(report: Report, worked: list[str]) -> str:
         return nothing
     size = report["target"]["own_batch_size"][elsewhere[0]]
     return f"{nothing} at this configuration's own batch size {size}"
+
+
+def to_paste(report: Report) -> dict[str, str]:
+    """The lines to paste for each phase whose setting changes something, where there are any."""
+    try:
+        found = own_choices(report)
+    except ExportError:
+        return {}
+    lines = {name: _lines(report, choice) for name, choice in found.items() if choice.config}
+    return {name: text for name, text in lines.items() if text}
+
+
+def _lines(report: Report, choice: Choice) -> str:
+    if is_rl(report) and phase_of(choice.phase).in_rllib:
+        writes = f"# The file: {command(report, '-o tuned.json')}"
+        use = 'from autocompile.rllib import tuned\nconfig = tuned(config, "tuned.json")'
+        return f"{writes}\n{use}"
+    try:
+        having_form(report)
+    except ExportError:
+        return ""
+    return code_of(report, choice)
