@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ["Result", "exported_code", "make_result", "write_page", "write_result"]
+__all__ = ["Result", "exported_code", "make_result", "write_result"]
 
 Model = TypeVar("Model")
 
@@ -158,6 +158,17 @@ class Result:
         """The content of ``report.json``."""
         return self._report
 
+    def write_html(self) -> Path:
+        """Write ``report.html`` into the run's folder, and return its path.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        folder = RunFolder(self.run_dir).path
+        page = to_html(self._report, self.trials, to_paste(self._report), folder)
+        write_text(folder / "report.html", page)
+        return folder / "report.html"
+
     def __repr__(self) -> str:
         phases = ", ".join(f"{n}: {v}" for n, v in self.verdict.items())
         return f"<autocompile.Result of {self.run_dir}: {phases}>"
@@ -232,7 +243,7 @@ def write_result(
     report = result.to_dict()
     write_json(folder.path / "report.json", report)
     write_text(folder.path / "report.md", to_markdown(report))
-    write_page(result)
+    result.write_html()
     if set(result.verdict.values()) != {"failed"} or run["interrupted"]:
         return result
     first = next(iter(report["phases"].values()))
@@ -246,14 +257,3 @@ def write_result(
     raise NothingWorked(
         f"no setting and no eager run worked: {first['reason']}", *words, hint=longer
     )
-
-
-def write_page(result: Result) -> Path:
-    """Write ``report.html`` of a result into its run's folder, and return its path.
-
-    Raises:
-        RunError: it cannot be written.
-    """
-    report, folder = result.to_dict(), RunFolder(result.run_dir).path
-    write_text(folder / "report.html", to_html(report, result.trials, to_paste(report), folder))
-    return folder / "report.html"

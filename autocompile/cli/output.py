@@ -78,9 +78,7 @@ def show_page(result: Any, browse: bool) -> None:
     """Write ``report.html`` anew, print its path, and open it where that is asked for."""
     import webbrowser
 
-    from autocompile.result import write_page
-
-    path = write_page(result)
+    path = result.write_html()
     typer.echo(path)
     if browse:
         webbrowser.open(path.resolve().as_uri())

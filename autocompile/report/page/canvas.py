@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 __all__ = ["COLORS", "MARKERS", "Canvas", "drawing"]
 
 _SERIES = 7
-_NAMES = ("ink", "dim", "grid", "band", "best", *(f"c{i}" for i in range(_SERIES)))
+_NAMES = ("ink", "dim", "grid", "band", "best", "paper", *(f"c{i}" for i in range(_SERIES)))
 COLORS = {name: f"#0a0b{i:02x}" for i, name in enumerate(_NAMES)}
 """Colours to draw with: each stands for the variable ``--name``."""
 MARKERS = {"o": "●", "^": "▲", "s": "■", "D": "◆", "v": "▼", "P": "✚", "X": "✖"}
@@ -28,7 +28,7 @@ _RC = {
     "svg.hashsalt": "autocompile",
     "text.parse_math": False,  # a name of the user's may hold a dollar
     "font.family": "DejaVu Sans",
-    "font.size": 10,
+    "font.size": 10.5,
     "text.color": COLORS["ink"],
     "axes.labelcolor": COLORS["ink"],
     "axes.edgecolor": COLORS["dim"],
@@ -47,6 +47,7 @@ _RC = {
 _VARIABLES = {color: f"var(--{name})" for name, color in COLORS.items()}
 _COLOR = re.compile("|".join(_VARIABLES))
 _POINTS_TO = re.compile(r"(^|url\()#")
+_NOT_XML = re.compile("[\ufffe\uffff]")
 _NAMESPACE = re.compile(r"^\{[^}]*\}")
 
 
@@ -90,7 +91,7 @@ class Canvas:
         out = io.StringIO()
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         self._figure.savefig(out, format="svg", transparent=True, metadata=nothing)
-        root = ElementTree.fromstring(out.getvalue())
+        root = ElementTree.fromstring(_NOT_XML.sub("\N{REPLACEMENT CHARACTER}", out.getvalue()))
         for element in list(root):
             if _tag(element) in ("metadata", "defs"):  # the style in it is in that of the page
                 root.remove(element)

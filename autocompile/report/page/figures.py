@@ -20,9 +20,11 @@ from autocompile.store.record import Record
 
 __all__ = ["Plot", "of_phase", "of_run"]
 
-_NAME = 52  # characters of a setting's name over a row
+_NAME = 54  # characters of a setting's name over a row
 _ROW_PT = 34.0
 _MOST_ROWS = 14
+_ONE = {"color": COLORS["dim"], "linewidth": 1, "linestyle": (0, (4, 3))}
+_BEHIND = {"facecolor": COLORS["paper"], "alpha": 0.85, "edgecolor": "none", "pad": 1}
 _STEPS = (
     ("start and end", ("import", "build", "exit")),
     ("eager", ("eager",)),
@@ -59,35 +61,44 @@ def _forest(prefix: str, phase: Mapping[str, Any], records: Sequence[Record]) ->
     if not best or not rows:
         return
     raced = any(row.sets for row in rows)
-    canvas = Canvas(prefix, len(rows) * _ROW_PT + 50, left=12)
+    names = [show.label(row.record.config) for row in rows]
+    is_best = [row.record.number == best["number"] for row in rows]
+    titles = [name + " (best)" * mark for name, mark in zip(names, is_best, strict=True)]
+    canvas = _rows(prefix, titles, "speed-up over eager (eager is 1)")
     axes, value = canvas.axes, best["speedup"]["value"]
     axes.axvspan(value / (1 + ZONE), value * (1 + ZONE), color=COLORS["band"], linewidth=0)
-    axes.axvline(1, color=COLORS["dim"], linewidth=1, linestyle=(0, (4, 3)))
     for y, row in enumerate(rows):
-        is_best = row.record.number == best["number"]
-        color, gain, name = COLORS["best" if is_best else "ink"], row.speedup, row.record.config
-        said = f"{show.label(name)}: {show.speedup(gain)} {show.interval(gain)}"
+        color, gain = COLORS["best" if is_best[y] else "ink"], row.speedup
         axes.plot((gain.low, gain.high), (y, y), color=color, linewidth=2)
         own = [math.exp(log) for log in row.logs.values()]
-        axes.plot(own, [y + 0.2] * len(own), ".", color=COLORS["dim"], markersize=4)
+        axes.plot(own, [y + 0.22] * len(own), ".", color=COLORS["dim"], markersize=4)
         filled = color if raced else "none"
-        tip = canvas.tooltip(said)
+        tip = canvas.tooltip(f"{names[y]}: {show.speedup(gain)} {show.interval(gain)}")
         axes.plot(gain.value, y, "o", color=color, markerfacecolor=filled, markersize=7, gid=tip)
-        text = show.shorten(f"{show.label(name)}{' (best)' * is_best}", _NAME)
-        place = {"transform": axes.get_yaxis_transform(), "color": color, "fontsize": 9}
-        axes.text(0.0, y - 0.32, text, **place)
-    axes.set_ylim(len(rows) - 0.5, -0.75)
-    axes.set_yticks([])
-    axes.spines["left"].set_visible(False)
-    axes.set_xlabel("speed-up over eager (eager is 1)")
     size = f", batch size {best['batch_size']}" if best.get("batch_size") is not None else ""
     dots = "Small dots are fresh processes. " if raced else "Nothing was confirmed. "
     yield Plot(
         f"{'Finalists' if raced else 'Fastest of the search, one process each'}{size}",
         f"Speed-up over eager with its 95 % interval. {dots}"
-        f"Settings in the shaded zone, within {ZONE:.0%} of the best, count as equally good.",
+        f"Differences within the shaded zone, {ZONE:.0%} around the best, are not pursued.",
         canvas.svg("speed-ups of the finalists with their intervals"),
     )
+
+
+def _rows(prefix: str, titles: Sequence[str], label: str) -> Canvas:
+    """Axes with a row for each title, which stands above it, and a line at 1."""
+    canvas = Canvas(prefix, len(titles) * _ROW_PT + 50, left=12)
+    axes = canvas.axes
+    axes.axvline(1, **_ONE)
+    for y, title in enumerate(titles):
+        place = {"transform": axes.get_yaxis_transform(), "fontsize": 9.5, "bbox": _BEHIND}
+        axes.text(0.005, y - 0.32, show.shorten(title, _NAME), **place)
+    axes.set_ylim(len(titles) - 0.5, -0.8)
+    axes.set_yticks([])
+    axes.locator_params(axis="x", nbins=6)
+    axes.spines["left"].set_visible(False)
+    axes.set_xlabel(label)
+    return canvas
 
 
 def _by_batch_size(prefix: str, phase: Mapping[str, Any]) -> Iterator[Plot]:
@@ -102,7 +113,7 @@ def _by_batch_size(prefix: str, phase: Mapping[str, Any]) -> Iterator[Plot]:
         if show.label(t["config"]) == DEFAULT_INDUCTOR.label() and t["batch_size"] in sizes
     }
     axes = canvas.axes
-    axes.axhline(1, color=COLORS["dim"], linewidth=1, linestyle=(0, (4, 3)))
+    axes.axhline(1, **_ONE)
     legend = [("best", "●", "best setting, with its 95 % interval")]
     if default:
         axes.plot(*zip(*sorted(default.items()), strict=True), "s-", color=COLORS["c1"], ms=5)
@@ -144,12 +155,13 @@ def _compile_time(prefix: str, phase: Mapping[str, Any]) -> Iterator[Plot]:
     best = phase.get("best") or {}
     size = best.get("batch_size")
     timed = [t for t in _timed(phase) if t["batch_size"] == size]
-    points = [t for t in timed if (t.get("compile_s") or 0) > 0]
+    compiled = [t for t in timed if t["config"].get("backend") != "eager"]
+    points = [t for t in compiled if (t.get("compile_s") or 0) > 0]
     if len(points) < 2:
         return
     canvas = Canvas(prefix, 240)
     axes = canvas.axes
-    axes.axhline(1, color=COLORS["dim"], linewidth=1, linestyle=(0, (4, 3)))
+    axes.axhline(1, **_ONE)
     backends = list(dict.fromkeys(str(t["config"].get("backend")) for t in points))
     styles = list(MARKERS)[: len(backends)]
     for t in points:
@@ -200,6 +212,7 @@ def _break_even(axes: Any, eager_s: float) -> bool:
     left, low = left / 1.3, min(low, 0.98)
     axes.set_xlim(left, right)
     axes.set_ylim(low, high)
+    axes.locator_params(axis="y", nbins=6)
     if high <= 1.02:
         return False
     gains = [1.001 + (high - 1.001) * i / 60 for i in range(61)]
@@ -227,21 +240,17 @@ def _effects(prefix: str, found: Mapping[str, Sequence[Pair]]) -> Iterator[Plot]
         order = [item for item in order if item in far[:_MOST_ROWS]]
     if not order:
         return
-    canvas = Canvas(prefix, len(order) * _ROW_PT + 50, left=12)
+    middles = [median([p.ratio for p in each]) for _, each in order]
+    titles = [f"{name}: {show.speedup(m)}" for (name, _), m in zip(order, middles, strict=True)]
+    canvas = _rows(prefix, titles, "times as fast as without it")
     axes = canvas.axes
-    axes.axvline(1, color=COLORS["dim"], linewidth=1, linestyle=(0, (4, 3)))
-    for y, (name, each) in enumerate(order):
-        middle = median([p.ratio for p in each])
+    for y, (_, each) in enumerate(order):
         for pair in each:
-            tip = canvas.tooltip(f"trials {pair.number} and {pair.base}: {pair.ratio:.2f}×")
+            tip = canvas.tooltip(
+                f"trials {pair.number} and {pair.base}: {show.speedup(pair.ratio)}"
+            )
             axes.plot(pair.ratio, y, "o", color=COLORS["c0"], alpha=0.6, ms=5, gid=tip)
-        axes.plot((middle, middle), (y - 0.22, y + 0.22), color=COLORS["ink"], linewidth=2)
-        text = show.shorten(f"{name}: {middle:.2f}×", _NAME)
-        axes.text(0, y - 0.32, text, transform=axes.get_yaxis_transform(), fontsize=9)
-    axes.set_ylim(len(order) - 0.5, -0.75)
-    axes.set_yticks([])
-    axes.spines["left"].set_visible(False)
-    axes.set_xlabel("times as fast as without it")
+        axes.plot((middles[y],) * 2, (y - 0.2, y + 0.2), color=COLORS["ink"], linewidth=2)
     yield Plot(
         "What each dimension brings",
         "A dot is a pair of trials that differ in nothing else, a bar their median. Left of 1: "
@@ -261,7 +270,11 @@ def of_run(report: Mapping[str, Any], records: Sequence[Record]) -> Iterator[Plo
         series.append((name, [_share(t, steps.get(t["number"], {}), parts) for t in trials]))
     rest = [t["wall_s"] - sum(s[i] for _, s in series) for i, t in enumerate(trials)]
     least_s = sum(t["wall_s"] for t in trials) / 1000
-    series = [(n, s) for n, s in [*series, ("step unknown", rest)] if sum(s) > least_s]
+    series = [
+        (n, s)
+        for n, s in [*series, ("step unknown" if steps else "trials", rest)]
+        if sum(s) > least_s
+    ]
     canvas = Canvas("run-seconds", 220)
     axes = canvas.axes
     numbers = [t["number"] for t in trials]

@@ -181,9 +181,15 @@ def _section(
     yield f"<p><b>{_text(verdict.word)}:</b> {_inline(verdict.text)}{origin}</p>"
     lines = [block for block in section.blocks if isinstance(block, Line)]
     yield "<dl>" if lines else ""
-    for line in lines:
+    for line, above in zip(lines, (None, *lines), strict=False):
         facts = " · ".join(map(_inline, line.facts))
-        yield f"<dt>{_text(line.label)}</dt><dd>{facts}</dd>"
+        if line.kind == "dim":
+            items = "".join(f"<li>{_inline(fact)}</li>" for fact in line.facts)
+            facts = (
+                f"<details><summary>{len(line.facts)} reasons</summary><ul>{items}</ul></details>"
+            )
+        label = "" if above and above.label == line.label else _text(line.label)
+        yield f"<dt>{label}</dt><dd>{facts}</dd>"
     yield "</dl>" if lines else ""
     yield from _figures(plots)
     for table in section.blocks:
