@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import copy
+import dataclasses
 import hashlib
 import html
 import json
@@ -21,9 +22,9 @@ from typer.testing import CliRunner
 from autocompile.cli.commands import app
 from autocompile.report import text as show
 from autocompile.report.page.canvas import drawing
+from autocompile.report.page.data import Pair, finalists, pairs, seconds_by_step
 from autocompile.report.page.figures import of_phase
 from autocompile.report.page.html import to_html
-from autocompile.report.page.pairs import Pair, finalists, pairs
 from autocompile.settings.config import EAGER, CompileConfig
 
 SAMPLE = json.loads((Path(__file__).parents[1] / "data" / "report.json").read_text("utf-8"))
@@ -109,6 +110,13 @@ def test_an_open_decision_has_the_command_that_settles_it(tmp_path: Path) -> Non
     assert "Interrupted: these are the results so far." in text
     assert "Confidence: <b>open</b>" in text
     assert html.escape(report["phases"]["optimizer_step"]["confidence"]["command"]) in text
+
+
+def test_what_rllib_does_is_tuned_by_its_own_function(tmp_path: Path) -> None:
+    text, _ = page_of("rllib", tmp_path)
+    (code,) = re.findall(r'<section id="answer">.*?<pre><code>(.*?)</code></pre>', text, re.S)
+    last = ("from autocompile.rllib import tuned", 'config = tuned(config, "tuned.json")')
+    assert html.unescape(code).splitlines()[1:] == list(last)
 
 
 def hostile(part: Any) -> Any:
@@ -220,6 +228,20 @@ def test_finalists_are_those_that_were_raced_or_else_all_of_the_search() -> None
     run.race(second, 1.2, 1.2, 1.2)
     assert [c.record.number for c in finalists(best, run.records)] == [first, second]
     assert finalists({"batch_size": 16}, run.records) == []
+
+
+def test_seconds_of_a_shared_process_are_divided_as_its_steps_were() -> None:
+    run = Run()
+    steps = {"import": 2.0, "compile": 6.0, "exit": 2.0}
+    record = dataclasses.replace(run.records[0], wall_s=5.0, step_s=steps)
+    trials = [{"number": 0, "wall_s": 5.0}, {"number": 7, "wall_s": 1.0}]
+    found = seconds_by_step(trials, [record])
+    assert found == {
+        "start and end": [2.0, 0.0],
+        "compile": [3.0, 0.0],
+        "step unknown": [0.0, 1.0],
+    }
+    assert seconds_by_step(trials, []) == {"trials": [5.0, 1.0]}
 
 
 def test_open_shows_the_page_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,7 +52,7 @@ def with_probe(text: str) -> str:
     return text.replace("</body>", f"<script>{PROBE}</script></body>")
 
 
-@pytest.mark.parametrize("width", [500, 1200])
+@pytest.mark.parametrize("width", [400, 1200])
 def test_a_browser_shows_sorts_and_filters_without_an_error_or_a_request(
     width: int, tmp_path: Path
 ) -> None:
@@ -78,5 +78,5 @@ def test_the_browser_refuses_what_would_leave_the_page(tmp_path: Path) -> None:
     """So that a clean console means that no request left it."""
     text, _ = page_of("cpu", tmp_path)
     text = text.replace("</main>", '<img src="http://127.0.0.1:9/x.png"></main>')
-    _, console = browse(text, tmp_path / "page.html", 500)
+    _, console = browse(text, tmp_path / "page.html", 400)
     assert any("Content Security Policy" in line for line in console)

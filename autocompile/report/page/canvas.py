@@ -80,6 +80,15 @@ class Canvas:
         box = (left / _WIDTH_PT, bottom / height, width / _WIDTH_PT, top / height)
         self.axes: Any = self._figure.add_axes(box)
 
+    def scale_by_logarithm(self) -> None:
+        """A logarithmic horizontal axis, its ticks at 1, 2 and 5 of each decade."""
+        from matplotlib.ticker import FuncFormatter, LogLocator
+
+        self.axes.set_xscale("log")
+        self.axes.minorticks_off()
+        self.axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        self.axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
     def tooltip(self, text: str) -> str:
         """An id for an artist, which shows ``text`` under the pointer."""
         gid = f"tip{len(self._titles)}"

@@ -14,7 +14,7 @@ from autocompile.estimate.decision import ZONE
 from autocompile.estimate.intervals import median
 from autocompile.report import text as show
 from autocompile.report.page.canvas import COLORS, MARKERS, Canvas
-from autocompile.report.page.pairs import Pair, finalists, pairs
+from autocompile.report.page.data import Pair, finalists, pairs, seconds_by_step
 from autocompile.settings.config import DEFAULT_INDUCTOR
 from autocompile.store.record import Record
 
@@ -25,13 +25,6 @@ _ROW_PT = 34.0
 _MOST_ROWS = 14
 _ONE = {"color": COLORS["dim"], "linewidth": 1, "linestyle": (0, (4, 3))}
 _BEHIND = {"facecolor": COLORS["paper"], "alpha": 0.85, "edgecolor": "none", "pad": 1}
-_STEPS = (
-    ("start and end", ("import", "build", "exit")),
-    ("eager", ("eager",)),
-    ("compile", ("compile",)),
-    ("verify", ("verify",)),
-    ("measure", ("measure",)),
-)
 
 
 @dataclass(frozen=True)
@@ -80,7 +73,7 @@ def _forest(prefix: str, phase: Mapping[str, Any], records: Sequence[Record]) ->
     yield Plot(
         f"{'Finalists' if raced else 'Fastest of the search, one process each'}{size}",
         f"Speed-up over eager with its 95 % interval. {dots}"
-        f"Differences within the shaded zone, {ZONE:.0%} around the best, are not pursued.",
+        f"Differences within the shaded zone, {100 * ZONE:.0f} % around the best, are not pursued.",
         canvas.svg("speed-ups of the finalists with their intervals"),
     )
 
@@ -155,8 +148,7 @@ def _compile_time(prefix: str, phase: Mapping[str, Any]) -> Iterator[Plot]:
     best = phase.get("best") or {}
     size = best.get("batch_size")
     timed = [t for t in _timed(phase) if t["batch_size"] == size]
-    compiled = [t for t in timed if t["config"].get("backend") != "eager"]
-    points = [t for t in compiled if (t.get("compile_s") or 0) > 0]
+    points = [t for t in timed if t["config"].get("backend") != "eager" and t.get("compile_s")]
     if len(points) < 2:
         return
     canvas = Canvas(prefix, 240)
@@ -172,8 +164,7 @@ def _compile_time(prefix: str, phase: Mapping[str, Any]) -> Iterator[Plot]:
         marker = {"color": COLORS[f"c{place}"], "markersize": 9 if is_best else 6, **edge}
         tip = canvas.tooltip(f"trial {t['number']}, {said}")
         axes.plot(t["compile_s"], gain["value"], styles[place], gid=tip, **marker)
-    axes.set_xscale("log")
-    _plain_log_ticks(axes)
+    canvas.scale_by_logarithm()
     times = [t["eager_call_s"] for t in timed if t.get("eager_call_s")]
     drawn = _break_even(axes, median(times)) if times else False
     axes.set_xlabel("compile time in seconds (logarithmic)")
@@ -193,16 +184,6 @@ def _compile_time(prefix: str, phase: Mapping[str, Any]) -> Iterator[Plot]:
     )
 
 
-def _plain_log_ticks(axes: Any) -> None:
-    """Ticks at 1, 2 and 5 of each decade, written without powers."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.minorticks_off()
-
-
 def _break_even(axes: Any, eager_s: float) -> bool:
     """Draw where compiling is repaid after 10, 100, ... calls; whether any line is in sight.
 
@@ -216,12 +197,11 @@ def _break_even(axes: Any, eager_s: float) -> bool:
     if high <= 1.02:
         return False
     gains = [1.001 + (high - 1.001) * i / 60 for i in range(61)]
-    seen = [
-        (n, inside)
+    lines = {
+        n: [(x, g) for g in gains if left < (x := n * eager_s * (1 - 1 / g)) < right]
         for n in (10**k for k in range(1, 12))
-        if len(inside := [(x, g) for g in gains if left < (x := n * eager_s * (1 - 1 / g)) < right])
-        > 5
-    ]
+    }
+    seen = [(n, line) for n, line in lines.items() if len(line) > 5]
     middle = len(seen) // 2
     for n, line in seen[max(0, middle - 1) : middle + 2]:
         axes.plot(*zip(*line, strict=True), ":", color=COLORS["dim"], linewidth=1.2)
@@ -264,24 +244,14 @@ def of_run(report: Mapping[str, Any], records: Sequence[Record]) -> Iterator[Plo
     trials = [t for phase in report["phases"].values() for t in phase["trials"] if t["wall_s"] > 0]
     if len(trials) < 2:
         return
-    steps = {r.number: r.step_s for r in records if r.step_s}
-    series: list[tuple[str, list[float]]] = []
-    for name, parts in _STEPS:
-        series.append((name, [_share(t, steps.get(t["number"], {}), parts) for t in trials]))
-    rest = [t["wall_s"] - sum(s[i] for _, s in series) for i, t in enumerate(trials)]
-    least_s = sum(t["wall_s"] for t in trials) / 1000
-    series = [
-        (n, s)
-        for n, s in [*series, ("step unknown" if steps else "trials", rest)]
-        if sum(s) > least_s
-    ]
+    series = seconds_by_step(trials, records)
     canvas = Canvas("run-seconds", 220)
     axes = canvas.axes
     numbers = [t["number"] for t in trials]
     edges = sorted({n + side for n in numbers for side in (-0.4, 0.4)})
     at = {n: edges.index(n - 0.4) for n in numbers}
     base = [0.0] * (len(edges) - 1)
-    for i, (_, seconds) in enumerate(series):
+    for i, seconds in enumerate(series.values()):
         top = list(base)
         for number, value in zip(numbers, seconds, strict=True):
             top[at[number]] += value
@@ -295,19 +265,12 @@ def of_run(report: Mapping[str, Any], records: Sequence[Record]) -> Iterator[Plo
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("trial")
     axes.set_ylabel("seconds")
-    shares = ", ".join(f"{name} {show.seconds(sum(seconds))}" for name, seconds in series)
-    crosses = (("ink", "×", "did not work"),) if failed else ()
+    shares = ", ".join(f"{name} {show.seconds(sum(seconds))}" for name, seconds in series.items())
+    crosses = (("ink", "×", "no result"),) if failed else ()
     yield Plot(
-        "Seconds of each trial, by step" if steps else "Seconds of each trial",
+        f"Seconds of each trial{', by step' * (len(series) > 1)}",
         f"In all: {shares}. Trials stand in the order of their numbers, as no start times are "
         "kept; several may run at once.",
         canvas.svg("seconds of each trial"),
-        (*((f"c{i}", "■", name) for i, (name, _) in enumerate(series)), *crosses),
+        (*((f"c{i}", "■", name) for i, name in enumerate(series)), *crosses),
     )
-
-
-def _share(trial: Mapping[str, Any], steps: Mapping[str, float], parts: Sequence[str]) -> float:
-    """The trial's own part of its process's seconds, which the settings of a race share."""
-    whole = sum(steps.values())
-    part: float = sum(steps.get(step, 0.0) for step in parts)
-    return trial["wall_s"] * part / whole if whole else 0.0
