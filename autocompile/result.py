@@ -7,24 +7,28 @@ import io
 import json
 import shlex
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Console
 
 from autocompile.errors import AutocompileError, NothingWorked, UsageError
 from autocompile.estimate.candidates import Limits
 from autocompile.estimate.intervals import Interval
-from autocompile.export import FORMATS, as_code, export, unconfirmed
+from autocompile.export import FORMATS, as_code, export, to_paste, unconfirmed
 from autocompile.export.python import code_of, having_form
 from autocompile.protocol.requests import ExportedCode
 from autocompile.report.build import build_report
 from autocompile.report.markdown import to_markdown
+from autocompile.report.page.html import to_html
 from autocompile.report.terminal import render
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.phases import phase_of
 from autocompile.settings.tuned import Tuned
 from autocompile.store.files import write_json, write_text
 from autocompile.store.record import Outcome, Record, RunFolder
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["Result", "exported_code", "make_result", "write_result"]
 
@@ -166,6 +170,17 @@ class Result:
         render(self._report, Console(file=text, width=100))
         return text.getvalue()
 
+    def write_html(self) -> Path:
+        """Write ``report.html`` into the run's folder, and return its path.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        folder = RunFolder(self.run_dir).path
+        page = to_html(self._report, self.trials, to_paste(self._report), folder)
+        write_text(folder / "report.html", page)
+        return folder / "report.html"
+
     def __repr__(self) -> str:
         phases = ", ".join(f"{n}: {v}" for n, v in self.verdict.items())
         return f"<autocompile.Result of {self.run_dir}: {phases}>"
@@ -226,7 +241,7 @@ def exported_code(
 def write_result(
     folder: RunFolder, run: Mapping[str, Any], records: list[Record], limits: Limits
 ) -> Result:
-    """Make the result of a finished run and write ``report.json`` and ``report.md``.
+    """Make the result of a finished run and write ``report.json``, ``.md`` and ``.html``.
 
     Raises:
         NothingWorked: no phase has a result.
@@ -235,6 +250,7 @@ def write_result(
     report = result.to_dict()
     write_json(folder.path / "report.json", report)
     write_text(folder.path / "report.md", to_markdown(report, as_code(report)))
+    result.write_html()
     if set(result.verdict.values()) != {"failed"} or run["interrupted"]:
         return result
     first = next(iter(report["phases"].values()))

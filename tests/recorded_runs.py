@@ -26,8 +26,9 @@ from autocompile import load
 from autocompile.cli.commands import app
 from autocompile.cli.output import show_result
 from autocompile.errors import AutocompileError
-from autocompile.export import FORMATS, as_code, export
+from autocompile.export import FORMATS, as_code, export, to_paste
 from autocompile.report.markdown import to_markdown
+from autocompile.report.page.html import to_html
 from autocompile.report.terminal import render, render_trials
 
 HERE = Path(__file__).parent
@@ -123,6 +124,18 @@ def drawn(report: Mapping[str, Any]) -> str:
     render_trials(report, console)
     render(report, console, code=as_code(report), use="the line to paste", run="last")
     return out.getvalue()
+
+
+def page_of(name: str, scratch: Path) -> tuple[str, dict[str, Any]]:
+    """``report.html`` of a run or report, with the report; a run is unpacked below ``scratch``."""
+    if name in REPORTS:
+        report = json.loads(REPORTS[name].read_text("utf-8"))
+        return to_html(report, (), to_paste(report)), report
+    with tarfile.open(RUNS / f"{name}.tgz") as archive:
+        archive.extractall(scratch, filter="data")
+    with inside(scratch):
+        report = load(name).to_dict()
+        return Path(said("show", name, "--html").strip()).read_text("utf-8"), report
 
 
 def main() -> None:

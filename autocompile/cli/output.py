@@ -14,7 +14,7 @@ import typer
 
 from autocompile.errors import UsageError
 
-__all__ = ["Stopped", "interruptible", "print_or_draw", "say", "show_result", "write"]
+__all__ = ["Stopped", "interruptible", "print_or_draw", "say", "show_page", "show_result", "write"]
 
 
 def say(text: str) -> None:
@@ -90,3 +90,13 @@ def show_result(result: Any, run: str, as_json: bool, verbose: bool) -> None:
         render(report, console, code=code, use=use, next_line=then, run=run, verbose=verbose)
 
     print_or_draw(report, as_json, draw)
+
+
+def show_page(result: Any, browse: bool) -> None:
+    """Write ``report.html`` anew, print its path, and open it where that is asked for."""
+    import webbrowser
+
+    path = result.write_html()
+    typer.echo(path)
+    if browse:
+        webbrowser.open(path.resolve().as_uri())

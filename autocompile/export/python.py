@@ -23,7 +23,7 @@ from autocompile.export.text import one_line, program, quoted
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.phases import LEARNER_UPDATE, OPTIMIZER_STEP, PHASES, phase_of
 
-__all__ = ["as_code", "code_of", "export", "having_form", "refusal", "use_line"]
+__all__ = ["as_code", "code_of", "export", "having_form", "refusal", "to_paste", "use_line"]
 
 _LONGEST = 200  # characters of a line to paste
 
@@ -205,3 +205,25 @@ def as_code(report: Report) -> dict[str, str]:
                 continue  # of a newer version
             found[name] = code_line(report, name, config)
     return found
+
+
+def to_paste(report: Report) -> dict[str, str]:
+    """The lines to paste for each phase whose setting changes something, where there are any."""
+    try:
+        found = choices(report)
+    except ExportError:
+        return {}
+    lines = {name: _lines(report, choice) for name, choice in found.items() if choice.config}
+    return {name: text for name, text in lines.items() if text}
+
+
+def _lines(report: Report, choice: Choice) -> str:
+    if is_rl(report) and phase_of(choice.phase).in_rllib:
+        writes = f"# The file: {command(report, '-o tuned.json')}"
+        use = 'from autocompile.rllib import tuned\nconfig = tuned(config, "tuned.json")'
+        return f"{writes}\n{use}"
+    try:
+        having_form(report)
+    except ExportError:
+        return ""
+    return code_of(report, choice)
