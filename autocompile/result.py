@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from autocompile.errors import AutocompileError, NothingWorked, UsageError
 from autocompile.estimate.candidates import Limits
@@ -22,9 +21,6 @@ from autocompile.settings.phases import phase_of
 from autocompile.settings.tuned import Tuned
 from autocompile.store.files import write_json, write_text
 from autocompile.store.record import Outcome, Record, RunFolder
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["Result", "exported_code", "make_result", "write_result"]
 
@@ -87,11 +83,8 @@ class Result:
             UsageError: the phase was not tuned, or the best setting needs another interpreter.
         """
         from autocompile.runtime.applying import set_process
-        from autocompile.runtime.compiling import (
-            beside_a_step,
-            compile_function,
-            compile_model,
-        )
+        from autocompile.runtime.compiling import compile_step
+        from autocompile.runtime.inplace import compile_model
 
         name = phase or self._forward_phase()
         if name not in self.config:
@@ -106,13 +99,8 @@ class Result:
             )
         set_process(config.process)
         if phase_of(name).is_function:
-            function: Callable[..., Any] = model  # type: ignore[assignment]
-            for todo in beside_a_step(config):
-                warnings.warn(f"before the first step: {todo}", stacklevel=2)
-            device = self.to_dict()["environment"]["device"].split(":")[0]
-            # With scope "regional", the model's blocks are compiled, not the step.
-            own = config if config.scope == "full" else config.numbers
-            return compile_function(function, own, kind=device)  # type: ignore[return-value]
+            kind = self.environment["device"].split(":")[0]
+            return compile_step(model, config, kind)  # type: ignore[arg-type, return-value]
         return compile_model(model, config, name)  # type: ignore[arg-type, return-value]
 
     def _forward_phase(self) -> str:

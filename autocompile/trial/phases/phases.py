@@ -13,10 +13,9 @@ from autocompile.errors import TargetError
 from autocompile.runtime.applying import prepare_model
 from autocompile.runtime.compiling import (
     compile_function,
-    compile_model,
     uses_cuda_graphs,
 )
-from autocompile.runtime.inplace import apply_to_update
+from autocompile.runtime.inplace import apply_to_update, compile_model
 from autocompile.runtime.optimizers import set_implementation
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.phases import (
