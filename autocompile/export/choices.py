@@ -82,7 +82,7 @@ def _choice(report: Report, name: str, phase: Mapping[str, Any]) -> Choice:
     own = (report["target"].get("own_batch_size") or {}).get(name)
     if own in (None, best.get("batch_size")):
         return choice
-    row = next((r for r in phase.get("by_batch_size", ()) if r["batch_size"] == own), {})
+    row = {r["batch_size"]: r for r in phase.get("by_batch_size", ())}.get(own, {})
     trial = next((t for t in phase["trials"] if t["number"] == row.get("number")), None)
     if trial is None:
         text = f"{choice.evidence}; this configuration's own batch size {own} was not measured"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autocompile.export.choices import Report
 from autocompile.export.lines import (
-    arguments,
+    compile_lines,
     imports,
     made_optimizer,
     model_lines,
@@ -34,11 +34,7 @@ def export(report: Report) -> str:
     made = made_optimizer(report, step.optimizer, "self") if step.optimizer != "default" else ""
     lost = settings.lost("Lightning", optimizer=bool(made))
     lines = [*process_lines(model), *model_lines(model)]
-    if model.scope == "regional":
-        lines += [f"regions_of(model).compile({arguments(model)})"]
-    elif not model.is_eager:
-        given = arguments(model)
-        lines += [_KEYS, f"model = torch.compile(model{', ' if given else ''}{given})"]
+    lines += [_KEYS] * (not model.is_eager and model.scope == "full") + compile_lines(model)
     if not lines and step.optimizer == "default" and model.autocast == "none":
         lines = ["# Nothing is faster than eager mode: leave it as it is."]
     precision = _PRECISION.get(model.autocast)

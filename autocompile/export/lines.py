@@ -18,6 +18,7 @@ from autocompile.settings.phases import FORWARD, TRAIN_STEP, phase_of
 
 __all__ = [
     "arguments",
+    "compile_lines",
     "imports",
     "made_optimizer",
     "model_lines",
@@ -51,11 +52,8 @@ def phase_lines(
     lines = process_lines(config) if own_state else []
     lines += model_lines(config) + optimizer_lines(report, config)
     name, called = phase_of(phase).called, phase_of(phase).compiles
-    if config.scope == "regional":
-        lines += [f"regions_of(model).compile({arguments(config)})"]
-    elif not config.is_eager:
-        given = arguments(config)
-        lines += [f"{name} = torch.compile({called}{', ' if given else ''}{given})"]
+    lines += compile_lines(config, called, name)
+    if not config.is_eager and config.scope == "full":
         called = name
     if config.autocast != "none":
         kind = quoted(str(report["environment"].get("device") or "cpu").split(":")[0])
@@ -65,6 +63,18 @@ def phase_lines(
         else:
             lines += [f"{name} = {lower}({called})"]
     return lines
+
+
+def compile_lines(
+    config: CompileConfig, function: str = "model", called: str = "model"
+) -> list[str]:
+    """Code that compiles a function, or the blocks of the model; empty in eager mode."""
+    if config.is_eager:
+        return []
+    given = arguments(config)
+    if config.scope == "regional":
+        return [f"regions_of(model).compile({given})"]
+    return [f"{called} = torch.compile({function}{', ' if given else ''}{given})"]
 
 
 def uses_apply(report: Report, config: CompileConfig) -> bool:
@@ -131,12 +141,9 @@ def optimizer_lines(report: Report, config: CompileConfig) -> list[str]:
         return []
     if made := made_optimizer(report, config.optimizer):
         return [f"optimizer = {made}"]
-    change = f"group.update({_shown(OPTIMIZERS[config.optimizer])})"
-    if config.optimizer == "tensor_lr":
-        change = 'group["lr"] = torch.tensor(float(group["lr"]))'
-    elif config.optimizer != "foreach":  # torch refuses the two together
-        flags = {"foreach": False, **OPTIMIZERS[config.optimizer]}
-        change = f"group.update({_shown(flags)})"
+    change = 'group["lr"] = torch.tensor(float(group["lr"]))'
+    if flags := OPTIMIZERS[config.optimizer]:  # torch refuses foreach together with others
+        change = f"group.update({_shown({'foreach': False, **flags})})"
     return ["for group in optimizer.param_groups:", f"    {change}"]
 
 
