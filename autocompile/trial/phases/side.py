@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from autocompile.runtime.applying import process_state, set_process
+from autocompile.runtime.applying import process_of
 from autocompile.trial.target.state import is_expanded
 from autocompile.trial.verify.outputs import View
 
@@ -61,13 +61,8 @@ class Side:
     @contextlib.contextmanager
     def context(self) -> Iterator[None]:
         """The phase's grad mode, and the threads and precision of the setting."""
-        usual = process_state(self.process)
-        try:
-            set_process(self.process)
-            with torch.enable_grad() if self.grad else torch.no_grad():
-                yield
-        finally:
-            set_process(usual)
+        with process_of(self.process), torch.set_grad_enabled(self.grad):
+            yield
 
     def run(self) -> Any:
         """Call once in its context."""
