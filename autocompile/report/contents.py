@@ -13,7 +13,7 @@ from autocompile.settings.phases import phase_of
 from autocompile.settings.tuned import is_faster
 from autocompile.store import runs
 
-__all__ = ["document", "trial_tables"]
+__all__ = ["FAILED", "document", "trial_tables"]
 
 _METHOD = (
     "Blocks of eager and compiled calls alternate in one process, so that drift of the machine"
@@ -24,6 +24,7 @@ _RACED = (
     " their mean over processes, with a 95 % t interval."
 )
 _RULE = " A setting counts as faster if its whole interval is, and its estimate by more than 1 %."
+FAILED = "What failed"
 _NAMES = 2  # settings that a short document names side by side
 
 
@@ -211,7 +212,7 @@ def _failures(phase: Mapping[str, Any]) -> Iterator[Table]:
     """What failed, and what was not tried since other trials showed how it ends."""
     titles = ("count", "backend", "outcome", "message")
     for is_answered, title, kind in (
-        (False, "What failed", "error"),
+        (False, FAILED, "error"),
         (True, "What was not tried", "dim"),
     ):
         groups = [g for g in phase.get("failures") or () if bool(g.get("answered")) == is_answered]

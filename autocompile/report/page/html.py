@@ -14,10 +14,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from autocompile.estimate.decision import SETS
-from autocompile.report import facts as said
 from autocompile.report import text as show
-from autocompile.report.contents import document
+from autocompile.report.contents import FAILED, document
 from autocompile.report.document import Document, Line, Section, Table, Text, spans
 from autocompile.report.page.canvas import drawing
 from autocompile.report.page.figures import Plot, of_phase, of_run
@@ -60,7 +58,7 @@ def to_html(
         "</head><body>",
         *_head(report, shown),
         "<main>",
-        *_answer(report, code or {}),
+        *_answer(report, shown, code or {}),
         *(f'<p class="warning">{_NO_PLOTS} RUN --html</p>' for _ in (0,) if plots is None),
     ]
     for section, (name, phase) in zip(shown.sections, report["phases"].items(), strict=True):
@@ -119,51 +117,25 @@ def _head(report: Mapping[str, Any], shown: Document) -> Iterator[str]:
     yield f"{_text(show.machine(report['environment']))}</p>"
     if shown.status:
         yield f'<p class="warning"><b>{_text(shown.status)}</b></p>'
-        yield f"<ul>{''.join(f'<li>{_text(s)}</li>' for s in shown.incomplete)}</ul>"
     yield "</header>"
 
 
-def _answer(report: Mapping[str, Any], code: Mapping[str, str]) -> Iterator[str]:
-    """A row for each phase: the gain, what to paste, and how sure that is."""
+def _answer(report: Mapping[str, Any], shown: Document, code: Mapping[str, str]) -> Iterator[str]:
+    """The document's row of each phase, with the code to copy."""
     yield '<section id="answer">'
-    for name, phase in report["phases"].items():
-        best = phase.get("best") or {}
-        gain, word, kind = "–", "no result yet" if phase.get("state") else "failed", "error"
-        if best and phase["verdict"] == "faster":
-            gain, word, kind = show.speedup(best["speedup"]), "faster", "good"
-        elif best:
-            gain, word, kind = show.speedup(1.0), "keep eager", "even"
-        yield '<article><div class="gain">'
-        yield f'<h2>{_text(name)}</h2><p class="figure {kind}">{gain}</p><p>{word}'
-        if kind == "good":
-            size = best.get("batch_size")
-            yield f"{_text(show.interval(best['speedup']))}"
-            yield f"at batch size {_text(size)}" if size is not None else ""
-        yield "</p></div><div>"
-        if kind == "good":
-            yield f"<p><code>{_text(show.label(best['config']))}</code></p>"
-            yield _block(code[name], f"code for {name}") if code.get(name) else ""
-        else:
-            yield f"<p>{_text(phase.get('reason', ''))}</p>"
-        yield from _confidence(phase, best)
-        yield "</div></article>"
+    for phase, row in zip(report["phases"], shown.answer.rows, strict=True):
+        name, gain, confidence, answer = row
+        figure, *interval = spans(gain)
+        yield f'<article><div class="gain"><h2>{_inline(name)}</h2>'
+        yield f'<p class="figure {figure.kind}">{_text(figure.text)}</p>'
+        yield f"<p>{_inline(tuple(interval))}</p></div><div>"
+        yield (
+            _block(code[phase], f"code for {phase}")
+            if phase in code
+            else f"<p>{_inline(answer)}</p>"
+        )
+        yield f"<p>Confidence: <b>{_inline(confidence)}</b></p></div></article>"
     yield "</section>"
-
-
-def _confidence(phase: Mapping[str, Any], best: Mapping[str, Any]) -> Iterator[str]:
-    """In a word, with what raises it."""
-    found = phase.get("confidence")
-    if not found or not best:
-        return
-    count, is_faster = best.get("confirmed_processes") or 0, phase["verdict"] == "faster"
-    if not found["decided"]:
-        yield f"<p>Confidence: <b>open</b>, {_text(found.get('open', ''))}</p>"
-        yield _block(found["command"], "command") if found.get("command") else ""
-        return
-    word = ("high" if count >= SETS[0] else "fair") if is_faster else "decided"
-    tried = f"{phase['tried']} of {phase['settings']} settings tried" if "tried" in phase else ""
-    why = ", ".join(filter(None, (said.proof(best) if is_faster else "", tried)))
-    yield f"<p>Confidence: <b>{word}</b>{f', {_text(why)}' if why else ''}</p>"
 
 
 def _section(
@@ -174,11 +146,9 @@ def _section(
     folder: Path | None,
 ) -> Iterator[str]:
     """A phase: facts, plots, batch sizes, and what failed."""
-    role = f" ({_text(section.role)})" if section.role else ""
-    yield f'<section class="phase" id="phase-{_text(name)}"><h2>{_text(section.title)}{role}</h2>'
-    verdict = section.verdict
-    origin = f" ({_text(verdict.origin)})" if verdict.origin else ""
-    yield f"<p><b>{_text(verdict.word)}:</b> {_inline(verdict.text)}{origin}</p>"
+    about = " · ".join(map(_inline, section.about))
+    yield f'<section class="phase" id="phase-{_text(name)}"><h2>{_text(section.title)}</h2>'
+    yield f"<p>{about}</p>"
     lines = [block for block in section.blocks if isinstance(block, Line)]
     yield "<dl>" if lines else ""
     for line, above in zip(lines, (None, *lines), strict=False):
@@ -193,13 +163,9 @@ def _section(
     yield "</dl>" if lines else ""
     yield from _figures(plots)
     for table in section.blocks:
-        if not isinstance(table, Table) or table.kind == "error":
-            continue  # failures follow, with their logs
-        is_aside = table.kind == "dim"
-        head = f"<summary>{_text(table.title)} ({len(table.rows)})</summary>"
-        yield f"<details>{head}" if is_aside else f"<h3>{_text(table.title)}</h3>"
-        yield _table(table)
-        yield "</details>" if is_aside else ""
+        # Failures follow, with their logs.
+        if isinstance(table, Table) and table.title != FAILED:
+            yield f"<h3>{_text(table.title)}</h3>{_table(table)}"
     yield from _failures(phase, folder)
     yield "</section>"
 
@@ -235,9 +201,8 @@ def _table(table: Table) -> str:
         f"<tr>{''.join(cell(i, text, 'td') for i, text in enumerate(row))}</tr>"
         for row in table.rows
     )
-    notes = "".join(f"<p>{_inline(note)}</p>" for note in table.notes)
     body = f"<table>{head}<tbody>{rows}</tbody></table>"
-    return f'<div class="scroll">{body}</div>{notes}'
+    return f'<div class="scroll">{body}</div>'
 
 
 def _failures(phase: Mapping[str, Any], folder: Path | None) -> Iterator[str]:
@@ -276,7 +241,8 @@ def _end(shown: Document) -> Iterator[str]:
     """How it was measured, the machine, and the exports."""
     yield '<section id="machine"><h2>How it was measured</h2>'
     yield f"<p>{_text(shown.method)}</p>{_table(shown.circumstances)}"
-    yield f"<p>Not on this machine: {_inline(shown.unusable)}</p>" if shown.unusable else ""
+    for line in shown.whole:
+        yield f"<p>{_text(line.label)}: {' · '.join(map(_inline, line.facts))}</p>"
     yield "</section>"
     if shown.exports:
         yield '<section id="exports"><h2>Exports</h2>'
