@@ -48,9 +48,7 @@ def export_with_cache(settings: Tuned, path: Path, timeout_s: float) -> list[str
             file=str(made),
         )
         job = job_factory.job(request)
-        ending, interrupted = run_job(executor, job, SilentProgress())
-        if interrupted:
-            raise KeyboardInterrupt
+        ending = run_job(executor, job, SilentProgress())
         if ending.outcome is not Outcome.OK:
             log = (job.folder / "log.txt").read_text("utf-8", "replace")
             raise ExportError(

@@ -46,9 +46,7 @@ def compare_in_algorithm(
             header=job_factory.header, number=0, settings=settings, budget_s=budget_s
         )
         job = job_factory.job(request, fresh=True, alone=True)
-        ending, interrupted = run_job(executor, job, SilentProgress())
-        if interrupted:
-            raise KeyboardInterrupt
+        ending = run_job(executor, job, SilentProgress())
         if ending.outcome is not Outcome.OK:
             log = (job.folder / "log.txt").read_text("utf-8", "replace")
             raise _error(plan.target, ending, log)

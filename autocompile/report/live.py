@@ -15,18 +15,17 @@ from rich.live import Live
 from rich.text import Text
 
 from autocompile.errors import UsageError
+from autocompile.progress import Countdown, Progress
 from autocompile.report import text as show
 from autocompile.report.leaders import Leader, leaderboard
 from autocompile.report.lines import (
-    Countdown,
     Json,
     PlainProgress,
-    Progress,
     SilentProgress,
-    Tried,
     cell_name,
 )
 from autocompile.settings.config import CompileConfig
+from autocompile.settings.setting import Setting
 from autocompile.store.record import Outcome, Record, Step
 
 __all__ = ["LiveProgress", "PlainProgress", "Progress", "SilentProgress", "progress"]
@@ -84,7 +83,7 @@ class LiveProgress(Progress):
         self._spaces, self._budget = spaces, budget
         self.tick()
 
-    def started(self, number: int, setting: Tried, role: str) -> None:
+    def started(self, number: int, setting: Setting, role: str) -> None:
         self._race, self._race_steps = "", {}
         cell = cell_name(setting.phase, setting.batch_size)
         self._running[number] = _Running(setting.config, cell, since=self._clock())

@@ -19,7 +19,7 @@ from autocompile.report.live import (
 )
 from autocompile.search.budget import Budget
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
-from autocompile.space.space import Setting
+from autocompile.settings.setting import Setting
 from autocompile.store.record import Measurement, Outcome, Record, Step
 
 TARGET = {"spec": "net.py", "kind": "Module", "description": "Net", "choices": {"device": "cpu"}}
