@@ -8,6 +8,7 @@ import signal
 from autocompile.execute.child import Child
 from autocompile.execute.executor import Ending
 from autocompile.execute.memory import oom_kills
+from autocompile.protocol.results import TaskResult
 from autocompile.store.record import Outcome, Step
 
 __all__ = ["conclude", "ending_of"]
@@ -55,11 +56,11 @@ def conclude(child: Child, is_oom: bool = False) -> tuple[Outcome, Step, str]:
     job, step, code = child.job, child.clock.step, child.code
     said_in, words = step, ""
     if child.result is not None:
+        said = TaskResult.read(child.result)
         try:
-            outcome, said_in = Outcome(child.result["outcome"]), Step(child.result["step"])
-        except (KeyError, ValueError):
+            outcome, said_in, words = Outcome(said.outcome), Step(said.step), str(said.message)
+        except ValueError:
             return Outcome.CRASHED, step, "sent a malformed result"
-        words = str(child.result.get("message", ""))
         if outcome is Outcome.OK or not is_oom:
             return outcome, said_in, words
     gib = f"{(job.memory_limit_bytes or 0) / 2**30:.1f} GiB"

@@ -54,8 +54,9 @@ class Prior:
     base_s: float = 2.0
 
     def mean(self, config: CompileConfig) -> float:
-        """The expected log speed-up."""
-        return sum(self.effects.get(name, 0.0) for name in config.features)
+        """The expected log speed-up; each further field costs a little."""
+        known = sum(self.effects.get(name, 0.0) for name in config.features)
+        return known - _PLAIN_LOG * max(0, len(config.features) - 1)
 
     def cost_s(self, config: CompileConfig) -> float:
         """The expected seconds of a trial."""
@@ -96,7 +97,7 @@ class Effects:
         # BLAS runs in one thread: busy-waiting threads would slow the trials.
         self._blas = ThreadpoolController()
         self.index = {s: i for i, s in enumerate(settings)}
-        self._mean = np.array([_prior_log(priors[s.phase], s.config) for s in settings])
+        self._mean = np.array([priors[s.phase].mean(s.config) for s in settings])
         self._phase = _codes([s.phase for s in settings])
         self._cell = _codes([s.cell for s in settings])
         self._config = _codes([s.config for s in settings])
@@ -153,10 +154,6 @@ class Effects:
         """The diagonal of :meth:`_between`."""
         fields = np.square(self._has[rows]).sum(axis=1) * (1 + _HERE**2)
         return self._unknown[rows] * (fields + (_WHOLE**2 + _WHOLE_HERE**2))
-
-
-def _prior_log(prior: Prior, config: CompileConfig) -> float:
-    return prior.mean(config) - _PLAIN_LOG * max(0, len(config.features) - 1)
 
 
 def _deviation(feature: str) -> float:
