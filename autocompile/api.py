@@ -30,6 +30,7 @@ from autocompile.space.spaces import calls_between_updates, first_sizes, spaces_
 from autocompile.store import runs
 from autocompile.store.files import write_json
 from autocompile.store.reading import notice
+from autocompile.store.record import RunFolder
 
 __all__ = ["load", "tune"]
 
@@ -131,11 +132,12 @@ def tune(
         if memory and not memory_limit_bytes:  # the probe may have lowered the number of slots
             factory.memory_limit_bytes = memory // executor.slots
         run = described(folder, plan, found)
-        progress.header(
-            {"spec": plan.target, **run["target"]}, run["environment"], f"{folder.path}"
-        )
+        target_found = {"spec": plan.target, **run["target"]}
+        progress.header(target_found, run["environment"], str(folder.path))
         spaces = spaces_of(plan, found)
         own_sizes = first_sizes(spaces, run)
+        # The user's database may hold many runs, also of folders with the same name.
+        own_name = f"{folder.path.name}-{run.get('id', '')}/"
         study = Study(
             sampler=_sampler(sampler, spaces, own_sizes, run, plan.seed),
             job_factory=factory,
@@ -143,10 +145,7 @@ def tune(
             progress=progress,
             budget=budget,
             database=storage or folder.study_db,
-            # The user's database may hold many runs, also of folders with the same name.
-            study_name=f"{folder.path.name}-{run.get('id', '')}/autocompile"
-            if storage
-            else "autocompile",
+            study_name=(own_name if storage else "") + "autocompile",
             is_exhaustive=total_s is None,
             calls_per_update=lambda phase, size: calls_between_updates(phase, run, size),
             records=list(folder.records()),
@@ -164,13 +163,7 @@ def tune(
         if not run["interrupted"] and not race.is_open:  # otherwise a resumed race needs them
             factory.drop_cache()
     with without_interrupts():
-        records, facts = folder.read()
-        if told := notice(facts, run["environment"]):
-            progress.warning(told)
-        run["spaces"] = {name: one.account(records) for name, one in spaces.items()}
-        run["wall_s"] = run.get("wall_s", 0.0) + budget.spent_s
-        write_json(folder.run_json, run)
-        return write_result(folder, run, records, plan.limits)
+        return _finished(folder, run, spaces, budget, plan.limits, progress)
 
 
 def load(run: str | Path = "last") -> Result:
@@ -203,6 +196,24 @@ def _search_and_race(study: Study, race: Race) -> None:
         is_idle = len(study.records) == before
         if study.is_done or is_idle or study.budget.left_s < worth_s:
             return
+
+
+def _finished(
+    folder: RunFolder,
+    run: dict[str, Any],
+    spaces: Mapping[str, Space],
+    budget: Budget,
+    limits: Limits,
+    progress: Progress,
+) -> Result:
+    """Complete ``run.json`` and write the report."""
+    records, facts = folder.read()
+    if told := notice(facts, run["environment"]):
+        progress.warning(told)
+    run["spaces"] = {name: one.account(records) for name, one in spaces.items()}
+    run["wall_s"] = run.get("wall_s", 0.0) + budget.spent_s
+    write_json(folder.run_json, run)
+    return write_result(folder, run, records, limits)
 
 
 def _sampler(
