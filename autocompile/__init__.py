@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     )
     from autocompile.estimate.candidates import Limits
     from autocompile.estimate.intervals import Interval
-    from autocompile.report.live import Progress
+    from autocompile.progress import Progress
     from autocompile.result import Result
     from autocompile.runtime.apply import apply
     from autocompile.settings.config import CompileConfig
@@ -65,7 +65,7 @@ _HOME = {
     "Interval": "estimate.intervals",
     "Limits": "estimate.candidates",
     "Outcome": "store.record",
-    "Progress": "report.live",
+    "Progress": "progress",
     "Record": "store.record",
     "Result": "result",
     "SearchSpace": "space.space",

@@ -14,20 +14,18 @@ from rich.live import Live
 from rich.text import Text
 
 from autocompile.errors import UsageError
+from autocompile.progress import Countdown, Progress
 from autocompile.report import text as show
 from autocompile.report.lines import (
-    Countdown,
     Json,
     PlainProgress,
-    Progress,
-    SilentProgress,
-    Tried,
     cell_name,
 )
 from autocompile.settings.config import CompileConfig
+from autocompile.settings.setting import Setting
 from autocompile.store.record import Outcome, Record, Step
 
-__all__ = ["LiveProgress", "PlainProgress", "Progress", "SilentProgress", "progress"]
+__all__ = ["LiveProgress", "PlainProgress", "progress"]
 
 _LINES = 16
 _SHOWN = 2  # running trials, each by itself
@@ -82,7 +80,7 @@ class LiveProgress(Progress):
         self._spaces, self._budget = spaces, budget
         self.tick()
 
-    def started(self, number: int, setting: Tried, role: str) -> None:
+    def started(self, number: int, setting: Setting, role: str) -> None:
         self._race, self._race_steps = "", {}
         cell = cell_name(setting.phase, setting.batch_size)
         self._running[number] = _Running(setting.config, cell, since=self._clock())
@@ -225,7 +223,7 @@ def progress(kind: str, file: TextIO) -> Progress:
         UsageError: another kind.
     """
     if kind == "none":
-        return SilentProgress()
+        return Progress()
     if kind not in ("auto", "plain"):
         raise UsageError(f"there is no progress {kind!r}", hint="--progress auto (or plain, none)")
     # A dumb terminal cannot move the cursor, and without Unicode there is no board to draw.

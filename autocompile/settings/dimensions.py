@@ -118,17 +118,19 @@ class Values:
         "comma list, e.g. inductor,cudagraphs",
         plural="backends",
         traces_alike=True,
+        bakes=True,
         effect="none",
         applied="argument",
     ).field()
     mode: str = _argument(
-        "default", "comma list of Inductor modes", plural="modes", effect="none"
+        "default", "comma list of Inductor modes", plural="modes", bakes=True, effect="none"
     ).field()
     options: tuple[tuple[str, OptionValue], ...] = _argument(
         (),
         "Inductor's, e.g. cpp_wrapper=true; repeatable, none for none",
         option="option",
         kinds=(tuple,),
+        bakes=True,
         effect="none",
         label=lambda pairs: " · ".join(f"{name}={value}" for name, value in pairs),
     ).field()
@@ -166,6 +168,7 @@ class Values:
         why_not=_takes_freezing,
         needs_compiler=True,
         traces_alike=True,
+        bakes=True,
         label=lambda value: "frozen weights",
     ).field()
     memory_format: str = Dimension(

@@ -13,6 +13,7 @@ from typing import Any
 
 from autocompile.errors import RunError, TargetError, UsageError
 from autocompile.estimate.candidates import Limits
+from autocompile.protocol.requests import Header
 from autocompile.settings.effort import budget_of
 from autocompile.space.space import SearchSpace
 from autocompile.store.runs import is_same_target
@@ -68,10 +69,10 @@ class Plan:
                 "it is relative: at 0.01 outputs may differ from eager's by 1 % of their size",
             )
 
-    def requested(self) -> dict[str, Any]:
+    @property
+    def header(self) -> Header:
         """What the requests of all its trials have in common."""
-        names = ("target", "device", "seed", "tolerance")
-        return {name: getattr(self, name) for name in names}
+        return Header(self.target, self.device, self.seed, self.tolerance)
 
     def to_dict(self) -> dict[str, Any]:
         """As ``run.json`` holds it."""

@@ -10,16 +10,15 @@ import pytest
 from rich.console import Console
 
 from autocompile.errors import UsageError
+from autocompile.progress import Progress
 from autocompile.report.live import (
     LiveProgress,
     PlainProgress,
-    Progress,
-    SilentProgress,
     progress,
 )
 from autocompile.search.budget import Budget
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
-from autocompile.space.space import Setting
+from autocompile.settings.setting import Setting
 from autocompile.store.record import Measurement, Outcome, Record, Step
 
 TARGET = {"spec": "net.py", "kind": "Module", "description": "Net", "choices": {"device": "cpu"}}
@@ -326,7 +325,7 @@ def test_the_kind_decides_and_auto_looks_at_the_file(monkeypatch: pytest.MonkeyP
     terminal = Terminal(io.BytesIO(), encoding="utf-8")
     assert isinstance(progress("auto", terminal), LiveProgress)
     assert isinstance(progress("plain", terminal), PlainProgress)
-    assert isinstance(progress("none", terminal), SilentProgress)
+    assert isinstance(progress("none", terminal), Progress)
     assert isinstance(progress("auto", io.StringIO()), PlainProgress)
     assert isinstance(progress("auto", Terminal(io.BytesIO(), encoding="ascii")), PlainProgress)
     monkeypatch.setenv("TERM", "dumb")
@@ -336,7 +335,7 @@ def test_the_kind_decides_and_auto_looks_at_the_file(monkeypatch: pytest.MonkeyP
 
 
 def test_silent_progress_takes_everything() -> None:
-    shown = SilentProgress()
+    shown = Progress()
     begin(shown)
     shown.started(0, Setting(EAGER, None), "search")
     shown.step(0, Step.BUILD)

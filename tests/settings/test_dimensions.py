@@ -24,7 +24,7 @@ from autocompile.execute.executor import Ending
 from autocompile.search.records import to_record
 from autocompile.search.reuse import answer
 from autocompile.settings.config import CompileConfig
-from autocompile.space.space import Setting
+from autocompile.settings.setting import Setting
 from autocompile.store.record import Outcome, Step
 
 MODELS = TARGETS / "dimensions.py"
@@ -175,11 +175,11 @@ def test_a_graph_given_up_as_a_whole_does_not_answer_for_fullgraph(try_it: Try) 
     assert (result["outcome"], result["graph_breaks"]) == ("ok", 0), result["message"]
     ours = CompileConfig("aot_eager")
     plain = Setting(ours, 4)
-    record = to_record(0, "forward", plain, Ending(Outcome.OK, Step.EXIT, payload=result))
+    record = to_record(0, plain, Ending(Outcome.OK, Step.EXIT, payload=result))
     full = Setting(dataclasses.replace(ours, fullgraph=True), 4)
     assert answer(1, full, {plain: record}, None) is None
     whole = try_it(MODELS, **setting("aot_eager"))
-    record = to_record(0, "forward", plain, Ending(Outcome.OK, Step.EXIT, payload=whole))
+    record = to_record(0, plain, Ending(Outcome.OK, Step.EXIT, payload=whole))
     assert answer(1, full, {plain: record}, None) is not None
 
 
@@ -212,7 +212,8 @@ from autocompile.search.reuse import _traces_alike
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.dimension import Place
 from autocompile.space.enumeration import build_space
-from autocompile.space.space import Catalogue, SearchSpace, Setting
+from autocompile.settings.setting import Setting
+from autocompile.space.space import Catalogue, SearchSpace
 from autocompile.trial.inspect.telemetry import same_code_key
 
 here = Path(autocompile.__file__).parent.parent
