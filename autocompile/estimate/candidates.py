@@ -86,11 +86,6 @@ class Candidate:
         return (self.record.batch_size or 1) / self.eager_call_s
 
     @property
-    def is_known_to_pay(self) -> bool:
-        """False if a change of the weights costs time and its frequency is unknown."""
-        return self.record.is_known_to_pay
-
-    @property
     def slows_eager(self) -> bool:
         """Whether eager ran slower next to it than alone, which makes its speed-up too high."""
         measured = self.record.measurement
@@ -98,7 +93,7 @@ class Candidate:
 
     def keeps(self, limits: Limits) -> bool:
         """Whether it meets the limits."""
-        if not self.is_known_to_pay:
+        if not self.record.is_known_to_pay:
             return False
         is_eager = self.record.config.is_eager
         pairs = (
@@ -311,11 +306,13 @@ class _Eager:
             record.config.environment,
             record.batch_size,
         )
-        ours, theirs = ("default", size), (environment, size)
-        if environment == "default" or not {ours, theirs} <= self._times.keys():
+        if environment == "default":
             return value
-        mine, its = self._times[ours], self._times[theirs]
-        here = (environment, size, record.race or 0)
-        if here in self._raced and ("default", *here[1:]) in self._raced:
-            mine, its = self._raced["default", size, here[2]], self._raced[here]
-        return value * median(mine) / median(its)
+        both = (environment, "default")
+        theirs, ours = (self._times.get((place, size)) for place in both)
+        if not theirs or not ours:
+            return value
+        its, mine = (self._raced.get((place, size, record.race or 0)) for place in both)
+        if its and mine:
+            theirs, ours = its, mine
+        return value * median(ours) / median(theirs)

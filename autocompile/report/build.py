@@ -262,7 +262,7 @@ def _notes(
     what = "1 trial was" if count == 1 else f"{count} trials were"
     notes = [f"{what} stopped before the end: --resume tries again"] if count else []
     notes += [f"{left} is the same as {kept}" for left, kept in space.get("merged", {}).items()]
-    unknown = sum(not c.is_known_to_pay for c in every)
+    unknown = sum(not c.record.is_known_to_pay for c in every)
     if unknown:
         notes.append(
             f"{unknown} settings take the weights as constants and are not recommended, since "

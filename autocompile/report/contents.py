@@ -13,7 +13,7 @@ from autocompile.settings.phases import phase_of
 from autocompile.settings.tuned import is_faster
 from autocompile.store import runs
 
-__all__ = ["FAILED", "document", "trial_tables"]
+__all__ = ["FAILED", "document"]
 
 _METHOD = (
     "Blocks of eager and compiled calls alternate in one process, so that drift of the machine"
@@ -125,7 +125,7 @@ def _section(name: str, phase: Mapping[str, Any], report: Mapping[str, Any], ful
     blocks += _details(phase) if full else ()
     blocks += _failures(phase) if full or not _best(phase) else ()
     about = tuple(_about(phase))
-    return Section(show.plain(name), about, tuple(blocks), tuple(trial_tables(phase)))
+    return Section(show.plain(name), about, tuple(blocks), tuple(said.trial_tables(phase)))
 
 
 def _about(phase: Mapping[str, Any]) -> Iterator[Text]:
@@ -278,56 +278,3 @@ def _rest(phases: Mapping[str, Any]) -> Iterator[str]:
     if any(p.get("dropped") for p in phases.values()):
         told.append("what was left out")
     yield ", ".join([*told, "every trial"])
-
-
-# --- trials -------------------------------------------------------------------------------------
-
-
-def trial_tables(phase: Mapping[str, Any]) -> Iterator[Table]:
-    """Every trial of the search: those with figures, best first, then the others."""
-    trials = phase["trials"]
-    searched = [t for t in trials if t.get("role") == "search"]
-    ranked = [t for t in searched if t["outcome"] == "ok" and t.get("throughput")]
-    if ranked:
-        unit = show.plain(ranked[0]["throughput"].get("unit", ""))
-        columns = ("#", "batch", unit, "against eager", "compile", "memory", "setting")
-        figures = tuple(_measured(trial, trials) for trial in sorted(ranked, key=_order))
-        yield Table("Measured trials", columns, figures, right=range(6), wide=5)
-    if others := tuple(_not_measured(t) for t in searched if t not in ranked):
-        titles = ("#", "batch", "outcome", "setting and message")
-        yield Table("Other trials", titles, others, right=(0, 1))
-
-
-def _measured(trial: Mapping[str, Any], trials: Sequence[Mapping[str, Any]]) -> tuple[Text, ...]:
-    remarks = ", ".join(said.trial_remarks(trial, trials))
-    setting = _code(show.label(trial["config"]))
-    return (
-        str(trial["number"]),
-        show.or_dash(trial.get("batch_size")),
-        show.measured(show.read_interval(trial["throughput"])),
-        show.ratio(show.read_interval(trial.get("speedup"))),
-        show.seconds(trial.get("compile_s")),
-        show.size(trial.get("peak_memory_bytes")),
-        (setting, Span(f"  ({remarks})", "dim")) if remarks else setting,
-    )
-
-
-def _not_measured(trial: Mapping[str, Any]) -> tuple[Text, ...]:
-    reason: str | Span = f"in step {show.plain(trial.get('step', '?'))}"
-    if (same := trial.get("duplicate_of")) is not None:
-        reason = said.same_as(same, trial["outcome"])
-    elif trial.get("message"):
-        reason = _code(trial["message"])
-    outcome = Span(show.plain(trial["outcome"]), "error")
-    return (
-        str(trial["number"]),
-        show.or_dash(trial.get("batch_size")),
-        Span("not tried", "dim") if trial.get("answered") else outcome,
-        (_code(show.label(trial["config"])), ": ", reason),
-    )
-
-
-def _order(trial: Mapping[str, Any]) -> tuple[float, int, int]:
-    """By throughput; a duplicate follows its original."""
-    same, number = trial.get("duplicate_of"), trial["number"]
-    return -trial["throughput"]["value"], number if same is None else same, number

@@ -1,12 +1,13 @@
-"""Facts about phases and trials, as sentences for every form of the report."""
+"""Facts about phases, as sentences, and about trials, as tables, for every form of the report."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from autocompile.estimate.decision import SETS
 from autocompile.report import text as show
+from autocompile.report.document import Span, Table, Text
 from autocompile.settings.config import DEFAULT_INDUCTOR
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "same_as",
     "ties",
     "trial_remarks",
+    "trial_tables",
     "weights",
 ]
 
@@ -150,3 +152,53 @@ def _preferred(best: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     if mine is not None and theirs is not None and theirs > 1.25 * mine + 0.25:
         return f"compiles faster ({show.seconds(mine)} against {show.seconds(theirs)})"
     return "is simpler"
+
+
+def trial_tables(phase: Mapping[str, Any]) -> Iterator[Table]:
+    """Every trial of the search: those with figures, best first, then the others."""
+    trials = phase["trials"]
+    searched = [t for t in trials if t.get("role") == "search"]
+    ranked = [t for t in searched if t["outcome"] == "ok" and t.get("throughput")]
+    if ranked:
+        unit = show.plain(ranked[0]["throughput"].get("unit", ""))
+        columns = ("#", "batch", unit, "against eager", "compile", "memory", "setting")
+        figures = tuple(_measured(trial, trials) for trial in sorted(ranked, key=_order))
+        yield Table("Measured trials", columns, figures, right=range(6), wide=5)
+    if others := tuple(_not_measured(t) for t in searched if t not in ranked):
+        titles = ("#", "batch", "outcome", "setting and message")
+        yield Table("Other trials", titles, others, right=(0, 1))
+
+
+def _measured(trial: Mapping[str, Any], trials: Sequence[Mapping[str, Any]]) -> tuple[Text, ...]:
+    remarks = ", ".join(trial_remarks(trial, trials))
+    setting = Span(show.label(trial["config"]), "code")
+    return (
+        str(trial["number"]),
+        show.or_dash(trial.get("batch_size")),
+        show.measured(show.read_interval(trial["throughput"])),
+        show.ratio(show.read_interval(trial.get("speedup"))),
+        show.seconds(trial.get("compile_s")),
+        show.size(trial.get("peak_memory_bytes")),
+        (setting, Span(f"  ({remarks})", "dim")) if remarks else setting,
+    )
+
+
+def _not_measured(trial: Mapping[str, Any]) -> tuple[Text, ...]:
+    reason: str | Span = f"in step {show.plain(trial.get('step', '?'))}"
+    if (same := trial.get("duplicate_of")) is not None:
+        reason = same_as(same, trial["outcome"])
+    elif trial.get("message"):
+        reason = Span(show.plain(trial["message"]), "code")
+    outcome = Span(show.plain(trial["outcome"]), "error")
+    return (
+        str(trial["number"]),
+        show.or_dash(trial.get("batch_size")),
+        Span("not tried", "dim") if trial.get("answered") else outcome,
+        (Span(show.label(trial["config"]), "code"), ": ", reason),
+    )
+
+
+def _order(trial: Mapping[str, Any]) -> tuple[float, int, int]:
+    """By throughput; a duplicate follows its original."""
+    same, number = trial.get("duplicate_of"), trial["number"]
+    return -trial["throughput"]["value"], number if same is None else same, number

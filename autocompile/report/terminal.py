@@ -15,7 +15,8 @@ from rich.text import Text
 
 from autocompile.report import document as parts
 from autocompile.report import text as show
-from autocompile.report.contents import document, trial_tables
+from autocompile.report.contents import document
+from autocompile.report.facts import trial_tables
 
 __all__ = ["Page", "render", "render_trials"]
 
@@ -26,7 +27,7 @@ _WIDE = 100  # columns for every column of a table
 _LEAST = 40  # columns to break a cell in: with fewer it goes below its row
 _FIGURE = re.compile(
     r"\[[\d., ]+\]|±? ?[\d.]+ %|\d(?: \d{3}\b)*(?: [a-zA-Zµ]+)?"
-    r"|→ autocompile (?:doctor|show|verify)(?: \S+)*"
+    r"|→ autocompile(?: \S+)+"
 )
 _GLUE = "\ue000"  # stands for a space that must not end a line; private, one cell wide
 _STYLES = {
@@ -62,8 +63,10 @@ class Page:
 
     def hanging(self, head: Text, text: Text) -> None:
         """``text`` behind ``head``, further lines under its first word."""
-        text.plain = _FIGURE.sub(lambda m: m[0].replace(" ", _GLUE), text.plain)
         room = max(self.width - head.cell_len, 20)
+        text.plain = _FIGURE.sub(
+            lambda m: m[0].replace(" ", _GLUE) if len(m[0]) <= room else m[0], text.plain
+        )
         for number, part in enumerate(text.wrap(self.console, room) if self.breaks else [text]):
             part.plain = part.plain.replace(_GLUE, " ").rstrip()
             self.line(Text.assemble(head if number == 0 else " " * head.cell_len, part))
