@@ -15,7 +15,8 @@ from autocompile.execute.executor import Ending, Job
 from autocompile.report.build import state_of
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
 from autocompile.space.space import SearchSpace
-from autocompile.store.record import Outcome, Record, Step
+from autocompile.store.files import write_json
+from autocompile.store.record import Outcome, Record, RunFolder, Step
 from autocompile.testing import FakeExecutor, measured, probed
 
 SPACE = SearchSpace(backends=("inductor",), batch_sizes=(4,))
@@ -95,3 +96,11 @@ def test_a_stopped_run_says_what_has_not_begun(target: Path) -> None:
     assert "not started" in reasons
     assert "| no result yet | – | not started |" in Path(result.run_dir, "report.md").read_text()
     assert "not started" in Path(result.run_dir, "report.html").read_text("utf-8")
+
+
+def test_what_was_measured_in_the_algorithm_is_kept_with_the_run(target: Path) -> None:
+    result = tune(target, executor=FakeExecutor(script, two_phases()), space=SPACE)
+    assert "in_algorithm" not in load("last").to_dict()
+    figures = {"steps_per_s": {"gain": {"value": 1.2, "low": 1.1, "high": 1.3}}}
+    write_json(RunFolder(result.run_dir).in_algorithm, figures)
+    assert load("last").to_dict()["in_algorithm"] == figures
