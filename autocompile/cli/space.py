@@ -31,7 +31,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         UsageError: it cannot be read, or is not TOML.
     """
     try:
-        return tomllib.loads(path.read_text("utf-8"))
+        read: dict[str, Any] = tomllib.loads(path.read_text("utf-8"))
+        return read
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

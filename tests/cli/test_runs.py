@@ -115,7 +115,7 @@ def test_runs_are_listed_with_what_came_of_them(work: Path) -> None:
     assert rllib["phases"]["learner_update"]["batch_size"] == 64
     text = said("list")
     assert "2.99× [2.91, 3.08]" in text
-    assert "\n  forward          keep eager\n" in text
+    assert "\n  forward               keep eager\n" in text
     assert "at batch size 64" in text
     assert any(
         s.startswith("interrupted   2001-09-09") and s.endswith("mlp.py   interrupted")

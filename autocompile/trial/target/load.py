@@ -25,7 +25,7 @@ import torch
 
 from autocompile.errors import TargetError
 from autocompile.settings import phases
-from autocompile.trial.target.example import example_inputs, guessed_inputs
+from autocompile.trial.target.example import example_inputs, no_inputs
 from autocompile.trial.verify.tree import result_tensors
 
 __all__ = [
@@ -270,16 +270,10 @@ def _plain(
 ) -> Target:
     example = example_inputs(model)
     if example is None and not hasattr(module, "get_inputs"):
-        raise TargetError(
-            f"{spec} has no get_inputs(batch_size) next to it",
-            "get_inputs returns a tuple or list for model(*x), a dict for model(**x), or a tensor",
-            *guessed_inputs(model),
-            hint="autocompile init model.py   (writes a file to start from)",
-        )
+        raise no_inputs(spec, model)
     target = Target(kind, model, lines, example or (lambda _: None), adam, sum_of_floats)
     if example:
-        target.fixed_batch = True
-        target.choices["inputs"] = "example_input_array of the model"
+        target.fixed_batch, target.choices["inputs"] = True, "example_input_array of the model"
     return _with_user_functions(target, module)
 
 
