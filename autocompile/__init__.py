@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     )
     from autocompile.estimate.candidates import Limits
     from autocompile.estimate.intervals import Interval
+    from autocompile.progress import Progress
     from autocompile.result import Result
     from autocompile.runtime.apply import apply
     from autocompile.settings.config import CompileConfig
@@ -47,6 +48,7 @@ __all__ = [
     "Limits",
     "NothingWorked",
     "Outcome",
+    "Progress",
     "Record",
     "Result",
     "RunError",
@@ -63,6 +65,7 @@ _HOME = {
     "Interval": "estimate.intervals",
     "Limits": "estimate.candidates",
     "Outcome": "store.record",
+    "Progress": "progress",
     "Record": "store.record",
     "Result": "result",
     "SearchSpace": "space.space",

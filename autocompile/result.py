@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import json
 import shlex
-import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from rich.console import Console
 
 from autocompile.errors import AutocompileError, NothingWorked, UsageError
 from autocompile.estimate.candidates import Limits
 from autocompile.estimate.intervals import Interval
-from autocompile.export import FORMATS, export, unconfirmed
+from autocompile.export import FORMATS, as_code, export, to_paste, unconfirmed
 from autocompile.export.python import code_of, having_form
 from autocompile.protocol.requests import ExportedCode
 from autocompile.report.build import build_report
 from autocompile.report.markdown import to_markdown
-from autocompile.report.progress import state_of
+from autocompile.report.page.html import to_html
+from autocompile.report.terminal import render
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.phases import phase_of
 from autocompile.settings.tuned import Tuned
@@ -24,7 +28,7 @@ from autocompile.store.files import write_json, write_text
 from autocompile.store.record import Outcome, Record, RunFolder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from pathlib import Path
 
 __all__ = ["Result", "exported_code", "make_result", "write_result"]
 
@@ -67,6 +71,18 @@ class Result:
         sure = self.verdict[phase] == "faster" and best["confirmed_processes"] > 1
         return sure and self.speedup[phase].low >= factor
 
+    @property
+    def kwargs(self) -> dict[str, dict[str, Any]]:
+        """Arguments of ``torch.compile`` by phase; ``{"disable": True}`` if eager is best.
+
+        They hold what ``torch.compile`` takes. Memory formats, optimizers, frozen weights, threads
+        and precision are not among it: :meth:`compile` and :func:`autocompile.apply` set those too.
+        """
+        return {
+            name: {"disable": True} if config.is_eager else config.compile_kwargs()
+            for name, config in self.config.items()
+        }
+
     def compile(self, model: Model, phase: str | None = None) -> Model:
         """Apply the best settings of a phase to a model, in this process.
 
@@ -87,11 +103,8 @@ class Result:
             UsageError: the phase was not tuned, or the best setting needs another interpreter.
         """
         from autocompile.runtime.applying import set_process
-        from autocompile.runtime.compiling import (
-            beside_a_step,
-            compile_function,
-            compile_model,
-        )
+        from autocompile.runtime.compiling import compile_step
+        from autocompile.runtime.inplace import compile_model
 
         name = phase or self._forward_phase()
         if name not in self.config:
@@ -106,13 +119,8 @@ class Result:
             )
         set_process(config.process)
         if phase_of(name).is_function:
-            function: Callable[..., Any] = model  # type: ignore[assignment]
-            for todo in beside_a_step(config):
-                warnings.warn(f"before the first step: {todo}", stacklevel=2)
-            device = self.to_dict()["environment"]["device"].split(":")[0]
-            # With scope "regional", the model's blocks are compiled, not the step.
-            own = config if config.scope == "full" else config.numbers
-            return compile_function(function, own, kind=device)  # type: ignore[return-value]
+            kind = self.environment["device"].split(":")[0]
+            return compile_step(model, config, kind)  # type: ignore[arg-type, return-value]
         return compile_model(model, config, name)  # type: ignore[arg-type, return-value]
 
     def _forward_phase(self) -> str:
@@ -156,6 +164,23 @@ class Result:
         """The content of ``report.json``."""
         return self._report
 
+    def __str__(self) -> str:
+        """The report as ``autocompile show`` prints it."""
+        text = io.StringIO()
+        render(self._report, Console(file=text, width=100))
+        return text.getvalue()
+
+    def write_html(self) -> Path:
+        """Write ``report.html`` into the run's folder, and return its path.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        folder = RunFolder(self.run_dir).path
+        page = to_html(self._report, self.trials, to_paste(self._report), folder)
+        write_text(folder / "report.html", page)
+        return folder / "report.html"
+
     def __repr__(self) -> str:
         phases = ", ".join(f"{n}: {v}" for n, v in self.verdict.items())
         return f"<autocompile.Result of {self.run_dir}: {phases}>"
@@ -189,13 +214,8 @@ def make_result(
         wall_s=run.get("wall_s", 0.0),
     )
     report["notice"] = notice
-    is_through = not (report["running"] or report["interrupted"])
-    for name, phase in report["phases"].items():
-        phase["state"] = "" if is_through else state_of(name, records, report["running"])
-        if phase["state"]:
-            phase |= {"verdict": "failed", "reason": phase["state"], "best": None}
-    for name, space in run.get("spaces", {}).items():
-        report["phases"][name]["dropped"] = dict(space.get("dropped", {}))
+    with contextlib.suppress(OSError, ValueError):
+        report["in_algorithm"] = json.loads(folder.in_algorithm.read_text("utf-8"))
     for to in FORMATS:
         with contextlib.suppress(AutocompileError):
             report["exports"][to] = export(report, to)
@@ -221,7 +241,7 @@ def exported_code(
 def write_result(
     folder: RunFolder, run: Mapping[str, Any], records: list[Record], limits: Limits
 ) -> Result:
-    """Make the result of a finished run and write ``report.json`` and ``report.md``.
+    """Make the result of a finished run and write ``report.json``, ``.md`` and ``.html``.
 
     Raises:
         NothingWorked: no phase has a result.
@@ -229,7 +249,8 @@ def write_result(
     result = make_result(folder, run, records, limits)
     report = result.to_dict()
     write_json(folder.path / "report.json", report)
-    write_text(folder.path / "report.md", to_markdown(report))
+    write_text(folder.path / "report.md", to_markdown(report, as_code(report)))
+    result.write_html()
     if set(result.verdict.values()) != {"failed"} or run["interrupted"]:
         return result
     first = next(iter(report["phases"].values()))

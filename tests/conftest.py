@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import gc
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import autocompile
-from autocompile.execute.executor import Ended, Ending, Job, Told
+from autocompile.execute.executor import Ended, Ending, Event, Job, Told
 from autocompile.execute.job import JobFactory
 from autocompile.execute.local import Isolation, LocalExecutor
 from autocompile.protocol.requests import Header, Request, TimingLimits, TrialRequest, parse_request
@@ -41,10 +42,9 @@ os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="autocompile-tests-")  # 
 
 # What takes longest begins first, so that no worker ends with a long file alone.
 _LONG = (
-    "backends_contract faults study trial_verifier execute trial_race faults_study trial_memory "
-    "cli "
-    "export_runs dimensions faults_target budget backends_onnxrt gallery racing trial_optimizers "
-    "numbers backends_openvino preview trial_draws"
+    "backends_contract faults study verifier execute race faults_study memory cli export_runs "
+    "dimensions faults_target budget backends_onnxrt gallery racing optimizers numbers "
+    "backends_openvino preview draws notebook carried"
 ).split()
 
 
@@ -179,6 +179,7 @@ class Bench:
         self.took_s: dict[int, float] = {}
         self._began: dict[int, float] = {}
         self._endings: dict[int, Ending] = {}
+        self._events: list[Event] = []
 
     def start(
         self,
@@ -214,11 +215,18 @@ class Bench:
         """Let the trials work until something is so."""
         while not condition():
             for event in self.executor.wait(0.2):
+                self._events.append(event)
                 if isinstance(event, Ended):
                     self._endings[event.number] = event.ending
                     self.took_s[event.number] = time.monotonic() - self._began[event.number]
                 elif isinstance(event, Told):
                     self.told.append(event.text)
+
+    @contextlib.contextmanager
+    def recorded(self) -> Iterator[list[Event]]:
+        """The events that come meanwhile."""
+        self._events = []
+        yield self._events
 
     def run(self, target: str | Path, backend: str = "eager", **limits: Any) -> Ending:
         """Begin a trial and wait for it."""

@@ -8,7 +8,7 @@ from typing import Any
 from autocompile.execute.executor import Ending
 from autocompile.search.records import to_record
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
-from autocompile.space.space import Setting
+from autocompile.settings.setting import Setting
 from autocompile.store.record import Record
 from autocompile.testing import measured
 
@@ -49,7 +49,7 @@ class Run:
     def add(self, config: CompileConfig, ending: Ending, **fields: Any) -> int:
         """A record of an ending; its number."""
         number = len(self.records)
-        record = to_record(number, self.phase, Setting(config, self.batch_size, self.phase), ending)
+        record = to_record(number, Setting(config, self.batch_size, self.phase), ending)
         detail = {**record.detail, "raced_in": ending.payload.get("raced_in", number)}
         self.records.append(dataclasses.replace(record, detail=detail, **fields))
         return number

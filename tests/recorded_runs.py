@@ -26,8 +26,9 @@ from autocompile import load
 from autocompile.cli.commands import app
 from autocompile.cli.output import show_result
 from autocompile.errors import AutocompileError
-from autocompile.export import FORMATS, export
+from autocompile.export import FORMATS, as_code, export, to_paste
 from autocompile.report.markdown import to_markdown
+from autocompile.report.page.html import to_html
 from autocompile.report.terminal import render, render_trials
 
 HERE = Path(__file__).parent
@@ -75,7 +76,7 @@ def texts(name: str, scratch: Path) -> dict[str, str]:
                 "report.json": said("show", name, "--json"),
             }
             exports = {to: said("export", name, "--to", to) for to in FORMATS}
-    found |= {"markdown.txt": to_markdown(report), "terminal.txt": drawn(report)}
+    found |= {"markdown.txt": to_markdown(report, as_code(report)), "terminal.txt": drawn(report)}
     return {**found, **{f"export_{to}.txt": text for to, text in exports.items()}}
 
 
@@ -121,8 +122,20 @@ def drawn(report: Mapping[str, Any]) -> str:
     out = io.StringIO()
     console = Console(file=out, width=80, force_terminal=True, color_system="standard")
     render_trials(report, console)
-    render(report, console, use="the line to paste", next_line="autocompile export", verbose=True)
+    render(report, console, code=as_code(report), use="the line to paste", run="last")
     return out.getvalue()
+
+
+def page_of(name: str, scratch: Path) -> tuple[str, dict[str, Any]]:
+    """``report.html`` of a run or report, with the report; a run is unpacked below ``scratch``."""
+    if name in REPORTS:
+        report = json.loads(REPORTS[name].read_text("utf-8"))
+        return to_html(report, (), to_paste(report)), report
+    with tarfile.open(RUNS / f"{name}.tgz") as archive:
+        archive.extractall(scratch, filter="data")
+    with inside(scratch):
+        report = load(name).to_dict()
+        return Path(said("show", name, "--html").strip()).read_text("utf-8"), report
 
 
 def main() -> None:

@@ -62,6 +62,8 @@ Timeout = Annotated[
     ),
 ]
 TIMEOUT_S = 300.0
+Html = Annotated[bool, _output("--html", help="write report.html anew and print its path")]
+Open = Annotated[bool, _output("--open", help="the same, and open it in a browser")]
 
 # Of tune -----------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from autocompile.cli.output import (
     interruptible,
     print_or_draw,
     say,
+    show_page,
     show_result,
     write,
 )
@@ -70,6 +71,8 @@ def show(
     schema: Annotated[
         bool, typer.Option("--schema", help="print the JSON schema of report.json, of no run")
     ] = False,
+    html: arguments.Html = False,
+    browse: arguments.Open = False,
 ) -> None:
     """Show the report of a run."""
     if schema:
@@ -77,6 +80,9 @@ def show(
 
         found = importlib.resources.files("autocompile.report") / "schema.json"
         typer.echo(found.read_text("utf-8"), nl=False)
+        return
+    if html or browse:
+        show_page(loaded(run), browse)
         return
     show_result(loaded(run), run, as_json, verbose)
 

@@ -14,7 +14,7 @@ import typer
 
 from autocompile.errors import UsageError
 
-__all__ = ["Stopped", "interruptible", "print_or_draw", "say", "show_result", "write"]
+__all__ = ["Stopped", "interruptible", "print_or_draw", "say", "show_page", "show_result", "write"]
 
 
 def say(text: str) -> None:
@@ -73,7 +73,7 @@ def interruptible(command: Callable[..., None]) -> Callable[..., None]:
 
 def show_result(result: Any, run: str, as_json: bool, verbose: bool) -> None:
     """Print a result; the next command names ``run``."""
-    from autocompile.export import use_line
+    from autocompile.export import as_code, use_line
     from autocompile.report.terminal import render, render_trials
 
     report, run = result.to_dict(), shlex.quote(run)
@@ -81,9 +81,22 @@ def show_result(result: Any, run: str, as_json: bool, verbose: bool) -> None:
     def draw(console: Any) -> None:
         if verbose:
             render_trials(report, console)
-        others = ", ".join(f"--to {name}" for name in report["exports"] if name != "json")
-        then = f"autocompile export {run} -o tuned.json        (also: {others})"
-        use = use_line(report, run)
-        render(report, console, use=use, next_line=then if others else "", verbose=verbose)
+        use, then = use_line(report, run), ""
+        is_faster = any(phase["verdict"] == "faster" for phase in report["phases"].values())
+        if is_faster and "autocompile export" not in use:
+            others = ", ".join(f"--to {name}" for name in report["exports"] if name != "json")
+            then = f"autocompile export {run} -o tuned.json        (also: {others})"
+        code = as_code(report)
+        render(report, console, code=code, use=use, next_line=then, run=run, verbose=verbose)
 
     print_or_draw(report, as_json, draw)
+
+
+def show_page(result: Any, browse: bool) -> None:
+    """Write ``report.html`` anew, print its path, and open it where that is asked for."""
+    import webbrowser
+
+    path = result.write_html()
+    typer.echo(path)
+    if browse:
+        webbrowser.open(path.resolve().as_uri())

@@ -65,6 +65,9 @@ def verify(
     required = options.numbers("--require", require, REQUIREMENTS)
     tuned = Tuned.read(settings if settings.endswith(".json") else api.load(settings))
     if in_algorithm:
+        from autocompile.store import runs
+        from autocompile.store.files import write_json
+
         if required or junit:
             option = "--require" if required else "--junit"
             raise UsageError(
@@ -72,7 +75,9 @@ def verify(
                 hint=f"the same command without {option} or without --in-algorithm",
             )
         is_silent = quiet or progress == "none"
-        _in_algorithm(target or tuned.target, tuned, budget, timeout, as_json, is_silent)
+        found = _in_algorithm(target or tuned.target, tuned, budget, timeout, as_json, is_silent)
+        if not settings.endswith(".json"):
+            write_json(runs.find(settings).in_algorithm, found["figures"])
         return
     with tempfile.TemporaryDirectory(prefix="autocompile-verify-") as folder:
         result = api.tune(
@@ -105,7 +110,7 @@ def verify(
 
 def _in_algorithm(
     target: str, tuned: Any, budget: float, timeout: float, as_json: bool, is_silent: bool
-) -> None:
+) -> dict[str, Any]:
     from autocompile.commands.in_algorithm import compare_in_algorithm
     from autocompile.report.checks import render_in_algorithm
 
@@ -113,3 +118,4 @@ def _in_algorithm(
         say(f"trains with and without the settings, in turns, for about {budget:.0f} s")
     found = compare_in_algorithm(target, tuned, budget, timeout)
     print_or_draw(found, as_json, lambda console: render_in_algorithm(found, console))
+    return found

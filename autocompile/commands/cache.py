@@ -9,9 +9,9 @@ from pathlib import Path
 
 from autocompile.commands.diagnose import bench
 from autocompile.errors import ExportError, UsageError
+from autocompile.progress import Progress
 from autocompile.protocol.requests import SaveRequest
 from autocompile.protocol.results import SaveResult
-from autocompile.report.live import SilentProgress
 from autocompile.search.jobs import run_job
 from autocompile.settings.tuned import Tuned
 from autocompile.space.plan import Plan
@@ -48,9 +48,7 @@ def export_with_cache(settings: Tuned, path: Path, timeout_s: float) -> list[str
             file=str(made),
         )
         job = job_factory.job(request)
-        ending, interrupted = run_job(executor, job, SilentProgress())
-        if interrupted:
-            raise KeyboardInterrupt
+        ending = run_job(executor, job, Progress())
         if ending.outcome is not Outcome.OK:
             log = (job.folder / "log.txt").read_text("utf-8", "replace")
             raise ExportError(

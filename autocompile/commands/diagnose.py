@@ -11,17 +11,18 @@ from typing import Any
 from autocompile.errors import TargetError, UsageError
 from autocompile.execute.job import JobFactory
 from autocompile.execute.local import Isolation, LocalExecutor
-from autocompile.protocol.requests import Header, TimingLimits, TraceRequest, TrialRequest
+from autocompile.progress import Progress
+from autocompile.protocol.requests import TimingLimits, TraceRequest, TrialRequest
 from autocompile.protocol.results import TraceResult
-from autocompile.report.live import SilentProgress
 from autocompile.search.jobs import run_job
 from autocompile.search.probe import probe
 from autocompile.search.records import to_record
 from autocompile.settings.backends import BACKENDS
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
-from autocompile.settings.phases import FORWARD, phase_of
+from autocompile.settings.phases import phase_of
+from autocompile.settings.setting import Setting
 from autocompile.space.plan import Plan, target_spec
-from autocompile.space.space import DEFAULT_BATCH_SIZES, Catalogue, SearchSpace, Setting
+from autocompile.space.space import DEFAULT_BATCH_SIZES, Catalogue, SearchSpace
 from autocompile.store.record import Record, RunFolder
 
 __all__ = ["bench", "check", "doctor", "probed", "traced_by_dynamo"]
@@ -44,9 +45,7 @@ def bench(
         folder.create()
         try:
             yield (
-                JobFactory(
-                    folder, Header(**plan.requested()), timeout_s, None, pythons=dict(plan.pythons)
-                ),
+                JobFactory(folder, plan.header, timeout_s, None, pythons=dict(plan.pythons)),
                 executor,
             )
         finally:
@@ -62,7 +61,7 @@ def probed(
         TargetError: as the probe.
     """
     try:
-        return probe(plan, job_factory, executor, SilentProgress(), environment)
+        return probe(plan, job_factory, executor, Progress(), environment)
     except UsageError as error:
         details = [line for line in error.details if not line.startswith("log: ")]
         if len(details) == len(error.details):
@@ -84,32 +83,26 @@ def traced_by_dynamo(
         batch_size=target.get("fixed_batch_size", size),
     )
     job = job_factory.job(request, alone=True)
-    ending, interrupted = run_job(executor, job, SilentProgress())
-    if interrupted:
-        raise KeyboardInterrupt
+    ending = run_job(executor, job, Progress())
     found = TraceResult.read(ending.payload).traced
     what = f"{ending.outcome.value}: {ending.message}"
     return {phase: found.get(phase, {"error": what}) for phase in target["phases"]}
 
 
-def _try(
-    job_factory: JobFactory, executor: LocalExecutor, phase: str, setting: Setting
-) -> tuple[Record, str]:
+def _try(job_factory: JobFactory, executor: LocalExecutor, setting: Setting) -> tuple[Record, str]:
     """One trial; its record and the end of its log."""
     number = job_factory.next_number()
     request = TrialRequest(
         header=job_factory.header,
         number=number,
-        phase=phase,
+        phase=setting.phase,
         config=setting.config,
         batch_size=setting.batch_size,
         limits=_LIMITS,
     )
     job = job_factory.job(request, alone=True)
-    ending, interrupted = run_job(executor, job, SilentProgress())
-    if interrupted:
-        raise KeyboardInterrupt
-    record = to_record(number, phase, setting, ending)
+    ending = run_job(executor, job, Progress())
+    record = to_record(number, setting, ending)
     job_factory.folder.save(record)
     log = (job.folder / "log.txt").read_text("utf-8", "replace")
     return record, log[-4000:]
@@ -158,8 +151,9 @@ def check(
         rows = {}
         for phase in found["target"]["phases"]:
             size = batch_size if phase_of(phase).has_batch_size else None
-            setting = Setting(DEFAULT_INDUCTOR, found["target"].get("fixed_batch_size", size))
-            rows[phase] = _row(*_try(job_factory, executor, phase, setting))
+            size = found["target"].get("fixed_batch_size", size)
+            setting = Setting(DEFAULT_INDUCTOR, size, phase)
+            rows[phase] = _row(*_try(job_factory, executor, setting))
     target_found = {"spec": plan.target, **found["target"]}
     return {"target": target_found, "environment": found["environment"], "phases": rows}
 
@@ -199,7 +193,7 @@ def _examine(
         if equal != label:
             modes[label] = {"outcome": "same", "message": equal}
             continue
-        modes[label] = _row(*_try(job_factory, executor, FORWARD, Setting(config, 4)))
+        modes[label] = _row(*_try(job_factory, executor, Setting(config, 4)))
     worked = [m for m, row in modes.items() if row["outcome"] in ("ok", "same")]
     failed = {m: row for m, row in modes.items() if m not in worked}
     failure = next((f"{m}: {row['message']}" for m, row in failed.items()), "")

@@ -9,9 +9,9 @@ from autocompile.commands.diagnose import bench
 from autocompile.errors import TargetError
 from autocompile.estimate.intervals import Interval, over_sets, signed_rank_interval, speedup
 from autocompile.execute.executor import Ending
+from autocompile.progress import Progress
 from autocompile.protocol.requests import AlgorithmRequest
 from autocompile.protocol.results import AlgorithmResult
-from autocompile.report.live import SilentProgress
 from autocompile.search.jobs import run_job
 from autocompile.settings.tuned import Tuned
 from autocompile.space.plan import Plan, target_spec
@@ -46,9 +46,7 @@ def compare_in_algorithm(
             header=job_factory.header, number=0, settings=settings, budget_s=budget_s
         )
         job = job_factory.job(request, fresh=True, alone=True)
-        ending, interrupted = run_job(executor, job, SilentProgress())
-        if interrupted:
-            raise KeyboardInterrupt
+        ending = run_job(executor, job, Progress())
         if ending.outcome is not Outcome.OK:
             log = (job.folder / "log.txt").read_text("utf-8", "replace")
             raise _error(plan.target, ending, log)

@@ -10,7 +10,7 @@ from autocompile.execute.interpreter import demand_torch
 from autocompile.execute.local import default_jobs
 from autocompile.settings.effort import budget_of
 from autocompile.space.plan import Plan, environments, target_spec
-from autocompile.space.space import SearchSpace, Space, plainer_twins
+from autocompile.space.space import SearchSpace, Space
 from autocompile.space.spaces import predicted, spaces_of
 
 __all__ = ["preview"]
@@ -94,7 +94,7 @@ def _row(space: Space, seconds: float) -> dict[str, Any]:
                 "config": s.config.to_dict(),
                 "batch_size": s.batch_size,
                 "label": s.config.label(),
-                "may_equal": [t.config.label() for t in plainer_twins(s) if t in listed][:1],
+                "may_equal": [t.config.label() for t in [s.plainer_twin] if t in listed and t],
             }
             for s in space.settings
         ],

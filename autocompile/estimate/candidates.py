@@ -46,6 +46,7 @@ class Candidate:
         speedup: over eager at the same batch size, including the cost of new weights.
         eager_call_s: seconds of an eager call at this batch size, over all processes.
         logs: set to log speed-up; empty before a race.
+        searched: log speed-up in the search trial.
         blocks: set to (process, block times in the order of the rounds).
         same_code: numbers of the other trials with the same code.
         warm_compile_s: compile time on a warm cache; None before a race.
@@ -57,6 +58,7 @@ class Candidate:
     speedup: Interval
     eager_call_s: float
     logs: Mapping[int, float] = field(default_factory=dict)
+    searched: float = 0.0
     blocks: Mapping[int, tuple[int, tuple[float, ...]]] = field(default_factory=dict)
     same_code: tuple[int, ...] = ()
     warm_compile_s: float | None = None
@@ -84,11 +86,6 @@ class Candidate:
         return (self.record.batch_size or 1) / self.eager_call_s
 
     @property
-    def is_known_to_pay(self) -> bool:
-        """False if a change of the weights costs time and its frequency is unknown."""
-        return self.record.is_known_to_pay
-
-    @property
     def slows_eager(self) -> bool:
         """Whether eager ran slower next to it than alone, which makes its speed-up too high."""
         measured = self.record.measurement
@@ -96,7 +93,7 @@ class Candidate:
 
     def keeps(self, limits: Limits) -> bool:
         """Whether it meets the limits."""
-        if not self.is_known_to_pay:
+        if not self.record.is_known_to_pay:
             return False
         is_eager = self.record.config.is_eager
         pairs = (
@@ -159,19 +156,20 @@ def _candidate(members: Sequence[Record], again: Sequence[Record], eager: _Eager
         blocks[number] = (r.detail.get("raced_in", r.number), r.measurement.compiled_s)
     slow = left_out([r for r in again if r.race is not None])
     logs = {number: log for number, log in logs.items() if number not in slow}
+    speedup = _of_search(record, with_refresh, eager)
+    searched = math.log(speedup.value)
     if record.config.is_baseline:
-        speedup = _ONE
+        speedup, searched = _ONE, 0.0
         logs = dict.fromkeys(logs, 0.0)  # it is the baseline itself
     elif logs:
-        speedup = over_sets(list(logs.values()))
-    else:
-        speedup = _of_search(record, with_refresh, eager)
+        speedup = over_sets(_two_at_least(list(logs.values()), searched))
     warm = [r.compile_s for r in again if r.compile_s is not None]
     return Candidate(
         record=with_refresh,
         speedup=speedup,
         eager_call_s=eager.seconds(record) if logs else eager.of_process(record),
         logs=logs,
+        searched=searched,
         blocks={number: seen for number, seen in blocks.items() if number in logs},
         same_code=tuple(m.number for m in members[1:]),
         warm_compile_s=median(warm) if warm else None,
@@ -230,7 +228,14 @@ def compare(first: Candidate, second: Candidate) -> Interval:
         if not first.record.refresh_s and not second.record.refresh_s:
             log = _direct(first.blocks.get(number), second.blocks.get(number), log)
         logs.append(log)
-    return over_sets(logs) if logs else _apart(first, second)
+    if not logs:
+        return _apart(first, second)
+    return over_sets(_two_at_least(logs, first.searched - second.searched))
+
+
+def _two_at_least(logs: list[float], searched: float) -> list[float]:
+    """One process may be a bad one, so that of the search counts until there is a second set."""
+    return logs if len(logs) > 1 else [*logs, searched]
 
 
 def _apart(first: Candidate, second: Candidate) -> Interval:
@@ -301,11 +306,13 @@ class _Eager:
             record.config.environment,
             record.batch_size,
         )
-        ours, theirs = ("default", size), (environment, size)
-        if environment == "default" or not {ours, theirs} <= self._times.keys():
+        if environment == "default":
             return value
-        mine, its = self._times[ours], self._times[theirs]
-        here = (environment, size, record.race or 0)
-        if here in self._raced and ("default", *here[1:]) in self._raced:
-            mine, its = self._raced["default", size, here[2]], self._raced[here]
-        return value * median(mine) / median(its)
+        both = (environment, "default")
+        theirs, ours = (self._times.get((place, size)) for place in both)
+        if not theirs or not ours:
+            return value
+        its, mine = (self._raced.get((place, size, record.race or 0)) for place in both)
+        if its and mine:
+            theirs, ours = its, mine
+        return value * median(ours) / median(theirs)

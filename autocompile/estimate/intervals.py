@@ -70,11 +70,6 @@ def lag1_autocorrelation(values: Sequence[float]) -> float:
     return float(x[:-1] @ x[1:]) / power if power else 0.0
 
 
-def _merge_neighbours(values: np.ndarray) -> np.ndarray:
-    even = values[: values.size // 2 * 2]
-    return np.asarray(even.reshape(-1, 2).mean(axis=1))
-
-
 @functools.lru_cache(maxsize=512)
 def _signed_rank_cut(n: int, alpha: float = 0.05) -> int:
     """The largest c with P(W <= c - 1) <= alpha / 2 for the signed-rank statistic W of n values.
@@ -104,7 +99,7 @@ def signed_rank_interval(values: Sequence[float]) -> Interval:
     if x.size == 0 or not np.isfinite(x).all():
         raise ValueError(f"need at least one finite value, got {list(values)[:3]}")
     while x.size >= 12 and lag1_autocorrelation(x.tolist()) > _CORRELATED:
-        x = _merge_neighbours(x)
+        x = x[: x.size // 2 * 2].reshape(-1, 2).mean(axis=1)
     rows, columns = np.triu_indices(x.size)
     walsh = np.sort((x[rows] + x[columns]) / 2)
     cut = _signed_rank_cut(x.size)
@@ -115,6 +110,10 @@ def signed_rank_interval(values: Sequence[float]) -> Interval:
 
 def _exp(interval: Interval) -> Interval:
     return Interval(*(math.exp(v) for v in (interval.value, interval.low, interval.high)))
+
+
+def _log(interval: Interval) -> Interval:
+    return Interval(*(math.log(v) for v in (interval.value, interval.low, interval.high)))
 
 
 def speedup(eager_s: Sequence[float], compiled_s: Sequence[float]) -> Interval:
@@ -139,17 +138,9 @@ def ratio(numerator: Interval, denominator: Interval) -> Interval:
     """The quotient of two independent estimates; errors of the logs add in quadrature."""
     value = numerator.value / denominator.value
 
-    def log_error(a: float, b: float) -> float:
-        return abs(math.log(a / b))
-
-    up = math.hypot(
-        log_error(numerator.high, numerator.value),
-        log_error(denominator.value, denominator.low),
-    )
-    down = math.hypot(
-        log_error(numerator.value, numerator.low),
-        log_error(denominator.high, denominator.value),
-    )
+    top, bottom = _log(numerator), _log(denominator)
+    up = math.hypot(top.high - top.value, bottom.value - bottom.low)
+    down = math.hypot(top.value - top.low, bottom.high - bottom.value)
     return Interval(value, value * math.exp(-down), value * math.exp(up))
 
 

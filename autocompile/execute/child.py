@@ -7,7 +7,7 @@ import secrets
 import subprocess
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from autocompile.execute.channel import CappedLog
 from autocompile.execute.executor import Job
@@ -16,8 +16,9 @@ from autocompile.protocol.events import LineReader
 from autocompile.protocol.processes import MARKER
 from autocompile.store.record import Step
 
-__all__ = ["Child", "Clock", "Pipes"]
+__all__ = ["Child", "Clock", "KilledFor", "Pipes"]
 
+KilledFor = Literal["timeout", "total", "memory", "interrupted"]
 _EXIT_GRACE_S = 10.0  # to exit after sending the result
 
 
@@ -89,13 +90,10 @@ class Pipes:
     control: tuple[int, int] = field(default_factory=lambda: os.pipe()[::-1])
 
     def __post_init__(self) -> None:
-        for descriptor in (self.results[0], self.output[0], self.control[0]):
+        self.ours = self.results[0], self.output[0], self.control[0]
+        self.theirs = self.results[1], self.output[1], self.control[1]
+        for descriptor in self.ours:
             os.set_blocking(descriptor, False)
-
-    @property
-    def theirs(self) -> tuple[int, int, int]:
-        """The trial's ends."""
-        return self.results[1], self.output[1], self.control[1]
 
     def close_theirs(self) -> None:
         """Close the trial's ends, once the trial has inherited them."""
@@ -104,7 +102,7 @@ class Pipes:
 
     def close_ours(self) -> None:
         """Close the parent's ends."""
-        for descriptor in (self.results[0], self.output[0], self.control[0]):
+        for descriptor in self.ours:
             os.close(descriptor)
 
 
@@ -122,7 +120,7 @@ class Child:
         result: its result message.
         code: the worker's exit code, as in ``subprocess``.
         garbage: invalid data that came through the result channel.
-        killed_for: why it was killed: ``timeout``, ``total``, ``memory``, ``interrupted``.
+        killed_for: why it was killed; ``total``: all steps together took too long.
         kill_at: deadline for its stack dump; None while no dump was requested.
     """
 
@@ -146,9 +144,9 @@ class Child:
     result: dict[str, Any] | None = None
     code: int | None = None
     garbage: str | None = None
-    killed_for: str | None = None
+    killed_for: KilledFor | None = None
     kill_at: float | None = None
-    last_words: bytes = b""
+    last_output: bytes = b""
     dump: bytes = b""
 
     def __post_init__(self) -> None:
@@ -179,8 +177,28 @@ class Child:
         return self.clock.left(self.job.allowed_s(self.clock.step), self.job.total_timeout_s)
 
     def take_output(self, data: bytes) -> None:
-        """Add output to the log, to ``last_words`` and to the stack dump, if one was requested."""
+        """Add output to the log, and to the stack dump if one was requested."""
         self.log.write(data)
-        self.last_words = (self.last_words + data)[-2000:]
+        self.last_output = (self.last_output + data)[-2000:]
         if self.kill_at is not None:
             self.dump = (self.dump + data)[:16_384]
+
+    @property
+    def last_line(self) -> str:
+        """The last line that it printed."""
+        lines = self.last_output.decode("utf-8", "replace").strip().splitlines()
+        return lines[-1][:200] if lines else ""
+
+    @property
+    def stack(self) -> str:
+        """The stack dump of a trial that timed out."""
+        return self.dump.decode("utf-8", "replace").strip()
+
+    def close(self) -> None:
+        """Close the parent's ends, the log and the cgroup, once all its processes have ended."""
+        self.pipes.close_ours()
+        self.log.close()
+        if self.pidfd is not None:
+            os.close(self.pidfd)
+        if self.cgroup is not None:
+            self.cgroup.remove()

@@ -18,11 +18,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autocompile.execute.child import Child
 from autocompile.protocol.processes import MARKER
 
 __all__ = ["ForkServer", "ForkServerError"]
 
+_MODULE = "autocompile.trial.process.fork_server"
 _PATIENCE_S = 120.0  # to import everything on a slow disk
 _FORK_S = 30.0  # to fork while idle
 _MOST_BYTES = 1 << 16
@@ -70,13 +70,7 @@ class ForkServer:
         }
         try:
             self._process = subprocess.Popen(
-                [
-                    python,
-                    "-m",
-                    "autocompile.trial.process.fork_server",
-                    str(theirs.fileno()),
-                    str(os.getpid()),
-                ],
+                [python, "-m", _MODULE, str(theirs.fileno()), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
                 stderr=self._output,
@@ -156,8 +150,12 @@ class ForkServer:
             self._error = error
             self._unregister()  # a socket at its end is always readable: a busy-wait
 
-    def fork(self, child: Child) -> None:
-        """Fork a trial and set its ``supervisor`` and ``pidfd``; the server must be ready.
+    def fork(self, arguments: Mapping[str, Any], descriptors: Sequence[int]) -> int:
+        """Fork a trial; the server must be ready. Returns the pid of its supervisor.
+
+        Args:
+            arguments: of the trial.
+            descriptors: its ends of its pipes.
 
         Raises:
             ForkServerError: it is dead or not safe to fork.
@@ -166,17 +164,13 @@ class ForkServer:
             here = os.getcwd()
         except OSError:  # the directory was removed
             here = "/"
-        request = {"do": "fork", "cwd": here, **child.arguments}
-        self._send(request, child.pipes.theirs)
+        self._send({"do": "fork", "cwd": here, **arguments}, descriptors)
         until = time.monotonic() + _FORK_S
         while not self._answers and (left := until - time.monotonic()) > 0:
             self._receive(left)
         if not self._answers:
             raise ForkServerError(f"the fork server has not forked for {_FORK_S:.0f} s")
-        child.supervisor = int(self._checked(self._answers.popleft())["pid"])
-        with contextlib.suppress(OSError, AttributeError):
-            child.pidfd = os.pidfd_open(child.supervisor)
-        child.forked = True
+        return int(self._checked(self._answers.popleft())["pid"])
 
     def has_grown(self) -> bool:
         """Whether it holds much more memory than at first and should be replaced."""

@@ -91,58 +91,46 @@ class JobFactory:
         Raises:
             RunError: the disk is full or nearly so, or the folder cannot be written.
         """
-        path = self.folder.trial(request.number)
+        path, cache = self.folder.trial(request.number), self.cache_of(request.number)
         make_folder(path)
         self._demand_space()
         write_json(path / "request.json", request.to_dict())
-        cache = self.cache_of(request.number)
-        self._seed(cache, self.toolchain(environment))
+        self._seed(cache, self._toolchain(environment))
+        caches = {"TORCHINDUCTOR_CACHE_DIR": str(cache), "TRITON_CACHE_DIR": str(cache / "triton")}
         return Job(
             request.number,
             path,
             self.timeout_s,
             compile_timeout_s,
-            _TOTAL * self.timeout_s,
-            (self.memory_alone_bytes if alone else None) or self.memory_limit_bytes,
-            {
-                "TORCHINDUCTOR_CACHE_DIR": str(cache.absolute()),
-                "TRITON_CACHE_DIR": str(cache.absolute() / "triton"),
-                **_ENVIRONMENT,
-            },
-            fresh,
-            self.pythons.get(environment),
+            total_timeout_s=_TOTAL * self.timeout_s,
+            memory_limit_bytes=self._memory_bytes(alone),
+            environment=caches | _ENVIRONMENT,
+            fresh=fresh,
+            python=self.pythons.get(environment),
         )
 
-    def probe_job(
-        self, request: ProbeRequest, toolchain: bool, environment: str = "default"
-    ) -> Job:
+    def probe_job(self, request: ProbeRequest, compiles: bool, environment: str = "default") -> Job:
         """The job that looks at machine, torch and target before the first trial.
 
         Args:
             request: what to look at.
-            toolchain: also prepare what all of Inductor's caches start with.
+            compiles: also prepare what all of Inductor's caches start with.
             environment: which interpreter to look at.
         """
-        is_own = environment == "default"
-        path = self.folder.path / ("probe" if is_own else f"probe-{environment}")
+        path = self.folder.path / _of("probe", environment)
         make_folder(path)
-        folder = self.toolchain(environment).absolute() if toolchain else None
+        folder = self._toolchain(environment).absolute() if compiles else None
         request = dataclasses.replace(request, toolchain=str(folder) if folder else None)
         write_json(path / "request.json", request.to_dict())
         return Job(
             request.number,
             path,
             self.timeout_s,
-            memory_limit_bytes=self.memory_alone_bytes or self.memory_limit_bytes,
+            memory_limit_bytes=self._memory_bytes(alone=True),
             environment=_ENVIRONMENT,
             python=self.pythons.get(environment),
             toolchain=folder,
         )
-
-    def toolchain(self, environment: str = "default") -> Path:
-        """Where the probe leaves what all caches of an environment start with."""
-        is_own = environment == "default"
-        return self.folder.cache / ("toolchain" if is_own else f"toolchain-{environment}")
 
     def cache_of(self, number: int) -> Path:
         """Where the compiler cache of a trial is."""
@@ -156,6 +144,13 @@ class JobFactory:
         """Remove one trial's compiler cache, or all of them; nothing may be compiling there."""
         gone = self.folder.cache if number is None else self.cache_of(number)
         shutil.rmtree(gone, ignore_errors=True)
+
+    def _memory_bytes(self, alone: bool) -> int | None:
+        return (self.memory_alone_bytes if alone else None) or self.memory_limit_bytes
+
+    def _toolchain(self, environment: str) -> Path:
+        """Where the probe leaves what all caches of an environment start with."""
+        return self.folder.cache / _of("toolchain", environment)
 
     def _demand_space(self) -> None:
         free = shutil.disk_usage(self.folder.path).free
@@ -181,6 +176,10 @@ class JobFactory:
                 "finished trials are safe",
                 hint="make it writable or free some space, then the same command with --resume",
             ) from error
+
+
+def _of(name: str, environment: str) -> str:
+    return name if environment == "default" else f"{name}-{environment}"
 
 
 _ENVIRONMENT = {

@@ -17,14 +17,13 @@ from collections import deque
 
 from autocompile.errors import RunError, UsageError
 from autocompile.execute.channel import CappedLog, drain
-from autocompile.execute.child import Child, Clock, Pipes
+from autocompile.execute.child import Child, Clock, KilledFor, Pipes
 from autocompile.execute.exclusive import Exclusive
 from autocompile.execute.executor import Ended, Ending, Event, Job, Stepped, Told
 from autocompile.execute.fork_server import ForkServer
-from autocompile.execute.memory import Cgroup, available_memory_bytes, oom_kills, usable_cores
+from autocompile.execute.memory import Cgroup, default_jobs, oom_kills
 from autocompile.execute.outcome import ending_of
-from autocompile.execute.starter import Isolation
-from autocompile.execute.starters import ProcessStarters
+from autocompile.execute.starter import Isolation, ProcessStarters
 from autocompile.protocol.events import ChannelError, EventName
 from autocompile.protocol.processes import kill_tree, pause, resume, tree_memory_bytes
 from autocompile.store.record import Outcome, Step
@@ -34,16 +33,6 @@ __all__ = ["Isolation", "LocalExecutor", "default_jobs"]
 _BIRTH_S = 5.0  # for a supervisor to start its worker
 _DUMP_GRACE_S = 1.0  # to write its stacks before it is killed
 _POLL_S = 0.5  # how often the memory of a trial without a cgroup is read
-_TRIAL_BYTES = 2 * 2**30  # assumed need of a trial
-_MOST_JOBS = 16
-
-
-def default_jobs() -> int:
-    """One job for each core, as far as memory allows, at most 16."""
-    cores = usable_cores()
-    free = available_memory_bytes()
-    by_memory = _MOST_JOBS if free is None else free // _TRIAL_BYTES
-    return max(1, min(cores, by_memory, _MOST_JOBS))
 
 
 class LocalExecutor:
@@ -113,7 +102,8 @@ class LocalExecutor:
         if child := self._children.get(number):
             self._kill(child, "interrupted")
         elif not any(isinstance(e, Ended) and e.number == number for e in self._events):
-            self._events.append(Ended(number, ending_of(None, Step.IMPORT)))
+            ending = Ending(Outcome.INTERRUPTED, Step.IMPORT, "stopped before it started")
+            self._events.append(Ended(number, ending))
 
     def close(self) -> None:
         """Kill all trials and the fork server."""
@@ -137,18 +127,15 @@ class LocalExecutor:
                 self._launch(job)
 
     def _launch(self, job: Job) -> None:
-        pipes = Pipes()
         try:
             log = CappedLog(job.folder / "log.txt")
         except OSError as error:
-            pipes.close_theirs()
-            pipes.close_ours()
             raise RunError(
                 f"cannot write in {job.folder}: {error.strerror or error}",
                 hint="free some space or make the folder writable, then rerun with --resume",
             ) from error
         cgroup = Cgroup.build(job.memory_limit_bytes) if job.memory_limit_bytes else None
-        child = Child(job, pipes, log, cgroup, oom_before=oom_kills())
+        child = Child(job, Pipes(), log, cgroup, oom_before=oom_kills())
         has_begun = False
         try:
             has_begun = self._starters.of(job.python).start(child)
@@ -158,12 +145,9 @@ class LocalExecutor:
             self._events.append(Ended(job.number, ending))
             return
         finally:
-            pipes.close_theirs()
+            child.pipes.close_theirs()
             if not has_begun:
-                pipes.close_ours()
-                log.close()
-                if cgroup is not None:
-                    cgroup.remove()
+                child.close()
         if not has_begun:
             self._queue.appendleft(job)
             return
@@ -172,7 +156,7 @@ class LocalExecutor:
             other.company = child.company = True
         self._children[job.number] = child
         self._exclusive.enter(job.number)
-        for descriptor in (pipes.results[0], pipes.output[0], child.pidfd):
+        for descriptor in (child.pipes.results[0], child.pipes.output[0], child.pidfd):
             if descriptor is not None:
                 self._selector.register(descriptor, selectors.EVENT_READ, child)
 
@@ -194,7 +178,7 @@ class LocalExecutor:
         return bool(data)
 
     def _take(self, child: Child, data: bytes) -> None:
-        number = child.job.number
+        number, starter = child.job.number, self._starters.of(child.job.python)
         try:
             for event, message in child.reader.feed(data):
                 if event is EventName.STEP:
@@ -209,10 +193,9 @@ class LocalExecutor:
                     child.result = message
                     child.clock.enter(Step.EXIT)
                 elif event is EventName.TOOLCHAIN:
-                    self._starters.of(child.job.python).warm((), child.job.toolchain)
+                    starter.warm((), child.job.toolchain)
                 elif event is EventName.MODULES:
-                    names = [str(name) for name in message["names"]]
-                    self._starters.of(child.job.python).warm(names, None)
+                    starter.warm([str(name) for name in message["names"]], None)
                 elif event is EventName.ROOM and not self._jobs_given:
                     self.slots = max(1, min(self.slots, int(message["trials"])))
                 elif event is EventName.WORKER_BEGAN:
@@ -292,7 +275,7 @@ class LocalExecutor:
         else:
             self._kill(child, child.killed_for or "timeout")
 
-    def _kill(self, child: Child, why: str | None) -> None:
+    def _kill(self, child: Child, why: KilledFor | None) -> None:
         child.killed_for = child.killed_for or why
         if not kill_tree(None if child.gone else child.supervisor, child.marker):
             child.gone = child.lost = True  # unkillable (uninterruptible sleep): abandon it
@@ -313,14 +296,10 @@ class LocalExecutor:
         try:
             if child.pidfd is not None:
                 self._selector.unregister(child.pidfd)
-                os.close(child.pidfd)
-            child.pipes.close_ours()
             child.clock.go()
             child.clock.enter(child.clock.step)
-            child.log.close()
-            self._events.append(Ended(child.job.number, ending_of(child, child.clock.step)))
-            if child.cgroup is not None:
-                child.cgroup.remove()
+            self._events.append(Ended(child.job.number, ending_of(child)))
+            child.close()
         finally:
             self._asking = deque(n for n in self._asking if n != child.job.number)
             self._exclusive.leave(child.job.number)

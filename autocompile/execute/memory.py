@@ -14,18 +14,25 @@ import secrets
 import time
 from pathlib import Path
 
-__all__ = ["Cgroup", "available_memory_bytes", "most_memory_bytes", "oom_kills", "usable_cores"]
+__all__ = [
+    "Cgroup",
+    "available_memory_bytes",
+    "default_jobs",
+    "most_memory_bytes",
+    "oom_kills",
+    "usable_cores",
+]
 
 _PROC = Path("/proc")
+_TRIAL_BYTES = 2 * 2**30  # assumed need of a trial
+_MOST_JOBS = 16
 
 
 def _number_behind(path: Path, name: str) -> int | None:
-    try:
+    with contextlib.suppress(OSError, ValueError, IndexError):
         for line in path.read_text().splitlines():
             if line.startswith(name):
                 return int(line.split()[1])
-    except (OSError, ValueError, IndexError):
-        pass
     return None
 
 
@@ -144,12 +151,10 @@ def available_memory_bytes() -> int | None:
             if version_2
             else ("memory.limit_in_bytes", "memory.usage_in_bytes")
         )
-        try:
+        with contextlib.suppress(OSError, ValueError):
             left = int((folder / limit).read_text()) - int((folder / used).read_text())
-        except (OSError, ValueError):
-            continue
-        cached = _number_behind(folder / "memory.stat", "inactive_file ") or 0
-        available = min(available, left + cached)
+            cached = _number_behind(folder / "memory.stat", "inactive_file ") or 0
+            available = min(available, left + cached)
     return available
 
 
@@ -170,3 +175,10 @@ def most_memory_bytes() -> int | None:
     """Memory limit for all trials together: 80 % of what is available; None if unknown."""
     free = available_memory_bytes()
     return None if free is None else int(free * 0.8)
+
+
+def default_jobs() -> int:
+    """One job for each core, as far as memory allows, at most 16."""
+    free = available_memory_bytes()
+    by_memory = _MOST_JOBS if free is None else free // _TRIAL_BYTES
+    return max(1, min(usable_cores(), by_memory, _MOST_JOBS))

@@ -1,4 +1,4 @@
-"""Starts trial processes: forks of the fork server, or fresh interpreters."""
+"""Starts trial processes under each interpreter: forks of its fork server, or new interpreters."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ import contextlib
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from selectors import BaseSelector
 from typing import Literal
 
+import autocompile
 from autocompile.errors import UsageError
 from autocompile.execute.child import Child
 from autocompile.execute.executor import Job
 from autocompile.execute.fork_server import ForkServer, ForkServerError
 
-__all__ = ["Isolation", "ProcessStarter"]
+__all__ = ["Isolation", "ProcessStarter", "ProcessStarters"]
 
 Isolation = Literal["auto", "fork", "spawn"]
 
@@ -70,13 +72,9 @@ class ProcessStarter:
         """
         while self._forks and not job.fresh:
             try:
+                server = self._fork_server
                 # While it imports, it is expected to grow.
-                if (
-                    alone
-                    and self._fork_server
-                    and not self.is_busy
-                    and self._fork_server.has_grown()
-                ):
+                if alone and server and not self.is_busy and server.has_grown():
                     self.close()
                 if self._fork_server is None:
                     self._fork_server = ForkServer(self._python, self._variables, self._selector)
@@ -106,13 +104,18 @@ class ProcessStarter:
             OSError: no process can be started.
         """
         if not self._forks or child.job.fresh or self._fork_server is None:
-            self._spawn(child)
-            return True
-        try:
-            self._fork_server.fork(child)
-        except ForkServerError as error:
-            self._fall_back(error)
-        return child.forked
+            child.process = self._interpreter(child)
+            child.supervisor = child.process.pid
+        else:
+            try:
+                child.supervisor = self._fork_server.fork(child.arguments, child.pipes.theirs)
+            except ForkServerError as error:
+                self._fall_back(error)
+                return False
+            child.forked = True
+        with contextlib.suppress(OSError, AttributeError):
+            child.pidfd = os.pidfd_open(child.supervisor)
+        return True
 
     def warm(self, modules: Sequence[str], toolchain: Path | None) -> None:
         """Have the fork server import modules and prepare a toolchain, now and after a restart.
@@ -153,14 +156,14 @@ class ProcessStarter:
             raise UsageError(f"trials cannot be forked here: {error}", hint="--isolation spawn")
         self._tell(f"each trial starts its own interpreter, which is slower: {error}")
 
-    def _spawn(self, child: Child) -> None:
+    def _interpreter(self, child: Child) -> subprocess.Popen[bytes]:
         results, output, control = child.pipes.theirs
         theirs = child.arguments
-        command = [self._python, "-m", "autocompile.trial", theirs["folder"]]
         options = {"channel": results, "control": control, "parent": os.getpid()}
         options |= {"nonce": theirs["nonce"], "cgroup": theirs["cgroup"]}
         options |= {"fork_server": int(self._forks)}
-        child.process = subprocess.Popen(
+        command = [self._python, "-m", "autocompile.trial", theirs["folder"]]
+        return subprocess.Popen(
             [*command, *(f"--{name}={value}" for name, value in options.items())],
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -169,6 +172,63 @@ class ProcessStarter:
             start_new_session=True,
             env={**os.environ, **self._variables, **theirs["environment"]},
         )
-        child.supervisor = child.process.pid
-        with contextlib.suppress(OSError, AttributeError):
-            child.pidfd = os.pidfd_open(child.supervisor)
+
+
+class ProcessStarters:
+    """Creates the starter of each interpreter on first use.
+
+    Args:
+        python: the interpreter of jobs that name none.
+        isolation: as for :class:`ProcessStarter`, like ``tell`` and ``selector``.
+        tell: called with messages for the user.
+        selector: sockets of fork servers are registered here.
+
+    Raises:
+        UsageError: unknown isolation, or not available on this system.
+    """
+
+    def __init__(
+        self,
+        python: str,
+        isolation: Isolation,
+        tell: Callable[[str], None],
+        selector: BaseSelector,
+    ) -> None:
+        self._python, self._isolation, self._tell = python, isolation, tell
+        self._selector = selector
+        self._made = {python: ProcessStarter(python, isolation, tell, selector)}
+        self._library: tempfile.TemporaryDirectory[str] | None = None
+
+    def of(self, python: str | None) -> ProcessStarter:
+        """The starter of an interpreter; None means the default one."""
+        name = python or self._python
+        if name not in self._made:
+            self._made[name] = ProcessStarter(
+                name, self._isolation, self._tell, self._selector, self._package_path()
+            )
+        return self._made[name]
+
+    @property
+    def are_busy(self) -> bool:
+        """Whether any fork server imports or compiles something."""
+        return any(starter.is_busy for starter in self._made.values())
+
+    def close(self) -> None:
+        """Kill all fork servers."""
+        for starter in self._made.values():
+            starter.close()
+        if self._library is not None:
+            self._library.cleanup()
+            self._library = None
+
+    def _package_path(self) -> dict[str, str]:
+        """Environment variables that make this package importable in another interpreter.
+
+        The package gets a folder of its own, since site-packages here may hold another torch.
+        """
+        if self._library is None:
+            self._library = tempfile.TemporaryDirectory(prefix="autocompile-lib-")
+            package = Path(autocompile.__file__).parent
+            (Path(self._library.name) / "autocompile").symlink_to(package)
+        paths = [self._library.name, os.environ.get("PYTHONPATH", "")]
+        return {"PYTHONPATH": os.pathsep.join(filter(None, paths))}

@@ -1,6 +1,6 @@
 """Renders a report as code or JSON for the user's stack, without importing or running anything.
 
-Each format is one file with one function, ``export(report) -> str``, where the report is the
+Each stack is one file with one function, ``export(report) -> str``, where the report is the
 content of ``report.json``.
 """
 
@@ -13,17 +13,24 @@ from typing import Any
 from autocompile.errors import ExportError, UsageError
 from autocompile.estimate.decision import SETS
 from autocompile.export.accelerate import export as _accelerate
-from autocompile.export.common import command, comment
-from autocompile.export.config_batch_size import own_choices
-from autocompile.export.json import export as _json
+from autocompile.export.choices import choices, command
 from autocompile.export.lightning import export as _lightning
+from autocompile.export.python import as_code, to_paste, use_line
 from autocompile.export.python import export as _python
 from autocompile.export.rllib import export as _rllib
 from autocompile.export.script import export as _script
+from autocompile.export.text import comment
 from autocompile.export.transformers import export as _transformers
-from autocompile.export.use import use_line
+from autocompile.settings.tuned import Tuned
 
-__all__ = ["FORMATS", "export", "unconfirmed", "use_line"]
+__all__ = ["FORMATS", "as_code", "export", "to_paste", "unconfirmed", "use_line"]
+
+
+def _json(report: Mapping[str, Any]) -> str:
+    """The settings of each phase and batch size, which ``autocompile.apply`` reads."""
+    choices(report)  # raises where there is nothing to export
+    return Tuned.from_report(report).to_json()
+
 
 _EXPORTERS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "python": _python,
@@ -64,14 +71,14 @@ def export(report: Mapping[str, Any], to: str) -> str:
 def unconfirmed(report: Mapping[str, Any]) -> list[str]:
     """A sentence for each phase whose setting was not confirmed in fresh processes."""
     try:
-        found = own_choices(report).values()
+        found = choices(report).values()
     except ExportError:
         return []
     return [
         f"NOT CONFIRMED: {choice.phase} was measured in {_processes(choice.processes)}; "
         f"{SETS[0]} fresh processes confirm a setting"
         for choice in found
-        if not choice.is_confirmed
+        if choice.config is not None and choice.processes < SETS[0]
     ]
 
 

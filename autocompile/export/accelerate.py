@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autocompile.export.common import Report, comment, program, quoted
+from autocompile.export.choices import Report
 from autocompile.export.lines import (
     arguments,
     model_lines,
@@ -11,38 +11,26 @@ from autocompile.export.lines import (
     process_lines,
 )
 from autocompile.export.stacks import settings_of
+from autocompile.export.text import comment, program, quoted
 from autocompile.settings.config import CompileConfig
 
-__all__ = ["ACCELERATE_READ", "BACKENDS", "REGIONS", "TF32", "export", "has_no_name"]
+__all__ = ["ACCELERATE_READ", "BACKENDS", "export", "has_name", "notes_of"]
 
 ACCELERATE_READ = "1.15"
 """The version of accelerate that :data:`BACKENDS` was read from."""
 
 BACKENDS = (
-    "NO",
-    "EAGER",
-    "AOT_EAGER",
-    "INDUCTOR",
-    "AOT_TS_NVFUSER",
-    "NVPRIMS_NVFUSER",
-    "CUDAGRAPHS",
-    "OFI",
-    "FX2TRT",
-    "ONNXRT",
-    "TENSORRT",
-    "AOT_TORCHXLA_TRACE_ONCE",
-    "TORCHXLA_TRACE_ONCE",
-    "TVM",
-    "HPU_BACKEND",
-    "NEURON",
-)
+    "NO", "EAGER", "AOT_EAGER", "INDUCTOR", "AOT_TS_NVFUSER", "NVPRIMS_NVFUSER", "CUDAGRAPHS",
+    "OFI", "FX2TRT", "ONNXRT", "TENSORRT", "AOT_TORCHXLA_TRACE_ONCE", "TORCHXLA_TRACE_ONCE",
+    "TVM", "HPU_BACKEND", "NEURON",
+)  # fmt: skip
 """The names of ``accelerate.utils.DynamoBackend``."""
 
-REGIONS = (
+_REGIONS = (
     "WARNING: Accelerate's regions are not those that were measured: it compiles only entries of "
     "an nn.ModuleList as blocks, and also everything outside them."
 )
-TF32 = "On a CUDA device in fp32 it turns on TF32 for matmuls, which may be part of the gain."
+_TF32 = "On a CUDA device in fp32 it turns on TF32 for matmuls, which may be part of the gain."
 _MIXED = {"none": "", "bfloat16": ', mixed_precision="bf16"', "float16": ', mixed_precision="fp16"'}
 
 
@@ -54,12 +42,13 @@ def export(report: Report) -> str:
     """
     settings = settings_of(report, "Accelerate")
     model, step = settings.model, settings.optimizer
-    notes = settings.lost("Accelerate", optimizer=True)
-    notes += comment(REGIONS) if model.scope == "regional" else ""
-    if not model.is_eager and str(report["environment"].get("device")).startswith("cuda"):
-        notes += comment(TF32)
+    notes = settings.lost("Accelerate", optimizer=True) + notes_of(report, model)
     steps = step.optimizer != "default"
-    own = [f"model = torch.compile(model, {arguments(model)})"] if has_no_name(model) else []
+    own = (
+        []
+        if model.is_eager or has_name(model)
+        else [f"model = torch.compile(model, {arguments(model)})"]
+    )
     lines = [*model_lines(model), *optimizer_lines(report, step), *own]
     names = "model, optimizer" if steps else "model"
     return program(
@@ -74,14 +63,21 @@ def export(report: Report) -> str:
     )
 
 
-def has_no_name(config: CompileConfig) -> bool:
-    """Whether Accelerate has no name for the backend, so the export compiles before it."""
-    return not config.is_eager and config.backend.upper() not in BACKENDS
+def has_name(config: CompileConfig) -> bool:
+    """Whether Accelerate compiles; else the export does, where the setting is compiled."""
+    return not config.is_eager and config.backend.upper() in BACKENDS
+
+
+def notes_of(report: Report, config: CompileConfig) -> str:
+    """Comments on what Accelerate does otherwise than what was measured."""
+    notes = comment(_REGIONS) if config.scope == "regional" else ""
+    on_cuda = str(report["environment"].get("device")).startswith("cuda")
+    return notes + (comment(_TF32) if on_cuda and has_name(config) else "")
 
 
 def _plugin(config: CompileConfig) -> str:
     """Code that creates the plugin. Accelerate reads missing fields from the environment."""
-    if config.is_eager or has_no_name(config):
+    if not has_name(config):
         return 'plugin = TorchDynamoPlugin(backend="no")\n'
     fields = {
         "backend": quoted(config.backend.lower()),

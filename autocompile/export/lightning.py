@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from autocompile.export.common import Report, program
+from autocompile.export.choices import Report
 from autocompile.export.lines import (
-    arguments,
+    compile_lines,
     imports,
     made_optimizer,
     model_lines,
     process_lines,
 )
 from autocompile.export.stacks import settings_of
+from autocompile.export.text import program
 
 __all__ = ["export"]
 
@@ -33,11 +34,7 @@ def export(report: Report) -> str:
     made = made_optimizer(report, step.optimizer, "self") if step.optimizer != "default" else ""
     lost = settings.lost("Lightning", optimizer=bool(made))
     lines = [*process_lines(model), *model_lines(model)]
-    if model.scope == "regional":
-        lines += [f"regions_of(model).compile({arguments(model)})"]
-    elif not model.is_eager:
-        given = arguments(model)
-        lines += [_KEYS, f"model = torch.compile(model{', ' if given else ''}{given})"]
+    lines += [_KEYS] * (not model.is_eager and model.scope == "full") + compile_lines(model)
     if not lines and step.optimizer == "default" and model.autocast == "none":
         lines = ["# Nothing is faster than eager mode: leave it as it is."]
     precision = _PRECISION.get(model.autocast)

@@ -9,14 +9,17 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from autocompile.export.common import Choice, Report, is_rl, literal, quoted
+from autocompile.export.choices import Choice, Report, is_rl
+from autocompile.export.text import literal, quoted
 from autocompile.settings.backends import BACKENDS
 from autocompile.settings.config import CompileConfig
-from autocompile.settings.dimensions import GUARD_FILTERS
-from autocompile.settings.phases import FORWARD, OPTIMIZER_STEP, TRAIN_STEP, phase_of
+from autocompile.settings.dimensions import GUARD_FILTERS, OPTIMIZERS
+from autocompile.settings.phases import FORWARD, TRAIN_STEP, phase_of
 
 __all__ = [
     "arguments",
+    "code_line",
+    "compile_lines",
     "imports",
     "made_optimizer",
     "model_lines",
@@ -28,14 +31,6 @@ __all__ = [
     "uses_apply",
 ]
 
-_FLAGS: Mapping[str, Mapping[str, Any]] = {
-    "default": {},
-    "for_loop": {"foreach": False},
-    "foreach": {"foreach": True},
-    "fused": {"fused": True},
-    "capturable": {"capturable": True},
-    "tensor_lr": {},
-}
 _SWITCHES = ("foreach", "fused", "capturable")
 
 
@@ -57,12 +52,9 @@ def phase_lines(
         return [_apply_line(choice, settings)]
     lines = process_lines(config) if own_state else []
     lines += model_lines(config) + optimizer_lines(report, config)
-    name, called = _COMPILED[phase]
-    if config.scope == "regional":
-        lines += [f"regions_of(model).compile({arguments(config)})"]
-    elif not config.is_eager:
-        given = arguments(config)
-        lines += [f"{name} = torch.compile({called}{', ' if given else ''}{given})"]
+    name, called = phase_of(phase).called, phase_of(phase).compiles
+    lines += compile_lines(config, called, name)
+    if not config.is_eager and config.scope == "full":
         called = name
     if config.autocast != "none":
         kind = quoted(str(report["environment"].get("device") or "cpu").split(":")[0])
@@ -74,12 +66,34 @@ def phase_lines(
     return lines
 
 
-# The name to call from now on, and the function that it replaces.
-_COMPILED = {
-    FORWARD: ("model", "model"),
-    OPTIMIZER_STEP: ("step", "optimizer.step"),
-    TRAIN_STEP: (TRAIN_STEP, TRAIN_STEP),
-}
+def code_line(report: Report, phase: str, config: CompileConfig) -> str:
+    """A setting as one line, with what plain torch has no words for in a comment; or empty."""
+    lines = [*process_lines(config), *model_lines(config)]
+    if config.optimizer != "default":
+        flags = _shown(OPTIMIZERS[config.optimizer]) or 'lr=torch.tensor(group["lr"])'
+        lines.append(made_optimizer(report, config.optimizer) or f"optimizer(..., {flags})")
+    if not config.is_eager:
+        given = arguments(config)
+        called = phase_of(phase).compiles or "model"
+        lines.append(f"torch.compile({called}{', ' if given else ''}{given})")
+    more = [
+        f"environment {value}" if d.name == "environment" else d.label(value)
+        for d, value in config.changed()
+        if d.needs_apply or d.name in ("scope", "autocast", "environment")
+    ]
+    return "; ".join(lines) + (f"  # {', '.join(more)}" if more and lines else "")
+
+
+def compile_lines(
+    config: CompileConfig, function: str = "model", called: str = "model"
+) -> list[str]:
+    """Code that compiles a function, or the blocks of the model; empty in eager mode."""
+    if config.is_eager:
+        return []
+    given = arguments(config)
+    if config.scope == "regional":
+        return [f"regions_of(model).compile({given})"]
+    return [f"{called} = torch.compile({function}{', ' if given else ''}{given})"]
 
 
 def uses_apply(report: Report, config: CompileConfig) -> bool:
@@ -146,12 +160,9 @@ def optimizer_lines(report: Report, config: CompileConfig) -> list[str]:
         return []
     if made := made_optimizer(report, config.optimizer):
         return [f"optimizer = {made}"]
-    change = f"group.update({_shown(_FLAGS[config.optimizer])})"
-    if config.optimizer == "tensor_lr":
-        change = 'group["lr"] = torch.tensor(float(group["lr"]))'
-    elif config.optimizer != "foreach":  # torch refuses the two together
-        flags = {"foreach": False, **_FLAGS[config.optimizer]}
-        change = f"group.update({_shown(flags)})"
+    change = 'group["lr"] = torch.tensor(float(group["lr"]))'
+    if flags := OPTIMIZERS[config.optimizer]:  # torch refuses foreach together with others
+        change = f"group.update({_shown({'foreach': False, **flags})})"
     return ["for group in optimizer.param_groups:", f"    {change}"]
 
 
@@ -179,7 +190,7 @@ def optimizer_arguments(report: Report, implementation: str) -> tuple[str, str] 
         return None
     if implementation not in ("default", "tensor_lr"):
         given = {k: v for k, v in given.items() if k not in _SWITCHES}
-    shown = _shown({**given, **_FLAGS[implementation]})
+    shown = _shown({**given, **OPTIMIZERS[implementation]})
     if implementation == "tensor_lr":
         kind = str(report["environment"].get("device") or "cpu")
         where = "" if kind == "cpu" else f", device={quoted(kind)}"

@@ -7,25 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from autocompile.errors import ExportError
-from autocompile.export.common import (
+from autocompile.errors import AutocompileError, ExportError
+from autocompile.export.choices import (
     Choice,
     Report,
+    choices,
     command,
     environment_of,
+    gain,
     is_rl,
-    one_line,
-    program,
-    quoted,
-    speedup_text,
     states_differ,
 )
-from autocompile.export.config_batch_size import own_choices
-from autocompile.export.lines import imports, phase_lines, uses_apply
+from autocompile.export.lines import code_line, imports, phase_lines, uses_apply
+from autocompile.export.text import one_line, program, quoted
 from autocompile.settings.config import EAGER, CompileConfig
-from autocompile.settings.phases import LEARNER_UPDATE, OPTIMIZER_STEP, PHASES
+from autocompile.settings.phases import LEARNER_UPDATE, OPTIMIZER_STEP, PHASES, phase_of
 
-__all__ = ["code_of", "demand_one_way", "export", "having_form", "refusal"]
+__all__ = ["as_code", "code_of", "export", "having_form", "refusal", "to_paste", "use_line"]
+
+_LONGEST = 200  # characters of a line to paste
 
 _APART = (
     "# The phases differ in threads or precision, of which torch has one for the whole process:\n"
@@ -44,7 +44,7 @@ def export(report: Report) -> str:
     needed = dict.fromkeys(line for choice in faster for line in _imports(report, choice))
     apart = [_APART] if faster and states_differ(found) else []
     blocks = [_evidence(c) + "\n".join(phase_lines(report, c)) for c in found]
-    if updates := own_choices(report).get(LEARNER_UPDATE):
+    if updates := choices(report).get(LEARNER_UPDATE):
         blocks.append(f"{_evidence(updates)}# {one_line(command(report, '--to rllib'))}")
     return program(*refusal(report, faster), "\n".join(needed), *apart, *blocks)
 
@@ -67,9 +67,7 @@ def _evidence(choice: Choice) -> str:
     if choice.config is None:
         what = "keep eager" if choice.verdict == "keep_eager" else "failed"
         return f"# {one_line(f'{choice.phase}: {what}: {choice.evidence}')}\n"
-    size = choice.batch_size
-    text = f"{choice.phase}: {speedup_text(choice.speedup)} as fast as eager"
-    text += f" at batch size {size}" if size is not None else ""
+    text = f"{choice.phase}: {gain(choice.speedup, choice.batch_size)}"
     if choice.processes:
         text += f", confirmed in {choice.processes} fresh processes"
     return f"# {one_line(text)}\n"
@@ -81,7 +79,7 @@ def having_form(report: Report) -> list[Choice]:
     Raises:
         ExportError: it cannot, or there are none.
     """
-    every = own_choices(report)
+    every = choices(report)
     updates = every.pop(LEARNER_UPDATE, None)  # RLlib's own: only its Learner does one
     if updates and not every:
         raise ExportError(
@@ -100,7 +98,7 @@ def having_form(report: Report) -> list[Choice]:
                 f"it has {', '.join(lost)}",
                 hint=command(report, "--to json"),
             )
-    demand_one_way(report, found)
+    _demand_one_way(report, found)
     return found
 
 
@@ -125,7 +123,7 @@ def refusal(report: Report, faster: Iterable[Choice]) -> list[str]:
     return [f"assert {test}, {quoted(one_line(run_with))}"]
 
 
-def demand_one_way(report: Report, found: Iterable[Choice]) -> None:
+def _demand_one_way(report: Report, found: Iterable[Choice]) -> None:
     """Check that phases agree if one compiles blocks, which changes the model for all of them.
 
     Raises:
@@ -147,3 +145,85 @@ def _way(config: CompileConfig) -> str:
     if config.is_eager:
         return ""
     return repr((config.scope, config.guards, config.compile_kwargs()))
+
+
+def use_line(report: Report, run: str = "last") -> str:
+    """The lines of ``--to python`` as one line, or the export command if they do not fit.
+
+    For a result without changes, a sentence that says so.
+
+    Args:
+        report: the content of ``report.json``.
+        run: the run's name for commands.
+    """
+    try:
+        found = choices(report)
+    except ExportError:
+        return "nothing to use: no setting worked"
+    faster = [choice for choice in found.values() if choice.config is not None]
+    writes = f"     after    autocompile export {run} -o tuned.json"
+    if is_rl(report) and any(phase_of(choice.phase).in_rllib for choice in faster):
+        return f'from autocompile.rllib import tuned; config = tuned(config, "tuned.json"){writes}'
+    try:
+        having_form(report)
+        refused = refusal(report, faster)
+    except ExportError as error:
+        return f"autocompile export {run} --to json   ({error.what})"
+    if not faster:
+        return _nothing(report, [name for name, c in found.items() if c.verdict != "failed"])
+    configs = [choice.config for choice in faster if choice.config]
+    lines = [line for config in configs for line in imports(report, config)]
+    lines += [line for choice in faster for line in phase_lines(report, choice)]
+    one = "; ".join(dict.fromkeys(lines))
+    is_one = not any(line.startswith(("for ", " ")) or "#" in line for line in lines)
+    if refused or not is_one or len(one) > _LONGEST or states_differ(found.values()):
+        return f"autocompile export {run} --to python"
+    return one + writes * any(uses_apply(report, config) for config in configs)
+
+
+def _nothing(report: Report, worked: list[str]) -> str:
+    it = "it" if len(worked) == len(report["phases"]) else " and ".join(worked)
+    nothing = f"leave {it} uncompiled: nothing is faster than eager by more than the noise"
+    elsewhere = [name for name in worked if report["phases"][name]["verdict"] == "faster"]
+    if not elsewhere:
+        return nothing
+    size = report["target"]["own_batch_size"][elsewhere[0]]
+    return f"{nothing} at this configuration's own batch size {size}"
+
+
+def as_code(report: Report) -> dict[str, str]:
+    """The best setting of each phase that has one as a line of code, for a table.
+
+    What plain torch has no words for stands in a comment.
+    """
+    found = {}
+    for name, phase in report["phases"].items():
+        if phase["verdict"] == "faster" and phase.get("best"):
+            try:
+                config = CompileConfig.from_dict(phase["best"]["config"])
+            except AutocompileError:
+                continue  # of a newer version
+            found[name] = code_line(report, name, config)
+    return found
+
+
+def to_paste(report: Report) -> dict[str, str]:
+    """The lines to paste for each phase whose setting changes something, where there are any."""
+    try:
+        found = choices(report)
+    except ExportError:
+        return {}
+    lines = {name: _lines(report, choice) for name, choice in found.items() if choice.config}
+    return {name: text for name, text in lines.items() if text}
+
+
+def _lines(report: Report, choice: Choice) -> str:
+    if is_rl(report) and phase_of(choice.phase).in_rllib:
+        writes = f"# The file: {command(report, '-o tuned.json')}"
+        use = 'from autocompile.rllib import tuned\nconfig = tuned(config, "tuned.json")'
+        return f"{writes}\n{use}"
+    try:
+        having_form(report)
+    except ExportError:
+        return ""
+    return code_of(report, choice)

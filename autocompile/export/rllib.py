@@ -5,17 +5,8 @@ from __future__ import annotations
 import keyword
 
 from autocompile.errors import ExportError
-from autocompile.export.common import (
-    Report,
-    command,
-    comment,
-    header,
-    is_rl,
-    literal,
-    one_line,
-    program,
-)
-from autocompile.export.config_batch_size import own_choices
+from autocompile.export.choices import Report, choices, command, header, is_rl
+from autocompile.export.text import comment, literal, one_line, program
 from autocompile.settings.phases import phase_of
 from autocompile.settings.tuned import Tuned
 
@@ -30,7 +21,7 @@ def export(report: Report) -> str:
     Raises:
         ExportError: the target is not an RLModule, or no phase that RLlib runs has a result.
     """
-    found = own_choices(report)
+    found = choices(report)
     if not is_rl(report):
         raise ExportError(
             "RLlib has no form for this result: the target is not an RLModule",

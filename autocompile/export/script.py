@@ -5,28 +5,46 @@ from __future__ import annotations
 import ast
 
 from autocompile.errors import ExportError
-from autocompile.export import functions
-from autocompile.export.common import (
-    Choice,
-    Report,
-    build_lines,
-    command,
-    comment,
-    header,
-    is_rl,
-    literal,
-    program,
-    quoted,
-    states_differ,
-)
+from autocompile.export.choices import Choice, Report, command, header, is_rl, states_differ
 from autocompile.export.lines import imports, made_optimizer, phase_lines, uses_apply
 from autocompile.export.python import having_form, refusal
-from autocompile.settings.phases import FORWARD, OPTIMIZER_STEP, TRAIN_STEP, phase_of
+from autocompile.export.text import comment, literal, program, quoted
+from autocompile.settings.phases import TRAIN_STEP, phase_of
 from autocompile.settings.tuned import Tuned
 
 __all__ = ["export"]
 
-_CALLED = {FORWARD: "model", OPTIMIZER_STEP: "step", TRAIN_STEP: TRAIN_STEP}
+_TRAIN_STEP = '''def train_step(inputs):
+    """Replace the sum of all floating outputs by your own loss."""
+    optimizer.zero_grad(set_to_none=True)
+    if hasattr(model, "forward_train"):  # an RLModule of RLlib
+        output = model.forward_train(inputs)
+    elif isinstance(inputs, dict):
+        output = model(**inputs)
+    else:
+        output = model(*inputs) if isinstance(inputs, (list, tuple)) else model(inputs)
+    leaves = [x for x in tree_leaves(output) if isinstance(x, torch.Tensor)]
+    loss = sum(x.float().sum() for x in leaves if x.requires_grad)
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+'''
+
+_OWN_STATE = '''DEFAULTS = torch.get_num_threads(), torch.get_float32_matmul_precision()
+
+
+def in_own_state(function, threads, precision):
+    """The function with the threads and the precision that it was measured with. Both are global
+    in torch, and the phases differ. Other code runs with those of the last call.
+    """
+
+    def call(*args, **kwargs):
+        torch.set_num_threads(threads or DEFAULTS[0])
+        torch.set_float32_matmul_precision(precision or DEFAULTS[1])
+        return function(*args, **kwargs)
+
+    return call
+'''
 
 
 def export(report: Report) -> str:
@@ -36,7 +54,7 @@ def export(report: Report) -> str:
         ExportError: as for ``--to python``, or the target was a Python object.
     """
     found = having_form(report)
-    build = build_lines(report)
+    build = _build_lines(report)
     if not build:
         raise ExportError(
             "cannot write a program: the model was passed as a Python object",
@@ -60,10 +78,32 @@ def export(report: Report) -> str:
         settings,
         _model(report, build, trains),
         _optimizer(report) if steps and not is_made else "",
-        functions.OWN_STATE if apart and faster else "",
-        functions.TRAIN_STEP if trains else "",
+        _OWN_STATE if apart and faster else "",
+        _TRAIN_STEP if trains else "",
         "\n".join(lines),
     )
+
+
+def _build_lines(report: Report) -> list[str]:
+    """Code lines that define ``model``; empty if the target was a Python object.
+
+    Raises:
+        ExportError: the report's lines are not Python.
+    """
+    lines = [str(line) for line in report["target"].get("build") or ()]
+    try:
+        ast.parse("\n".join(lines))
+    except (SyntaxError, ValueError) as error:
+        raise ExportError(
+            f"the report's lines that build the model are not Python: {error}",
+            hint="tune the target again: its report.json was edited",
+        ) from error
+    spaced: list[str] = []
+    for line in lines:
+        if spaced and spaced[-1].startswith(("import ", "from ")):
+            spaced += [""] if not line.startswith(("import ", "from ")) else []
+        spaced.append(line)
+    return spaced
 
 
 def _said(choice: Choice) -> str:
@@ -113,9 +153,10 @@ def _lines(report: Report, choice: Choice, apart: bool) -> list[str]:
     if choice.config is None:
         given = "in_own_state(function, None, None)"
         return [f"# {choice.phase}: call it through {given}"] * (choice.verdict != "failed")
-    config, name = choice.config, _CALLED[choice.phase]
-    made = any(line.startswith(f"{name} = ") for line in lines) or name != "step"
+    config, phase = choice.config, phase_of(choice.phase)
+    name = phase.called
+    made = any(line.startswith(f"{name} = ") for line in lines) or name == phase.compiles
     precision = literal(None if config.precision == "default" else config.precision)
-    called = name if made else "optimizer.step"
-    new = FORWARD if name == "model" else name
+    called = name if made else phase.compiles
+    new = name if phase.is_function else choice.phase
     return [*lines, f"{new} = in_own_state({called}, {config.threads}, {precision})"]

@@ -5,21 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autocompile.errors import ExportError
-from autocompile.export.common import (
-    Choice,
-    Report,
-    choices,
-    command,
-    comment,
-    header,
-    is_rl,
-    not_carried,
-)
+from autocompile.export.choices import Choice, Report, choices, command, header, is_rl
+from autocompile.export.text import comment
 from autocompile.settings import backends
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.phases import FORWARD, OPTIMIZER_STEP, TRAIN_STEP
 
-__all__ = ["Settings", "settings_of"]
+__all__ = ["Settings", "not_carried", "settings_of"]
 
 
 @dataclass(frozen=True)
@@ -49,6 +41,12 @@ class Settings:
         if self.optimizer.optimizer != "default" and not optimizer:
             lost += [f"optimizer={self.optimizer.optimizer!r}: pass it where you build yours"]
         return comment(f"WARNING: {stack} does not carry {'; '.join(lost)}.") if lost else ""
+
+
+def not_carried(config: CompileConfig) -> list[str]:
+    """``name=value`` for each field of a setting that no lines of plain torch apply."""
+    lost = (d for d, _ in config.changed() if d.needs_apply or d.applied == "interpreter")
+    return [f"{d.name}={getattr(config, d.name)!r}" for d in lost]
 
 
 def settings_of(report: Report, stack: str) -> Settings:

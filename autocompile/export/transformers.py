@@ -5,8 +5,8 @@ Sets no logging options.
 
 from __future__ import annotations
 
-from autocompile.export.accelerate import REGIONS, TF32, has_no_name
-from autocompile.export.common import Report, comment, program, quoted
+from autocompile.export.accelerate import has_name, notes_of
+from autocompile.export.choices import Report
 from autocompile.export.lines import (
     arguments,
     model_lines,
@@ -15,6 +15,7 @@ from autocompile.export.lines import (
     process_lines,
 )
 from autocompile.export.stacks import settings_of
+from autocompile.export.text import comment, program, quoted
 from autocompile.settings.config import CompileConfig
 
 __all__ = ["export"]
@@ -31,14 +32,11 @@ def export(report: Report) -> str:
     """
     settings = settings_of(report, "Transformers")
     model, step = settings.model, settings.optimizer
-    compiled = not (model.is_eager or has_no_name(model))
+    compiled = has_name(model)
     optim, own = _optimizer(report, step)
     notes = settings.lost("The Trainer", optimizer=bool(optim or own))
-    notes += comment(REGIONS) if model.scope == "regional" else ""
-    if compiled:
-        notes += comment(_LAUNCH) if model.dynamic is None else ""
-        if str(report["environment"].get("device")).startswith("cuda"):
-            notes += comment(TF32)
+    notes += comment(_LAUNCH) if compiled and model.dynamic is None else ""
+    notes += notes_of(report, model)
     # A backend or a mode turns on compiling, so omit both with False.
     fields = {"torch_compile": str(compiled)}
     if compiled:
@@ -47,8 +45,9 @@ def export(report: Report) -> str:
     fields |= {"optim": quoted(optim)} if optim else {}
     fields |= {_MIXED[model.autocast]: "True"} if model.autocast != "none" else {}
     args = "".join(f"    {k}={v},\n" for k, v in fields.items())
-    own_backend = [f"model.compile({arguments(model)})"] if has_no_name(model) else []
-    lines = [*process_lines(model), *model_lines(model), *own_backend]
+    lines = [*process_lines(model), *model_lines(model)]
+    if not (model.is_eager or compiled):
+        lines += [f"model.compile({arguments(model)})"]
     after = _of_plugin(model) if compiled else []
     given = "model, args, optimizer_cls_and_kwargs=own" if own else "model, args"
     trainer = [f"own = {own}"] if own else []
@@ -81,13 +80,10 @@ def _optimizer(report: Report, config: CompileConfig) -> tuple[str, str]:
 def _of_plugin(config: CompileConfig) -> list[str]:
     """Lines for settings without a field in TrainingArguments."""
     plugin = "trainer.accelerator.state.dynamo_plugin"
-    lines = []
-    if config.fullgraph:
-        lines += [f"{plugin}.fullgraph = True"]
-    if config.dynamic is not None:
-        lines += [f"{plugin}.dynamic = {config.dynamic}"]
-    if (text := options(config)) != "{}":
-        lines += [f"{plugin}.options = {text}"]
-    if config.scope == "regional":
-        lines += [f"{plugin}.use_regional_compilation = True"]
-    return lines
+    fields = {
+        "fullgraph": (config.fullgraph, "True"),
+        "dynamic": (config.dynamic is not None, str(config.dynamic)),
+        "options": (options(config) != "{}", options(config)),
+        "use_regional_compilation": (config.scope == "regional", "True"),
+    }
+    return [f"{plugin}.{name} = {text}" for name, (given, text) in fields.items() if given]

@@ -34,6 +34,7 @@ class TaskResult:
 
     Attributes:
         outcome: a value of :class:`autocompile.store.record.Outcome`; None if nothing has ended.
+        step: the step that was reached; the channel adds it to what a task sends.
         where: the last line of the user's own code that an exception passed through.
         explained: ``what``, ``details`` and ``hint`` of an error of ours.
         detail: what a record keeps without a field for it.
@@ -44,6 +45,7 @@ class TaskResult:
     where: str | None = None
     explained: Mapping[str, Any] | None = None
     detail: dict[str, Any] = field(default_factory=dict)
+    step: str | None = None
 
     @property
     def error(self) -> TargetError | None:
@@ -104,11 +106,9 @@ class SideResult(TrialResult):
 
     Attributes:
         number: of its trial; None before its turn has come.
-        step: the step that it reached.
     """
 
     number: int | None = None
-    step: str | None = None
 
 
 @dataclass

@@ -9,20 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from autocompile.estimate.candidates import Candidate, Limits, candidates
-from autocompile.estimate.decision import ZONE, Decision, decide
+from autocompile.estimate.decision import SETS, ZONE, Decision, decide_all
 from autocompile.report import text as show
-from autocompile.report.advice import on_memory, on_recurrent_layers
+from autocompile.report.advice import advice
 from autocompile.report.explain import why, why_not
 from autocompile.report.rows import best_row, failures, size_row, trial_row
 from autocompile.settings.phases import phase_of
 from autocompile.store import runs
 from autocompile.store.record import EXPORTED, SCHEMA, Outcome, Record
 
-__all__ = ["build_report"]
+__all__ = ["build_report", "state_of"]
 
 _NO_EAGER = "eager mode was not measured, so there is nothing to compare with"
-_CONFIRMED = 2  # sets of fresh processes, at least
-_UNCONFIRMED = "the best was not timed again in two or more fresh processes"
 _SLOWING = "beside every setting that works eager runs slower than alone"
 _TARGET_KEYS = (
     "kind",
@@ -57,8 +55,14 @@ def build_report(
         interrupted: the run was stopped before its end.
         wall_s: how long the run took, in seconds.
     """
-    plan = run["plan"]
+    plan, running = run["plan"], run.get("running", False)
     target = {k: run["target"].get(k) for k in _TARGET_KEYS}
+    phases = {}
+    for name in run["phases"]:
+        phases[name] = phase = _phase(name, records, run, limits or Limits(), run_dir, interrupted)
+        phase["state"] = state_of(name, records, running) if running or interrupted else ""
+        if phase["state"]:
+            phase |= {"verdict": "failed", "reason": phase["state"], "best": None}
     return {
         "schema": SCHEMA,
         "target": {"spec": plan["target"], **target},
@@ -66,78 +70,85 @@ def build_report(
         "environments": run.get("environments", {}),
         "run_dir": run_dir,
         "interrupted": interrupted,
-        "running": run.get("running", False),
-        "effort": plan["effort"],
-        "objective": plan["objective"],
-        "seed": plan["seed"],
+        "running": running,
+        **{name: plan[name] for name in ("effort", "objective", "seed")},
         "tolerance": plan.get("tolerance"),
         "wall_s": wall_s,
-        "phases": {
-            name: _phase(name, [r for r in records if r.phase == name], run, limits, run_dir)
-            for name in run["phases"]
-        },
+        "phases": phases,
         "exports": {},
     }
 
 
+def state_of(phase: str, records: Sequence[Record], running: bool) -> str:
+    """Why it is too early for a verdict on a phase of a run that has not ended; else empty.
+
+    Args:
+        phase: its name.
+        records: of trials that have ended, of all phases.
+        running: a tuner is at work on the run.
+    """
+    mine = [r for r in records if r.phase == phase]
+    ended = [r for r in mine if r.outcome is not Outcome.INTERRUPTED]
+    if not mine or (running and not ended):
+        return "not started"
+    if running and all(r.config.is_baseline for r in ended):
+        return "no compiled setting has finished"
+    return ""
+
+
 def _phase(
     name: str,
-    records: list[Record],
+    every_record: Sequence[Record],
     run: Mapping[str, Any],
-    limits: Limits | None,
+    limits: Limits,
     run_dir: str,
+    interrupted: bool,
 ) -> dict[str, Any]:
-    limits = limits or Limits()
-    exported = [r for r in records if r.role == EXPORTED]
-    records = [r for r in records if r.role != EXPORTED]
+    mine = [r for r in every_record if r.phase == name]
+    exported = [r for r in mine if r.role == EXPORTED]
+    records = [r for r in mine if r.role != EXPORTED]
     space = run.get("spaces", {}).get(name, {})
     device = str(run["environment"].get("device", ""))
     every = candidates(records)
-    by_size = _by_size(every)
-    decisions = {size: d for size, found in by_size.items() if (d := decide(found, limits))}
+    decisions = decide_all(records, limits)
     size = _leading_size(name, decisions, run)
     decision = decisions.get(size)
     allowed = [c for c in every if c.keeps(limits)]
     verdict, reason = _verdict(decision, every, allowed, records, space)
-    is_short = bool(space.get("untried") or any(r.outcome is Outcome.INTERRUPTED for r in records))
-    is_untried = (
-        verdict == "keep_eager"
-        and is_short
-        and not any(_is_tried(r) and r.batch_size == size for r in records)
-    )
-    if is_untried:
-        where = "" if size is None else f" at batch size {size}"
-        reason = f"the run ended before any other setting was tried{where}"
+    stopped = [r for r in records if r.outcome is Outcome.INTERRUPTED]
+    searched = [r for r in records if r.role == "search"]
+    tried = {r.config for r in searched if r.wall_s > 0 and r.outcome is not Outcome.INTERRUPTED}
+    settings = space.get("configs", len(tried))
+    missing = ""
+    if verdict == "keep_eager" and (space.get("untried") or stopped):
+        works = any(not c.record.config.is_plain_eager for c in allowed)
+        if not any(_is_tried(r) and r.batch_size == size for r in records):
+            where = "" if size is None else f" at batch size {size}"
+            reason = missing = f"the run ended before any other setting was tried{where}"
+        elif interrupted or not works:
+            missing = f"{len(tried)} of {settings} settings tried"
     best = decision.best if decision and verdict != "failed" else None
     ties = [c.record.number for c in decision.ties] if best and decision else []
-    searched = [r for r in records if r.role == "search"]
-    stopped = [r for r in searched if r.outcome is Outcome.INTERRUPTED]
-    tried = {r.config for r in searched if r.wall_s > 0 and r.outcome is not Outcome.INTERRUPTED}
+    here = [c for c in every if c.record.batch_size == size]
+    notes = _notes(every, allowed, space, [r for r in stopped if r in searched])
     return {
         "verdict": verdict,
         "role": phase_of(name).role,
         "reason": reason,
-        "confidence": _confidence(decision, reason * is_untried, run, run_dir) if best else None,
+        "confidence": _confidence(decision, missing, run, run_dir) if best and decision else None,
         "explanation": why(best, verdict, every, device),
         "why_not": why_not(best, allowed, records, ties, device),
-        "best": best_row(best, by_size[size], records, exported) if best else None,
+        "best": best_row(best, here, records, exported) if best else None,
         "ties": ties,
         "by_batch_size": [size_row(s, d) for s, d in decisions.items() if d.rivals or d.is_faster],
         "failures": failures(records, run_dir),
         "unusable": space.get("unusable", {}),
-        "notes": [
-            *_notes_of_stopped(len(stopped)),
-            *(n for n in _notes(every, allowed, space) if not best or n not in best.record.notes),
-        ],
+        "dropped": dict(space.get("dropped", {})),
+        "notes": [n for n in notes if not best or n not in best.record.notes],
         "tried": len(tried),
-        "settings": space.get("configs", len(tried)),
+        "settings": settings,
         "trials": [trial_row(r, run_dir) for r in records],
     }
-
-
-def _by_size(every: Sequence[Candidate]) -> dict[int | None, list[Candidate]]:
-    sizes = sorted({c.record.batch_size for c in every}, key=lambda s: s or 0)
-    return {size: [c for c in every if c.record.batch_size == size] for size in sizes}
 
 
 def _leading_size(
@@ -169,14 +180,12 @@ def _verdict(
     if decision is None:
         return "failed", _NO_EAGER if every else _why_nothing(every, records, space)
     if decision.is_faster:
-        unsure = decision.best.sets < _CONFIRMED
-        return "faster", _UNCONFIRMED if unsure else _nothing_better(decision, "nothing else")
+        return "faster", _nothing_better(decision, "nothing else")
     others = [c for c in allowed if not c.record.config.is_baseline]
     if others and all(c.slows_eager for c in others):
         return "keep_eager", _SLOWING
     if not others:
-        reason = _why_nothing(every, records, space)
-        return "keep_eager", reason
+        return "keep_eager", _why_nothing(every, records, space)
     return "keep_eager", _nothing_better(decision, "nothing")
 
 
@@ -193,23 +202,27 @@ def _nothing_better(decision: Decision, subject: str) -> str:
 
 
 def _confidence(
-    decision: Decision | None, open_: str, run: Mapping[str, Any], run_dir: str
+    decision: Decision, missing: str, run: Mapping[str, Any], run_dir: str
 ) -> dict[str, Any]:
-    """Whether the decision is clear; if not, what is open and the command that settles it."""
-    if decision is None:
-        return {"decided": False, "open": "", "command": ""}
+    """How sure the decision is; if not quite, what is open and the command that settles it."""
+    best, word, why_not_high = decision.best, "high", ""
     if decision.open:
         setting, most = decision.open[0]
-        open_ = f"{show.label(setting.record.config)} may be up to {100 * most:.0f} % faster"
-    elif decision.is_faster and decision.best.sets < _CONFIRMED:
-        open_ = _UNCONFIRMED
+        word = "open"
+        why_not_high = f"{show.label(setting.record.config)} may be up to {100 * most:.0f} % faster"
+    elif missing:
+        word, why_not_high = "low", missing
+    elif decision.is_faster and best.sets < SETS[0]:
+        word = "low"
+        why_not_high = f"confirmed in {best.sets} of {SETS[0]} fresh processes"
     command = ["autocompile", "tune", str(run["plan"]["target"]), "--resume", "--budget", "5m"]
     if Path(run_dir).parent != runs.under:  # --resume alone looks there
         command += ["--run-dir", run_dir]
     return {
-        "decided": not open_,
-        "open": open_,
-        "command": shlex.join(command) if open_ else "",
+        "word": word,
+        "decided": word == "high",
+        "open": why_not_high,
+        "command": shlex.join(command) if why_not_high else "",
     }
 
 
@@ -239,16 +252,17 @@ def _counted(failed: Sequence[Record]) -> str:
     return ", ".join(f"{number} × {kind}" for kind, number in kinds.most_common())
 
 
-def _notes_of_stopped(count: int) -> list[str]:
-    what = "1 trial was" if count == 1 else f"{count} trials were"
-    return [f"{what} stopped before the end: --resume tries again"] if count else []
-
-
 def _notes(
-    every: Sequence[Candidate], allowed: Sequence[Candidate], space: Mapping[str, Any]
+    every: Sequence[Candidate],
+    allowed: Sequence[Candidate],
+    space: Mapping[str, Any],
+    stopped: Sequence[Record],
 ) -> list[str]:
-    notes = [f"{left} is the same as {kept}" for left, kept in space.get("merged", {}).items()]
-    unknown = sum(not c.is_known_to_pay for c in every)
+    count = len(stopped)
+    what = "1 trial was" if count == 1 else f"{count} trials were"
+    notes = [f"{what} stopped before the end: --resume tries again"] if count else []
+    notes += [f"{left} is the same as {kept}" for left, kept in space.get("merged", {}).items()]
+    unknown = sum(not c.record.is_known_to_pay for c in every)
     if unknown:
         notes.append(
             f"{unknown} settings take the weights as constants and are not recommended, since "
@@ -262,8 +276,7 @@ def _notes(
     ]
     if outside := len(every) - len(allowed) - unknown:
         notes.append(f"outside the limits: {show.many(outside, 'setting')}")
-    records = [c.record for c in every]
-    notes += on_memory(records) + on_recurrent_layers(records)
+    notes += advice([c.record for c in every])
     # What every trial says is said once.
     said = [set(c.record.notes) for c in every if not c.record.config.is_plain_eager]
     return notes + (sorted(set.intersection(*said)) if said else [])

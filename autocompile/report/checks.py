@@ -1,16 +1,16 @@
-"""What ``check`` and ``doctor`` show."""
+"""What ``check``, ``doctor``, ``verify`` and ``tune --dry-run`` show."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from autocompile.report import text
+from autocompile.report.document import Span, Table, Text
+from autocompile.report.terminal import Page
 
 __all__ = [
     "render_check",
@@ -21,61 +21,68 @@ __all__ = [
 ]
 
 
+def _begin(found: Mapping[str, Any], console: Console) -> Page:
+    page = Page(console)
+    if isinstance(found.get("target"), Mapping):
+        page.line(f"target  {text.target_name(found['target'])}")
+    page.line(f"torch   {text.machine(found['environment'])}")
+    return page
+
+
 def render_check(found: Mapping[str, Any], console: Console, verbose: bool = False) -> None:
     """One line for each phase: eager runs, compiled is right, and how fast it is."""
-    console.print(Text(f"target  {text.target_name(found['target'])}"))
-    console.print(Text(f"torch   {text.machine(found['environment'])}"))
-    for name, why in found["target"].get("choices", {}).items():
-        if verbose:
-            console.print(Text(f"        {name}: {text.plain(why)}"))
+    page = _begin(found, console)
+    for name, why in (found["target"].get("choices") or {}).items() if verbose else ():
+        page.line(f"        {text.plain(name)}: {text.plain(why)}")
     for phase, row in found["phases"].items():
-        console.print()
-        console.print(Text(phase, "bold"))
-        console.print(Text("  eager      runs"))
-        if row["outcome"] != "ok":
-            seen = f"{row['outcome']} in {row['step']}: {text.plain(row['message'])}"
-            console.print(Text(f"  compiled   {seen}", "red"))
-            if row["where"]:
-                console.print(Text(f"             {text.plain(row['where'])}"))
-            if verbose and row["log_tail"]:
-                for line in row["log_tail"].splitlines():
-                    console.print(Text(f"  | {text.plain(line)}"))
+        page.line()
+        page.line(phase, "bold")
+        page.line("  eager      runs")
+        if row["outcome"] == "ok":
+            label = "  compiled   "
+            for line in _works_compiled(row):
+                page.line(f"{label}{text.plain(line)}")
+                label = " " * len(label)
             continue
-        counts = (row["graphs"], "graph"), (row["graph_breaks"], "graph break")
-        graphs = ", ".join(text.many(*count) for count in counts)
-        speed = f"{text.speedup(row['speedup'])} {text.interval(row['speedup'])} of eager's speed"
-        console.print(Text(f"  compiled   same results as eager · {graphs}"))
-        console.print(Text(f"             {speed} · compiles in {text.seconds(row['compile_s'])}"))
-        for reason in row["break_reasons"]:
-            console.print(Text(f"             graph break: {text.plain(reason)}"))
-        for reason in row["skip_reasons"]:
-            what = f"Dynamo skipped a function: {text.plain(reason)}"
-            console.print(Text(f"             {what}"))
-        for note in row["notes"]:
-            console.print(Text(f"             {text.plain(note)}"))
+        seen = f"{row['outcome']} in {row['step']}: {text.plain(row['message'])}"
+        page.line(f"  compiled   {seen}", "red")
+        if row["where"]:
+            page.line(f"             {text.plain(row['where'])}")
+        for line in (row["log_tail"] or "").splitlines() if verbose else ():
+            page.line(f"  | {text.plain(line)}")
     if all(row["outcome"] == "ok" for row in found["phases"].values()):
-        console.print()
-        console.print(Text(f"Next    autocompile tune {text.plain(found['target']['spec'])}"))
+        page.line()
+        page.line(f"Next    autocompile tune {text.plain(found['target']['spec'])}")
+
+
+def _works_compiled(row: Mapping[str, Any]) -> Iterator[str]:
+    counts = (row["graphs"], "graph"), (row["graph_breaks"], "graph break")
+    yield f"same results as eager · {', '.join(text.many(*count) for count in counts)}"
+    speed = f"{text.speedup(row['speedup'])} {text.interval(row['speedup'])} of eager's speed"
+    yield f"{speed} · compiles in {text.seconds(row['compile_s'])}"
+    yield from (f"graph break: {reason}" for reason in row["break_reasons"])
+    yield from (f"Dynamo skipped a function: {reason}" for reason in row["skip_reasons"])
+    yield from row["notes"]
 
 
 def render_verified(found: Mapping[str, Any], console: Console) -> None:
     """One line for each setting: its gain then and now, and whether it is still the best."""
-    console.print(Text(f"torch   {text.machine(found['environment'])}"))
+    page = _begin(found, console)
     if found["differences"]:
-        console.print(Text(f"measured elsewhere: {'; '.join(found['differences'])}"))
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
-    for column in ("phase", "batch size", "setting", "then", "now", "verdict"):
-        table.add_column(column, overflow="fold")
+        page.line(f"measured elsewhere: {'; '.join(found['differences'])}")
+    rows = []
     for one in found["checks"]:
         size = "" if one["batch_size"] is None else str(one["batch_size"])
         then, now = (text.speedup(one[k]) if one[k] else "" for k in ("was", "speedup"))
         verdict = one["verdict"] + (f": {text.plain(one['message'])}" if one["message"] else "")
-        colour = {"fastest": "green", "failed": "red"}.get(one["verdict"], "yellow")
-        cells = (one["phase"], size, text.plain(one["setting"]), then, now)
-        table.add_row(*cells, Text(verdict, colour))
-    console.print(table)
+        kind = {"fastest": "good", "failed": "error"}.get(one["verdict"], "warning")
+        rows.append(
+            (one["phase"], size, text.plain(one["setting"]), then, now, Span(verdict, kind))
+        )
+    titles = ("phase", "batch size", "setting", "then", "now", "verdict")
+    page.table(Table("", titles, tuple(rows), (1, 3, 4)), "")
     for line in found["unmet"]:
-        console.print(Text(f"gate: {text.plain(line)}", "red"))
+        page.line(f"gate: {text.plain(line)}", "red")
 
 
 _IN_ALGORITHM: dict[str, tuple[str, Callable[[float], str]]] = {
@@ -88,97 +95,87 @@ _IN_ALGORITHM: dict[str, tuple[str, Callable[[float], str]]] = {
 
 def render_in_algorithm(found: Mapping[str, Any], console: Console) -> None:
     """One line for each figure: without the settings, with them, and the gain."""
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
-    for column in ("in the algorithm", "untouched", "tuned", "times faster"):
-        table.add_column(column, overflow="fold")
+    page, rows = Page(console), []
     for name, row in found["figures"].items():
         label, show = _IN_ALGORITHM[name]
         sides = [text.read_interval(row[side]) for side in ("untouched", "tuned")]
         cells = [f"{show(one.value)} {text.percent(one.half_width)}" for one in sides if one]
         gain = row.get("gain")
-        last = f"{text.speedup(gain)} {text.interval(gain)}" if gain else ""
-        table.add_row(label, *cells, last)
-    console.print(Text(f"target  {text.plain(found['target'])}"))
-    console.print(Text(f"        {len(found['rounds'])} iterations of each, in turns"))
-    console.print(table)
+        rows.append((label, *cells, f"{text.speedup(gain)} {text.interval(gain)}" if gain else ""))
+    page.line(f"target  {text.plain(found['target'])}")
+    page.line(f"        {len(found['rounds'])} iterations of each, in turns")
+    page.table(Table("", ("in the algorithm", "untouched", "tuned", "gain"), tuple(rows)), "")
     for note in found["notes"]:
-        console.print(Text(text.plain(note)))
+        page.line(text.plain(note))
 
 
 def render_doctor(found: Mapping[str, Any], console: Console, verbose: bool = False) -> None:
     """A table of backends: whether each works here; if not, why, and what to do."""
-    console.print(Text(text.machine(found["environment"])))
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
-    for column in ("backend", "modes", "works here", "why / what to do"):
-        table.add_column(column, overflow="fold")
-    for name, row in found["backends"].items():
-        table.add_row(Text(name), _modes(row["modes"]), _works(row), _why(row))
-    console.print(table)
+    page = Page(console)
+    page.line(text.machine(found["environment"]))
+    titles = ("backend", "modes", "works here", "why / what to do")
+    rows = tuple(
+        (text.plain(name), _modes(row["modes"]), _works(row), _why(row))
+        for name, row in found["backends"].items()
+    )
+    page.table(Table("", titles, rows), "")
     if verbose:
-        console.print(Text(f"torch also knows: {', '.join(map(text.plain, found['known']))}"))
+        page.line(f"torch also knows: {', '.join(map(text.plain, found['known']))}")
 
 
 def _modes(modes: Mapping[str, Any]) -> Text:
-    shown = Text()
-    for index, (name, row) in enumerate(modes.items()):
-        words = {"ok": name, "same": f"{name} (= {row['message']})"}
-        shown.append(", " if index else "")
-        shown.append(words.get(row["outcome"], name), "" if row["outcome"] in words else "red")
-    return shown if modes else Text("–")
+    shown: list[Span | str] = []
+    for name, row in modes.items():
+        same = f" (= {row['message']})" if row["outcome"] == "same" else ""
+        shown += [", "] * bool(shown)
+        shown.append(Span(name + same, "" if row["outcome"] in ("ok", "same") else "error"))
+    return tuple(shown) or text.NONE
 
 
 def _works(row: Mapping[str, Any]) -> Text:
     failed = [m for m in row["modes"].values() if m["outcome"] not in ("ok", "same")]
     if row["works"]:
-        return Text("partly", "yellow") if failed else Text("yes", "green")
-    return Text("no", "red")
+        return Span("partly", "warning") if failed else Span("yes", "good")
+    return Span("no", "error")
 
 
-def _why(row: Mapping[str, Any]) -> Text:
+def _why(row: Mapping[str, Any]) -> str:
     parts = [text.plain(row["reason"])] if row["reason"] else []
     if row["works"] and row.get("compile_s") is not None:
         parts.append(f"{text.seconds(row['compile_s'])} for a first compile")
-    if row["todo"]:
-        parts.append(f"→ {row['todo']}")
-    return Text(" ".join(parts))
+    return " ".join([*parts, f"→ {row['todo']}"] if row["todo"] else parts)
 
 
 def render_preview(found: Mapping[str, Any], console: Console) -> None:
     """The settings of each phase, and what is left out and why."""
-    console.print(Text(f"target  {text.target_name(found['target'])}"))
-    console.print(Text(f"torch   {text.machine(found['environment'])}"))
+    page = _begin(found, console)
     for phase, row in found["phases"].items():
-        console.print()
-        console.print(Text(phase, "bold"))
+        page.line()
+        page.line(phase, "bold")
         for line in _lines(row["settings"]):
-            console.print(Text(line), soft_wrap=True)
-        for name, why in row["unusable"].items():
-            console.print(Text(f"  {name} cannot be used: {text.plain(why)}", "dim"))
-        for name, why in row["merged"].items():
-            console.print(Text(f"  {name} is the same as {text.plain(why)}", "dim"))
-        for why in row["dropped"]:
-            console.print(Text(f"  left out: {text.plain(why)}", "dim"))
-        console.print(Text(f"  {_of_dynamo(row['dynamo'])}", "dim"))
-        settings = f"{len(row['settings'])} settings to try"
-        if row["ends_early"]:
-            settings += " until the budget is spent"
-        about = text.clock(row["predicted_s"])
-        console.print(Text(f"  {settings}, about {about}, then the best is confirmed"))
+            page.line(line)
+        aside = [f"{name} cannot be used: {why}" for name, why in row["unusable"].items()]
+        aside += [f"{name} is the same as {why}" for name, why in row["merged"].items()]
+        aside += [f"left out: {why}" for why in row["dropped"]]
+        for line in (*aside, _of_dynamo(row["dynamo"])):
+            page.line(f"  {text.plain(line)}", "dim")
+        until = " until the budget is spent" if row["ends_early"] else ""
+        about = f"about {text.clock(row['predicted_s'])}, then the best is confirmed"
+        page.line(f"  {len(row['settings'])} settings to try{until}, {about}")
 
 
 def _of_dynamo(traced: Mapping[str, Any]) -> str:
     """What a trace of the phase says of graphs, and so of ``fullgraph``."""
     if error := traced.get("error"):
-        return f"a trace by Dynamo alone failed: {text.plain(error)}"
-    graphs, skipped = traced.get("graphs"), traced.get("skipped_frames")
-    if not traced.get("graph_breaks"):
-        if graphs == 1 and not skipped:
+        return f"a trace by Dynamo alone failed: {error}"
+    graphs, count = traced.get("graphs"), traced.get("graph_breaks")
+    if not count:
+        if graphs == 1 and not traced.get("skipped_frames"):
             return "Dynamo makes one graph of it: fullgraph will do"
         return f"Dynamo makes {graphs} graphs of it and skips some code: fullgraph will fail"
     places = [f"{b['place']} ({b['reason']})" for b in traced["breaks"] if b.get("place")][:1]
-    count = traced["graph_breaks"]
     often = "once" if count == 1 else f"{count} times"
-    where = f", {'at' if count == 1 else 'first at'} {text.plain(places[0])}" if places else ""
+    where = f", {'at' if count == 1 else 'first at'} {places[0]}" if places else ""
     return f"Dynamo breaks the graph {often}{where}: fullgraph will fail"
 
 
@@ -188,14 +185,13 @@ def _lines(settings: list[Mapping[str, Any]]) -> list[str]:
     answered: Counter[str] = Counter()
     twins = {s["label"]: s["may_equal"][0] for s in settings if s["may_equal"]}
     for setting in settings:
-        label, size = setting["label"], setting["batch_size"]
-        if label not in twins:
-            sizes.setdefault(label, []).append("" if size is None else str(size))
+        if setting["label"] not in twins:
+            size = setting["batch_size"]
+            sizes.setdefault(setting["label"], []).append("" if size is None else str(size))
     for label in twins:
-        plainest = label
-        while plainest in twins:
-            plainest = twins[plainest]
-        answered[plainest] += 1
+        while label in twins:
+            label = twins[label]
+        answered[label] += 1
     width = max(map(len, sizes), default=0)
     lines = []
     for label, each in sizes.items():

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from autocompile.report import facts as said
 from autocompile.report import text as show
-from autocompile.report.document import Code, Document, Line, Section, Span, Table, Text, Verdict
+from autocompile.report.document import Code, Document, Line, Section, Span, Table, Text
+from autocompile.settings.phases import phase_of
+from autocompile.settings.tuned import is_faster
+from autocompile.store import runs
 
-__all__ = ["document", "trial_tables"]
+__all__ = ["FAILED", "document"]
 
 _METHOD = (
     "Blocks of eager and compiled calls alternate in one process, so that drift of the machine"
@@ -20,29 +24,40 @@ _RACED = (
     " their mean over processes, with a 95 % t interval."
 )
 _RULE = " A setting counts as faster if its whole interval is, and its estimate by more than 1 %."
-# What a short document shows; `show -v` and Markdown have all.
-_KINDS_OF_FAILURE, _REASONS, _KINDS_SKIPPED, _NAMES, _MESSAGE = 8, 5, 3, 3, 160
+FAILED = "What failed"
+_NAMES = 2  # settings that a short document names side by side
 
 
-def document(report: Mapping[str, Any], full: bool = True) -> Document:
-    """What ``report.json`` holds as a document; ``full``: with every reason, message and log."""
-    phases = report["phases"].items()
-    summary = tuple(_summary(name, phase) for name, phase in phases)
-    status = said.unfinished(report)
-    raced = any((phase.get("best") or {}).get("confirmed_processes") for _, phase in phases)
+def document(
+    report: Mapping[str, Any],
+    full: bool = True,
+    code: Mapping[str, str] | None = None,
+    run: str = "",
+) -> Document:
+    """What ``report.json`` holds as a document.
+
+    Args:
+        report: the content of ``report.json``.
+        full: also what lost, what failed and what was left out.
+        code: the setting of each phase as code; without it, its name stands there.
+        run: the run's name for commands.
+    """
+    phases, code = report["phases"], code or {}
+    raced = any((p.get("best") or {}).get("confirmed_processes") for p in phases.values())
+    titles = ("", "speed-up", "confidence", "")
+    answer = tuple(_answer(name, phase, code.get(name, "")) for name, phase in phases.items())
     facts = tuple((show.plain(k), _code(v)) for k, v in _circumstances(report))
     return Document(
         title=("autocompile: ", _code(report["target"].get("spec", "?"))),
-        status=status,
-        incomplete=tuple(said.incomplete(report)) if status else (),
-        summary=Table("Summary", ("phase", "result", "speed-up", "setting"), summary, (2,)),
-        sections=tuple(_section(name, phase, full) for name, phase in phases),
-        unusable=_unusable(report, full),
+        status=_status(report),
+        answer=Table("", titles, answer),
+        sections=tuple(_section(name, phase, report, full) for name, phase in phases.items()),
+        whole=tuple(_whole(report, full, run or _name(report))),
         method=_METHOD + _RACED * raced + _RULE,
         circumstances=Table("Circumstances", ("", ""), facts),
         exports=tuple(
-            Code(show.plain(name), "json" if name == "json" else "python", str(code))
-            for name, code in (report.get("exports") or {}).items()
+            Code(show.plain(name), "json" if name == "json" else "python", str(text))
+            for name, text in (report.get("exports") or {}).items()
         ),
     )
 
@@ -51,13 +66,16 @@ def _code(text: object) -> Span:
     return Span(show.plain(text), "code")
 
 
-def _unusable(report: Mapping[str, Any], full: bool) -> Text:
-    """Backends that are not on this machine: told once for all phases."""
-    found: list[str | Span] = []
-    for name, why in said.not_here(report).items():
-        found += [", "] if found else []
-        found += [Span(name, "code"), f" ({why})" if full and why else ""]
-    return (*found, "   → ", Span("autocompile doctor", "code")) if found else ()
+def _name(report: Mapping[str, Any]) -> str:
+    path = Path(str(report.get("run_dir", "last")))
+    return path.name if path.parent == runs.under else str(path)
+
+
+def _status(report: Mapping[str, Any]) -> str:
+    """What to know first of a run that is not complete; empty otherwise."""
+    if report.get("running"):
+        return "Still running: these are the results so far."
+    return "Interrupted: these are the results so far." if report.get("interrupted") else ""
 
 
 def _circumstances(report: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
@@ -71,199 +89,192 @@ def _circumstances(report: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
     yield from ((k, v) for k, v in report["environment"].items() if v is not None)
 
 
-def _outcome(phase: Mapping[str, Any]) -> str:
-    """The result of a phase in a word or two."""
-    if phase["verdict"] == "failed" or not phase.get("best"):
-        return "no result yet" if phase.get("state") else "failed"
-    return "keep eager" if phase["verdict"] == "keep_eager" else "faster"
+# --- the answer ---------------------------------------------------------------------------------
 
 
-def _summary(name: str, phase: Mapping[str, Any]) -> tuple[Text, ...]:
-    outcome, best = _outcome(phase), phase.get("best")
-    if outcome == "faster" and best:
-        ratio = f"{show.speedup(best['speedup'])} {show.interval(best['speedup'])}"
-        return _code(name), Span(outcome, "strong"), ratio, _code(show.label(best["config"]))
-    if outcome == "keep eager":
-        return _code(name), outcome, show.speedup(1.0), _code("eager")
-    return _code(name), outcome, show.NONE, show.NONE
+def _best(phase: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The best setting, eager's where that is to be kept; empty where there is no result."""
+    return phase.get("best") or {} if phase["verdict"] != "failed" else {}
 
 
-def _section(name: str, phase: Mapping[str, Any], full: bool) -> Section:
-    verdict, *facts = _answer(phase)
-    assert isinstance(verdict, Verdict)
-    blocks = [*facts, *_explanation(phase, full), *_batch_sizes(phase), *_failures(phase, full)]
-    role = show.plain(phase.get("role") or "")
-    return Section(show.plain(name), role, verdict, tuple(blocks), tuple(trial_tables(phase)))
+def _reason(phase: Mapping[str, Any]) -> str:
+    return show.plain(phase.get("reason") or "no trial finished").rstrip(".")
 
 
-def _answer(phase: Mapping[str, Any]) -> Iterator[Any]:
-    """The verdict and the facts that belong to it."""
-    best, outcome = phase.get("best"), _outcome(phase)
-    reason = show.plain(phase.get("reason", "")).rstrip(".")
-    if outcome in ("failed", "no result yet") or not best:
-        why = f"{reason or 'no trial finished'}."
-        yield Verdict(outcome.capitalize(), why, is_error=outcome == "failed")
-        return
-    if outcome == "keep eager":
-        yield Verdict("Keep eager", f"{reason}.")
-        eager = f"eager runs at {show.rate(best.get('throughput'))}"
-        yield Line("", (eager, *said.memory_facts(best)))
-    else:
-        origin = f"trial {best['number']}, {said.proof(best)}"
-        yield Verdict("Best", _code(show.label(best["config"])), origin)
-        yield Line("", tuple(_speed(best)))
-        yield Line("", tuple(said.best_facts(best)))
-        yield from (Line("Ties", (tie,)) for tie in said.ties(phase))
-    if (found := phase.get("confidence")) and not found["decided"]:
-        open_ = show.plain(found.get("open", ""))
-        yield Line("Open", ((f"{open_}   → ", _code(found["command"])),), "warning")
-    if sure := said.sure(phase):
-        yield Line("Sure", tuple(sure))
+def _answer(name: str, phase: Mapping[str, Any], code: str) -> tuple[Text, ...]:
+    best, (word, *_) = _best(phase), said.confidence(phase)
+    sure = Span(word, "" if word == "high" else "warning")
+    if not best:
+        outcome = "no result yet" if phase.get("state") else "failed"
+        kind = "" if phase.get("state") else "error"
+        return Span(show.plain(name), "strong"), Span(outcome, kind), show.NONE, _reason(phase)
+    if phase["verdict"] == "keep_eager":
+        return Span(show.plain(name), "strong"), "keep eager", sure, _reason(phase)
+    gain = best["speedup"]
+    ratio = (Span(show.speedup(gain), "good"), f" {show.interval(gain)}")
+    paste = Span(show.plain(code) or show.label(best["config"]), "paste")
+    return Span(show.plain(name), "strong"), ratio, sure, paste
 
 
-def _speed(best: Mapping[str, Any]) -> Iterator[Text]:
-    gain, default = best["speedup"], said.against_default(best)
-    faster = gain["value"] >= 1
-    yield _ratio(gain), f" {show.interval(gain)}{' faster than' if faster else ' against'} eager"
-    if default:
-        word = "than" if default["value"] >= 1 and faster else "against"
-        yield _ratio(default), f" {show.interval(default)} {word} plain ", _code("torch.compile()")
+# --- a phase ------------------------------------------------------------------------------------
 
 
-def _ratio(value: Mapping[str, Any]) -> Span:
-    kind = "good" if value["low"] > 1 else "bad" if value["high"] < 1 else "even"
-    return Span(show.speedup(value), kind)
+def _section(name: str, phase: Mapping[str, Any], report: Mapping[str, Any], full: bool) -> Section:
+    own = (report["target"].get("own_batch_size") or {}).get(name)
+    blocks: list[Line | Table] = [*_batch_sizes(phase, own), *_known(phase)]
+    blocks += _details(phase) if full else ()
+    blocks += _failures(phase) if full or not _best(phase) else ()
+    about = tuple(_about(phase))
+    return Section(show.plain(name), about, tuple(blocks), tuple(said.trial_tables(phase)))
 
 
-def _explanation(phase: Mapping[str, Any], full: bool) -> Iterator[Line]:
-    """Why the best setting is it, what holds the others back, and notes."""
-    yield from (Line("Why", (show.plain(why),)) for why in phase.get("explanation") or ())
-    losers = phase.get("why_not") or ()
-    shown = losers if full else losers[:_REASONS]
-    for row in shown:
-        names = [show.plain(name) for name in row["settings"]]
-        few = names if full else names[:_NAMES]
-        more = f" and {len(names) - len(few)} more" if len(names) > len(few) else ""
-        yield Line("Others", ((_code(", ".join(few)), f"{more}: {show.plain(row['reason'])}"),))
-    yield from (Line("Others", (more,)) for more in _more(len(losers) - len(shown)))
-    best = (phase.get("best") if phase["verdict"] != "failed" else None) or {}
-    notes = (*said.exported_warning(best), *best.get("notes", ()), *phase.get("notes", ()))
-    yield from (Line("Note", (show.plain(note),)) for note in notes)
+def _about(phase: Mapping[str, Any]) -> Iterator[Text]:
+    best, role = _best(phase), show.plain(phase.get("role") or "")
+    yield from [role] if role else []
+    if best.get("batch_size") is not None:
+        yield f"batch size {best['batch_size']}"
+    if best and phase["verdict"] == "faster":
+        yield from [said.proof(best)] if said.confidence(phase)[0] != "low" else []
+        yield said.weights(best)
 
 
-def _more(count: int, noun: str = "") -> tuple[str, ...]:
-    """That a short document leaves some out; nothing where it does not."""
-    return (f"and {count} more{noun} (show -v has all)",) if count else ()
-
-
-def _batch_sizes(phase: Mapping[str, Any]) -> Iterator[Table]:
-    """The best setting of each batch size, in the form of RLlib's benchmark."""
-    rows = []
-    for row in phase.get("by_batch_size") or ():
-        mark = "" if row.get("confirmed_processes", 1) else " †"
-        cells = (
-            show.or_dash(row.get("batch_size")),
-            *(show.or_dash(row.get(f"{side}_throughput"), ".1f") for side in ("eager", "best")),
-        )
-        rows.append(
-            (*cells, show.gain(row.get("speedup")), f"{show.or_dash(row.get('number'))}{mark}")
-        )
+def _batch_sizes(phase: Mapping[str, Any], own: int | None) -> Iterator[Table]:
+    """The best setting of each batch size beside eager."""
+    labels = {t["number"]: show.label(t["config"]) for t in phase["trials"]}
+    listed, best, rows = phase.get("by_batch_size") or (), phase.get("best") or {}, []
+    unit = show.plain((best.get("throughput") or {}).get("unit") or "samples/s")
+    unit = unit.removeprefix("samples") if unit.startswith("samples") else f" {unit}"
+    for row in listed:
+        size, label = row.get("batch_size"), labels.get(row.get("number"), show.NONE)
+        eager, top, gain = row.get("eager_throughput"), row.get("best_throughput"), row["speedup"]
+        setting: str | Span = _code(label)
+        remarks = [] if row.get("confirmed_processes", 1) else ["not confirmed"]
+        if not is_faster(row):
+            remarks = [f"next: {label}, {show.speedup(gain)}"]
+            setting, top, gain = "eager", eager, 1.0
+        if len(listed) > 1 and best and size == best.get("batch_size"):
+            remarks.append("← this config's own" if size == own else "← above")
+        name = (setting, *(Span(f"  {remark}", "dim") for remark in remarks))
+        rates = (f"{show.quantity(eager)}{unit}", f"{show.quantity(top)}{unit}")
+        rows.append((show.or_dash(size), *rates, Span(show.speedup(gain), "strong"), name))
     if rows:
-        unit = ((phase.get("best") or {}).get("throughput") or {}).get("unit")
-        titles = ("batch size", "no compile throughput", "compiled throughput", "speedup", "trial")
-        yield Table(
-            f"Throughput in {show.plain(unit)}" if unit else "Throughput",
-            titles,
-            tuple(rows),
-            right=range(5),
-            notes=("† one process, not confirmed",) * any("†" in row[-1] for row in rows),
-        )
+        titles = ("batch size", "eager", "best", "speed-up", "setting")
+        first = int(all(row.get("batch_size") is None for row in listed))
+        shown = tuple(tuple(row[first:]) for row in rows)
+        yield Table("", titles[first:], shown, right=range(4 - first))
 
 
-def _failures(phase: Mapping[str, Any], full: bool) -> Iterator[Line | Table]:
-    """What failed, what was not tried since others showed how it ends, and what was left out."""
-    titles = ("count", "backend", "outcome", "message")
-    for is_answered, label, title, kind in (
-        (False, "Failed", "What failed", "error"),
-        (True, "Untried", "What was not tried", "dim"),
-    ):
-        groups = [g for g in phase.get("failures") or () if bool(g.get("answered")) == is_answered]
-        shown = groups if full else groups[:_KINDS_OF_FAILURE]
-        more = _more(len(groups) - len(shown), " kinds")
-        rows = (
-            (str(g["count"]), _code(g["backend"]), Span(show.plain(g["outcome"]), kind), message)
-            for g in shown
-            for message in (_message(g, full),)
-        )
-        if shown:
-            yield Table(title, titles, tuple(rows), (0,), label, kind, notes=more)
+def _known(phase: Mapping[str, Any]) -> Iterator[Line]:
+    """Why it is the best, what it costs, and how sure that is."""
+    best = _best(phase)
+    is_it_faster = bool(best) and phase["verdict"] == "faster"
+    default = [said.against_default(best)] if is_it_faster else []
+    for why in filter(None, (*default, *(phase.get("explanation") or ()))):
+        yield Line("Why", (show.plain(why),))
+    if is_it_faster:
+        for reason, names in said.ties(phase).items():
+            named = _names(names)
+            yield Line("Ties", (("as fast within 1 %: ", *named, f"; chosen since it {reason}"),))
+        if cost := tuple(said.cost(best)):
+            yield Line("Cost", cost)
+    word, why, command = said.confidence(phase)
+    if word == "high" and is_it_faster:
+        tried = [f"{phase['tried']} of {phase['settings']} settings tried"]
+        yield Line("Sure", (_reason(phase), *(tried if "tried" in phase else ())))
+    elif word in ("open", "low"):
+        action = ("   → ", _code(command)) if command else ()
+        yield Line(word.capitalize(), ((why, *action),), "warning")
+    for note in (*said.exported_warning(best), *best.get("notes", ())):
+        yield Line("Note", (show.plain(note),))
+
+
+def _names(names: Sequence[str], most: int = _NAMES) -> tuple[Span, str]:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return _code(", ".join(map(show.plain, names[:most]))), more
+
+
+def _details(phase: Mapping[str, Any]) -> Iterator[Line]:
+    """Further figures and notes, what lost, and what was left out."""
+    if best := _best(phase):
+        yield Line("Figures", tuple(said.figures(best)))
+    for row in phase.get("why_not") or ():
+        names, more = _names(row["settings"], len(row["settings"]))
+        yield Line("Others", ((names, f"{more}: {show.plain(row['reason'])}"),))
+    yield from (Line("Note", (show.plain(note),)) for note in phase.get("notes", ()))
     # What only a flag would bring comes last.
     dropped = (phase.get("dropped") or {}).items()
     order = sorted(dropped, key=lambda item: (item[0].startswith("--"), -item[1]))
-    few = order if full else order[:_KINDS_SKIPPED]
-    facts = [f"{show.plain(reason)} ({count})" for reason, count in few]
-    if facts:
-        yield Line("Skipped", (*facts, *_more(len(order) - len(few), " reasons")), "dim")
+    if facts := tuple(f"{show.plain(reason)} ({count})" for reason, count in order):
+        yield Line("Skipped", facts, "dim")
 
 
-def _message(group: Mapping[str, Any], full: bool) -> Text:
-    message = show.plain(group.get("message", ""))
-    parts: list[str | Span] = [_code(message if full else show.shorten(message, _MESSAGE))]
+def _failures(phase: Mapping[str, Any]) -> Iterator[Table]:
+    """What failed, and what was not tried since other trials showed how it ends."""
+    titles = ("count", "backend", "outcome", "message")
+    for is_answered, title, kind in (
+        (False, FAILED, "error"),
+        (True, "What was not tried", "dim"),
+    ):
+        groups = [g for g in phase.get("failures") or () if bool(g.get("answered")) == is_answered]
+        rows = tuple(
+            (str(g["count"]), _code(g["backend"]), Span(outcome, kind), _message(g))
+            for g in groups
+            for outcome in (show.plain(g["outcome"]),)
+        )
+        if rows:
+            yield Table(title, titles, rows, (0,))
+
+
+def _message(group: Mapping[str, Any]) -> Text:
+    parts: list[str | Span] = [_code(group.get("message", ""))]
     if group["outcome"] == "unsupported" and not group.get("answered"):
         parts += [" → ", _code(f"autocompile doctor {group['backend']}")]
-    if full and group.get("log"):
-        parts += [" · ", _code(group["log"])]
-    return tuple(parts)
+    return (*parts, " · ", _code(group["log"])) if group.get("log") else tuple(parts)
 
 
-def trial_tables(phase: Mapping[str, Any]) -> Iterator[Table]:
-    """Every trial of the search: those with figures, best first, then the others."""
-    trials = phase["trials"]
-    searched = [t for t in trials if t.get("role") == "search"]
-    ranked = [t for t in searched if t["outcome"] == "ok" and t.get("throughput")]
-    others = [t for t in searched if t not in ranked]
-    if ranked:
-        unit = show.plain(ranked[0]["throughput"].get("unit", ""))
-        columns = ("#", "batch", unit, "against eager", "compile", "memory", "setting")
-        figures = tuple(_measured(trial, trials) for trial in sorted(ranked, key=_order))
-        yield Table("Measured trials", columns, figures, right=range(6), wide=5)
-    if others:
-        rows = tuple(map(_not_measured, others))
-        titles = ("#", "batch", "outcome", "setting and message")
-        yield Table("Other trials", titles, rows, right=(0, 1))
+# --- all phases ---------------------------------------------------------------------------------
 
 
-def _measured(trial: Mapping[str, Any], trials: Sequence[Mapping[str, Any]]) -> tuple[Text, ...]:
-    remarks = ", ".join(said.trial_remarks(trial, trials))
-    setting = _code(show.label(trial["config"]))
-    return (
-        str(trial["number"]),
-        show.or_dash(trial.get("batch_size")),
-        show.measured(show.read_interval(trial["throughput"])),
-        show.ratio(show.read_interval(trial.get("speedup"))),
-        show.seconds(trial.get("compile_s")),
-        show.size(trial.get("peak_memory_bytes")),
-        (setting, Span(f"  ({remarks})", "dim")) if remarks else setting,
-    )
+def _whole(report: Mapping[str, Any], full: bool, run: str) -> Iterator[Line]:
+    phases = report["phases"]
+    faster = [name for name, phase in phases.items() if phase["verdict"] == "faster"]
+    if report["target"].get("algorithm") and any(phase_of(name).in_rllib for name in faster):
+        yield Line("In the algorithm", tuple(_in_algorithm(report.get("in_algorithm") or {}, run)))
+    missing: dict[str, str] = {}
+    for phase in phases.values():
+        for name, why in (phase.get("unusable") or {}).items():
+            missing.setdefault(show.plain(name), show.plain(why))
+    found: list[str | Span] = []
+    for name, why in sorted(missing.items()):
+        found += [", "] * bool(found) + [_code(name), f" ({why})" if full and why else ""]
+    if found:
+        to_do = ("   → ", _code("autocompile doctor"))
+        yield Line("Not on this machine", ((*found, *to_do),), "dim")
+    if phases and not full:
+        yield Line("More", ((*_rest(phases), "   → ", _code(f"autocompile show {run} -v")),), "dim")
 
 
-def _not_measured(trial: Mapping[str, Any]) -> tuple[Text, ...]:
-    if (same := trial.get("duplicate_of")) is not None:
-        reason: str | Span = said.same_as(same, trial["outcome"])
-    elif trial.get("message"):
-        reason = _code(trial["message"])
-    else:
-        reason = f"in step {show.plain(trial.get('step', '?'))}"
-    answered = trial.get("answered")
-    return (
-        str(trial["number"]),
-        show.or_dash(trial.get("batch_size")),
-        Span("not tried", "dim") if answered else Span(show.plain(trial["outcome"]), "error"),
-        (_code(show.label(trial["config"])), ": ", reason),
-    )
+def _in_algorithm(figures: Mapping[str, Any], run: str) -> Iterator[Text]:
+    """The gain in RLlib's own loop where it was measured, else the command that measures it."""
+    for name, what in (("steps_per_s", "env steps/s of train()"), ("sampled_per_s", "sampling")):
+        if gain := figures.get(name, {}).get("gain"):
+            yield f"{what} {show.speedup(gain)} {show.interval(gain)}"
+    if share := figures.get("forward_share"):
+        yield f"the forward pass is {share['untouched']['value'] * 100:.0f} % of sampling"
+    if not figures:
+        yield (
+            "the gain is not measured yet   → ",
+            _code(f"autocompile verify {run} --in-algorithm"),
+        )
 
 
-def _order(trial: Mapping[str, Any]) -> tuple[float, int, int]:
-    """By throughput; a duplicate follows its original."""
-    same, number = trial.get("duplicate_of"), trial["number"]
-    return -trial["throughput"]["value"], number if same is None else same, number
+def _rest(phases: Mapping[str, Any]) -> Iterator[str]:
+    """What a short document leaves out."""
+    groups = [g for phase in phases.values() for g in phase.get("failures") or ()]
+    failed = sum(g["count"] for g in groups if not g.get("answered"))
+    told = [show.many(failed, "failure")] if failed else []
+    if any(p.get("why_not") for p in phases.values()):
+        told.append("why others lose")
+    if any(p.get("dropped") for p in phases.values()):
+        told.append("what was left out")
+    yield ", ".join([*told, "every trial"])

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-__all__ = ["Code", "Document", "Line", "Section", "Span", "Table", "Text", "Verdict", "spans"]
+__all__ = ["Code", "Document", "Line", "Section", "Span", "Table", "Text", "spans"]
 
 
 @dataclass(frozen=True)
 class Span:
-    """Text of a kind: code, strong, dim, error; of a figure good, bad or even."""
+    """Text of a kind: good, strong, dim, error, warning, code; ``paste`` is unbroken code."""
 
     text: str
     kind: str = ""
@@ -30,18 +30,8 @@ def spans(text: Text) -> tuple[Span, ...]:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """The answer of a phase; ``origin``: the trial that a setting was found in."""
-
-    word: str
-    text: Text
-    origin: str = ""
-    is_error: bool = False
-
-
-@dataclass(frozen=True)
 class Line:
-    """Facts side by side; without a label they continue the line before."""
+    """Facts side by side behind a label."""
 
     label: str
     facts: tuple[Text, ...]
@@ -53,33 +43,26 @@ class Table:
     """Rows of cells, of which the last may be long.
 
     Attributes:
-        title: of the whole table.
+        title: of the whole table; may be empty.
         titles: of the columns; all empty where the rows need none.
         rows: as many cells each.
         right: the columns that are aligned to the right.
-        label: stands before the rows in place of both titles where there is little room.
-        kind: of the label.
         wide: a column that a narrow screen leaves out.
-        notes: below the rows.
     """
 
     title: str
     titles: tuple[str, ...]
     rows: tuple[tuple[Text, ...], ...]
     right: Collection[int] = ()
-    label: str = ""
-    kind: str = ""
     wide: int | None = None
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Section:
-    """A phase: its answer, what is known of it, and all trials."""
+    """A phase: what its answer is about, what is known of it, and all trials."""
 
     title: str
-    role: str
-    verdict: Verdict
+    about: tuple[Text, ...]
     blocks: tuple[Line | Table, ...]
     trials: tuple[Table, ...]
 
@@ -95,14 +78,24 @@ class Code:
 
 @dataclass(frozen=True)
 class Document:
-    """A whole report; ``status`` and ``incomplete`` are empty for a complete run."""
+    """A whole report, the answer first.
+
+    Attributes:
+        title: names the target.
+        status: of a run that is not complete; else empty.
+        answer: a row for each phase: name, gain, confidence, and code or a reason.
+        sections: a phase each.
+        whole: what concerns all phases.
+        method: how it was measured, in sentences.
+        circumstances: names and values.
+        exports: code for other stacks.
+    """
 
     title: Text
     status: str
-    incomplete: tuple[str, ...]
-    summary: Table
+    answer: Table
     sections: tuple[Section, ...]
-    unusable: Text
+    whole: tuple[Line, ...]
     method: str
     circumstances: Table
     exports: tuple[Code, ...]

@@ -39,15 +39,14 @@ def _part(record: Record, name: str) -> Mapping[str, Any]:
     return part if isinstance(part, Mapping) else {}
 
 
-def _count(part: Mapping[str, Any], name: str) -> int | None:
-    value = part.get(name)
+def _count(record: Record, part: str, name: str) -> int | None:
+    value = _part(record, part).get(name)
     return value if isinstance(value, int) else None
 
 
 def _launches(record: Record) -> int | None:
     """Kernels, library calls and operators that one compiled call launches."""
-    part = _part(record, "compiled")
-    counts = [_count(part, f"{k}_total") for k in ("kernels", "library", "operators")]
+    counts = [_count(record, "compiled", f"{k}_total") for k in ("kernels", "library", "operators")]
     return None if None in counts else sum(c for c in counts if c is not None)
 
 
@@ -87,7 +86,7 @@ def why(best: Candidate | None, verdict: str, every: Sequence[Candidate], device
     near = max(rivals, key=lambda c: (c.sets > 0, c.speedup.value)).record
     became, label = _became(near), show.label(near.config)
     told = [f"{label}: {became}" if became else "", *_gave_up(near, device)]
-    total = _count(_part(best.record, "eager"), "total")
+    total = _count(best.record, "eager", "total")
     if total is not None and total <= _FEW:
         told.insert(0, f"eager runs {many(total, 'operator')} per call: nothing to fuse")
     if broken := _broken(near):
@@ -140,9 +139,7 @@ def _lost(c: Candidate, best: Candidate, device: str) -> str:
     """Why a setting that works is not the best; empty where nothing is known."""
     if c.slows_eager:
         return "eager runs slower beside it than alone, so its speed-up is unknown"
-    # On a CPU no setting has CUDA graphs: that is no reason to lose.
-    gave_up = [] if device.startswith("cpu") else _gave_up(c.record, device)
-    told = [*_refreshed(c.record, best), *gave_up]
+    told = [*_refreshed(c.record, best), *_gave_up(c.record, device)]
     if (c.record.graph_breaks or 0) > (best.record.graph_breaks or 0):
         told.append(_broken(c.record) or many(c.record.graph_breaks or 0, "graph break"))
     told += _recompiled(c.record, best.record)
@@ -182,14 +179,14 @@ def _graphs(record: Record) -> str:
 def _became(record: Record) -> str:
     """``16 operators of eager become 8 calls: 4 fused kernels and 4 library calls``."""
     part, launches = _part(record, "compiled"), _launches(record)
-    eager = _count(_part(record, "eager"), "total")
+    eager = _count(record, "eager", "total")
     if launches is None or not eager or (not launches and part.get("replayed")):
         return ""  # what a graph replays is not seen one by one
     kernels, library, plain = (part[f"{k}_total"] for k in ("kernels", "library", "operators"))
     if not kernels:
         return f"nothing is fused: {many(launches, 'call')} of libraries and operators as in eager"
     parts = [many(kernels, "fused kernel")]
-    if templates := _count(part, "templates"):
+    if templates := _count(record, "compiled", "templates"):
         parts[0] += f" ({templates} from Triton templates)"
     if library:
         parts.append(f"{many(library, 'library call')} ({_names(part.get('library'))})")
@@ -234,10 +231,10 @@ def _names(counts: object) -> str:
 
 def _gave_up(record: Record, device: str) -> list[str]:
     """That CUDA graphs were asked for and are not there, and torch's reason."""
-    if not record.config.has_cuda_graphs or not record.detail.get("cudagraph_skips"):
+    if device.startswith("cpu") or not record.config.has_cuda_graphs:
+        return []  # on a CPU no setting has them
+    if not record.detail.get("cudagraph_skips"):
         return []
-    if device.startswith("cpu"):
-        return ["there are no CUDA graphs on a CPU"]
     reasons = record.detail.get("cudagraph_skip_reasons")
     for reason in reasons if isinstance(reasons, list) else ():
         for pattern, words in _SKIPS:
@@ -275,12 +272,12 @@ def _recompiled(record: Record, best: Record) -> list[str]:
 
 
 def _fuses_less(record: Record, best: Record) -> list[str]:
-    eager = _count(_part(record, "eager"), "total")
     if record.config.backend in _UNFUSED:
+        eager = _count(record, "eager", "total")
         return [f"fuses nothing: the {many(eager, 'operator')} of eager"] if eager else []
     mine, its = _launches(record), _launches(best)
     if not mine:
         return []
-    if _count(_part(record, "compiled"), "kernels_total") == 0:
+    if _count(record, "compiled", "kernels_total") == 0:
         return [f"fuses nothing: {many(mine, 'call')} of libraries and operators"]
     return [f"{many(mine, 'call')} instead of {its}"] if its and mine > its else []

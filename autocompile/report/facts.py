@@ -1,74 +1,51 @@
-"""Facts about phases and trials, as sentences for every form of the report."""
+"""Facts about phases, as sentences, and about trials, as tables, for every form of the report."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from autocompile.estimate.decision import SETS
 from autocompile.report import text as show
+from autocompile.report.document import Span, Table, Text
 from autocompile.settings.config import DEFAULT_INDUCTOR
 
 __all__ = [
     "against_default",
-    "best_facts",
+    "confidence",
+    "cost",
     "exported_warning",
-    "incomplete",
-    "memory_facts",
-    "not_here",
+    "figures",
     "proof",
     "same_as",
-    "sure",
     "ties",
     "trial_remarks",
-    "unfinished",
+    "trial_tables",
+    "weights",
 ]
 
 
-def against_default(best: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The speed-up over plain ``torch.compile()``; None where that is the best setting itself."""
-    ratio_: Mapping[str, Any] | None = best.get("speedup_against_default")
-    return None if show.label(best["config"]) == DEFAULT_INDUCTOR.label() else ratio_
+def against_default(best: Mapping[str, Any]) -> str:
+    """The speed-up over plain ``torch.compile()``; empty where that is the best setting itself."""
+    ratio = best.get("speedup_against_default")
+    if not ratio or show.label(best["config"]) == DEFAULT_INDUCTOR.label():
+        return ""
+    return f"{show.speedup(ratio)} {show.interval(ratio)} against plain torch.compile()"
 
 
-def unfinished(report: Mapping[str, Any]) -> str:
-    """What to know first of a report of a run that is not complete; empty otherwise."""
-    if report.get("running"):
-        return "Still running: these are the results so far."
-    if report.get("interrupted"):
-        return "Interrupted: these are the results so far."
-    return ""
+def confidence(phase: Mapping[str, Any]) -> tuple[str, str, str]:
+    """``high``, ``open`` or ``low``; what keeps it from being high; the command that raises it.
 
-
-def incomplete(report: Mapping[str, Any]) -> Iterator[str]:
-    """What an interrupted run lacks, a sentence for each phase."""
-    for name, phase in report["phases"].items():
-        done = [t for t in phase["trials"] if t["outcome"] != "interrupted"]
-        best = phase.get("best")
-        if not done:
-            yield f"{show.plain(name)}: no trial finished"
-        elif best and not best.get("confirmed_processes"):
-            yield (
-                f"{show.plain(name)}: {show.many(len(done), 'trial')} finished, the best was not"
-                " confirmed in fresh processes, so its speed-up may be overestimated"
-            )
-
-
-def sure(phase: Mapping[str, Any]) -> list[str]:
-    """That nothing else is faster and how much was tried; nothing where the decision is open."""
-    if not (phase.get("confidence") or {}).get("decided") or phase["verdict"] != "faster":
-        return []
-    reason = show.plain(phase.get("reason", "")).rstrip(".")
-    tried = [f"{phase['tried']} of {phase['settings']} settings tried"] if "tried" in phase else []
-    return [reason, *tried]
-
-
-def not_here(report: Mapping[str, Any]) -> dict[str, str]:
-    """Backends that cannot be used on this machine, each with the reason, of all phases."""
-    found: dict[str, str] = {}
-    for phase in report["phases"].values():
-        for name, why in (phase.get("unusable") or {}).items():
-            found.setdefault(show.plain(name), show.plain(why))
-    return dict(sorted(found.items()))
+    All empty where nothing was decided.
+    """
+    best, found = phase.get("best"), phase.get("confidence")
+    if not best or not found or phase["verdict"] == "failed":
+        return "", "", ""
+    count, why = best.get("confirmed_processes") or 0, show.plain(found.get("open") or "")
+    word = found.get("word") or ("high" if found["decided"] else "open")
+    if word == "high" and phase["verdict"] == "faster" and count < SETS[0]:  # an older report
+        word, why = "low", f"confirmed in {count} of {SETS[0]} fresh processes"
+    return word, why, show.plain(found.get("command") or "")
 
 
 def proof(best: Mapping[str, Any]) -> str:
@@ -77,13 +54,17 @@ def proof(best: Mapping[str, Any]) -> str:
     return f"confirmed in {count} fresh process{'es' * (count > 1)}" if count else "not confirmed"
 
 
-def best_facts(best: Mapping[str, Any]) -> Iterator[str]:
-    """The facts about the best setting other than its speed-up."""
-    batch = f" at batch size {best['batch_size']}" if best.get("batch_size") is not None else ""
-    eager = best.get("eager_throughput")
-    against = f" (eager {show.quantity(eager['value'])})" if eager else ""
-    yield show.rate(best.get("throughput")) + batch + against
-    if best.get("compile_s") and best["config"].get("backend") != "eager":
+def weights(best: Mapping[str, Any]) -> str:
+    """What was seen of the outputs, and of new weights where they were tried."""
+    live = best.get("weights_live")
+    follow = "" if live is None else " and follow" if live else " but do not follow"
+    return "outputs match eager" + (f"{follow} weight updates" if follow else "")
+
+
+def cost(best: Mapping[str, Any]) -> Iterator[str]:
+    """What the best setting costs: to compile, at new weights, and in memory."""
+    is_eager = best["config"].get("backend") == "eager"
+    if best.get("compile_s") and not is_eager:
         warm, calls = best.get("warm_compile_s"), best.get("break_even_calls")
         compiles = f"compiles in {show.seconds(best['compile_s'])}"
         compiles += f" ({show.seconds(warm)} warm)" if warm is not None else ""
@@ -91,20 +72,26 @@ def best_facts(best: Mapping[str, Any]) -> Iterator[str]:
         yield compiles + repaid
     if refresh_s := best.get("refresh_s"):
         apart, least = best.get("calls_per_update"), best.get("calls_to_repay_refresh")
-        cost = f"new weights cost {show.seconds(refresh_s)}"
+        new = f"new weights cost {show.seconds(refresh_s)}"
         if apart:
-            yield f"{cost} every {show.thousands(apart)} calls, which is included"
+            yield f"{new} every {show.thousands(apart)} calls, which is included"
         elif least:
-            yield f"{cost}: this pays if they stay the same for {show.thousands(least)} calls"
+            yield f"{new}: this pays if they stay the same for {show.thousands(least)} calls"
+    if mine := best.get("peak_memory_bytes"):
+        eager = best.get("eager_peak_memory_bytes")
+        against = f" (eager {show.size(eager)})" if eager and not is_eager else ""
+        yield f"peak memory {show.size(mine)}{against}"
+
+
+def figures(best: Mapping[str, Any]) -> Iterator[str]:
+    """Further figures of the best setting."""
+    yield f"trial {best['number']}"
+    yield show.rate(best.get("throughput"))
     if same := best.get("same_code"):
         yield f"{len(same)} other setting{'s have' if len(same) > 1 else ' has'} the same code"
-    live = best.get("weights_live")
-    follow = "" if live is None else " and follow" if live else " but do not follow"
-    yield "outputs match eager" + (f"{follow} weight updates" if follow else "")
     if (ran := best.get("exported")) and ran["agrees"]:
         why = "; calls as fast, eager mode was faster in that process"
         yield f"exported code: {show.speedup(ran['speedup'])}, right{why * ran['eager_faster']}"
-    yield from memory_facts(best)
     if spread := best.get("eager_call_s"):
         ends = dict.fromkeys(map(show.seconds, spread))
         yield f"eager took {' to '.join(ends)} a call, depending on the process"
@@ -127,15 +114,6 @@ def exported_warning(best: Mapping[str, Any] | None) -> list[str]:
     ]
 
 
-def memory_facts(best: Mapping[str, Any]) -> Iterator[str]:
-    """The peak memory of the best setting, against eager's where that is another."""
-    mine, eager = best.get("peak_memory_bytes"), best.get("eager_peak_memory_bytes")
-    if mine:
-        is_eager = best["config"].get("backend") == "eager"
-        against = f" (eager {show.size(eager)})" if eager and not is_eager else ""
-        yield f"peak memory {show.size(mine)}{against}"
-
-
 def same_as(number: int, outcome: str) -> str:
     """Which trial gave the result of one that was not timed."""
     return f"same code as trial {number}" if outcome == "ok" else f"as trial {number}"
@@ -146,11 +124,10 @@ def trial_remarks(trial: Mapping[str, Any], trials: Iterable[Mapping[str, Any]])
     remarks = []
     if trial.get("duplicate_of") is not None:
         return [same_as(trial["duplicate_of"], trial.get("outcome", "ok"))]
-    repeats = [t for t in trials if t.get("repeats") == trial["number"]]
-    if repeats:
+    if repeats := [t for t in trials if t.get("repeats") == trial["number"]]:
         good = [t["speedup"]["value"] for t in repeats if t["outcome"] == "ok" and t["speedup"]]
-        text = f"repeated in {len(repeats)} process{'es' * (len(repeats) > 1)}"
         ends = dict.fromkeys(f"{end(good):.2f}" for end in (min, max)) if good else ()
+        text = f"repeated in {len(repeats)} process{'es' * (len(repeats) > 1)}"
         text += f": {' to '.join(ends)}×" if good else ""
         failed = len(repeats) - len(good)
         remarks.append(text + (f", {failed} failed" if failed else ""))
@@ -159,17 +136,14 @@ def trial_remarks(trial: Mapping[str, Any], trials: Iterable[Mapping[str, Any]])
     return remarks + [show.plain(flag).replace("_", " ") for flag in trial.get("flags", ())]
 
 
-def ties(phase: Mapping[str, Any]) -> list[str]:
-    """Which trials are as fast as the best one, and why that one was chosen."""
-    best, sentences = phase["best"], []
+def ties(phase: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Settings as fast as the best one, by the reason why that one was chosen."""
+    best, found = phase["best"], dict[str, list[str]]()
     by_number = {t["number"]: t for t in phase["trials"]}
     for number in phase.get("ties") or ():
-        if number != best["number"]:
-            other = by_number.get(number, {})
-            setting = f" ({show.label(other['config'])})" if other else ""
-            why = f"trial {best['number']} {_preferred(best, other)}"
-            sentences.append(f"trial {number}{setting} is as fast, within 1 %; {why}")
-    return sentences
+        if number != best["number"] and (other := by_number.get(number)):
+            found.setdefault(_preferred(best, other), []).append(show.label(other["config"]))
+    return found
 
 
 def _preferred(best: Mapping[str, Any], other: Mapping[str, Any]) -> str:
@@ -178,3 +152,53 @@ def _preferred(best: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     if mine is not None and theirs is not None and theirs > 1.25 * mine + 0.25:
         return f"compiles faster ({show.seconds(mine)} against {show.seconds(theirs)})"
     return "is simpler"
+
+
+def trial_tables(phase: Mapping[str, Any]) -> Iterator[Table]:
+    """Every trial of the search: those with figures, best first, then the others."""
+    trials = phase["trials"]
+    searched = [t for t in trials if t.get("role") == "search"]
+    ranked = [t for t in searched if t["outcome"] == "ok" and t.get("throughput")]
+    if ranked:
+        unit = show.plain(ranked[0]["throughput"].get("unit", ""))
+        columns = ("#", "batch", unit, "against eager", "compile", "memory", "setting")
+        figures = tuple(_measured(trial, trials) for trial in sorted(ranked, key=_order))
+        yield Table("Measured trials", columns, figures, right=range(6), wide=5)
+    if others := tuple(_not_measured(t) for t in searched if t not in ranked):
+        titles = ("#", "batch", "outcome", "setting and message")
+        yield Table("Other trials", titles, others, right=(0, 1))
+
+
+def _measured(trial: Mapping[str, Any], trials: Sequence[Mapping[str, Any]]) -> tuple[Text, ...]:
+    remarks = ", ".join(trial_remarks(trial, trials))
+    setting = Span(show.label(trial["config"]), "code")
+    return (
+        str(trial["number"]),
+        show.or_dash(trial.get("batch_size")),
+        show.measured(show.read_interval(trial["throughput"])),
+        show.ratio(show.read_interval(trial.get("speedup"))),
+        show.seconds(trial.get("compile_s")),
+        show.size(trial.get("peak_memory_bytes")),
+        (setting, Span(f"  ({remarks})", "dim")) if remarks else setting,
+    )
+
+
+def _not_measured(trial: Mapping[str, Any]) -> tuple[Text, ...]:
+    reason: str | Span = f"in step {show.plain(trial.get('step', '?'))}"
+    if (same := trial.get("duplicate_of")) is not None:
+        reason = same_as(same, trial["outcome"])
+    elif trial.get("message"):
+        reason = Span(show.plain(trial["message"]), "code")
+    outcome = Span(show.plain(trial["outcome"]), "error")
+    return (
+        str(trial["number"]),
+        show.or_dash(trial.get("batch_size")),
+        Span("not tried", "dim") if trial.get("answered") else outcome,
+        (Span(show.label(trial["config"]), "code"), ": ", reason),
+    )
+
+
+def _order(trial: Mapping[str, Any]) -> tuple[float, int, int]:
+    """By throughput; a duplicate follows its original."""
+    same, number = trial.get("duplicate_of"), trial["number"]
+    return -trial["throughput"]["value"], number if same is None else same, number

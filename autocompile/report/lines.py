@@ -1,6 +1,6 @@
-"""Progress of a run, and as stable lines for files, pipes and logs.
+"""Progress of a run as stable lines for files, pipes and logs.
 
-None of these classes waits, sleeps or starts a thread.
+It neither waits nor sleeps nor starts a thread.
 """
 
 from __future__ import annotations
@@ -8,87 +8,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
+from autocompile.progress import Countdown, Progress
 from autocompile.report import facts as said
 from autocompile.report import text as show
-from autocompile.settings.config import CompileConfig
-from autocompile.store.record import Record, Step
+from autocompile.store.record import Record
 
 __all__ = [
-    "Countdown",
     "Json",
     "PlainProgress",
-    "Progress",
-    "SilentProgress",
-    "Tried",
     "cell_name",
 ]
 
 Json = Mapping[str, Any]
-
-
-class Tried(Protocol):
-    """A setting of which a trial begins."""
-
-    @property
-    def config(self) -> CompileConfig:
-        """Its config."""
-
-    @property
-    def batch_size(self) -> int | None:
-        """None where there is no batch."""
-
-    @property
-    def phase(self) -> str:
-        """What is timed."""
-
-
-class Countdown(Protocol):
-    """The time budget of a run."""
-
-    @property
-    def total_s(self) -> float | None:
-        """Seconds of the whole run; None: no end."""
-
-    @property
-    def spent_s(self) -> float:
-        """Seconds since the run began."""
-
-
-class Progress:
-    """Is told what happens during a run; this one ignores it."""
-
-    def header(self, target: Json, environment: Json, run_dir: str) -> None:
-        """The run begins; the mappings are those of ``report.json``."""
-
-    def searching(self, spaces: Mapping[str, str], budget: Countdown) -> None:
-        """The search begins: the space of each phase in one line, and the budget."""
-
-    def started(self, number: int, setting: Tried, role: str) -> None:
-        """A trial's process starts."""
-
-    def step(self, number: int, step: Step) -> None:
-        """A running trial enters a step."""
-
-    def ended(self, record: Record, left: int) -> None:
-        """A trial is over, with or without a process; ``left`` settings are still to try."""
-
-    def racing(self, phase: str, batch_size: int | None, sides: int, number: int) -> None:
-        """Set ``number`` of a race begins, of so many settings beside eager."""
-
-    def warning(self, text: str) -> None:
-        """Something that a user should know at once."""
-
-    def tick(self) -> None:
-        """About a second has passed."""
-
-    def close(self) -> None:
-        """The run is over or interrupted; may be called twice."""
-
-
-class SilentProgress(Progress):
-    """Says nothing."""
 
 
 class PlainProgress(Progress):
@@ -131,7 +64,7 @@ class PlainProgress(Progress):
             log = f"{self._run_dir}/trials/{record.number:04d}/log.txt" if record.wall_s else ""
             return " · ".join(filter(None, (message or f"in step {record.step.value}", log)))
         eager, compile_s = record.config.is_baseline, record.compile_s
-        result = "1.00x" if eager else show.ratio(record.measurement.speedup, "x")
+        result = show.speedup(1.0) if eager else show.ratio(record.measurement.speedup)
         result += "" if compile_s is None else f"  compile {show.seconds(compile_s, '')}"
         return result + ("" if record.repeats is None else f"  repeats #{record.repeats}")
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TextIO
 
@@ -15,21 +14,18 @@ from rich.live import Live
 from rich.text import Text
 
 from autocompile.errors import UsageError
+from autocompile.progress import Countdown, Progress
 from autocompile.report import text as show
-from autocompile.report.leaders import Leader, leaderboard
 from autocompile.report.lines import (
-    Countdown,
     Json,
     PlainProgress,
-    Progress,
-    SilentProgress,
-    Tried,
     cell_name,
 )
 from autocompile.settings.config import CompileConfig
+from autocompile.settings.setting import Setting
 from autocompile.store.record import Outcome, Record, Step
 
-__all__ = ["LiveProgress", "PlainProgress", "Progress", "SilentProgress", "progress"]
+__all__ = ["LiveProgress", "PlainProgress", "progress"]
 
 _LINES = 16
 _SHOWN = 2  # running trials, each by itself
@@ -72,7 +68,7 @@ class LiveProgress(Progress):
         self._closed = False
         self._left = self._done = 0
         self._counts: Counter[str] = Counter()
-        self._leaders: list[Leader] = []
+        self._worked: list[Record] = []
         self._race_steps: dict[int, Step] = {}
 
     def header(self, target: Json, environment: Json, run_dir: str) -> None:
@@ -84,7 +80,7 @@ class LiveProgress(Progress):
         self._spaces, self._budget = spaces, budget
         self.tick()
 
-    def started(self, number: int, setting: Tried, role: str) -> None:
+    def started(self, number: int, setting: Setting, role: str) -> None:
         self._race, self._race_steps = "", {}
         cell = cell_name(setting.phase, setting.batch_size)
         self._running[number] = _Running(setting.config, cell, since=self._clock())
@@ -106,7 +102,7 @@ class LiveProgress(Progress):
             self._done, self._left = self._done + 1, left
             same = record.duplicate_of is not None
             self._counts["same" if same else record.outcome.value] += 1
-            self._leaders += [Leader.of(record)] if record.ok and not same else []
+            self._worked += [record] if record.ok and not same else []
         self.tick()
 
     def racing(self, phase: str, batch_size: int | None, sides: int, number: int) -> None:
@@ -148,11 +144,8 @@ class LiveProgress(Progress):
         return " · ".join(f"{count} {kind}" for kind, count in kinds)
 
     def _head(self) -> list[Text]:
-        rest = (("target  ", self._target), ("run     ", self._run))
-        return [
-            Text(self._machine, "bold"),
-            *(Text.assemble((k, "dim"), v) for k, v in rest),
-        ]
+        target = Text.assemble(("target  ", "dim"), self._target)
+        return [Text(self._machine, "bold"), target, Text.assemble(("run     ", "dim"), self._run)]
 
     def _board(self, height: int) -> list[Text]:
         if not self._machine:
@@ -160,14 +153,13 @@ class LiveProgress(Progress):
         lines = self._head()
         lines[-1].append("          Ctrl-C stops and reports · --resume continues", "dim")
         if self._budget:
-            words = itertools.chain(["space"], itertools.repeat(""))
             spaces = [
-                Text.assemble((f"{word:<8}", "dim"), show.plain(f"{name} · {space}"))
-                for word, (name, space) in zip(words, self._spaces.items(), strict=False)
+                Text.assemble(("space   " if not i else " " * 8, "dim"), show.plain(f"{k} · {v}"))
+                for i, (k, v) in enumerate(self._spaces.items())
             ]
             lines[-1:] = [*spaces, lines[-1], Text(), self._bar(self._budget)]
         lines.append(self._now())
-        return lines + leaderboard(self._leaders, height - len(lines))
+        return lines + _leaderboard(self._worked, height - len(lines))
 
     def _bar(self, budget: Countdown) -> Text:
         """How much of the time is over, or of the list where there is no end of time."""
@@ -198,6 +190,32 @@ class LiveProgress(Progress):
         return Text.assemble((" now   ", "dim"), "      ".join(told) or show.NONE)
 
 
+def _leaderboard(worked: Sequence[Record], height: int) -> list[Text]:
+    """The best so far of each phase and batch size in ``height`` lines, then who follows them."""
+    if not worked or height < 2:
+        return []
+    speedups = {r.number: r.measurement.speedup for r in worked if r.measurement}
+    ranked = sorted(worked, key=lambda r: -speedups[r.number].value)
+    first: dict[tuple[str, int | None], Record] = {}
+    for r in ranked:
+        first.setdefault((r.phase, r.batch_size), r)
+    order = [first[cell] for cell in sorted(first, key=str)]
+    order += [r for r in ranked if r not in order and not r.config.is_plain_eager]
+    width = max(len(r.phase) for r in order)
+    titles = f"{'#':>4}  {'phase':<{width}}  {'batch':>5}  {'per second':>14}   "
+    lines = [Text(f"{titles}against eager    compile   setting", "dim")]
+    for r in order[: height - 1]:
+        assert r.measurement is not None
+        speedup, is_eager = speedups[r.number], r.config.is_plain_eager
+        rate = show.measured(speedup.scaled((r.batch_size or 1) / r.measurement.eager_call_s))
+        line = f"{r.number:>4}  {r.phase:<{width}}  {show.or_dash(r.batch_size):>5}  {rate:>14}   "
+        line += f"{show.speedup(1.0) if is_eager else show.ratio(speedup):<13}  "
+        line += f"{show.seconds(r.compile_s):>9}   {show.label(r.config)}"
+        is_first = r in first.values() and not is_eager
+        lines.append(Text(line, "bold green" if is_first else ""))
+    return lines
+
+
 def progress(kind: str, file: TextIO) -> Progress:
     """What ``--progress`` asks for: ``auto`` is live on a terminal and plain elsewhere.
 
@@ -205,7 +223,7 @@ def progress(kind: str, file: TextIO) -> Progress:
         UsageError: another kind.
     """
     if kind == "none":
-        return SilentProgress()
+        return Progress()
     if kind not in ("auto", "plain"):
         raise UsageError(f"there is no progress {kind!r}", hint="--progress auto (or plain, none)")
     # A dumb terminal cannot move the cursor, and without Unicode there is no board to draw.

@@ -6,7 +6,8 @@ Text of a trial stands in code spans, or is escaped, so that nothing in it is ma
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
 from typing import Any
 
 from autocompile.report import text as show
@@ -19,31 +20,31 @@ __all__ = ["to_markdown"]
 _SPECIAL = re.compile(r"([\\`*\[\]<>|~&#$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
 
 
-def to_markdown(report: Mapping[str, Any]) -> str:
-    """What ``report.json`` holds as ``report.md`` holds it."""
-    shown = document(report)
+def to_markdown(report: Mapping[str, Any], code: Mapping[str, str] | None = None) -> str:
+    """What ``report.json`` holds as ``report.md`` holds it; ``code``: the settings as code."""
+    shown = document(report, code=code)
     lines = [f"# {_inline(shown.title)}", ""]
-    if shown.status:
-        lines += [f"**{shown.status}**", ""]
-        lines += [*(f"- {_inline(sentence)}" for sentence in shown.incomplete), ""]
-    lines += _table(shown.summary)
-    if shown.unusable:
-        lines += [f"Not on this machine: {_inline(shown.unusable)}", ""]
+    lines += [f"**{shown.status}**", ""] if shown.status else []
+    lines += [*_blocks([shown.answer, *shown.whole])]
     for section in shown.sections:
         lines += _section(section)
     lines += ["## How it was measured", "", shown.method, "", *_table(shown.circumstances)]
-    for code in shown.exports:
-        lines += [f"## For {_inline(code.title)}", "", *_fenced(code), ""]
+    for block in shown.exports:
+        lines += [f"## For {_inline(block.title)}", "", *_fenced(block), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def _inline(text: Text) -> str:
     """Spans of which no character means anything to Markdown or HTML."""
-    return "".join(_FORMS.get(span.kind, _escape)(span.text) for span in spans(text) if span.text)
+    return "".join(_FORMS.get(s.kind, _escape)(s.text) for s in spans(text) if s.text)
 
 
 def _escape(text: str) -> str:
     return _SPECIAL.sub(r"\\\1", text)
+
+
+def _strong(text: str) -> str:
+    return f"**{_escape(text)}**"
 
 
 def _code(text: str) -> str:
@@ -53,11 +54,7 @@ def _code(text: str) -> str:
     return f"{fence}{pad}{text}{pad}{fence}"
 
 
-def _strong(text: str) -> str:
-    return f"**{_escape(text)}**"
-
-
-_FORMS = {"code": _code, "strong": _strong}
+_FORMS = {"code": _code, "paste": _code, "strong": _strong, "good": _strong}
 
 
 def _fenced(code: Code) -> list[str]:
@@ -71,25 +68,22 @@ def _table(table: Table) -> list[str]:
     rule = ["--:" if i in table.right else ":--" for i in range(len(table.titles))]
     cells = [[_inline(cell).replace("|", "\\|") for cell in row] for row in table.rows]
     rows = [[_inline(title) for title in table.titles], rule, *cells]
-    return [*(f"| {' | '.join(row)} |" for row in rows), "", *_paragraphs(table.notes)]
+    return [*(f"| {' | '.join(row)} |" for row in rows), ""]
 
 
-def _paragraphs(texts: tuple[str, ...]) -> Iterator[str]:
-    for text in texts:
-        yield from (_inline(text), "")
+def _blocks(blocks: Iterable[Line | Table]) -> Iterator[str]:
+    """Tables with their headings, and lines as lists."""
+    for kind, group in groupby(blocks, key=type):
+        for block in group:
+            if isinstance(block, Table):
+                yield from ([f"### {_inline(block.title)}", ""] if block.title else [])
+                yield from _table(block)
+            else:
+                yield f"- {block.label}: {' · '.join(map(_inline, block.facts))}"
+        yield from ([""] if kind is Line else [])
 
 
 def _section(section: Section) -> Iterator[str]:
-    role = f" ({_inline(section.role)})" if section.role else ""
-    yield from (f"## {_inline(section.title)}{role}", "")
-    verdict = section.verdict
-    origin = f" ({_inline(verdict.origin)})" if verdict.origin else ""
-    yield from (f"**{verdict.word}:** {_inline(verdict.text)}{origin}", "")
-    lines = [block for block in section.blocks if isinstance(block, Line)]
-    for line in lines:
-        label = f"{line.label}: " if line.label else ""
-        yield f"- {label}{' · '.join(map(_inline, line.facts))}"
-    yield from ([""] if lines else [])
-    for table in (*section.blocks, *section.trials):
-        if isinstance(table, Table):
-            yield from (f"### {_inline(table.title)}", "", *_table(table))
+    yield from (f"## {_inline(section.title)}", "")
+    yield from ([" · ".join(map(_inline, section.about)), ""] if section.about else [])
+    yield from _blocks((*section.blocks, *section.trials))

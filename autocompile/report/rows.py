@@ -16,6 +16,11 @@ from autocompile.store.record import Outcome, Record
 
 __all__ = ["best_row", "failures", "size_row", "trial_row"]
 
+_OF_A_RECORD = (
+    *("number", "batch_size", "message", "role", "repeats", "duplicate_of", "compile_s"),
+    *("peak_memory_bytes", "graph_breaks", "graphs", "recompiles", "wall_s"),
+)
+
 
 def _number(value: Interval, unit: str) -> dict[str, Any]:
     """An interval with its unit."""
@@ -27,31 +32,27 @@ def failures(records: list[Record], run_dir: str) -> list[dict[str, Any]]:
 
     ``answered``: none of the group was tried, since other trials told the outcome.
     """
-    groups: dict[tuple[str, str, str], dict[str, Any]] = {}
+    groups: dict[tuple[str, str, str], list[Record]] = {}
     for r in records:
-        if r.outcome in (Outcome.OK, Outcome.INTERRUPTED):
-            continue
-        # Of what was not tried the reasons differ by figures only, and the first stands for them.
-        untried = r.message.startswith("not tried: ")
-        cause = re.sub(r"\d[\d.]*", "", r.message) if untried else r.message
-        key = (r.config.backend, r.outcome.value, cause)
-        row = groups.setdefault(
-            key,
-            {
-                "count": 0,
-                "backend": r.config.backend,
-                "outcome": r.outcome.value,
-                "step": r.step.value,
-                "message": r.message,
-                "numbers": [],
-                "answered": True,
-                "log": _log(r, run_dir),
-            },
-        )
-        row["answered"] = row["answered"] and _is_answered(r)
-        row["count"] += 1
-        row["numbers"].append(r.number)
-    return sorted(groups.values(), key=lambda row: (-row["count"], row["backend"]))
+        if r.outcome not in (Outcome.OK, Outcome.INTERRUPTED):
+            # Of what was not tried the reasons differ by figures only: the first stands for them.
+            untried = r.message.startswith("not tried: ")
+            cause = re.sub(r"\d[\d.]*", "", r.message) if untried else r.message
+            groups.setdefault((r.config.backend, r.outcome.value, cause), []).append(r)
+    rows = [
+        {
+            "count": len(group),
+            "backend": backend,
+            "outcome": outcome,
+            "step": group[0].step.value,
+            "message": group[0].message,
+            "numbers": [r.number for r in group],
+            "answered": all(map(_is_answered, group)),
+            "log": _log(group[0], run_dir),
+        }
+        for (backend, outcome, _), group in groups.items()
+    ]
+    return sorted(rows, key=lambda row: (-row["count"], row["backend"]))
 
 
 def _is_answered(record: Record) -> bool:
@@ -70,26 +71,12 @@ def _log(record: Record, run_dir: str) -> str | None:
 def trial_row(record: Record, run_dir: str) -> dict[str, Any]:
     """One row of ``trials``."""
     row: dict[str, Any] = {
-        "number": record.number,
+        **{name: getattr(record, name) for name in _OF_A_RECORD},
         "config": record.config.to_dict(),
-        "batch_size": record.batch_size,
         "outcome": record.outcome.value,
         "step": record.step.value,
-        "message": record.message,
-        "role": record.role,
-        "repeats": record.repeats,
-        "duplicate_of": record.duplicate_of,
         "answered": _is_answered(record),
-        "speedup": None,
-        "throughput": None,
-        "call_s": None,
-        "eager_call_s": None,
-        "compile_s": record.compile_s,
-        "peak_memory_bytes": record.peak_memory_bytes,
-        "graph_breaks": record.graph_breaks,
-        "graphs": record.graphs,
-        "recompiles": record.recompiles,
-        "wall_s": record.wall_s,
+        **dict.fromkeys(("speedup", "throughput", "call_s", "eager_call_s")),
         "notes": list(record.notes),
         "flags": [],
         "log": _log(record, run_dir),
@@ -139,7 +126,7 @@ def best_row(
     is_eager = record.config.is_eager
     saved = best.eager_call_s - best.call_s
     against = None
-    if plain is not None and not record.config.is_baseline and plain is not best:
+    if plain is not None and not record.config.is_baseline and plain != best:
         against = compare(best, plain).to_dict()
     return {
         "number": record.number,
@@ -181,31 +168,23 @@ def _exported(best: Candidate, exported: Sequence[Record]) -> dict[str, Any] | N
     if record is None:
         return None
     row: dict[str, Any] = {"outcome": record.outcome.value, "message": record.message}
-    row |= {"agrees": False, "eager_faster": False}
     if not record.ok or record.measurement is None:
-        return {**row, "speedup": None}
+        return {**row, "agrees": False, "eager_faster": False, "speedup": None}
     m = record.measurement
-    value = with_refreshes(m.speedup.value, best.record, m.eager_call_s)
-    found = over_sets([math.log(value)])
+    found = over_sets([math.log(with_refreshes(m.speedup.value, best.record, m.eager_call_s))])
     is_as_fast = ratio(found, best.speedup).high >= 1
     now = whole_call_s(m, best.record)
     then = [s for _, s in best.processes] or [now]
     pace = ratio(over_sets([-math.log(now)]), over_sets([-math.log(s) for s in then]))
     agrees = is_as_fast or (pace.high >= 1 and found.high >= 1)
-    figures = {"speedup": found.to_dict(), "eager_faster": agrees and not is_as_fast}
-    return {**row, "agrees": agrees, **figures}
+    row |= {"agrees": agrees, "eager_faster": agrees and not is_as_fast}
+    return {**row, "speedup": found.to_dict()}
 
 
 def _spread_of_eager(records: Sequence[Record], size: int | None) -> list[float]:
     """Least and largest seconds of an eager call over all processes: how steady this machine is."""
-    times = [
-        r.measurement.eager_call_s
-        for r in records
-        if r.measurement
-        and r.batch_size == size
-        and r.duplicate_of is None
-        and r.config.environment == "default"
-    ]
+    own = [r for r in records if r.batch_size == size and r.config.environment == "default"]
+    times = [r.measurement.eager_call_s for r in own if r.measurement and r.duplicate_of is None]
     return [min(times), max(times)] if times else []
 
 

@@ -7,7 +7,7 @@ so that ``grep`` finds it whole. Text of a trial is never read as markup.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rich.console import Console
@@ -15,21 +15,24 @@ from rich.text import Text
 
 from autocompile.report import document as parts
 from autocompile.report import text as show
-from autocompile.report.contents import document, trial_tables
+from autocompile.report.contents import document
+from autocompile.report.facts import trial_tables
 
-__all__ = ["render", "render_trials"]
+__all__ = ["Page", "render", "render_trials"]
 
 _INDENT = 10
 _PIPE = 120
 """Columns of a pipe: facts go to the next line from here on."""
 _WIDE = 100  # columns for every column of a table
-_FIGURE = re.compile(r"\[[\d., ]+\]|±? ?[\d.]+ %|\d(?: \d{3}\b)*(?: [a-zA-Zµ]+)?")
+_LEAST = 40  # columns to break a cell in: with fewer it goes below its row
+_FIGURE = re.compile(
+    r"\[[\d., ]+\]|±? ?[\d.]+ %|\d(?: \d{3}\b)*(?: [a-zA-Zµ]+)?"
+    r"|→ autocompile(?: \S+)+"
+)
 _GLUE = "\ue000"  # stands for a space that must not end a line; private, one cell wide
 _STYLES = {
     "strong": "bold",
-    "even": "bold",
     "good": "bold green",
-    "bad": "bold red",
     "dim": "dim",
     "error": "red",
     "warning": "yellow",
@@ -44,7 +47,7 @@ def _head(label: str, kind: str = "") -> Text:
     return Text.assemble("  ", (f"{label:<{_INDENT - 2}}", f"bold {_STYLES.get(kind, '')}".strip()))
 
 
-class _Page:
+class Page:
     """Lines with a label on the left, broken only where a terminal asks for it."""
 
     def __init__(self, console: Console) -> None:
@@ -55,82 +58,76 @@ class _Page:
     def line(self, text: str | Text = "", style: str = "") -> None:
         """One line as it is, whatever its length."""
         line = Text(text, style) if isinstance(text, str) else text
-        line.plain = show.encodable(line.plain, self.console.encoding)
+        line.plain = show.encodable(line.plain, self.console.encoding).rstrip()
         self.console.print(line, soft_wrap=True, highlight=False)
 
     def hanging(self, head: Text, text: Text) -> None:
         """``text`` behind ``head``, further lines under its first word."""
-        text.plain = _FIGURE.sub(lambda m: m[0].replace(" ", _GLUE), text.plain)
         room = max(self.width - head.cell_len, 20)
+        text.plain = _FIGURE.sub(
+            lambda m: m[0].replace(" ", _GLUE) if len(m[0]) <= room else m[0], text.plain
+        )
         for number, part in enumerate(text.wrap(self.console, room) if self.breaks else [text]):
             part.plain = part.plain.replace(_GLUE, " ").rstrip()
             self.line(Text.assemble(head if number == 0 else " " * head.cell_len, part))
 
-    def blocks(self, blocks: tuple[parts.Line | parts.Table, ...]) -> None:
+    def facts(self, head: Text, facts: Iterable[parts.Text]) -> None:
+        """Facts with dots between them; a line ends between two facts."""
+        text, indent = Text(), head.cell_len
+        for fact in map(_text, facts):
+            if text and indent + text.cell_len + 3 + fact.cell_len > self.width:
+                self.hanging(head, text)
+                head, text = Text(" " * indent), Text()
+            text = Text.assemble(text, " · ", fact) if text else fact
+        self.hanging(head, text)
+
+    def blocks(self, blocks: Iterable[parts.Line | parts.Table]) -> None:
         """Lines and tables; a label that repeats is shown once."""
         before = ""
         for block in blocks:
             if isinstance(block, parts.Table):
                 self.table(block)
+                before = ""
             else:
-                self.facts("" if block.label == before else block.label, block)
-            before = block.label
+                label = "" if block.label == before else block.label
+                self.facts(_head(label, block.kind), block.facts)
+                before = block.label
 
-    def facts(self, label: str, line: parts.Line) -> None:
-        """Facts with dots between them; a line ends between two facts."""
-        head, text = _head(label, line.kind), Text()
-        for fact in map(_text, line.facts):
-            if text and _INDENT + text.cell_len + 3 + fact.cell_len > self.width:
-                self.hanging(head, text)
-                head, text = _head(""), Text()
-            text = Text.assemble(text, " · ", fact) if text else fact
-        self.hanging(head, text)
-
-    def table(self, table: parts.Table) -> None:
-        """Aligned columns, the last one hanging; titles only where no label says what it is."""
+    def table(self, table: parts.Table, indent: str = "  ") -> None:
+        """Aligned columns, the last one hanging, or below the others where it needs the room."""
         shown = [i for i in range(len(table.titles)) if i != table.wide or self.width >= _WIDE]
         rows = [[_text(row[i]) for i in shown] for row in table.rows]
-        if any(table.titles) and not table.label:
+        pasted = [any(s.kind == "paste" for s in parts.spans(row[-1])) for row in table.rows]
+        if any(table.titles):
             rows.insert(0, [Text(table.titles[i], "dim") for i in shown])
+            pasted.insert(0, False)
+        if table.title:
+            self.line(f"{indent}{table.title}", "bold")
         widths = [max(cell.cell_len for cell in column) for column in zip(*rows, strict=True)]
-        label = table.label
-        for row in rows:
-            for i, cell, width in zip(shown, row, widths, strict=True):
-                if i in table.right:
-                    cell.pad_left(width - cell.cell_len)
-                elif cell is not row[-1]:
-                    cell.pad_right(width - cell.cell_len)
-            head = _head(label, table.kind) if table.label else Text("  ")
-            for cell in row[:-1]:
+        room = self.width - len(indent) - sum(widths[:-1]) - 3 * (len(widths) - 1)
+        for row, is_pasted in zip(rows, pasted, strict=True):
+            head, last = Text(indent), row[-1]
+            for i, cell, width in zip(shown[:-1], row, widths, strict=False):
+                pad = cell.pad_left if i in table.right else cell.pad_right
+                pad(width - cell.cell_len)
                 head = Text.assemble(head, cell, "   ")
-            self.hanging(head, row[-1])
-            label = ""
-        for note in table.notes:
-            self.line(f"{' ' * (_INDENT if table.label else 2)}{note}", "dim")
-
-    def verdict(self, verdict: parts.Verdict) -> None:
-        """The answer; where a setting comes from stands on the right."""
-        text = _text(verdict.text)
-        if not verdict.origin:
-            style = "bold red" if verdict.is_error else "bold"
-            self.hanging(Text.assemble("  ", (f"{verdict.word}: ", style)), text)
-            return
-        text.stylize("bold green")
-        origin = Text(verdict.origin, "dim")
-        room = min(self.width, _PIPE) - _INDENT - text.cell_len - origin.cell_len
-        if room < 3:
-            self.hanging(_head(verdict.word), text)
-            self.hanging(_head(""), origin)
-        else:
-            self.line(Text.assemble(_head(verdict.word), text, " " * room, origin))
+            if self.breaks and last.cell_len > room and (is_pasted or room < _LEAST):
+                self.line(head)
+                head = Text(f"{indent}    ")
+            if is_pasted:
+                self.line(Text.assemble(head, last))
+            else:
+                self.hanging(head, last)
 
 
 def render(
     report: Mapping[str, Any],
     console: Console,
     *,
+    code: Mapping[str, str] | None = None,
     use: str = "",
     next_line: str = "",
+    run: str = "",
     verbose: bool = False,
 ) -> None:
     """Print the final report.
@@ -138,42 +135,47 @@ def render(
     Args:
         report: the dictionary that ``report.json`` holds.
         console: where to; not a terminal means no colour and no broken lines.
+        code: the setting of each phase as code.
         use: one line of code to paste.
         next_line: what to type next.
-        verbose: also the machine, the choices that were made, logs and whole messages.
+        run: the run's name for commands.
+        verbose: also what lost, what failed, what was left out, and the machine.
     """
-    page, shown = _Page(console), document(report, full=verbose)
+    page, shown = Page(console), document(report, verbose, code, run)
     if shown.status:
         page.line(shown.status, "bold red")
-        for sentence in shown.incomplete:
-            page.hanging(Text("  "), Text(sentence))
         page.line()
     if verbose:
         page.table(shown.circumstances)
         page.line()
-    for number, section in enumerate(shown.sections):
-        if number:
-            page.line()
-        role = f"   ({section.role})" if section.role else ""
-        page.line(Text.assemble((section.title, "bold"), (role, "dim")))
-        page.verdict(section.verdict)
-        page.blocks(section.blocks)
-    if shown.unusable:
-        page.line()
-        page.hanging(Text("Not on this machine: ", "bold"), _text(shown.unusable))
-    if not shown.sections:
+    if shown.sections:
+        page.table(shown.answer, "")
+    else:
         page.line("Nothing was tuned: no phase was started.")
+    for section in shown.sections:
+        if not section.blocks:
+            continue  # the answer says it all
+        page.line()
+        page.facts(Text.assemble((section.title, "bold"), "   "), section.about)
+        page.blocks(section.blocks)
+    if shown.whole:
+        page.line()
+    for line in shown.whole:
+        page.facts(Text(f"{line.label}: ", _STYLES.get(line.kind, "bold")), line.facts)
     if use or next_line:
         page.line()
-    for word, line in (("Use", use), ("Next", next_line)):
-        if line:  # never broken by us: it is there to be pasted
-            page.line(Text.assemble((f"{word:<8}", "bold cyan"), show.plain(line)))
+    before = ""
+    if len(use) + 8 > page.width:  # two things to paste, a line each
+        use, _, before = use.partition("     after    ")
+    for word, text in (("Use", use), ("after", before), ("Next", next_line)):
+        if text:  # never broken by us: it is there to be pasted
+            page.line(Text.assemble((f"{word:<8}", "bold cyan"), show.plain(text)))
 
 
 def render_trials(report: Mapping[str, Any], console: Console) -> None:
     """Print every trial of each phase: those with figures best first, then the others."""
-    page = _Page(console)
+    page = Page(console)
     for name, phase in report["phases"].items():
         for table in trial_tables(phase):
             page.line(f"{show.plain(name)}: {table.title.lower()}", "bold")
-            page.table(table)
+            page.table(parts.Table("", table.titles, table.rows, table.right, table.wide))

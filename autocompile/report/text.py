@@ -21,7 +21,6 @@ __all__ = [
     "NONE",
     "clock",
     "encodable",
-    "gain",
     "interval",
     "label",
     "machine",
@@ -165,9 +164,8 @@ def read_interval(data: Mapping[str, Any] | Interval | None) -> Interval | None:
 
 def speedup(value: Mapping[str, Any] | Interval | float | None) -> str:
     """``1.41×``."""
-    if isinstance(value, Mapping):
-        value = read_interval(value)
-    number = value.value if isinstance(value, Interval) else value
+    known = value if isinstance(value, float) else read_interval(value)
+    number = known.value if isinstance(known, Interval) else known
     return NONE if number is None else f"{number:.2f}×"
 
 
@@ -189,17 +187,11 @@ def measured(value: Interval | None) -> str:
     return NONE if value is None else f"{quantity(value.value)} {percent(value.half_width)}".strip()
 
 
-def ratio(value: Interval | None, sign: str = "×") -> str:
+def ratio(value: Interval | None) -> str:
     """A speed-up as a table shows it: ``1.41× ±0.02``."""
     if value is None:
         return NONE
-    return f"{value.value:.2f}{sign} ±{(value.high - value.low) / 2:.2f}"
-
-
-def gain(value: Mapping[str, Any] | Interval | None) -> str:
-    """How much more gets done, 1.414 being ``+41.4 %``."""
-    known = read_interval(value)
-    return NONE if known is None else f"{(known.value - 1) * 100:+.1f} %"
+    return f"{speedup(value)} ±{(value.high - value.low) / 2:.2f}"
 
 
 def label(config: Mapping[str, Any] | CompileConfig) -> str:

@@ -11,10 +11,7 @@ import torch
 from autocompile.errors import UsageError
 from autocompile.runtime import warm_start
 from autocompile.runtime.applying import prepare_model, set_process
-from autocompile.runtime.compiling import (
-    beside_a_step,
-    compile_function,
-)
+from autocompile.runtime.compiling import compile_step
 from autocompile.runtime.inplace import apply_to_optimizer, apply_to_phase
 from autocompile.runtime.machine import describe
 from autocompile.settings.config import CompileConfig
@@ -75,12 +72,8 @@ def apply(
     elif name == OPTIMIZER_STEP:
         raise UsageError("the settings of optimizer_step are about an optimizer: optimizer=...")
     if name == TRAIN_STEP:
-        todo = beside_a_step(config)
-        for each in todo if optimizer is None else [t for t in todo if "optimizer" not in t]:
-            warnings.warn(f"before the first step: {each}", stacklevel=2)
-        # With scope "regional", the model's blocks are compiled, not the step.
-        used = config if config.scope == "full" else config.numbers
-        return compile_function(model, used, kind=device.type)  # type: ignore[return-value]
+        has_optimizer = optimizer is not None
+        return compile_step(model, config, device.type, has_optimizer)  # type: ignore[return-value]
     if name == OPTIMIZER_STEP:
         return model
     if not isinstance(model, torch.nn.Module):
@@ -107,8 +100,7 @@ def chosen(tuned: Tuned, phase: str, batch_size: int | None = None) -> Choice:
     """
     found = tuned.at(phase, batch_size)
     if found is None:
-        known = ", ".join(tuned.phases)
-        raise UsageError(f"no settings for {phase} (choose from: {known})")
+        raise UsageError(f"no settings for {phase} (choose from: {', '.join(tuned.phases)})")
     demand_this_interpreter(tuned, phase, found)
     return found
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
 import torch
 
 from autocompile.settings.config import CompileConfig
 
-__all__ = ["MODEL", "PROCESS", "prepare_model", "process_state", "set_process"]
+__all__ = ["MODEL", "PROCESS", "prepare_model", "process_of", "process_state", "set_process"]
 
 
 def _lay_out(model: torch.nn.Module, value: str) -> None:
@@ -45,3 +46,14 @@ def set_process(values: Mapping[str, Any]) -> None:
     """Set these for the process, from now on."""
     for name, value in values.items():
         PROCESS[name][1](value)
+
+
+@contextlib.contextmanager
+def process_of(values: Mapping[str, Any]) -> Iterator[None]:
+    """Set these for the process inside the context, and restore what it had."""
+    before = process_state(values)
+    try:
+        set_process(values)
+        yield
+    finally:
+        set_process(before)

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from autocompile.errors import UsageError
-from autocompile.runtime.applying import prepare_model
 from autocompile.runtime.freezing import Frozen
 from autocompile.runtime.regions import regions_of
 from autocompile.settings.backends import BACKENDS
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.dimensions import GUARD_FILTERS
-from autocompile.settings.phases import FORWARD, FORWARD_PHASES, LEARNER_UPDATE, phase_of
 
 __all__ = [
-    "beside_a_step",
     "compile_function",
-    "compile_model",
+    "compile_step",
     "register_backend_of",
     "torch_arguments",
     "uses_cuda_graphs",
@@ -125,47 +123,34 @@ def _autocast(
     return lower
 
 
-def compile_model(model: torch.nn.Module, config: CompileConfig, phase: str) -> Callable[..., Any]:
-    """Compile a model for a forward phase; returns what to call instead, a module if possible.
+def compile_step(
+    function: Callable[..., Any], config: CompileConfig, kind: str, has_optimizer: bool = False
+) -> Callable[..., Any]:
+    """Compile a function that does a step; returns what to call instead.
 
-    Of an RLModule, ``_forward_*`` is replaced on the instance, as RLlib does: its ``compile`` has
-    another signature, and ``forward_*`` switches between train and eval on each call.
+    Args:
+        function: the step.
+        config: the setting. With scope "regional" the model's blocks are compiled, not the step.
+        kind: device type for ``autocast``.
+        has_optimizer: the caller applies what is about the optimizer.
 
-    Raises:
-        UsageError: not a forward phase.
+    Warns:
+        UserWarning: for each part of the setting that a function cannot be given.
     """
-    if phase not in FORWARD_PHASES:
-        raise UsageError(
-            f"{phase} compiles a function, not a model",
-            hint="autocompile export last --to python"
-            if phase != LEARNER_UPDATE
-            else "from autocompile.rllib import tuned",
-        )
-    prepare_model(model, config)
-    if phase == FORWARD:
-        return compile_function(model, config, model)
-    name = f"_{phase}"
-    if not config.is_eager or config.autocast != "none":
-        compiled = compile_function(getattr(model, name), config, model)
-        # Callers of an RLModule leave it to the function beneath to record no gradients; but a
-        # backend is asked in the mode of the caller, and may then refuse, or compile a backward.
-        trains = phase_of(phase).trains
-        setattr(model, name, compiled if trains else torch.no_grad()(compiled))
-    return model
-
-
-def beside_a_step(config: CompileConfig) -> list[str]:
-    """What a setting asks for that a function which does a step cannot be given."""
     todo = [
         d.line(value).removeprefix("model = ") if d.line else f"{d.name}={value!r} of the model"
         for d, value in config.changed("model")
     ]
-    if config.optimizer != "default":
+    if config.optimizer != "default" and not has_optimizer:
         name = config.optimizer
         todo.append(f"autocompile.runtime.optimizers.set_implementation(optimizer, {name!r})")
     if config.scope != "full":
         todo.append(f"autocompile.runtime.regions.regions_of(model), compiled: {config.label()}")
-    return todo
+    for each in todo:
+        warnings.warn(f"before the first step: {each}", stacklevel=3)
+    return compile_function(
+        function, config if config.scope == "full" else config.numbers, kind=kind
+    )
 
 
 def uses_cuda_graphs(config: CompileConfig) -> bool:

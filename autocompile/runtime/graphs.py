@@ -14,9 +14,6 @@ __all__ = [
     "arguments_held",
     "attributes_lifted",
     "is_weight",
-    "made_by",
-    "numbers_given",
-    "open_tuples",
     "with_own_code",
 ]
 
@@ -88,46 +85,6 @@ def arguments_held(
         made.graph.erase_node(given[place])
     made.recompile()
     return made
-
-
-def numbers_given(graph: torch.fx.GraphModule, places: Collection[int]) -> torch.fx.GraphModule:
-    """A copy of a graph that takes numbers in place of scalar tensors.
-
-    Args:
-        graph: from Dynamo; not changed.
-        places: arguments that the graph uses only through ``item()``.
-    """
-    made = torch.fx.GraphModule(graph, copy.deepcopy(graph.graph))
-    given = made.graph.find_nodes(op="placeholder")
-    for place in places:
-        for node in list(given[place].users):
-            node.replace_all_uses_with(given[place])
-            made.graph.erase_node(node)
-    made.recompile()
-    return made
-
-
-def open_tuples(graph: torch.fx.GraphModule) -> None:
-    """Move each ``getitem`` of a tuple directly after the node that returns the tuple."""
-    for node in list(graph.graph.nodes):
-        if (maker := made_by(node)) is not node:
-            last = maker
-            while last.next is not node and made_by(last.next) is maker:
-                last = last.next
-            last.append(node)
-    graph.recompile()
-
-
-def made_by(node: torch.fx.Node) -> torch.fx.Node:
-    """The node that returns the tuple which this node takes an item of; else the node itself."""
-    while node.target is operator.getitem:
-        maker = node.args[0]
-        if not isinstance(maker, torch.fx.Node) or not maker.op.startswith("call"):
-            break
-        if isinstance(maker.meta.get("example_value"), torch.Tensor):
-            break
-        node = maker
-    return node
 
 
 def with_own_code(function: Callable[..., Any], name: str) -> Callable[..., Any]:

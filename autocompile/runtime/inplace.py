@@ -25,6 +25,7 @@ __all__ = [
     "apply_to_optimizer",
     "apply_to_phase",
     "apply_to_update",
+    "compile_model",
 ]
 
 _STEP = "_autocompile_step"  # where an optimizer keeps what its step calls
@@ -178,6 +179,21 @@ def apply_to_phase(
     method = CompiledMethod(module, f"_{phase}", config, phase == FORWARD_TRAIN, or_eager)
     vars(module)[f"_{phase}"] = method
     return method
+
+
+def compile_model(model: torch.nn.Module, config: CompileConfig, phase: str) -> torch.nn.Module:
+    """Make a model use a setting in a forward phase, and return what to call instead.
+
+    A plain module is wrapped, as by ``torch.compile``; an RLModule is changed in place.
+
+    Raises:
+        UsageError: the model has no such phase.
+    """
+    if phase == FORWARD:
+        prepare_model(model, config)
+        return compile_function(model, config, model)  # type: ignore[return-value]
+    apply_to_phase(model, phase, config)
+    return model
 
 
 def apply_to_optimizer(

@@ -16,20 +16,13 @@ from autocompile.settings.dimensions import OPTIMIZERS
 
 __all__ = ["implementations", "leave_out_implementation", "set_implementation"]
 
-_FLAGS = {
-    "for_loop": {"foreach": False, "fused": False},
-    "foreach": {"foreach": True, "fused": False},
-    "fused": {"foreach": False, "fused": True},
-    "capturable": {"capturable": True, "fused": False},
-}
-
 
 def set_implementation(optimizer: torch.optim.Optimizer, name: str) -> None:
     """Set the implementation of an optimizer that has not stepped yet.
 
     Args:
         optimizer: changed in place.
-        name: one of :data:`autocompile.settings.config.OPTIMIZERS`.
+        name: one of :data:`autocompile.settings.dimensions.OPTIMIZERS`.
 
     Raises:
         UsageError: this optimizer has no such implementation.
@@ -42,12 +35,14 @@ def set_implementation(optimizer: torch.optim.Optimizer, name: str) -> None:
         # As its constructor checks: a fused step on unsuitable parameters is wrong or crashes.
         _demand_fusable(optimizer)
         optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+    others = {"foreach": False} if name == "fused" else {"fused": False}  # torch refuses both
     for group in optimizer.param_groups:
         if name == "tensor_lr":
             device = group["params"][0].device if group["params"] else None
             group["lr"] = torch.tensor(float(group["lr"]), device=device)
         else:
-            group.update({flag: on for flag, on in _FLAGS[name].items() if flag in group})
+            flags = {**others, **OPTIMIZERS[name]}
+            group.update({flag: on for flag, on in flags.items() if flag in group})
 
 
 def leave_out_implementation(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
@@ -88,10 +83,7 @@ def _is_choice(optimizer: torch.optim.Optimizer, name: str) -> bool:
 
 
 def _has(optimizer: torch.optim.Optimizer, name: str) -> bool:
-    if name == "tensor_lr":
-        return "lr" in optimizer.defaults
-    flag = {"for_loop": "foreach"}.get(name, name)
-    return flag in optimizer.defaults
+    return next(iter(OPTIMIZERS[name]), "lr") in optimizer.defaults
 
 
 def _steps_so(group: dict[str, Any], name: str, on_cpu: bool) -> bool:

@@ -4,25 +4,29 @@ Each field that differs from the default adds an effect, and each setting adds o
 effect has a part shared by all batch sizes of a phase and a part of its own at each, so a result at
 one batch size informs the others. The prior means come from recorded tables (``prior.json``, made
 by studies/search/learn.py).
+
+Failed trials say nothing of speed, but of how likely settings like them are to fail.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from optuna.trial import FrozenTrial, TrialState
 from threadpoolctl import ThreadpoolController
 
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.phases import phase_of
-from autocompile.space.space import Setting
+from autocompile.settings.setting import Setting
 
-__all__ = ["Effects", "Prior", "prior_of"]
+__all__ = ["Effects", "Prior", "doubt", "expected_gain", "failures_of", "fingerprint", "prior_of"]
 
 # Prior standard deviations of effects on the log speed-up.
 _FIELDS = {"optimizer": 0.3, "threads": 0.05, "dynamic": 0.05, "scope": 0.1}
@@ -50,13 +54,13 @@ class Prior:
     base_s: float = 2.0
 
     def mean(self, config: CompileConfig) -> float:
-        """The expected log speed-up."""
-        return sum(self.effects.get(name, 0.0) for name in config.features)
+        """The expected log speed-up; each further field costs a little."""
+        known = sum(self.effects.get(name, 0.0) for name in config.features)
+        return known - _PLAIN_LOG * max(0, len(config.features) - 1)
 
     def cost_s(self, config: CompileConfig) -> float:
         """The expected seconds of a trial."""
-        own = (self.seconds.get(name, _seconds(name)) for name in config.features)
-        return self.base_s + sum(own)
+        return self.base_s + sum(self.seconds.get(n, _seconds(n)) for n in config.features)
 
 
 def _seconds(feature: str) -> float:
@@ -72,19 +76,13 @@ def _seconds(feature: str) -> float:
 
 def prior_of(device: str, phase: str, has_convolutions: bool) -> Prior:
     """The prior of the nearest recorded kind of device, phase and layers."""
-    table = _table()
+    table = json.loads(Path(__file__).with_name("prior.json").read_text("utf-8"))["priors"]
     phase = phase_of(phase).prior or phase
     layers = "conv" if has_convolutions else "other"
     for key in (f"{device}/{phase}/{layers}", f"{device}/{phase}"):
         if key in table:
             return Prior(**table[key])
     return Prior()
-
-
-def _table() -> Mapping[str, Any]:
-    path = Path(__file__).with_name("prior.json")
-    found: dict[str, Any] = json.loads(path.read_text("utf-8"))["priors"]
-    return found
 
 
 class Effects:
@@ -99,7 +97,7 @@ class Effects:
         # BLAS runs in one thread: busy-waiting threads would slow the trials.
         self._blas = ThreadpoolController()
         self.index = {s: i for i, s in enumerate(settings)}
-        self._mean = np.array([_prior_log(priors[s.phase], s.config) for s in settings])
+        self._mean = np.array([priors[s.phase].mean(s.config) for s in settings])
         self._phase = _codes([s.phase for s in settings])
         self._cell = _codes([s.cell for s in settings])
         self._config = _codes([s.config for s in settings])
@@ -126,51 +124,36 @@ class Effects:
             spreads: widths of the measured 95 % intervals of the log speed-ups.
         """
         with self._blas.limit(limits=1, user_api="blas"):
-            return self._expected(seen, left, spreads or {})
+            rows = np.array([self.index[s] for s in left], dtype=int)
+            mean = self._mean[rows].copy()
+            variance = self._variance(rows)
+            if seen:
+                known = np.array([self.index[s] for s in seen], dtype=int)
+                residual = np.maximum(list(seen.values()), _WORST) - self._mean[known]
+                noise = [
+                    _NOISE + (spreads or {}).get(s, 0.0) / _WIDTH + max(0.0, _WORST - value)
+                    for s, value in seen.items()
+                ]
+                own = self._between(known, known) + np.diag(np.square(noise))
+                cross = self._between(rows, known)
+                solved = np.linalg.solve(own, cross.T)
+                mean += residual @ solved
+                variance = variance - np.einsum("ij,ji->i", cross, solved)
+            return mean, np.sqrt(np.maximum(variance, 1e-8))
 
-    def _expected(
-        self,
-        seen: Mapping[Setting, float],
-        left: Sequence[Setting],
-        spreads: Mapping[Setting, float],
-    ) -> tuple[Any, Any]:
-        rows = np.array([self.index[s] for s in left], dtype=int)
-        mean = self._mean[rows].copy()
-        variance = self._between(rows, rows, diagonal=True)
-        if seen:
-            known = np.array([self.index[s] for s in seen], dtype=int)
-            residual = np.maximum(list(seen.values()), _WORST) - self._mean[known]
-            noise = [
-                _NOISE + spreads.get(s, 0.0) / _WIDTH + max(0.0, _WORST - value)
-                for s, value in seen.items()
-            ]
-            own = self._between(known, known) + np.diag(np.square(noise))
-            cross = self._between(rows, known)
-            solved = np.linalg.solve(own, cross.T)
-            mean += residual @ solved
-            variance = variance - np.einsum("ij,ji->i", cross, solved)
-        return mean, np.sqrt(np.maximum(variance, 1e-8))
-
-    def _between(self, rows: Any, columns: Any, diagonal: bool = False) -> Any:
+    def _between(self, rows: Any, columns: Any) -> Any:
         """Prior covariances of the settings' log speed-ups."""
-        if diagonal:
-            shared = np.square(self._has[rows]).sum(axis=1)
-            here = same = np.ones(rows.size)
-            unknown = self._unknown[rows]
-        else:
-            shared = self._has[rows] @ self._has[columns].T
-            shared = shared * (self._phase[rows][:, None] == self._phase[columns])
-            here = self._cell[rows][:, None] == self._cell[columns]
-            same = (self._config[rows][:, None] == self._config[columns]) & (
-                self._phase[rows][:, None] == self._phase[columns]
-            )
-            unknown = self._unknown[rows][:, None] * self._unknown[columns]
-        fields = shared * (1 + _HERE**2 * here)
+        alike = self._phase[rows][:, None] == self._phase[columns]
+        here = self._cell[rows][:, None] == self._cell[columns]
+        same = (self._config[rows][:, None] == self._config[columns]) & alike
+        unknown = self._unknown[rows][:, None] * self._unknown[columns]
+        fields = (self._has[rows] @ self._has[columns].T) * alike * (1 + _HERE**2 * here)
         return unknown * (fields + same * (_WHOLE**2 + _WHOLE_HERE**2 * here))
 
-
-def _prior_log(prior: Prior, config: CompileConfig) -> float:
-    return prior.mean(config) - _PLAIN_LOG * max(0, len(config.features) - 1)
+    def _variance(self, rows: Any) -> Any:
+        """The diagonal of :meth:`_between`."""
+        fields = np.square(self._has[rows]).sum(axis=1) * (1 + _HERE**2)
+        return self._unknown[rows] * (fields + (_WHOLE**2 + _WHOLE_HERE**2))
 
 
 def _deviation(feature: str) -> float:
@@ -190,3 +173,32 @@ def expected_gain(mean: Any, deviation: Any, best: Any) -> Any:
     density = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
     below = 0.5 * (1 + np.vectorize(math.erf)(z / math.sqrt(2)))
     return deviation * (z * below + density)
+
+
+def fingerprint(outcome: str, message: str) -> str:
+    """The outcome and message without numbers, addresses and paths, equal for similar failures."""
+    words = re.sub(r"0x[0-9a-f]+|\d+|\S*[/\\]\S+", "#", message)
+    return f"{outcome} {words[:120]}"
+
+
+def failures_of(begun: Mapping[Setting, FrozenTrial]) -> list[tuple[frozenset[str], int]]:
+    """(common features, count) of each group of similar failures.
+
+    The common features are the best guess at the cause. Settings that did not run in a process are
+    ignored.
+    """
+    found: dict[str, tuple[frozenset[str], int]] = {}
+    for setting, trial in begun.items():
+        if trial.state is TrialState.PRUNED and trial.user_attrs.get("seconds"):
+            attributes = trial.user_attrs
+            mark = fingerprint(attributes.get("outcome", ""), attributes.get("message", ""))
+            own = setting.config.features | {setting.phase}
+            common, count = found.get(mark, (own, 0))
+            found[mark] = common & own, count + 1
+    return list(found.values())
+
+
+def doubt(setting: Setting, failures: Sequence[tuple[frozenset[str], int]]) -> float:
+    """1 if no failure resembles the setting; grows with the number of similar failures."""
+    own = setting.config.features | {setting.phase}
+    return math.prod(1.0 + count for common, count in failures if common <= own)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from autocompile.execute.executor import Ended, Ending, Executor, Job, Stepped, Told
-from autocompile.search.observer import Observer
+from autocompile.progress import Progress
 
 __all__ = ["Jobs", "put_first_log_aside", "run_job", "without_interrupts"]
 
@@ -29,20 +29,20 @@ class Jobs:
 
     Args:
         executor: runs the jobs.
-        observer: receives steps, warnings and ticks.
+        progress: receives steps, warnings and ticks.
         is_over: whether the time is over, so that running jobs must be ended.
+
+    Attributes:
+        interrupted: whether Ctrl-C was pressed, so that nothing should be started.
     """
 
     def __init__(
-        self,
-        executor: Executor,
-        observer: Observer,
-        is_over: Callable[[], bool] = lambda: False,
+        self, executor: Executor, progress: Progress, is_over: Callable[[], bool] = lambda: False
     ) -> None:
-        self._executor, self._observer, self._is_over = executor, observer, is_over
+        self._executor, self._progress, self._is_over = executor, progress, is_over
         self._running: set[int] = set()
         self._ended: list[tuple[int, Ending]] = []
-        self._pressed = self._cancelled = False
+        self.interrupted = self._cancelled = False
         self._handlers: dict[int, Callable[..., Any]] = {}
         self._ticked = 0.0
 
@@ -52,17 +52,12 @@ class Jobs:
                 handler = signal.getsignal(number)
                 if callable(handler):  # not SIG_IGN or SIG_DFL
                     self._handlers[number] = handler
-                    signal.signal(number, self._note)
+                    signal.signal(number, self._interrupt)
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether Ctrl-C was pressed, so that nothing should be started."""
-        return self._pressed
 
     @property
     def size(self) -> int:
@@ -81,7 +76,7 @@ class Jobs:
             self._cancelled = False  # the new job is not cancelled yet
             self._executor.start(job)
         except KeyboardInterrupt:
-            self._note()
+            self._interrupt()
 
     def next(self) -> tuple[int, Ending]:
         """Wait until a job ends; returns its number and how it ended.
@@ -91,29 +86,32 @@ class Jobs:
         """
         while not self._ended:
             try:
-                if (self._pressed or self._is_over()) and not self._cancelled:
-                    self._cancelled = True
-                    for number in list(self._running):
-                        self._executor.cancel(number)
-                for event in self._executor.wait(_GLANCE_S):
-                    if isinstance(event, Stepped):
-                        self._observer.step(event.number, event.step)
-                    elif isinstance(event, Told):
-                        self._observer.warning(event.text)
-                    elif isinstance(event, Ended):
-                        self._running.discard(event.number)
-                        self._ended.append((event.number, event.ending))
-                if time.monotonic() - self._ticked >= _TICK_S:
-                    self._ticked = time.monotonic()
-                    self._observer.tick()
+                self._wait()
             except KeyboardInterrupt:
-                self._note()
+                self._interrupt()
         return self._ended.pop(0)
 
-    def _note(self, *_: object) -> None:
-        if self._pressed:
+    def _wait(self) -> None:
+        if (self.interrupted or self._is_over()) and not self._cancelled:
+            self._cancelled = True
+            for number in list(self._running):
+                self._executor.cancel(number)
+        for event in self._executor.wait(_GLANCE_S):
+            if isinstance(event, Stepped):
+                self._progress.step(event.number, event.step)
+            elif isinstance(event, Told):
+                self._progress.warning(event.text)
+            elif isinstance(event, Ended):
+                self._running.discard(event.number)
+                self._ended.append((event.number, event.ending))
+        if time.monotonic() - self._ticked >= _TICK_S:
+            self._ticked = time.monotonic()
+            self._progress.tick()
+
+    def _interrupt(self, *_: object) -> None:
+        if self.interrupted:
             raise KeyboardInterrupt
-        self._pressed = True
+        self.interrupted = True
 
 
 @contextlib.contextmanager
@@ -129,13 +127,13 @@ def without_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
 
 
-def run_job(executor: Executor, job: Job, observer: Observer) -> tuple[Ending, bool]:
+def run_job(executor: Executor, job: Job, progress: Progress) -> Ending:
     """Run one job alone; a failure that forking may have caused is retried once in an interpreter.
 
-    Returns:
-        How it ended, and whether the user pressed Ctrl-C.
+    Raises:
+        KeyboardInterrupt: the user pressed Ctrl-C.
     """
-    with Jobs(executor, observer) as jobs:
+    with Jobs(executor, progress) as jobs:
         jobs.start(job)
         _, ending = jobs.next()
         if ending.doubts and not job.fresh and not jobs.interrupted:
@@ -143,7 +141,9 @@ def run_job(executor: Executor, job: Job, observer: Observer) -> tuple[Ending, b
             jobs.start(dataclasses.replace(job, fresh=True))
             _, again = jobs.next()
             ending = dataclasses.replace(again, first=ending)
-        return ending, jobs.interrupted
+    if jobs.interrupted:
+        raise KeyboardInterrupt
+    return ending
 
 
 def put_first_log_aside(folder: Path) -> None:

@@ -21,8 +21,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from autocompile.errors import RunError
 from autocompile.estimate.candidates import with_refreshes
-from autocompile.search.sampler import FiniteSampler, PortfolioSampler
-from autocompile.space.space import Setting
+from autocompile.search.sampler import ListedSampler
+from autocompile.settings.setting import Setting
 from autocompile.store.record import Outcome, Record
 
 __all__ = ["OptunaStudy"]
@@ -43,7 +43,7 @@ class OptunaStudy:
 
     def __init__(
         self,
-        sampler: PortfolioSampler | FiniteSampler,
+        sampler: ListedSampler,
         name: str,
         database: Path | str,
         warn: Callable[[str], None],
@@ -53,28 +53,6 @@ class OptunaStudy:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._memory = self._study(optuna.storages.InMemoryStorage())
         self._disk: optuna.Study | None = None
-
-    def restore(self, records: Sequence[Record]) -> None:
-        """Open the database and add the records to both studies.
-
-        Raises:
-            RunError: the user's storage cannot be used.
-        """
-        for record in records:
-            self._memory.add_trial(self._row(record))
-        try:
-            self._disk = self._study(self._storage())
-            self._repair(self._disk, records)
-        except _TROUBLE as error:
-            if isinstance(self._database, str):
-                raise RunError(
-                    f"the study database {self._database} cannot be used",
-                    str(error).splitlines()[0][:200],
-                    "all finished trials are safe in the run folder; the database is only a copy",
-                    hint="another --storage, or none: the run then keeps its own database",
-                ) from error
-            self._disk = None
-            self._rebuild(self._database, records, error)
 
     @property
     def is_done(self) -> bool:
@@ -97,27 +75,74 @@ class OptunaStudy:
 
     def tell(self, record: Record) -> None:
         """Report a finished trial, whose record is already on disk."""
-        setting = Setting.of(record)
         row = self._row(record)
-        if (trial := self._open.pop(setting, None)) is not None:
+        if (trial := self._open.pop(Setting.of(record), None)) is not None:
             for name, told in row.user_attrs.items():
                 trial.set_user_attr(name, told)
-            value = row.value if row.state is TrialState.COMPLETE else None
-            self._memory.tell(trial, value, state=None if value is not None else row.state)
+            state = None if row.state is TrialState.COMPLETE else row.state
+            self._memory.tell(trial, row.value if state is None else None, state=state)
         if self._disk is None:
             return
         try:
             self._disk.add_trial(row)
         except _TROUBLE as error:
             self._disk = None
+            place = self._database if isinstance(self._database, str) else self._database.name
             self._warn(
-                f"{self._where} cannot be written ({_first_line(error)}); the trials are safe in "
+                f"{place} cannot be written ({_first_line(error)}); the trials are safe in "
                 "the run's folder, and --resume adds the missing rows"
             )
 
-    @property
-    def _where(self) -> str:
-        return self._database if isinstance(self._database, str) else self._database.name
+    def restore(self, records: Sequence[Record]) -> None:
+        """Open the database and add the records to both studies.
+
+        Raises:
+            RunError: the user's storage cannot be used.
+        """
+        for record in records:
+            self._memory.add_trial(self._row(record))
+        try:
+            self._disk = self._filled(records)
+        except _TROUBLE as error:
+            if isinstance(self._database, str):
+                raise RunError(
+                    f"the study database {self._database} cannot be used",
+                    str(error).splitlines()[0][:200],
+                    "all finished trials are safe in the run folder; the database is only a copy",
+                    hint="another --storage, or none: the run then keeps its own database",
+                ) from error
+            self._rebuild(self._database, records, error)
+
+    def _rebuild(self, database: Path, records: Sequence[Record], error: Exception) -> None:
+        """Rename a corrupt database and build a new one from the records."""
+        if "locked" in str(error):
+            self._warn(f"{database.name} is locked by another program; --resume adds the rows")
+            return
+        aside = database.with_name(database.name + ".torn")
+        try:
+            database.replace(aside)
+            self._disk = self._filled(records)
+        except _TROUBLE as again:
+            self._warn(f"{database.name} cannot be written: {_first_line(again)}")
+        else:
+            self._warn(
+                f"{database.name} could not be read ({_first_line(error)}); it was rebuilt from "
+                f"the trials' records, and the old one renamed to {aside.name}"
+            )
+
+    def _filled(self, records: Sequence[Record]) -> optuna.Study:
+        """The study on disk, with unfinished rows closed and missing records added."""
+        study = self._study(self._storage())
+        told = set()
+        for row in study.get_trials(deepcopy=False):
+            if not row.state.is_finished():
+                study.tell(row.number, state=TrialState.FAIL)
+            else:
+                told.add(row.user_attrs.get("number"))
+        for record in records:
+            if record.number not in told:
+                study.add_trial(self._row(record))
+        return study
 
     def _storage(self) -> optuna.storages.RDBStorage:
         if isinstance(self._database, str):
@@ -144,45 +169,12 @@ class OptunaStudy:
                 load_if_exists=True,
             )
 
-    def _repair(self, study: optuna.Study, records: Sequence[Record]) -> None:
-        """Close unfinished rows and add missing records."""
-        told = set()
-        for row in study.get_trials(deepcopy=False):
-            if not row.state.is_finished():
-                study.tell(row.number, state=TrialState.FAIL)
-            else:
-                told.add(row.user_attrs.get("number"))
-        for record in records:
-            if record.number not in told:
-                study.add_trial(self._row(record))
-
-    def _rebuild(self, database: Path, records: Sequence[Record], error: Exception) -> None:
-        """Rename a corrupt database and build a new one from the records."""
-        if "locked" in str(error):
-            self._warn(f"{database.name} is locked by another program; --resume adds the rows")
-            return
-        aside = database.with_name(database.name + ".torn")
-        try:
-            database.replace(aside)
-            self._disk = self._study(self._storage())
-            self._repair(self._disk, records)
-        except _TROUBLE as again:
-            self._disk = None
-            self._warn(f"{database.name} cannot be written: {_first_line(again)}")
-        else:
-            self._warn(
-                f"{database.name} could not be read ({_first_line(error)}); it was rebuilt from "
-                f"the trials' records, and the old one renamed to {aside.name}"
-            )
-
     def _row(self, record: Record) -> FrozenTrial:
         """The trial's row; a failure counts as pruned, since samplers propose failed ones again."""
         value = _value(record)
         state = TrialState.COMPLETE if value is not None else TrialState.PRUNED
-        if record.outcome is Outcome.INTERRUPTED:
-            state = TrialState.FAIL
         return optuna.trial.create_trial(
-            state=state,
+            state=TrialState.FAIL if record.outcome is Outcome.INTERRUPTED else state,
             value=value,
             params=self._sampler.params(Setting.of(record)),
             distributions=dict(self._sampler.distributions),
@@ -206,19 +198,22 @@ def _value(record: Record) -> float | None:
 
 def _attributes(record: Record) -> dict[str, Any]:
     """User attributes, which the sampler and the dashboard read."""
-    attributes: dict[str, Any] = {"number": record.number, "outcome": record.outcome.value}
-    # Also as text, since parameters with one value are not in the study.
-    attributes |= {"setting": record.config.label(), "phase": record.phase}
-    attributes["batch_size"] = record.batch_size
+    every: dict[str, Any] = {
+        "number": record.number,
+        "outcome": record.outcome.value,
+        # Also as text, since parameters with one value are not in the study.
+        "setting": record.config.label(),
+        "phase": record.phase,
+        "batch_size": record.batch_size,
+    }
     if record.message:
-        attributes["message"] = record.message[:500]
+        every["message"] = record.message[:500]
     if record.duplicate_of is not None:
-        attributes["same_as"] = record.duplicate_of
+        every["same_as"] = record.duplicate_of
     if record.wall_s:
-        attributes["seconds"] = record.wall_s
+        every["seconds"] = record.wall_s
     if record.ok and record.measurement:
-        attributes["call_s"] = record.measurement.compiled_call_s
-        attributes["spread"] = math.log(
-            record.measurement.speedup.high / record.measurement.speedup.low
-        )
-    return attributes
+        speedup = record.measurement.speedup
+        every["call_s"] = record.measurement.compiled_call_s
+        every["spread"] = math.log(speedup.high / speedup.low)
+    return every

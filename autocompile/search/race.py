@@ -1,79 +1,59 @@
 """The race: finalists, plain torch.compile() and eager mode side by side, in fresh processes.
 
-The best of many single figures is flattered, and a process differs from the next by more than the
-noise inside it. So the finalists of each phase and batch size are timed again, in sets of fresh
-processes, until the order is clear (:mod:`autocompile.estimate.decision`), and only that is
-reported.
+The best of many single figures is biased upwards, and processes differ by more than the noise
+inside one. So the finalists of each phase and batch size are timed again, in sets of fresh
+processes, until the order is clear (:mod:`autocompile.estimate.decision`). Only that is reported.
+
+At the end the winner's exported code runs once in a fresh interpreter: a race times settings as
+trials apply them, and a user runs what an export says.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from autocompile.estimate.candidates import Candidate, Limits
 from autocompile.estimate.decision import SETS, Decision, decide_all, finalists
-from autocompile.execute.executor import Ending, Job
+from autocompile.execute.executor import Ending
 from autocompile.protocol.requests import ExportedCode, RaceRequest, Side
 from autocompile.protocol.results import RaceResult
 from autocompile.search.jobs import Jobs
 from autocompile.search.records import side_records
 from autocompile.search.study import Interrupted, Study
 from autocompile.settings.config import EAGER
-from autocompile.store.record import AT_WORK, Outcome
+from autocompile.settings.setting import Cell
+from autocompile.store.record import AT_WORK, EXPORTED, Outcome, Record
 
-__all__ = ["Cell", "Race", "at_work_in"]
+__all__ = ["Race"]
 
 _BLOCK_S, _ROUNDS, _MAX_S = 0.02, 24, 3.0
-_SHARE = 0.5  # of the memory of a trial: more than that, and finalists have processes of their own
+_SHARE = 0.5  # of a trial's memory: finalists that need more together have processes of their own
 _SLACK = 0.1  # of the budget, by which a set may be too long
-
-Cell = tuple[str, int | None]
+_START_S = 6.0  # a new interpreter and the imports that a fork does without
 
 
 @dataclass
 class Race:
-    """Confirms the best of each phase and batch size.
+    """Times the best of each phase and batch size again.
 
     Attributes:
         study: whose finalists are raced.
-        limits: what a setting must keep to be chosen.
+        limits: what a setting must meet to be chosen.
         own_sizes: of each phase, the user's own batch size, which comes first.
     """
 
     study: Study
     limits: Limits
     own_sizes: Mapping[str, int | None]
-    _alone: set[int] = field(
-        default_factory=set
-    )  # failed in a shared process: tried again in their own
-    _last: set[int] = field(
-        default_factory=set
-    )  # failed there too: tried again with no other process running
+    _alone: set[int] = field(default_factory=set)  # failed in a shared process: run in their own
+    _last: set[int] = field(default_factory=set)  # failed there too: run with no other beside it
     _given_up: set[Cell] = field(default_factory=set)  # its race failed outside any setting
     _took_s: dict[Cell, float] = field(default_factory=dict)  # of a set, by side
-
-    def needed_s(self) -> float:
-        """About how many seconds the sets take that each phase and batch size needs at least."""
-        total_s = 0.0
-        for cell, decision in self.decisions():
-            runners = finalists(decision)
-            had = min(map(self._tries, runners), default=SETS[0])
-            total_s += max(0, SETS[0] - had) * self.set_s(cell, runners)
-        return total_s
-
-    @property
-    def left_s(self) -> float:
-        """How long a set may take that begins now."""
-        return self.study.budget.left_s + _SLACK * (self.study.budget.total_s or 0.0)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether a decision is still open, so that more sets may follow."""
-        return any(decision.open for _, decision in self.decisions())
 
     def run(self) -> None:
         """Race until every decision is clear or the time is over.
@@ -81,89 +61,134 @@ class Race:
         Raises:
             Interrupted: after Ctrl-C.
         """
-        with Jobs(self.study.executor, self.study.observer, self.study.budget.is_over) as jobs:
+        with self._jobs() as jobs:
             while not jobs.interrupted and (chosen := self._next()):
-                cell, runners = chosen
-                self._set(jobs, cell, runners)
+                self._run_set(jobs, *chosen)
         if jobs.interrupted:
             raise Interrupted
-
-    def decisions(self) -> list[tuple[Cell, Decision]]:
-        """Of each phase and batch size, the user's own first."""
-        found = []
-        for phase in self.study.spaces:
-            records = [r for r in self.study.records if r.phase == phase]
-            decisions = decide_all(records, self.limits)
-            own = self.own_sizes.get(phase)
-            order = sorted(decisions, key=lambda size: (size != own, -(size or 0)))
-            found += [((phase, size), decisions[size], order.index(size)) for size in order]
-        found = [each for each in found if each[0] not in self._given_up]
-        return [(cell, decision) for cell, decision, _ in sorted(found, key=lambda each: each[2])]
 
     def _next(self) -> tuple[Cell, list[Candidate]] | None:
         """The phase and batch size that is raced next, and who runs; None if nothing is open.
 
-        Each gets three tries first; then more go to those whose sets were left out since the host
+        Each gets three sets first; then more go to those whose sets were left out since the host
         was slow, and then to those that are still open.
         """
-        left_s = self.left_s
         stages: tuple[Callable[[Candidate, Decision], bool], ...] = (
             lambda c, _: self._tries(c) < SETS[0],
             lambda c, _: c.sets < SETS[0],
             lambda c, decision: bool(decision.open) and c.sets < SETS[1],
         )
-        for wants in stages:
-            for cell, decision in self.decisions():
+        for needs_set in stages:
+            for cell, decision in self._decisions():
                 runners = finalists(decision)
-                needy = [c for c in runners if wants(c, decision) and self._tries(c) < SETS[1]]
-                if not needy:
-                    continue
+                needy = [c for c in runners if self._tries(c) < SETS[1] and needs_set(c, decision)]
                 for most in dict.fromkeys((len(runners), 2, 1)):  # with little time, fewer
                     some = runners[:most]
-                    if any(c in needy for c in some) and self.set_s(cell, some) <= left_s:
+                    if any(c in needy for c in some) and self._set_s(cell, some) <= self._left_s:
                         return cell, some
         return None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a decision is still open, so that more sets may follow."""
+        return any(decision.open for _, decision in self._decisions())
+
+    def needed_s(self) -> float:
+        """About how many seconds the sets take that each phase and batch size needs at least."""
+        total_s = 0.0
+        for cell, decision in self._decisions():
+            runners = finalists(decision)
+            had = min(map(self._tries, runners), default=SETS[0])
+            total_s += max(0, SETS[0] - had) * self._set_s(cell, runners)
+        return total_s
+
+    def run_exported(self, codes: Mapping[Cell, ExportedCode]) -> None:
+        """Verify and time exported code in a fresh interpreter, as far as there is time for it.
+
+        Args:
+            codes: of a phase at a batch size.
+
+        Raises:
+            Interrupted: after Ctrl-C.
+        """
+        self.study.budget.release()
+        done = {r.repeats for r in self.study.records if r.role == EXPORTED}
+        winners = {cell: decision.best for cell, decision in self._decisions()}
+        with self._jobs() as jobs:
+            for cell, code in codes.items():
+                winner = winners.get(cell)
+                if winner is None or winner.record.number in done or not winner.sets:
+                    continue
+                enough = self._set_s(cell, [winner]) + _START_S <= self._left_s
+                if enough and not jobs.interrupted:
+                    self._start(jobs, cell, [winner], exported=code)
+                if jobs.size:
+                    job, ending = jobs.next()
+                    for record in self._records(job, [winner], ending):
+                        if record.outcome is not Outcome.INFRASTRUCTURE:
+                            kept = dataclasses.replace(record, number=job, role=EXPORTED)
+                            self.study.keep_raced(kept)
+        if jobs.interrupted:
+            raise Interrupted
+
+    # What has been decided, and the time that is left ---------------------------------------------
+
+    def _decisions(self) -> list[tuple[Cell, Decision]]:
+        """Of each phase and batch size, the user's own first."""
+        found = []
+        for phase, own in self.own_sizes.items():
+            records = [r for r in self.study.records if r.phase == phase]
+            decisions = decide_all(records, self.limits)
+            order = sorted(decisions, key=lambda size: (size != own, -(size or 0)))
+            found += [(n, ((phase, size), decisions[size])) for n, size in enumerate(order)]
+        found = [each for each in found if each[1][0] not in self._given_up]
+        return [each for _, each in sorted(found, key=lambda each: each[0])]
 
     def _tries(self, c: Candidate) -> int:
         """In how many sets it was, those left out included."""
         own = {c.record.number, *c.same_code}
         return len({r.race for r in self.study.records if r.repeats in own and r.race is not None})
 
-    def set_s(self, cell: Cell, runners: Sequence[Candidate]) -> float:
+    @property
+    def _left_s(self) -> float:
+        """How long a set may take that begins now."""
+        return self.study.budget.left_s + _SLACK * (self.study.budget.total_s or 0.0)
+
+    def _set_s(self, cell: Cell, runners: Sequence[Candidate]) -> float:
         """About how long a set takes: by the last one, or by the trials of the search."""
         if cell in self._took_s:
             return self._took_s[cell] * (1 + len(runners))
         if not runners:
             return 0.0
-        steps = ("import", "build", "eager")
+        steps, has_cache = ("import", "build", "eager"), self.study.job_factory.has_cache
         start_s = max(sum(c.record.step_s.get(s, 0.0) for s in steps) for c in runners)
-        has_cache = self.study.job_factory.has_cache
         warm_s = sum(
             (0.5 if has_cache(c.record.number) else 1.0) * c.record.step_s.get("compile", 0.0)
             for c in runners
         )
         return start_s + warm_s + _MAX_S
 
-    def _set(self, jobs: Jobs, cell: Cell, runners: Sequence[Candidate]) -> None:
+    # One set --------------------------------------------------------------------------------------
+
+    def _jobs(self) -> Jobs:
+        return Jobs(self.study.executor, self.study.progress, self.study.budget.is_over)
+
+    def _run_set(self, jobs: Jobs, cell: Cell, runners: Sequence[Candidate]) -> None:
         """One set: a process for those that can share one, and one for each of the others."""
-        study, (phase, size) = self.study, cell
-        number = 1 + max(
-            (r.race or 0 for r in study.records if (r.phase, r.batch_size) == cell), default=0
-        )
+        study = self.study
+        earlier = [r.race or 0 for r in study.records if (r.phase, r.batch_size) == cell]
+        number = 1 + max(earlier, default=0)
         groups = self._groups(runners)
-        study.observer.racing(phase, size, len(runners), number)
-        began = study.budget.spent_s
-        waiting, started = list(groups), {}
+        study.progress.racing(*cell, len(runners), number)
+        began, waiting, started = study.budget.spent_s, list(groups), {}
         while waiting or jobs.size:
             while waiting and jobs.has_room and not (self._last and jobs.size):
                 group = waiting.pop(0)
-                job = self._job(cell, group, takes_turns=len(groups) > 1)
-                started[job.number] = group
-                jobs.start(job)
+                started[self._start(jobs, cell, group, takes_turns=len(groups) > 1)] = group
             if not jobs.size:
                 return  # Ctrl-C before it began
-            job_number, ending = jobs.next()
-            self._keep(job_number, cell, number, started[job_number], ending, len(groups) > 1)
+            job, ending = jobs.next()
+            self._keep(job, cell, number, started[job], ending, len(groups) > 1)
         self._took_s[cell] = (study.budget.spent_s - began) / (1 + len(runners))
 
     def _groups(self, runners: Sequence[Candidate]) -> list[list[Candidate]]:
@@ -175,62 +200,74 @@ class Race:
         limit = self.study.job_factory.memory_limit_bytes
         needed = sum(c.record.peak_memory_bytes or 0 for c in runners)
         is_large = limit is not None and needed > _SHARE * limit
-        shared: list[Candidate] = []
-        alone: list[Candidate] = []
-        for c in runners:
-            config = c.record.config
-            is_own = (
-                bool(config.process)
-                or config.numbers != EAGER
-                or config.environment != "default"
-                or c.record.number in self._alone
-            )
-            (alone if is_own or is_large else shared).append(c)
+        alone = [
+            c
+            for c in runners
+            if is_large
+            or c.record.config.process
+            or c.record.config.numbers != EAGER
+            or c.record.config.environment != "default"
+            or c.record.number in self._alone
+        ]
+        shared = [c for c in runners if c not in alone]
         return [*([shared] if shared else []), *([c] for c in alone)]
 
-    def _job(self, cell: Cell, group: Sequence[Candidate], takes_turns: bool) -> Job:
-        request = self.request(cell, group, takes_turns)
-        environment = group[0].record.config.environment
-        return self.study.job_factory.job(request, environment=environment, alone=not takes_turns)
-
-    def request(
+    def _start(
         self,
+        jobs: Jobs,
         cell: Cell,
         group: Sequence[Candidate],
         takes_turns: bool = False,
         exported: ExportedCode | None = None,
-    ) -> RaceRequest:
-        """What a process is asked to do that times these settings side by side."""
-        (phase, size), job_factory = cell, self.study.job_factory
-        return RaceRequest(
-            header=job_factory.header,
-            number=job_factory.next_number(),
-            phase=phase,
+    ) -> int:
+        """Start a process that times these settings beside eager; its number."""
+        factory = self.study.job_factory
+        request = RaceRequest(
+            header=factory.header,
+            number=factory.next_number(),
+            phase=cell[0],
+            batch_size=cell[1],
             sides=tuple(
                 Side(
                     number=c.record.number,
                     config=c.record.config,
                     cache=str(self._cache_of(c)),
-                    is_warm=job_factory.has_cache(c.record.number),
+                    is_warm=factory.has_cache(c.record.number),
                     exported=exported,
                 )
                 for c in group
             ),
-            batch_size=size,
             block_s=_BLOCK_S,
             rounds=_ROUNDS,
             max_s=_MAX_S,
             takes_turns=takes_turns,
-            calls_per_update=self.study.calls_per_update(phase, size),
+            calls_per_update=self.study.calls_per_update(*cell),
         )
+        jobs.start(
+            factory.job(
+                request,
+                fresh=exported is not None,
+                alone=not takes_turns,
+                environment=group[0].record.config.environment,
+            )
+        )
+        return request.number
 
     def _cache_of(self, c: Candidate) -> Path:
         """Of a trial that has compiled the same code; one of its own where none is there."""
-        job_factory = self.study.job_factory
-        numbers = (c.record.number, *c.same_code)
-        return job_factory.cache_of(
-            next((n for n in numbers if job_factory.has_cache(n)), numbers[0])
-        )
+        factory, numbers = self.study.job_factory, (c.record.number, *c.same_code)
+        return factory.cache_of(next(filter(factory.has_cache, numbers), numbers[0]))
+
+    def _records(self, job: int, group: Iterable[Candidate], ending: Ending) -> list[Record]:
+        """A record of each side of a process that has ended and has one."""
+        self.study.job_factory.drop_cache(job)
+        return side_records({c.record.number: c.record for c in group}, ending, self._at_work(job))
+
+    def _at_work(self, job: int) -> int:
+        """The trial whose setting was at work when the process ended; -1 for none."""
+        with contextlib.suppress(OSError, ValueError):
+            return int((self.study.job_factory.folder.trial(job) / AT_WORK).read_text("utf-8"))
+        return -1
 
     def _keep(
         self,
@@ -239,36 +276,25 @@ class Race:
         number: int,
         group: Sequence[Candidate],
         ending: Ending,
-        beside: bool,
+        has_others: bool,
     ) -> None:
-        """A record of each side that has one, on disk."""
+        """Save a record of each side; who failed perhaps because of others gets another try."""
         study = self.study
-        by_number = {c.record.number: c.record for c in group}
-        at_work = at_work_in(study.job_factory.folder.trial(job) / AT_WORK)
-        numbers = iter((job,))
-        for record in side_records(by_number, ending, at_work):
+        numbers = itertools.chain((job,), iter(study.job_factory.next_number, None))
+        for record in self._records(job, group, ending):
             trial = record.repeats or 0
-            if not record.ok and (len(group) > 1 or (beside and trial not in self._last)):
-                self._alone.add(trial)  # perhaps because of the others
+            if not record.ok and (len(group) > 1 or (has_others and trial not in self._last)):
+                self._alone.add(trial)
                 self._last |= {trial} if len(group) == 1 else set()
                 continue
-            own = next(numbers, None)
-            own = study.job_factory.next_number() if own is None else own
-            detail = {**record.detail, "raced_in": job}
+            own, detail = next(numbers), {**record.detail, "raced_in": job}
             study.keep_raced(dataclasses.replace(record, number=own, race=number, detail=detail))
-        study.job_factory.drop_cache(job)
-        is_ours = ending.outcome in (Outcome.OK, Outcome.INTERRUPTED)
-        is_lost = not is_ours and at_work not in by_number
-        if is_lost or (ending.outcome is Outcome.OK and not RaceResult.read(ending.payload).sides):
-            study.observer.warning(
+        is_ours = self._at_work(job) in [c.record.number for c in group]
+        if ending.outcome is Outcome.OK:
+            is_ours = bool(RaceResult.read(ending.payload).sides)
+        if not is_ours and ending.outcome is not Outcome.INTERRUPTED:
+            study.progress.warning(
                 f"a race of {cell[0]} ended with {ending.outcome.value} ({ending.message}): "
                 f"log in {study.job_factory.folder.trial(job)}"
             )
             self._given_up.add(cell)  # it has nothing to do with a setting
-
-
-def at_work_in(path: Path) -> int:
-    """The trial whose setting was at work when a process ended; -1 for none."""
-    with contextlib.suppress(OSError, ValueError):
-        return int(path.read_text("utf-8"))
-    return -1

@@ -7,26 +7,34 @@ from collections.abc import Mapping
 
 from autocompile.execute.executor import Ending
 from autocompile.protocol.results import RaceResult, SideResult, TrialResult
-from autocompile.space.space import Setting
+from autocompile.settings.setting import Setting
 from autocompile.store.record import Outcome, Record, Step, measurement_of
 
 __all__ = ["side_records", "to_record"]
 
+_IN_DETAIL = ("where", "reference_s", "page_faults", "code")
+_AS_SENT = (
+    "refresh_s",
+    "calls_per_update",
+    "peak_memory_bytes",
+    "eager_peak_memory_bytes",
+    "graphs",
+    "graph_breaks",
+    "recompiles",
+)
 
-_KEPT = ("where", "reference_s", "page_faults", "code")
 
-
-def to_record(number: int, phase: str, setting: Setting, ending: Ending) -> Record:
+def to_record(number: int, setting: Setting, ending: Ending) -> Record:
     """What is kept of a job that has ended; a payload that makes no sense is ``infrastructure``."""
     said = TrialResult.read(ending.payload)
     try:
         detail = {**said.detail, "weights_live": said.weights_live}
         if ending.stack:
             detail["stack"] = ending.stack
-        detail |= {name: value for name in _KEPT if (value := getattr(said, name))}
+        detail |= {name: value for name in _IN_DETAIL if (value := getattr(said, name))}
         return Record(
             number=number,
-            phase=phase,
+            phase=setting.phase,
             config=setting.config,
             batch_size=setting.batch_size,
             outcome=ending.outcome,
@@ -38,17 +46,11 @@ def to_record(number: int, phase: str, setting: Setting, ending: Ending) -> Reco
             notes=(*map(str, said.notes), *_of_first_try(ending)),
             detail=detail,
             compile_s=_compile_s(said, ending),
-            refresh_s=said.refresh_s,
-            calls_per_update=said.calls_per_update,
-            peak_memory_bytes=said.peak_memory_bytes,
-            eager_peak_memory_bytes=said.eager_peak_memory_bytes,
-            graphs=said.graphs,
-            graph_breaks=said.graph_breaks,
-            recompiles=said.recompiles,
+            **{name: getattr(said, name) for name in _AS_SENT},
         )
     except (TypeError, ValueError, AttributeError) as error:
         broken = Ending(Outcome.INFRASTRUCTURE, ending.step, f"its result makes no sense: {error}")
-        return to_record(number, phase, setting, broken)
+        return to_record(number, setting, broken)
 
 
 def _of_first_try(ending: Ending) -> list[str]:
@@ -59,7 +61,7 @@ def _of_first_try(ending: Ending) -> list[str]:
 
 
 def _compile_s(said: TrialResult, ending: Ending) -> float | None:
-    """Compile time without the time in which the trial stood still for another's sake."""
+    """Compile time without the time in which the trial was stopped for another's measurement."""
     if said.compile_s is None:
         return None
     begin, end = said.compile_window or (0.0, 0.0)
@@ -75,16 +77,16 @@ def side_records(sides: Mapping[int, Record], ending: Ending, at_work: int) -> l
         ending: of the race.
         at_work: the side whose turn it was when the process ended; another number for none.
     """
-    if ending.outcome is Outcome.INTERRUPTED:
-        return []
     said = RaceResult.read(ending.payload)
-    found = {each.number: each for each in said.sides if each.number in sides}
-    if ending.outcome is not Outcome.OK:
+    found = {s.number: s for s in said.sides if s.number is not None and s.number in sides}
+    if ending.outcome is Outcome.INTERRUPTED:
+        found = {}
+    elif ending.outcome is not Outcome.OK:
         lost = SideResult(ending.outcome.value, ending.message, step=ending.step.value)
         found = {at_work: lost} if at_work in sides else {}
     records = []
     for number, each in found.items():
-        assert number is not None
+        trial = sides[number]
         own = dataclasses.replace(
             ending,
             outcome=Outcome(each.outcome),
@@ -93,11 +95,9 @@ def side_records(sides: Mapping[int, Record], ending: Ending, at_work: int) -> l
             payload={**each.to_dict(), "reference_s": said.reference_s},
             wall_s=ending.wall_s / len(found),
         )
-        trial = sides[number]
-        record = to_record(-1, trial.phase, Setting.of(trial), own)
         records.append(
             dataclasses.replace(
-                record,
+                to_record(-1, Setting.of(trial), own),
                 role="confirm",
                 repeats=number,
                 refresh_s=trial.refresh_s,

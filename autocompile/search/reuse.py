@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 from autocompile.estimate.candidates import whole_call_s
-from autocompile.execute.executor import Ending
-from autocompile.search.records import to_record
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.dimensions import DIMENSIONS
-from autocompile.space.space import Setting, plainer_twins
+from autocompile.settings.setting import Setting
 from autocompile.store.record import Outcome, Record, Step
 
 __all__ = ["answer", "known_codes", "of_twin"]
@@ -25,46 +24,42 @@ _FULLGRAPH_COSTS = (
 
 
 def answer(
-    number: int,
-    setting: Setting,
-    known: Known,
-    calls_per_update: int | None,
+    number: int, setting: Setting, known: Known, calls_per_update: int | None
 ) -> Record | None:
     """The record of a setting as far as other trials determine it; None if it must be tried."""
     known = {s: r for s, r in known.items() if s.phase == setting.phase}
     if reason := _cannot_pay(setting, known, calls_per_update):
-        known_before = {"detail": {"answered": True}}
-        ending = Ending(Outcome.UNSUPPORTED, Step.IMPORT, reason, payload=known_before)
-        return to_record(number, setting.phase, setting, ending)
-    source, same = None, None
-    for twin in plainer_twins(setting):
-        record = known.get(twin)
-        if record and record.ok and _is_one_graph(record):
-            source = record
-            same = record.number if record.duplicate_of is None else record.duplicate_of
-            break
-    if source is None and setting.config.fullgraph and (broke := _break_of(setting, known)):
+        return _refused(number, setting, Outcome.UNSUPPORTED, Step.IMPORT, reason)
+    twin = known.get(setting.plainer_twin) if setting.plainer_twin else None
+    if twin and twin.ok and _is_one_graph(twin):
+        source = twin.number if twin.duplicate_of is None else twin.duplicate_of
+        notes = (*twin.notes, _FULLGRAPH_COSTS)
+        return _copied(twin, number, setting, duplicate_of=source, notes=notes)
+    if setting.config.fullgraph and (broke := _break_of(setting, known)):
         return _broken(number, setting, broke)
-    if source is None and (empty := _without_graph(setting, known)):
-        return dataclasses.replace(
-            empty,
-            number=number,
-            config=setting.config,
-            batch_size=setting.batch_size,
-            duplicate_of=empty.number,
-            wall_s=0.0,
-            detail={**empty.detail, "answered": True},
-        )
-    if source is None:
-        return None
-    return dataclasses.replace(
-        source,
+    if empty := _without_graph(setting, known):
+        detail = {**empty.detail, "answered": True}
+        return _copied(empty, number, setting, duplicate_of=empty.number, detail=detail)
+    return None
+
+
+def _copied(source: Record, number: int, setting: Setting, **changes: Any) -> Record:
+    source = dataclasses.replace(source, config=setting.config, batch_size=setting.batch_size)
+    return dataclasses.replace(source, number=number, wall_s=0.0, **changes)
+
+
+def _refused(
+    number: int, setting: Setting, outcome: Outcome, step: Step, message: str, **more: Any
+) -> Record:
+    return Record(
         number=number,
+        phase=setting.phase,
         config=setting.config,
         batch_size=setting.batch_size,
-        duplicate_of=same,
-        wall_s=0.0,
-        notes=(*source.notes, _FULLGRAPH_COSTS),
+        outcome=outcome,
+        step=step,
+        message=message,
+        **{"detail": {"answered": True}, **more},
     )
 
 
@@ -83,14 +78,12 @@ def _broken(number: int, setting: Setting, broke: Record) -> Record:
         told = f": {first['reason']}" if first.get("reason") else ""
         told += f" ({first['place']})" if first.get("place") else ""
         message = f"trial {broke.number} broke the graph {broke.graph_breaks} times{told}"
-    return Record(
-        number=number,
-        phase=broke.phase,
-        config=setting.config,
-        batch_size=setting.batch_size,
-        outcome=Outcome.GRAPH_BREAK,
-        step=Step.COMPILE,
-        message=message,
+    return _refused(
+        number,
+        setting,
+        Outcome.GRAPH_BREAK,
+        Step.COMPILE,
+        message,
         detail={"breaks": breaks, "answered": True},
         duplicate_of=None if broke.ok else broke.number,
     )
@@ -105,31 +98,21 @@ def _cannot_pay(setting: Setting, known: Known, calls: int | None) -> str:
     config = setting.config
     if not calls or not config.bakes_weights:
         return ""
-    alike = ("backend", "mode", "options", "freezing")  # these determine the cost of a refresh
-    costs = [
-        r.refresh_s
-        for r in known.values()
-        if r.refresh_s and all(getattr(r.config, n) == getattr(config, n) for n in alike)
-    ]
-    here = [r for s, r in known.items() if s.cell == setting.cell and r.ok and r.measurement]
+    costs = [r.refresh_s for r in known.values() if r.refresh_s and _bake_alike(r.config, config)]
+    timed = [(s, r, r.measurement) for s, r in known.items() if r.ok and r.measurement]
+    here = [(r, measured) for s, r, measured in timed if s.cell == setting.cell]
     if not costs or not here:
         return ""
-    refresh_s = min(costs) / calls
-    eager_s = min(r.measurement.eager_call_s for r in here if r.measurement)
-    fastest_s = min(r.measurement.compiled_call_s for r in here if r.measurement)
-    speedups = [r.measurement.speedup.value for r in known.values() if r.ok and r.measurement]
-    hoped_s = min(_HOPE * fastest_s, eager_s / max(speedups))
-    if hoped_s + refresh_s < min(map(_whole_call_s, here)):
+    fastest_s = min(measured.compiled_call_s for _, measured in here)
+    eager_s = min(measured.eager_call_s for _, measured in here)
+    best = max(measured.speedup.value for _, _, measured in timed)
+    hoped_s = min(_HOPE * fastest_s, eager_s / best)
+    if hoped_s + min(costs) / calls < min(whole_call_s(measured, r) for r, measured in here):
         return ""
     return (
         f"not tried: new weights cost such a setting {min(costs):.2g} s every {calls} calls, more "
         "than it could save at the best known speed"
     )
-
-
-def _whole_call_s(record: Record) -> float:
-    assert record.measurement is not None
-    return whole_call_s(record.measurement, record)
 
 
 def _break_of(setting: Setting, known: Known) -> Record | None:
@@ -139,12 +122,9 @@ def _break_of(setting: Setting, known: Known) -> Record | None:
     """
     found = [
         r
-        for r in known.values()
+        for r in _traced_alike(setting, known)
         if r.duplicate_of is None
-        and not r.detail.get("answered")
         and (r.outcome is Outcome.GRAPH_BREAK or (r.ok and r.graph_breaks))
-        and r.batch_size == setting.batch_size
-        and _traces_alike(r.config, setting.config)
     ]
     # Prefer a failed one, which has torch's message.
     return min(found, key=lambda r: r.ok, default=None)
@@ -160,14 +140,21 @@ def _without_graph(setting: Setting, known: Known) -> Record | None:
         return None
     found = (
         r
-        for r in known.values()
-        if r.outcome is Outcome.NOT_COMPILED
-        and not r.detail.get("answered")
-        and not r.config.freezing
-        and r.batch_size == setting.batch_size
-        and _traces_alike(r.config, config)
+        for r in _traced_alike(setting, known)
+        if r.outcome is Outcome.NOT_COMPILED and not r.config.freezing
     )
     return next(found, None)
+
+
+def _traced_alike(setting: Setting, known: Known) -> list[Record]:
+    """The trials in which Dynamo has seen what it would see of this setting."""
+    return [
+        r
+        for r in known.values()
+        if r.batch_size == setting.batch_size
+        and not r.detail.get("answered")
+        and _traces_alike(r.config, setting.config)
+    ]
 
 
 def _traces_alike(ours: CompileConfig, theirs: CompileConfig) -> bool:
@@ -176,6 +163,11 @@ def _traces_alike(ours: CompileConfig, theirs: CompileConfig) -> bool:
     return all(getattr(ours, name) == getattr(theirs, name) for name in same) and (
         ours.dynamic is True
     ) == (theirs.dynamic is True)
+
+
+def _bake_alike(ours: CompileConfig, theirs: CompileConfig) -> bool:
+    """Whether new weights cost both the same."""
+    return all(getattr(ours, d.name) == getattr(theirs, d.name) for d in DIMENSIONS if d.bakes)
 
 
 def known_codes(setting: Setting, known: Known) -> dict[str, int]:

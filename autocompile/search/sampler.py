@@ -15,19 +15,19 @@ import math
 import random
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
 from autocompile.errors import UsageError
-from autocompile.search.effects import Effects, Prior, expected_gain
-from autocompile.search.failures import doubt, failures_of
+from autocompile.search.effects import Effects, Prior, doubt, expected_gain, failures_of
 from autocompile.settings.config import DEFAULT_INDUCTOR
-from autocompile.space.space import Setting, choices, plainer_twins
+from autocompile.settings.setting import Setting, choices
 
-__all__ = ["SAMPLERS", "FiniteSampler", "PortfolioSampler", "make_sampler"]
+__all__ = ["SAMPLERS", "FiniteSampler", "ListedSampler", "PortfolioSampler", "make_sampler"]
 
 SAMPLERS = ("portfolio", "tpe", "gp", "random")
 _OTHERS = 0.5  # weight of a gain at another batch size than the user's own
@@ -37,12 +37,10 @@ _ENOUGH = 0.002  # expected log gain below which the search ends
 _ANSWERED_S = 0.01  # seconds of a setting that needs no process
 _PRIOR_WEIGHT = 4.0  # weight of the predicted seconds, in trials
 
-_Scores = dict[Setting, tuple[float, float, float]]
-Params = tuple[tuple[str, Any], ...]
-Cell = tuple[str, int | None]
+Begun = Mapping[Setting, FrozenTrial]
 
 
-class _Listed(optuna.samplers.BaseSampler):
+class ListedSampler(BaseSampler):
     """A sampler over a list of settings.
 
     Args:
@@ -57,8 +55,10 @@ class _Listed(optuna.samplers.BaseSampler):
             for name, values in choices(settings).items()
             if len(values) > 1 or name == "backend"
         }
-        self._params = {s: self._varying(s) for s in self.settings}
-        self._by_params = {_key(params): s for s, params in self._params.items()}
+        self._params = {
+            s: {n: v for n, v in s.params().items() if n in self.distributions} for s in settings
+        }
+        self._by_params = {frozenset(params.items()): s for s, params in self._params.items()}
 
     def setting(self, params: Mapping[str, Any]) -> Setting:
         """The setting with these parameters.
@@ -66,20 +66,17 @@ class _Listed(optuna.samplers.BaseSampler):
         Raises:
             KeyError: it is not in the list.
         """
-        return self._by_params[_key(params)]
+        return self._by_params[frozenset(params.items())]
 
     def params(self, setting: Setting) -> dict[str, Any]:
         """The parameters of a listed setting."""
         return self._params[setting]
 
-    def _varying(self, setting: Setting) -> dict[str, Any]:
-        return {n: v for n, v in setting.params().items() if n in self.distributions}
-
     def seen(self, study: optuna.Study) -> dict[Setting, FrozenTrial]:
         """The started trials of listed settings, without interrupted ones."""
         found: dict[Setting, FrozenTrial] = {}
         for trial in study.get_trials(deepcopy=False):
-            setting = self._by_params.get(_key(trial.params))
+            setting = self._by_params.get(frozenset(trial.params.items()))
             if setting is not None and trial.state is not TrialState.FAIL:
                 found[setting] = trial
         return found
@@ -88,6 +85,14 @@ class _Listed(optuna.samplers.BaseSampler):
         """The settings without a started trial."""
         begun = self.seen(study)
         return [s for s in self.settings if s not in begun]
+
+    def has_next(self, study: optuna.Study) -> bool:
+        """Whether a setting may be tried now."""
+        return bool(self.left(study))
+
+    def is_done(self, study: optuna.Study) -> bool:
+        """Whether no setting is left that is worth trying."""
+        return not self.left(study)
 
     def infer_relative_search_space(
         self, study: optuna.Study, trial: FrozenTrial
@@ -103,15 +108,14 @@ class _Listed(optuna.samplers.BaseSampler):
         raise NotImplementedError(param_name)
 
 
-def _lacks_one(own: frozenset[str], leading: frozenset[str]) -> bool:
-    return own < leading and len(leading) - len(own) == 1
+class Score(NamedTuple):
+    """Expected log gain of a setting, and the rank: the setting with the largest comes next."""
+
+    gain: float
+    rank: float
 
 
-def _key(params: Mapping[str, Any]) -> Params:
-    return tuple(sorted(params.items()))
-
-
-class PortfolioSampler(_Listed):
+class PortfolioSampler(ListedSampler):
     """Chooses the setting with the largest expected gain per second.
 
     Args:
@@ -130,101 +134,97 @@ class PortfolioSampler(_Listed):
         self._priors = {s.phase: (priors or {}).get(s.phase, Prior()) for s in settings}
         self._own = own_sizes or {}
         self._effects = Effects(self.settings, self._priors)
-        self._known: tuple[tuple[int, int], dict[Setting, tuple[float, float, float]]] = (
-            (-1, 0),
-            {},
-        )
         listed = set(self.settings)
-        self._twins = {s: listed & set(plainer_twins(s)) for s in self.settings}
-
-    def has_next(self, study: optuna.Study) -> bool:
-        """Whether a setting may be tried now; settings that may reuse a running trial wait."""
-        return bool(self._scores(study))
-
-    def is_done(self, study: optuna.Study) -> bool:
-        """Whether no remaining setting has a relevant expected gain."""
-        scores = self._scores(study)
-        return not scores or max(gain for gain, _, _ in scores.values()) < _ENOUGH
+        self._twin = {s: s.plainer_twin if s.plainer_twin in listed else None for s in settings}
+        self._scored: tuple[tuple[int, int], dict[Setting, Score]] = ((-1, 0), {})
 
     def sample_relative(
-        self,
-        study: optuna.Study,
-        trial: FrozenTrial,
-        search_space: dict[str, BaseDistribution],
+        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
         """The parameters of the next setting.
 
         Raises:
             RuntimeError: none is left.
         """
-        scores = self._scores(study)
+        scores = self.scores(study)
         if not scores:
             raise RuntimeError("every setting has been tried")
-        best = max(scores, key=lambda s: scores[s][0] / scores[s][1] + scores[s][2])
-        return self.params(best)
+        return self.params(max(scores, key=lambda s: scores[s].rank))
 
-    def _scores(self, study: optuna.Study) -> _Scores:
-        """(expected gain, seconds, priority) of each remaining setting."""
+    def has_next(self, study: optuna.Study) -> bool:
+        """Whether a setting may be tried now."""
+        return bool(self.scores(study))
+
+    def is_done(self, study: optuna.Study) -> bool:
+        """Whether no setting is left that is expected to gain enough."""
+        return all(score.gain < _ENOUGH for score in self.scores(study).values())
+
+    def scores(self, study: optuna.Study) -> dict[Setting, Score]:
+        """The score of each setting that may be tried now.
+
+        A setting that its plainer twin may answer waits until that has ended.
+        """
         begun = self.seen(study)
-        # Settings that may reuse a plainer twin's result wait for it.
         finished = {s for s, t in begun.items() if t.state.is_finished()}
-        if self._known[0] == (len(begun), len(finished)):
-            return self._known[1]
-        left = [s for s in self.settings if s not in begun and self._twins[s] <= finished]
-        if not left:
-            return {}
+        state = len(begun), len(finished)
+        if state != self._scored[0]:
+            ready = {None, *finished}
+            left = [s for s in self.settings if s not in begun and self._twin[s] in ready]
+            self._scored = state, self._scores_of(left, begun) if left else {}
+        return self._scored[1]
+
+    def _scores_of(self, left: Sequence[Setting], begun: Begun) -> dict[Setting, Score]:
         values = {s: math.log(t.value) for s, t in begun.items() if t.value and t.value > 0}
         spreads = {s: float(begun[s].user_attrs.get("spread", 0.0)) for s in values}
-        running = [s for s, t in begun.items() if t.state is TrialState.RUNNING]
-        known = dict(values)
+        surely = {s: value - spreads[s] / 2 for s, value in values.items()}
+        by_speed = sorted(surely, key=surely.__getitem__)
+        leading = {s.cell: s.config.features for s in by_speed}
         best = {s.cell: 0.0 for s in self.settings}
+        for setting in by_speed:
+            best[setting.cell] = max(best[setting.cell], surely[setting])
+        known = dict(values)
+        running = [s for s, t in begun.items() if t.state is TrialState.RUNNING]
         if running:  # assume that they reach their expected values
             expected, _ = self._effects.expected(values, running, spreads)
             for setting, value in zip(running, map(float, expected), strict=True):
                 known[setting] = value
                 best[setting.cell] = max(best[setting.cell], value)
         mean, deviation = self._effects.expected(known, left, spreads)
-        leading: dict[Cell, frozenset[str]] = {s.cell: frozenset() for s in self.settings}
-        surely = {s: value - spreads[s] / 2 for s, value in values.items()}
-        for setting in sorted(surely, key=surely.__getitem__):
-            best[setting.cell] = max(best[setting.cell], surely[setting])
-            leading[setting.cell] = setting.config.features
         gains = expected_gain(mean, deviation, [best[s.cell] for s in left])
-        failures = failures_of(begun)
-        slowness = self._slowness(begun)
+        failures, slowness = failures_of(begun), self._slowness(begun)
         scores = {}
         for setting, gain in zip(left, map(float, gains), strict=True):
-            gain *= self._weight(setting) / doubt(setting, failures)
-            if setting.config == DEFAULT_INDUCTOR:
-                gain += _DEFAULT * self._weight(setting)
-            elif _lacks_one(setting.config.features, leading[setting.cell]):
-                gain += _PART * self._weight(setting)
-            seconds = slowness * self._priors[setting.phase].cost_s(setting.config)
-            if any(
-                t.state is TrialState.COMPLETE for t in map(begun.get, self._twins[setting]) if t
-            ):
-                seconds = _ANSWERED_S
-            first = 1e6 * self._weight(setting) if setting.config.is_plain_eager else 0.0
-            scores[setting] = (gain + (first > 0), seconds, first)
-        self._known = ((len(begun), len(finished)), scores)
+            config, weight = setting.config, self._weight(setting)
+            leader = leading.get(setting.cell, frozenset())
+            gain *= weight / doubt(setting, failures)
+            if config == DEFAULT_INDUCTOR:
+                gain += _DEFAULT * weight
+            elif config.features < leader and len(config.features) == len(leader) - 1:
+                gain += _PART * weight
+            twin = self._twin[setting]
+            is_answered = twin is not None and begun[twin].state is TrialState.COMPLETE
+            seconds = slowness * self._priors[setting.phase].cost_s(config)
+            is_first = config.is_plain_eager  # speed-ups need it
+            gain += is_first
+            rank = gain / (_ANSWERED_S if is_answered else seconds) + 1e6 * weight * is_first
+            scores[setting] = Score(gain, rank)
         return scores
 
     def _weight(self, setting: Setting) -> float:
         own = self._own.get(setting.phase, setting.batch_size)
         return 1.0 if setting.batch_size == own else _OTHERS
 
-    def _slowness(self, begun: Mapping[Setting, FrozenTrial]) -> float:
+    def _slowness(self, begun: Begun) -> float:
         """Ratio of the actual to the predicted seconds of trials."""
-        pairs = [
-            (float(t.user_attrs["seconds"]), self._priors[s.phase].cost_s(s.config))
+        logs = [
+            math.log(float(t.user_attrs["seconds"]) / self._priors[s.phase].cost_s(s.config))
             for s, t in begun.items()
             if t.user_attrs.get("seconds")
         ]
-        logs = sum(math.log(took / predicted) for took, predicted in pairs)
-        return math.exp(logs / (len(pairs) + _PRIOR_WEIGHT))
+        return math.exp(sum(logs) / (len(logs) + _PRIOR_WEIGHT))
 
 
-class FiniteSampler(_Listed):
+class FiniteSampler(ListedSampler):
     """Moves each proposal of another sampler to the nearest untried setting.
 
     Args:
@@ -233,27 +233,14 @@ class FiniteSampler(_Listed):
         seed: for the choice among equally near settings.
     """
 
-    def __init__(
-        self, settings: Sequence[Setting], inner: optuna.samplers.BaseSampler, seed: int
-    ) -> None:
+    def __init__(self, settings: Sequence[Setting], inner: BaseSampler, seed: int) -> None:
         super().__init__(settings)
         self._inner, self._random = inner, random.Random(seed)
 
-    def has_next(self, study: optuna.Study) -> bool:
-        """Whether a setting may be tried now."""
-        return bool(self.left(study))
-
-    def is_done(self, study: optuna.Study) -> bool:
-        """Whether every setting has been tried."""
-        return not self.left(study)
-
     def sample_relative(
-        self,
-        study: optuna.Study,
-        trial: FrozenTrial,
-        search_space: dict[str, BaseDistribution],
+        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """The parameters of the next setting.
+        """The parameters of the next setting: eager mode first, since speed-ups need it.
 
         Raises:
             RuntimeError: none is left.
@@ -261,7 +248,6 @@ class FiniteSampler(_Listed):
         left = self.left(study)
         if not left:
             raise RuntimeError("every setting has been tried")
-        # Eager mode first: speed-ups need it.
         if eager := [s for s in left if s.config.is_plain_eager]:
             return self.params(eager[0])
         space = self._inner.infer_relative_search_space(study, trial)
@@ -270,21 +256,16 @@ class FiniteSampler(_Listed):
             if name not in proposed:
                 proposed[name] = self._inner.sample_independent(study, trial, name, distribution)
         self._random.shuffle(left)
-        return self.params(min(left, key=lambda s: _distance(self.params(s), proposed)))
+        return self.params(
+            min(left, key=lambda s: sum(v != proposed[n] for n, v in self.params(s).items()))
+        )
 
     def after_trial(
-        self,
-        study: optuna.Study,
-        trial: FrozenTrial,
-        state: TrialState,
+        self, study: optuna.Study, trial: FrozenTrial, state: TrialState,
         values: Sequence[float] | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Pass the result of a trial to the inner sampler."""
         self._inner.after_trial(study, trial, state, values)
-
-
-def _distance(params: Mapping[str, Any], proposed: Mapping[str, Any]) -> int:
-    return sum(value != proposed[name] for name, value in params.items())
 
 
 def make_sampler(
@@ -293,23 +274,23 @@ def make_sampler(
     priors: Mapping[str, Prior],
     own_sizes: Mapping[str, int | None],
     seed: int,
-) -> PortfolioSampler | FiniteSampler:
+) -> ListedSampler:
     """The sampler of that name.
 
     Raises:
         UsageError: unknown name.
     """
+    if name not in SAMPLERS:
+        raise UsageError(f"unknown sampler {name!r} (choose from: {', '.join(SAMPLERS)})")
     if name == "portfolio":
         return PortfolioSampler(settings, priors, own_sizes)
-    inner: optuna.samplers.BaseSampler
+    inner: BaseSampler
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         if name == "tpe":
             inner = optuna.samplers.TPESampler(seed=seed, multivariate=True)
         elif name == "gp":
             inner = optuna.samplers.GPSampler(seed=seed)
-        elif name == "random":
-            inner = optuna.samplers.RandomSampler(seed=seed)
         else:
-            raise UsageError(f"unknown sampler {name!r} (choose from: {', '.join(SAMPLERS)})")
+            inner = optuna.samplers.RandomSampler(seed=seed)
     return FiniteSampler(settings, inner, seed)

@@ -57,6 +57,7 @@ class Dimension:
         needs_compiler: it means nothing in eager mode.
         in_source: all that it does can be read in the code that Inductor writes.
         traces_alike: Dynamo sees the same program at each value.
+        bakes: what new weights cost where they are constants depends on it.
         effect: on the speed: ``per kind`` is another one in eager mode than in compiled code; none
             where it is known by other names, or there is none.
         label: of a value, in reports.
@@ -81,6 +82,7 @@ class Dimension:
     needs_compiler: bool = False
     in_source: bool = False
     traces_alike: bool = False
+    bakes: bool = False
     effect: Literal["none", "same", "per kind"] = "same"
     label: Callable[[Any], str] = str
     applied: Literal["argument", "process", "model", "call", "optimizer", "interpreter"] = "call"

@@ -7,6 +7,7 @@ entry in :data:`autocompile.settings.backends.BACKENDS`.
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
@@ -27,8 +28,15 @@ __all__ = [
     "why_not",
 ]
 
-OPTIMIZERS = ("default", "for_loop", "foreach", "fused", "capturable", "tensor_lr")
-"""How an optimizer steps; ``default`` is as the target made it."""
+OPTIMIZERS: Mapping[str, Mapping[str, bool]] = {
+    "default": {},  # as the target made it
+    "for_loop": {"foreach": False},
+    "foreach": {"foreach": True},
+    "fused": {"fused": True},
+    "capturable": {"capturable": True},
+    "tensor_lr": {},  # the learning rate is a tensor
+}
+"""How an optimizer steps: its arguments in ``torch.optim``."""
 GUARD_FILTERS = {
     "skip_inbuilt_modules": "skip_guard_on_inbuilt_nn_modules_unsafe",
     "skip_modules": "skip_guard_on_all_nn_modules_unsafe",
@@ -110,17 +118,19 @@ class Values:
         "comma list, e.g. inductor,cudagraphs",
         plural="backends",
         traces_alike=True,
+        bakes=True,
         effect="none",
         applied="argument",
     ).field()
     mode: str = _argument(
-        "default", "comma list of Inductor modes", plural="modes", effect="none"
+        "default", "comma list of Inductor modes", plural="modes", bakes=True, effect="none"
     ).field()
     options: tuple[tuple[str, OptionValue], ...] = _argument(
         (),
         "Inductor's, e.g. cpp_wrapper=true; repeatable, none for none",
         option="option",
         kinds=(tuple,),
+        bakes=True,
         effect="none",
         label=lambda pairs: " · ".join(f"{name}={value}" for name, value in pairs),
     ).field()
@@ -158,6 +168,7 @@ class Values:
         why_not=_takes_freezing,
         needs_compiler=True,
         traces_alike=True,
+        bakes=True,
         label=lambda value: "frozen weights",
     ).field()
     memory_format: str = Dimension(
@@ -174,7 +185,7 @@ class Values:
     optimizer: str = Dimension(
         "default",
         "comma list, e.g. default,foreach,fused,tensor_lr",
-        OPTIMIZERS,
+        tuple(OPTIMIZERS),
         lambda place: ("default", *(o for o in OPTIMIZERS if o in place.optimizers)),
         missing=_no_optimizer,
         why_not=_takes_optimizer,

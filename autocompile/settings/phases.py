@@ -22,7 +22,8 @@ class Phase:
         is_forward: it calls the model and nothing else.
         has_backward: it computes gradients.
         steps: it steps an optimizer.
-        is_function: it compiles a function rather than the model.
+        compiles: what it compiles, in lines of plain torch; empty if they cannot.
+        called: what is called from then on.
         is_rl: it is one of RLModules only, or of all other models only; None for both.
         needs_config: it needs RLlib's AlgorithmConfig.
         in_rllib: RLlib's runners and learners do it as it was measured.
@@ -34,7 +35,8 @@ class Phase:
     is_forward: bool = False
     has_backward: bool = False
     steps: bool = False
-    is_function: bool = False
+    compiles: str = ""
+    called: str = ""
     is_rl: bool | None = None
     needs_config: bool = False
     in_rllib: bool = False
@@ -48,6 +50,11 @@ class Phase:
         return self.has_backward or self.steps
 
     @property
+    def is_function(self) -> bool:
+        """Whether it compiles a function rather than the model."""
+        return self.compiles not in ("", "model")
+
+    @property
     def unit(self) -> str:
         """What throughput counts."""
         return "samples/s" if self.has_batch_size else "steps/s"
@@ -56,16 +63,23 @@ class Phase:
 _SAMPLING = Phase(is_forward=True, is_rl=True, in_rllib=True, role="worker", prior=FORWARD)
 
 PHASES: Mapping[str, Phase] = {
-    FORWARD: Phase(is_forward=True, is_rl=False),
+    FORWARD: Phase(is_forward=True, is_rl=False, compiles="model", called="model"),
     FORWARD_EXPLORATION: _SAMPLING,
     FORWARD_INFERENCE: _SAMPLING,
     FORWARD_TRAIN: Phase(
         is_forward=True, has_backward=True, is_rl=True, in_rllib=True, role="learner"
     ),
     OPTIMIZER_STEP: Phase(
-        steps=True, is_function=True, in_rllib=True, role="learner", has_batch_size=False
+        steps=True,
+        compiles="optimizer.step",
+        called="step",
+        in_rllib=True,
+        role="learner",
+        has_batch_size=False,
     ),
-    TRAIN_STEP: Phase(has_backward=True, steps=True, is_function=True, role="learner"),
+    TRAIN_STEP: Phase(
+        has_backward=True, steps=True, compiles=TRAIN_STEP, called=TRAIN_STEP, role="learner"
+    ),
     LEARNER_UPDATE: Phase(
         has_backward=True,
         steps=True,

@@ -6,18 +6,17 @@ written down here. Settings that cannot differ on this device are one.
 
 from __future__ import annotations
 
-import difflib
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from autocompile.errors import UsageError
-from autocompile.settings.backends import BACKENDS, DENIED, Backend, OptionValue, own_options
+from autocompile.settings.backends import BACKENDS, Backend, OptionValue, own_options
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
 from autocompile.settings.dimension import Dimension, Place
 from autocompile.settings.dimensions import DIMENSIONS, no_convolutions, why_not
-from autocompile.space.space import Catalogue, SearchSpace, Setting, Space
+from autocompile.settings.setting import Setting
+from autocompile.space.space import Catalogue, SearchSpace, Space
 
 __all__ = ["build_space", "exact_space", "joined"]
 
@@ -31,61 +30,38 @@ def build_space(
     batch_sizes: Sequence[int | None],
     environment: str = "default",
 ) -> Space:
-    """Enumerate the settings of a phase under one interpreter.
-
-    Raises:
-        UsageError: a backend or a mode that does not exist here.
-    """
-    merged = {
-        f"mode {name}": f"{equal} (no other effect on {offered.device})"
-        for name, equal in offered.modes.items()
-        if name != equal and name in (wanted.modes or offered.modes)
-    }
-    if "inductor" not in (wanted.backends or offered.backends):
-        merged = {}
-    merged |= {
-        f"{d.name} {value}": f"{d.name} as torch takes them by itself"
-        for d in _LISTED
-        for value in getattr(wanted, d.asked) or ()
-        if d.is_plain(value, place)
-    }
-    modes = _modes(wanted, offered)
-    _check_options(wanted, offered)
-    here: dict[str, Any] = {"environment": environment}
+    """Enumerate the settings of a phase under one interpreter, which offers all that is wanted."""
+    backends = wanted.backends or tuple(offered.backends)
     dropped: Counter[str] = Counter()
-    around = [_values(dimension, wanted, place, dropped) for dimension in _LISTED]
-    combinations = [
-        {**here, **dict(zip((d.name for d in _LISTED), values, strict=True))}
-        for values in itertools.product(*around)
+    values = {d.name: _values(d, wanted, place, dropped) for d in _LISTED}
+    around = [
+        {"environment": environment, **dict(zip(values, each, strict=True))}
+        for each in itertools.product(*values.values())
     ]
-    kept = {CompileConfig("eager", **here): None}  # the answer is compared with it, and with ...
-    if "inductor" in (wanted.backends or offered.backends):
-        kept[CompileConfig(**here)] = None
+    baselines = {CompileConfig("eager", environment=environment): None}
+    if "inductor" in backends:
+        baselines[CompileConfig(environment=environment)] = None
+    kept, unasked = dict(baselines), set(baselines)
     unusable: dict[Setting, str] = {}
-    counted: set[CompileConfig] = set()
     raw = 0
-    for backend in dict.fromkeys(("eager", *(wanted.backends or offered.backends))):
-        if backend != "eager":
-            _check_backend(backend, offered)
+    for backend in dict.fromkeys(("eager", *backends)):
         if reason := offered.backends.get(backend, ""):
-            unusable[Setting(CompileConfig(backend, **here), batch_sizes[0], place.phase)] = reason
+            config = CompileConfig(backend, environment=environment)
+            unusable[Setting(config, batch_sizes[0], place.phase)] = reason
             continue
-        options = _options(backend, wanted, offered, place, dropped)
-        if backend != "eager" and not BACKENDS.get(backend, Backend()).has_modes:
-            asked_modes = modes if wanted.modes else []
-            dropped.update(f"{backend} has no modes" for mode in asked_modes if mode != "default")
-        for config in _variants(backend, modes, options, combinations, dropped):
+        for config in _configs(backend, wanted, offered, place, around, dropped):
             raw += 1
-            counted.add(config)
+            unasked.discard(config)
             if config in kept:
                 continue
             if reason := why_not(config, place):
                 dropped[reason] += 1
             else:
                 kept[config] = None
-    settings = [Setting(c, size, place.phase) for c in kept for size in batch_sizes]
-    raw = (raw + len(kept.keys() - counted)) * len(batch_sizes) + len(unusable)
-    return Space(place.phase, tuple(settings), unusable, merged, dict(dropped), raw)
+    settings = tuple(Setting(c, size, place.phase) for c in kept for size in batch_sizes)
+    raw = (raw + len(unasked)) * len(batch_sizes) + len(unusable)
+    merged = _merged(wanted, offered, place, "inductor" in backends)
+    return Space(place.phase, settings, unusable, merged, dict(dropped), raw)
 
 
 def exact_space(phase: str, chosen: Sequence[tuple[int | None, Mapping[str, Any]]]) -> Space:
@@ -114,11 +90,25 @@ def joined(spaces: Sequence[Space]) -> Space:
     return Space(first.phase, tuple(settings), unusable, merged, dict(dropped), raw)
 
 
+def _merged(
+    wanted: SearchSpace, offered: Catalogue, place: Place, has_inductor: bool
+) -> dict[str, str]:
+    """What is asked for or offered by two names, and what it equals."""
+    modes = {
+        f"mode {name}": f"{equal} (no other effect on {offered.device})"
+        for name, equal in offered.modes.items()
+        if has_inductor and name != equal and name in (wanted.modes or offered.modes)
+    }
+    return modes | {
+        f"{d.name} {value}": f"{d.name} as torch takes them by itself"
+        for d in _LISTED
+        for value in getattr(wanted, d.asked) or ()
+        if d.is_plain(value, place)
+    }
+
+
 def _values(
-    dimension: Dimension,
-    wanted: SearchSpace,
-    place: Place,
-    dropped: Counter[str],
+    dimension: Dimension, wanted: SearchSpace, place: Place, dropped: Counter[str]
 ) -> tuple[Any, ...]:
     """What is asked for, each value once, or what is tried by itself."""
     every = dimension.tried(place)
@@ -132,12 +122,32 @@ def _values(
     return every[:1] if reason else every
 
 
-def _options(
+def _configs(
     backend: str,
     wanted: SearchSpace,
     offered: Catalogue,
     place: Place,
+    around: Sequence[Mapping[str, Any]],
     dropped: Counter[str],
+) -> Iterator[CompileConfig]:
+    """Every config of a backend; some are equal to others in their canonical form."""
+    every_option = _options(backend, wanted, offered, place, dropped)
+    modes = list(dict.fromkeys(offered.modes[name] for name in wanted.modes or offered.modes))
+    if not BACKENDS.get(backend, Backend()).has_modes:
+        if wanted.modes and backend != "eager":
+            dropped.update(f"{backend} has no modes" for mode in modes if mode != "default")
+        modes = ["default"]
+    for fields, mode, options in itertools.product(around, modes, every_option):
+        if mode != "default" and fields["guards"] != "all":
+            dropped["torch takes a filter of guards or a mode"] += 1
+        elif mode != "default" and options:
+            dropped["torch takes a mode or options"] += 1
+        else:
+            yield CompileConfig(backend, mode, tuple(options.items()), **fields)
+
+
+def _options(
+    backend: str, wanted: SearchSpace, offered: Catalogue, place: Place, dropped: Counter[str]
 ) -> list[Mapping[str, OptionValue]]:
     """The options that a backend is tried with; none at all is one of them if none is asked for."""
     known = BACKENDS.get(backend, Backend())
@@ -149,11 +159,10 @@ def _options(
         return [each for each in asked if set(each) <= there] or [{}]
     found: list[Mapping[str, OptionValue]] = [{}]
     for variant in known.variants:
-        names = ", ".join(variant.options)
         if variant.device not in (None, offered.device):
             reason = f"{backend}'s options for {variant.device} are not for {offered.device}"
         elif known.has_modes and not set(variant.options) <= set(offered.options):
-            reason = f"the {backend} of this torch has no option {names}"
+            reason = f"the {backend} of this torch has no option {', '.join(variant.options)}"
         else:
             reason = no_convolutions(place) if variant.of_convolutions else ""
         if reason:
@@ -161,62 +170,3 @@ def _options(
         else:
             found.append(variant.options)
     return found
-
-
-def _check_options(wanted: SearchSpace, offered: Catalogue) -> None:
-    others = {o for b in wanted.backends or offered.backends for o in own_options(b)}
-    for name, _ in itertools.chain.from_iterable(wanted.options or ()):
-        if why := DENIED.get(name):
-            raise UsageError(f"the option {name} is not taken", why)
-        if name not in offered.options and name not in others:
-            close = difflib.get_close_matches(name, offered.options, 1)
-            raise UsageError(
-                f"Inductor's option {name!r} is unknown to this torch",
-                hint=f"--option {close[0]}=..." if close else None,
-            )
-
-
-def _variants(
-    backend: str,
-    modes: Sequence[str],
-    variants: Sequence[Mapping[str, OptionValue]],
-    combinations: Sequence[Mapping[str, Any]],
-    dropped: Counter[str],
-) -> Iterator[CompileConfig]:
-    """Every setting of a backend; some are equal to others in their canonical form."""
-    known = BACKENDS.get(backend, Backend())
-    takes = modes if known.has_modes else ["default"]
-    for around in combinations:
-        if backend == "eager":
-            yield CompileConfig(backend, **around)
-            continue
-        for mode, options in itertools.product(takes, variants):
-            if mode != "default" and around["guards"] != "all":
-                dropped["torch takes a filter of guards or a mode"] += 1
-                continue
-            if mode != "default" and options:
-                dropped["torch takes a mode or options"] += 1
-                continue
-            yield CompileConfig(backend, mode, tuple(options.items()), **around)
-
-
-def _modes(wanted: SearchSpace, offered: Catalogue) -> list[str]:
-    for mode in wanted.modes or ():
-        if mode not in offered.modes:
-            raise UsageError(
-                f"mode {mode!r} is unknown to this torch",
-                f"it knows: {', '.join(offered.modes)}",
-            )
-    names = wanted.modes or tuple(offered.modes)
-    return list(dict.fromkeys(offered.modes[name] for name in names))
-
-
-def _check_backend(name: str, offered: Catalogue) -> None:
-    if name in offered.all_backends or name in BACKENDS:
-        return
-    close = difflib.get_close_matches(name, [*offered.all_backends, "eager"], 1)
-    raise UsageError(
-        f"backend {name!r} is unknown to torch and is not registered by the target",
-        f"known here: {', '.join(n for n in offered.all_backends if 'TESTING' not in n)}",
-        hint=f"--backend {close[0]}" if close else "autocompile doctor",
-    )

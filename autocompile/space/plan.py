@@ -13,6 +13,7 @@ from typing import Any
 
 from autocompile.errors import RunError, TargetError, UsageError
 from autocompile.estimate.candidates import Limits
+from autocompile.protocol.requests import Header
 from autocompile.settings.effort import budget_of
 from autocompile.space.space import SearchSpace
 from autocompile.store.runs import is_same_target
@@ -68,10 +69,10 @@ class Plan:
                 "it is relative: at 0.01 outputs may differ from eager's by 1 % of their size",
             )
 
-    def requested(self) -> dict[str, Any]:
+    @property
+    def header(self) -> Header:
         """What the requests of all its trials have in common."""
-        names = ("target", "device", "seed", "tolerance")
-        return {name: getattr(self, name) for name in names}
+        return Header(self.target, self.device, self.seed, self.tolerance)
 
     def to_dict(self) -> dict[str, Any]:
         """As ``run.json`` holds it."""
@@ -193,14 +194,18 @@ def target_spec(target: str | Path | Callable[..., Any]) -> str:
     module = getattr(target, "__module__", None)
     if not (inspect.isfunction(target) or inspect.isclass(target)) or not name or "." in name:
         raise TargetError(
-            f"a {type(target).__name__} cannot be handed to another process",
-            "give a function that builds it, a path, or 'package.module:NAME'",
+            f"a {type(target).__name__} alone is no target",
+            "a live model comes with its inputs; else give a path or 'package.module:NAME'",
+            hint="autocompile.tune(model, inputs)",
         )
     if module != "__main__":
         return f"{module}:{name}"
     file = getattr(sys.modules["__main__"], "__file__", None)
     if file is None:
-        raise TargetError(f"{name} was typed in; a trial's process needs it in a file")
+        raise TargetError(
+            f"{name} was typed in, and a trial's process needs it in a file",
+            hint=f"autocompile.tune({name}, inputs)",
+        )
     return f"{file}:{name}"
 
 

@@ -1,9 +1,8 @@
-"""What a space is made of: what is asked for, what is offered, a setting, and the list of them."""
+"""What a space is made of: what is asked for, what is offered, and the list of settings."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -11,14 +10,12 @@ from autocompile.errors import UsageError
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.dimension import Dimension
 from autocompile.settings.dimensions import DIMENSIONS, SEARCHED
-from autocompile.settings.phases import FORWARD
-from autocompile.store.record import Record
+from autocompile.settings.setting import Setting, choices
+from autocompile.store.record import Outcome, Record
 
-__all__ = ["Catalogue", "SearchSpace", "Setting", "Space", "choices", "plainer_twins"]
+__all__ = ["DEFAULT_BATCH_SIZES", "Catalogue", "SearchSpace", "Space"]
 
 DEFAULT_BATCH_SIZES = (1, 4, 16)
-
-
 Asked = TypeVar("Asked")
 
 
@@ -119,56 +116,6 @@ class Catalogue:
 
 
 @dataclass(frozen=True)
-class Setting:
-    """One point of the space: a config at a batch size of a phase."""
-
-    config: CompileConfig
-    batch_size: int | None
-    phase: str = FORWARD
-
-    @classmethod
-    def of(cls, record: Record) -> Setting:
-        """What a record is about."""
-        return cls(record.config, record.batch_size, record.phase)
-
-    @property
-    def cell(self) -> tuple[str, int | None]:
-        """Phase and batch size: speeds are compared within it."""
-        return self.phase, self.batch_size
-
-    def params(self) -> dict[str, Any]:
-        """As Optuna stores it; ``None`` is spelled out, since dashboards drop it."""
-        options = ",".join(f"{name}={value}" for name, value in self.config.options)
-        every = {d.name: getattr(self.config, d.name) for d in DIMENSIONS}
-        return {
-            "phase": self.phase,
-            **{k: v if isinstance(v, str) else str(v).lower() for k, v in every.items()},
-            "options": options or "none",
-            "fullgraph": self.config.fullgraph,  # as in databases of earlier versions
-            "batch_size": self.batch_size or 0,
-        }
-
-
-def plainer_twins(setting: Setting) -> list[Setting]:
-    """Settings whose result answers this one if nothing broke the graph and nothing recompiled.
-
-    Under ``fullgraph`` that compiles there is one graph, as without it, and torch does a few
-    microseconds more at each call: it is never the faster one. ``dynamic=False`` is no such twin of
-    ``None``: to set it at each call costs twice as much again.
-    """
-    if not setting.config.fullgraph:
-        return []
-    plain = dataclasses.replace(setting.config, fullgraph=False)
-    return [dataclasses.replace(setting, config=plain)]
-
-
-def choices(settings: Sequence[Setting]) -> dict[str, list[Any]]:
-    """The values of each Optuna parameter, in the order in which they come first."""
-    every = [s.params() for s in settings]
-    return {name: list(dict.fromkeys(p[name] for p in every)) for name in every[0]}
-
-
-@dataclass(frozen=True)
 class Space:
     """The settings of one phase.
 
@@ -197,3 +144,16 @@ class Space:
         parts += [name.replace("_", " ") for name in others if len(values[name]) > 1]
         kept = len(self.settings) + len(self.unusable)
         return f"{' × '.join(parts)} → {self.raw} settings, {kept} after merging equals"
+
+    def account(self, records: Iterable[Record]) -> dict[str, Any]:
+        """What a report says of it."""
+        tried = {Setting.of(r) for r in records if r.outcome is not Outcome.INTERRUPTED}
+        return {
+            "summary": self.summary(),
+            "merged": dict(self.merged),
+            "dropped": dict(self.dropped),
+            "unusable": {s.config.backend: reason for s, reason in self.unusable.items()},
+            "configs": len({s.config for s in self.settings}),
+            "settings": len(self.settings),
+            "untried": sum(s not in tried for s in self.settings),
+        }

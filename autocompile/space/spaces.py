@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from autocompile.errors import UsageError
-from autocompile.settings.backends import OTHERS_OPTIONS
+from autocompile.settings.backends import BACKENDS, DENIED, OTHERS_OPTIONS, own_options
 from autocompile.settings.dimension import Place
 from autocompile.settings.phases import LEARNER_UPDATE, phase_of
 from autocompile.space.enumeration import build_space, exact_space, joined
 from autocompile.space.plan import Plan
-from autocompile.space.space import (
-    DEFAULT_BATCH_SIZES,
-    Catalogue,
-    SearchSpace,
-    Space,
-    plainer_twins,
-)
-from autocompile.store.record import Record
+from autocompile.space.space import DEFAULT_BATCH_SIZES, Catalogue, SearchSpace, Space
 
-__all__ = ["account", "calls_between_updates", "first_sizes", "predicted", "spaces_of"]
+__all__ = ["calls_between_updates", "demand_known", "first_sizes", "predicted", "spaces_of"]
 
 # Seconds of a trial besides its compile, and of compiles: what the recorded studies took.
 _TRIAL_S = {"cpu": 3.0, "cuda": 4.0}
@@ -37,100 +31,83 @@ def spaces_of(plan: Plan, found: Mapping[str, Mapping[str, Any]]) -> dict[str, S
         found: what the probe of each environment has sent, the tuner's own first.
 
     Raises:
-        UsageError: a backend or a mode that no environment has.
+        UsageError: a backend, a mode or an option that no environment has.
     """
     target = next(iter(found.values()))["target"]
     if plan.only is not None:
         return {phase: exact_space(phase, plan.only[phase]) for phase in target["phases"]}
-    if len(found) > 1:
-        _demand_known(plan.space, [Catalogue.of(seen) for seen in found.values()])
+    catalogues = {name: Catalogue.of(seen) for name, seen in found.items()}
+    demand_known(plan.space, list(catalogues.values()))
     return {
         phase: joined(
-            [_space(plan, phase, name, seen, len(found) > 1) for name, seen in found.items()]
+            [
+                build_space(
+                    _known_to(offered, plan.space),
+                    offered,
+                    _place(phase, found[name]),
+                    sizes_of(phase, plan, found[name]["target"]),
+                    name,
+                )
+                for name, offered in catalogues.items()
+            ]
         )
         for phase in target["phases"]
     }
 
 
-def _demand_known(wanted: SearchSpace, offers: Sequence[Catalogue]) -> None:
-    """Whether each backend, mode and option is known to some environment.
+def demand_known(wanted: SearchSpace, offers: Sequence[Catalogue]) -> None:
+    """Check that each backend, mode and option is known to some environment.
 
     Raises:
         UsageError: none has it.
     """
-    known = {
-        "backend": (wanted.backends, {"eager"}.union(*(o.all_backends for o in offers))),
-        "mode": (wanted.modes, set().union(*(o.modes for o in offers))),
-        "option": (
-            [name for each in wanted.options or () for name in _names(each)],
-            OTHERS_OPTIONS.union(*(o.options for o in offers)),
-        ),
-    }
-    for what, (asked, there) in known.items():
-        for name in asked or ():
-            if name not in there and not any(name in o.backends for o in offers):
-                raise UsageError(f"the {what} {name!r} is unknown to every environment")
+    backends = list(dict.fromkeys(name for o in offers for name in (*o.all_backends, "eager")))
+    for name in wanted.backends or ():
+        if name not in backends and name not in BACKENDS:
+            close = difflib.get_close_matches(name, backends, 1)
+            known = (n for n in backends if n != "eager" and "TESTING" not in n)
+            raise UsageError(
+                f"backend {name!r} is unknown to torch and is not registered by the target",
+                f"known here: {', '.join(known)}",
+                hint=f"--backend {close[0]}" if close else "autocompile doctor",
+            )
+    modes = list(dict.fromkeys(mode for o in offers for mode in o.modes))
+    for mode in wanted.modes or ():
+        if mode not in modes:
+            raise UsageError(
+                f"mode {mode!r} is unknown to this torch", f"it knows: {', '.join(modes)}"
+            )
+    options = list(dict.fromkeys(name for o in offers for name in o.options))
+    tried = wanted.backends or [name for o in offers for name in o.backends]
+    others = {name for backend in tried for name in own_options(backend)}
+    for name in (name for each in wanted.options or () for name, _ in each):
+        if why := DENIED.get(name):
+            raise UsageError(f"the option {name} is not taken", why)
+        if name not in options and name not in others:
+            close = difflib.get_close_matches(name, options, 1)
+            raise UsageError(
+                f"Inductor's option {name!r} is unknown to this torch",
+                hint=f"--option {close[0]}=..." if close else None,
+            )
 
 
-def _names(options: Sequence[tuple[str, Any]]) -> set[str]:
-    return {name for name, _ in options}
+def _known_to(offered: Catalogue, wanted: SearchSpace) -> SearchSpace:
+    """What is asked for, without what only another environment has."""
+    backends = {"eager", *offered.all_backends, *offered.backends, *BACKENDS}
+    options = OTHERS_OPTIONS.union(offered.options)
+    there = [each for each in wanted.options or () if {name for name, _ in each} <= options]
+    return dataclasses.replace(
+        wanted,
+        backends=_those(wanted.backends, backends, "eager"),
+        modes=_those(wanted.modes, offered.modes, "default"),
+        options=None if wanted.options is None else tuple(there) or ((),),
+    )
 
 
-def _space(
-    plan: Plan,
-    phase: str,
-    environment: str,
-    seen: Mapping[str, Any],
-    is_one_of_several: bool,
-) -> Space:
-    offered = Catalogue.of(seen)
-    sizes = _sizes(phase, plan, seen["target"])
-    wanted = plan.space
-    if is_one_of_several:  # another may have what this one lacks
-        known = set(offered.all_backends) | set(offered.backends)
-        there = OTHERS_OPTIONS | set(offered.options)
-        options = [each for each in wanted.options or () if _names(each) <= there]
-        wanted = dataclasses.replace(
-            wanted,
-            backends=_those(wanted.backends, known, "eager"),
-            modes=_those(wanted.modes, set(offered.modes), "default"),
-            options=None if wanted.options is None else tuple(options) or ((),),
-        )
-    place = _place(phase, seen)
-    return build_space(wanted, offered, place, sizes, environment)
-
-
-def _those(asked: tuple[str, ...] | None, known: set[str], plain: str) -> tuple[str, ...] | None:
+def _those(
+    asked: tuple[str, ...] | None, known: Collection[str], plain: str
+) -> tuple[str, ...] | None:
     return None if asked is None else tuple(a for a in asked if a in known) or (plain,)
-
-
-def calls_between_updates(phase: str, run: Mapping[str, Any], batch_size: int | None) -> int | None:
-    """As the user or the target says; None where weights stay as they are or nobody knows."""
-    asked: int | None = run["plan"].get("calls_per_update")
-    target = run["target"]
-    samples: int | None = target.get("samples_per_update", {}).get(phase)
-    if asked is None and samples and batch_size:
-        return math.ceil(samples / batch_size)
-    derived: int | None = target.get("calls_per_update", {}).get(phase)
-    return asked or derived
-
-
-def predicted(space: Space, device: str, jobs: int) -> tuple[float, int]:
-    """About how many seconds a search of the space takes, by what others took, and how many trials.
-
-    Settings that may be answered by a plainer twin are counted as answered.
-    """
-    kind, listed = device if device in _TRIAL_S else "cuda", set(space.settings)
-    compiling, alone, processes = 0.0, 0.0, 0
-    for setting in space.settings:
-        config = setting.config
-        if any(twin in listed for twin in plainer_twins(setting)):
-            continue
-        processes += 1
-        alone += _TRIAL_S[kind]
-        if not config.is_eager:
-            compiling += _COMPILE_S[kind]["max-autotune" in config.mode]
-    return alone + compiling / jobs, processes
 
 
 def _place(phase: str, run: Mapping[str, Any]) -> Place:
@@ -145,7 +122,7 @@ def _place(phase: str, run: Mapping[str, Any]) -> Place:
     )
 
 
-def _sizes(phase: str, plan: Plan, target: Mapping[str, Any]) -> list[int | None]:
+def sizes_of(phase: str, plan: Plan, target: Mapping[str, Any]) -> list[int | None]:
     """The batch sizes of a phase: asked for, or the defaults and the target's own.
 
     Raises:
@@ -178,19 +155,23 @@ def first_sizes(spaces: Mapping[str, Space], run: Mapping[str, Any]) -> dict[str
     return {name: own.get(name) or choose(sizes[name]) or None for name in spaces}
 
 
-def account(space: Space, records: list[Record]) -> dict[str, Any]:
-    """What a report says of a phase's space."""
-    tried = {
-        (r.config, r.batch_size)
-        for r in records
-        if r.phase == space.phase and r.outcome.value != "interrupted"
-    }
-    return {
-        "summary": space.summary(),
-        "merged": dict(space.merged),
-        "dropped": dict(space.dropped),
-        "unusable": {s.config.backend: reason for s, reason in space.unusable.items()},
-        "configs": len({s.config for s in space.settings}),
-        "settings": len(space.settings),
-        "untried": sum((s.config, s.batch_size) not in tried for s in space.settings),
-    }
+def calls_between_updates(phase: str, run: Mapping[str, Any], batch_size: int | None) -> int | None:
+    """As the user or the target says; None where weights stay as they are or nobody knows."""
+    asked: int | None = run["plan"].get("calls_per_update")
+    target = run["target"]
+    samples: int | None = target.get("samples_per_update", {}).get(phase)
+    if asked is None and samples and batch_size:
+        return math.ceil(samples / batch_size)
+    derived: int | None = target.get("calls_per_update", {}).get(phase)
+    return asked or derived
+
+
+def predicted(space: Space, device: str, jobs: int) -> tuple[float, int]:
+    """About how many seconds a search of the space takes, by what others took, and how many trials.
+
+    Settings that may be answered by a plainer twin are counted as answered.
+    """
+    kind, listed = device if device in _TRIAL_S else "cuda", set(space.settings)
+    tried = [s.config for s in space.settings if s.plainer_twin not in listed]
+    compiling = sum(_COMPILE_S[kind]["max-autotune" in c.mode] for c in tried if not c.is_eager)
+    return _TRIAL_S[kind] * len(tried) + compiling / jobs, len(tried)

@@ -174,15 +174,11 @@ class Record:
     def to_dict(self) -> dict[str, Any]:
         """The content of ``result.json``."""
         data = {f.name: getattr(self, f.name) for f in fields(self)}
-        data["schema"] = SCHEMA
-        data["config"] = self.config.to_dict()
-        data["outcome"], data["step"] = self.outcome.value, self.step.value
-        if self.measurement is not None:
-            data["measurement"] = {
-                f.name: list(getattr(self.measurement, f.name)) for f in fields(Measurement)
-            }
-        data["notes"] = list(self.notes)
-        data["step_s"], data["detail"] = dict(self.step_s), dict(self.detail)
+        data |= {"schema": SCHEMA, "config": self.config.to_dict(), "notes": list(self.notes)}
+        data |= {"outcome": self.outcome.value, "step": self.step.value}
+        data |= {"step_s": dict(self.step_s), "detail": dict(self.detail)}
+        if m := self.measurement:
+            data["measurement"] = {f.name: list(getattr(m, f.name)) for f in fields(m)}
         return data
 
     @classmethod
@@ -195,15 +191,12 @@ class Record:
             KeyError, TypeError, ValueError: not a record.
         """
         demand_schema("a trial's result.json", data, SCHEMA)
-        kept: dict[str, Any] = {
-            f.name: data[f.name] for f in fields(cls) if f.name in data and f.name != "measurement"
-        }
+        kept: dict[str, Any] = {f.name: data[f.name] for f in fields(cls) if f.name in data}
         kept["config"] = CompileConfig.from_dict(data["config"])
         kept["outcome"], kept["step"] = Outcome(data["outcome"]), Step(data["step"])
         kept["notes"] = tuple(data.get("notes", ()))
-        if raw := data.get("measurement"):
-            kept["measurement"] = measurement_of(raw)
-        return cls(**kept)
+        raw = data.get("measurement")
+        return cls(**{**kept, "measurement": measurement_of(raw) if raw else None})
 
 
 # Older versions marked disturbed rounds, which now count like the others.
@@ -231,6 +224,7 @@ class RunFolder:
         self.study_db = self.path / "study.db"
         self.trials = self.path / "trials"
         self.cache = self.path / "cache"
+        self.in_algorithm = self.path / "in_algorithm.json"
         self._made: list[Path] = []
 
     def create(self) -> None:

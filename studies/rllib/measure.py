@@ -60,7 +60,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("name", nargs="?", choices=("breakout", "cartpole", "dqn"))
+    parser.add_argument(
+        "name", nargs="?", choices=("breakout", "breakout_remote", "cartpole", "dqn")
+    )
     parser.add_argument("settings", nargs="?", help="a file of autocompile export -o")
     parser.add_argument("--budget", default="4m")
     parser.add_argument("--device", default="cpu", help="that the settings are about")

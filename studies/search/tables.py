@@ -46,7 +46,7 @@ from autocompile.protocol.requests import (  # noqa: E402
 )
 from autocompile.search.records import to_record  # noqa: E402
 from autocompile.settings.config import EAGER, CompileConfig  # noqa: E402
-from autocompile.space.space import Setting  # noqa: E402
+from autocompile.settings.setting import Setting  # noqa: E402
 from autocompile.store.record import RunFolder  # noqa: E402
 
 SETS, ROUNDS, SET_S = 3, 12, 20.0
@@ -141,7 +141,7 @@ def cold_row(
 ) -> dict[str, Any]:
     """What is kept of it."""
     said = ending.payload
-    record = to_record(-1, model.phase, Setting(config, size, model.phase), ending)
+    record = to_record(-1, Setting(config, size, model.phase), ending)
     return {
         "config": config.to_dict(),
         "batch_size": size,

@@ -275,3 +275,15 @@ def test_the_order_of_the_records_does_not_matter() -> None:
         return [c.record.number for c in decision.ties]
 
     assert answer(run.records) == answer(run.records[::-1])
+
+
+def test_one_slow_process_alone_does_not_end_a_setting() -> None:
+    """Beside a busy neighbour a process can be 20 % slower from its start to its end."""
+    run = Run()
+    plain, lite = run.plain(1.04), run.search(LITE, 1.15)
+    run.race(plain, 1.04)
+    run.race(lite, 0.9)
+    assert lite in {c.record.number for c in finalists(decided(run))}
+    run.side(plain, measured(1.04, raced_in=2000), race=2)
+    run.side(lite, measured(0.9, raced_in=2000), race=2)
+    assert lite not in {c.record.number for c in finalists(decided(run))}

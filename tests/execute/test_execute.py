@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -23,14 +24,13 @@ from autocompile.execute import memory
 from autocompile.execute import outcome as ending
 from autocompile.execute.child import Child, Clock
 from autocompile.execute.exclusive import Exclusive
-from autocompile.execute.executor import Ended, Ending, Event, Job, Stepped, Told
+from autocompile.execute.executor import Ended, Ending, Event, Job, Stepped
 from autocompile.execute.fork_server import ForkServer
-from autocompile.execute.job import JobFactory, adaptive_timeout_s
+from autocompile.execute.job import adaptive_timeout_s
 from autocompile.execute.local import LocalExecutor, default_jobs
-from autocompile.execute.outcome import Sighting, conclude
-from autocompile.protocol.requests import Header, TimingLimits, TrialRequest
+from autocompile.execute.outcome import conclude
 from autocompile.settings.config import CompileConfig
-from autocompile.store.record import Outcome, RunFolder, Step
+from autocompile.store.record import Outcome, Step
 
 # Exclusive use -----------------------------------------------------------------------------------
 
@@ -162,38 +162,53 @@ def test_the_cap_of_the_user_is_the_cap() -> None:
     assert adaptive_timeout_s(20, [1.0] * 10) == 20
 
 
+def ended(step: Step = Step.COMPILE, **seen: Any) -> Child:
+    job = Job(0, Path(), timeout_s=60.0, total_timeout_s=9.0)
+    child = Child(job, Mock(), Mock(), **seen)
+    child.clock.enter(step)
+    return child
+
+
+STACK = b'Current thread (most recent call first):\n  File "/x/m.py", line 7 in f\n'
+
+
 @pytest.mark.parametrize(
-    ("seen", "outcome", "words"),
+    ("seen", "is_oom", "outcome", "words"),
     [
-        (Sighting(Step.COMPILE, None, -11), Outcome.CRASHED, "SIGSEGV in compile"),
-        (Sighting(Step.COMPILE, None, 3, last_words="bye"), Outcome.CRASHED, "code 3"),
-        (Sighting(Step.VERIFY, None, None), Outcome.INFRASTRUCTURE, "killed from outside"),
-        (Sighting(Step.COMPILE, None, -9, oom_killed=True), Outcome.OUT_OF_MEMORY, "kernel"),
+        ({"code": -11}, False, Outcome.CRASHED, "SIGSEGV in compile"),
+        ({"code": 3, "last_output": b"good\nbye\n"}, False, Outcome.CRASHED, "code 3 in compile"),
+        ({"code": 3, "last_output": b"good\nbye\n"}, False, Outcome.CRASHED, "a result: bye"),
+        ({}, False, Outcome.INFRASTRUCTURE, "killed from outside"),
+        ({"code": -9}, True, Outcome.OUT_OF_MEMORY, "kernel"),
         (
-            Sighting(Step.COMPILE, None, -9, "total", "9 s", place=", in f (m.py:7)"),
+            {"code": -9, "killed_for": "total", "dump": STACK},
+            False,
             Outcome.TIMEOUT,
             "took more than 9 s, in f (m.py:7)",
         ),
+        ({"code": -9, "killed_for": "interrupted"}, True, Outcome.INTERRUPTED, "stopped before"),
         (  # a compile worker was killed, and the trial could only say that its compile failed
-            Sighting(
-                Step.EXIT,
-                {"outcome": "compile_error", "step": "compile", "message": "g++ died"},
-                0,
-                oom_killed=True,
-            ),
+            {
+                "result": {"outcome": "compile_error", "step": "compile", "message": "g++ died"},
+                "code": 0,
+            },
+            True,
             Outcome.OUT_OF_MEMORY,
             "g++ died",
         ),
         (  # a result that has arrived is final
-            Sighting(Step.EXIT, {"outcome": "ok", "step": "exit"}, -9, oom_killed=True),
+            {"result": {"outcome": "ok", "step": "exit"}, "code": -9},
+            True,
             Outcome.OK,
             "",
         ),
-        (Sighting(Step.EXIT, {"outcome": "fine"}, 0), Outcome.CRASHED, "malformed"),
+        ({"result": {"outcome": "fine"}, "code": 0}, False, Outcome.CRASHED, "malformed"),
     ],
 )
-def test_what_was_seen_has_a_name(seen: Sighting, outcome: Outcome, words: str) -> None:
-    found, _, message = conclude(seen)
+def test_what_was_seen_has_a_name(
+    seen: dict[str, Any], is_oom: bool, outcome: Outcome, words: str
+) -> None:
+    found, _, message = conclude(ended(**seen), is_oom)
     assert found is outcome
     assert words in message
 
@@ -202,12 +217,10 @@ def test_what_was_seen_has_a_name(seen: Sighting, outcome: Outcome, words: str) 
     ("garbage", "outcome"), [("no JSON", Outcome.CRASHED), (None, Outcome.OUT_OF_MEMORY)]
 )
 def test_a_kill_of_ours_is_not_laid_at_the_kernels_door(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, garbage: str | None, outcome: Outcome
+    monkeypatch: pytest.MonkeyPatch, garbage: str | None, outcome: Outcome
 ) -> None:
     monkeypatch.setattr(ending, "oom_kills", lambda: 1)  # a neighbour was killed for memory
-    job = Job(0, tmp_path, 60.0)
-    child = Child(job, Mock(), Mock(), code=-9, garbage=garbage)
-    assert ending.ending_of(child, Step.COMPILE).outcome is outcome
+    assert ending.ending_of(ended(code=-9, garbage=garbage)).outcome is outcome
 
 
 # Memory ------------------------------------------------------------------------------------------
@@ -351,114 +364,88 @@ def test_one_that_does_not_lead_its_group_yet_is_stopped_too() -> None:
 # The executor ------------------------------------------------------------------------------------
 
 
-def until_ended(executor: LocalExecutor, count: int = 1, patience_s: float = 250) -> list[Event]:
-    events: list[Event] = []
-    deadline = time.monotonic() + patience_s
-    while sum(isinstance(e, Ended) for e in events) < count:
-        assert time.monotonic() < deadline, events
-        events += executor.wait(1.0)
-    return events
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
+    """Makes benches of a test's own, and looks that nothing of them is left."""
+    made: list[Bench] = []
+
+    def make(**options: Any) -> Bench:
+        made.append(Bench(tmp_path / f"run-{len(made)}", **options))
+        return made[-1]
+
+    yield make
+    for bench in made:
+        bench.executor.close()
+    assert_nothing_left("AUTOCOMPILE_TRIAL=")
 
 
-def endings(events: list[Event]) -> dict[int, Ending]:
-    return {e.number: e.ending for e in events if isinstance(e, Ended)}
-
-
-def job_factory(folder: Path, target: str = "plain.py", timeout_s: float = 200) -> JobFactory:
-    run = RunFolder(folder)
-    run.create()
-    return JobFactory(run, Header(str(TARGETS / target), "cpu"), timeout_s, None)
-
-
-def trial(shop: JobFactory, backend: str = "aot_eager", target: str = "") -> Job:
-    request = TrialRequest(
-        header=Header(target or shop.header.target, "cpu"),
-        number=shop.next_number(),
-        phase="forward",
-        config=CompileConfig(backend),
-        batch_size=4,
-        limits=TimingLimits(half_width=0.05),
-    )
-    return shop.job(request)
+def steps(events: list[Event]) -> list[Stepped]:
+    return [e for e in events if isinstance(e, Stepped)]
 
 
 @pytest.mark.parametrize("isolation", ["fork", "spawn"])
 def test_both_ways_to_start_a_trial_give_the_same(
-    isolation: str, bench: Bench, tmp_path: Path
+    isolation: str, bench: Bench, own: Callable[..., Bench]
 ) -> None:
-    spawning = LocalExecutor(isolation="spawn", jobs=1)
-    executor = spawning if isolation == "spawn" else bench.executor
-    shop = job_factory(tmp_path / "run")
-    try:
-        executor.start(trial(shop))
-        events = until_ended(executor)
-    finally:
-        spawning.close()
-    (ending,) = endings(events).values()
+    starts = own(isolation="spawn", jobs=1) if isolation == "spawn" else bench
+    with starts.recorded() as events:
+        ending = starts.run(TARGETS / "plain.py", "aot_eager")
     assert ending.outcome is Outcome.OK, ending.message
-    steps = [e.step.value for e in events if isinstance(e, Stepped)]
-    assert steps == ["import", "build", "eager", "compile", "verify", "measure", "verify"]
+    assert [e.step.value for e in steps(events)] == [
+        "import", "build", "eager", "compile", "verify", "measure", "verify",
+    ]  # fmt: skip
     assert not ending.doubts
     assert_nothing_left("AUTOCOMPILE_TRIAL=")
 
 
 def test_trials_compile_side_by_side_and_are_timed_alone(bench: Bench, tmp_path: Path) -> None:
-    executor, shop = bench.executor, job_factory(tmp_path / "run")
     target = shutil.copy(TARGETS / "sleeper.py", tmp_path)
     (tmp_path / "sleep").write_text("compile 0")
-    sleeper = trial(shop, "one", target=str(target))
-    executor.start(sleeper)
-    events = []
-    while not (tmp_path / "asleep").exists():
-        events += executor.wait(0.1)
-    for _ in range(2):
-        executor.start(trial(shop, "aot_eager"))
-    events += until_ended(executor, 2)
-    (tmp_path / "sleep").unlink()
-    events += until_ended(executor)
-    found = endings(events)
-    assert {e.outcome for e in found.values()} == {Outcome.OK}, found
+    with bench.recorded() as events:
+        sleeper = bench.start(target, "one")
+        bench.until((tmp_path / "asleep").exists)
+        others = [bench.start(TARGETS / "plain.py", "aot_eager") for _ in range(2)]
+        found = [bench.end(number) for number in others]
+        (tmp_path / "sleep").unlink()
+        found.append(bench.end(sleeper))
+    assert {e.outcome for e in found} == {Outcome.OK}, found
     # From the first verifying to the second each trial is the only one that takes a step of any
     # kind; what is not timed comes after that, and others may be timed before it ends.
     alone = None
-    for event in events:
-        if isinstance(event, Stepped):
-            assert alone in (None, event.number), events
-            if event.step is Step.VERIFY:
-                alone = event.number if alone is None else None
-    assert found[sleeper.number].pauses, "it was compiling while the others were timed"
+    for event in steps(events):
+        assert alone in (None, event.number), events
+        if event.step is Step.VERIFY:
+            alone = event.number if alone is None else None
+    assert found[-1].pauses, "it was compiling while the others were timed"
 
 
 def test_the_first_compile_time_leaves_out_the_pauses(tmp_path: Path) -> None:
     from autocompile.search.records import to_record
-    from autocompile.settings.config import CompileConfig
-    from autocompile.space.space import Setting
+    from autocompile.settings.setting import Setting
 
     payload = {"compile_s": 7.0, "compile_window": [100.0, 107.5]}
     pauses = ((90.0, 101.0), (104.0, 106.0), (107.0, 120.0))
     ending = Ending(Outcome.OK, Step.EXIT, payload=payload, pauses=pauses)
-    record = to_record(0, "forward", Setting(CompileConfig(), 1), ending)
+    record = to_record(0, Setting(CompileConfig(), 1), ending)
     assert record.compile_s == pytest.approx(7.0 - 1.0 - 2.0 - 0.5)
 
 
 def test_a_trial_that_is_cancelled_before_it_began_is_interrupted(tmp_path: Path) -> None:
-    executor, shop = LocalExecutor(isolation="spawn", jobs=2), job_factory(tmp_path / "run")
-    job = trial(shop)
-    executor._queue.append(job)
-    executor.cancel(job.number)
-    assert endings(executor.wait(0.1))[job.number].outcome is Outcome.INTERRUPTED
+    executor = LocalExecutor(isolation="spawn", jobs=2)
+    executor._queue.append(Job(3, tmp_path, 60.0))
+    executor.cancel(3)
+    (event,) = executor.wait(0.1)
+    assert isinstance(event, Ended) and event.ending.outcome is Outcome.INTERRUPTED
     executor.close()
 
 
 def test_a_trial_that_cannot_begin_is_an_ending_and_leaves_no_cgroup(tmp_path: Path) -> None:
     executor = LocalExecutor(python="/nowhere/python", isolation="spawn", jobs=1)
-    shop = job_factory(tmp_path / "run")
-    shop.memory_limit_bytes = 2**30
     groups = [folder for folder, _ in memory._own_groups()]
-    executor.start(trial(shop))
-    (ending,) = endings(executor.wait(1.0)).values()
-    assert ending.outcome is Outcome.INFRASTRUCTURE
-    assert "cannot be started: No such file" in ending.message
+    executor.start(Job(3, tmp_path, 60.0, memory_limit_bytes=2**30))
+    (event,) = executor.wait(1.0)
+    assert isinstance(event, Ended) and event.ending.outcome is Outcome.INFRASTRUCTURE
+    assert "cannot be started: No such file" in event.ending.message
     executor.close()
     ours = f"autocompile-{os.getpid()}-*"
     assert not [cgroup for folder in groups for cgroup in folder.glob(ours)]
@@ -487,50 +474,33 @@ def test_a_container_s_quota_counts_as_its_cores(monkeypatch: pytest.MonkeyPatch
         assert memory.usable_cores() == min(cores or 10**6, len(os.sched_getaffinity(0)))
 
 
-def test_a_dead_fork_server_is_replaced(tmp_path: Path) -> None:
-    executor, shop = LocalExecutor(isolation="fork", jobs=1), job_factory(tmp_path / "run")
-    starter = executor._starters.of(None)
-    starter._fork_server = dead = ForkServer(sys.executable, {}, executor._selector)
+def test_a_dead_fork_server_is_replaced(own: Callable[..., Bench]) -> None:
+    bench = own(isolation="fork", jobs=1)
+    starter = bench.executor._starters.of(None)
+    starter._fork_server = dead = ForkServer(sys.executable, {}, bench.executor._selector)
     os.kill(dead.pid, 9)
-    try:
-        executor.start(trial(shop, "eager"))
-        (ending,) = endings(until_ended(executor)).values()
-        assert ending.outcome is Outcome.OK
-        assert starter._fork_server not in (None, dead)
-    finally:
-        executor.close()
-    assert_nothing_left("AUTOCOMPILE_TRIAL=")
+    assert bench.run(TARGETS / "plain.py").outcome is Outcome.OK
+    assert starter._fork_server not in (None, dead)
 
 
 def test_where_no_fork_server_can_live_each_trial_gets_an_interpreter(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own: Callable[..., Bench], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    poison = tmp_path / "site"
-    poison.mkdir()
     # What a sitecustomize of some monitoring tool does: a thread in every interpreter.
-    (poison / "sitecustomize.py").write_text(
+    (tmp_path / "sitecustomize.py").write_text(
         "import threading, time\n"
         "threading.Thread(target=time.sleep, args=(999,), daemon=True, name='watcher').start()\n"
     )
-    monkeypatch.setenv("PYTHONPATH", str(poison), prepend=os.pathsep)
-    executor, shop = LocalExecutor(jobs=1), job_factory(tmp_path / "run")
-    try:
-        executor.start(trial(shop, "eager"))
-        events = until_ended(executor)
-        assert next(iter(endings(events).values())).outcome is Outcome.OK
-        executor.start(another := trial(shop, "eager"))
-        executor.cancel(another.number)
-        events += until_ended(executor)
-        said = [e.text for e in events if isinstance(e, Told)]
-        assert len(said) == 1, "once is enough"
-        assert "a thread runs in it: watcher" in said[0]
-        insisting = LocalExecutor(isolation="fork", jobs=1)
-        insisting.start(trial(shop, "eager"))
-        with pytest.raises(UsageError, match="cannot be forked here"):
-            until_ended(insisting)
-        insisting.close()
-    finally:
-        executor.close()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    bench = own(jobs=1)
+    assert bench.run(TARGETS / "plain.py").outcome is Outcome.OK
+    another = bench.start(TARGETS / "plain.py")
+    bench.executor.cancel(another)
+    bench.end(another)
+    (said,) = bench.told  # once is enough
+    assert "a thread runs in it: watcher" in said
+    with pytest.raises(UsageError, match="cannot be forked here"):
+        own(isolation="fork", jobs=1).run(TARGETS / "plain.py")
 
 
 @pytest.mark.parametrize(
@@ -552,20 +522,19 @@ def test_the_parent_sleeps_while_a_trial_works(
     target = shutil.copy(TARGETS / "sleeper.py", tmp_path)
     (tmp_path / "sleep").write_text("build 0")
     monkeypatch.setattr(memory.Cgroup, "build", lambda limit_bytes: None)  # so that it has to look
-    looks = []
+    looks: list[int] = []
     monkeypatch.setattr(process, "tree_memory_bytes", lambda root: looks.append(root) or 0)
-    executor, shop = bench.executor, job_factory(tmp_path / "run")
-    shop.memory_limit_bytes = 8 * 2**30
-    select, wakings = executor._selector.select, []
+    monkeypatch.setattr(bench.job_factory, "memory_limit_bytes", 8 * 2**30)
+    executor, wakings = bench.executor, list[Any]()
+    select = executor._selector.select
 
     def counted(timeout: float | None = None) -> Any:
         wakings.append(timeout)
         return select(timeout)
 
     monkeypatch.setattr(executor._selector, "select", counted)
-    executor.start(trial(shop, "eager", target=str(target)))
-    while not (tmp_path / "asleep").exists():
-        executor.wait(0.5)
+    number = bench.start(target)
+    bench.until((tmp_path / "asleep").exists)
     executor.wait(0.5)
     wakings.clear()
     looks.clear()
@@ -573,7 +542,7 @@ def test_the_parent_sleeps_while_a_trial_works(
     assert not executor.wait(2.0)
     slept_s, woken, looked = time.monotonic() - began, len(wakings), len(looks)
     (tmp_path / "sleep").unlink()
-    until_ended(executor)
+    bench.end(number)
     # However slow the machine is, it wakes no more than twice a second.
     assert slept_s >= 2
     assert 1 <= looked <= woken <= 2 * slept_s + 2
@@ -605,7 +574,7 @@ def test_looking_at_memory_takes_a_hundredth_of_a_core_at_most(
 def test_inductors_own_benchmarks_run_alone() -> None:
     code = """
 import contextlib, json
-from autocompile.trial.process.autotune_lock import make_autotuning_exclusive
+from autocompile.trial.process.channel import make_autotuning_exclusive
 asked = []
 class Channel:
     @contextlib.contextmanager

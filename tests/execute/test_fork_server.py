@@ -188,10 +188,9 @@ def test_the_word_of_a_fork_is_not_waited_for_longer_than_a_while(
         f"{ANSWERS}import time\nconnection.sendall(b'{ready}\\n')\ntime.sleep(1000)"
     )
     one = ForkServer(python, {}, selector)
-    reader = Mock(arguments={}, pipes=Mock(theirs=(0, 1, 2)))
     try:
         until_ready(one, selector)
         with pytest.raises(ForkServerError, match="has not forked"):
-            one.fork(reader)
+            one.fork({}, (0, 1, 2))
     finally:
         one.close()

@@ -120,11 +120,11 @@ def test_what_runs_elsewhere_is_compared_with_eager_here(work: Path) -> None:
 def test_a_break_elsewhere_says_nothing_about_here(work: Path) -> None:
     from autocompile.search.records import to_record
     from autocompile.search.reuse import answer
-    from autocompile.space.space import Setting
+    from autocompile.settings.setting import Setting
     from autocompile.testing import failed
 
     broken = Setting(CompileConfig(fullgraph=True), 4)
-    known = {broken: to_record(0, "forward", broken, failed("graph_break"))}
+    known = {broken: to_record(0, broken, failed("graph_break"))}
     for more, answered in (
         ({}, True),
         ({"environment": "old"}, False),

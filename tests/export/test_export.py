@@ -17,9 +17,9 @@ import pytest
 
 from autocompile.errors import ExportError, UsageError
 from autocompile.export import FORMATS, export, unconfirmed, use_line
-from autocompile.export.common import literal
-from autocompile.export.config_batch_size import own_choices
+from autocompile.export.choices import choices
 from autocompile.export.lines import optimizer_lines
+from autocompile.export.text import literal
 from autocompile.settings.backends import BACKENDS
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.tuned import Tuned
@@ -75,49 +75,33 @@ def change_config(report: dict[str, Any], phase: str, **changes: Any) -> None:
 
 @pytest.mark.parametrize("to", FORMATS)
 @pytest.mark.parametrize("verdict", ["faster", "keep_eager"])
-def test_every_format_yields_text_for_a_result(
+def test_every_format_yields_text_for_a_result_and_leaves_the_report_as_it_was(
     to: str, verdict: str, report_for: Callable[[str], dict[str, Any]]
 ) -> None:
     report = report_for(to)
     set_verdicts(report, verdict)
+    before = copy.deepcopy(report)
     text = export(report, to)
+    assert report == before
     assert text.endswith("\n") and not text.endswith("\n\n")
     if to == "json":
         json.loads(text)
     else:
         compile(text, to, "exec")
-        assert "import autocompile" not in text
+        assert "import autocompile" not in text and "report_to" not in text
     assert ("max-autotune" in text) == (verdict == "faster")
 
 
 @pytest.mark.parametrize("to", FORMATS)
-def test_every_format_refuses_a_report_in_which_everything_failed(
+def test_every_format_refuses_a_report_of_nothing(
     to: str, report_for: Callable[[str], dict[str, Any]]
 ) -> None:
     report = report_for(to)
     set_verdicts(report, "failed")
-    with pytest.raises(ExportError, match="nothing to export"):
-        export(report, to)
-
-
-@pytest.mark.parametrize("to", FORMATS)
-def test_a_report_without_phases_is_refused(
-    to: str, report_for: Callable[[str], dict[str, Any]]
-) -> None:
-    report = report_for(to)
-    report["phases"] = {}
-    with pytest.raises(ExportError, match="nothing to export"):
-        export(report, to)
-
-
-@pytest.mark.parametrize("to", FORMATS)
-def test_exporting_leaves_the_report_as_it_was(
-    to: str, report_for: Callable[[str], dict[str, Any]]
-) -> None:
-    report = report_for(to)
-    before = copy.deepcopy(report)
-    export(report, to)
-    assert report == before
+    for phases in (report["phases"], {}):
+        report["phases"] = phases
+        with pytest.raises(ExportError, match="nothing to export"):
+            export(report, to)
 
 
 def test_an_unknown_format_is_a_usage_error_that_names_the_nearest(
@@ -296,12 +280,6 @@ def test_a_class_that_is_no_name_is_not_written(name: Any, plain_report: dict[st
     assert "torch.optim" not in export(report, "python")
 
 
-def test_nothing_is_said_of_what_a_user_logs(plain_report: dict[str, Any]) -> None:
-    for verdict in ("faster", "keep_eager"):
-        set_verdicts(plain_report, verdict)
-        assert "report_to" not in export(plain_report, "transformers")
-
-
 def test_a_phase_in_which_nothing_is_compiled_replaces_no_method(
     rl_report: dict[str, Any], plain_report: dict[str, Any]
 ) -> None:
@@ -330,12 +308,6 @@ def test_what_was_not_confirmed_says_so_in_its_first_line(
     assert said.startswith(f"NOT CONFIRMED: {name} was measured in the search only")
     phase["verdict"] = "keep_eager"
     assert unconfirmed(report) == []
-
-
-def test_errors_name_the_run_that_was_given(plain_report: dict[str, Any]) -> None:
-    with pytest.raises(ExportError) as caught:
-        export(plain_report, "rllib")
-    assert caught.value.hint == "autocompile export ppo_breakout-0003 --to python"
 
 
 def _comments(text: str) -> list[str]:
@@ -397,15 +369,6 @@ def test_rllib_refuses_a_target_that_is_no_rlmodule(plain_report: dict[str, Any]
 
 
 @pytest.mark.parametrize("to", STACKS)
-def test_model_stacks_refuse_an_rlmodule_and_point_to_rllib(
-    to: str, rl_report: dict[str, Any]
-) -> None:
-    with pytest.raises(ExportError, match="no form for an RLModule") as caught:
-        export(rl_report, to)
-    assert caught.value.hint == "autocompile export ppo_breakout-0003 --to rllib"
-
-
-@pytest.mark.parametrize("to", STACKS)
 def test_a_backend_that_a_stack_has_no_name_for_is_a_line_of_its_own(
     to: str, plain_report: dict[str, Any]
 ) -> None:
@@ -416,12 +379,17 @@ def test_a_backend_that_a_stack_has_no_name_for_is_a_line_of_its_own(
 
 
 @pytest.mark.parametrize("to", STACKS)
-def test_model_stacks_have_no_form_for_an_optimizer_step_alone(
-    to: str, plain_report: dict[str, Any]
+def test_model_stacks_refuse_what_is_no_forward_pass_and_point_elsewhere(
+    to: str, rl_report: dict[str, Any], plain_report: dict[str, Any]
 ) -> None:
     plain_report["phases"] = {"optimizer_step": SAMPLE["phases"]["optimizer_step"]}
-    with pytest.raises(ExportError, match="forward pass"):
-        export(plain_report, to)
+    for report, words, other in (
+        (rl_report, "no form for an RLModule", "rllib"),
+        (plain_report, "forward pass", "python"),
+    ):
+        with pytest.raises(ExportError, match=words) as caught:
+            export(report, to)
+        assert caught.value.hint == f"autocompile export ppo_breakout-0003 --to {other}"
 
 
 @pytest.mark.parametrize("to", STACKS)
@@ -486,7 +454,7 @@ def test_what_was_measured_of_rllibs_updates_is_exported_for_rllib_only(
 
 def mode_of(report: dict[str, Any]) -> str | None:
     """Of exploration at the user's own batch size; None where it stays eager."""
-    config = own_choices(report)["forward_exploration"].config
+    config = choices(report)["forward_exploration"].config
     return config.mode if config else None
 
 
@@ -544,7 +512,7 @@ def test_rllib_says_when_the_users_own_batch_size_was_not_measured(
 
 def test_use_line_for_rllib_reads_the_file(rl_report: dict[str, Any]) -> None:
     line = 'from autocompile.rllib import tuned; config = tuned(config, "tuned.json")'
-    use = f"{line}   (autocompile export mine -o tuned.json writes the file)"
+    use = f"{line}     after    autocompile export mine -o tuned.json"
     assert use_line(rl_report, "mine") == use
     change_config(rl_report, "forward_exploration", memory_format="channels_last")
     assert use_line(rl_report, "mine") == use
@@ -558,16 +526,16 @@ def test_blocks_compiled_for_one_phase_are_those_of_another(plain_report: dict[s
     change_config(plain_report, "forward", scope="regional")
     phases["train_step"] = copy.deepcopy(phases["forward"])
     assert "regions_of" in export(plain_report, "python")  # the same of both
-    change_config(plain_report, "train_step", mode="default")
-    with pytest.raises(ExportError, match="a model's blocks cannot be compiled"):
-        export(plain_report, "python")
-    change_config(plain_report, "train_step", scope="full")
-    with pytest.raises(ExportError, match="a model's blocks cannot be compiled"):
-        export(plain_report, "python")
-    assert use_line(plain_report).startswith("autocompile export last --to json")
-    phases["train_step"]["verdict"] = "keep_eager"  # it would run the compiled blocks
-    with pytest.raises(ExportError, match="a model's blocks cannot be compiled"):
-        export(plain_report, "python")
+    best = phases["train_step"]["best"]["config"]
+    for change in (
+        lambda: best.update(mode="default"),
+        lambda: best.update(scope="full"),
+        lambda: phases["train_step"].update(verdict="keep_eager"),  # it would run the blocks
+    ):
+        change()
+        with pytest.raises(ExportError, match="a model's blocks cannot be compiled"):
+            export(plain_report, "python")
+        assert use_line(plain_report).startswith("autocompile export last --to json")
 
 
 def test_use_line_sets_nothing_of_the_process_for_one_of_two_phases(
@@ -644,26 +612,22 @@ def test_accelerate_warns_that_its_regions_are_others(plain_report: dict[str, An
     assert "WARNING" not in export(plain_report, "accelerate")
 
 
-def test_use_line_for_a_module_is_a_torch_compile_call(plain_report: dict[str, Any]) -> None:
-    assert use_line(plain_report) == ('model = torch.compile(model, mode="max-autotune")')
-    change_config(plain_report, "forward", mode="default", options={"a": False}, dynamic=True)
-    assert use_line(plain_report) == (
-        'model = torch.compile(model, options={"a": False}, dynamic=True)'
-    )
-
-
 @pytest.mark.parametrize(
-    ("phase", "start"),
+    ("phase", "called", "compiled"),
     [
-        ("optimizer_step", "step = torch.compile(optimizer.step, "),
-        ("train_step", "train_step = torch.compile(train_step, "),
+        ("forward", "model", "model"),
+        ("optimizer_step", "step", "optimizer.step"),
+        ("train_step", "train_step", "train_step"),
     ],
 )
-def test_use_line_for_a_step_compiles_the_step(
-    phase: str, start: str, plain_report: dict[str, Any]
+def test_use_line_is_a_torch_compile_call(
+    phase: str, called: str, compiled: str, plain_report: dict[str, Any]
 ) -> None:
     plain_report["phases"] = {phase: plain_report["phases"]["forward"]}
-    assert use_line(plain_report).startswith(start)
+    assert use_line(plain_report) == f'{called} = torch.compile({compiled}, mode="max-autotune")'
+    change_config(plain_report, phase, mode="default", options={"a": False}, dynamic=True)
+    options = 'options={"a": False}, dynamic=True'
+    assert use_line(plain_report) == f"{called} = torch.compile({compiled}, {options})"
 
 
 @pytest.mark.parametrize("to", ["rllib", "python"])

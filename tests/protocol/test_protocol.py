@@ -39,8 +39,8 @@ from autocompile.protocol.results import (
 )
 from autocompile.search.records import to_record
 from autocompile.settings.config import CompileConfig
+from autocompile.settings.setting import Setting
 from autocompile.settings.tuned import Choice, Tuned
-from autocompile.space.space import Setting
 from autocompile.store.record import Outcome, Step
 
 # --- requests ------------------------------------------------------------------------------------
@@ -221,6 +221,6 @@ def test_an_error_that_was_explained_is_raised_as_it_was() -> None:
 )
 def test_a_result_that_makes_no_sense_is_recorded_as_infrastructure(payload: Any) -> None:
     ending = Ending(Outcome.OK, Step.EXIT, payload=payload)
-    record = to_record(0, "forward", Setting(CONFIG, 4), ending)
+    record = to_record(0, Setting(CONFIG, 4), ending)
     assert record.outcome is Outcome.INFRASTRUCTURE
     assert record.message.startswith("its result makes no sense: ")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from autocompile.report.advice import on_memory, on_recurrent_layers
+from autocompile.report.advice import advice
 from autocompile.settings.config import DEFAULT_INDUCTOR
 from autocompile.store.record import Measurement, Outcome, Record, Step
 from autocompile.trial.measure.memory import page_faults
@@ -24,19 +24,19 @@ def trial(faults: Any, **more: Any) -> Record:
 
 def test_memory_that_is_taken_anew_in_each_call_is_told() -> None:
     hit, spared = trial([1600, 700]), trial([0, 0])
-    (said,) = on_memory([hit, spared, trial([0, 1500]), hit])
+    (said,) = advice([hit, spared, trial([0, 1500]), hit])
     assert said.startswith("in 2 of 4 processes")
     assert "1600 page faults" in said
     assert "MALLOC_TRIM_THRESHOLD_" in said
     # Blocks of more than 32 MiB are never kept: no variable of glibc's helps.
-    (said,) = on_memory([hit, hit])
+    (said,) = advice([hit, hit])
     assert said.startswith("in 2 of 2 processes")
     assert "MALLOC_TRIM_THRESHOLD_" not in said
 
 
 @pytest.mark.parametrize("faults", [[0, 0], [20, 0], None, [None, None], "x", [], {}])
 def test_where_it_costs_nothing_or_nothing_is_known_nothing_is_said(faults: Any) -> None:
-    assert on_memory([trial(faults), trial([1600, 1600], duplicate_of=0)]) == []
+    assert advice([trial(faults), trial([1600, 1600], duplicate_of=0)]) == []
 
 
 def test_pages_are_counted_as_the_kernel_hands_them_out() -> None:
@@ -58,10 +58,10 @@ def test_layers_that_dynamo_takes_only_when_told_are_named() -> None:
         3, "forward", DEFAULT_INDUCTOR, 4, Outcome.NOT_COMPILED, Step.VERIFY,
         message=f"Dynamo captured no graph: everything ran in eager mode: {reason}",
     )  # fmt: skip
-    (said,) = on_recurrent_layers([trial(None), broken])
+    (said,) = advice([trial(None), broken])
     assert "trial 3" in said and "torch._dynamo.config.allow_rnn = True" in said
     # Where the rest of the model was compiled, it is one break among others.
     beside = dataclasses.replace(trial(None), number=5, detail={"break_reasons": [reason]})
-    (said,) = on_recurrent_layers([beside])
+    (said,) = advice([beside])
     assert "trial 5" in said
-    assert on_recurrent_layers([trial(None)]) == []
+    assert advice([trial(None)]) == []

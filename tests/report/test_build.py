@@ -41,7 +41,7 @@ def test_what_is_open_comes_with_the_command_that_settles_it(run_dir: str, more:
     run.race(run.search(LITE, 1.3), 1.31)
     run.race(run.search(MAX, 1.3), 1.30)
     said = report(run, run_dir)["phases"]["forward"]["confidence"]
-    assert not said["decided"]
+    assert (said["word"], said["decided"]) == ("open", False)
     assert said["open"].endswith("% faster")
     assert said["command"] == f"autocompile tune net.py --resume --budget 5m{more}"
 
@@ -50,7 +50,8 @@ def test_a_best_that_was_not_raced_is_not_called_decided() -> None:
     run = Run()
     run.search(LITE, 1.3)
     said = report(run)["phases"]["forward"]["confidence"]
-    assert said["open"] == "the best was not timed again in two or more fresh processes"
+    assert said["open"] == "confirmed in 0 of 3 fresh processes"
+    assert said["word"] == "low"
 
 
 def test_a_batch_size_at_which_nothing_else_was_tried_is_open() -> None:
@@ -73,7 +74,18 @@ def test_a_clear_decision_has_no_command() -> None:
     run = Run()
     run.race(run.search(LITE, 1.3), 1.3, 1.3, 1.3)
     said = report(run)["phases"]["forward"]["confidence"]
-    assert said == {"decided": True, "open": "", "command": ""}
+    assert said == {"word": "high", "decided": True, "open": "", "command": ""}
+
+
+def test_keeping_eager_is_not_sure_where_nothing_worked_and_more_could_be_tried() -> None:
+    run = Run()
+    run.add(LITE, failed("wrong_output", "verify"))
+    about = {"plan": PLAN, "target": {}, "environment": CPU, "phases": [run.phase]}
+    for untried, word in ((60, "low"), (0, "high")):
+        space = {"untried": untried, "configs": 62}
+        found = build_report({**about, "spaces": {"forward": space}}, run.records, run_dir="x")
+        said = found["phases"]["forward"]["confidence"]
+        assert (said["word"], said["open"]) == (word, "2 of 62 settings tried" * (untried > 0))
 
 
 def test_where_eager_is_kept_the_row_of_its_size_is_of_what_was_raced() -> None:

@@ -10,16 +10,15 @@ import pytest
 from rich.console import Console
 
 from autocompile.errors import UsageError
+from autocompile.progress import Progress
 from autocompile.report.live import (
     LiveProgress,
     PlainProgress,
-    Progress,
-    SilentProgress,
     progress,
 )
 from autocompile.search.budget import Budget
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
-from autocompile.space.space import Setting
+from autocompile.settings.setting import Setting
 from autocompile.store.record import Measurement, Outcome, Record, Step
 
 TARGET = {"spec": "net.py", "kind": "Module", "description": "Net", "choices": {"device": "cpu"}}
@@ -97,7 +96,7 @@ def test_a_finished_trial_is_one_stable_line(plain: Plain) -> None:
     shown.ended(failed(15, "openvino", Outcome.CRASHED, "SIGSEGV in compile", 5.0), 11)
     assert file.getvalue().splitlines()[-2:] == [
         "[  72s] #14 ok       forward batch 4               inductor max-autotune            "
-        "1.09x ±0.00  compile 6.8s",
+        "1.09× ±0.00  compile 6.8s",
         "[  75s] #15 crashed  forward batch 4               openvino                         "
         "SIGSEGV in compile · runs/net-0003/trials/0015/log.txt",
     ]
@@ -123,7 +122,7 @@ def test_plain_progress_tells_what_a_log_needs(plain: Plain) -> None:
     assert "space   forward · 5 backends → 27 settings\n" in out
     assert "budget  5:00\n" in out
     assert (
-        "#0  ok       forward batch 4               eager                            1.00x\n" in out
+        "#0  ok       forward batch 4               eager                            1.00×\n" in out
     )
     assert "same code as trial 0\n" in out
     assert "needs torch 2.8\n" in out  # no process, no log
@@ -326,7 +325,7 @@ def test_the_kind_decides_and_auto_looks_at_the_file(monkeypatch: pytest.MonkeyP
     terminal = Terminal(io.BytesIO(), encoding="utf-8")
     assert isinstance(progress("auto", terminal), LiveProgress)
     assert isinstance(progress("plain", terminal), PlainProgress)
-    assert isinstance(progress("none", terminal), SilentProgress)
+    assert isinstance(progress("none", terminal), Progress)
     assert isinstance(progress("auto", io.StringIO()), PlainProgress)
     assert isinstance(progress("auto", Terminal(io.BytesIO(), encoding="ascii")), PlainProgress)
     monkeypatch.setenv("TERM", "dumb")
@@ -336,7 +335,7 @@ def test_the_kind_decides_and_auto_looks_at_the_file(monkeypatch: pytest.MonkeyP
 
 
 def test_silent_progress_takes_everything() -> None:
-    shown = SilentProgress()
+    shown = Progress()
     begin(shown)
     shown.started(0, Setting(EAGER, None), "search")
     shown.step(0, Step.BUILD)

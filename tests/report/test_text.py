@@ -54,7 +54,6 @@ def test_an_estimate_is_shown_with_its_interval() -> None:
     assert text.speedup(estimate) == text.speedup(estimate.to_dict()) == "1.41×"
     assert text.interval(estimate.to_dict()) == "[1.39, 1.43]"
     assert text.ratio(estimate) == "1.41× ±0.02"
-    assert text.gain(estimate) == "+41.4 %"
     assert text.percent(0.009) == "± 0.9 %"
     assert text.percent(math.inf) == ""
 

@@ -31,6 +31,20 @@ def clean() -> Iterator[None]:
     torch._dynamo.reset()
 
 
+@pytest.fixture
+def builds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many weights are constants of each session that is built."""
+    found: list[int] = []
+    build = onnx_session.Session._build
+
+    def noted(self: Any, args: Any) -> None:
+        found.append(len(self._baked))
+        build(self, args)
+
+    monkeypatch.setattr(onnx_session.Session, "_build", noted)
+    return found
+
+
 def test_torch_finds_it_without_an_import() -> None:
     program = (
         "import torch; m = torch.nn.Linear(3, 3); x = torch.ones(2, 3)\n"
@@ -79,23 +93,18 @@ def test_a_graph_of_nothing_else_is_an_error_with_the_reason() -> None:
         compiled(torch.randn(5, 5))
 
 
-def test_baked_weights_are_read_again_only_when_they_changed(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("weights", "expected"), [("baked", [2, 2]), ("live", [0])])
+def test_only_baked_weights_are_read_again_and_only_when_they_changed(
+    weights: str, expected: list[int], builds: list[int]
 ) -> None:
-    builds = []
-    build = onnx_session.Session._build
-    monkeypatch.setattr(
-        onnx_session.Session, "_build", lambda self, args: (builds.append(1), build(self, args))
-    )
     model, x = torch.nn.Linear(3, 3), torch.ones(2, 3)
-    compiled = torch.compile(model, backend="onnxrt", options={"weights": "baked"})
-    for _ in range(3):
-        compiled(x)
-    assert len(builds) == 1
-    model.bias.add_(1.0)
-    for _ in range(3):
-        torch.testing.assert_close(compiled(x), model(x))
-    assert len(builds) == 2
+    compiled = torch.compile(model, backend="onnxrt", options={"weights": weights})
+    for change in (0.0, 1.0):
+        if change:
+            model.bias.add_(change)
+        for _ in range(3):
+            torch.testing.assert_close(compiled(x), model(x))
+    assert builds == expected
 
 
 def test_the_last_session_goes_when_the_next_comes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,20 +168,6 @@ def test_a_model_whose_outputs_are_others_than_torch_gives_is_refused(
         compiled(torch.ones(2, 3))
 
 
-def test_live_weights_are_no_part_of_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    builds = []
-    build = onnx_session.Session._build
-    monkeypatch.setattr(
-        onnx_session.Session, "_build", lambda self, args: (builds.append(1), build(self, args))
-    )
-    model, x = torch.nn.Linear(3, 3), torch.ones(2, 3)
-    compiled = torch.compile(model, backend="onnxrt")
-    for _ in range(3):
-        model.weight.mul_(2.0)
-        torch.testing.assert_close(compiled(x), model(x))
-    assert len(builds) == 1
-
-
 def test_one_graph_for_all_shapes_keeps_a_session_for_each_of_the_last(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -219,14 +214,7 @@ def test_a_graph_that_writes_in_place_is_not_cut() -> None:
         compiled(torch.randn(5, 5))
 
 
-def test_weights_are_baked_into_the_parts_of_a_graph_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    baked: list[int] = []
-    build = onnx_session.Session._build
-    monkeypatch.setattr(
-        onnx_session.Session,
-        "_build",
-        lambda self, args: (baked.append(len(self._baked)), build(self, args)),
-    )
+def test_weights_are_baked_into_the_parts_of_a_graph_too(builds: list[int]) -> None:
     model = torch.nn.Linear(5, 5)
     compiled = torch.compile(
         lambda x: torch.linalg.svdvals(model(x)), backend="onnxrt", options={"weights": "baked"}
@@ -234,7 +222,7 @@ def test_weights_are_baked_into_the_parts_of_a_graph_too(monkeypatch: pytest.Mon
     x = torch.randn(5, 5)
     with pytest.warns(UserWarning, match="leaves linalg_svdvals to torch"):
         compiled(x)
-    assert sum(baked) == 2
+    assert sum(builds) == 2
     model.weight.mul_(2.0)
     want = torch.linalg.svdvals(model(x))
     torch.testing.assert_close(compiled(x), want, rtol=1e-4, atol=1e-4)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -38,16 +39,54 @@ class Hiding(nn.Module):
         return self.hidden[0](x) * self.scale  # type: ignore[no-any-return]
 
 
-def test_what_is_no_parameter_of_the_model_is_watched_too() -> None:
-    model, x = Hiding(), torch.randn(4, 8)
+class Statistics:
+    """As RL code keeps them: no module, and hung on one."""
+
+    def __init__(self) -> None:
+        self.mean = torch.zeros(8)
+
+
+class Normalizing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.running, self.stats = Statistics(), {"scale": [torch.ones(8)]}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x - self.running.mean) * self.stats["scale"][0]
+
+
+class Parts(nn.Sequential):
+    """A part may be put in later."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+
+
+CHANGES: dict[type[nn.Module], list[Callable[[Any], Any]]] = {
+    Hiding: [
+        lambda model: model.scale.fill_(3.0),
+        lambda model: model.hidden[0].weight.add_(1.0),
+        lambda model: setattr(model, "scale", torch.full((8,), 2.0)),
+    ],
+    Normalizing: [
+        lambda model: model.running.mean.add_(1.0),
+        lambda model: model.stats["scale"][0].mul_(3.0),
+        lambda model: setattr(model.running, "mean", torch.full((8,), 5.0)),
+    ],
+    Parts: [
+        lambda model: setattr(model, "2", nn.Linear(8, 8)),
+        lambda model: model[2].weight.add_(1.0),
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_whatever_the_model_reads_is_watched(kind: type[nn.Module]) -> None:
+    model, x = kind(), torch.randn(4, 8)
     frozen = Frozen(model, model, {"backend": "inductor"})
-    for change in (
-        lambda: None,
-        lambda: model.scale.fill_(3.0),
-        lambda: model.hidden[0].weight.add_(1.0),
-        lambda: setattr(model, "scale", torch.full((8,), 2.0)),
-    ):
-        change()
+    torch.testing.assert_close(frozen(x), model(x))
+    for change in CHANGES[kind]:
+        change(model)
         torch.testing.assert_close(frozen(x), model(x))
 
 
@@ -69,47 +108,6 @@ def test_weights_that_count_no_writes_can_be_frozen_where_they_lie() -> None:
     x = torch.randn(4, 8)
     frozen = Frozen(model, model, {"backend": "inductor"})
     torch.testing.assert_close(frozen(x), model(x))
-
-
-def test_a_part_that_is_put_in_later_is_watched_too() -> None:
-    model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)), torch.randn(4, 8)
-    frozen = Frozen(model, model, {"backend": "inductor"})
-    for change in (
-        lambda: None,
-        lambda: setattr(model, "2", nn.Linear(8, 8)),
-        lambda: model[2].weight.add_(1.0),
-    ):
-        change()
-        torch.testing.assert_close(frozen(x), model(x))
-
-
-class Statistics:
-    """As RL code keeps them: no module, and hung on one."""
-
-    def __init__(self) -> None:
-        self.mean = torch.zeros(8)
-
-
-class Normalizing(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.running, self.stats = Statistics(), {"scale": [torch.ones(8)]}
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (x - self.running.mean) * self.stats["scale"][0]
-
-
-def test_tensors_in_objects_and_containers_of_a_module_are_watched_too() -> None:
-    model, x = Normalizing(), torch.randn(4, 8)
-    frozen = Frozen(model, model, {"backend": "inductor"})
-    for change in (
-        lambda: None,
-        lambda: model.running.mean.add_(1.0),
-        lambda: model.stats["scale"][0].mul_(3.0),
-        lambda: setattr(model.running, "mean", torch.full((8,), 5.0)),
-    ):
-        change()
-        torch.testing.assert_close(frozen(x), model(x))
 
 
 def test_a_parameter_of_nobody_is_watched_too() -> None:

@@ -70,6 +70,17 @@ def fresh_dynamo() -> Iterator[None]:
     torch._dynamo.reset()
 
 
+class Counting:
+    """A backend that notes the types of the inputs of each graph."""
+
+    def __init__(self) -> None:
+        self.graphs: list[list[type]] = []
+
+    def __call__(self, graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> object:
+        self.graphs.append([type(i) for i in inputs])
+        return graph.forward
+
+
 @pytest.mark.parametrize("holder", HOLDERS)
 def test_blocks_are_found_wherever_they_stand(holder: str) -> None:
     regions = regions_of(Of(HOLDERS[holder]()))
@@ -101,12 +112,7 @@ def test_single_layers_and_models_without_repetition_have_none() -> None:
 @pytest.mark.parametrize("make", [encoder_layer, sequence])
 def test_blocks_of_torchs_own_classes_are_compiled_too(make: Callable[[], nn.Module]) -> None:
     """``Module.compile`` does nothing for them."""
-    model, graphs = Of([make() for _ in range(3)]), []
-
-    def counting(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> object:
-        graphs.append(graph)
-        return graph.forward
-
+    model, counting = Of([make() for _ in range(3)]), Counting()
     x = torch.randn(4, 5, 8)
     with torch.no_grad():
         want = model(x)
@@ -114,39 +120,34 @@ def test_blocks_of_torchs_own_classes_are_compiled_too(make: Callable[[], nn.Mod
         assert len(regions) == 3
         regions.compile(backend=counting, fullgraph=True)
         torch.testing.assert_close(model(x), want)
-        assert len(graphs) == 1
+        assert len(counting.graphs) == 1
         for block in model.children():  # new weights count, and copies are as they were
             for weight in block.parameters():
                 weight.mul_(1.5)
         alone = copy.deepcopy(model)
         assert not any(block._compiled_call_impl for block in alone.children())
         torch.testing.assert_close(model(x), alone(x))
-    assert len(graphs) == 1
+    assert len(counting.graphs) == 1
 
 
 def test_each_structure_of_torchs_own_classes_is_compiled_for_itself() -> None:
     """Dynamo counts recompilations of one function, and what differs between them as changing."""
-    one, graphs = nn.ReLU(), []
+    one, counting = nn.ReLU(), Counting()
     kinds = [[nn.Linear(8, 8), *[one] * count] for count in range(1, 11)]
     model = nn.Sequential(*(nn.Sequential(*kind) for kind in kinds for _ in range(2)))
-
-    def counting(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> object:
-        graphs.append([type(i) for i in inputs])
-        return graph.forward
-
     regions = regions_of(model)
     assert len(regions) == 20
     with torch.no_grad(), torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
         regions.compile(backend=counting, fullgraph=True)
         model(torch.randn(4, 8))
-    assert len(graphs) == 10
+    assert len(counting.graphs) == 10
     layers = nn.Transformer(16, 2, 2, 2, 32, dropout=0.0, batch_first=True).eval()
-    graphs.clear()
+    counting.graphs.clear()
     with torch.no_grad():
         regions_of(layers).compile(backend=counting)
         layers(torch.randn(2, 10, 16), torch.randn(2, 7, 16))
-    assert len(graphs) == 2
-    assert torch.SymInt not in {kind for kinds in graphs for kind in kinds}  # may change
+    assert len(counting.graphs) == 2
+    assert torch.SymInt not in {kind for kinds in counting.graphs for kind in kinds}  # may change
 
 
 def test_scripts_are_no_blocks() -> None:
@@ -156,15 +157,10 @@ def test_scripts_are_no_blocks() -> None:
 
 @pytest.mark.parametrize("holder", HOLDERS)
 def test_one_graph_serves_all_blocks(holder: str) -> None:
-    model, graphs = Of(HOLDERS[holder]()), []
-
-    def counting(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> object:
-        graphs.append(graph)
-        return graph.forward
-
+    model, counting = Of(HOLDERS[holder]()), Counting()
     x = torch.randn(4, 8)
     with torch.no_grad():  # else what comes out of the first block is another kind of input
         want = model(x)
         regions_of(model).compile(backend=counting)
         torch.testing.assert_close(model(x), want)
-    assert len(graphs) == 1
+    assert len(counting.graphs) == 1

@@ -2,7 +2,7 @@
 
 With another ray: ``pip install --no-deps 'ray[rllib]==2.50.*' gymnasium==1.1.1 ormsgpack==1.7.0``
 into an environment of its own, in whose site-packages a ``.pth`` file names this one's, and there
-``python -m pytest -n0 -m "" tests/runtime/test_rllib_tuned.py tests/runtime/test_rllib_runners.py``.
+``python -m pytest -n0 -m "" tests/runtime/test_rllib_{tuned,runners}.py``.
 """
 
 from __future__ import annotations
@@ -27,38 +27,38 @@ from rllib_algorithms import ALL, AOT, FUSED, ppo, settings
 from autocompile.rllib import NotInEffect, tuned
 
 
-def test_runner_and_learner_use_the_settings_and_say_so(built: Callable[[Any], Any]) -> None:
-    config = ppo()
-    algorithm = built(tuned(config, ALL))
-    algorithm.train()
-    found = algorithm.train()["autocompile"]
-    (runner,), (learner,) = found["env_runners"], found["learners"]
-    explored = runner["settings"]["forward_exploration"]
-    assert explored["setting"] == AOT.label()
-    assert (explored["graphs"], explored["recompiles"]) == (1, 0)
-    assert explored["warmup_s"] > 0
-    trained = learner["settings"]
-    assert trained["default_policy.forward_train"]["graphs"] >= 1
-    (stepped,) = [v for k, v in trained.items() if "optimizer_step" in k]
-    assert stepped["setting"] == FUSED.label()
-    for _, optimizer in algorithm.learner_group._learner.get_optimizers_for_module(
-        "default_policy"
-    ):
-        assert all(group["fused"] for group in optimizer.param_groups)
+def test_runner_and_learner_use_the_settings_say_so_and_train_as_untuned(
+    built: Callable[[Any], Any],
+) -> None:
+    config, weights = ppo(), []
+    # A second algorithm in the process is compiled too.
+    for each in (config, tuned(config, ALL), tuned(config, ALL)):
+        algorithm = built(each)
+        algorithm.train()
+        found = algorithm.train().get("autocompile")
+        weights.append(copy.deepcopy(algorithm.get_module().state_dict()))
+        if each is config:
+            assert found is None and config.env_runner_cls is None
+            continue
+        (runner,), (learner,) = found["env_runners"], found["learners"]
+        explored = runner["settings"]["forward_exploration"]
+        assert explored["setting"] == AOT.label()
+        assert (explored["graphs"], explored["recompiles"]) == (1, 0)
+        assert explored["warmup_s"] > 0
+        trained = learner["settings"]
+        assert trained["default_policy.forward_train"]["graphs"] >= 1
+        (stepped,) = [v for k, v in trained.items() if "optimizer_step" in k]
+        assert stepped["setting"] == FUSED.label()
+        demand_fused(algorithm)
+        assert list(weights[0]) == list(weights[-1])
+        for name, value in weights[0].items():
+            torch.testing.assert_close(weights[-1][name], value)
     assert config.env_runner_cls is None  # the user's own stays as it is
 
 
-def test_training_is_the_same_as_untuned(built: Callable[[Any], Any]) -> None:
-    weights = []
-    for config in (ppo(), tuned(ppo(), ALL)):
-        algorithm = built(config)
-        for _ in range(2):
-            algorithm.train()
-        weights.append(copy.deepcopy(algorithm.get_module().state_dict()))
-    assert algorithm.train()["autocompile"]["env_runners"][0]["settings"]
-    assert list(weights[0]) == list(weights[1])
-    for name, value in weights[0].items():
-        torch.testing.assert_close(weights[1][name], value)
+def demand_fused(algorithm: Any) -> None:
+    optimizers = algorithm.learner_group._learner._named_optimizers.values()
+    assert optimizers and all(group["fused"] for o in optimizers for group in o.param_groups)
 
 
 def test_new_weights_reach_a_runner_whose_weights_are_constants(
@@ -89,10 +89,7 @@ def test_a_restored_algorithm_steps_by_the_settings(
     algorithm.restore_from_path(path)
     (learner,) = algorithm.train()["autocompile"]["learners"]
     assert learner["settings"]["default_policy.forward_train"]["graphs"] >= 1
-    for _, optimizer in algorithm.learner_group._learner.get_optimizers_for_module(
-        "default_policy"
-    ):
-        assert all(group["fused"] for group in optimizer.param_groups)
+    demand_fused(algorithm)
     # And the other way round: keys and optimizers are those of an untuned one.
     back = algorithm.save_to_path(str(tmp_path / "tuned"))
     plain.restore_from_path(back)
@@ -178,12 +175,6 @@ def test_numbers_of_64_bits_are_seen_as_rllib_sees_them(built: Callable[[Any], A
     assert runner["settings"]["forward_exploration"]["recompiles"] == 0
 
 
-def test_a_second_algorithm_in_the_process_is_compiled_too(built: Callable[[Any], Any]) -> None:
-    for _ in range(2):
-        (runner,) = built(tuned(ppo(), ALL)).train()["autocompile"]["env_runners"]
-        assert runner["settings"]["forward_exploration"]["graphs"] == 1
-
-
 def test_a_learning_rate_in_a_tensor_stays_in_it(built: Callable[[Any], Any]) -> None:
     config = ppo().training(lr=[[0, 0.1], [10_000, 0.0]])
     step = CompileConfig("eager", optimizer="tensor_lr")
@@ -236,8 +227,7 @@ def test_a_learner_uses_what_was_measured_of_whole_updates(built: Callable[[Any]
     assert {key.rpartition(".")[2] for key in learner["settings"]} == {"learner_update"}
     assert len(learner["settings"]) == 2  # module and optimizer
     assert learner["settings"]["default_policy.learner_update"]["graphs"] >= 1
-    for optimizer in algorithm.learner_group._learner._named_optimizers.values():
-        assert all(group["fused"] for group in optimizer.param_groups)
+    demand_fused(algorithm)
 
 
 def test_a_runner_warms_up_on_what_its_connectors_make(built: Callable[[Any], Any]) -> None:

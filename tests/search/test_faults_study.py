@@ -19,11 +19,11 @@ from typing import Any, ClassVar
 
 import pytest
 from conftest import TARGETS, assert_nothing_left
+from scripts import Listener
 
 import autocompile
 from autocompile.errors import RunError
 from autocompile.execute.executor import Ending
-from autocompile.report.live import SilentProgress
 from autocompile.search import optuna_study
 from autocompile.testing import FakeExecutor, measured
 
@@ -346,14 +346,6 @@ time.sleep(600)
 """
 
 
-class Warnings(SilentProgress):
-    def __init__(self) -> None:
-        self.seen: list[str] = []
-
-    def warning(self, text: str) -> None:
-        self.seen.append(text)
-
-
 @contextlib.contextmanager
 def locked(database: Path) -> Iterator[None]:
     """Another process holds the database."""
@@ -383,7 +375,7 @@ def test_a_locked_database_is_a_warning_and_gets_its_rows_later(
     sleeper: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     monkeypatch.setattr(optuna_study, "_LOCK_PATIENCE_S", 0.5)
-    show = Warnings()
+    show = Listener()
 
     def tune(script: Callable[[Mapping[str, Any]], Ending], **more: Any) -> autocompile.Result:
         executor = FakeExecutor(script)
@@ -392,7 +384,7 @@ def test_a_locked_database_is_a_warning_and_gets_its_rows_later(
         )
 
     tune(scripted, trials=4)
-    assert show.seen == []
+    assert show.warnings == []
     with contextlib.ExitStack() as stack:
         lock = locked(Path("run/study.db"))
 
@@ -407,12 +399,12 @@ def test_a_locked_database_is_a_warning_and_gets_its_rows_later(
         if when == "from the start":
             stack.enter_context(lock)
         result = tune(scripted if when == "from the start" else lock_and_go_on, resume=True)
-        (warning,) = show.seen
+        (warning,) = show.warnings
         assert "locked" in warning
         assert "--resume adds" in warning
     assert result.verdict == {"forward": "faster"}
     tune(scripted, resume=True)
-    assert len(show.seen) == 1
+    assert len(show.warnings) == 1
     assert rows() == sorted(r.number for r in result.trials if r.role == "search")
 
 

@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 from autocompile.execute.executor import Job
-from autocompile.report.live import SilentProgress
+from autocompile.progress import Progress
 from autocompile.search.jobs import Jobs, without_interrupts
 from autocompile.store.record import Outcome
 from autocompile.testing import FakeExecutor, measured
@@ -26,7 +26,7 @@ def job(number: int) -> Job:
 
 def test_what_starts_after_a_cut_is_ended_by_the_next_one() -> None:
     over = False
-    jobs = Jobs(Endless(lambda request: measured(1.0)), SilentProgress(), lambda: over)
+    jobs = Jobs(Endless(lambda request: measured(1.0)), Progress(), lambda: over)
     for number in (1, 2):
         jobs.start(job(number))
         over = True

@@ -3,52 +3,62 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import Clock
+from scripts import (
+    Listener,
+    Recorder,
+    is_best_raced,
+    is_eager,
+    speeds,
+    target_with,
+    tuned,
+    with_modes,
+)
 
-from autocompile.api import tune
+import autocompile
 from autocompile.execute.executor import Ended, Ending, Event, Job
-from autocompile.report.facts import best_facts, exported_warning
-from autocompile.report.live import SilentProgress
+from autocompile.protocol.requests import Kind, RaceRequest, read_request
+from autocompile.report.facts import exported_warning, figures
 from autocompile.space.space import SearchSpace
 from autocompile.store.record import AT_WORK, Outcome, Step
 from autocompile.testing import FakeExecutor, failed, measured, probed
 
 MODES = ("default", "lite", "max-autotune")
 SPACE = SearchSpace(batch_sizes=(4,), fullgraph=(False,), freezing=(False,), modes=MODES)
+PROBED = {"modes": {m: m for m in MODES}}
+CLEAR = speeds({"default": 1.2, "lite": 1.0, "max-autotune": 1.5})
 
 
-def with_modes(script: Any, *modes: str, **more: Any) -> FakeExecutor:
-    return FakeExecutor(script, probed(modes={m: m for m in modes or MODES}), **more)
+def race(target: Path, script: Any = CLEAR, **options: Any) -> autocompile.Result:
+    executor = script if isinstance(script, FakeExecutor) else with_modes(script, *MODES)
+    return tuned(target, executor, **{"space": SPACE, **options})
 
 
-def speeds(**truth: float) -> Any:
-    def script(request: Mapping[str, Any]) -> Ending:
-        if request["config"]["backend"] == "eager":
-            return measured(1.0)
-        return measured(truth[request["config"]["mode"].replace("-", "_")])
-
-    return script
+def best_of(result: autocompile.Result) -> dict[str, Any]:
+    best: dict[str, Any] = result.to_dict()["phases"]["forward"]["best"]
+    return best
 
 
-CLEAR = speeds(default=1.2, lite=1.0, max_autotune=1.5)
-
-
-def raced(result: Any) -> Counter[str]:
+def raced(result: autocompile.Result) -> Counter[str]:
     return Counter(r.config.mode for r in result.trials if r.role == "confirm")
 
 
+def lost(result: autocompile.Result) -> list[tuple[str, str]]:
+    kept = [r for r in result.trials if r.role == "confirm" and not r.ok]
+    return [(r.config.mode, r.outcome.value) for r in kept]
+
+
 def test_three_sets_are_enough_where_the_order_is_clear(target: Path) -> None:
-    result = tune(target, executor=with_modes(CLEAR), space=SPACE)
+    result = race(target)
     assert raced(result) == {"max-autotune": 3, "default": 3}
-    best = result.to_dict()["phases"]["forward"]["best"]
+    best = best_of(result)
     assert best["confirmed_processes"] == 3
     assert best["speedup_against_default"]["value"] == pytest.approx(1.25, rel=0.01)
     assert result.to_dict()["phases"]["forward"]["confidence"]["decided"]
@@ -60,85 +70,70 @@ def test_who_may_still_be_better_gets_more_sets_and_no_more_than_six(target: Pat
         "default": cycle([1.22, 1.18, 1.31]),
         "lite": cycle([1.0]),
     }
-
-    def uneven(request: Mapping[str, Any]) -> Ending:
-        if request["config"]["backend"] == "eager":
-            return measured(1.0)
-        return measured(next(values[request["config"]["mode"]]))
-
-    result = tune(target, executor=with_modes(uneven), space=SPACE)
+    result = race(
+        target,
+        lambda r: measured(1.0 if is_eager(r) else next(values[r["config"]["mode"]])),
+    )
     assert raced(result)["max-autotune"] == 6
-    phase = result.to_dict()["phases"]["forward"]
-    assert not phase["confidence"]["decided"]
-    assert "--resume --budget 5m" in phase["confidence"]["command"]
-    assert "may be up to" in phase["confidence"]["open"]
+    confidence = result.to_dict()["phases"]["forward"]["confidence"]
+    assert not confidence["decided"]
+    assert "--resume --budget 5m" in confidence["command"]
+    assert "may be up to" in confidence["open"]
+
+
+def own_size(script: Any) -> FakeExecutor:
+    target = target_with(own_batch_size={"forward": 4}).payload["target"]
+    return FakeExecutor(script, probed(**PROBED, target=target))
 
 
 def test_each_batch_size_and_phase_is_raced_the_users_own_first(target: Path) -> None:
-    order: list[int] = []
-
-    class Listener(SilentProgress):
-        def racing(self, phase: str, batch_size: int | None, sides: int, number: int) -> None:
-            order.append(batch_size or 0)
-
-    probe = probed(modes={m: m for m in MODES})
-    probe.payload["target"]["own_batch_size"] = {"forward": 4}
-    space = SearchSpace(batch_sizes=(1, 4, 16), fullgraph=(False,), freezing=(False,), modes=MODES)
-    script = CLEAR
-    result = tune(target, executor=FakeExecutor(script, probe), space=space, progress=Listener())
-    assert order == [4, 4, 4, 16, 16, 16, 1, 1, 1]
+    show, space = Listener(), dataclasses.replace(SPACE, batch_sizes=(1, 4, 16))
+    result = race(target, own_size(CLEAR), space=space, progress=show)
+    assert show.races == [4, 4, 4, 16, 16, 16, 1, 1, 1]
     phase = result.to_dict()["phases"]["forward"]
     assert phase["best"]["batch_size"] == 4, "the report is about the user's own batch size"
     assert [row["confirmed_processes"] for row in phase["by_batch_size"]] == [3, 3, 3]
 
 
 def test_sets_of_a_slow_host_are_made_up_for_after_every_batch_size_had_three(target: Path) -> None:
-    order: list[int] = []
-
-    class Listener(SilentProgress):
-        def racing(self, phase: str, batch_size: int | None, sides: int, number: int) -> None:
-            order.append(batch_size or 0)
+    show, space = Listener(), dataclasses.replace(SPACE, batch_sizes=(1, 4))
 
     def slow_at_first(request: Mapping[str, Any]) -> Ending:
         found = CLEAR(request)
-        is_slow = 0 < order.count(4) <= 2 and order[-1] == 4
+        is_slow = 0 < show.races.count(4) <= 2 and show.races[-1] == 4
         found.payload["reference_s"] = 1.3 if is_slow else 1.0
         return found
 
-    probe = probed(modes={m: m for m in MODES})
-    probe.payload["target"]["own_batch_size"] = {"forward": 4}
-    space = SearchSpace(batch_sizes=(1, 4), fullgraph=(False,), freezing=(False,), modes=MODES)
-    executor = FakeExecutor(slow_at_first, probe)
-    result = tune(target, executor=executor, space=space, progress=Listener())
-    assert order == [4, 4, 4, 1, 1, 1, 4, 4]
-    best = result.to_dict()["phases"]["forward"]["best"]
+    result = race(target, own_size(slow_at_first), space=space, progress=show)
+    assert show.races == [4, 4, 4, 1, 1, 1, 4, 4]
+    best = best_of(result)
     assert (best["confirmed_processes"], best["slow_sets"]) == (3, 2)
 
 
 class Dies(FakeExecutor):
-    """The process of a race dies while the setting with some mode is at work."""
+    """The process of a race dies while the setting with some mode is at work; "": with none."""
 
     def __init__(self, mode: str, outcome: str, times: int = 99) -> None:
-        script = speeds(default=1.2, lite=1.3, max_autotune=1.5)
-        super().__init__(script, probed(modes={m: m for m in MODES}))
-        self.mode, self.outcome, self.times = mode, outcome, times
+        super().__init__(
+            speeds({"default": 1.2, "lite": 1.3, "max-autotune": 1.5}), probed(**PROBED)
+        )
+        self.mode, self.outcome, self.times = mode, Outcome(outcome), times
         self.groups: list[list[str]] = []
 
     def start(self, job: Job) -> None:
-        request = json.loads((job.folder / "request.json").read_text())
-        if request["kind"] != "race":
+        request = read_request(job.folder)
+        if not isinstance(request, RaceRequest) or request.kind is Kind.EXPORTED:
             super().start(job)
             return
-        self.groups.append([side["config"]["mode"] for side in request["sides"]])
-        guilty = [s["number"] for s in request["sides"] if s["config"]["mode"] == self.mode]
-        if not guilty or not self.times:
+        self.groups.append([side.config.mode for side in request.sides])
+        guilty = [side.number for side in request.sides if side.config.mode == self.mode]
+        if not self.times or (self.mode and not guilty):
             super().start(job)
             return
         self.times -= 1
-        (job.folder / AT_WORK).write_text(f"{guilty[0]:8d}")
-        ending = Ending(
-            Outcome(self.outcome), Step.MEASURE, f"{self.outcome} in measure", wall_s=1.0
-        )
+        if guilty:
+            (job.folder / AT_WORK).write_text(f"{guilty[0]:8d}")
+        ending = Ending(self.outcome, Step.MEASURE, f"{self.outcome.value} in measure", wall_s=1.0)
         self._events.append(Ended(job.number, ending))
 
 
@@ -146,237 +141,159 @@ class Dies(FakeExecutor):
 def test_a_crash_or_a_hang_ends_that_candidate_and_not_the_race(target: Path, outcome: str) -> None:
     executor = Dies("max-autotune", outcome)
     # A search that may end early has no need of "lite" beside what is so much faster.
-    result = tune(target, executor=executor, space=SPACE, effort="full")
+    result = race(target, executor, effort="full")
     assert result.config["forward"].mode == "lite"
-    assert result.to_dict()["phases"]["forward"]["best"]["confirmed_processes"] >= 3
-    lost = [r for r in result.trials if r.role == "confirm" and not r.ok]
-    assert [(r.config.mode, r.outcome.value) for r in lost] == [("max-autotune", outcome)]
+    assert best_of(result)["confirmed_processes"] >= 3
+    assert lost(result) == [("max-autotune", outcome)]
     assert ["max-autotune"] in executor.groups, "it had a process of its own before it was given up"
 
 
 def test_who_failed_beside_others_and_not_by_itself_stays_in_the_race(target: Path) -> None:
     executor = Dies("max-autotune", "out_of_memory", times=1)
-    result = tune(target, executor=executor, space=SPACE)
-    assert result.config["forward"].mode == "max-autotune"
+    assert race(target, executor).config["forward"].mode == "max-autotune"
     assert executor.groups.count(["max-autotune"]) >= 3
 
 
 def test_a_process_that_dies_with_nobody_at_work_ends_the_race_with_a_warning(target: Path) -> None:
-    said: list[str] = []
-
-    class Listener(SilentProgress):
-        def warning(self, text: str) -> None:
-            said.append(text)
-
-    class Broken(FakeExecutor):
-        def start(self, job: Job) -> None:
-            request = json.loads((job.folder / "request.json").read_text())
-            if request["kind"] == "race":
-                ending = Ending(Outcome.CRASHED, Step.EAGER, "SIGKILL in eager", wall_s=1.0)
-                self._events.append(Ended(job.number, ending))
-            else:
-                super().start(job)
-
-    script = CLEAR
-    executor = Broken(script, probed(modes={m: m for m in MODES}))
-    result = tune(target, executor=executor, space=SPACE, progress=Listener())
-    assert len(said) == 1
-    assert "SIGKILL in eager" in said[0]
-    best = result.to_dict()["phases"]["forward"]["best"]
-    assert best["confirmed_processes"] == 0
+    show = Listener()
+    result = race(target, Dies("", "crashed"), progress=show)
+    (said,) = show.warnings
+    assert "crashed in measure" in said
+    assert best_of(result)["confirmed_processes"] == 0
     assert not result.is_faster_by(1.01, "forward")
 
 
 def test_who_sets_something_for_the_process_runs_by_itself_in_turns(target: Path) -> None:
     def one_thread(request: Mapping[str, Any]) -> Ending:
-        if request["config"]["threads"] == 1:
-            return measured(1.6)
-        return measured(1.0 if request["config"]["backend"] == "eager" else 1.5)
+        is_one = request["config"]["threads"] == 1
+        return measured(1.6 if is_one else 1.0 if is_eager(request) else 1.5)
 
-    requests: list[dict[str, Any]] = []
-
-    class Watched(FakeExecutor):
-        def start(self, job: Job) -> None:
-            requests.append(json.loads((job.folder / "request.json").read_text()))
-            super().start(job)
-
-    space = SearchSpace(
-        batch_sizes=(4,),
-        fullgraph=(False,),
-        freezing=(False,),
-        modes=("default",),
-        threads=(None, 1),
-    )
     environment = {**probed().payload["environment"], "threads": 2}
-    executor = Watched(one_thread, probed(environment=environment), slots=2)
-    result = tune(target, executor=executor, space=space)
+    executor = Recorder(one_thread, probed(environment=environment), slots=2)
+    space = dataclasses.replace(SPACE, modes=("default",), threads=(None, 1))
+    result = race(target, executor, space=space)
     assert result.config["forward"].threads == 1
-    races = [r for r in requests if r["kind"] == "race"]
+    races = executor.of(Kind.RACE)
     threads = [[side["config"]["threads"] for side in r["sides"]] for r in races]
-    assert [None] in threads
-    assert [1] in threads
+    assert [None] in threads and [1] in threads
     assert not any(None in group and 1 in group for group in threads)
     assert all(r["takes_turns"] for r in races)
 
 
 def test_more_memory_than_a_trial_may_have_is_not_shared(target: Path) -> None:
-    def heavy(request: Mapping[str, Any]) -> Ending:
-        speed = CLEAR(request)
-        payload = {**speed.payload, "peak_memory_bytes": 10**9}
-        return dataclasses.replace(speed, payload=payload)
-
-    groups: list[int] = []
-
-    class Watched(FakeExecutor):
-        def start(self, job: Job) -> None:
-            request = json.loads((job.folder / "request.json").read_text())
-            if request["kind"] == "race":
-                groups.append(len(request["sides"]))
-            super().start(job)
-
-    executor = Watched(heavy, probed(modes={m: m for m in MODES}))
-    tune(target, executor=executor, space=SPACE, memory_limit_bytes=3 * 10**9)
-    assert set(groups) == {1}
+    truth = {"default": 1.2, "lite": 1.0, "max-autotune": 1.5}
+    executor = Recorder(speeds(truth, peak_memory_bytes=10**9), probed(**PROBED))
+    race(target, executor, memory_limit_bytes=3 * 10**9)
+    assert {len(request["sides"]) for request in executor.of(Kind.RACE)} == {1}
 
 
 def test_ctrl_c_in_a_race_keeps_the_sets_that_had_ended(target: Path) -> None:
     class Impatient(FakeExecutor):
+        pressed = False
+
         def wait(self, timeout_s: float) -> list[Event]:
             if sum("repeats" in r for r in self.requests) > 4 and not self.pressed:
                 self.pressed = True
                 raise KeyboardInterrupt
             return super().wait(timeout_s)
 
-        pressed = False
-
-    script = CLEAR
-    executor = Impatient(script, probed(modes={m: m for m in MODES}))
-    stopped = tune(target, executor=executor, space=SPACE)
+    stopped = race(target, Impatient(CLEAR, probed(**PROBED)))
     assert stopped.interrupted
-    assert stopped.to_dict()["phases"]["forward"]["best"]["confirmed_processes"] == 2
-    result = tune(target, executor=with_modes(script), resume=True)
-    assert result.to_dict()["phases"]["forward"]["best"]["confirmed_processes"] == 3
+    assert best_of(stopped)["confirmed_processes"] == 2
+    result = race(target, resume=True)
+    assert best_of(result)["confirmed_processes"] == 3
     assert raced(result)["max-autotune"] == 3, "the sets that were there are not repeated"
 
 
 def test_where_nothing_can_win_nothing_is_raced(target: Path) -> None:
-    result = tune(
-        target, executor=with_modes(speeds(default=0.8, lite=0.7, max_autotune=0.6)), space=SPACE
-    )
+    result = race(target, speeds({"default": 0.8, "lite": 0.7, "max-autotune": 0.6}))
     assert not raced(result)
     assert result.verdict["forward"] == "keep_eager"
 
 
 def test_a_setting_that_is_wrong_in_a_race_is_not_recommended(target: Path) -> None:
-    def liar(request: Mapping[str, Any]) -> Ending:
-        if "repeats" in request and request["config"]["mode"] == "max-autotune":
-            return failed("wrong_output", "verify", "outputs differ")
-        return CLEAR(request)
-
-    result = tune(target, executor=with_modes(liar), space=SPACE)
+    wrong = failed("wrong_output", "verify", "outputs differ")
+    result = race(target, lambda r: wrong if is_best_raced(r) else CLEAR(r))
     assert result.config["forward"].mode == "default"
-    lost = [r for r in result.trials if r.role == "confirm" and not r.ok]
-    assert {r.outcome for r in lost} == {Outcome.WRONG_OUTPUT}
+    assert set(lost(result)) == {("max-autotune", "wrong_output")}
 
 
 # --- exported code, after the races ---------------------------------------------------------------
 
 
-def exported(factor: float = 1.0, outcome: str = "ok", eager_s: float = 1e-3) -> Any:
+def exported(
+    factor: float = 1.0, outcome: str = "ok", eager_s: float = 1e-3, work: Any = None
+) -> Recorder:
     """Exported code is so many times as fast as the setting was in its races, against eager."""
 
     def script(request: Mapping[str, Any]) -> Ending:
-        if request["kind"] != "exported":
+        if work is not None:
+            work()
+        if request["kind"] != Kind.EXPORTED.value:
             return CLEAR(request)
-        asked.append(dict(request))
-        return (
-            measured(1.5 * factor, eager_s=eager_s)
-            if outcome == "ok"
-            else failed(outcome, "verify", "is off")
-        )
+        if outcome != "ok":
+            return failed(outcome, "verify", "is off")
+        return measured(1.5 * factor, eager_s=eager_s)
 
-    asked: list[dict[str, Any]] = []
-    script.asked = asked  # type: ignore[attr-defined]
-    return script
+    return Recorder(script, probed(**PROBED))
 
 
 def test_exported_code_runs_once_for_each_phase_in_a_fresh_interpreter(target: Path) -> None:
-    fresh: list[bool] = []
-
-    class Watched(FakeExecutor):
-        def start(self, job: Job) -> None:
-            if json.loads((job.folder / "request.json").read_text())["kind"] == "exported":
-                fresh.append(job.fresh)
-            super().start(job)
-
-    script = exported()
-    executor = Watched(script, probed(modes={m: m for m in MODES}))
-    result = tune(target, executor=executor, space=SPACE)
-    (request,) = script.asked
-    assert fresh == [True]
+    executor = exported()
+    result = race(target, executor)
+    ((request,), (job,)) = (
+        executor.of(Kind.EXPORTED),
+        [job for job, kind, _ in executor.jobs if kind is Kind.EXPORTED],
+    )
+    assert job.fresh
     (side,) = request["sides"]
     assert side["exported"]["code"] == 'model = torch.compile(model, mode="max-autotune")'
     assert side["exported"]["code"] in result.export("python")
     assert side["exported"]["settings"]["phases"]["forward"]
-    best = result.to_dict()["phases"]["forward"]["best"]
+    best = best_of(result)
     assert best["confirmed_processes"] == 3, "it counts as no set of the race"
     assert best["exported"]["agrees"] and best["exported"]["outcome"] == "ok"
     assert best["exported"]["speedup"]["value"] == pytest.approx(1.5, rel=0.01)
-    again = tune(target, executor=executor, resume=True)
-    assert len(script.asked) == 1, "a winner that has run is not run again"
-    assert again.to_dict()["phases"]["forward"]["best"]["exported"] == best["exported"]
+    again = race(target, executor, resume=True)
+    assert len(executor.of(Kind.EXPORTED)) == 1, "a winner that has run is not run again"
+    assert best_of(again)["exported"] == best["exported"]
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("executor", "said"),
     [
-        (exported(0.7), "the exported code gave 1.05× "),
-        (exported(outcome="wrong_output"), "did not work in a fresh interpreter: wrong_output (is"),
+        (lambda: exported(0.7), "the exported code gave 1.05× "),
+        (lambda: exported(0.6, eager_s=0.6e-3), "the exported code gave 0.90×"),  # below eager
+        (
+            lambda: exported(outcome="wrong_output"),
+            "did not work in a fresh interpreter: wrong_output (is",
+        ),
     ],
 )
 def test_a_report_warns_of_exported_code_that_does_not_do_what_was_confirmed(
-    script: Any, said: str, target: Path
+    executor: Callable[[], FakeExecutor], said: str, target: Path
 ) -> None:
-    report = tune(target, executor=with_modes(script), space=SPACE).to_dict()
-    best = report["phases"]["forward"]["best"]
-    assert report["phases"]["forward"]["verdict"] == "faster" and not best["exported"]["agrees"]
+    result = race(target, executor())
+    best = best_of(result)
+    assert result.verdict["forward"] == "faster"
     (warning,) = exported_warning(best)
     assert said in warning
-    assert "exported code" not in " ".join(best_facts(best))
+    assert "exported code" not in " ".join(figures(best))
     best["exported"] |= {"agrees": True, "speedup": best["speedup"]}
-    assert "exported code: 1.50×, right" in list(best_facts(best))
+    assert "exported code: 1.50×, right" in list(figures(best))
     assert exported_warning(best) == []
 
 
 def test_exported_code_is_no_slower_where_eager_mode_was_faster(target: Path) -> None:
-    script = exported(0.8, eager_s=0.8e-3)
-    best = tune(target, executor=with_modes(script), space=SPACE).to_dict()["phases"]["forward"][
-        "best"
-    ]
+    best = best_of(race(target, exported(0.8, eager_s=0.8e-3)))
     assert best["exported"]["agrees"] and exported_warning(best) == []
     told = "exported code: 1.20×, right; calls as fast, eager mode was faster in that process"
-    assert told in list(best_facts(best))
-
-
-def test_exported_code_that_is_slower_than_eager_is_told_whatever_its_calls_take(
-    target: Path,
-) -> None:
-    script = exported(0.6, eager_s=0.6e-3)
-    result = tune(target, executor=with_modes(script), space=SPACE)
-    (warning,) = exported_warning(result.to_dict()["phases"]["forward"]["best"])
-    assert "the exported code gave 0.90×" in warning
+    assert told in list(figures(best))
 
 
 def test_without_time_exported_code_is_not_run_and_nothing_is_said(target: Path) -> None:
-    script, clock = exported(), Clock()
-
-    def slow(request: Mapping[str, Any]) -> Ending:
-        clock.work(3.0)
-        return script(request)
-
-    result = tune(
-        target, executor=with_modes(slow), space=SPACE, budget_s=36.0, clock=clock.monotonic
-    )
-    best = result.to_dict()["phases"]["forward"]["best"]
+    clock = Clock()
+    executor = exported(work=lambda: clock.work(3.0))
+    best = best_of(race(target, executor, budget_s=36.0, clock=clock.monotonic))
     assert best["confirmed_processes"] and best["exported"] is None
-    assert not script.asked and not exported_warning(best)
+    assert not executor.of(Kind.EXPORTED) and not exported_warning(best)

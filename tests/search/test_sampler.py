@@ -13,8 +13,7 @@ import pytest
 from optuna.trial import TrialState
 
 from autocompile.errors import UsageError
-from autocompile.search.effects import Effects, Prior, expected_gain, prior_of
-from autocompile.search.failures import fingerprint
+from autocompile.search.effects import Effects, Prior, expected_gain, fingerprint, prior_of
 from autocompile.search.sampler import (
     SAMPLERS,
     FiniteSampler,
@@ -22,7 +21,7 @@ from autocompile.search.sampler import (
     make_sampler,
 )
 from autocompile.settings.config import EAGER, CompileConfig
-from autocompile.space.space import Setting
+from autocompile.settings.setting import Setting
 
 A, B = "reduce-overhead", "max-autotune"
 LAST = {"memory_format": "channels_last"}
@@ -123,7 +122,7 @@ def test_what_leads_is_tried_without_each_of_its_fields() -> None:
     other = Setting(CompileConfig(threads=1), 4)
     sampler = PortfolioSampler([*every, *parts, other])
     study = told(sampler, *((s, v, {}) for s, v in zip(every, (1.0, 1.0, 3.0), strict=True)))
-    gains = {s: gain for s, (gain, _, _) in sampler._scores(study).items()}
+    gains = {s: gain for s, (gain, _) in sampler.scores(study).items()}
     assert min(gains[s] for s in parts) > 0.005 > gains[other]
 
 
@@ -221,11 +220,9 @@ def test_what_no_process_has_tried_says_nothing_of_others() -> None:
     every = settings((4,))
     sampler = PortfolioSampler(every)
     ended = [(Setting(EAGER, 4), 1.0, {}), (Setting(CompileConfig(**LAST), 4), None, {})]
-    (_, gains) = zip(
-        *[(s, v[0]) for s, v in sampler._scores(told(sampler, *ended)).items()], strict=True
-    )
-    (_, same) = zip(
-        *[(s, v[0]) for s, v in sampler._scores(told(sampler, ended[0])).items()], strict=True
+    gains, same = (
+        [score.gain for score in sampler.scores(told(sampler, *some)).values()]
+        for some in (ended, ended[:1])
     )
     assert max(gains) == pytest.approx(max(same))
 

@@ -12,11 +12,11 @@ from autocompile.settings.backends import BACKENDS
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.dimension import Place
 from autocompile.settings.dimensions import DIMENSIONS, why_not
-from autocompile.settings.effort import EFFORTS, budget_of
+from autocompile.settings.setting import Setting, choices
 from autocompile.space.enumeration import build_space
 from autocompile.space.plan import Plan
-from autocompile.space.space import Catalogue, SearchSpace, Setting, Space, choices, plainer_twins
-from autocompile.space.spaces import _sizes
+from autocompile.space.space import Catalogue, SearchSpace, Space
+from autocompile.space.spaces import demand_known, sizes_of
 
 OFFERED = Catalogue(
     backends={"inductor": "", "onnxrt": "", "cudagraphs": "no CUDA device"},
@@ -64,9 +64,9 @@ def test_updates_have_the_batch_size_of_the_configuration_unless_they_are_asked_
     few = SearchSpace(batch_sizes=(1, 4))
     for phases, sizes in ((None, [128]), (("learner_update",), [1, 4])):
         plan = Plan("ppo.py", phases=phases, space=few)
-        assert _sizes("learner_update", plan, target) == sizes
-        assert _sizes("forward_exploration", plan, target) == [1, 4]
-    assert _sizes("learner_update", Plan("ppo.py"), target) == [128]
+        assert sizes_of("learner_update", plan, target) == sizes
+        assert sizes_of("forward_exploration", plan, target) == [1, 4]
+    assert sizes_of("learner_update", Plan("ppo.py"), target) == [128]
 
 
 def test_what_cannot_work_is_left_out_with_its_reason() -> None:
@@ -123,14 +123,6 @@ def test_what_changes_numbers_or_drops_checks_is_tried_only_by_name() -> None:
     assert {c.precision for c in configs(space())} == {"default"}
 
 
-def test_an_effort_is_an_amount_of_time() -> None:
-    assert {name: budget_of(name) for name in EFFORTS} == {
-        "quick": 90.0, "normal": 300.0, "full": None,
-    }  # fmt: skip
-    with pytest.raises(UsageError, match="effort 'most' is none of quick, normal, full"):
-        budget_of("most")
-
-
 def test_a_flag_decides_over_what_is_tried_by_itself() -> None:
     found = space(memory_format=("channels_last",), freezing=(True,))
     ours = configs(found) - {EAGER, CompileConfig()}
@@ -141,11 +133,11 @@ def test_a_flag_decides_over_what_is_tried_by_itself() -> None:
 def test_fullgraph_is_answered_by_the_same_setting_without_it() -> None:
     listed = set(space().settings)
     for setting in listed:
-        twins = plainer_twins(setting)
-        assert bool(twins) is setting.config.fullgraph
-        assert set(twins) <= listed
+        twin = setting.plainer_twin
+        assert bool(twin) is setting.config.fullgraph
+        assert twin is None or twin in listed
     full = CompileConfig(fullgraph=True)
-    assert plainer_twins(Setting(full, 4)) == [Setting(CompileConfig(), 4)]
+    assert Setting(full, 4).plainer_twin == Setting(CompileConfig(), 4)
 
 
 def test_as_many_threads_as_torch_takes_by_itself_are_no_setting_of_their_own() -> None:
@@ -194,8 +186,9 @@ def test_what_a_backend_does_not_take_is_left_out_with_its_reason() -> None:
     }
     assert not any(c.backend == "onnxrt" and not c.options for c in configs(found))
     assert found.dropped["inductor has no option weights"] == 1
+    asked = SearchSpace(backends=("inductor",), options=((("weights", "baked"),),))
     with pytest.raises(UsageError, match="option 'weights' is unknown"):
-        space(backends=("inductor",), options=((("weights", "baked"),),))
+        demand_known(asked, [OFFERED])
 
 
 @pytest.mark.parametrize(

@@ -161,5 +161,5 @@ def test_only_what_runs_alone_gets_all_of_the_memory(tmp_path: Path) -> None:
     assert shop.job(first).memory_limit_bytes == 1000
     assert shop.job(second, alone=True).memory_limit_bytes == 16000
     probe = ProbeRequest(header=shop.header, batch_size=4)
-    assert shop.probe_job(probe, toolchain=False).memory_limit_bytes == 16000
+    assert shop.probe_job(probe, compiles=False).memory_limit_bytes == 16000
     assert read_request(folder.trial(1)) == second

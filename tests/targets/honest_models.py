@@ -69,6 +69,18 @@ class Recurrent(nn.Module):
         return self.head(hidden), last, cell
 
 
+class Unrolled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.LSTMCell(16, 12)
+
+    def forward(self, x):
+        state = x.new_zeros(x.shape[0], 12), x.new_zeros(x.shape[0], 12)
+        for step in x.unbind(1):
+            state = self.cell(step, state)
+        return state[0], {"state": state}
+
+
 class Attention(nn.Module):
     def __init__(self):
         super().__init__()
@@ -200,6 +212,10 @@ def recurrent():
 
 def recurrent_in_eager():
     return Recurrent()
+
+
+def unrolled():
+    return Unrolled()
 
 
 def attention():

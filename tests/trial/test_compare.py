@@ -39,6 +39,7 @@ def test_equal_nested_outputs_pass() -> None:
         ((values(3),), [values(3)]),
         ({"a": values(3)}, {"b": values(3)}),
         (Pair(values(3), values(3)), (values(3), values(3))),
+        ({"weight": values(4), "bias": values(4)}, {"weight": values(4)}),
     ],
 )
 def test_another_structure_is_refused(expected: Any, actual: Any) -> None:
@@ -47,51 +48,48 @@ def test_another_structure_is_refused(expected: Any, actual: Any) -> None:
     assert "another structure" in problem and "\n" not in problem
 
 
-def test_two_entries_of_a_dictionary_are_not_mistaken_for_each_other() -> None:
-    expected = {"outputs": {"a": values(3), "b": values(3) * 2}}
-    actual = {"outputs": {"b": values(3), "a": values(3) * 2}}
-    assert compare(expected, actual) is not None
+ONES, COUNT = torch.ones(4), torch.arange(100_000)
+SPIRAL = torch.complex(values(8), values(8).flip(0))
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64])
-def test_another_dtype_is_refused_whatever_the_values(dtype: torch.dtype) -> None:
-    expected = torch.ones(4)
-    assert "dtype" in str(compare(out(expected), out(expected.to(dtype))))
-
-
-def test_another_shape_is_refused_although_it_would_broadcast() -> None:
-    problem = compare(out(torch.ones(4, 1)), out(torch.ones(4)))
-    assert problem == "['outputs'][0] has shape ([4]) instead of ([4, 1])"
-
-
-def test_another_device_is_refused() -> None:
-    problem = compare(out(torch.ones(4)), out(torch.ones(4, device="meta")))
-    assert "device meta instead of cpu" in str(problem)
-
-
-def test_a_number_instead_of_a_tensor_is_refused() -> None:
-    expected, actual = out(torch.tensor(2.0)), out(2.0)
-    assert "is a float instead of a tensor" in str(compare(expected, actual))
-    assert "is a Tensor instead of a float" in str(compare(actual, expected))
-
-
-def test_a_number_instead_of_a_tensor_is_refused_beside_a_float64_run_too() -> None:
-    golden = out(torch.tensor(2.0, dtype=torch.float64))
-    problem = compare(out(torch.tensor(2.0)), out(2.0), reference=lambda: golden)
-    assert "is a float instead of a tensor" in str(problem)
-
-
+@pytest.mark.parametrize("has_reference", [False, True])
 @pytest.mark.parametrize(
-    ("expected", "actual"), [(3, 4), ("a", "b"), (True, False), (1, True), (None, 0)]
+    ("expected", "actual", "words"),
+    [
+        (ONES, ONES.double(), "dtype torch.float64"),
+        (ONES, ONES.bfloat16(), "dtype torch.bfloat16"),
+        (ONES, ONES.long(), "dtype torch.int64"),
+        (ONES.view(4, 1), ONES, "['outputs'][0] has shape ([4]) instead of ([4, 1])"),
+        (torch.empty(0, 3), torch.empty(3, 0), "has shape"),
+        (ONES, ONES.to("meta"), "device meta instead of cpu"),
+        (torch.tensor(2.0), 2.0, "is a float instead of a tensor"),
+        (2.0, torch.tensor(2.0), "is a Tensor instead of a float"),
+        (3, 4, "is 4 instead of 3"),
+        ("a", "b", "is 'b' instead of 'a'"),
+        (True, False, "is False instead of True"),
+        (1, True, "is a bool instead of a int"),
+        (None, 0, "instead of"),
+        (3, 3.0, "is a float instead of a int"),
+        (np.arange(4.0), np.arange(4.0) + 1, "is off by"),
+        (torch.tensor([1.0, 2.0]), torch.tensor([1.0, NAN]), "NaN where eager has none"),
+        (torch.tensor([NAN, 1.0, 2.0]), torch.tensor([NAN, 1.0, 2.1]), "is off by"),
+        (COUNT, COUNT.clone().put_(torch.tensor(50), torch.tensor(51)), "differs in 1 elements"),
+        (values(10_000), values(10_000).index_fill(0, torch.tensor(1234), 9.0), "is off by"),
+        (SPIRAL, SPIRAL.conj().resolve_conj(), "is off by"),
+    ],
 )
-def test_plain_values_must_be_equal(expected: Any, actual: Any) -> None:
-    assert compare(out(expected), out(actual)) is not None
-
-
-def test_arrays_in_the_output_are_compared() -> None:
-    array = np.arange(4.0)
-    assert compare(out(array), out(array.copy())) is None
-    assert compare(out(array), out(array + 1)) is not None
+def test_what_rounding_cannot_explain_is_refused(
+    expected: Any, actual: Any, words: str, has_reference: bool
+) -> None:
+    """Beside a float64 run that agrees with eager, too."""
+    assert compare(out(expected), copy_view(out(expected))) is None
+    wide = {torch.float32: torch.float64, torch.complex64: torch.complex128}
+    is_tensor = isinstance(expected, torch.Tensor)
+    golden = expected.to(wide.get(expected.dtype, expected.dtype)) if is_tensor else expected
+    reference = (lambda: out(golden)) if has_reference else None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert words in str(compare(out(expected), out(actual), reference=reference))
 
 
 def test_nan_passes_only_where_eager_has_it() -> None:
@@ -101,16 +99,6 @@ def test_nan_passes_only_where_eager_has_it() -> None:
         assert "NaN where eager has none, or the reverse, in 1 elements" in str(
             compare(out(expected), out(actual), noise=1e9)
         )
-
-
-def test_nan_is_not_excused_by_the_float64_run() -> None:
-    clean, holed = torch.tensor([1.0, 2.0]), torch.tensor([1.0, NAN])
-    assert compare(out(clean), out(holed), reference=lambda: out(holed.double())) is not None
-
-
-def test_an_error_beside_a_shared_nan_is_refused() -> None:
-    expected, actual = torch.tensor([NAN, 1.0, 2.0]), torch.tensor([NAN, 1.0, 2.1])
-    assert "off by" in str(compare(out(expected), out(actual)))
 
 
 def test_infinities_must_be_in_the_same_places_with_the_same_sign() -> None:
@@ -141,15 +129,6 @@ def test_integers_must_be_equal(dtype: torch.dtype) -> None:
     )
 
 
-def test_one_wrong_index_among_many_is_refused_beside_a_float64_run_too() -> None:
-    expected = torch.arange(100_000)
-    actual = expected.clone()
-    actual[50] += 1
-    assert "differs in 1 elements" in str(
-        compare(out(expected), out(actual), reference=lambda: out(expected))
-    )
-
-
 @pytest.mark.parametrize("part", ["real", "imag"])
 def test_complex_numbers_are_compared_in_both_parts(part: str) -> None:
     expected = torch.complex(values(8), values(8).flip(0))
@@ -157,17 +136,6 @@ def test_complex_numbers_are_compared_in_both_parts(part: str) -> None:
     getattr(actual, part).mul_(1.01)
     assert compare(out(expected), out(expected.clone())) is None
     assert "off by" in str(compare(out(expected), out(actual)))
-
-
-def test_a_wrong_imaginary_part_is_refused_beside_a_float64_run_too() -> None:
-    expected = torch.complex(values(8), values(8).flip(0))
-    golden = expected.to(torch.complex128)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        problem = compare(
-            out(expected), out(expected.conj().resolve_conj()), reference=lambda: out(golden)
-        )
-    assert "off by" in str(problem)
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-12, 1e-6, 1.0, 1e12])
@@ -205,13 +173,6 @@ def test_each_dtype_has_its_own_tolerance(dtype: torch.dtype, passes: float, fai
     assert compare(out(expected), out(far)) is not None
 
 
-def test_one_wrong_element_among_many_is_refused() -> None:
-    expected = values(10_000)
-    actual = expected.clone()
-    actual[1234] += 0.1
-    assert compare(out(expected), out(actual)) is not None
-
-
 def test_self_noise_widens_the_tolerance_to_three_times_itself() -> None:
     expected = values(64)
     assert compare(out(expected), out(expected * 1.02)) is not None
@@ -224,11 +185,6 @@ def test_self_noise_is_relative_and_ignores_integers() -> None:
     second = out(torch.full((4,), 1.1e-6), torch.tensor([8, 9]))
     assert mismatch_scale(first, second) == pytest.approx(0.1, rel=1e-3)
     assert mismatch_scale(first, copy_view(first)) == 0.0
-
-
-def test_empty_tensors_are_equal() -> None:
-    assert compare(out(torch.empty(0, 3)), out(torch.empty(0, 3))) is None
-    assert compare(out(torch.empty(0, 3)), out(torch.empty(3, 0))) is not None
 
 
 def test_rounding_that_is_as_good_as_eagers_passes_beside_a_float64_run() -> None:
@@ -336,11 +292,6 @@ def test_a_number_of_python_is_held_to_the_tolerance_of_its_tensor() -> None:
     assert compare(out(mean), out(mean * 1.01)) is not None
     assert compare(out(mean), out(NAN)) is not None
     assert compare(out(3), out(3.0)) is not None
-
-
-def test_a_missing_gradient_is_another_structure() -> None:
-    expected = {"gradients": {"weight": values(4), "bias": values(4)}}
-    assert "another structure" in str(compare(expected, {"gradients": {"weight": values(4)}}))
 
 
 def test_a_copied_view_does_not_change_with_the_original() -> None:

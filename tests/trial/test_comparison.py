@@ -11,8 +11,8 @@ import pytest
 import torch
 from in_process import Try
 
+from autocompile.trial.verify.check import refusal
 from autocompile.trial.verify.compare import compare
-from autocompile.trial.verify.comparison import refusal
 
 HEAD = """
 import dataclasses, itertools, torch
@@ -94,10 +94,7 @@ def outcome(result: dict[str, Any]) -> tuple[str, str]:
     return result["outcome"], result.get("message", "")
 
 
-def test_a_check_decides_about_outputs(
-    try_it: Try,
-    write: Callable[..., Path],
-) -> None:
+def test_a_check_decides_about_outputs(try_it: Try, write: Callable[..., Path]) -> None:
     plain = write()
     assert outcome(try_it(plain, backend="off_by_3_percent"))[0] == "wrong_output"
     loose = write(LOOSE)
@@ -122,10 +119,7 @@ def test_stale_weights_and_gradients_are_not_left_to_a_check(
     assert kind == "wrong_output" and "is off by 2" in words
 
 
-def test_a_check_may_accept_what_no_seed_decides(
-    try_it: Try,
-    write: Callable[..., Path],
-) -> None:
+def test_a_check_may_accept_what_no_seed_decides(try_it: Try, write: Callable[..., Path]) -> None:
     assert "differs from itself" in try_it(write(NOISY))["message"]
     second = "def check(expected, actual):\n    return torch.equal(expected[1], actual[1])\n"
     assert try_it(write(NOISY, second))["outcome"] == "ok"
@@ -184,10 +178,7 @@ def test_any_error_of_a_check_refuses_and_it_cannot_change_what_is_compared() ->
 # --- tolerance ----------------------------------------------------------------------------------
 
 
-def test_a_tolerance_replaces_the_one_of_the_dtype(
-    try_it: Try,
-    write: Callable[..., Path],
-) -> None:
+def test_a_tolerance_replaces_the_one_of_the_dtype(try_it: Try, write: Callable[..., Path]) -> None:
     model = write()
     result = try_it(model, backend="off_by_3_percent", tolerance=0.1)
     assert result["outcome"] == "ok" and result["weights_live"] is True

@@ -52,27 +52,26 @@ def test_a_liar_is_caught(
     [
         ("half", "forward", "inductor"),
         ("softmaxes", "forward", "inductor"),
+        ("softmaxes", "train_step", "aot_eager"),
         ("dropping", "train_step", "inductor"),
         ("normed", "train_step", "inductor"),
         ("recurrent", "forward", "inductor"),
+        ("unrolled", "train_step", "aot_eager"),
         ("attention", "forward", "inductor"),
+        ("attention", "train_step", "aot_eager"),
         ("words", "forward", "inductor"),
         ("words", "train_step", "aot_eager"),
         ("structured", "forward", "inductor"),
         ("structured", "train_step", "aot_eager"),
         ("in_place", "forward", "inductor"),
         ("branching", "forward", "inductor"),
+        ("branching", "train_step", "aot_eager"),
         ("passes_through", "forward", "inductor"),
         ("caching", "forward", "inductor"),
         ("choosing", "forward", "inductor"),
     ],
 )
-def test_an_honest_model_is_not_refused(
-    try_it: Try,
-    model: str,
-    phase: str,
-    backend: str,
-) -> None:
+def test_an_honest_model_is_not_refused(try_it: Try, model: str, phase: str, backend: str) -> None:
     result = try_it(f"{HONEST}:{model}", phase, backend)
     assert result["outcome"] == "ok", result["message"]
     assert result["graphs"] >= 1
@@ -86,9 +85,7 @@ def test_an_honest_backend_is_not_refused_where_a_liar_is(try_it: Try, model: st
     assert result["weights_live"] is True
 
 
-def test_an_lstm_that_dynamo_leaves_in_eager_is_not_called_compiled(
-    try_it: Try,
-) -> None:
+def test_an_lstm_that_dynamo_leaves_in_eager_is_not_called_compiled(try_it: Try) -> None:
     assert try_it(f"{HONEST}:recurrent_in_eager")["outcome"] == "not_compiled"
 
 

@@ -154,9 +154,7 @@ def test_minibatches_are_those_of_the_algorithm() -> None:
 
 
 @pytest.mark.parametrize("name", ["PPO", "DQN"])
-def test_a_minibatch_repeats_with_the_seed_and_has_as_many_rows_as_are_asked_for(
-    name: str,
-) -> None:
+def test_a_minibatch_repeats_with_the_seed_and_has_as_many_rows_as_are_asked_for(name: str) -> None:
     target = loaded(small(name).debugging(seed=3))
     one, same, other = (drawn(target, draw=draw)[MODULE] for draw in (0, 0, 1))
     assert all(torch.equal(one[column], same[column]) for column in ("obs", "actions", "rewards"))

@@ -16,8 +16,16 @@ from conftest import Clock
 
 from autocompile.estimate.intervals import median, speedup
 from autocompile.store.record import Measurement
-from autocompile.trial.measure.blocks import block, fill, lead_of
-from autocompile.trial.measure.measure import Rounds, Timed, TimingLimits, screen, side_by_side
+from autocompile.trial.measure.timing import (
+    Rounds,
+    Timed,
+    TimingLimits,
+    block,
+    fill,
+    lead_of,
+    screen,
+    side_by_side,
+)
 
 LIMITS = TimingLimits(rounds=8, max_s=0.5, front_s=1.5, half_width=0.02, block_s=0.02)
 
@@ -37,8 +45,7 @@ def timed(
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    for module in ("measure", "blocks"):
-        monkeypatch.setattr(f"autocompile.trial.measure.{module}.time", made)
+    monkeypatch.setattr("autocompile.trial.measure.timing.time", made)
     return made
 
 
@@ -256,12 +263,6 @@ def test_a_block_lasts_about_as_long_as_asked_or_one_call(
     assert found.calls == (calls, calls)
     assert found.eager_call_s == pytest.approx(call_s)
     assert fill(side, nothing, 0.02) == calls
-
-
-def test_each_side_has_a_block_of_its_own_length(clock: Clock) -> None:
-    found = screened(timed(lambda: clock.work(0.1)), timed(lambda: clock.work(0.005)))
-    assert found.calls == (1, 4)
-    assert found.speedup.value == pytest.approx(20.0)
 
 
 def test_a_block_that_the_clock_cannot_see_is_no_division_by_zero(clock: Clock) -> None:

@@ -12,7 +12,8 @@ from in_process import Try
 
 from autocompile.cli.space import asked
 from autocompile.errors import UsageError
-from autocompile.runtime.compiling import compile_function, compile_model
+from autocompile.runtime.compiling import compile_function
+from autocompile.runtime.inplace import compile_model
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.dimensions import DIMENSIONS
 from autocompile.space.space import SearchSpace

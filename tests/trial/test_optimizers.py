@@ -24,10 +24,12 @@ from autocompile.store.record import Outcome
 from autocompile.trial.inspect import telemetry
 from autocompile.trial.measure import schedule
 from autocompile.trial.measure.schedule import try_schedule
-from autocompile.trial.phases.phases import Side, make_side
+from autocompile.trial.phases.phases import make_side
+from autocompile.trial.phases.side import Side
+from autocompile.trial.process.failures import Failed
 from autocompile.trial.target.load import Target, seed_everything
 from autocompile.trial.tasks import screening
-from autocompile.trial.verify.verifier import Failed, Verifier
+from autocompile.trial.verify.verifier import Verifier
 
 Make = Callable[[Any], optim.Optimizer]
 pytestmark = pytest.mark.usefixtures("_dynamo_as_it_was")
@@ -59,7 +61,7 @@ ALL = OPTIMIZERS | VARIANTS
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """It stands still, so that no change is left out for time on a slow machine."""
     made = Clock()
-    for module in ("first_calls", "schedule"):
+    for module in ("clocks", "schedule"):
         monkeypatch.setattr(f"autocompile.trial.measure.{module}.time", made)
     return made
 

@@ -22,7 +22,7 @@ from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.algorithms.ppo import PPOConfig
 
 from autocompile.errors import TargetError
-from autocompile.export.common import Choice
+from autocompile.export.choices import Choice
 from autocompile.export.python import code_of
 from autocompile.protocol.requests import ExportedCode
 from autocompile.runtime.rllib.observations import _observations

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -137,12 +137,7 @@ def test_a_package_in_the_current_folder_is_a_target(work: Path) -> None:
     write(work / "mine", text, "deep.py")
     sys.path.insert(0, "")  # as ``python -m`` does
     assert load("mine.deep:net").model.in_features == 3
-    assert load("mine:net").model.in_features == 3
-
-
-def test_a_module_without_functions_beside_it_is_called_what_it_is(work: Path) -> None:
-    text = "import torch\nnet = torch.nn.Linear(3, 2)\ndef get_inputs(b): return torch.ones(b, 3)\n"
-    assert load(write(work, text) + ":net").kind == "nn.Module"
+    assert load("mine:net").kind == "nn.Module", "no get_model beside it"
 
 
 def test_the_file_finds_its_neighbours(work: Path) -> None:
@@ -235,16 +230,9 @@ def test_the_default_loss_adds_every_output_that_can_be_differentiated() -> None
     b = torch.tensor(3.0, dtype=torch.bfloat16, requires_grad=True)
     output = {"a": a, "b": [b], "index": torch.tensor([7]), "fixed": torch.tensor(100.0), "n": 5}
     assert sum_of_floats(output, None).item() == 6.0
+    assert sum_of_floats(SimpleNamespace(logits=a), None).item() == 3.0
     with pytest.raises(TargetError, match="no output of the model depends on its parameters"):
         sum_of_floats({"fixed": torch.tensor(100.0)}, None)
-
-
-def test_the_default_loss_finds_the_tensors_of_a_dataclass() -> None:
-    @dataclasses.dataclass
-    class Output:
-        logits: torch.Tensor
-
-    assert sum_of_floats(Output(torch.ones(2, requires_grad=True)), None).item() == 2.0
 
 
 # --- repeatable ---------------------------------------------------------------------------------
@@ -308,31 +296,30 @@ def test_what_gives_the_model_has_to_do_so_without_arguments(work: Path, made: s
     assert error_of("model.py:Net").what == f"model.py:Net: {said}"
 
 
-def test_a_function_that_gives_something_else_is_no_target(work: Path) -> None:
-    assert error_of(write(work, "def get_model(): return 'net'\n")).what == "model.py is a str"
-
-
-def test_a_file_without_get_model_is_told_which_of_its_functions_to_try(work: Path) -> None:
-    write(work, "def make_net(): pass\ndef get_inputs(batch_size): pass\n")
-    error = error_of("model.py")
+@pytest.mark.parametrize(
+    ("text", "defines", "hint"),
+    [
+        (
+            "def make_net(): pass\ndef get_inputs(batch_size): pass\n",
+            "make_net(), get_inputs()",
+            "tune model.py:make_net",
+        ),
+        (
+            "from dataclasses import dataclass\nfrom torch.nn.functional import softmax\n"
+            "def get_optimizer(model): pass\ndef make_net(): pass\n",
+            "get_optimizer(), make_net()",
+            "tune model.py:make_net",
+        ),
+        ("x = 1\n", "nothing of its own", "init model.py"),
+    ],
+)
+def test_a_file_without_get_model_is_told_what_to_try(
+    work: Path, text: str, defines: str, hint: str
+) -> None:
+    error = error_of(write(work, text))
     assert error.what == "model.py does not define get_model()"
-    assert error.details == ("it defines: make_net(), get_inputs()",)
-    assert error.hint == "autocompile tune model.py:make_net"
-
-
-def test_the_function_to_try_is_one_of_the_files_own(work: Path) -> None:
-    write(
-        work,
-        "from dataclasses import dataclass\nfrom torch.nn.functional import softmax\n"
-        "def get_optimizer(model): pass\ndef make_net(): pass\n",
-    )
-    assert error_of("model.py").hint == "autocompile tune model.py:make_net"
-
-
-def test_a_file_with_nothing_to_try_is_told_how_to_begin(work: Path) -> None:
-    error = error_of(write(work, "x = 1\n"))
-    assert error.details == ("it defines: nothing of its own",)
-    assert error.hint == "autocompile init model.py"
+    assert error.details == (f"it defines: {defines}",)
+    assert error.hint == f"autocompile {hint}"
 
 
 def test_a_model_without_inputs_beside_it_is_said(work: Path) -> None:
@@ -502,3 +489,18 @@ def test_inputs_are_guessed_from_the_first_layer(work: Path, layer: str, inputs:
 def test_nothing_is_guessed_of_an_unclear_layer(work: Path) -> None:
     path = write(work, "from torch import nn\nmodel = nn.TransformerEncoderLayer(8, 2)\n")
     assert len(error_of(path + ":model").details) == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("class Net(nn.Linear):\n    def __init__(self): super().__init__(2, 2)\n", "Net"),
+        ("class Layer(nn.Linear): pass\ndef build(): pass\n", "build"),
+        ("def other(): pass\nnet = nn.Linear(2, 2)\n", "net"),
+    ],
+)
+def test_the_model_to_try_is_named_where_there_is_no_get_model(
+    work: Path, source: str, name: str
+) -> None:
+    error = error_of(write(work, f"from torch import nn\n{source}"))
+    assert error.hint == f"autocompile tune model.py:{name}"

@@ -13,17 +13,18 @@ import pytest
 import torch
 import torch._dynamo
 from torch import nn
-from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.registry import register_backend
 from torch.utils._pytree import register_pytree_node
 
 from autocompile.settings.config import CompileConfig
 from autocompile.store.record import Outcome
 from autocompile.trial.inspect import telemetry
-from autocompile.trial.phases.phases import Side, make_side
+from autocompile.trial.phases.phases import make_side
+from autocompile.trial.phases.side import Side
+from autocompile.trial.process.failures import Failed
 from autocompile.trial.target.load import Target, adam, seed_everything, sum_of_floats
-from autocompile.trial.verify.own_draws import compare_with_eagers_draws, demand_plausible_draws
-from autocompile.trial.verify.verifier import Failed, Verifier
+from autocompile.trial.verify.random_draws import compare_with_eagers_draws, demand_plausible_draws
+from autocompile.trial.verify.verifier import Verifier
 
 Lie = Callable[[Side], None]
 PHASES = ("forward", "optimizer_step", "train_step")
@@ -60,7 +61,7 @@ def judged(
     lie: Lie | None = None,
     while_timed: Lie | None = None,
 ) -> Verdict:
-    """What ``worker._trial`` does, but for the clock."""
+    """What a trial does, but for the clock."""
     if isinstance(config, str):
         config = CompileConfig(backend=config)
     draws: list[Any] = [None, None]
@@ -99,92 +100,6 @@ def refused(*args: Any, **kwargs: Any) -> tuple[Outcome, str]:
 
 
 # --- honest -------------------------------------------------------------------------------------
-
-
-class Attention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention = nn.MultiheadAttention(16, 4, batch_first=True)
-        self.norm = nn.LayerNorm(16)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.norm(x + self.attention(x, x, x, need_weights=False)[0])
-
-
-class Sharp(nn.Module):
-    """Softmax of large logits, and its logarithm: small differences become large ones."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(8, 64)
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        logits = self.linear(x) * 30
-        return logits.softmax(-1), logits.log_softmax(-1)
-
-
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.cell = nn.LSTMCell(8, 12)
-
-    def forward(self, x: torch.Tensor) -> Any:
-        state = (x.new_zeros(x.shape[0], 12), x.new_zeros(x.shape[0], 12))
-        for step in x.unbind(1):
-            state = self.cell(step, state)
-        return state[0], {"state": state}
-
-
-class Words(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(50, 8)
-        self.head = nn.Linear(8, 50)
-
-    def forward(self, ids: torch.Tensor) -> dict[str, Any]:
-        hidden = self.table(ids)
-        logits = self.head(hidden)
-        return {"logits": logits, "last": (hidden[:, -1], [logits.argmax(-1)]), "name": "words"}
-
-
-class InPlace(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(8, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        hidden = self.linear(x)
-        hidden.mul_(2).add_(1)
-        hidden[:, 0] = 0
-        return torch.relu_(hidden)
-
-
-class Branching(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.left, self.right = nn.Linear(8, 4), nn.Linear(8, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if x.sum() > 0:
-            return self.left(x)
-        return self.right(x) * 3
-
-
-class Opaque(nn.Module):
-    """Its output is a dataclass, which no pytree knows."""
-
-    @dataclasses.dataclass
-    class Output:
-        logits: torch.Tensor
-        value: torch.Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(8, 4)
-
-    def forward(self, x: torch.Tensor) -> Output:
-        logits = self.linear(x)
-        return self.Output(logits, logits.sum(-1))
 
 
 class ChangesItsInput(nn.Module):
@@ -234,14 +149,8 @@ HONEST: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any]]] = {
     "bfloat16": (lambda: mlp(torch.bfloat16), batch(4, 8, dtype=torch.bfloat16)),
     "float16": (lambda: mlp(torch.float16), batch(4, 8, dtype=torch.float16)),
     "float64": (lambda: mlp(torch.float64), batch(4, 8, dtype=torch.float64)),
-    "softmax": (Sharp, batch(4, 8)),
     "dropout": (dropping, batch(4, 8)),
     "batch norm": (convolution, batch(4, 3, 8, 8)),
-    "lstm": (Recurrent, batch(4, 3, 8)),
-    "attention": (Attention, batch(4, 6, 16)),
-    "embedding": (Words, lambda: {"ids": torch.randint(0, 50, (4, 6))}),
-    "in place": (InPlace, batch(4, 8)),
-    "branch": (Branching, batch(4, 8)),
 }
 
 
@@ -254,23 +163,9 @@ def momentum(model: nn.Module) -> torch.optim.Optimizer:
 @pytest.mark.parametrize("name", HONEST)
 def test_an_honest_backend_passes(name: str, phase: str) -> None:
     optimizer = adam if name in ("mlp", "bfloat16") else momentum
-    by_dynamo_only = phase == "train_step" and name in (
-        "float16",
-        "float64",
-        "softmax",
-        "embedding",
-        "in place",
-    )
-    backend = "passes_on" if by_dynamo_only else "aot_eager"  # which takes a second more
-    register_backend(lambda graph, inputs: graph.forward, name="passes_on")
-    verdict = judged(a_target(*HONEST[name], make_optimizer=optimizer), phase, backend)
+    verdict = judged(a_target(*HONEST[name], make_optimizer=optimizer), phase)
     assert verdict.graphs >= 1
     assert verdict.live is (True if phase == "forward" else None)
-
-
-def test_an_lstm_that_dynamo_leaves_in_eager_passes_too() -> None:
-    target = a_target(lambda: nn.LSTM(8, 12, batch_first=True), batch(4, 5, 8))
-    assert judged(target).live is True
 
 
 class LibraryOutput(OrderedDict):  # type: ignore[type-arg]
@@ -331,22 +226,6 @@ def test_inductor_passes_with_a_linear_bias_before_a_batch_norm() -> None:
     assert judged(a_target(model, batch(16, 8)), "train_step", "inductor").graphs >= 1
 
 
-def test_inductor_passes_in_bfloat16() -> None:
-    """Inductor keeps intermediate values in float32, so it differs from eager, for the better."""
-
-    class Half(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(32, 64)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            hidden = torch.tanh(self.linear(x) * 1.7) * 0.9 + x.sum(-1, keepdim=True)
-            return (hidden - hidden.mean(-1, keepdim=True)) * torch.sigmoid(hidden) - hidden * 0.3
-
-    target = a_target(lambda: Half().bfloat16(), batch(8, 32, dtype=torch.bfloat16))
-    assert judged(target, "forward", "inductor").live is True
-
-
 def test_a_backend_that_rounds_better_than_eager_passes() -> None:
     """Differences that cancel in bfloat16: the plain tolerance refuses, float64 settles it."""
 
@@ -369,27 +248,6 @@ def test_a_backend_that_rounds_better_than_eager_passes() -> None:
 
     target = a_target(lambda: Cancels().bfloat16(), batch(8, 32, dtype=torch.bfloat16))
     assert judged(target, "forward", "wide").live is True
-
-
-def test_a_dataclass_as_output_is_compared() -> None:
-    target = a_target(Opaque, batch(4, 8))
-    assert judged(target).graphs >= 1
-
-    def zeros(side: Side) -> None:
-        right = side.call
-
-        def call() -> Any:
-            output = right()
-            return Opaque.Output(output.logits * 0, output.value)
-
-        side.call = call
-
-    assert refused(target, lie=zeros)[0] is Outcome.WRONG_OUTPUT
-
-
-def test_a_dataclass_as_output_is_trained_with_the_default_loss() -> None:
-    target = a_target(Opaque, batch(4, 8), make_optimizer=momentum)
-    assert judged(target, "train_step").graphs >= 1
 
 
 def test_a_module_that_changes_its_input_is_fed_the_same_input_each_time() -> None:
@@ -423,12 +281,7 @@ def test_random_numbers_are_said_and_compared() -> None:
 
     def other_numbers(side: Side) -> None:
         right = side.call
-
-        def call() -> Any:
-            torch.manual_seed(99)
-            return right()
-
-        side.call = call
+        side.call = lambda: (torch.manual_seed(99), right())[1]
 
     assert refused(target, "train_step", lie=other_numbers)[0] is Outcome.WRONG_OUTPUT
 
@@ -512,17 +365,8 @@ def test_an_output_without_a_tensor_is_refused() -> None:
 
 
 def test_noise_in_one_output_does_not_excuse_an_error_in_another() -> None:
-    def lie(side: Side) -> None:
-        right = side.call
-
-        def call() -> Any:
-            noise, output = right()
-            return noise, output * 1.2
-
-        side.call = call
-
-    target = a_target(Unsteady, batch(4, 8))
-    assert refused(target, lie=lie)[0] is Outcome.WRONG_OUTPUT
+    lie = changed(lambda output: (output[0], output[1] * 1.2))
+    assert refused(a_target(Unsteady, batch(4, 8)), lie=lie)[0] is Outcome.WRONG_OUTPUT
 
 
 # --- liars --------------------------------------------------------------------------------------
@@ -542,64 +386,6 @@ def scaled(factor: float) -> Lie:
     return changed(lambda output: output * factor)
 
 
-def nan_in_one_element(output: torch.Tensor) -> torch.Tensor:
-    output = output.clone()
-    output.view(-1)[5] = float("nan")
-    return output
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (torch.zeros_like, "off by 1 "),
-        (lambda y: y * 1.01, "off by 0.01 "),
-        (lambda y: y + 1e-3, "off by"),
-        (nan_in_one_element, "NaN where eager has none, or the reverse, in 1 elements"),
-        (lambda y: y.double(), "dtype torch.float64 instead of torch.float32"),
-        (lambda y: y.flip(0), "off by"),
-        (lambda y: y[:2], "shape ([2, 4]) instead of ([4, 4])"),
-        (lambda y: (y,), "another structure"),
-        (lambda y: y.tolist(), "another structure"),
-        (lambda y: None, "is a NoneType instead of a tensor"),
-    ],
-)
-def test_a_wrong_answer_is_refused(change: Callable[[Any], Any], words: str) -> None:
-    outcome, message = refused(a_target(mlp, batch(4, 8)), lie=changed(change))
-    assert outcome is Outcome.WRONG_OUTPUT
-    assert words in message and message.endswith("(call 1)")
-
-
-def test_swapped_outputs_are_refused() -> None:
-    class Two(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.actor, self.critic = nn.Linear(8, 4), nn.Linear(8, 4)
-
-        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
-            return {"actor": self.actor(x), "critic": self.critic(x)}
-
-    def swap(output: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {"actor": output["critic"], "critic": output["actor"]}
-
-    outcome, message = refused(a_target(Two, batch(4, 8)), lie=changed(swap))
-    assert outcome is Outcome.WRONG_OUTPUT and "actor" in message
-
-
-def test_an_answer_by_heart_is_refused_at_the_second_call() -> None:
-    def lie(side: Side) -> None:
-        right, memory = side.call, []
-
-        def call() -> Any:
-            if not memory:
-                memory.append(right())
-            return memory[0]
-
-        side.call = call
-
-    outcome, message = refused(a_target(mlp, batch(4, 8)), lie=lie)
-    assert outcome is Outcome.WRONG_OUTPUT and message.endswith("(call 2)")
-
-
 def test_answers_by_heart_for_each_input_are_stale_weights() -> None:
     def lie(side: Side) -> None:
         right, memory = side.call, {}
@@ -613,18 +399,6 @@ def test_answers_by_heart_for_each_input_are_stale_weights() -> None:
     outcome, message = refused(a_target(mlp, batch(4, 8)), lie=lie)
     assert outcome is Outcome.STALE_WEIGHTS
     assert message == "the output did not follow an in-place update of the weights"
-
-
-def test_weights_that_are_baked_in_are_stale() -> None:
-    @register_backend
-    def baked(graph: Any, inputs: Any) -> Any:
-        kept = [i.detach().clone() if isinstance(i, nn.Parameter) else None for i in inputs]
-        return lambda *args: graph(
-            *(a if k is None else k for a, k in zip(args, kept, strict=True))
-        )
-
-    outcome, message = refused(a_target(mlp, batch(4, 8)), config="baked")
-    assert outcome is Outcome.STALE_WEIGHTS and "in-place update" in message
 
 
 def test_weights_that_miss_load_state_dict_are_stale() -> None:
@@ -641,11 +415,6 @@ def test_weights_that_miss_load_state_dict_are_stale() -> None:
     assert message == "the output did not follow load_state_dict"
 
 
-def test_an_answer_that_is_wrong_only_after_the_timing_is_refused() -> None:
-    outcome, message = refused(a_target(mlp, batch(4, 8)), while_timed=scaled(1.01))
-    assert outcome is Outcome.WRONG_OUTPUT and message.endswith("(after the timing)")
-
-
 def overwriting(side: Side) -> None:
     """Every answer is in the same memory."""
     right, buffers = side.call, {}
@@ -659,18 +428,11 @@ def overwriting(side: Side) -> None:
     side.call = call
 
 
-@pytest.mark.parametrize("phase", ["forward", "train_step"])
-def test_an_output_that_the_next_call_overwrites_is_refused(phase: str) -> None:
+def test_a_loss_that_the_next_call_overwrites_is_refused() -> None:
     """The user who keeps the answers of two calls has the second one twice."""
-    outcome, message = refused(a_target(mlp, batch(4, 8)), phase, lie=overwriting)
+    outcome, message = refused(a_target(mlp, batch(4, 8)), "train_step", lie=overwriting)
     assert outcome is Outcome.WRONG_OUTPUT
     assert message.endswith("was overwritten by the next call (call 2)")
-
-
-def test_memory_that_is_used_again_only_after_the_timing_is_refused() -> None:
-    outcome, message = refused(a_target(mlp, batch(4, 8)), while_timed=overwriting)
-    assert outcome is Outcome.WRONG_OUTPUT and "overwritten" in message
-    assert message.endswith("(a call after the timing)")
 
 
 def test_what_cuda_graphs_overwrite_by_contract_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -681,31 +443,6 @@ def test_what_cuda_graphs_overwrite_by_contract_is_said(monkeypatch: pytest.Monk
     notes = judged(a_target(mlp, batch(4, 8)), lie=allowed).notes
     said = "outputs are overwritten by the next call (CUDA graphs): clone what you keep"
     assert notes == [said]
-
-
-def test_what_eager_overwrites_itself_may_be_overwritten() -> None:
-    class Reusing(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(8, 4)
-            self.register_buffer("answer", torch.zeros(4, 4), persistent=False)
-
-        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            return self.answer.copy_(self.linear(x)), self.linear(x)
-
-    target = a_target(Reusing, batch(4, 8))
-    assert judged(target).graphs >= 1
-
-    def second_too(side: Side) -> None:
-        right, buffer = side.call, torch.empty(4, 4)
-
-        def call() -> Any:
-            first, second = right()
-            return first, buffer.copy_(second)
-
-        side.call = call
-
-    assert "['outputs'][1] was overwritten" in refused(target, lie=second_too)[1]
 
 
 def test_a_liar_fails_with_an_outcome_where_float64_is_impossible() -> None:
@@ -728,43 +465,6 @@ def test_a_liar_fails_with_an_outcome_where_float64_is_impossible() -> None:
 # --- liars in training --------------------------------------------------------------------------
 
 
-def gradients_wrong_by(change: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    def backward(graph: Any, inputs: Any) -> Any:
-        return lambda *args: [g if g is None else change(g) for g in graph(*args)]
-
-    def forward(graph: Any, inputs: Any) -> Any:
-        return graph.forward
-
-    register_backend(aot_autograd(fw_compiler=forward, bw_compiler=backward), name="wrong_gradient")
-
-
-@pytest.mark.parametrize("change", [lambda g: g * 1.05, lambda g: g * 0, lambda g: -g])
-def test_a_wrong_gradient_is_refused(change: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Adam divides the scale of a gradient out again: the updates alone would not show it."""
-    gradients_wrong_by(change)
-    target = a_target(mlp, batch(4, 8))
-    outcome, message = refused(target, "train_step", "wrong_gradient")
-    assert outcome is Outcome.WRONG_OUTPUT and "['gradients']" in message
-
-
-def times(count: int) -> Lie:
-    """The compiled function runs so many times in place of once."""
-
-    def lie(side: Side) -> None:
-        right = side.call
-        side.call = lambda: [right() for _ in range(count)]
-
-    return lie
-
-
-@pytest.mark.parametrize("count", [0, 2])
-def test_an_optimizer_step_that_does_nothing_or_all_twice_is_refused(count: int) -> None:
-    target = a_target(mlp, batch(4, 8))
-    outcome, message = refused(target, "optimizer_step", lie=times(count))
-    assert outcome is Outcome.WRONG_OUTPUT
-    assert "['updates']" in message and "off by 1 " in message
-
-
 def test_a_backend_whose_optimizer_step_changes_nothing_is_refused() -> None:
     @register_backend
     def leaves_all_alone(graph: Any, inputs: Any) -> Any:
@@ -783,46 +483,39 @@ def test_a_backend_whose_optimizer_step_changes_nothing_is_refused() -> None:
     assert outcome is Outcome.WRONG_OUTPUT and "['updates']" in message
 
 
-def test_one_parameter_that_is_left_out_of_the_step_is_refused() -> None:
+@pytest.mark.parametrize("phase", ["optimizer_step", "train_step"])
+def test_one_parameter_that_is_left_out_of_the_step_is_refused(phase: str) -> None:
     def lie(side: Side) -> None:
-        right = side.call
-        bias = side.model[2].bias
-
-        def call() -> None:
-            before = bias.detach().clone()
-            right()
-            with torch.no_grad():
-                bias.copy_(before)
-
-        side.call = call
-
-    for phase in ("optimizer_step", "train_step"):
-        target = a_target(mlp, batch(4, 8))
-        if phase == "train_step":
-            target = dataclasses.replace(target, loss=lambda y, x: y.square().mean())
-        with_loss = changed_parameter_of(lie, phase)
-        outcome, message = refused(target, phase, lie=with_loss)
-        assert outcome is Outcome.WRONG_OUTPUT and "['updates']['2.bias']" in message
-
-
-def changed_parameter_of(lie: Lie, phase: str) -> Lie:
-    """The same lie about a step that gives its loss back."""
-    if phase == "optimizer_step":
-        return lie
-
-    def with_loss(side: Side) -> None:
         right, bias = side.call, side.model[2].bias
 
         def call() -> Any:
             before = bias.detach().clone()
-            loss = right()
+            output = right()
             with torch.no_grad():
                 bias.copy_(before)
-            return loss
+            return output
 
         side.call = call
 
-    return with_loss
+    target = a_target(mlp, batch(4, 8), loss=lambda y, x: y.square().mean())
+    outcome, message = refused(target, phase, lie=lie)
+    assert outcome is Outcome.WRONG_OUTPUT and "['updates']['2.bias']" in message
+
+
+def test_what_eager_overwrites_itself_may_be_overwritten() -> None:
+    class Reusing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 4)
+            self.register_buffer("answer", torch.zeros(4, 4), persistent=False)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return self.answer.copy_(self.linear(x)), self.linear(x)
+
+    target, buffer = a_target(Reusing, batch(4, 8)), torch.empty(4, 4)
+    assert judged(target).graphs >= 1
+    second_too = changed(lambda output: (output[0], buffer.copy_(output[1])))
+    assert "['outputs'][1] was overwritten" in refused(target, lie=second_too)[1]
 
 
 def test_a_wrong_loss_is_refused() -> None:

@@ -1,14 +1,11 @@
-"""The reference work beside what is timed, and which processes it leaves out."""
+"""The reference work beside what is timed."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from autocompile.estimate.host import SLOWER, left_out
-from autocompile.settings.config import CompileConfig
-from autocompile.store.record import Outcome, Record, Step
-from autocompile.trial.measure.workload import ReferenceWork
+from autocompile.trial.measure.clocks import ReferenceWork
 
 CPU = torch.device("cpu")
 
@@ -20,10 +17,8 @@ def test_a_sample_takes_about_a_millisecond() -> None:
     assert 1e-5 < work.median_s < 0.5
 
 
-def test_a_sample_is_the_better_of_two_and_the_median_counts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    times = iter([9.0, 9.0, 1.0, 1.2, 8.0, 5.0, 5.0])  # the first warms
+def test_the_median_of_the_samples_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([9.0, 8.0, 1.0, 1.2])  # the first warms
     monkeypatch.setattr(ReferenceWork, "_once", lambda self: next(times))
     work = ReferenceWork(CPU)
     assert work.median_s == 0.0, "nothing was sampled"
@@ -56,37 +51,3 @@ def test_no_random_numbers_are_drawn_and_nothing_grows_without_bound() -> None:
     work.sample()
     assert torch.equal(torch.get_rng_state(), before)
     assert work._out.isfinite().all() and not work._out.requires_grad
-
-
-# --- states of the host --------------------------------------------------------------------------
-
-
-def raced(*reference_s: float | None) -> list[Record]:
-    """A setting in sets 1, 2, 3, ... with these times of the reference work."""
-    return [
-        Record(
-            number, "forward", CompileConfig(), 4, Outcome.OK, Step.EXIT,
-            role="confirm", race=number, detail={"reference_s": seconds},
-        )
-        for number, seconds in enumerate(reference_s, 1)
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("reference_s", "out"),
-    [
-        ((), set()),
-        ((1e-3,), set()),
-        ((1e-3, 1.4e-3, 1.05e-3), {2}),
-        ((1e-3, 1e-3 * SLOWER * 0.99, 1e-3), set()),
-        ((1e-3, 1.4e-3, 1.4e-3), {2, 3}),  # also where they are the more
-        ((1e-3, 1.4e-3), {2}),
-        ((1e-3, 1.4e-3, 1e-3, 1.5e-3, 1e-3), {2, 4}),
-        ((None, 1e-3, 1.4e-3, 1e-3), {3}),  # one that was not measured is not judged
-        ((None, 0.0), set()),
-    ],
-)
-def test_processes_of_a_slow_spell_are_left_out(
-    reference_s: tuple[float | None, ...], out: set[int]
-) -> None:
-    assert left_out(raced(*reference_s)) == out

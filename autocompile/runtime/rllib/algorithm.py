@@ -25,7 +25,7 @@ from ray.rllib.utils.torch_utils import convert_to_torch_tensor
 from autocompile.errors import UsageError
 from autocompile.runtime import warm_start
 from autocompile.runtime.apply import demand_this_interpreter
-from autocompile.runtime.applying import prepare_model, process_state, set_process
+from autocompile.runtime.applying import prepare_model, process_of, process_state
 from autocompile.runtime.inplace import Compiled, apply_to_optimizer, apply_to_phase
 from autocompile.runtime.machine import describe
 from autocompile.runtime.optimizers import leave_out_implementation
@@ -154,13 +154,9 @@ class _Tuned:
             yield threads
             return
         wanted = {"threads": usual or threads, **choice.config.process}
-        before = process_state(wanted)
-        set_process(wanted)
-        try:
+        with process_of(wanted):
             yield threads
             self.ran[phase] = process_state(wanted)
-        finally:
-            set_process(before)
 
     def tell_active(self) -> dict[str, Any]:
         """Active settings and ``problems`` of this process, for the result of ``train()``."""

@@ -56,7 +56,10 @@ def made_up_batch(module: Any, count: int, connectors: Any = None) -> dict[str, 
     space = module.observation_space
     if not module.is_stateful():
         return {"obs": _observations(space, (count,), generator)}
-    state = _repeat(module.get_initial_state(), count)
+    state = pytree.tree_map(
+        lambda value: torch.as_tensor(value).repeat(count, *[1] * len(value.shape)),
+        module.get_initial_state(),
+    )
     return {"obs": _observations(space, (count, 1), generator), "state_in": state}
 
 
@@ -258,9 +261,3 @@ def _finite_bounds(space: Any) -> tuple[Any, Any]:
     bottom = np.where(open_low, np.where(open_high, -1.0, high - 2.0), low)
     top = np.where(open_high, np.where(open_low, 1.0, low + 2.0), high)
     return bottom, top
-
-
-def _repeat(state: Any, batch_size: int) -> Any:
-    if isinstance(state, dict):
-        return {name: _repeat(value, batch_size) for name, value in state.items()}
-    return torch.as_tensor(state).expand(batch_size, *torch.as_tensor(state).shape).clone()

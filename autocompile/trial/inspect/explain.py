@@ -12,12 +12,14 @@ import re
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from autocompile.trial.inspect.telemetry import first_line
 
 __all__ = ["Operators", "Witness", "breaks_of", "launches", "operators"]
 
@@ -224,19 +226,13 @@ def _functions_run(call: Callable[[], Any], files: set[str]) -> set[tuple[str, s
         if event == "call" and code.co_filename in files:
             ran.add((code.co_filename, code.co_name))
 
-    with _profile(watch):
-        call()
-    return ran
-
-
-@contextlib.contextmanager
-def _profile(watch: Callable[[Any, str, Any], None]) -> Iterator[None]:
     before = sys.getprofile()
     sys.setprofile(watch)
     try:
-        yield
+        call()
     finally:
         sys.setprofile(before)
+    return ran
 
 
 # --- graph breaks -------------------------------------------------------------------------------
@@ -250,8 +246,7 @@ def breaks_of(error: BaseException, home: Path) -> list[dict[str, Any]]:
 
 def _break(stack: Any, reason: str, home: Path) -> dict[str, Any]:
     """Place and line of code of a graph break in the user's code, and torch's reason."""
-    lines = [line.strip() for line in str(reason).splitlines() if line.strip()]
-    row = {"place": "", "code": "", "reason": lines[0][:_WIDE] if lines else ""}
+    row = {"place": "", "code": "", "reason": first_line(reason)[:_WIDE]}
     frames = [f for f in stack or () if not Path(f.filename).is_relative_to(_TORCH)]
     users = [f for f in frames if not Path(f.filename).is_relative_to(_OURS)]
     own = [f for f in users if _is_own(Path(f.filename), home)]

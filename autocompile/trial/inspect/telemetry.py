@@ -1,19 +1,33 @@
-"""Reads Dynamo's counters, and waits for the device."""
+"""What Dynamo and Inductor have compiled: counters, and a key of the code."""
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+
+from autocompile.settings.config import CompileConfig
+from autocompile.settings.dimensions import DIMENSIONS
 
 __all__ = [
     "DynamoFacts",
     "compilations",
     "dynamo_facts",
+    "first_line",
     "reset_dynamo",
+    "same_code_key",
     "synchronizer",
 ]
+
+# On a CPU these change nothing once the code is there. On a GPU they decide how it is launched.
+_AT_RUN_TIME = ("triton.", "coordinate_descent_tuning", "max_autotune")
+
+# All that these do is in the source; another may be a flag of the C++ compiler.
+_OPTIONS_SHOWN = frozenset({"layout_optimization", "conv_1x1_as_mm", "combo_kernels"})
 
 
 def synchronizer(device: torch.device) -> Callable[[], None]:
@@ -68,7 +82,8 @@ def reset_dynamo(backend: str) -> None:
     torch._dynamo.config.fail_on_recompile_limit_hit = True
 
 
-def _first_line(text: object) -> str:
+def first_line(text: object) -> str:
+    """The first line that is not blank, at most 300 characters."""
     lines = [line.strip() for line in str(text).splitlines() if line.strip()]
     return lines[0][:300] if lines else ""
 
@@ -93,7 +108,7 @@ def dynamo_facts() -> DynamoFacts:
     met = {why: n for why, n in counters["unimplemented"].items() if why not in breaks}
     skipped = int(counters["frames"]["total"] - counters["frames"]["ok"])
     reasons = [
-        _first_line(m.recompile_reason)
+        first_line(m.recompile_reason)
         for m in torch._dynamo.utils.get_compilation_metrics()
         if getattr(m, "recompile_reason", None)
     ]
@@ -112,4 +127,35 @@ def dynamo_facts() -> DynamoFacts:
 
 def _most_frequent(reasons: Mapping[str, int]) -> tuple[str, ...]:
     ordered = sorted(reasons, key=lambda reason: -reasons[reason])
-    return tuple(dict.fromkeys(map(_first_line, ordered)))[:5]
+    return tuple(dict.fromkeys(map(first_line, ordered)))[:5]
+
+
+def same_code_key(config: CompileConfig, device: torch.device) -> str:
+    """Equal for two settings of one phase whose calls launch the same code in the same way.
+
+    Inductor's modules hold the source of every kernel and the calls of libraries between them.
+    Empty where nothing is known: another backend, or code from a cache.
+    """
+    if config.backend != "inductor":
+        return ""
+    from torch._inductor import list_mode_options
+    from torch._inductor.codecache import PyCodeCache
+
+    home = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")).resolve()
+    texts = []
+    for module in PyCodeCache.modules:
+        file = Path(getattr(module, "__file__", None) or "").resolve()
+        if home in file.parents:  # the fork server's own are elsewhere
+            texts.append(file.read_text("utf-8", "replace").replace(str(home), ""))
+    if not texts:
+        return ""
+    options = {**list_mode_options().get(config.mode, {}), **dict(config.options)}
+    launch = {
+        k: v for k, v in options.items() if device.type != "cpu" and k.startswith(_AT_RUN_TIME)
+    }
+    around = {d.name: getattr(config, d.name) for d in DIMENSIONS if not d.in_source}
+    around["options"] = [o for o in config.options if o[0] not in _OPTIONS_SHOWN | launch.keys()]
+    # Else torch sets it at each call, which takes a while.
+    around["dynamic"] = config.dynamic is None
+    text = repr((sorted(texts), sorted(launch.items()), sorted(around.items())))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -7,7 +7,7 @@ the step, up to the recompile limit, after which torch silently runs eager.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,12 +15,12 @@ import torch
 from autocompile.protocol.results import TrialResult
 from autocompile.store.record import Outcome
 from autocompile.trial.inspect import telemetry
-from autocompile.trial.phases.phases import Side
-from autocompile.trial.process import failures
+from autocompile.trial.phases.side import Side
+from autocompile.trial.process.failures import Failed, first_words
 from autocompile.trial.verify.compare import compare
 from autocompile.trial.verify.outputs import View, copy_view
 from autocompile.trial.verify.random_draws import wrong_length
-from autocompile.trial.verify.verifier import Failed, Verifier
+from autocompile.trial.verify.verifier import Verifier
 
 __all__ = ["try_schedule"]
 
@@ -45,41 +45,39 @@ def try_schedule(verifier: Verifier, compiled: Side, result: TrialResult, budget
     Raises:
         Failed: ``wrong_output``, if a step does not follow the learning rate.
     """
-    groups = [
+    eager = verifier.eager
+    own, theirs = (
         [group for o in side.optimizers for group in getattr(o, "param_groups", [])]
-        for side in (verifier.eager, compiled)
-    ]
-    if not groups[0] or not all(_is_rate(g.get("lr")) for each in groups for g in each):
+        for side in (eager, compiled)
+    )
+    groups = [*own, *theirs]
+    if not groups or not all(_is_rate(g.get("lr")) for g in groups):
         return
-    rates = [[float(g["lr"]) for g in each] for each in groups]
-    verifier.eager.restore()
-    kept = verifier.eager.saved, verifier.eager.numbers
+    rates = [float(g["lr"]) for g in groups]
+    eager.restore()
+    kept = eager.saved, eager.numbers
     before = telemetry.dynamo_facts().graphs
-    is_number = any(not isinstance(g["lr"], torch.Tensor) for g in groups[1])
+    is_number = any(not isinstance(g["lr"], torch.Tensor) for g in theirs)
     compile_s = result.compile_s or 0.0
     began, next_s = time.monotonic(), compile_s if is_number else 0.0
     done, ends_eager, problem, error = 0, False, None, None
     try:
-        for change in range(1, _CHANGES + 1):
+        while not problem and done < _CHANGES:
             if time.monotonic() - began + next_s > budget_s:
                 break
-            for each, initial in zip(groups, rates, strict=True):
-                _set_rates(each, [rate * _DECAY**change for rate in initial])
+            _set_rates(groups, rates, _DECAY ** (done + 1))
             took = time.monotonic()
-            problem = _compare_step(verifier, compiled, change)
+            problem = _compare_step(verifier, compiled, done + 1)
             next_s = time.monotonic() - took
-            done = change
-            if problem:
-                break
+            done += 1
     except Exception as caught:
         ends_eager = type(caught).__name__ == "FailOnRecompileLimitHit"
-        error = None if ends_eager else failures.first_words(caught)
+        error = None if ends_eager else first_words(caught)
     finally:
-        for each, initial in zip(groups, rates, strict=True):
-            _set_rates(each, initial)
-        verifier.eager.saved, verifier.eager.numbers = kept
-        verifier.eager.restore()
-        compiled.adopt(verifier.eager)
+        _set_rates(groups, rates, 1.0)
+        eager.saved, eager.numbers = kept
+        eager.restore()
+        compiled.adopt(eager)
     recompiles = telemetry.dynamo_facts().graphs - before
     result.detail.update(lr_changes=done, lr_recompiles=recompiles, lr_ends_eager=ends_eager)
     advice = _advice(compiled.optimizers[0])
@@ -87,28 +85,24 @@ def try_schedule(verifier: Verifier, compiled: Side, result: TrialResult, budget
         what = f"the step does not follow the learning rate: {problem}, after change {done}"
         raise Failed(Outcome.WRONG_OUTPUT, what + advice)
     if error:
-        note = f"after a change of the learning rate this step fails: {error}"
-    else:
-        note = _note(done, recompiles, ends_eager, compile_s)
-        note += advice if recompiles else ""
-    result.notes += [note] if note else []
-
-
-def _note(done: int, recompiles: int, ends_eager: bool, compile_s: float) -> str:
-    """A sentence for the user; empty if a schedule costs nothing."""
-    if done == 0 and not recompiles:
-        return (
+        result.notes.append(f"after a change of the learning rate this step fails: {error}")
+    elif recompiles:
+        result.notes.append(_recompiles(done, recompiles, ends_eager) + advice)
+    elif done == 0:
+        result.notes.append(
             "whether a learning-rate schedule recompiles this step was not tried: it takes "
             f"{compile_s:.0f} s to compile"
         )
-    if not recompiles:
-        return ""
+
+
+def _recompiles(done: int, recompiles: int, ends_eager: bool) -> str:
+    """A sentence for the user."""
     count = "once" if recompiles == 1 else f"{recompiles} times"
     said = f"a learning-rate schedule recompiles this step {count}"
     if ends_eager:
-        said += ", then it runs in eager"
-    elif done < _CHANGES:
-        said += f" in {done} change{'s' * (done > 1)} (more were not tried, for time)"
+        return f"{said}, then it runs in eager"
+    if done < _CHANGES:
+        return f"{said} in {done} change{'s' * (done > 1)} (more were not tried, for time)"
     return said
 
 
@@ -127,21 +121,21 @@ def _is_rate(rate: Any) -> bool:
     return isinstance(rate, (int, float)) and not isinstance(rate, bool)
 
 
-def _set_rates(groups: list[dict[str, Any]], rates: list[float]) -> None:
+def _set_rates(groups: list[dict[str, Any]], rates: list[float], factor: float) -> None:
     """Like torch's schedulers: fill a tensor, replace a number."""
     for group, rate in zip(groups, rates, strict=True):
         if isinstance(group["lr"], torch.Tensor):
-            group["lr"].fill_(rate)
+            group["lr"].fill_(rate * factor)
         else:
-            group["lr"] = rate
+            group["lr"] = rate * factor
 
 
 def _compare_step(verifier: Verifier, compiled: Side, change: int) -> str | None:
     """Make one step on each side from the same state; returns an error of the compiled one."""
     verifier.eager.keep()
     compiled.adopt(verifier.eager)
-    want, sizes = _stepped(verifier.eager, lambda side: verifier.seeded_call(side, change))
-    got, _ = _stepped(compiled, lambda side: verifier.seeded_call(side, change))
+    want, sizes = _stepped(verifier, verifier.eager, change)
+    got, _ = _stepped(verifier, compiled, change)
     for name, update in got["updates"].items():
         # The update is computed from parameters, which adds their rounding.
         off = (update - want["updates"][name]).abs() <= sizes[name]
@@ -151,11 +145,13 @@ def _compare_step(verifier: Verifier, compiled: Side, change: int) -> str | None
     return compare(want, got, noise=verifier.accepted)
 
 
-def _stepped(side: Side, call: Callable[[Side], Any]) -> tuple[View, Mapping[str, torch.Tensor]]:
+def _stepped(
+    verifier: Verifier, side: Side, change: int
+) -> tuple[View, Mapping[str, torch.Tensor]]:
     """Gradients and updates of one step, and the rounding error of each element."""
     parameters = {n: p for n, p in side.model.named_parameters() if p.requires_grad}
     before = {name: p.detach().clone() for name, p in parameters.items()}
-    view = side.view(call(side))
+    view = side.view(verifier.seeded_call(side, change))
     updates = {name: p.detach() - before[name] for name, p in parameters.items()}
     found = copy_view({**{k: v for k, v in view.items() if k == "gradients"}, "updates": updates})
     sizes = {n: _ULPS * torch.finfo(x.dtype).eps * x.abs() for n, x in before.items()}

@@ -11,12 +11,8 @@ import torch
 
 from autocompile.errors import TargetError
 from autocompile.runtime.applying import prepare_model
-from autocompile.runtime.compiling import (
-    compile_function,
-    compile_model,
-    uses_cuda_graphs,
-)
-from autocompile.runtime.inplace import apply_to_update
+from autocompile.runtime.compiling import compile_function, uses_cuda_graphs
+from autocompile.runtime.inplace import apply_to_update, compile_model
 from autocompile.runtime.optimizers import set_implementation
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.phases import (
@@ -32,7 +28,7 @@ from autocompile.trial.phases.side import Side
 from autocompile.trial.target.load import Target
 from autocompile.trial.verify.outputs import View, dense
 
-__all__ = ["Side", "call_model", "make_side", "note_setting", "phases_of"]
+__all__ = ["call_model", "make_side", "note_setting", "phases_of"]
 
 _FIRST_STEP = 1  # so that none is 0 or 1, which Dynamo takes for constants
 
@@ -137,30 +133,34 @@ def _gradients_view(target: Target, side: Side, output: Any) -> View:
     return {"outputs": output, "inputs": inputs, "gradients": gradients, "buffers": buffers}
 
 
-def _training_view(
-    side: Side,
-    parameters: dict[str, torch.Tensor],
-    before: dict[str, torch.Tensor],
-    loss: Any,
-) -> View:
-    """The view of a training step: loss, gradients, updates and buffers."""
-    return {
-        "loss": loss,
-        "gradients": {n: p.grad for n, p in parameters.items() if p.grad is not None},
-        "updates": _updates(parameters, before),
-        "buffers": dict(side.model.named_buffers()),
-    }
+def _compare_training(
+    side: Side, parameters: dict[str, torch.Tensor], has_loss: bool = True
+) -> None:
+    """Compare the updates of a step, and with a loss also loss, gradients and buffers.
 
+    An update is the change of a parameter, in which a step that does nothing has an error of 1.
+    """
+    before = {name: p.detach().clone() for name, p in parameters.items()}
 
-def _updates(
-    parameters: dict[str, torch.Tensor], before: dict[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
-    """The change of each parameter, in which a step that does nothing has an error of 1."""
-    return {n: p.detach() - before[n] for n, p in parameters.items()}
+    def view(loss: Any) -> View:
+        updates = {name: p.detach() - before[name] for name, p in parameters.items()}
+        if not has_loss:
+            return {"updates": updates}
+        return {
+            "loss": loss,
+            "gradients": {n: p.grad for n, p in parameters.items() if p.grad is not None},
+            "updates": updates,
+            "buffers": dict(side.model.named_buffers()),
+        }
 
+    def held() -> Any:
+        states = [dict(s) for optimizer in side.optimizers for s in optimizer.state.values()]
+        rest = (
+            dict(side.model.named_buffers()) if has_loss else [p.grad for p in parameters.values()]
+        )
+        return parameters, rest, states
 
-def _states(side: Side) -> list[dict[str, Any]]:
-    return [dict(s) for optimizer in side.optimizers for s in optimizer.state.values()]
+    side.view, side.held = view, held
 
 
 def _make_optimizer_step(target: Target, side: Side, config: CompileConfig) -> None:
@@ -176,27 +176,19 @@ def _make_optimizer_step(target: Target, side: Side, config: CompileConfig) -> N
     for p in parameters.values():
         noise = torch.randn(p.shape, generator=generator, dtype=torch.float32)
         p.grad = (noise * 1e-2).to(device=p.device, dtype=p.dtype)
-    before = {name: p.detach().clone() for name, p in parameters.items()}
-    optimizer = target.make_optimizer(side.model)
-    side.optimizers = [optimizer]
-    set_implementation(optimizer, config.optimizer)
+    optimizer = _optimizer(target, side, config)
 
     def step() -> None:
         optimizer.step()
 
     side.call = compile_function(step, config)
-    side.view = lambda _: {"updates": _updates(parameters, before)}
-    gradients = [p.grad for p in parameters.values()]
-    side.held = lambda: (parameters, gradients, _states(side))
+    _compare_training(side, parameters, has_loss=False)
 
 
 def _make_train_step(target: Target, side: Side, config: CompileConfig) -> None:
     """Forward, loss, backward and optimizer step, compiled as one function."""
     model = side.model.train()
-    before = {name: p.detach().clone() for name, p in _parameters(model).items()}
-    optimizer = target.make_optimizer(model)
-    side.optimizers = [optimizer]
-    set_implementation(optimizer, config.optimizer)
+    optimizer = _optimizer(target, side, config)
     forward: Any = model.forward_train if target.is_rl else None
 
     def step() -> torch.Tensor:
@@ -208,12 +200,15 @@ def _make_train_step(target: Target, side: Side, config: CompileConfig) -> None:
         return loss.detach()
 
     side.call = compile_function(step, config, model)
-    side.view = lambda loss: _training_view(side, _parameters(model), before, loss)
-    side.held = lambda: (
-        _parameters(model),
-        dict(model.named_buffers()),
-        _states(side),
-    )
+    _compare_training(side, _parameters(model))
+
+
+def _optimizer(target: Target, side: Side, config: CompileConfig) -> Any:
+    """The target's optimizer of a side, in the implementation of the setting."""
+    optimizer = target.make_optimizer(side.model)
+    side.optimizers = [optimizer]
+    set_implementation(optimizer, config.optimizer)
+    return optimizer
 
 
 def _make_learner_update(target: Target, side: Side, config: CompileConfig) -> None:
@@ -222,13 +217,6 @@ def _make_learner_update(target: Target, side: Side, config: CompileConfig) -> N
     updates = target.make_learner(side.model)
     side.optimizers = updates.optimizers
     apply_to_update(side.model, side.optimizers, config)
-    parameters = updates.parameters
-    before = {name: p.detach().clone() for name, p in parameters.items()}
     side.call = lambda: updates.update(side.inputs)
-    side.view = lambda losses: _training_view(side, parameters, before, losses)
     side.forget = updates.forget_metrics
-    side.held = lambda: (
-        parameters,
-        dict(side.model.named_buffers()),
-        _states(side),
-    )
+    _compare_training(side, updates.parameters)

@@ -1,21 +1,24 @@
-"""Side: one copy of a model with the call of a phase, eager or compiled."""
+"""Side: one copy of a model with the call of a phase, and all that a call depends on."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from autocompile.runtime.applying import process_state, set_process
-from autocompile.trial.target.state import is_expanded
+from autocompile.runtime.applying import process_of
 from autocompile.trial.verify.outputs import View
 
-__all__ = ["Side"]
+__all__ = ["Side", "copy_inputs", "perturb", "random_states"]
+
+_PERTURBATION = 0.1  # relative to each parameter's RMS
 
 
 @dataclass
@@ -61,13 +64,8 @@ class Side:
     @contextlib.contextmanager
     def context(self) -> Iterator[None]:
         """The phase's grad mode, and the threads and precision of the setting."""
-        usual = process_state(self.process)
-        try:
-            set_process(self.process)
-            with torch.enable_grad() if self.grad else torch.no_grad():
-                yield
-        finally:
-            set_process(usual)
+        with process_of(self.process), torch.set_grad_enabled(self.grad):
+            yield
 
     def run(self) -> Any:
         """Call once in its context."""
@@ -94,7 +92,7 @@ class Side:
     def changing(self) -> list[torch.Tensor]:
         """The tensors that calls change, in the same order on both sides."""
         leaves = (t for t in pytree.tree_leaves(self.held()) if isinstance(t, torch.Tensor))
-        return [t for t in leaves if not is_expanded(t)]
+        return [t for t in leaves if not _is_expanded(t)]
 
     def _dictionaries(self) -> list[dict[str, Any]]:
         """Dictionaries that may hold plain numbers, such as step counts of optimizers."""
@@ -111,3 +109,50 @@ class Side:
         # Not booleans: Dynamo may have changed flags of the compiled side.
         for own, kept in zip(self._dictionaries(), numbers, strict=False):
             own.update({k: v for k, v in kept.items() if type(own.get(k)) is type(v)})
+
+
+def copy_inputs(tree: Any) -> Any:
+    """Copies of the tensors; a tensor that occurs twice is copied once."""
+    copies: dict[int, torch.Tensor] = {}
+
+    def copied(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor):
+            return x
+        if id(x) not in copies:
+            copies[id(x)] = x.detach().clone().requires_grad_(x.requires_grad)
+        return copies[id(x)]
+
+    return pytree.tree_map(copied, tree)
+
+
+def _is_expanded(tensor: torch.Tensor) -> bool:
+    """Whether elements share memory, so that it cannot be changed in place."""
+    if tensor.layout is not torch.strided:
+        return False
+    return any(s == 0 and n > 1 for s, n in zip(tensor.stride(), tensor.shape, strict=True))
+
+
+def random_states() -> list[bytes]:
+    """States of all generators that a model may draw from."""
+    states = [torch.get_rng_state()]
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        states += torch.cuda.get_rng_state_all()
+    own = (repr(random.getstate()).encode(), repr(np.random.get_state()).encode())
+    return [state.numpy().tobytes() for state in states] + list(own)
+
+
+def perturb(model: torch.nn.Module, seed: int) -> None:
+    """Change every floating parameter and buffer in place, equally for equal seeds.
+
+    Buffers keep their signs and zeros, since they may be variances or masks.
+    """
+    generator = torch.Generator().manual_seed(seed + 1)
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.is_floating_point():
+                size = float(p.double().square().mean().sqrt()) if p.numel() else 0.0
+                noise = torch.randn(p.shape, generator=generator)
+                p.add_((noise * max(size, 1e-3) * _PERTURBATION).to(p))
+        for b in model.buffers():
+            if b.is_floating_point() and not _is_expanded(b):
+                b.mul_((1 + _PERTURBATION * torch.rand(b.shape, generator=generator)).to(b))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from autocompile.protocol.events import EventName, encode
 from autocompile.protocol.results import TaskResult
 from autocompile.store.record import Step
 
-__all__ = ["Channel"]
+__all__ = ["Channel", "make_autotuning_exclusive"]
 
 
 class Channel:
@@ -25,9 +26,9 @@ class Channel:
         descriptor: the pipe; None for stdout.
         nonce: proves to the parent that a line is ours.
         control: a pipe on which the parent says that other trials are stopped; None if there
-            are none.
+            are no others.
         folder: of the trial.
-        has_fork_server: there is one, which prepares what trials share.
+        has_fork_server: a fork server prepares what trials share.
 
     Attributes:
         current: the step that was begun last.
@@ -52,34 +53,22 @@ class Channel:
                 os.set_inheritable(each, False)
 
     def step(self, step: Step) -> None:
-        """Say which step begins."""
+        """Report which step begins."""
         self.current = step
-        self._send(EventName.STEP, step=step.value)
-
-    def modules(self, names: list[str]) -> None:
-        """Say what other trials will need to import as well."""
-        self._send(EventName.MODULES, names=names)
-
-    def toolchain(self) -> None:
-        """Say that trials will compile for the CPU."""
-        self._send(EventName.TOOLCHAIN)
-
-    def room(self, trials: int) -> None:
-        """Say how many trials the device has memory for at once."""
-        self._send(EventName.ROOM, trials=trials)
+        self.send(EventName.STEP, step=step.value)
 
     def result(self, result: TaskResult) -> None:
-        """Say how it ended; the first result counts."""
-        self._send(EventName.RESULT, step=self.current.value, **result.to_dict())
+        """Send the result; the first one counts."""
+        self.send(EventName.RESULT, step=self.current.value, **result.to_dict())
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:
-        """While it is entered, no other trial of the run uses the machine; may be nested."""
+        """Context in which no other trial of the run uses the machine; may be nested."""
         with self._lock:  # a second thread waits as well
             self._depth += 1
             if self._depth == 1 and self._control is not None:
                 began = time.perf_counter()
-                self._send(EventName.EXCLUSIVE)
+                self.send(EventName.EXCLUSIVE)
                 os.read(self._control, 1)
                 self.waited_s += time.perf_counter() - began
         try:
@@ -88,9 +77,10 @@ class Channel:
             with self._lock:
                 self._depth -= 1
                 if self._depth == 0 and self._control is not None:
-                    self._send(EventName.SHARED)
+                    self.send(EventName.SHARED)
 
-    def _send(self, event: EventName, **fields: Any) -> None:
+    def send(self, event: EventName, **fields: Any) -> None:
+        """Send one event as a line."""
         line = encode(self._nonce, event, **fields)
         if self._descriptor is None:
             sys.stdout.write(line)
@@ -98,3 +88,52 @@ class Channel:
         data = line.encode()
         while data:
             data = data[os.write(self._descriptor, data) :]
+
+
+def make_autotuning_exclusive(channel: Channel) -> int:
+    """Run Inductor's own benchmarks exclusively too, for the rest of this process.
+
+    A kernel chosen beside another trial is a guess. Every timing that Inductor does (templates
+    under max-autotune, Triton configurations, coordinate descent) goes through a ``benchmark*``
+    method of the classes of ``torch._inductor.runtime.benchmarking``.
+
+    Returns:
+        How many methods were wrapped; 0 where this torch has none of them.
+    """
+    try:
+        from torch._inductor.runtime import benchmarking
+    except ImportError:
+        return 0
+    owners = [o for o in vars(benchmarking).values() if isinstance(o, type)]
+    wrapped = 0
+    for owner in (o for o in owners if o.__module__ == benchmarking.__name__):
+        wrapped += _wrap(owner, "benchmark", channel)
+    # A whole table of candidates in one go: each request stops the other trials once.
+    with contextlib.suppress(ImportError, AttributeError):
+        from torch._inductor.select_algorithm import AlgorithmSelectorCache
+
+        wrapped += _wrap(AlgorithmSelectorCache, "benchmark_in_current_process", channel)
+    with contextlib.suppress(ImportError, AttributeError):
+        from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+        wrapped += _wrap(CachingAutotuner, "benchmark_all_configs", channel)
+    return wrapped
+
+
+def _wrap(owner: type, prefix: str, channel: Channel) -> int:
+    methods = {n: m for n, m in vars(owner).items() if n.startswith(prefix)}
+    for name, method in methods.items():
+        if callable(method):
+            setattr(owner, name, _exclusively(method, channel))
+        elif isinstance(method, classmethod):
+            setattr(owner, name, classmethod(_exclusively(method.__func__, channel)))
+    return len(methods)
+
+
+def _exclusively(method: Callable[..., Any], channel: Channel) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        with channel.exclusive():
+            return method(*args, **kwargs)
+
+    return timed

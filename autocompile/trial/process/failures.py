@@ -10,10 +10,12 @@ from pathlib import Path
 
 import torch
 
-from autocompile.errors import UsageError
+from autocompile.errors import AutocompileError, UsageError
+from autocompile.protocol.results import TaskResult
 from autocompile.store.record import Outcome, Step
+from autocompile.trial.inspect.telemetry import first_line
 
-__all__ = ["first_words", "only_logged", "outcome_of", "where_in"]
+__all__ = ["Failed", "first_words", "note_failure", "only_logged", "outcome_of", "where_in"]
 
 _MISSING = (ImportError, FileNotFoundError)
 _REFUSED = re.compile(
@@ -33,8 +35,8 @@ class Failed(Exception):
 def _causes(error: BaseException) -> list[BaseException]:
     """The error and what it was raised from.
 
-    What merely was being handled when it was raised is another story (a cache entry that was not
-    there), except where torch wraps a backend's error.
+    Excludes an error that was only being handled at the time, such as a missing cache entry, except
+    where torch wraps a backend's error.
     """
     import torch._dynamo.exc as exc
 
@@ -80,11 +82,26 @@ def outcome_of(error: BaseException, step: Step) -> Outcome:
     return Outcome.RUNTIME_ERROR
 
 
+def note_failure(result: TaskResult, error: BaseException, step: Step) -> None:
+    """Put the outcome and the words of an exception at a step into a result."""
+    if isinstance(error, Failed):
+        result.outcome, result.message = error.outcome.value, str(error)
+        return
+    result.outcome, result.message = outcome_of(error, step).value, first_words(error)
+    if isinstance(error, AutocompileError):
+        result.message = error.what
+        result.explained = {
+            "what": error.what,
+            "details": list(error.details),
+            "hint": error.hint,
+        }
+
+
 def first_words(error: BaseException) -> str:
     """The innermost cause on one line, as torch or the user's code said it."""
     inner = getattr(error, "inner_exception", None) or error
-    lines = [line.strip() for line in str(inner).splitlines() if line.strip()]
-    return f"{type(inner).__name__}: {lines[0][:300]}" if lines else type(inner).__name__
+    name, words = type(inner).__name__, first_line(inner)
+    return f"{name}: {words}" if words else name
 
 
 def where_in(error: BaseException, folder: Path) -> str | None:
@@ -101,7 +118,7 @@ def where_in(error: BaseException, folder: Path) -> str | None:
 
 @contextlib.contextmanager
 def only_logged() -> Iterator[None]:
-    """An error in here goes to the trial's log and changes nothing."""
+    """Context in which an error is written to the trial's log and otherwise ignored."""
     try:
         yield
     except Exception:

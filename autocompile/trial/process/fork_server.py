@@ -1,10 +1,10 @@
-"""The fork server: has imported torch, Dynamo and Inductor, and forks a trial when it is told to.
+"""The fork server: has imported torch, Dynamo and Inductor, and forks trials on request.
 
 A fork copies memory but no thread: a lock that another thread held stays locked for ever, OpenMP's
-pool is gone, an opened GPU driver is unusable. So the fork server computes nothing on more than one
-thread, never touches the GPU, and looks at itself before each fork. What cannot be seen from
-inside it proves with a first child that computes as trials do; when a library has started a thread
-since, it proves it again. When it is not clean it says why and refuses.
+pool is gone, an opened GPU driver is unusable. So the fork server computes on one thread only,
+never touches the GPU, and checks itself before each fork. A test child that computes as trials do
+shows what cannot be seen from inside; it is repeated when a library has started a thread since. If
+a check fails, the fork server refuses and says why.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from autocompile.protocol.processes import (
 from autocompile.trial.process.supervisor import guard
 from autocompile.trial.process.toolchain import Toolchain
 
-_CANARY_S = 30
+_TEST_CHILD_S = 30
 _LONGEST = 1 << 20
 
 
@@ -59,17 +59,17 @@ class _ForkServer:
         self._proven_threads = 0
         self._toolchain: Toolchain | None = None
         self._supervisors: set[int] = set()
-        self._knows_its_children = True
+        self._may_reap = True
         adopt_orphans()
         signal.signal(signal.SIGCHLD, self._reap)
-        # Python counts native threads too and warns; we look closer than it can.
+        # Python warns of native threads too; ``_why_unsafe`` checks more closely.
         warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
 
     def serve(self) -> None:
-        """Answer until the tuner has gone."""
+        """Answer requests until the tuner ends."""
         self._reply(self._fitness())
         for request, descriptors in self._requests():
-            self._knows_its_children = False  # compilers and canaries come and go
+            self._may_reap = False  # children of other kinds come and go
             if request["do"] == "warm":
                 _import(request["modules"])
                 if request["toolchain"] is not None:
@@ -89,13 +89,13 @@ class _ForkServer:
                     answer = {"pid": pid}
                 for descriptor in descriptors:
                     os.close(descriptor)
-            self._knows_its_children = True
+            self._may_reap = True
             self._reap()
             self._reply(answer)
 
     def _reap(self, *_: Any) -> None:
-        """Forget supervisors that have ended, and end what one that was killed has left to us."""
-        if not self._knows_its_children:
+        """Forget supervisors that have ended, and end the processes that a killed one has left."""
+        if not self._may_reap:
             return
         with contextlib.suppress(ChildProcessError):
             while pid := os.waitpid(-1, os.WNOHANG)[0]:
@@ -118,12 +118,12 @@ class _ForkServer:
         self._connection.sendall(json.dumps(answer).encode() + b"\n")
 
     def _fitness(self) -> dict[str, Any]:
-        if reason := self._unclean():
+        if reason := self._why_unsafe():
             return {"refused": reason}
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         return {"memory_bytes": pages * os.sysconf("SC_PAGE_SIZE")}
 
-    def _unclean(self) -> str:
+    def _why_unsafe(self) -> str:
         """Why forking would not be safe; empty if it is."""
         if self._torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             return "CUDA is initialised in it"
@@ -133,7 +133,7 @@ class _ForkServer:
         if (threads := thread_count()) > self._proven_threads:
             gc.collect()
             gc.freeze()  # a collection in a child would touch, and so copy, every page
-            if reason := _canary_dies():
+            if reason := _test_child_fails():
                 return f"{reason}; {threads - 1} threads of libraries run in the fork server"
             self._proven_threads = threads
         return ""
@@ -177,14 +177,14 @@ def _import(modules: list[str]) -> None:
                 importlib.import_module(name)
 
 
-def _canary_dies() -> str:
-    """Fork a child that computes as trials do; why it could not, or an empty string."""
+def _test_child_fails() -> str:
+    """Why a forked child cannot compute as trials do; empty if it can."""
     before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     pid = os.fork()
     if pid == 0:
         try:
-            signal.alarm(_CANARY_S)
-            _sing()
+            signal.alarm(_TEST_CHILD_S)
+            _compute()
             os._exit(0)
         finally:
             os._exit(1)
@@ -196,8 +196,8 @@ def _canary_dies() -> str:
     return "a forked child " + ("hangs" if code == -signal.SIGALRM else "cannot compute")
 
 
-def _sing() -> None:
-    """Use each thing that a fork can break: parallel regions, autograd's threads, CUDA."""
+def _compute() -> None:
+    """Use what a fork can break: parallel regions, autograd's threads, CUDA."""
     import torch
 
     matrix = torch.ones(512, 512, requires_grad=True)

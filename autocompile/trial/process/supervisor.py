@@ -1,8 +1,8 @@
-"""The supervisor: the first process of a trial. It starts the one that works and outlives it.
+"""The supervisor: the first process of a trial. It starts the worker and outlives it.
 
 As a child subreaper (prctl(2)) it becomes the parent of every process that the trial leaves
-behind, in whatever session, so that nothing can hide; when the worker ends, or the tuner dies, it
-kills them all. It imports neither torch nor numpy and does nothing but wait.
+behind, in whatever session. When the worker ends, or the tuner dies, it kills them all. It imports
+neither torch nor numpy and only waits.
 """
 
 from __future__ import annotations
@@ -27,15 +27,10 @@ from autocompile.protocol.processes import (
 __all__ = ["guard"]
 
 
-def _fall(signum: int, frame: Any) -> NoReturn:
+def _end_with_parent(signum: int, frame: Any) -> NoReturn:
     """The parent process has ended, so the trial must end too."""
     end_descendants()
     os._exit(1)
-
-
-def _volunteer_for_the_oom_killer() -> None:
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("900")
 
 
 def _say(descriptor: int, line: str) -> None:
@@ -44,18 +39,17 @@ def _say(descriptor: int, line: str) -> None:
 
 
 def guard(work: Callable[[], None], descriptor: int, nonce: str, cgroup: str, parent: int) -> None:
-    """Fork: the child does ``work`` and never returns, this process looks after it and leaves.
+    """Fork: the child does ``work`` and never returns; this process waits for it and exits.
 
     Args:
         work: what the trial does.
-        descriptor: the result channel; the worker tells it its pid as soon as it can be stopped and
-            asked for its stacks, and this process how it ended.
+        descriptor: the result channel. The worker sends its pid once it can be stopped and asked
+            for its stacks; this process sends how it ended.
         nonce: of the channel.
-        cgroup: a file that takes the pid of a process which is to be held to a memory limit;
-            empty for none.
+        cgroup: the file that adds a process to a cgroup with a memory limit; empty for none.
         parent: the pid of the process that started this one.
     """
-    signal.signal(signal.SIGTERM, _fall)
+    signal.signal(signal.SIGTERM, _end_with_parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     die_with_parent(parent, signal.SIGTERM)
@@ -101,6 +95,8 @@ def _become_worker(supervisor: int) -> None:
         signal.signal(number, signal.SIG_DFL)
     os.setsid()
     die_with_parent(supervisor)
-    _volunteer_for_the_oom_killer()
+    # If memory runs out, the kernel ends this process before others.
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("900")
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)

@@ -1,8 +1,8 @@
-"""What Inductor's first compile costs besides the compiling, paid before the first trial.
+"""Does the one-time work of Inductor's first compile before the first trial.
 
 Inductor asks the C++ compiler which vector instructions it and the machine have: several small
-programs, a few seconds each. They are built side by side, and what they show is kept for the next
-run under the user's cache folder.
+programs, a few seconds each. They are built at the same time, and the results are kept for the next
+run in the user's cache folder.
 """
 
 from __future__ import annotations
@@ -23,11 +23,10 @@ __all__ = ["Toolchain"]
 
 
 class Toolchain:
-    """Prepared in a child process, while this one goes on.
+    """Prepares the toolchain in a child process, while this one goes on.
 
     Args:
-        place: what every compiler cache of the run starts with is left there, for interpreters that
-            start afresh as well.
+        place: the folder that is made; every compiler cache of the run starts with a copy of it.
     """
 
     def __init__(self, place: Path) -> None:
@@ -83,7 +82,7 @@ class Toolchain:
 
 
 def _find_vector_instructions() -> None:
-    """Have Inductor look, at all kinds of them at once."""
+    """Have Inductor try all kinds of vector instructions at once."""
     try:
         from torch._inductor import cpu_vec_isa
     except ImportError:
@@ -101,10 +100,10 @@ def _find_vector_instructions() -> None:
 
 
 def _kept() -> Path | None:
-    """Where an earlier run has left its finding; None where there is no such place.
+    """Where an earlier run has kept its results; None without a home folder.
 
-    Inductor names what it builds by the code, the flags and the compiler, so that something old is
-    passed over; torch and python are in the name to keep the folder small.
+    Inductor names what it builds by the code, the flags and the compiler, so outdated results are
+    not used; torch and python are in the name to keep the folder small.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""What a trial's process does, from the request to the result."""
+"""Runs the task of a request and sends its result."""
 
 from __future__ import annotations
 
@@ -9,19 +9,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from autocompile.errors import AutocompileError
 from autocompile.protocol import requests, results
 from autocompile.store.record import Outcome, Step
 from autocompile.trial.inspect import explain
 from autocompile.trial.process import failures
 from autocompile.trial.process.channel import Channel
 from autocompile.trial.tasks.in_algorithm import compare_target
-from autocompile.trial.tasks.probing import home_of, probe
+from autocompile.trial.tasks.probing import probe, trace
 from autocompile.trial.tasks.race import race
 from autocompile.trial.tasks.saving import save
 from autocompile.trial.tasks.screening import screen_setting
-from autocompile.trial.tasks.tracing import trace
-from autocompile.trial.verify.verifier import Failed
+from autocompile.trial.tasks.steps import home_of
 
 __all__ = ["run"]
 
@@ -50,7 +48,7 @@ def run(
         descriptor: the result channel; None for stdout.
         nonce: of the channel.
         control: pipe on which the parent says that other trials are stopped; None for none.
-        fork_server: there is one, which prepares what trials share.
+        fork_server: a fork server prepares what trials share.
     """
     home = place = Path(folder).resolve()  # found now: the target may change directory
     channel = Channel(descriptor, nonce, control, place, fork_server)
@@ -66,29 +64,15 @@ def run(
         channel.current = Step.EXIT
     except BaseException as error:  # SystemExit and KeyboardInterrupt of the user's code as well
         traceback.print_exc()
-        _explain(error, home, channel, result)
+        failures.note_failure(result, error, channel.current)
         if request is None:
             result.outcome = Outcome.INFRASTRUCTURE.value
+        elif not isinstance(error, failures.Failed):
+            result.where = failures.where_in(error, home)
+            if result.outcome == Outcome.GRAPH_BREAK.value:
+                result.detail["breaks"] = explain.breaks_of(error, home)
     channel.result(result)
     if descriptor is not None:  # the result is final: tearing the interpreter down costs a second
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
-
-
-def _explain(
-    error: BaseException, home: Path, channel: Channel, result: results.TaskResult
-) -> None:
-    if isinstance(error, Failed):
-        result.outcome, result.message = error.outcome.value, str(error)
-        return
-    result.outcome = failures.outcome_of(error, channel.current).value
-    result.message = failures.first_words(error)
-    if isinstance(error, AutocompileError):
-        result.message = error.what
-        result.explained = {
-            "what": error.what, "details": list(error.details), "hint": error.hint,
-        }  # fmt: skip
-    result.where = failures.where_in(error, home)
-    if result.outcome == Outcome.GRAPH_BREAK.value:
-        result.detail["breaks"] = explain.breaks_of(error, home)

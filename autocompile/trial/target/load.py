@@ -202,12 +202,14 @@ def _source(place: str) -> tuple[str, list[str]]:
     return source, ["import importlib", "import sys", folder]
 
 
+def _own(module: ModuleType) -> list[tuple[str, Any]]:
+    """The public names that a module defines itself."""
+    found = [(n, v) for n, v in vars(module).items() if not n.startswith("_")]
+    return [(n, v) for n, v in found if getattr(v, "__module__", None) == module.__name__]
+
+
 def _names(module: ModuleType) -> str:
-    own = [
-        f"{name}()" if inspect.isfunction(value) else name
-        for name, value in vars(module).items()
-        if not name.startswith("_") and getattr(value, "__module__", None) == module.__name__
-    ]
+    own = [f"{name}()" if inspect.isfunction(value) else name for name, value in _own(module)]
     return ", ".join(own[:12]) or "nothing of its own"
 
 
@@ -218,12 +220,11 @@ def _from_module(module: ModuleType, place: str, source: str) -> Target:
         model = module.Model(*module.get_init_inputs())
         lines = [f"target = {source}", "model = target['Model'](*target['get_init_inputs']())"]
         return _plain("KernelBench", model, lines, module, place)
-    own = [
-        name
-        for name, value in vars(module).items()
-        if inspect.isfunction(value) and value.__module__ == module.__name__ and name[0] != "_"
-    ]
-    guess = next((n for n in own if n not in ("get_inputs", "get_loss", "get_optimizer")), None)
+    known = ("get_inputs", "get_loss", "get_optimizer")
+    models = [name for name, value in vars(module).items() if isinstance(value, torch.nn.Module)]
+    models += [name for name, value in _own(module) if _is_model_class(value)]
+    functions = [name for name, value in _own(module) if inspect.isfunction(value)]
+    guess = next((name for name in (*models, *functions) if name not in known), None)
     raise TargetError(
         f"{place} does not define get_model()",
         f"it defines: {_names(module)}",
@@ -231,11 +232,17 @@ def _from_module(module: ModuleType, place: str, source: str) -> Target:
     )
 
 
+def _is_model_class(value: Any) -> bool:
+    """Whether it is a class of modules that needs no arguments."""
+    is_class = inspect.isclass(value) and issubclass(value, torch.nn.Module)
+    return is_class and not _why_not_callable(value)
+
+
 def _from_object(value: Any, module: ModuleType, expression: str, spec: str) -> Target:
     """A target from an AlgorithmConfig, RLModuleSpec or module, or a function that returns one."""
     is_module_class = inspect.isclass(value) and issubclass(value, torch.nn.Module)
     if inspect.isfunction(value) or is_module_class:
-        if needed := _needs(value):
+        if needed := _why_not_callable(value):
             raise TargetError(
                 f"{spec}: {value.__name__} cannot be called without arguments: {needed}",
                 "a target is an nn.Module, or a function or class that needs no arguments",
@@ -254,10 +261,10 @@ def _from_object(value: Any, module: ModuleType, expression: str, spec: str) -> 
     )
 
 
-def _needs(made: Callable[..., Any]) -> str:
-    """Why a function or class cannot be called without arguments; empty if it can."""
+def _why_not_callable(function: Any, *args: Any) -> str:
+    """Why something cannot be called with these arguments; empty if it can."""
     try:
-        inspect.signature(made).bind()
+        inspect.signature(function).bind(*args)
     except TypeError as error:
         return str(error)
     except ValueError:  # no signature
@@ -291,21 +298,12 @@ def _with_user_functions(target: Target, module: ModuleType) -> Target:
     if hasattr(module, "get_loss"):
         target.loss = module.get_loss
         target.choices["loss"] = "get_loss() of the target"
-    if hasattr(module, "check") and _takes_two(module.check):
+    if hasattr(module, "check") and not _why_not_callable(module.check, None, None):
         target.check = module.check
         target.choices["comparison"] = "check() of the target"
-    elif hasattr(module, "check") and hasattr(module, "get_model"):
+    elif hasattr(module, "check") and hasattr(module, "get_model"):  # else it is unrelated
         raise TargetError("the target's check() cannot be called as check(expected, actual)")
     return target
-
-
-def _takes_two(function: Any) -> bool:
-    """Whether it takes two arguments; a file may define an unrelated ``check``."""
-    try:
-        inspect.signature(function).bind(None, None)
-    except (TypeError, ValueError):
-        return False
-    return callable(function)
 
 
 def adam(model: torch.nn.Module) -> torch.optim.Optimizer:
@@ -319,12 +317,8 @@ def sum_of_floats(output: Any, inputs: Any) -> torch.Tensor:
     Raises:
         TargetError: no output can be differentiated.
     """
-    floats = [
-        leaf.sum()
-        for leaf in result_tensors(output)
-        if leaf.is_floating_point() and leaf.requires_grad
-    ]
+    tensors = (x for x in result_tensors(output) if x.is_floating_point() and x.requires_grad)
+    floats = [x.sum().float() for x in tensors]
     if not floats:
         raise TargetError("no output of the model depends on its parameters, so there is no loss")
-    total: torch.Tensor = torch.stack([x.float() for x in floats]).sum()
-    return total
+    return torch.stack(floats).sum()

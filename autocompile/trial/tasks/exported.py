@@ -1,4 +1,4 @@
-"""A side that is made by exported code: what a user pastes, in place of what a trial does."""
+"""A side made by exported code, which a user pastes, instead of by the setting."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from autocompile.protocol.requests import ExportedCode
 from autocompile.runtime.applying import process_state, set_process
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.phases import FORWARD, OPTIMIZER_STEP, TRAIN_STEP
-from autocompile.trial.phases.phases import Side, call_model, make_side, note_setting
+from autocompile.trial.phases.phases import call_model, make_side, note_setting
+from autocompile.trial.phases.side import Side
 from autocompile.trial.target.load import Target
 
 __all__ = ["exported_side"]
@@ -37,7 +38,7 @@ def exported_side(
     exported: ExportedCode,
     folder: Path,
 ) -> Side:
-    """The side of a program that holds a model, an optimizer, a step and these lines.
+    """The side of a program that defines a model, an optimizer and a step, and runs the code.
 
     Args:
         target: built already; its model is copied.
@@ -54,7 +55,7 @@ def exported_side(
         "optimizer": next(iter(side.optimizers), None),
         "side": side,
         "loss": target.loss,
-        FORWARD: _forward_train if target.is_rl else call_model,
+        FORWARD: (lambda m, x: m.forward_train(x)) if target.is_rl else call_model,
     }
     exec(_TRAIN_STEP, names)
     (folder / "tuned.json").write_text(exported.settings.to_json(), "utf-8")
@@ -73,10 +74,6 @@ def exported_side(
     elif phase == OPTIMIZER_STEP:
         side.call = names.get("step") or (lambda: names["optimizer"].step())
     return side
-
-
-def _forward_train(model: Any, inputs: Any) -> Any:
-    return model.forward_train(inputs)
 
 
 @contextlib.contextmanager

@@ -1,13 +1,14 @@
-"""The user's RLlib algorithm with and without tuned settings, iteration by iteration in turns."""
+"""Runs the user's RLlib algorithm with and without tuned settings, iterations in turns."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -52,15 +53,13 @@ def compare(
         settings: for one of the two.
         deadline: as ``time.monotonic`` gives it; there are two rounds at least.
         result: is filled in.
-        told: of steps.
+        told: called with each step that begins.
 
     Raises:
         TargetError: the configuration names no environment, its algorithm samples nothing, or ray
             has too few CPUs or GPUs for two of them.
         NotInEffect: as of :func:`autocompile.rllib.tuned`.
     """
-    import ray
-
     from autocompile.runtime.rllib.algorithm import tuned
 
     if config.env is None:
@@ -68,26 +67,13 @@ def compare(
             "the AlgorithmConfig has no environment, so its algorithm cannot be run",
             hint=".environment('ALE/Breakout-v5') on the config, or an env of yours",
         )
-    # Workers import what this process has found, the user's file among it.
-    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    own_ray = not ray.is_initialized()
-    needed = {name: 2 * count for name, count in _needed(config).items()}
-    if own_ray:
-        cpus = max(1, math.ceil(needed["CPU"]))
-        ray.init("local", num_cpus=cpus, include_dashboard=False, log_to_driver=False)
     algorithms: dict[str, Any] = {}
-    try:
-        for name, count in needed.items():  # ray would wait for ever
-            if count > (there := ray.cluster_resources().get(name, 0)):
-                raise TargetError(
-                    f"the actors of two such algorithms need {count:g} {name}s, and ray has "
-                    f"{there:g}",
-                    hint="fewer env runners or learners, or fractions of a GPU for each",
-                )
+    with _ray_with_room(config), contextlib.ExitStack() as stack:
         told(Step.COMPILE)
         for side, own in (("untouched", config), ("tuned", tuned(config, settings))):
             began = time.monotonic()
             algorithms[side] = _timed(own).build_algo()
+            stack.callback(algorithms[side].stop)
             result.warmup_iterations[side] = _warm_up(algorithms[side], deadline)
             result.warmup_s[side] = round(time.monotonic() - began, 3)
         told(Step.MEASURE)
@@ -100,9 +86,30 @@ def compare(
             result.rounds.append(turns)
             took_s = time.monotonic() - began
         result.runners = max(1, config.num_env_runners)
+
+
+@contextlib.contextmanager
+def _ray_with_room(config: Any) -> Iterator[None]:
+    """Context in which ray runs and has CPUs and GPUs for two such algorithms."""
+    import ray
+
+    # Workers import what this process can import, such as the user's file.
+    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    own_ray = not ray.is_initialized()
+    needed = {name: 2 * count for name, count in _needed(config).items()}
+    if own_ray:
+        cpus = max(1, math.ceil(needed["CPU"]))
+        ray.init("local", num_cpus=cpus, include_dashboard=False, log_to_driver=False)
+    try:
+        for name, count in needed.items():  # ray would wait for ever
+            if count > (there := ray.cluster_resources().get(name, 0)):
+                raise TargetError(
+                    f"the actors of two such algorithms need {count:g} {name}s, and ray has "
+                    f"{there:g}",
+                    hint="fewer env runners or learners, or fractions of a GPU for each",
+                )
+        yield
     finally:
-        for algorithm in algorithms.values():
-            algorithm.stop()
         if own_ray:
             ray.shutdown()
 
@@ -139,7 +146,7 @@ def _config_of(module: Any, spec: str) -> Any:
 
 
 def _timed(config: Any) -> Any:
-    """The configuration with env runners and learners that note what they spend time on."""
+    """The configuration with env runners and learners that measure their own times."""
     from autocompile.runtime.rllib.algorithm import default_runner
 
     config = config.copy(copy_frozen=False)
@@ -153,7 +160,7 @@ def _timed(config: Any) -> Any:
 
 
 class _TimedRunner:
-    """Of an env runner: seconds of ``sample`` and of the module's forward in it."""
+    """Mixin of an env runner: measures ``sample`` and the module's forward in it."""
 
     def make_module(self) -> None:
         """Make the module; each of its calls is timed."""
@@ -165,7 +172,7 @@ class _TimedRunner:
                 setattr(runner.module, name, self._timing(getattr(runner.module, name)))
 
     def sample(self, **kwargs: Any) -> Any:
-        """Sample, with a watch on it."""
+        """Sample, timed."""
         began = time.perf_counter()
         episodes = super().sample(**kwargs)  # type: ignore[misc]
         self.spent["sample_s"] += time.perf_counter() - began
@@ -184,10 +191,10 @@ class _TimedRunner:
 
 
 class _TimedLearner:
-    """Of a learner: seconds of gradient updates, in whichever thread it does them."""
+    """Mixin of a learner: measures gradient updates, in whichever thread they run."""
 
     def build(self) -> None:
-        """Build the learner; what it spends is counted from now on."""
+        """Build the learner and start counting."""
         self.spent: defaultdict[str, float] = defaultdict(float)
         super().build()  # type: ignore[misc]
 
@@ -206,7 +213,7 @@ def _wait_for(device: Any) -> None:
 
 
 def _warm_up(algorithm: Any, deadline: float) -> int:
-    """Train until an iteration has sampled with the module and learnt, and once more."""
+    """Train until two iterations have sampled with the module and learned; returns how many."""
     done = learning = 0
     while learning < 2 and done < _MOST_WARM_UPS:
         turn = _turn(algorithm)
@@ -224,8 +231,8 @@ def _warm_up(algorithm: Any, deadline: float) -> int:
 
 
 def _turn(algorithm: Any) -> dict[str, Any]:
-    """One iteration: what it took, and what is active in it."""
-    _spent(algorithm)  # what was done since the last turn is nobody's
+    """One iteration: its times, and the settings that are active in it."""
+    _spent(algorithm)  # drops what was done since the last turn
     began = time.perf_counter()
     result = algorithm.train()
     turn: dict[str, Any] = {"train_s": time.perf_counter() - began, **_spent(algorithm)}
@@ -235,7 +242,7 @@ def _turn(algorithm: Any) -> dict[str, Any]:
 
 
 def _spent(algorithm: Any) -> dict[str, float]:
-    """What runners and learners have counted since they were asked last; they end a call first."""
+    """The counts of runners and learners since the last call; waits for calls in progress."""
     found: defaultdict[str, float] = defaultdict(float)
     parts = algorithm.env_runner_group.foreach_env_runner(_take)
     parts += [answer.get() for answer in algorithm.learner_group.foreach_learner(_take)]

@@ -1,9 +1,10 @@
-"""The target, loaded and fed, and what a probe says of it before anything is tried."""
+"""Two looks at a target before anything is tried: what it is, and what Dynamo makes of it."""
 
 from __future__ import annotations
 
 import copy
 import inspect
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,72 +12,28 @@ import torch
 from torch.utils import _pytree as pytree
 
 from autocompile.errors import AutocompileError
-from autocompile.protocol.requests import ProbeRequest, Request
-from autocompile.protocol.results import ProbeResult
+from autocompile.protocol.events import EventName
+from autocompile.protocol.requests import ProbeRequest, TraceRequest
+from autocompile.protocol.results import ProbeResult, TraceResult
 from autocompile.runtime import machine
 from autocompile.runtime.optimizers import implementations
 from autocompile.runtime.regions import regions_of
+from autocompile.settings.config import CompileConfig
 from autocompile.settings.dimensions import OPTIMIZERS
-from autocompile.settings.phases import LEARNER_UPDATE, PHASES, phase_of
+from autocompile.settings.phases import LEARNER_UPDATE, PHASES
 from autocompile.store.record import Step
-from autocompile.trial.inspect import environment
+from autocompile.trial.inspect import environment, explain, telemetry
 from autocompile.trial.phases.phases import make_side, phases_of
+from autocompile.trial.process import failures
 from autocompile.trial.process.channel import Channel
-from autocompile.trial.target.load import (
-    Target,
-    build,
-    import_target,
-    seed_everything,
-    split_spec,
-)
+from autocompile.trial.target.load import Target
+from autocompile.trial.tasks.steps import home_of, inputs_of, is_prepared, load
 from autocompile.trial.verify.verifier import Verifier
 
-__all__ = ["described", "home_of", "inputs_of", "load", "probe"]
+__all__ = ["described", "probe", "trace"]
 
 _CONTEXT_BYTES = 2**30  # of a GPU's memory, for CUDA itself and the libraries' workspaces
-
-
-def home_of(target: str) -> Path:
-    """The folder of a target's file; asked before it is loaded, which may change directory."""
-    return Path(split_spec(target)[0]).resolve().parent
-
-
-def load(request: Request, channel: Channel) -> tuple[Target, torch.device]:
-    """Steps ``import`` and ``build``: the same weights in every process."""
-    header = request.header
-    channel.step(Step.IMPORT)
-    device = environment.pick_device(header.device)
-    if isinstance(request, ProbeRequest) and _is_prepared(request, channel, device):
-        channel.toolchain()  # the fork server sees to it meanwhile
-    seed_everything(header.seed)
-    module = import_target(header.target)
-    if isinstance(request, ProbeRequest):
-        channel.modules(environment.library_modules())
-    channel.step(Step.BUILD)
-    target = build(header.target, module)
-    target.to(device)
-    return target, device
-
-
-def _is_prepared(request: ProbeRequest, channel: Channel, device: torch.device) -> bool:
-    """Whether the fork server makes what compiler caches start with."""
-    return bool(request.toolchain) and channel.has_fork_server and device.type == "cpu"
-
-
-def inputs_of(
-    target: Target,
-    phase: str,
-    batch_size: int | None,
-    device: torch.device,
-    seed: int,
-    draw: int = 0,
-) -> Any:
-    """The inputs of one batch; another ``draw`` gives other values. An optimizer step has none."""
-    if not phase_of(phase).has_batch_size:
-        return None
-    seed_everything(seed + 1000 * (draw + 1))
-    inputs = target.inputs(phase, batch_size)
-    return pytree.tree_map(lambda x: x.to(device) if isinstance(x, torch.Tensor) else x, inputs)
+_DYNAMO_ALONE = CompileConfig("eager_noexcept")  # runs the graphs of Dynamo as they are
 
 
 def probe(request: ProbeRequest, channel: Channel, result: ProbeResult) -> None:
@@ -107,14 +64,14 @@ def probe(request: ProbeRequest, channel: Channel, result: ProbeResult) -> None:
     result.all_backends = environment.all_backends()
     result.modes = environment.modes(device)
     result.options = environment.inductor_options()
-    if request.toolchain and not _is_prepared(request, channel, device):
+    if request.toolchain and not is_prepared(request, channel, device):
         channel.step(Step.COMPILE)
         result.toolchain_s = environment.prepare_toolchain(device, Path(request.toolchain))
-        channel.modules(environment.library_modules())
+        channel.send(EventName.MODULES, names=environment.library_modules())
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         need = _CONTEXT_BYTES + 2 * torch.cuda.max_memory_allocated(device)
-        channel.room(int(free // need))
+        channel.send(EventName.ROOM, trials=int(free // need))
 
 
 def _describe(target: Target, phases: list[str]) -> dict[str, Any]:
@@ -125,7 +82,10 @@ def _describe(target: Target, phases: list[str]) -> dict[str, Any]:
             f"a {target.kind} has: {', '.join(phases_of(target))}",
         )
     regions = {phase: regions_of(target.model_of(phase)) for phase in phases}
-    optimizer, model = _optimizer(target, phases)
+    model = copy.deepcopy(target.model)
+    optimizers = _optimizers(target, phases, model)
+    own = optimizers[0] if any(PHASES[p].is_function for p in phases) and optimizers else None
+    every = [implementations(optimizer) for optimizer in optimizers]
     return {
         "kind": target.kind,
         "description": type(target.model).__name__,
@@ -138,35 +98,22 @@ def _describe(target: Target, phases: list[str]) -> dict[str, Any]:
         "samples_per_update": target.samples_per_update,
         "has_convolutions": any(p.dim() == 4 for p in target.model.parameters()),
         "regions": {phase: found.describe() for phase, found in regions.items()},
-        "optimizers": _implementations(target, phases),
-        "optimizer": optimizer and described(optimizer, model, target.optimizer_source),
+        "optimizers": [o for o in OPTIMIZERS if every and all(o in found for found in every)],
+        "optimizer": own and described(own, model, target.optimizer_source),
         "is_rl": target.is_rl,
         "choices": target.choices,
         "sha256": target.sha256,
     }
 
 
-def _implementations(target: Target, phases: list[str]) -> list[str]:
-    """Of the target's optimizer, where one of the phases steps it."""
-    if not any(p.requires_grad for p in target.model.parameters()):
+def _optimizers(target: Target, phases: list[str], model: torch.nn.Module) -> list[Any]:
+    """Those that the phases step: the target's own of ``model`` first, then its learner's."""
+    if not any(p.requires_grad for p in model.parameters()):
         return []
-    model = copy.deepcopy(target.model)
-    optimizers: list[Any] = []
-    if any(PHASES[p].is_function for p in phases):
-        optimizers.append(target.make_optimizer(model))
+    found = [target.make_optimizer(model)] if any(PHASES[p].is_function for p in phases) else []
     if LEARNER_UPDATE in phases and target.make_learner:
-        optimizers += target.make_learner(model).optimizers
-    every = [implementations(optimizer) for optimizer in optimizers]
-    return [name for name in OPTIMIZERS if every and all(name in found for found in every)]
-
-
-def _optimizer(target: Target, phases: list[str]) -> tuple[Any, torch.nn.Module]:
-    """The target's optimizer of a copy of its model; None where no phase steps it."""
-    model = copy.deepcopy(target.model)
-    steps = any(PHASES[p].is_function for p in phases)
-    if not steps or not any(p.requires_grad for p in model.parameters()):
-        return None, model
-    return target.make_optimizer(model), model
+        found += target.make_learner(copy.deepcopy(model)).optimizers
+    return found
 
 
 def described(
@@ -175,8 +122,8 @@ def described(
     """How an optimizer is made, for exports.
 
     Args:
-        optimizer: of ...
-        model: ... this model.
+        optimizer: the target's.
+        model: the model whose parameters it has.
         source: a line of Python that makes it; empty if there is none.
 
     Returns:
@@ -202,3 +149,29 @@ def _is_plain(value: Any) -> bool:
     """Whether it can be written down: a number, a word, or some of them."""
     parts = value if isinstance(value, (list, tuple)) else (value,)
     return all(part is None or isinstance(part, (bool, int, float, str)) for part in parts)
+
+
+def trace(request: TraceRequest, channel: Channel, result: TraceResult) -> None:
+    """For each phase ``graphs``, ``graph_breaks``, ``skipped_frames``, ``breaks``, or ``error``."""
+    home, seed = home_of(request.header.target), request.header.seed
+    target, device = load(request, channel)
+    channel.step(Step.COMPILE)
+    found = result.traced  # what is known is sent, whatever becomes of the next phase
+    for phase in request.phases:
+        inputs = inputs_of(target, phase, request.batch_size, device, seed)
+        telemetry.reset_dynamo(_DYNAMO_ALONE.backend)
+        witness = explain.Witness(home)
+        began = time.monotonic()
+        try:
+            make_side(target, phase, inputs, _DYNAMO_ALONE).run()
+        except Exception as error:  # what Dynamo cannot take is an answer too
+            found[phase] = {"error": failures.first_words(error)}
+            continue
+        facts = telemetry.dynamo_facts()
+        found[phase] = {
+            "graphs": facts.graphs,
+            "graph_breaks": facts.graph_breaks,
+            "skipped_frames": facts.skipped_frames,
+            "breaks": witness.facts()["breaks"],
+            "trace_s": time.monotonic() - began,
+        }

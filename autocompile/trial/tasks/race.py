@@ -1,8 +1,8 @@
 """A race: finalists and eager mode side by side in one fresh process, each verified again.
 
-Each has a copy of the model and its own warm compiler cache, and takes its turn in every round, so
-that any two are compared directly, in the same seconds. A setting that fails is out, and the others
-go on. Which one was at work is written to a file, so that a crash can be told from the outside.
+Each has a copy of the model and its own warm compiler cache and is timed in every round, so that
+any two are compared directly, in the same seconds. A setting that fails is dropped, and the others
+go on. A file names the side that is running, so that the parent knows whose a crash was.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import copy
 import os
 import traceback
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,139 +23,131 @@ from autocompile.protocol.requests import RaceRequest
 from autocompile.protocol.results import RaceResult, SideResult
 from autocompile.store.record import AT_WORK, Measurement, Outcome, Step
 from autocompile.trial.inspect import telemetry
-from autocompile.trial.measure.first_calls import FirstCalls
-from autocompile.trial.measure.measure import Rounds, Timed, no_garbage_collection, side_by_side
-from autocompile.trial.measure.workload import ReferenceWork
-from autocompile.trial.phases.phases import Side, make_side
-from autocompile.trial.phases.sides import eager_and_verifier, exclusive, timed
-from autocompile.trial.process import failures
-from autocompile.trial.process.autotune_lock import make_autotuning_exclusive
-from autocompile.trial.process.channel import Channel
+from autocompile.trial.measure.clocks import FirstCalls, ReferenceWork
+from autocompile.trial.measure.timing import Rounds, Timed, no_garbage_collection, side_by_side
+from autocompile.trial.phases.phases import make_side
+from autocompile.trial.phases.side import Side
+from autocompile.trial.process.channel import Channel, make_autotuning_exclusive
+from autocompile.trial.process.failures import note_failure
 from autocompile.trial.target.load import Target
 from autocompile.trial.tasks.exported import exported_side
-from autocompile.trial.tasks.probing import inputs_of, load
-from autocompile.trial.verify.verifier import Failed, Verifier
+from autocompile.trial.tasks.steps import eager_and_verifier, exclusive, inputs_of, load, timed
+from autocompile.trial.verify.verifier import Verifier
 
 __all__ = ["race"]
 
 _ENTRIES = 64  # of code compiled for one function: each side adds some
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Racer:
-    """One setting in the race.
-
-    Attributes:
-        asked: what the request says of it.
-        said: what is sent to the parent.
-    """
+    """A side that has compiled and was right at its first calls; ``said`` is its result."""
 
     asked: requests.Side
-    said: SideResult = field(default_factory=SideResult)
-    side: Side | None = None
-    verifier: Verifier | None = None
-    clock: FirstCalls | None = None
+    said: SideResult
+    side: Side
+    verifier: Verifier
+    clock: FirstCalls
 
 
 class _AtWork:
-    """Tells whose turn it is, and turns what it raises into its outcome."""
+    """Writes down whose turn it is, and makes an outcome of what a side raises."""
 
     def __init__(self, channel: Channel) -> None:
         self._file = os.open(channel.folder / AT_WORK, os.O_WRONLY | os.O_CREAT, 0o644)
         self._channel = channel
 
     @contextlib.contextmanager
-    def turn(self, racer: _Racer) -> Iterator[None]:
-        """While it is entered, a crash is this one's."""
-        os.pwrite(self._file, b"%8d" % racer.asked.number, 0)
+    def turn(self, said: SideResult) -> Iterator[None]:
+        """Context in which a crash or exception is this side's."""
+        os.pwrite(self._file, b"%8d" % (said.number or 0), 0)
         try:
             yield
         except (Exception, SystemExit) as error:
             traceback.print_exc()
-            said, step = racer.said, self._channel.current
-            said.step = step.value
-            if isinstance(error, Failed):
-                said.outcome, said.message = error.outcome.value, str(error)
-            else:
-                said.outcome = failures.outcome_of(error, step).value
-                said.message = failures.first_words(error)
-            racer.side = None
+            said.step = self._channel.current.value
+            note_failure(said, error, self._channel.current)
         finally:
             os.pwrite(self._file, b"%8d" % -1, 0)
 
 
 class _Dropped(Exception):
-    """A side has failed while it was timed: the rounds begin again without it."""
+    """A side failed while it was timed: the rounds start again without it."""
 
 
 def race(request: RaceRequest, channel: Channel, result: RaceResult) -> None:
     """Compile every side, verify it, time them all in turns, verify again."""
-    racers = [_Racer(side) for side in request.sides]
-    result.sides = [racer.said for racer in racers]
+    result.sides = [SideResult() for _ in request.sides]
     at_work = _AtWork(channel)
     target, device = load(request, channel)
-    synchronize = telemetry.synchronizer(device)
     channel.step(Step.EAGER)
     with exclusive(channel, device):
-        notes: list[str] = []
         numbers = request.sides[0].config.numbers
-        eager, verifier = eager_and_verifier(target, request, device, numbers, notes)
+        eager, verifier = eager_and_verifier(target, request, device, numbers, [])
     telemetry.reset_dynamo("inductor")
     torch._dynamo.config.recompile_limit = _ENTRIES
     make_autotuning_exclusive(channel)
-    for racer in racers:
-        asked = racer.asked
-        racer.said.number = asked.number
+    racers = []
+    for asked, said in zip(request.sides, result.sides, strict=True):
+        said.number = asked.number
         channel.step(Step.COMPILE)
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = asked.cache
-        os.environ["TRITON_CACHE_DIR"] = str(Path(asked.cache) / "triton")
-        with at_work.turn(racer):
-            phase, seed = request.phase, request.header.seed
-            inputs = inputs_of(target, phase, request.batch_size, device, seed)
-            side = _side(asked, target, phase, inputs, channel.folder)
-            racer.clock = FirstCalls(side, synchronize, lambda: channel.waited_s)
-            racer.verifier = copy.copy(verifier)  # what it learns of this side is of no other
-            # What is applied as in a user's process compiles at its first call.
-            with verifier.comparable_random_numbers(side), _own_code(asked.number):
-                output = racer.verifier.seeded_call(side, 0)
-                with exclusive(channel, device):
-                    channel.step(Step.VERIFY)
-                    racer.verifier.first_calls(side, output)
-                    racer.clock.stop()
-            side.keep()
-            racer.side = side
+        with at_work.turn(said):
+            own = copy.copy(verifier)  # it keeps errors of this side
+            racers.append(_compiled(asked, said, request, channel, target, device, own))
     channel.step(Step.MEASURE)
     reference = ReferenceWork(device)
     with no_garbage_collection():
+        synchronize = telemetry.synchronizer(device)
         found = _time(request, channel, racers, eager, at_work, synchronize, reference)
     result.reference_s = reference.median_s
     channel.step(Step.VERIFY)
     for racer, measurement in found:
-        with at_work.turn(racer), exclusive(channel, device):
-            assert racer.verifier is not None
-            assert racer.side is not None
-            assert racer.clock is not None
+        asked, said = racer.asked, racer.said
+        with at_work.turn(said), exclusive(channel, device):
             racer.verifier.last_call(racer.side)
-            said, asked = racer.said, racer.asked
             said.measurement = asdict(measurement)
             if asked.is_warm and not asked.config.is_eager:
                 said.compile_s = racer.clock.compile_s(measurement.compiled_call_s)
             said.outcome, said.step = Outcome.OK.value, Step.EXIT.value
 
 
-def _side(asked: requests.Side, target: Target, phase: str, inputs: Any, folder: Path) -> Side:
-    if asked.exported is not None:
-        return exported_side(target, phase, inputs, asked.config, asked.exported, folder)
-    with _own_code(asked.number):
-        return make_side(target, phase, inputs, asked.config)
+def _compiled(
+    asked: requests.Side,
+    said: SideResult,
+    request: RaceRequest,
+    channel: Channel,
+    target: Target,
+    device: torch.device,
+    verifier: Verifier,
+) -> _Racer:
+    """Compile a side in its own cache and verify its first calls."""
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = asked.cache
+    os.environ["TRITON_CACHE_DIR"] = str(Path(asked.cache) / "triton")
+    phase, config, exported = request.phase, asked.config, asked.exported
+    inputs = inputs_of(target, phase, request.batch_size, device, request.header.seed)
+    if exported is not None:
+        side = exported_side(target, phase, inputs, config, exported, channel.folder)
+    else:
+        with _own_code(asked.number):
+            side = make_side(target, phase, inputs, config)
+    clock = FirstCalls(side, telemetry.synchronizer(device), lambda: channel.waited_s)
+    # What is applied as in a user's process compiles at its first call.
+    with verifier.comparable_random_numbers(side), _own_code(asked.number):
+        output = verifier.seeded_call(side, 0)
+        with exclusive(channel, device):
+            channel.step(Step.VERIFY)
+            verifier.first_calls(side, output)
+            clock.stop()
+    side.keep()
+    return _Racer(asked, said, side, verifier, clock)
 
 
 @contextlib.contextmanager
 def _own_code(number: int) -> Iterator[None]:
-    """What torch.compile makes meanwhile takes no code from other sides, nor gives them any.
+    """Context in which torch.compile shares no code with other sides.
 
-    To Dynamo equal backends are one: it goes on with another side's code wherever the guards of
-    that hold, and a setting may leave guards out.
+    Dynamo takes equal backends for one and reuses another side's code wherever its guards hold, and
+    a setting may drop guards.
     """
     optimize = torch._dynamo.optimize
 
@@ -185,16 +177,16 @@ def _time(
     synchronize: Any,
     reference: ReferenceWork,
 ) -> list[tuple[_Racer, Measurement]]:
-    """Rounds of eager and all sides that work, from the start again where one fails."""
+    """Time eager and all sides that work in rounds; start again when one fails."""
 
     @contextlib.contextmanager
     def turn() -> Iterator[None]:
-        with channel.exclusive():  # where processes take turns, the word to go on is the token
+        with channel.exclusive():  # this is how processes take turns
             reference.sample()
             yield
 
     seed = request.header.seed + request.number
-    while running := [racer for racer in racers if racer.side is not None]:
+    while running := [racer for racer in racers if racer.said.outcome is None]:
         sides = [timed(eager), *(_watched(racer, at_work) for racer in running)]
         whole = contextlib.nullcontext() if request.takes_turns else channel.exclusive()
         with contextlib.suppress(_Dropped), whole:
@@ -206,15 +198,14 @@ def _time(
 
 
 def _watched(racer: _Racer, at_work: _AtWork) -> Timed:
-    """A side of which a failure inside a block is its own."""
-    assert racer.side is not None
+    """A side for timing whose failure inside a block is its own outcome."""
     own = timed(racer.side)
 
     @contextlib.contextmanager
     def context() -> Iterator[None]:
-        with at_work.turn(racer), own.context():
+        with at_work.turn(racer.said), own.context():
             yield
-        if racer.side is None:
+        if racer.said.outcome is not None:
             raise _Dropped
 
     return Timed(own.call, own.restore, context)

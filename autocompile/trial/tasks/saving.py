@@ -1,4 +1,4 @@
-"""Compile settings as a user's process does, and save what torch made: for a warm start."""
+"""Compiles settings as a user's process does and saves what torch made, for a warm start."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from autocompile.trial.inspect import telemetry
 from autocompile.trial.phases.phases import call_model
 from autocompile.trial.process.channel import Channel
 from autocompile.trial.target.load import Target
-from autocompile.trial.tasks.probing import inputs_of, load
+from autocompile.trial.tasks.steps import inputs_of, load
 
 __all__ = ["save"]
 
@@ -42,16 +42,15 @@ _CALLS = 3  # an optimizer's first step makes its state, the next finds it
 def save(request: SaveRequest, channel: Channel, result: SaveResult) -> None:
     """Write the file; ``saved`` says what is in it, ``left_out`` what is not.
 
-    Settings go the way of ``autocompile.apply`` and ``autocompile.rllib``: what torch finds a graph
-    by depends on it.
+    Settings are applied as by ``autocompile.apply`` and ``autocompile.rllib``, since torch's key of
+    a graph depends on it.
     """
     target, device = load(request, channel)
     settings, usual = request.settings, torch.get_num_threads()
     left_out, used = result.left_out, set()
     channel.step(Step.COMPILE)
     todo = [(phase, choice) for phase, found in settings.phases.items() for choice in found]
-    # Those of another precision at the end: torch takes no setting of it back completely, and what
-    # is set is part of the key of a graph.
+    # Other precisions last: torch does not undo them completely, and they are part of the key.
     for phase, choice in sorted(todo, key=lambda each: each[1].config.precision != "default"):
         if why := _why_not(phase, choice):
             left_out += [why] if why not in left_out else []
@@ -66,7 +65,7 @@ def save(request: SaveRequest, channel: Channel, result: SaveResult) -> None:
 
 
 def _why_not(phase: str, choice: Choice) -> str:
-    """Why nothing of a choice can be kept, in words; empty if something can."""
+    """Why nothing of a choice can be saved; empty if something can."""
     config = choice.config
     if config.is_eager:
         return f"{phase}: eager mode compiles nothing"
@@ -82,19 +81,19 @@ def _why_not(phase: str, choice: Choice) -> str:
 
 
 def _thread_counts(phase: str, device: torch.device) -> list[int | None]:
-    """As many as usual; of what RLlib's env runners do also one, which is what Ray gives them."""
+    """The usual number (None); for RLlib's env runners also 1, which is what Ray gives them."""
     is_sampling = phase_of(phase).role == "worker" and device.type == "cpu"
     return [None, 1] if is_sampling else [None]
 
 
 @contextlib.contextmanager
 def _on_threads(count: int) -> Iterator[None]:
-    """A process of so many threads, whatever a setting makes of it meanwhile."""
+    """Context with ``count`` threads; restores the number even if a setting changes it."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # where it was measured is no matter here
+            warnings.simplefilter("ignore")  # that the settings are of another machine
             yield
     finally:
         torch.set_num_threads(before)

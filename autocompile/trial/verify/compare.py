@@ -8,16 +8,16 @@ single elements have no tolerance.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from autocompile.trial.verify.outputs import View
+from autocompile.trial.verify.outputs import View, without
 from autocompile.trial.verify.tree import comparable, paths
 
-__all__ = ["by_path", "compare", "differences", "mismatch_scale"]
+__all__ = ["compare", "differences", "largest", "mismatch_scale"]
 
 # Relative tolerances by dtype, from PyTorch's dynamo benchmarks for inference.
 _TOLERANCE = {torch.float16: 1e-3, torch.bfloat16: 1e-2, torch.float64: 1e-8}
@@ -38,7 +38,9 @@ _LOOSE_BUFFERS = 5e-2
 _MAX_UPDATE_TOLERANCE = 0.5
 # Limit for an update of noisy direction, relative to eager's largest update.
 _FREE_MULTIPLE = 2.0
-_BY_RMS = ("['gradients']", "['updates']")
+_GRADIENTS, _UPDATES = _BY_RMS = ("['gradients']", "['updates']")
+
+Leaves = list[tuple[str, Any]]
 
 
 def _describe(tree: Any) -> str:
@@ -51,6 +53,11 @@ def _rms(x: torch.Tensor) -> float:
 
 def _finite(x: torch.Tensor) -> torch.Tensor:
     return x.double().nan_to_num(0.0, 0.0, 0.0)
+
+
+def _size(x: torch.Tensor) -> float:
+    """RMS of the elements, without those that are not finite."""
+    return _rms(_finite(_as_real(x)))
 
 
 def _ordinary(x: torch.Tensor) -> torch.Tensor:
@@ -84,69 +91,52 @@ def _error(
     same = (expected == actual) | (expected.isnan() & actual.isnan())
     difference = (expected.double() - actual.double()).masked_fill(same, 0.0)
     difference = difference.nan_to_num(math.inf, math.inf, math.inf)
-    sizes = _finite(expected)
-    if whole:
-        groups = [(difference, sizes)]
-    else:
-        ordinary = _ordinary(expected)
-        groups = [(difference[mask], sizes[mask]) for mask in (ordinary, ~ordinary)]
+    sizes, ordinary = _finite(expected), None if whole else _ordinary(expected)
     worst = 0.0
-    for part, size in groups:
-        error, scale = _rms(part), max(_rms(size), floor)
+    for mask in (...,) if ordinary is None else (ordinary, ~ordinary):
+        error, scale = _rms(difference[mask]), max(_rms(sizes[mask]), floor)
         worst = max(worst, error / scale if scale else error)
     return worst
 
 
-def _gradient_floor(paths: list[tuple[str, Any]]) -> float:
-    """RMS below which a gradient of this view is noise."""
-    sizes = [_rms(_finite(_as_real(x))) for path, x in paths if _is_gradient(path) and _is_real(x)]
-    return _NOISE_GRADIENT * max(sizes, default=0.0)
+def _noise_gradients(leaves: Leaves) -> tuple[float, set[str]]:
+    """The RMS below which a gradient is noise, and the paths of updates whose gradients are."""
+    sizes = {path: _size(x) for path, x in leaves if path.startswith(_GRADIENTS) and _is_real(x)}
+    floor = _NOISE_GRADIENT * max(sizes.values(), default=0.0)
+    free = {path.replace(_GRADIENTS, _UPDATES, 1) for path, size in sizes.items() if size < floor}
+    return floor, free
 
 
-def _is_gradient(path: str) -> bool:
-    return path.startswith("['gradients']")
-
-
-def _noise_parameters(paths: list[tuple[str, Any]], floor: float) -> set[str]:
-    """Paths of the updates whose gradients are noise."""
-    return {
-        path.replace("['gradients']", "['updates']", 1)
-        for path, x in paths
-        if _is_gradient(path) and _is_real(x) and _rms(_finite(_as_real(x))) < floor
-    }
-
-
-def differences(first: View, second: View) -> list[tuple[str, float]]:
-    """(path, relative difference) of each leaf between two equal runs.
+def differences(first: View, second: View) -> dict[str, float]:
+    """The relative difference of each leaf between two equal runs, by path.
 
     Updates whose gradients are noise have a random sign and count as equal.
     """
     ours, theirs = paths(comparable(dict(first))), paths(comparable(dict(second)))
     if len(ours) != len(theirs):
-        return [("", math.inf)]
-    floor = _gradient_floor(ours)
-    free = _noise_parameters(ours, floor)
-    found = []
+        return {"": math.inf}
+    floor, free = _noise_gradients(ours)
+    found = {}
     for (path, a), (_, b) in zip(ours, theirs, strict=True):
-        error = 0.0
+        found[path] = 0.0
         if path not in free and _is_real(a) and _is_real(b) and a.shape == b.shape:
-            least = floor if _is_gradient(path) else 0.0
-            error = _error(a, b, whole=path.startswith(_BY_RMS), floor=least)
-        found.append((path, error))
+            least = floor if path.startswith(_GRADIENTS) else 0.0
+            found[path] = _error(a, b, whole=path.startswith(_BY_RMS), floor=least)
     return found
 
 
-def by_path(leaves: Iterable[tuple[str, float]]) -> dict[str, float]:
+def largest(*errors: Mapping[str, float]) -> dict[str, float]:
     """The largest error of each path."""
-    largest: dict[str, float] = {}
-    for path, error in leaves:
-        largest[path] = max(error, largest.get(path, 0.0))
-    return largest
+    found: dict[str, float] = {}
+    for each in errors:
+        for path, error in each.items():
+            found[path] = max(error, found.get(path, 0.0))
+    return found
 
 
 def mismatch_scale(first: View, second: View) -> float:
     """The largest relative difference between two equal runs, called self-noise."""
-    return max((error for _, error in differences(first, second)), default=0.0)
+    return max(differences(first, second).values(), default=0.0)
 
 
 def compare(
@@ -156,6 +146,7 @@ def compare(
     noise: float | Mapping[str, float] = 0.0,
     reference: Callable[[], View | None] | None = None,
     tolerance: float | None = None,
+    skip: tuple[str, ...] = (),
 ) -> str | None:
     """A description of the first error in ``actual``; None if there is none.
 
@@ -169,34 +160,37 @@ def compare(
             multiple of eager's.
         tolerance: the user's; replaces the dtype's tolerance for outputs and may only raise the
             others.
+        skip: parts that are not compared.
     """
-    expected, actual = comparable(dict(expected)), comparable(dict(actual))
+    expected, actual = comparable(without(expected, *skip)), comparable(without(actual, *skip))
     if pytree.tree_structure(expected) != pytree.tree_structure(actual):
         return f"another structure: {_describe(actual)} instead of {_describe(expected)}"
     wanted, got_leaves = paths(expected), pytree.tree_leaves(actual)
-    floor = _gradient_floor(wanted)
-    free = _noise_parameters(wanted, floor)
-    largest = _largest_update(wanted)
+    floor, free = _noise_gradients(wanted)
+    updates = (x for path, x in wanted if path.startswith(_UPDATES) and _is_real(x))
+    longest = max(map(_size, updates), default=0.0)
     golden: list[Any] | None = None
     for index, ((path, want), got) in enumerate(zip(wanted, got_leaves, strict=True)):
         own_noise = noise.get(path, 0.0) if isinstance(noise, Mapping) else noise
         if free and path.startswith("['buffers']"):
             own_noise = max(own_noise, _LOOSE_BUFFERS / 3)
         own = _tolerance(path, want, tolerance)
-        still = path.startswith("['updates']") and _is_real(want) and not want.any()
-        if still or path in free:
-            limit = (_FREE_MULTIPLE if path in free else _UPDATE_TOLERANCE) * largest
-            if problem := _compare_free(path, want, got, limit):
-                return problem
+        if problem := _compare_kind(path, want, got, max(own, 3 * own_noise)):
+            return problem
+        if not _is_real(want):
             continue
-        problem = _compare_leaf(path, want, got, max(own, 3 * own_noise), floor)
+        if path in free or (path.startswith(_UPDATES) and not want.any()):
+            limit = (_FREE_MULTIPLE if path in free else _UPDATE_TOLERANCE) * longest
+            if (moved := _rms(_as_real(got))) > limit:
+                what = f"where no more than {limit:.2g} can be right"
+                return f"{path} moves by {moved:.2g} (RMS), {what}"
+            continue
+        problem = _compare_values(path, want, got, max(own, 3 * own_noise), floor)
         if problem is None:
             continue
-        if reference is None or not _comparable(want, got):
-            return problem
         if golden is None:
-            view = reference()
-            golden = [] if view is None else pytree.tree_leaves(comparable(dict(view)))
+            view = reference and reference()
+            golden = [] if view is None else pytree.tree_leaves(comparable(without(view, *skip)))
         if len(golden) != len(wanted):
             return problem
         if not _as_good_as_eager(path, want, got, golden[index], own / 10):
@@ -213,30 +207,11 @@ def _tolerance(path: str, want: Any, asked: float | None) -> float:
     return asked if path.startswith("['outputs']") else max(own, asked)
 
 
-def _compare_leaf(path: str, want: Any, got: Any, tolerance: float, floor: float) -> str | None:
-    if problem := _compare_kind(path, want, got, tolerance):
-        return problem
-    if not _is_real(want):
-        return None
-    want, got = _as_real(want), _as_real(got)
-    if path.startswith(_BY_RMS):
-        # Capped even if eager is noisy: a step that does nothing has an error of 1.
-        tolerance = min(max(tolerance, _UPDATE_TOLERANCE), _MAX_UPDATE_TOLERANCE)
-        return _compare_rms(path, want, got, tolerance, floor if _is_gradient(path) else 0.0)
-    # The absolute tolerance is relative to the values' size: with a fixed one, zeros would pass
-    # for small outputs.
-    size = _rms(_finite(want)[_ordinary(want)])
-    close = torch.isclose(got, want, rtol=tolerance, atol=tolerance * size, equal_nan=True)
-    if bool(close.all()):
-        return None
-    return f"{path} is off by {_error(want, got):.2g} (relative RMS; tolerance {tolerance:.0e})"
-
-
 def _compare_kind(path: str, want: Any, got: Any, tolerance: float) -> str | None:
-    """Compare everything except the values of floating tensors."""
-    if type(want) is not type(got) and not isinstance(want, torch.Tensor):
-        return f"{path} is a {type(got).__name__} instead of a {type(want).__name__}"
+    """Compare everything that rounding cannot explain: all but the values of floating tensors."""
     if not isinstance(want, torch.Tensor):
+        if type(want) is not type(got):
+            return f"{path} is a {type(got).__name__} instead of a {type(want).__name__}"
         return None if _is_same(want, got, tolerance) else f"{path} is {got!r} instead of {want!r}"
     if not isinstance(got, torch.Tensor):
         return f"{path} is a {type(got).__name__} instead of a tensor"
@@ -259,40 +234,28 @@ def _is_same(want: Any, got: Any, tolerance: float) -> bool:
     return want is got or bool(want == got)
 
 
-def _compare_rms(
+def _compare_values(
     path: str, want: torch.Tensor, got: torch.Tensor, tolerance: float, floor: float
 ) -> str | None:
-    if _rms(_finite(want)) < floor:  # noise: only its size is bounded
-        tolerance = max(tolerance, 1.0)
-    error = _error(want, got, whole=True, floor=floor)
-    if error <= tolerance:
-        return None
+    want, got = _as_real(want), _as_real(got)
+    if path.startswith(_BY_RMS):
+        floor = floor if path.startswith(_GRADIENTS) else 0.0
+        # Capped even if eager is noisy: a step that does nothing has an error of 1.
+        tolerance = min(max(tolerance, _UPDATE_TOLERANCE), _MAX_UPDATE_TOLERANCE)
+        if _size(want) < floor:  # noise: only its size is bounded
+            tolerance = 1.0
+        error = _error(want, got, whole=True, floor=floor)
+        if error <= tolerance:
+            return None
+    else:
+        # The absolute tolerance is relative to the values' size: with a fixed one, zeros would
+        # pass for small outputs.
+        size = _rms(_finite(want)[_ordinary(want)])
+        close = torch.isclose(got, want, rtol=tolerance, atol=tolerance * size, equal_nan=True)
+        if bool(close.all()):
+            return None
+        error = _error(want, got)
     return f"{path} is off by {error:.2g} (relative RMS; tolerance {tolerance:.0e})"
-
-
-def _largest_update(paths: list[tuple[str, Any]]) -> float:
-    updates = (x for path, x in paths if path.startswith("['updates']") and _is_real(x))
-    return max((_rms(_finite(_as_real(x))) for x in updates), default=0.0)
-
-
-def _compare_free(path: str, want: Any, got: Any, limit: float) -> str | None:
-    """Check only the length of an update, if its direction is noise or eager's update is zero."""
-    if problem := _compare_kind(path, want, got, 0.0):
-        return problem
-    moved = _rms(_as_real(got))
-    if moved <= limit:
-        return None
-    return f"{path} moves by {moved:.2g} (RMS), where no more than {limit:.2g} can be right"
-
-
-def _comparable(want: Any, got: Any) -> bool:
-    """Whether rounding can explain a difference between them."""
-    return (
-        _is_real(want)
-        and isinstance(got, torch.Tensor)
-        and (want.shape, want.dtype, want.device) == (got.shape, got.dtype, got.device)
-        and not bool((want.isnan() != got.isnan()).any())
-    )
 
 
 def _as_good_as_eager(

@@ -1,4 +1,4 @@
-"""Views: the results of a call, in parts that can be copied and compared leaf by leaf."""
+"""Views: the results of a call, in parts that can be copied, held and compared leaf by leaf."""
 
 from __future__ import annotations
 
@@ -10,41 +10,23 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from autocompile.trial.verify.tree import TypeName, attribute_names, comparable, holds_tensor
+from autocompile.trial.verify.tree import TypeName, attribute_names, comparable, holds_tensor, paths
 
-__all__ = [
-    "View",
-    "copy_view",
-    "dense",
-    "has_nan",
-    "has_tensor",
-    "opaque_types",
-    "without_outputs",
-]
+__all__ = ["Held", "View", "copy_view", "dense", "has_nan", "has_tensor", "opaque_types", "without"]
 
 View = Mapping[str, Any]
 """Part name to pytree: the results ``outputs``, ``loss``, ``gradients`` and ``updates``, and what a
 call may change: ``inputs`` and ``buffers``."""
-
-_GIVEN_BEFORE = ("inputs", "buffers")
 
 
 def dense(tree: Any) -> Any:
     """The tree with None for sparse and nested tensors, which have no elements to iterate over."""
 
     def kept(leaf: Any) -> Any:
-        is_odd = isinstance(leaf, torch.Tensor) and (
-            leaf.layout is not torch.strided or leaf.is_nested
-        )
-        return None if is_odd else leaf
+        is_tensor = isinstance(leaf, torch.Tensor)
+        return None if is_tensor and (leaf.layout is not torch.strided or leaf.is_nested) else leaf
 
     return pytree.tree_map(kept, tree)
-
-
-def opaque_types(view: View) -> set[str]:
-    """Names of the result types of which only the type can be compared."""
-    leaves = pytree.tree_leaves(comparable(_results(view)))
-    return {str(leaf) for leaf in leaves if isinstance(leaf, TypeName)}
 
 
 def copy_view(view: View) -> View:
@@ -81,23 +63,50 @@ def copy_view(view: View) -> View:
     return twin
 
 
+def without(view: View, *parts: str) -> View:
+    """The view without some of its parts."""
+    return {name: part for name, part in view.items() if name not in parts}
+
+
+def _results(view: View) -> list[Any]:
+    return pytree.tree_leaves(comparable(without(view, "inputs", "buffers")))
+
+
+def opaque_types(view: View) -> set[str]:
+    """Names of the result types of which only the type can be compared."""
+    return {str(leaf) for leaf in _results(view) if isinstance(leaf, TypeName)}
+
+
 def has_nan(view: View) -> bool:
     """Whether a floating tensor of the results holds NaN."""
-    every = pytree.tree_leaves(comparable(_results(view)))
-    leaves = (x for x in every if isinstance(x, torch.Tensor))
+    leaves = (x for x in _results(view) if isinstance(x, torch.Tensor))
     return any(bool(x.isnan().any()) for x in leaves if x.is_floating_point())
 
 
 def has_tensor(view: View) -> bool:
     """Whether the results hold a tensor."""
-    leaves = pytree.tree_leaves(comparable(_results(view)))
-    return any(isinstance(leaf, torch.Tensor) for leaf in leaves)
+    return any(isinstance(leaf, torch.Tensor) for leaf in _results(view))
 
 
-def without_outputs(view: View) -> View:
-    """The view without the part ``outputs``."""
-    return {name: part for name, part in view.items() if name != "outputs"}
+class Held:
+    """The tensors of ``outputs`` and ``loss``, not copied, with copies of their first values.
+
+    Shows outputs that a later call overwrites, so that a caller cannot keep two results.
+    """
+
+    def __init__(self, view: View) -> None:
+        parts = comparable({name: view[name] for name in ("outputs", "loss") if name in view})
+        tensors = [(path, leaf) for path, leaf in paths(parts) if isinstance(leaf, torch.Tensor)]
+        self._leaves = [(path, leaf, leaf.detach().clone()) for path, leaf in tensors]
+
+    def overwritten(self) -> list[str]:
+        """Paths of the tensors whose values have changed."""
+        return [path for path, tensor, first in self._leaves if not _is_still(tensor, first)]
 
 
-def _results(view: View) -> dict[str, Any]:
-    return {name: part for name, part in view.items() if name not in _GIVEN_BEFORE}
+def _is_still(tensor: torch.Tensor, first: torch.Tensor) -> bool:
+    try:
+        now = tensor.detach()
+        return bool(((now == first) | ((now != now) & (first != first))).all())
+    except RuntimeError:  # torch refuses to read what a CUDA graph has overwritten
+        return False

@@ -1,26 +1,42 @@
-"""Tests the distribution of random numbers that Inductor draws with its own generator.
+"""Verifies a side that draws other random numbers than eager, as Inductor's own generator does.
 
-They differ from eager's, so only their distribution can be compared. The rest of the program is
-verified on a side compiled with ``fallback_random``, which draws eager's numbers.
+Only their distribution can be compared. The rest of the program is verified on a side compiled with
+``fallback_random``, which draws eager's numbers.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from statistics import fmean, variance
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
 
-from autocompile.trial.phases.phases import Side
-from autocompile.trial.target.state import random_states
-from autocompile.trial.verify.compare import mismatch_scale
-from autocompile.trial.verify.outputs import View
+from autocompile.settings.config import CompileConfig
+from autocompile.store.record import Outcome
+from autocompile.trial.inspect import telemetry
+from autocompile.trial.phases.side import Side, random_states
+from autocompile.trial.process.failures import Failed
+from autocompile.trial.verify.compare import compare, mismatch_scale
+from autocompile.trial.verify.outputs import View, copy_view, without
 from autocompile.trial.verify.tree import blank, comparable, paths
 
-__all__ = ["Draws", "depends_on_seed", "drawing_as_eager", "implausible", "wrong_length"]
+if TYPE_CHECKING:
+    from autocompile.trial.verify.verifier import Verifier
+
+__all__ = [
+    "Draws",
+    "compare_with_eagers_draws",
+    "demand_plausible_draws",
+    "depends_on_seed",
+    "drawing_as_eager",
+    "implausible",
+    "wrong_length",
+]
 
 # A statistic of a leaf (mean or standard deviation over its elements) is one number per call. If
 # both sides draw from the same distribution, all orders of the 2K numbers are equally likely, so
@@ -31,6 +47,7 @@ _FALSE_ALARMS = 1e-6
 _FEWEST = 12
 _STANDARD_ERRORS = 6.0
 _SMALL = 1e-2  # of a leaf's RMS: a smaller difference may be rounding
+_MAX_S = 60.0  # for the calls that sample the distribution
 _LENGTH = 2.0  # largest ratio between the lengths of steps with different draws
 
 
@@ -47,29 +64,29 @@ class Draws:
     """Statistics of each leaf over calls with different seeds.
 
     Attributes:
-        first: the comparable tree of the first call.
+        leaves: by path, the statistics of each call.
         restless: paths of the leaves that differ between calls.
-        calls: number of calls.
+        is_fixed: all calls returned the same structure.
     """
 
     def __init__(self) -> None:
-        self.first: Any = None
+        self._first: Any = None
+        self._structure: Any = None
+        self.leaves: dict[str, list[_Seen]] = {}
         self.restless: set[str] = set()
         self.calls = 0
-        self._structure: Any = None
-        self._is_fixed = True
-        self.leaves: dict[str, list[_Seen]] = {}
+        self.is_fixed = True
 
     def add(self, view: View) -> None:
         """Add the view of one call, which must be a copy."""
-        tree = comparable({name: part for name, part in view.items() if name != "inputs"})
+        tree = comparable(without(view, "inputs"))
         self.calls += 1
-        if self.first is None:
-            self.first, self._structure = tree, pytree.tree_structure(tree)
+        if self._first is None:
+            self._first, self._structure = tree, pytree.tree_structure(tree)
         elif pytree.tree_structure(tree) != self._structure:
-            self._is_fixed = False
+            self.is_fixed = False
             return
-        for (path, leaf), first in zip(paths(tree), pytree.tree_leaves(self.first), strict=True):
+        for (path, leaf), first in zip(paths(tree), pytree.tree_leaves(self._first), strict=True):
             self.leaves.setdefault(path, []).append(_seen(leaf))
             if not _is_equal(leaf, first):
                 self.restless.add(path)
@@ -85,17 +102,68 @@ class Draws:
 
     def has_structure_of(self, other: Draws) -> bool:
         """Whether all calls of both returned the same structure."""
-        return self._is_fixed and other._is_fixed and self._structure == other._structure
-
-    @property
-    def is_fixed(self) -> bool:
-        """Whether all calls returned the same structure."""
-        return self._is_fixed
+        return self.is_fixed and other.is_fixed and self._structure == other._structure
 
     def steady(self, restless: set[str]) -> View:
         """The first call, with the leaves at ``restless`` paths blanked."""
-        tree: View = blank(self.first, restless)
+        tree: View = blank(self._first, restless)
         return tree
+
+
+def demand_plausible_draws(verifier: Verifier, compiled: Side, notes: list[str]) -> None:
+    """Check that a side's random numbers follow the seed and are distributed like eager's.
+
+    Call after ``verifier.first_calls``. Does nothing for a side that draws like eager.
+
+    Raises:
+        Failed: ``wrong_output``.
+    """
+    if not verifier.has_own_draws(compiled):
+        return
+    verifier.demand_repeats(compiled, "when the same seed is set again")
+    began = time.monotonic()
+    calls = _drawn(verifier, verifier.eager, range(1)).calls_needed
+    _drawn(verifier, compiled, range(1))
+    if (time.monotonic() - began) * calls > _MAX_S:
+        notes.append("the distribution of its random numbers was not checked: calls take long")
+        calls = 2
+    # Different seeds, since the two samples must be independent.
+    ours = _drawn(verifier, verifier.eager, range(calls))
+    theirs = _drawn(verifier, compiled, range(calls, 2 * calls))
+    verifier.eager.restore()
+    problem = implausible(ours, theirs, verifier.tolerance)
+    if not problem and ours.has_structure_of(theirs):  # leaves that no draw changes equal eager's
+        want, got = (draws.steady(ours.restless) for draws in (ours, theirs))
+        problem = compare(want, got, noise=verifier.accepted, tolerance=verifier.tolerance)
+    if problem:
+        raise Failed(Outcome.WRONG_OUTPUT, f"{problem} (random numbers)")
+
+
+def compare_with_eagers_draws(verifier: Verifier, compiled: Side, config: CompileConfig) -> None:
+    """Compile the setting again so that it draws like eager, and compare it with eager.
+
+    Call last, since it resets Dynamo. Does nothing for a side that draws like eager.
+
+    Raises:
+        Failed: ``wrong_output`` or ``stale_weights``.
+    """
+    if not verifier.has_own_draws(compiled):
+        return
+    telemetry.reset_dynamo(config.backend)
+    with drawing_as_eager():
+        twin = verifier.another_side(config)
+        twin.draws_itself = False
+        verifier.first_calls(twin, verifier.seeded_call(twin, 0))
+        verifier.weights(twin)
+
+
+def _drawn(verifier: Verifier, side: Side, calls: range) -> Draws:
+    """Results of calls with different seeds, on the same inputs and from the same state."""
+    draws = Draws()
+    for call in calls:
+        view = verifier.from_kept_state(side, 2 * call)  # even calls use the first inputs
+        draws.add(without(view, "outputs") if verifier.check else view)
+    return draws
 
 
 def drawing_as_eager() -> contextlib.AbstractContextManager[Any]:
@@ -139,8 +207,8 @@ def implausible(eager: Draws, compiled: Draws, tolerance: float | None = None) -
             if _is_elsewhere(ours, theirs, least):
                 word = "mean" if name == "mean" else "standard deviation"
                 return (
-                    f"the {word} of {path} is {_mean(theirs):.4g} over {len(theirs)} seeds, "
-                    f"where eager's is {_mean(ours):.4g}"
+                    f"the {word} of {path} is {fmean(theirs):.4g} over {len(theirs)} seeds, "
+                    f"where eager's is {fmean(ours):.4g}"
                 )
     return None
 
@@ -156,7 +224,7 @@ def wrong_length(want: View, got: View) -> str | None:
     return f"it moves the weights by {lengths[1]:.2g}, where eager moves them by {lengths[0]:.2g}"
 
 
-def depends_on_seed(side: Side, call: Callable[[int], View], noise: float) -> bool:
+def depends_on_seed(side: Side, call: Callable[[Side, int], Any], noise: float) -> bool:
     """Whether a side's results depend on random numbers.
 
     Args:
@@ -172,9 +240,8 @@ def depends_on_seed(side: Side, call: Callable[[int], View], noise: float) -> bo
         return False
     views = []
     for index in (0, 2):
+        views.append(copy_view(side.view(call(side, index))))
         side.restore()
-        views.append(call(index))
-    side.restore()
     return mismatch_scale(*views) > max(1e-6, 10 * noise)
 
 
@@ -204,15 +271,6 @@ def _is_elsewhere(ours: list[float], theirs: list[float], least: float) -> bool:
     """Whether the samples are disjoint, by more than six standard errors and ``least``."""
     if min(ours) <= max(theirs) and min(theirs) <= max(ours):
         return False
-    distance = abs(_mean(ours) - _mean(theirs))
-    error = math.sqrt(_variance(ours) / len(ours) + _variance(theirs) / len(theirs))
+    distance = abs(fmean(ours) - fmean(theirs))
+    error = math.sqrt(variance(ours) / len(ours) + variance(theirs) / len(theirs))
     return distance > max(least, _STANDARD_ERRORS * error)
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
-
-
-def _variance(values: list[float]) -> float:
-    middle = _mean(values)
-    return sum((x - middle) ** 2 for x in values) / (len(values) - 1)

@@ -57,15 +57,14 @@ class Node:
         self.kind, self.values = kind, values
 
 
-def _with_keys(node: Node) -> tuple[list[tuple[Any, Any]], Kind]:
-    return list(zip(node.kind.keys, node.values, strict=True)), node.kind
-
-
 pytree.register_pytree_node(
     Node,
     lambda node: (node.values, node.kind),
     lambda values, kind: Node(kind, list(values)),
-    flatten_with_keys_fn=_with_keys,
+    flatten_with_keys_fn=lambda node: (
+        list(zip(node.kind.keys, node.values, strict=True)),
+        node.kind,
+    ),
 )
 
 
@@ -103,19 +102,24 @@ def result_tensors(tree: Any, depth: int = _DEPTH) -> list[torch.Tensor]:
             found.append(leaf)
         elif isinstance(leaf, (*_VALUES, *_CODE)) or depth == 0:
             continue
-        elif isinstance(leaf, Mapping):
-            found += result_tensors(list(leaf.values()), depth - 1)
-        elif isinstance(leaf, (list, tuple)):
-            found += result_tensors(list(leaf), depth - 1)
+        elif isinstance(leaf, (Mapping, list, tuple)):
+            parts = leaf.values() if isinstance(leaf, Mapping) else leaf
+            found += result_tensors(list(parts), depth - 1)
         else:
             values = [getattr(leaf, name) for name in attribute_names(leaf)]
             found += result_tensors(values, depth - 1)
     return found
 
 
-def holds_tensor(thing: Any) -> bool:
+def holds_tensor(thing: Any, depth: int = _DEPTH) -> bool:
     """Whether it is or contains a tensor or array."""
-    return _holds_tensor(thing, _DEPTH)
+    if isinstance(thing, (torch.Tensor, np.ndarray)):
+        return True
+    node = _node_of(thing, depth)
+    if node is None:
+        return False
+    deeper = depth if not pytree.tree_is_leaf(thing) else depth - 1
+    return any(holds_tensor(x, deeper) for x in node.values)
 
 
 def attribute_names(thing: Any) -> list[str]:
@@ -156,66 +160,45 @@ def _node_of(thing: Any, depth: int) -> Node | None:
     """The direct parts of a container, not expanded; None for other objects."""
     if isinstance(thing, (*_VALUES, *_CODE)):
         return None
-    name = _name(type(thing))
     if not pytree.tree_is_leaf(thing):
-        return _registered(thing, name)
+        return _node(thing, _registered_parts(thing))
     if depth == 0:
         return None
-    if dataclasses.is_dataclass(thing):
-        return _attributes(thing, name)
-    if isinstance(thing, Mapping):
-        return Node(Kind(name, _names(thing)), list(thing.values()))
-    if isinstance(thing, (list, tuple)):
-        return Node(Kind(name, _positions(thing)), list(thing))
-    node = _attributes(thing, name)
-    return node if _holds_tensor(node.values, depth - 1) else None
+    is_dataclass = dataclasses.is_dataclass(thing)
+    if isinstance(thing, Mapping) and not is_dataclass:
+        return _node(thing, [(pytree.MappingKey(k), v) for k, v in thing.items()])
+    if isinstance(thing, (list, tuple)) and not is_dataclass:
+        return _node(thing, [(pytree.SequenceKey(i), v) for i, v in enumerate(thing)])
+    names = attribute_names(thing)
+    node = _node(thing, [(pytree.GetAttrKey(name), getattr(thing, name)) for name in names])
+    return node if is_dataclass or holds_tensor(node.values, depth - 1) else None
 
 
-def _registered(thing: Any, name: str) -> Node:
-    """A container registered with pytree, keyed by its own keys or else by position."""
+def _node(kind: Any, parts: list[tuple[Any, Any]]) -> Node:
+    """A node of parts with their keys, named by a text or the type of a thing."""
+    name = kind if isinstance(kind, str) else _name(type(kind))
+    return Node(Kind(name, tuple(key for key, _ in parts)), [value for _, value in parts])
+
+
+def _registered_parts(thing: Any) -> list[tuple[Any, Any]]:
+    """Parts of a container registered with pytree, by its own keys or else by position."""
 
     def is_part(other: Any) -> bool:
         return other is not thing
 
     values, spec = pytree.tree_flatten(thing, is_leaf=is_part)
-    keys: tuple[Any, ...] = _positions(values)
+    parts: list[tuple[Any, Any]] = [(pytree.SequenceKey(i), v) for i, v in enumerate(values)]
     try:
         found, _ = pytree.tree_flatten_with_path(thing, is_leaf=is_part)
+        if len(found) == len(values):
+            parts = [(path[0], part) for path, part in found]
     except ValueError:  # registered without keys
-        found = []
         if isinstance(thing, Mapping) and [*map(id, thing.values())] == [*map(id, values)]:
-            keys = _names(thing)
-    if len(found) == len(values):
-        keys, values = tuple(path[0] for path, _ in found), [part for _, part in found]
-    if spec.context is None or isinstance(spec.context, type):
-        return Node(Kind(name, keys), values)
-    # The context may hold anything, including tensors.
-    context = _expanded(spec.context, (id(thing),))
-    return Node(Kind(name, (*keys, pytree.GetAttrKey("context"))), [*values, context])
-
-
-def _attributes(thing: Any, name: str) -> Node:
-    names = attribute_names(thing)
-    keys = tuple(pytree.GetAttrKey(name) for name in names)
-    return Node(Kind(name, keys), [getattr(thing, name) for name in names])
-
-
-def _names(mapping: Mapping[Any, Any]) -> tuple[Any, ...]:
-    return tuple(pytree.MappingKey(key) for key in mapping)
-
-
-def _positions(values: Any) -> tuple[Any, ...]:
-    return tuple(pytree.SequenceKey(i) for i in range(len(values)))
-
-
-def _holds_tensor(thing: Any, depth: int) -> bool:
-    if isinstance(thing, (torch.Tensor, np.ndarray)):
-        return True
-    node = _node_of(thing, depth)
-    if node is None:
-        return False
-    deeper = depth if not pytree.tree_is_leaf(thing) else depth - 1
-    return any(_holds_tensor(x, deeper) for x in node.values)
+            parts = [(pytree.MappingKey(key), value) for key, value in thing.items()]
+    if spec.context is not None and not isinstance(spec.context, type):
+        # The context may hold anything, including tensors.
+        parts.append((pytree.GetAttrKey("context"), _expanded(spec.context, (id(thing),))))
+    return parts
 
 
 def _is_object(thing: Any) -> bool:
@@ -235,15 +218,15 @@ def _as_tensor(thing: Any) -> Any:
 def _dense_parts(tensor: torch.Tensor) -> Any:
     """The tensor itself, or the parts of a sparse or nested one."""
     if tensor.is_nested:
-        parts = list(tensor.unbind())
-        return Node(Kind("a nested tensor", _positions(parts)), parts)
+        parts = enumerate(tensor.unbind())
+        return _node("a nested tensor", [(pytree.SequenceKey(i), part) for i, part in parts])
     if tensor.layout is torch.strided:
         return tensor
     if tensor.layout is torch._mkldnn:  # type: ignore[attr-defined]
         return tensor.to_dense()
     found = tensor.to_sparse_coo().coalesce()  # type: ignore[no-untyped-call]
-    keys = tuple(pytree.GetAttrKey(name) for name in ("shape", "indices", "values"))
-    return Node(Kind("a sparse tensor", keys), [[*found.shape], found.indices(), found.values()])
+    named = {"shape": [*found.shape], "indices": found.indices(), "values": found.values()}
+    return _node("a sparse tensor", [(pytree.GetAttrKey(k), v) for k, v in named.items()])
 
 
 def _is_opaque(thing: Any) -> bool:

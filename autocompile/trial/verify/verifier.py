@@ -9,39 +9,40 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, cast
 
 import torch
 
+from autocompile.errors import TargetError
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.phases import phase_of
 from autocompile.store.record import Outcome
-from autocompile.trial.phases.phases import Side, make_side
+from autocompile.trial.phases.phases import make_side
+from autocompile.trial.phases.side import Side, copy_inputs, perturb
 from autocompile.trial.process.failures import Failed
 from autocompile.trial.target.load import Target, seed_everything
-from autocompile.trial.target.state import copy_inputs, perturb
-from autocompile.trial.verify import comparison
-from autocompile.trial.verify.compare import by_path, compare, differences, mismatch_scale
+from autocompile.trial.verify.check import refusal
+from autocompile.trial.verify.compare import compare, differences, largest, mismatch_scale
+from autocompile.trial.verify.float64 import in_float64
 from autocompile.trial.verify.outputs import (
+    Held,
     View,
     copy_view,
     has_nan,
     has_tensor,
     opaque_types,
 )
-from autocompile.trial.verify.overwriting import Held
 from autocompile.trial.verify.random_draws import depends_on_seed, drawing_as_eager
-from autocompile.trial.verify.reference import in_float64
 from autocompile.trial.verify.tree import blank, comparable
 
-__all__ = ["Failed", "Verifier"]
+__all__ = ["Verifier"]
 
 _CALLS = 3
 _MAX_NOISE = 0.05  # if eager differs from itself by more, nothing can be verified
 _VISIBLE = 1e-2  # smallest relative change of the output that can show new weights
 _OVERWRITES = "outputs are overwritten by the next call (CUDA graphs): clone what you keep"
-
 
 _Reference = Callable[[], View | None] | None
 
@@ -89,8 +90,13 @@ class Verifier:
         if self.check:
             notes.append("outputs are compared by the target's check()")
             for first, second in pairs:
-                comparison.demand_steady(self.check, first["outputs"], second["outputs"])
-        self._noise = by_path(leaf for pair in pairs for leaf in differences(*pair))
+                if problem := refusal(self.check, first["outputs"], second["outputs"]):
+                    raise TargetError(
+                        "the target's check() rejects a second run of eager mode",
+                        problem,
+                        "check(expected, actual) gets the outputs of the same call",
+                    )
+        self._noise = largest(*(differences(*pair) for pair in pairs))
         self.noise = max(self._noise.values(), default=0.0)
         # Adam steps have a random sign where a gradient is near zero; compare() bounds updates.
         free = ("['updates']", "['outputs']") if self.check else ("['updates']",)
@@ -107,7 +113,7 @@ class Verifier:
         if any(has_nan(view) for view in self._expected):
             notes.append("eager's output holds NaN; compiled may hold it in the same places")
         self.eager.keep()
-        self._is_random = depends_on_seed(self.eager, self._called, self.noise)
+        self._is_random = depends_on_seed(self.eager, self.seeded_call, self.noise)
         if self._is_random:
             notes.append(
                 "this phase draws random numbers: it is compared with eager under Inductor's "
@@ -156,20 +162,17 @@ class Verifier:
         Raises:
             Failed: ``wrong_output``.
         """
-        if not compiled.is_eager:
-            self._demand_comparable()
-        held: Held | None = None
-        for index in range(_CALLS):
-            output = self.seeded_call(compiled, index) if index else first_output
-            if held:
-                self._demand_kept(held, compiled, f"call {index + 1}")
-            got, want = compiled.view(output), self._expected[index]
-            held = Held(got)
+        if not compiled.is_eager and (why := self._why_incomparable()):
+            raise Failed(Outcome.WRONG_OUTPUT, why)
+        for index, got, lost in self._first_views(compiled, first_output):
+            self._demand_kept(lost, compiled, f"call {index + 1}")
             if self.has_own_draws(compiled):
                 continue
-            reference = self._reference(self._target.model_of(self._phase), range(index + 1))
+            initial = self._target.model_of(self._phase)
+            reference = partial(self._in_float64, initial, range(index + 1))
+            want = self._expected[index]
             self._demand(got, want, self._noise, reference, f"call {index + 1}")
-            self._drift = by_path([*self._drift.items(), *differences(want, got)])
+            self._drift = largest(self._drift, differences(want, got))
 
     def last_call(self, compiled: Side) -> None:
         """Compare one call after the timing.
@@ -179,19 +182,19 @@ class Verifier:
         """
         if self.has_own_draws(compiled):
             self.demand_repeats(compiled, "after the timing")
-            compiled.adopt(self.eager)
-            self._demand_next_keeps(compiled, compiled.view(self.seeded_call(compiled, 0)))
-            return
-        want = self.from_kept_state(self.eager)
+            want = None
+        else:
+            want = self.from_kept_state(self.eager)
         compiled.adopt(self.eager)
         got = compiled.view(self.seeded_call(compiled, 0))
-        if self._is_forward:
-            noise, reference = self._noise, self._from_eager_in_float64
-        else:
+        if want and self._is_forward:
+            self._demand(got, want, self._noise, self._from_eager_in_float64, "after the timing")
+        elif want:
             # float64 runs lack this optimizer state: allow the errors accepted at the first calls.
-            noise, reference = self.accepted, None
-        self._demand(got, want, noise, reference, "after the timing")
-        self._demand_next_keeps(compiled, got)
+            self._demand(got, want, self.accepted, None, "after the timing")
+        held = Held(got)
+        self.seeded_call(compiled, 1)
+        self._demand_kept(held.overwritten(), compiled, "a call after the timing")
 
     def weights(self, compiled: Side) -> bool | None:
         """Check that new weights take effect, set in place and by ``load_state_dict``.
@@ -244,7 +247,7 @@ class Verifier:
     @property
     def accepted(self) -> dict[str, float]:
         """Accepted error by path: eager's noise, or the error at the first calls if larger."""
-        return by_path([*self._noise.items(), *self._drift.items()])
+        return largest(self._noise, self._drift)
 
     @property
     def expected(self) -> View:
@@ -255,44 +258,43 @@ class Verifier:
     def _is_forward(self) -> bool:
         return phase_of(self._phase).is_forward
 
-    def _called(self, index: int) -> View:
-        return copy_view(self.eager.view(self.seeded_call(self.eager, index)))
+    def _first_views(self, side: Side, *first: Any) -> Iterator[tuple[int, View, list[str]]]:
+        """Make the first calls, or those after the output ``first``.
 
-    def _demand_next_keeps(self, compiled: Side, got: View) -> None:
-        held = Held(got)
-        self.seeded_call(compiled, 1)
-        self._demand_kept(held, compiled, "a call after the timing")
-
-    def _observe(self, side: Side) -> list[View]:
-        views: list[View] = []
+        Yields the number of each call, its view and the paths of outputs that it has overwritten.
+        """
         held: Held | None = None
         for index in range(_CALLS):
-            output = self.seeded_call(side, index)
-            if held:
-                self._eager_overwrites.update(held.overwritten())
+            output = first[0] if first and not index else self.seeded_call(side, index)
+            lost = held.overwritten() if held else []
             view = side.view(output)
-            views.append(copy_view(view))
             held = Held(view)
+            yield index, view, lost
+
+    def _observe(self, side: Side) -> list[View]:
+        views = []
+        for _, view, lost in self._first_views(side):
+            self._eager_overwrites.update(lost)
+            views.append(copy_view(view))
         return views
 
-    def _demand_comparable(self) -> None:
+    def _why_incomparable(self) -> str:
         if not self.check and not any(has_tensor(view) for view in self._expected):
-            what = "the phase returns no tensor, so nothing can be compared"
-            raise Failed(Outcome.WRONG_OUTPUT, what)
-        if self._unsteady > _MAX_NOISE:
-            what = f"eager differs from itself by {self._unsteady:.1g}"
-            raise Failed(Outcome.WRONG_OUTPUT, f"{what}, so nothing can be compared with it")
+            return "the phase returns no tensor, so nothing can be compared"
+        if self._unsteady <= _MAX_NOISE:
+            return ""
+        what = f"eager differs from itself by {self._unsteady:.1g}"
+        return f"{what}, so nothing can be compared with it"
 
     def _demand(
-        self,
-        got: View,
-        want: View,
-        noise: Mapping[str, float],
-        reference: _Reference,
-        when: str,
+        self, got: View, want: View, noise: Mapping[str, float], reference: _Reference, when: str
     ) -> None:
-        limits = comparison.Limits(noise, reference, self.tolerance)
-        if problem := comparison.difference(want, got, limits, self.check):
+        if self.check and (problem := refusal(self.check, want["outputs"], got["outputs"])):
+            raise Failed(Outcome.WRONG_OUTPUT, f"{problem} ({when})")
+        skip, tolerance = ("outputs",) if self.check else (), self.tolerance
+        if problem := compare(
+            want, got, noise=noise, reference=reference, tolerance=tolerance, skip=skip
+        ):
             raise Failed(Outcome.WRONG_OUTPUT, f"{problem} ({when})")
 
     def _demand_live(self, got: View, want: View, old: View, what: str, own: bool = False) -> None:
@@ -304,9 +306,9 @@ class Verifier:
             raise Failed(Outcome.STALE_WEIGHTS, f"the output did not follow {what}")
         self._demand(got, want, self._noise, reference, f"after {what}")
 
-    def _demand_kept(self, held: Held, compiled: Side, by: str) -> None:
+    def _demand_kept(self, lost: list[str], compiled: Side, by: str) -> None:
         """Check that kept outputs are unchanged, unless eager or CUDA graphs overwrite them."""
-        paths = [path for path in held.overwritten() if path not in self._eager_overwrites]
+        paths = [path for path in lost if path not in self._eager_overwrites]
         if paths and not compiled.reuses_outputs:
             what = f"{paths[0]} was overwritten by the next call ({by})"
             raise Failed(Outcome.WRONG_OUTPUT, what)
@@ -318,10 +320,7 @@ class Verifier:
         self.eager.restore()
         return self._in_float64(self.eager.model, range(1))
 
-    def _reference(self, model: torch.nn.Module, calls: range) -> Callable[[], View | None]:
-        return lambda: self._in_float64(model, calls)
-
-    def _in_float64(self, model: torch.nn.Module, calls: Iterable[int]) -> View | None:
+    def _in_float64(self, model: torch.nn.Module, calls: range) -> View | None:
         return in_float64(self._target, self._phase, model, self._draws, self._seed, calls)
 
 

@@ -28,20 +28,10 @@ _LARGEST_BYTES = 1_900_000_000  # of weights in a model: the limit of a protocol
 
 # Types of onnx.TensorProto.
 _ELEMENTS = {
-    torch.float32: 1,
-    torch.uint8: 2,
-    torch.int8: 3,
-    torch.uint16: 4,
-    torch.int16: 5,
-    torch.int32: 6,
-    torch.int64: 7,
-    torch.bool: 9,
-    torch.float16: 10,
-    torch.float64: 11,
-    torch.uint32: 12,
-    torch.uint64: 13,
-    torch.bfloat16: 16,
-}
+    torch.float32: 1, torch.uint8: 2, torch.int8: 3, torch.uint16: 4, torch.int16: 5,
+    torch.int32: 6, torch.int64: 7, torch.bool: 9, torch.float16: 10, torch.float64: 11,
+    torch.uint32: 12, torch.uint64: 13, torch.bfloat16: 16,
+}  # fmt: skip
 
 
 class Unsupported(Exception):
@@ -73,7 +63,7 @@ class _Flat(torch.nn.Module):
 
     def __init__(self, graph: torch.fx.GraphModule, args: Sequence[Any], wanted: set[int]) -> None:
         super().__init__()
-        self._graph, self._args, self._wanted = graph, list(args), wanted
+        self._graph, self._wanted = graph, wanted
         self._tensors = [i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)]
         self._args = [None if isinstance(arg, torch.Tensor) else arg for arg in args]
 
@@ -284,10 +274,6 @@ def with_constants(model: Any, weights: dict[str, torch.Tensor]) -> Any:
         made = baked.graph.initializer.add()
         made.name, made.data_type = value.name, value.type.tensor_type.elem_type
         made.dims.extend(tensor.shape)
-        made.raw_data = (
-            tensor.view(torch.uint8).numpy().tobytes()
-            if tensor.dim()
-            else tensor.reshape(1).view(torch.uint8).numpy().tobytes()
-        )
+        made.raw_data = tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
         baked.graph.input.remove(value)
     return baked

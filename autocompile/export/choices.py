@@ -1,0 +1,158 @@
+"""What an export reads of a report: the choice of each phase, with its evidence.
+
+A report is untrusted, so none of its text becomes code: :mod:`autocompile.export.text` writes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from autocompile.errors import ExportError
+from autocompile.export.text import comment, one_line
+from autocompile.settings.config import EAGER, CompileConfig
+from autocompile.settings.phases import phase_of
+from autocompile.settings.tuned import is_faster
+from autocompile.store import runs
+
+__all__ = [
+    "Choice",
+    "Report",
+    "choices",
+    "command",
+    "environment_of",
+    "gain",
+    "header",
+    "is_rl",
+    "states_differ",
+]
+
+Report = Mapping[str, Any]
+
+_RL_KINDS = ("AlgorithmConfig", "RLModule", "RLModuleSpec")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The result of one phase.
+
+    Attributes:
+        phase: the phase's name.
+        verdict: ``faster``, ``keep_eager`` or ``failed``.
+        config: the setting to use, which may also be eager with changes; None: no change.
+        evidence: a sentence for a comment.
+        batch_size: that it is for; None without a setting or batch size.
+        processes: number of fresh processes that confirmed it.
+        speedup: over eager, with its 95 % interval; None without a setting.
+    """
+
+    phase: str
+    verdict: str
+    config: CompileConfig | None
+    evidence: str
+    batch_size: int | None = None
+    processes: int = 0
+    speedup: Mapping[str, float] | None = None
+
+
+def choices(report: Report) -> dict[str, Choice]:
+    """The choice of each phase at the target's batch size; the report's best if it has none.
+
+    Raises:
+        ExportError: no phase has a result.
+    """
+    found = {name: _choice(report, name, phase) for name, phase in report["phases"].items()}
+    if all(choice.verdict == "failed" for choice in found.values()):
+        raise ExportError(
+            "there is nothing to export: no phase has a result",
+            *(one_line(f"{choice.phase}: {choice.evidence}") for choice in found.values()),
+            hint=f"autocompile show {runs.shown(str(report.get('run_dir', 'last')))}",
+        )
+    return found
+
+
+def _choice(report: Report, name: str, phase: Mapping[str, Any]) -> Choice:
+    verdict, best, reason = phase["verdict"], phase.get("best"), phase.get("reason")
+    if verdict == "failed" or best is None:
+        return Choice(name, "failed", None, reason or "no setting worked")
+    choice = _faster(report, name, best, best["config"])
+    if verdict == "keep_eager" or choice.config == EAGER:
+        choice = Choice(name, "keep_eager", None, reason or "nothing is faster than eager")
+    own = (report["target"].get("own_batch_size") or {}).get(name)
+    if own in (None, best.get("batch_size")):
+        return choice
+    row = {r["batch_size"]: r for r in phase.get("by_batch_size", ())}.get(own, {})
+    trial = next((t for t in phase["trials"] if t["number"] == row.get("number")), None)
+    if trial is None:
+        text = f"{choice.evidence}; this configuration's own batch size {own} was not measured"
+        return replace(choice, evidence=text)
+    found = _faster(report, name, row, trial["config"])
+    other = "eager" if choice.config is None else f"trial {best['number']}"
+    what = f"{found.evidence}; the batch size is this configuration's own, over all of them {other}"
+    if not is_faster(row):
+        return Choice(name, "keep_eager", None, f"not compiled: {what} is best")
+    return replace(found, evidence=f"{what} is best")
+
+
+def _faster(report: Report, name: str, row: Mapping[str, Any], config: Mapping[str, Any]) -> Choice:
+    """The choice of a setting that is faster than eager, from its row in the report."""
+    made = CompileConfig.from_dict(config)
+    size, processes = row.get("batch_size"), int(row.get("confirmed_processes") or 0)
+    text = f"{gain(row.get('speedup'), size)} (trial {row['number']}"
+    text += f", confirmed in {processes} fresh processes" if processes else ""
+    there = environment_of(report, made)
+    text += f"); torch {there.get('torch', '(not known)')} on {_machine(report)}"
+    if made.environment != "default":
+        text += f", in the Python environment {made.environment}"
+    return Choice(name, "faster", made, text, size, processes, row.get("speedup"))
+
+
+def gain(speedup: Mapping[str, float] | None, batch_size: int | None) -> str:
+    """``1.41x [1.39, 1.42] as fast as eager at batch size 16``, with the 95 % interval."""
+    text = "(no interval)"
+    if speedup:
+        text = f"{speedup['value']:.2f}x [{speedup['low']:.2f}, {speedup['high']:.2f}]"
+    return f"{text} as fast as eager" + (f" at batch size {batch_size}" if batch_size else "")
+
+
+def states_differ(found: Iterable[Choice]) -> bool:
+    """Whether the phases with a result differ in threads or precision."""
+    configs = [choice.config or EAGER for choice in found if choice.verdict != "failed"]
+    return len({str(config.process) for config in configs}) > 1
+
+
+def environment_of(report: Report, config: CompileConfig) -> Mapping[str, Any]:
+    """The report's description of a setting's interpreter; empty if unknown."""
+    if config.environment == "default":
+        return report["environment"]  # type: ignore[no-any-return]
+    return (report.get("environments") or {}).get(config.environment) or {}
+
+
+def is_rl(report: Report) -> bool:
+    """Whether the target is or builds an RLModule."""
+    target = report["target"]
+    return bool(
+        target.get("is_rl")
+        or target.get("algorithm")
+        or target.get("kind") in _RL_KINDS
+        or any(phase_of(name).is_rl for name in report["phases"])
+    )
+
+
+def header(report: Report, title: str) -> str:
+    """The comment at the top of a script: title, target, run and machine."""
+    spec = report["target"].get("spec") or "an object given in Python"
+    found = f"{title}, found by autocompile {report['environment'].get('autocompile')} for {spec}."
+    whence = f"From {report.get('run_dir')}, measured on {_machine(report)}."
+    return comment(found) + comment(whence)
+
+
+def command(report: Report, form: str) -> str:
+    """The command that exports the same run with other options, such as ``--to python``."""
+    return f"autocompile export {runs.shown(str(report.get('run_dir', 'last')))} {form}"
+
+
+def _machine(report: Report) -> str:
+    environment = report["environment"]
+    return f"{environment.get('device_name') or 'this machine'} ({environment.get('device')})"

@@ -1,0 +1,276 @@
+"""The plots of the page: what each shows, and how it is drawn; none where there is nothing to see.
+
+All figures are of ``report.json`` and, where it has none, of the records it was made from.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autocompile.estimate.decision import ZONE
+from autocompile.estimate.intervals import median
+from autocompile.report import text as show
+from autocompile.report.page.canvas import COLORS, MARKERS, Canvas
+from autocompile.report.page.data import Pair, finalists, pairs, seconds_by_step
+from autocompile.settings.config import DEFAULT_INDUCTOR
+from autocompile.store.record import Record
+
+__all__ = ["Plot", "of_phase", "of_run"]
+
+_NAME = 54  # characters of a setting's name over a row
+_ROW_PT = 34.0
+_MOST_ROWS = 14
+_ONE = {"color": COLORS["dim"], "linewidth": 1, "linestyle": (0, (4, 3))}
+_BEHIND = {"facecolor": COLORS["paper"], "alpha": 0.85, "edgecolor": "none", "pad": 1}
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure with what stands above it; the legend is of (variable, symbol, name)."""
+
+    title: str
+    note: str
+    svg: str
+    legend: tuple[tuple[str, str, str], ...] = ()
+
+
+def of_phase(name: str, phase: Mapping[str, Any], records: Sequence[Record]) -> Iterator[Plot]:
+    """The plots of a phase; ``name`` begins the ids in them."""
+    mine = [r for r in records if r.phase == name]
+    prefix = "".join(c if c.isalnum() else "-" for c in name)
+    yield from _forest(f"{prefix}-forest", phase, mine)
+    yield from _by_batch_size(f"{prefix}-sizes", phase)
+    yield from _compile_time(f"{prefix}-compile", phase)
+    yield from _effects(f"{prefix}-pairs", pairs(mine))
+
+
+def _forest(prefix: str, phase: Mapping[str, Any], records: Sequence[Record]) -> Iterator[Plot]:
+    """Speed-ups of the finalists with their intervals, and the zone around the best."""
+    best = phase.get("best")
+    rows = finalists(best, records)[:_MOST_ROWS] if best else []
+    if not best or not rows:
+        return
+    raced = any(row.sets for row in rows)
+    names = [show.label(row.record.config) for row in rows]
+    is_best = [row.record.number == best["number"] for row in rows]
+    titles = [name + " (best)" * mark for name, mark in zip(names, is_best, strict=True)]
+    canvas = _rows(prefix, titles, "speed-up over eager (eager is 1)")
+    axes, value = canvas.axes, best["speedup"]["value"]
+    axes.axvspan(value / (1 + ZONE), value * (1 + ZONE), color=COLORS["band"], linewidth=0)
+    for y, row in enumerate(rows):
+        color, gain = COLORS["best" if is_best[y] else "ink"], row.speedup
+        axes.plot((gain.low, gain.high), (y, y), color=color, linewidth=2)
+        own = [math.exp(log) for log in row.logs.values()]
+        axes.plot(own, [y + 0.22] * len(own), ".", color=COLORS["dim"], markersize=4)
+        filled = color if raced else "none"
+        tip = canvas.tooltip(f"{names[y]}: {show.speedup(gain)} {show.interval(gain)}")
+        axes.plot(gain.value, y, "o", color=color, markerfacecolor=filled, markersize=7, gid=tip)
+    size = f", batch size {best['batch_size']}" if best.get("batch_size") is not None else ""
+    dots = "Small dots are fresh processes. " if raced else "Nothing was confirmed. "
+    yield Plot(
+        f"{'Finalists' if raced else 'Fastest of the search, one process each'}{size}",
+        f"Speed-up over eager with its 95 % interval. {dots}"
+        f"Differences within the shaded zone, {100 * ZONE:.0f} % around the best, are not pursued.",
+        canvas.svg("speed-ups of the finalists with their intervals"),
+    )
+
+
+def _rows(prefix: str, titles: Sequence[str], label: str) -> Canvas:
+    """Axes with a row for each title, which stands above it, and a line at 1."""
+    canvas = Canvas(prefix, len(titles) * _ROW_PT + 50, left=12)
+    axes = canvas.axes
+    axes.axvline(1, **_ONE)
+    for y, title in enumerate(titles):
+        place = {"transform": axes.get_yaxis_transform(), "fontsize": 9.5, "bbox": _BEHIND}
+        axes.text(0.005, y - 0.32, show.shorten(title, _NAME), **place)
+    axes.set_ylim(len(titles) - 0.5, -0.8)
+    axes.set_yticks([])
+    axes.locator_params(axis="x", nbins=6)
+    axes.spines["left"].set_visible(False)
+    axes.set_xlabel(label)
+    return canvas
+
+
+def _by_batch_size(prefix: str, phase: Mapping[str, Any]) -> Iterator[Plot]:
+    rows = [r for r in phase.get("by_batch_size") or () if r.get("speedup") and r.get("batch_size")]
+    if len(rows) < 2:
+        return
+    canvas = Canvas(prefix, 220)
+    sizes = [row["batch_size"] for row in rows]
+    default = {
+        t["batch_size"]: t["speedup"]["value"]
+        for t in _timed(phase)
+        if show.label(t["config"]) == DEFAULT_INDUCTOR.label() and t["batch_size"] in sizes
+    }
+    axes = canvas.axes
+    axes.axhline(1, **_ONE)
+    legend = [("best", "●", "best setting, with its 95 % interval")]
+    if default:
+        axes.plot(*zip(*sorted(default.items()), strict=True), "s-", color=COLORS["c1"], ms=5)
+        legend.append(("c1", "■", "plain torch.compile(), one process"))
+    gains = [row["speedup"] for row in rows]
+    axes.plot(sizes, [g["value"] for g in gains], "-", color=COLORS["best"])
+    for row, gain in zip(rows, gains, strict=True):
+        ends = gain["low"], gain["high"]
+        axes.plot((row["batch_size"],) * 2, ends, color=COLORS["best"], linewidth=2)
+        tip = canvas.tooltip(f"batch size {row['batch_size']}: {show.speedup(gain)}")
+        axes.plot(row["batch_size"], gain["value"], "o", color=COLORS["best"], gid=tip)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sizes, [str(size) for size in sizes])
+    axes.minorticks_off()
+    axes.set_xlabel("batch size (logarithmic)")
+    axes.set_ylabel("speed-up over eager")
+    yield Plot(
+        "Speed-up over batch size",
+        "The best setting of each batch size against eager, which is 1.",
+        canvas.svg("speed-up of the best setting at each batch size"),
+        tuple(legend),
+    )
+
+
+def _timed(phase: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Trials of the search that were timed themselves."""
+    return [
+        t
+        for t in phase["trials"]
+        if t["outcome"] == "ok"
+        and t.get("speedup")
+        and t.get("role") == "search"
+        and t.get("duplicate_of") is None
+    ]
+
+
+def _compile_time(prefix: str, phase: Mapping[str, Any]) -> Iterator[Plot]:
+    """Speed-up against compile time, with lines of equal numbers of calls that repay it."""
+    best = phase.get("best") or {}
+    size = best.get("batch_size")
+    timed = [t for t in _timed(phase) if t["batch_size"] == size]
+    points = [t for t in timed if t["config"].get("backend") != "eager" and t.get("compile_s")]
+    if len(points) < 2:
+        return
+    canvas = Canvas(prefix, 240)
+    axes = canvas.axes
+    axes.axhline(1, **_ONE)
+    backends = list(dict.fromkeys(str(t["config"].get("backend")) for t in points))
+    styles = list(MARKERS)[: len(backends)]
+    for t in points:
+        place = min(backends.index(str(t["config"].get("backend"))), len(styles) - 1)
+        gain, is_best = t["speedup"], t["number"] == best.get("number")
+        said = f"{show.label(t['config'])}: {show.speedup(gain)}, {show.seconds(t['compile_s'])}"
+        edge = {"markeredgecolor": COLORS["ink"], "markeredgewidth": 1.5} if is_best else {}
+        marker = {"color": COLORS[f"c{place}"], "markersize": 9 if is_best else 6, **edge}
+        tip = canvas.tooltip(f"trial {t['number']}, {said}")
+        axes.plot(t["compile_s"], gain["value"], styles[place], gid=tip, **marker)
+    canvas.scale_by_logarithm()
+    times = [t["eager_call_s"] for t in timed if t.get("eager_call_s")]
+    drawn = _break_even(axes, median(times)) if times else False
+    axes.set_xlabel("compile time in seconds (logarithmic)")
+    axes.set_ylabel("speed-up over eager")
+    names = [*backends[: len(styles) - 1], "others"] if len(backends) > len(styles) else backends
+    where = f", batch size {size}" if size is not None else ""
+    repaid = " A dotted line: compiling is repaid after so many calls." if drawn else ""
+    ringed = " The best has a ring." if any(t["number"] == best["number"] for t in points) else ""
+    yield Plot(
+        f"Speed-up against compile time{where}",
+        f"Each mark is a setting, timed in one process with an empty cache.{ringed}{repaid}",
+        canvas.svg("speed-up of each setting against its compile time"),
+        tuple(
+            (f"c{i}", MARKERS[m], show.plain(n))
+            for i, (m, n) in enumerate(zip(styles, names, strict=True))
+        ),
+    )
+
+
+def _break_even(axes: Any, eager_s: float) -> bool:
+    """Draw where compiling is repaid after 10, 100, ... calls; whether any line is in sight.
+
+    After ``n`` calls it is if ``compile_s = n * eager_s * (1 - 1 / speedup)``.
+    """
+    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+    left, low = left / 1.3, min(low, 0.98)
+    axes.set_xlim(left, right)
+    axes.set_ylim(low, high)
+    axes.locator_params(axis="y", nbins=6)
+    if high <= 1.02:
+        return False
+    gains = [1.001 + (high - 1.001) * i / 60 for i in range(61)]
+    lines = {
+        n: [(x, g) for g in gains if left < (x := n * eager_s * (1 - 1 / g)) < right]
+        for n in (10**k for k in range(1, 12))
+    }
+    seen = [(n, line) for n, line in lines.items() if len(line) > 5]
+    middle = len(seen) // 2
+    for n, line in seen[max(0, middle - 1) : middle + 2]:
+        axes.plot(*zip(*line, strict=True), ":", color=COLORS["dim"], linewidth=1.2)
+        x, y = line[-1]
+        text = f"{show.thousands(n)} calls "
+        sides = {"ha": "right", "va": "bottom" if y < high - 0.06 * (high - low) else "top"}
+        axes.text(x, y, text, color=COLORS["dim"], fontsize=8, **sides)
+    return bool(seen)
+
+
+def _effects(prefix: str, found: Mapping[str, Sequence[Pair]]) -> Iterator[Plot]:
+    """What each value of a dimension changes, by pairs of trials that differ in it alone."""
+    order = sorted(found.items(), key=lambda item: -median([p.ratio for p in item[1]]))
+    if len(order) > _MOST_ROWS:  # those that matter: either way
+        far = sorted(order, key=lambda item: -abs(math.log(median([p.ratio for p in item[1]]))))
+        order = [item for item in order if item in far[:_MOST_ROWS]]
+    if not order:
+        return
+    middles = [median([p.ratio for p in each]) for _, each in order]
+    titles = [f"{name}: {show.speedup(m)}" for (name, _), m in zip(order, middles, strict=True)]
+    canvas = _rows(prefix, titles, "times as fast as without it")
+    axes = canvas.axes
+    for y, (_, each) in enumerate(order):
+        for pair in each:
+            tip = canvas.tooltip(
+                f"trials {pair.number} and {pair.base}: {show.speedup(pair.ratio)}"
+            )
+            axes.plot(pair.ratio, y, "o", color=COLORS["c0"], alpha=0.6, ms=5, gid=tip)
+        axes.plot((middles[y],) * 2, (y - 0.2, y + 0.2), color=COLORS["ink"], linewidth=2)
+    yield Plot(
+        "What each dimension brings",
+        "A dot is a pair of trials that differ in nothing else, a bar their median. Left of 1: "
+        "slower than without it.",
+        canvas.svg("how many times as fast a setting is with each value as without it"),
+    )
+
+
+def of_run(report: Mapping[str, Any], records: Sequence[Record]) -> Iterator[Plot]:
+    """The seconds of every trial, by step where the records have them."""
+    trials = [t for phase in report["phases"].values() for t in phase["trials"] if t["wall_s"] > 0]
+    if len(trials) < 2:
+        return
+    series = seconds_by_step(trials, records)
+    canvas = Canvas("run-seconds", 220)
+    axes = canvas.axes
+    numbers = [t["number"] for t in trials]
+    edges = sorted({n + side for n in numbers for side in (-0.4, 0.4)})
+    at = {n: edges.index(n - 0.4) for n in numbers}
+    base = [0.0] * (len(edges) - 1)
+    for i, seconds in enumerate(series.values()):
+        top = list(base)
+        for number, value in zip(numbers, seconds, strict=True):
+            top[at[number]] += value
+        axes.stairs(top, edges, baseline=base, fill=True, color=COLORS[f"c{i}"], linewidth=0)
+        base = top
+    failed = [t for t in trials if t["outcome"] != "ok"]
+    places = [t["number"] for t in failed], [t["wall_s"] for t in failed]
+    axes.plot(*places, "x", color=COLORS["ink"], markersize=5, clip_on=False)
+    axes.set_ylim(bottom=0)
+    axes.grid(axis="x", visible=False)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set_xlabel("trial")
+    axes.set_ylabel("seconds")
+    shares = ", ".join(f"{name} {show.seconds(sum(seconds))}" for name, seconds in series.items())
+    crosses = (("ink", "×", "no result"),) if failed else ()
+    yield Plot(
+        f"Seconds of each trial{', by step' * (len(series) > 1)}",
+        f"In all: {shares}. Trials stand in the order of their numbers, as no start times are "
+        "kept; several may run at once.",
+        canvas.svg("seconds of each trial"),
+        (*((f"c{i}", "■", name) for i, name in enumerate(series)), *crosses),
+    )

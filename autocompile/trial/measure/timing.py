@@ -1,0 +1,299 @@
+"""Times several callables in alternating blocks.
+
+Each round times one block of each side in random order in one process, so that clock speed, load
+and heat affect all equally. A block is about 20 ms of calls between two synchronizations. All raw
+times are kept. A search stops timing a setting that is clearly too slow (:func:`screen`); a race
+times all sides for the same number of rounds (:func:`side_by_side`).
+
+A side slows the first calls of the next one: its threads busy-wait for about ten milliseconds after
+their last call, and the caches hold its weights. After eager mode, OpenVINO's first call took 2.5
+times as long as its twentieth (studies/truth/carry_over.py). So the loss of the first calls is
+measured, and if it matters a block's clock starts after them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import math
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from autocompile.estimate.intervals import median, speedup
+from autocompile.protocol.requests import TimingLimits
+from autocompile.store.record import Measurement
+
+__all__ = [
+    "Rounds",
+    "Timed",
+    "block",
+    "fill",
+    "lead_of",
+    "no_garbage_collection",
+    "screen",
+    "side_by_side",
+]
+
+_LOOK_EVERY = 4
+_FEW = 3  # rounds of very long calls
+_WARM_CALLS = 3  # CUDA graphs: warm-up, record, replay
+_LONG_CALL_S = 1.0  # such a call needs no warm-up beyond the calls of verification
+_NEAR = 0.97  # of the best speed-up; a setting below it is too slow
+_ALONE_BLOCKS = 5
+_GAP_S = 0.01  # by then threads of OpenMP and onnxruntime have stopped busy-waiting
+_SLOWED = 1.25  # next to a side that keeps a core busy, eager takes 1.5 times as long
+_LOOK_S, _LOOKS, _LOOK_CALLS = 0.05, 3, 4
+_LOST = 0.01  # accepted loss by the first calls, as a share of a block's time
+_SLOWER = 1.03  # smaller differences between calls are noise
+_NOTHING_LOST_S = 0.2  # a busy-wait does not matter for calls this long
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One side of a comparison.
+
+    Attributes:
+        call: what is timed.
+        restore: restores the state that calls change; not timed.
+        context: entered around each block (grad mode, compiler stance); not timed.
+    """
+
+    call: Callable[[], Any]
+    restore: Callable[[], None]
+    context: Callable[[], contextlib.AbstractContextManager[Any]]
+
+
+def block(side: Timed, calls: int, synchronize: Callable[[], None], lead: int = 0) -> float:
+    """Seconds per call of one block, after ``lead`` untimed calls."""
+    side.restore()
+    call = side.call
+    with side.context():
+        for _ in range(lead):
+            call()
+        synchronize()
+        begin = time.perf_counter_ns()
+        for _ in range(calls):
+            call()
+        synchronize()
+        end = time.perf_counter_ns()
+    return max(1, end - begin) / 1e9 / calls
+
+
+def fill(side: Timed, synchronize: Callable[[], None], block_s: float) -> int:
+    """The number of calls that take ``block_s``, at least 1."""
+    calls = 1
+    while True:
+        took = block(side, calls, synchronize) * calls
+        if took >= block_s / 2 or calls >= 2**20:
+            return max(1, round(calls * block_s / took))
+        calls = max(calls + 1, math.ceil(calls * min(10.0, block_s / took)))
+
+
+def carried_over(
+    sides: Sequence[Timed], calls: Sequence[int], synchronize: Callable[[], None], block_s: float
+) -> list[list[float]]:
+    """Seconds of each call of a side directly after another side ran.
+
+    Args:
+        sides: measured in this order.
+        calls: calls of a block, by side.
+        synchronize: waits for the device.
+        block_s: seconds of a block.
+
+    Returns:
+        By side, the times of the first, second, ... call, for about 50 ms. Each is the minimum of
+        three runs, since carry-over slows all of them and noise does not; of one run if that shows
+        no loss. Empty if a call is too long to lose much.
+    """
+    counts = [max(_LOOK_CALLS, math.ceil(n * _LOOK_S / block_s)) for n in calls]
+    looks: list[list[list[float]]] = [[] for _ in sides]
+    for look in range(_LOOKS):
+        for side, count, seen in zip(sides, counts, looks, strict=True):
+            seen.append(_each(side, count, synchronize))
+        if look == 0 and not any(lead_of(s[0], n) for s, n in zip(looks, calls, strict=True)):
+            break
+    return [[min(times) for times in zip(*seen, strict=False)] for seen in looks]
+
+
+def _each(side: Timed, calls: int, synchronize: Callable[[], None]) -> list[float]:
+    """Seconds of each call; empty if the first is longer than ``_NOTHING_LOST_S``."""
+    side.restore()
+    times = []
+    with side.context():
+        for _ in range(calls):
+            begin = time.perf_counter_ns()
+            side.call()
+            synchronize()
+            times.append((time.perf_counter_ns() - begin) / 1e9)
+            if times[0] > _NOTHING_LOST_S:
+                return []
+    return times
+
+
+def lead_of(times: Sequence[float], calls: int) -> int:
+    """How many first calls to leave untimed, so that the rest lose at most 1 % of a block's time.
+
+    Args:
+        times: of the first, second, ... call after the other side's; the mean of the later half is
+            the steady time.
+        calls: calls of a block.
+    """
+    middle = len(times) // 2
+    usual, lost = fmean(times[middle:]) if times else 0.0, 0.0
+    for number in range(middle - 1, -1, -1):
+        lost += max(0.0, times[number] - _SLOWER * usual)
+        if lost > _LOST * usual * calls:
+            return number + 1
+    return 0
+
+
+class Rounds:
+    """Sides ready to be timed: warmed up, with block size and lead.
+
+    Attributes:
+        times: by side, seconds per call of each round's block.
+        calls: by side, calls of a block.
+        leads: by side, untimed calls before a block.
+    """
+
+    def __init__(
+        self, sides: Sequence[Timed], synchronize: Callable[[], None], block_s: float, seed: int
+    ) -> None:
+        self._sides, self._synchronize = sides, synchronize
+        self._random = random.Random(seed)
+        self.times: list[list[float]] = [[] for _ in sides]
+        self.calls, self.leads = [1] * len(sides), [0] * len(sides)
+        is_long = [block(side, 1, synchronize) > _LONG_CALL_S for side in sides]
+        if all(is_long):
+            return
+        short = [  # a second try, in case the first call was interrupted
+            index
+            for index, side in enumerate(sides)
+            if not is_long[index] or block(side, 1, synchronize) <= _LONG_CALL_S
+        ]
+        for index in short:
+            for _ in range(_WARM_CALLS - 1):
+                block(sides[index], 1, synchronize)
+        for _ in range(2):  # the larger of two tries: a wait for a core can exceed a block
+            for index in short:
+                seems = fill(sides[index], synchronize, block_s)
+                self.calls[index] = max(self.calls[index], seems)
+        carried = carried_over(sides, self.calls, synchronize, block_s)
+        self.leads = [lead_of(seen, n) for seen, n in zip(carried, self.calls, strict=True)]
+
+    @property
+    def count(self) -> int:
+        """Number of rounds so far."""
+        return len(self.times[0])
+
+    def one(self) -> None:
+        """Time one more block of each side."""
+        for index in self._random.sample(range(len(self._sides)), len(self._sides)):
+            seconds = block(
+                self._sides[index], self.calls[index], self._synchronize, self.leads[index]
+            )
+            self.times[index].append(seconds)
+
+    def measurement(self, index: int, flags: tuple[str, ...] = ()) -> Measurement:
+        """The times of a side and of the first one."""
+        return Measurement(
+            eager_s=tuple(self.times[0]),
+            compiled_s=tuple(self.times[index]),
+            calls=(self.calls[0], self.calls[index]),
+            leads=(self.leads[0], self.leads[index]),
+            flags=flags,
+        )
+
+
+@contextlib.contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Disable the garbage collector inside the context; freezes the current objects for good."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.freeze()  # not undone: unfreeze writes to every object, which copies pages shared by forks
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def screen(
+    eager: Timed, other: Timed, synchronize: Callable[[], None], limits: TimingLimits, seed: int
+) -> tuple[Measurement, list[str]]:
+    """Time a setting against eager until its speed-up is known well enough or clearly too low.
+
+    Args:
+        eager: the baseline; in an A/A run both sides are eager.
+        other: the side under test, already compiled.
+        synchronize: waits for the device.
+        limits: when to stop.
+        seed: for the order of blocks in each round.
+
+    Returns:
+        The raw times, and sentences for the user.
+    """
+    with no_garbage_collection():
+        alone_s = _alone(eager, synchronize, limits.block_s)
+        rounds = Rounds((eager, other), synchronize, limits.block_s, seed)
+        began = time.monotonic()
+        while not _is_enough(rounds, time.monotonic() - began, limits):
+            rounds.one()
+        found = rounds.measurement(1)
+        if found.eager_call_s <= _SLOWED * alone_s:
+            return found, []
+        alone_s = max(alone_s, _alone(eager, synchronize, limits.block_s))
+    if found.eager_call_s <= _SLOWED * alone_s:
+        return found, []
+    slowed = found.eager_call_s / alone_s - 1
+    note = f"eager runs {slowed:.0%} slower next to this setting than alone"
+    return rounds.measurement(1, ("eager_slowed",)), [note]
+
+
+def _is_enough(rounds: Rounds, spent_s: float, limits: TimingLimits) -> bool:
+    if rounds.count < limits.rounds:
+        return rounds.count >= _FEW and spent_s > limits.front_s
+    if rounds.count % _LOOK_EVERY and spent_s < limits.front_s:
+        return False
+    known, near = speedup(*rounds.times), _NEAR * limits.beat
+    if known.half_width <= limits.half_width or known.high < near:
+        return True
+    return spent_s > (limits.front_s if known.value > near else limits.max_s)
+
+
+def _alone(side: Timed, synchronize: Callable[[], None], block_s: float) -> float:
+    """Median seconds of a call without other sides."""
+    time.sleep(_GAP_S)
+    if (took_s := block(side, 1, synchronize)) > _LONG_CALL_S:
+        return took_s
+    calls = fill(side, synchronize, block_s)
+    if block_s < (took_s := block(side, calls, synchronize) * calls) and calls == 1:
+        return took_s  # a busy-wait does not matter for a call this long
+    return median([block(side, calls, synchronize) for _ in range(_ALONE_BLOCKS)])
+
+
+def side_by_side(
+    rounds: Rounds,
+    most: int,
+    max_s: float,
+    turn: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+) -> None:
+    """Time ``most`` rounds, or as many as fit in ``max_s`` seconds, at least three.
+
+    Args:
+        rounds: the sides.
+        most: number of rounds.
+        max_s: seconds of rounds; waiting for a turn does not count.
+        turn: entered around each round.
+    """
+    spent_s = 0.0
+    while rounds.count < most and (rounds.count < _FEW or spent_s <= max_s):
+        with turn():
+            began = time.monotonic()
+            rounds.one()
+            spent_s += time.monotonic() - began

@@ -1,0 +1,184 @@
+"""Steps that several tasks share: load and feed the target, run eager mode, time a side."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from autocompile.protocol.events import EventName
+from autocompile.protocol.requests import ProbeRequest, RaceRequest, Request, TrialRequest
+from autocompile.settings.config import EAGER, CompileConfig
+from autocompile.settings.phases import phase_of
+from autocompile.store.record import Outcome, Step
+from autocompile.trial.inspect import environment, telemetry
+from autocompile.trial.measure.timing import Timed
+from autocompile.trial.phases.phases import make_side
+from autocompile.trial.phases.side import Side
+from autocompile.trial.process.channel import Channel
+from autocompile.trial.process.failures import Failed
+from autocompile.trial.target.load import Target, build, import_target, seed_everything, split_spec
+from autocompile.trial.verify.check import refusal
+from autocompile.trial.verify.compare import mismatch_scale
+from autocompile.trial.verify.outputs import View, copy_view
+from autocompile.trial.verify.tree import comparable, paths
+from autocompile.trial.verify.verifier import Verifier
+
+__all__ = [
+    "eager_and_verifier",
+    "exclusive",
+    "home_of",
+    "inputs_of",
+    "is_prepared",
+    "load",
+    "timed",
+]
+
+
+def home_of(target: str) -> Path:
+    """The folder of a target's file; asked before it is loaded, which may change directory."""
+    return Path(split_spec(target)[0]).resolve().parent
+
+
+def load(request: Request, channel: Channel) -> tuple[Target, torch.device]:
+    """Steps ``import`` and ``build``: the same weights in every process."""
+    header = request.header
+    channel.step(Step.IMPORT)
+    device = environment.pick_device(header.device)
+    if isinstance(request, ProbeRequest) and is_prepared(request, channel, device):
+        channel.send(EventName.TOOLCHAIN)  # the fork server sees to it meanwhile
+    seed_everything(header.seed)
+    module = import_target(header.target)
+    if isinstance(request, ProbeRequest):
+        channel.send(EventName.MODULES, names=environment.library_modules())
+    channel.step(Step.BUILD)
+    target = build(header.target, module)
+    target.to(device)
+    return target, device
+
+
+def is_prepared(request: ProbeRequest, channel: Channel, device: torch.device) -> bool:
+    """Whether the fork server makes what compiler caches start with."""
+    return bool(request.toolchain) and channel.has_fork_server and device.type == "cpu"
+
+
+def inputs_of(
+    target: Target,
+    phase: str,
+    batch_size: int | None,
+    device: torch.device,
+    seed: int,
+    draw: int = 0,
+) -> Any:
+    """The inputs of one batch; another ``draw`` gives other values. An optimizer step has none."""
+    if not phase_of(phase).has_batch_size:
+        return None
+    seed_everything(seed + 1000 * (draw + 1))
+    inputs = target.inputs(phase, batch_size)
+    return pytree.tree_map(lambda x: x.to(device) if isinstance(x, torch.Tensor) else x, inputs)
+
+
+def exclusive(channel: Channel, device: torch.device) -> contextlib.AbstractContextManager[None]:
+    """Exclusive use on a CPU, where eager's threads wait for each other by busy-waiting.
+
+    Next to a compiling trial, both would become up to ten times slower.
+    """
+    return channel.exclusive() if device.type == "cpu" else contextlib.nullcontext()
+
+
+def eager_and_verifier(
+    target: Target,
+    request: TrialRequest | RaceRequest,
+    device: torch.device,
+    numbers: CompileConfig,
+    notes: list[str],
+) -> tuple[Side, Verifier]:
+    """The unchanged eager side to time against, and the verifier.
+
+    Args:
+        target: the built target.
+        request: of the trial.
+        device: where the target is.
+        numbers: eager mode with the setting's precision.
+        notes: gets sentences for the user.
+    """
+    phase, size = request.phase, request.batch_size
+    seed, tolerance = request.header.seed, request.header.tolerance
+    first = inputs_of(target, phase, size, device, seed)
+    draws = first, inputs_of(target, phase, size, device, seed, draw=1)
+    verifier = Verifier(target, phase, draws, seed, notes, tolerance, numbers)
+    if numbers == EAGER:
+        return verifier.eager, verifier
+    eager = make_side(target, phase, first)
+    _demand_close(verifier, eager, notes)
+    return eager, verifier
+
+
+def _demand_close(verifier: Verifier, plain: Side, notes: list[str]) -> None:
+    """Compare eager mode at the requested precision with the unchanged model.
+
+    The user's check judges the outputs if there is one, otherwise the tolerance; without a
+    tolerance any finite change is allowed. A note says how large the change is.
+
+    Args:
+        verifier: has eager mode at the requested precision.
+        plain: eager mode without that change; ready to be timed afterwards.
+        notes: gets the sentence.
+
+    Raises:
+        Failed: ``wrong_output``: the change exceeds the tolerance or is not finite.
+    """
+    own, changed = copy_view(plain.view(verifier.seeded_call(plain, 0))), verifier.expected
+    plain.keep()
+    # Without gradients and updates: noise among them differs at every precision.
+    results = [
+        {n: v for n, v in view.items() if n in ("outputs", "loss")} for view in (own, changed)
+    ]
+    change = mismatch_scale(results[0], results[1])
+    theirs = _tensors(changed)
+    for path, x in _tensors(own).items():
+        y = theirs.get(path)
+        if y is None or x.shape != y.shape:
+            continue
+        if bool((x.isfinite() & ~y.isfinite()).any()):
+            what = f"{path} overflows in eager mode too at the requested precision"
+            raise Failed(Outcome.WRONG_OUTPUT, what)
+        is_whole = not x.is_floating_point() and not x.is_complex()
+        if is_whole and x.numel() and path.startswith(("['outputs']", "['loss']")):
+            change = max(change, float((x != y).float().mean()))  # such as labels
+    notes.append(f"at the requested precision, outputs change by {change:.1g}")
+    if verifier.check:
+        if problem := refusal(verifier.check, own["outputs"], changed["outputs"]):
+            raise Failed(Outcome.WRONG_OUTPUT, f"{problem} (at the requested precision)")
+    elif verifier.tolerance is not None and change > verifier.tolerance:
+        limit = f"tolerance {verifier.tolerance:g}"
+        what = f"outputs change by {change:.2g} (relative RMS; {limit})"
+        raise Failed(Outcome.WRONG_OUTPUT, what)
+
+
+def _tensors(view: View) -> dict[str, torch.Tensor]:
+    found = paths(comparable(dict(view)))
+    return {path: x for path, x in found if isinstance(x, torch.Tensor)}
+
+
+def timed(side: Side) -> Timed:
+    """A side for timing, in which a recompile inside a block is an error.
+
+    Recompiles are counted after the block: torch's stance ``fail_on_recompile`` would add a
+    microsecond to each compiled call.
+    """
+
+    @contextlib.contextmanager
+    def counted() -> Iterator[None]:
+        before = telemetry.compilations()
+        with side.context():
+            yield
+        if telemetry.compilations() != before:
+            reasons = telemetry.dynamo_facts().recompile_reasons
+            raise RuntimeError(f"recompiled while it was timed: {(*reasons, 'no reason')[0]}")
+
+    return Timed(side.call, side.restore, side.context if side.is_eager else counted)

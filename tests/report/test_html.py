@@ -1,0 +1,255 @@
+from __future__ import annotations
+
+import base64
+import copy
+import dataclasses
+import hashlib
+import html
+import json
+import re
+import sys
+import tarfile
+import webbrowser
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_records import LITE, MAX, Run
+from recorded_runs import RUNS, inside, names, page_of
+from typer.testing import CliRunner
+
+from autocompile.cli.commands import app
+from autocompile.report import text as show
+from autocompile.report.page.canvas import drawing
+from autocompile.report.page.data import Pair, finalists, pairs, seconds_by_step
+from autocompile.report.page.figures import of_phase
+from autocompile.report.page.html import to_html
+from autocompile.settings.config import EAGER, CompileConfig
+
+SAMPLE = json.loads((Path(__file__).parents[1] / "data" / "report.json").read_text("utf-8"))
+HOSTILE = "</script></pre><img src=http://x.invalid/ onerror=alert(1)>\"'&$x_\uffff\x1b[31m"
+SHOWN = "</script></pre><img src=http://x.invalid/ onerror=alert(1)>\"'&$x_\uffff"
+VOID = {"meta", "input", "br"}
+SHAPES = {"path", "use", "rect", "circle"}
+
+
+class Page(HTMLParser):
+    """The elements of a page, whose tags have to match."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        assert tag in SHAPES | {"title", "g"}, "only SVG has elements that close themselves"
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] not in ("script", "style"):
+            self.text += data
+
+    def ids(self) -> list[str]:
+        return [a["id"] or "" for _, a in self.elements if "id" in a]
+
+
+@pytest.mark.parametrize("name", names())
+def test_the_page_of_a_recorded_run_is_whole_and_needs_nothing_else(
+    name: str, tmp_path: Path
+) -> None:
+    text, report = page_of(name, tmp_path)
+    page = Page(text)
+    ids = page.ids()
+    assert len(ids) == len(set(ids))
+    phases = {f"phase-{phase}" for phase in report["phases"]}
+    assert {"answer", "trials", "machine", *phases} <= set(ids)
+    assert ("exports" in ids) == bool(report["exports"])
+    for tag, attributes in page.elements:
+        assert tag not in ("link", "iframe", "object", "embed", "img", "base", "form"), tag
+        for key, value in attributes.items():
+            assert key not in ("src", "srcset", "action", "xmlns") and not key.startswith("on")
+            assert "//" not in (value or "") or key == "content", (tag, key, value)
+            assert key != "href" or (value or "").removeprefix("#") in ids
+    assert "@import" not in text and not re.search(r"url\((?!#)", text)
+    assert len(text.encode()) < 1_000_000
+    for phase in report["phases"].values():
+        for group in phase["failures"]:
+            assert group["answered"] or show.plain(group["message"]) in page.text
+    for code in report["exports"].values():
+        assert code.splitlines()[-1] in page.text
+    rows = sum(len(phase["trials"]) for phase in report["phases"].values())
+    _, _, table = text.partition('<section id="trials">')
+    assert table.partition("</section>")[0].count("<tr><td") == rows
+
+
+def test_the_answer_has_the_gain_the_code_and_the_confidence(tmp_path: Path) -> None:
+    text, _ = page_of("outcomes", tmp_path)
+    start, end = text.index('<section id="answer">'), text.index('<section class="phase"')
+    answer = Page(text[start:end]).text
+    assert "1.60×" in answer and "[1.57, 1.63]" in answer
+    assert 'model = torch.compile(model, mode="max-autotune")' in answer
+    assert "Confidence: high, confirmed in 3 fresh processes" in answer
+    assert "keep eager" in answer and "Confidence: decided" in answer
+
+
+def test_an_open_decision_has_the_command_that_settles_it(tmp_path: Path) -> None:
+    text, report = page_of("interrupted", tmp_path)
+    assert "Interrupted: these are the results so far." in text
+    assert "Confidence: <b>open</b>" in text
+    assert html.escape(report["phases"]["optimizer_step"]["confidence"]["command"]) in text
+
+
+def test_what_rllib_does_is_tuned_by_its_own_function(tmp_path: Path) -> None:
+    text, _ = page_of("rllib", tmp_path)
+    (code,) = re.findall(r'<section id="answer">.*?<pre><code>(.*?)</code></pre>', text, re.S)
+    last = ("from autocompile.rllib import tuned", 'config = tuned(config, "tuned.json")')
+    assert html.unescape(code).splitlines()[1:] == list(last)
+
+
+def hostile(part: Any) -> Any:
+    """A report in which every text that is not the name of a thing of ours is hostile."""
+    if isinstance(part, dict):
+        kept = ("backend", "mode", "verdict", "outcome", "step", "role", "unit", "config")
+        return {k: v if k in kept else hostile(v) for k, v in part.items()}
+    if isinstance(part, list):
+        return [hostile(each) for each in part]
+    return HOSTILE if isinstance(part, str) else part
+
+
+def test_nothing_that_a_file_or_a_log_says_becomes_markup(tmp_path: Path) -> None:
+    report = hostile(copy.deepcopy(SAMPLE))
+    phase = report["phases"].pop("forward_exploration")
+    report["phases"] = {HOSTILE: phase}
+    phase["trials"][1]["config"] = {"backend": HOSTILE}
+    phase["best"]["config"] = {"backend": HOSTILE}
+    row = {"count": 1, "backend": HOSTILE, "outcome": "crashed", "step": "compile"}
+    row |= {"message": HOSTILE, "numbers": [3], "answered": False, "log": "x/trials/0003/log.txt"}
+    phase["failures"] = [row]
+    log = tmp_path / "trials" / "0003" / "log.txt"
+    log.parent.mkdir(parents=True)
+    log.write_text(f"first\n{HOSTILE}\n" + "line\n" * 28 + HOSTILE, "utf-8")
+    text = to_html(report, (), {HOSTILE: HOSTILE}, tmp_path)
+    page = Page(text)
+    assert [tag for tag, _ in page.elements].count("script") == 1
+    assert not {"img", "a"} & {tag for tag, _ in page.elements}
+    assert not [k for _, attributes in page.elements for k in attributes if k.startswith("on")]
+    assert SHOWN in page.text and "\x1b" not in text
+    (end,) = re.findall(r'<pre class="log">(.*?)</pre>', text, re.S)
+    assert html.unescape(end).splitlines() == [SHOWN, *["line"] * 28, SHOWN]
+
+
+def test_the_policy_lets_only_the_pages_own_script_run() -> None:
+    text = to_html(SAMPLE)
+    (script,) = re.findall(r"<script>(.*?)</script>", text, re.S)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    assert f'<meta http-equiv="Content-Security-Policy" content="{policy}">' in text
+
+
+def test_without_matplotlib_the_page_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    text = to_html(SAMPLE)
+    assert "No plots, since matplotlib is missing: pip install matplotlib" in text
+    assert "<svg" not in text
+    assert "answer" in Page(text).ids()
+
+
+@pytest.mark.parametrize(
+    ("name", "titles"),
+    [
+        (
+            "inductor",
+            {
+                "Finalists, batch size 4",
+                "What each dimension brings",
+                "Seconds of each trial, by step",
+            },
+        ),
+        ("gpu_cnn", {"Speed-up over batch size", "Speed-up against compile time, batch size 16"}),
+        ("interrupted", {"Fastest of the search, one process each, batch size 16"}),
+    ],
+)
+def test_plots_are_drawn_in_colours_of_the_page(
+    name: str, titles: set[str], tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    text, _ = page_of(name, tmp_path)
+    assert titles <= set(re.findall(r"<figcaption><h3>(.*?)</h3>", text))
+    for svg in re.findall(r"<svg.*?</svg>", text, re.S):
+        assert not re.findall(r"#[0-9a-f]{6}\b(?![\w-])", svg.replace('href="#', ""))
+        assert "var(--ink)" in svg and "aria-label=" in svg
+
+
+def test_a_dollar_in_a_name_is_no_formula() -> None:
+    pytest.importorskip("matplotlib")
+    run = Run()
+    config = CompileConfig("my$backend$")
+    run.race(run.search(config, 1.5), 1.5, 1.5, 1.5)
+    best = {"number": 1, "batch_size": 4, "config": config.to_dict(), "speedup": {"value": 1.5}}
+    with drawing():
+        plots = list(of_phase("forward", {"best": best, "trials": []}, run.records))
+    assert "my$backend$" in plots[0].svg
+
+
+def test_pairs_differ_in_one_thing_and_are_compared_by_their_speed_ups() -> None:
+    run = Run()
+    plain, autotuned = run.plain(1.2), run.search(MAX, 1.5)
+    run.search(CompileConfig(mode="max-autotune", fullgraph=True, dynamic=True), 9.0)  # two things
+    run.race(plain, 5.0)  # a race is no pair
+    found = pairs(run.records)
+    assert set(found) == {"backend inductor in place of eager", "mode max-autotune"}
+    assert found["mode max-autotune"] == [Pair(autotuned, plain, pytest.approx(1.25, rel=0.01))]
+    eager = run.records[0]
+    assert eager.config == EAGER
+    assert found["backend inductor in place of eager"][0].base == eager.number
+
+
+def test_finalists_are_those_that_were_raced_or_else_all_of_the_search() -> None:
+    run = Run()
+    first, second = run.plain(1.2), run.search(MAX, 1.5)
+    run.search(LITE, 1.1)
+    best = {"batch_size": 4}
+    numbers = [c.record.number for c in finalists(best, run.records)]
+    assert numbers == [second, first, 3]
+    run.race(first, 1.3, 1.3, 1.3)
+    run.race(second, 1.2, 1.2, 1.2)
+    assert [c.record.number for c in finalists(best, run.records)] == [first, second]
+    assert finalists({"batch_size": 16}, run.records) == []
+
+
+def test_seconds_of_a_shared_process_are_divided_as_its_steps_were() -> None:
+    run = Run()
+    steps = {"import": 2.0, "compile": 6.0, "exit": 2.0}
+    record = dataclasses.replace(run.records[0], wall_s=5.0, step_s=steps)
+    trials = [{"number": 0, "wall_s": 5.0}, {"number": 7, "wall_s": 1.0}]
+    found = seconds_by_step(trials, [record])
+    assert found == {
+        "start and end": [2.0, 0.0],
+        "compile": [3.0, 0.0],
+        "step unknown": [0.0, 1.0],
+    }
+    assert seconds_by_step(trials, []) == {"trials": [5.0, 1.0]}
+
+
+def test_open_shows_the_page_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", opened.append)
+    with tarfile.open(RUNS / "cpu.tgz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    with inside(tmp_path):
+        done = CliRunner().invoke(app, ["show", "cpu", "--open"])
+    assert done.output == "runs/cpu/report.html\n"
+    assert opened == [(tmp_path / "runs/cpu/report.html").resolve().as_uri()]

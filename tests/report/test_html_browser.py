@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from recorded_runs import page_of
+
+pytestmark = pytest.mark.browser
+
+PROBE = """
+const rows = [...document.querySelectorAll("table.sortable tbody tr")];
+const seen = () => [...document.querySelectorAll("table.sortable tbody tr")]
+  .filter((row) => !row.hidden).map((row) => Number(row.cells[0].textContent));
+const head = document.querySelectorAll("table.sortable th button");
+const found = { figures: document.querySelectorAll("figure svg").length, first: seen() };
+head[5].click(); head[5].click(); found.fastest = seen();
+head[0].click(); head[0].click(); found.last = seen();
+const filter = document.getElementById("filter");
+filter.value = "OK max-autotune"; filter.dispatchEvent(new Event("input"));
+found.kept = seen(); found.count = Number(document.querySelector("output").value);
+found.overflow = document.documentElement.scrollWidth - innerWidth;
+document.querySelector("button.copy").click();
+document.title = JSON.stringify(found);
+"""
+
+
+def browse(text: str, path: Path, width: int) -> tuple[str, list[str]]:
+    """The page as Chromium leaves it, and what its console says."""
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("needs Chromium")
+    path.write_text(text, "utf-8")
+    flags = (
+        "--headless --no-sandbox --disable-gpu --no-first-run --enable-logging=stderr --dump-dom"
+    )
+    own = [f"--user-data-dir={path.parent / 'profile'}", f"--window-size={width},900"]
+    command = [chromium, *flags.split(), *own, path.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+
+def with_probe(text: str) -> str:
+    digest = base64.b64encode(hashlib.sha256(PROBE.encode()).digest()).decode()
+    text = text.replace("script-src ", f"script-src 'sha256-{digest}' ", 1)
+    return text.replace("</body>", f"<script>{PROBE}</script></body>")
+
+
+@pytest.mark.parametrize("width", [400, 1200])
+def test_a_browser_shows_sorts_and_filters_without_an_error_or_a_request(
+    width: int, tmp_path: Path
+) -> None:
+    text, report = page_of("outcomes", tmp_path)
+    shown, console = browse(with_probe(text), tmp_path / "page.html", width)
+    assert console == []
+    (title,) = re.findall(r"<title>(\{.*?\})</title>", shown)
+    found = json.loads(html.unescape(title))
+    trials = {t["number"]: t for p in report["phases"].values() for t in p["trials"]}
+    assert found["figures"] == text.count("<svg")
+    assert found["first"] == sorted(trials)
+    assert found["last"] == sorted(trials, reverse=True)
+    gains = [t["speedup"]["value"] for n in found["fastest"] if (t := trials[n])["speedup"]]
+    assert gains == sorted(gains, reverse=True)
+    assert all(trials[n]["speedup"] for n in found["fastest"][: len(gains)])
+    assert 0 < len(found["kept"]) < len(trials)
+    assert found["count"] == len(found["kept"])
+    assert all(trials[n]["config"]["mode"] == "max-autotune" for n in found["kept"])
+    assert found["overflow"] <= 0
+
+
+def test_the_browser_refuses_what_would_leave_the_page(tmp_path: Path) -> None:
+    """So that a clean console means that no request left it."""
+    text, _ = page_of("cpu", tmp_path)
+    text = text.replace("</main>", '<img src="http://127.0.0.1:9/x.png"></main>')
+    _, console = browse(text, tmp_path / "page.html", 400)
+    assert any("Content Security Policy" in line for line in console)

@@ -1,0 +1,114 @@
+"""Live models: written to a file in the user's process, loaded in trials."""
+
+from __future__ import annotations
+
+import runpy
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+import autocompile
+from autocompile.errors import TargetError, UsageError
+from autocompile.runtime.carried import carry
+
+SCRIPT = """
+import asyncio, autocompile, torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        return torch.relu(self.layer(x))
+
+def tune():
+    return autocompile.tune(
+        Net(), lambda n: torch.randn(n, 8), phases=("forward",), budget_s=40,
+        space=autocompile.SearchSpace(backends=("aot_eager",), batch_sizes=(2,)),
+    )
+
+async def main():
+    return await asyncio.to_thread(tune)
+
+result = asyncio.run(main())
+print(result.verdict["forward"], len([t for t in result.trials if t.ok]) > 1)
+model = torch.compile(Net(), **result.kwargs["forward"])
+assert model(torch.randn(2, 8)).shape == (2, 8)
+assert str(result).startswith("forward")
+"""
+
+
+def target_of(file: Path) -> dict[str, object]:
+    return runpy.run_path(str(file))
+
+
+def test_a_model_comes_back_with_its_weights_and_as_often_as_it_is_built(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    found = target_of(carry(model, {"input": torch.ones(2, 3)}, tmp_path))
+    first, second = found["get_model"](), found["get_model"]()
+    assert first is not second
+    assert torch.equal(first[0].weight, model[0].weight)
+    assert torch.equal(found["get_inputs"]()["input"], torch.ones(2, 3))
+    assert "get_optimizer" not in found
+
+
+def test_functions_of_a_script_travel_by_value(tmp_path: Path) -> None:
+    width = 3
+    file = carry(
+        lambda: torch.nn.Linear(width, 1),
+        lambda batch_size: torch.zeros(batch_size, width),
+        tmp_path,
+        optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=0.5),
+        loss=lambda output, inputs: output.mean(),
+    )
+    found = target_of(file)
+    model = found["get_model"]()
+    assert found["get_inputs"](5).shape == (5, 3)
+    assert found["get_optimizer"](model).defaults["lr"] == 0.5
+    assert found["get_loss"](torch.ones(2), None) == 1
+
+
+def test_the_same_model_has_the_same_file(tmp_path: Path) -> None:
+    model = torch.nn.Linear(3, 4)
+    assert carry(model, torch.ones(1, 3), tmp_path) == carry(model, torch.ones(1, 3), tmp_path)
+    with torch.no_grad():
+        model.weight += 1
+    assert len({carry(model, torch.ones(1, 3), tmp_path), *tmp_path.glob("*/linear.py")}) == 2
+
+
+def test_what_cannot_be_pickled_is_named(tmp_path: Path) -> None:
+    model = torch.nn.Linear(3, 4)
+    model.lock = threading.Lock()
+    with pytest.raises(TargetError, match=r"model cannot be carried.*lock") as caught:
+        carry(model, torch.ones(1, 3), tmp_path)
+    assert "%%writefile model.py" in str(caught.value.hint)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_function_of_inputs_takes_a_batch_size(tmp_path: Path) -> None:
+    with pytest.raises(TargetError, match="without a parameter"):
+        carry(torch.nn.Linear(3, 4), lambda: torch.ones(1, 3), tmp_path)
+
+
+def test_a_live_model_comes_with_inputs_and_a_file_with_its_own_optimizer() -> None:
+    with pytest.raises(TargetError, match="a Linear alone is no target"):
+        autocompile.tune(torch.nn.Linear(3, 4))
+    with pytest.raises(UsageError, match="about a live model"):
+        autocompile.tune("model.py", optimizer=torch.optim.SGD)
+
+
+def test_a_class_of_a_script_is_tuned_from_a_thread_beside_an_event_loop(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[1] == "True"
+    assert "ok       forward batch 2" in done.stderr  # progress without a terminal
+    assert (tmp_path / "runs" / "net-0001" / "report.json").exists()

@@ -1,0 +1,238 @@
+"""Runs that are interrupted, killed, resumed and loaded, their folders and their databases."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from scripts import (
+    Listener,
+    Script,
+    is_best,
+    is_compiled,
+    script,
+    searched,
+    target_with,
+    tuned,
+    where,
+)
+
+import autocompile
+from autocompile.api import load
+from autocompile.errors import RunError, UsageError
+from autocompile.execute.executor import Ending, Event
+from autocompile.space.space import SearchSpace
+from autocompile.store.record import RunFolder
+from autocompile.testing import FakeExecutor, measured
+
+
+def studies(run: str | Path) -> optuna.Study:
+    storage = f"sqlite:///{Path(run).resolve()}/study.db"
+    return optuna.load_study(study_name="autocompile", storage=storage)
+
+
+def resumed(target: Path, script: Script | FakeExecutor = script, **more: Any) -> Any:
+    return tuned(target, script, resume=True, **{"space": None, **more})
+
+
+# Ctrl-C ------------------------------------------------------------------------------------------
+
+
+class PressesCtrlC(FakeExecutor):
+    """Ctrl-C while the trial runs that is started after so many others."""
+
+    def __init__(self, after: int, script: Script = script) -> None:
+        super().__init__(script)
+        self.after: int | None = after
+
+    def wait(self, timeout_s: float) -> list[Event]:
+        if self.after is not None and len(self.requests) - 1 >= self.after:
+            self.after = None
+            raise KeyboardInterrupt
+        return super().wait(timeout_s)
+
+
+def near(request: Mapping[str, Any]) -> Ending:
+    """The default is hardly faster than eager."""
+    is_default = is_compiled(request) and not is_best(request)
+    return measured(1.02, noise=0.03) if is_default else script(request)
+
+
+@pytest.mark.parametrize("repeats", [0, 1, 3, 5])
+def test_ctrl_c_in_the_race_reports_the_best_as_not_confirmed_where_it_was_not(
+    target: Path, repeats: int
+) -> None:
+    undisturbed = FakeExecutor(near)
+    tuned(target, undisturbed)
+    stopped = tuned(target, PressesCtrlC(len(searched(undisturbed)) + repeats, near))
+    assert stopped.interrupted
+    assert stopped.verdict == {"forward": "faster"}
+    assert stopped.config["forward"].mode == "max-autotune"
+    best = stopped.to_dict()["phases"]["forward"]["best"]
+    if best["confirmed_processes"] < 2:
+        assert not stopped.is_faster_by(1.1, "forward")
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])  # a baseline, and twice the search
+def test_after_ctrl_c_there_is_a_report_and_resume_repeats_nothing(target: Path, at: int) -> None:
+    stopped = tuned(target, PressesCtrlC(at))
+    assert stopped.interrupted
+    assert (Path(stopped.run_dir) / "report.json").exists()
+    if not at:  # nothing to conclude from
+        assert stopped.verdict == {"forward": "failed"}
+        assert "the run ended before any" in stopped.to_dict()["phases"]["forward"]["reason"]
+    result = resumed(target)
+    assert not result.interrupted
+    assert result.run_dir == stopped.run_dir
+    undisturbed = tuned(target)
+
+    def finished(r: autocompile.Result) -> list[tuple[str, str, int | None]]:
+        kept = [t for t in r.trials if t.outcome.value != "interrupted"]
+        return sorted((t.role, t.config.key, t.duplicate_of and -1) for t in kept)
+
+    assert finished(result) == finished(undisturbed)
+    assert result.config == undisturbed.config
+
+
+# What can be resumed -----------------------------------------------------------------------------
+
+
+def of(sha256: str) -> FakeExecutor:
+    return FakeExecutor(script, target_with(sha256=sha256))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        (
+            {"space": SearchSpace(batch_sizes=(8,))},
+            UsageError,
+            r"it has batch_sizes=\(4,\), now batch_sizes=\(8,\) was asked for",
+        ),
+        ({"effort": "full"}, UsageError, "another effort"),
+        ({"tolerance": 0.1}, UsageError, "another tolerance"),
+        ({"script": of("two")}, RunError, "has changed since"),
+    ],
+)
+def test_another_request_or_target_is_not_resumed(
+    target: Path, options: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    tuned(target, of("one"), trials=2, tolerance=0.05)
+    with pytest.raises(error, match=said):
+        resumed(target, **{"script": of("one"), **options})
+
+
+def test_a_tolerance_is_in_each_request_and_kept(target: Path) -> None:
+    executor = FakeExecutor(script)
+    result = tuned(target, executor, tolerance=0.05, run_dir="mine", trials=3)
+    assert {request["tolerance"] for request in executor.requests} == {0.05}
+    assert result.to_dict()["tolerance"] == 0.05
+    assert json.loads(Path("mine/run.json").read_text())["plan"]["tolerance"] == 0.05
+    for senseless in (0.0, 1.0, float("nan")):
+        with pytest.raises(UsageError, match="not between 0 and 1"):
+            tuned(target, tolerance=senseless)
+
+
+def test_a_run_with_settings_that_are_not_listed_any_more_is_resumed(target: Path) -> None:
+    space = SearchSpace(batch_sizes=(4,), dynamic=(None, False))
+    tuned(target, space=space, run_dir="mine", trials=4)
+    file = Path("mine/run.json")
+    run = json.loads(file.read_text())
+    run["plan"]["space"]["dynamic"] = [None]  # as an autocompile lists it that tries less
+    file.write_text(json.dumps(run))
+    assert resumed(target, run_dir="mine").config["forward"].mode == "max-autotune"
+
+
+def test_a_run_is_loaded_as_it_was(target: Path) -> None:
+    result = tuned(target)
+    assert load("last").to_dict() == result.to_dict()
+    assert load(Path(result.run_dir).name).config == result.config
+    assert json.loads((Path(result.run_dir) / "report.json").read_text()) == result.to_dict()
+
+
+# Folders -----------------------------------------------------------------------------------------
+
+
+def test_a_folder_that_is_not_free_is_left_alone(target: Path) -> None:
+    tuned(target, trials=2, run_dir="mine")
+    with pytest.raises(RunError, match="already holds a run"):
+        tuned(target, run_dir="mine")
+    precious = Path("project/cache/precious.txt")
+    precious.parent.mkdir(parents=True)
+    precious.write_text("keep me")
+    with pytest.raises(RunError, match="not empty and holds no run"):
+        tuned(target, run_dir="project")
+    assert precious.read_text() == "keep me"
+
+
+def test_two_tuners_on_one_run_are_refused(target: Path) -> None:
+    inner: list[BaseException] = []
+
+    def greedy(request: Mapping[str, Any]) -> Ending:
+        try:
+            resumed(target, run_dir="mine")
+        except RunError as error:
+            inner.append(error)
+        return script(request)
+
+    tuned(target, greedy, run_dir="mine", trials=2)
+    assert "another autocompile is at work" in str(inner[0])
+
+
+# Databases ---------------------------------------------------------------------------------------
+
+
+def test_a_tuner_that_was_killed_is_repaired_on_resume(target: Path) -> None:
+    result = tuned(target, trials=4)
+    folder = RunFolder(result.run_dir)
+    studies(folder.path).ask()  # a row left open, as by SIGKILL
+    lost = max(r.number for r in result.trials if r.role == "search")
+    with sqlite3.connect(folder.study_db) as database:  # a record that Optuna never heard of
+        ids = "SELECT trial_id FROM trial_user_attributes WHERE key='number' AND value_json=?"
+        (row,) = database.execute(ids, (str(lost),)).fetchone()
+        for table in ("trial_user_attributes", "trial_params", "trial_values", "trials"):
+            database.execute(f"DELETE FROM {table} WHERE trial_id=?", (row,))
+    resumed(target, run_dir=result.run_dir)
+    rows = studies(folder.path).get_trials()
+    assert all(r.state.is_finished() for r in rows)
+    numbers = [r.user_attrs["number"] for r in rows if "number" in r.user_attrs]
+    assert lost in numbers
+    assert len(numbers) == len(set(numbers))
+
+
+def test_a_torn_database_is_made_anew_from_the_records(target: Path) -> None:
+    result = tuned(target, trials=4, run_dir="mine")
+    Path("mine/study.db").write_bytes(b"this is no database" * 100)
+    show = Listener()
+    again = resumed(target, run_dir="mine", progress=show)
+    assert {r.number for r in result.trials} <= {r.number for r in again.trials}
+    numbers = {r.user_attrs.get("number") for r in studies("mine").get_trials()}
+    assert {r.number for r in again.trials if r.role == "search"} == numbers
+    (said,) = show.warnings
+    assert "rebuilt" in said
+    assert Path("mine/study.db.torn").read_bytes().startswith(b"this is no database")
+
+
+def test_a_database_that_breaks_on_the_way_costs_no_trial(target: Path) -> None:
+    def spoil(request: Mapping[str, Any]) -> Ending:
+        with sqlite3.connect("mine/study.db") as database:
+            database.execute("DROP TABLE IF EXISTS trials")
+        return script(request)
+
+    show = Listener()
+    result = tuned(target, where(is_best, spoil), run_dir="mine", progress=show)
+    assert result.config["forward"].mode == "max-autotune"
+    (said,) = show.warnings
+    assert "--resume adds the missing rows" in said
+
+
+def test_a_storage_of_the_users_that_cannot_be_used_is_one_paragraph(target: Path) -> None:
+    for url in ("sqlite:////nowhere/at/all.db", "postgresql://nobody@localhost/none", "rubbish"):
+        with pytest.raises(RunError, match="cannot be used") as caught:
+            tuned(target, storage=url, run_dir=f"r{len(url)}")
+        assert "another --storage" in caught.value.text()
