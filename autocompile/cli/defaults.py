@@ -49,7 +49,8 @@ def _table(folder: Path) -> tuple[Path, Mapping[str, Any]]:
     for path in (parent / "pyproject.toml" for parent in (folder, *folder.parents)):
         if not path.is_file():
             continue
-        table = read_toml(path).get("tool", {}).get("autocompile")
+        tools = read_toml(path).get("tool")
+        table = tools.get("autocompile") if isinstance(tools, dict) else None
         if table is not None:
             if not isinstance(table, dict):
                 raise UsageError(f"{path}: tool.autocompile is not a table of options")

@@ -55,7 +55,7 @@ def verify(
     progress: arguments.ProgressChoice = "auto",
     quiet: arguments.Quiet = False,
 ) -> None:
-    """Try settings again, beside eager mode and plain torch.compile."""
+    """Try settings again, beside eager mode and plain torch.compile()."""
     from autocompile import api
     from autocompile.commands.verify import REQUIREMENTS, check, unmet
     from autocompile.report.checks import render_verified

@@ -9,7 +9,8 @@ from typing import Any
 
 from autocompile.errors import UsageError
 from autocompile.estimate.intervals import Interval, ratio
-from autocompile.settings.tuned import Choice, Tuned, is_faster
+from autocompile.settings.config import EAGER, CompileConfig
+from autocompile.settings.tuned import is_faster
 from autocompile.store.reading import demand_schema
 from autocompile.store.record import SCHEMA
 
@@ -113,35 +114,40 @@ def _demand_same_target(
         )
 
 
-def _choices(report: Mapping[str, Any], name: str) -> dict[str, dict[int | None, Any]]:
+def _choices(report: Mapping[str, Any], run: str) -> dict[str, dict[int | None, Any]]:
     """By phase and batch size: what is best there."""
-    if all(
-        phase["verdict"] == "failed" or not phase["best"] for phase in report["phases"].values()
-    ):
+    found = {}
+    for name, phase in report["phases"].items():
+        if phase["best"] and phase["verdict"] != "failed":
+            configs = {trial["number"]: trial["config"] for trial in phase["trials"]}
+            sides = {row["batch_size"]: _side(row, configs) for row in phase["by_batch_size"]}
+            # Without a row nothing but eager mode worked.
+            found[name] = {phase["best"]["batch_size"]: _best(phase["best"]), **sides}
+    if not found:
         raise UsageError(
-            f"{name} has no result in any phase, so there is nothing to compare",
-            hint=f"autocompile show {name}   (says why)",
+            f"{run} has no result in any phase, so there is nothing to compare",
+            hint=f"autocompile show {run}   (says why)",
         )
-    tuned = Tuned.from_report(report)
+    return found
+
+
+def _side(row: Mapping[str, Any], configs: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+    faster = is_faster(row)
+    config = CompileConfig.from_dict(configs[row["number"]]) if faster else EAGER
     return {
-        phase: {c.batch_size: _side(c, report["phases"][phase]) for c in choices}
-        for phase, choices in tuned.phases.items()
+        "setting": config.label(),
+        "speedup": row["speedup"] if faster else Interval(1.0, 1.0, 1.0).to_dict(),
+        "throughput": row["best_throughput" if faster else "eager_throughput"],
+        "confirmed_processes": row.get("confirmed_processes"),
     }
 
 
-def _side(choice: Choice, phase: Mapping[str, Any]) -> dict[str, Any]:
-    rows = (row for row in phase["by_batch_size"] if row["batch_size"] == choice.batch_size)
-    row = next(rows, None)
-    throughput = None
-    if row is not None:
-        throughput = row["best_throughput" if is_faster(row) else "eager_throughput"]
-    elif choice.batch_size is None:
-        throughput = phase["best"]["throughput"]["value"]
+def _best(best: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "setting": choice.config.label(),
-        "speedup": dict(choice.speedup),
-        "throughput": throughput,
-        "confirmed_processes": choice.processes,
+        "setting": CompileConfig.from_dict(best["config"]).label(),
+        "speedup": best["speedup"],
+        "throughput": best["throughput"]["value"],
+        "confirmed_processes": best["confirmed_processes"],
     }
 
 

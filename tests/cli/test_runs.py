@@ -115,7 +115,7 @@ def test_runs_are_listed_with_what_came_of_them(work: Path) -> None:
     assert rllib["phases"]["learner_update"]["batch_size"] == 64
     text = said("list")
     assert "2.99× [2.91, 3.08]" in text
-    assert "\n  forward          keep eager\n" in text
+    assert "\n  forward               keep eager\n" in text
     assert "at batch size 64" in text
     assert any(
         s.startswith("interrupted   2001-09-09") and s.endswith("mlp.py   interrupted")
@@ -172,19 +172,36 @@ def test_intervals_that_overlap_are_no_change(target: Path) -> None:
     assert "no clear change\n" in said("compare", "one", "one")
 
 
+def test_a_phase_that_keeps_eager_mode_is_compared_too(work: Path) -> None:
+    unpack("cpu")
+    unpack("interrupted")
+    found = rows("compare", "cpu", "interrupted")
+    assert found["only_in"] == {"a": [], "b": []}
+    (forward,) = found["phases"]["forward"]
+    assert (forward["batch_size"], forward["a"]["setting"], forward["b"]["setting"]) == (
+        16,
+        "eager",
+        "eager",
+    )
+    assert forward["overlap"]
+    (step,) = found["phases"]["optimizer_step"]
+    assert step["a"]["setting"] == "eager · fused optimizer"
+    assert step["a"]["throughput"] == pytest.approx(5545.1, abs=0.1)
+
+
 def test_reports_of_two_machines_are_compared(target: Path) -> None:
     run = scripted(target, "here", 1.5)
     report = json.loads((run / "report.json").read_text("utf-8"))
     report["target"]["spec"] = f"elsewhere/{target.name}"
     report["environment"] |= {"torch": "2.99.0", "device_name": "another"}
     first = report["phases"]["forward"]["by_batch_size"]
-    report["phases"]["forward"]["by_batch_size"] = [r for r in first if r["batch_size"] == 4]
+    report["phases"]["forward"]["by_batch_size"] = [r for r in first if r["batch_size"] == 16]
     report["phases"]["another"] = report["phases"]["forward"]
     Path("there.json").write_text(json.dumps(report))
     found = rows("compare", "here", "there.json")
     assert {"torch", "device_name", "target"} <= {row["what"] for row in found["differences"]}
     assert found["only_in"] == {"a": [], "b": ["another"]}
-    assert [row["b"] is None for row in found["phases"]["forward"]] == [False, True]
+    assert [row["b"] is None for row in found["phases"]["forward"]] == [True, False]
     text = said("compare", "here", "there.json")
     assert "→ 2.99.0" in text
     assert "in one only" in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -114,8 +115,11 @@ def test_the_command_verifies_a_file(work: Path, typed: Callable[..., Any]) -> N
         "def get_inputs(batch_size): return (torch.randn(batch_size, 8),)\n"
     )
     (work / "tuned.json").write_text(settings(EAGER).to_json())
-    done = typed("verify", "tuned.json", "--json", "--progress", "none", "--budget", "60s")
+    quiet = "--progress", "none", "--junit", "verify.xml"
+    done = typed("verify", "tuned.json", "--json", *quiet, "--budget", "60s")
     (one,) = json.loads(done.stdout)["checks"]
+    (case,) = ElementTree.parse("verify.xml").getroot()
+    assert case.get("name") == "batch size 4: eager"
     assert (one["phase"], one["batch_size"], one["setting"]) == ("forward", 4, "eager")
     assert one["verdict"] in ("fastest", "default", "open"), done.stderr
     assert done.returncode == (1 if one["verdict"] == "default" else 0)

@@ -489,3 +489,18 @@ def test_inputs_are_guessed_from_the_first_layer(work: Path, layer: str, inputs:
 def test_nothing_is_guessed_of_an_unclear_layer(work: Path) -> None:
     path = write(work, "from torch import nn\nmodel = nn.TransformerEncoderLayer(8, 2)\n")
     assert len(error_of(path + ":model").details) == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("class Net(nn.Linear):\n    def __init__(self): super().__init__(2, 2)\n", "Net"),
+        ("class Layer(nn.Linear): pass\ndef build(): pass\n", "build"),
+        ("def other(): pass\nnet = nn.Linear(2, 2)\n", "net"),
+    ],
+)
+def test_the_model_to_try_is_named_where_there_is_no_get_model(
+    work: Path, source: str, name: str
+) -> None:
+    error = error_of(write(work, f"from torch import nn\n{source}"))
+    assert error.hint == f"autocompile tune model.py:{name}"

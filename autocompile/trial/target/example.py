@@ -8,7 +8,9 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["example_inputs", "guessed_inputs"]
+from autocompile.errors import TargetError
+
+__all__ = ["example_inputs", "no_inputs"]
 
 
 def example_inputs(model: nn.Module) -> Callable[[int | None], Any] | None:
@@ -17,11 +19,18 @@ def example_inputs(model: nn.Module) -> Callable[[int | None], Any] | None:
     return None if example is None else lambda _: copy.deepcopy(example)
 
 
-def guessed_inputs(model: nn.Module) -> tuple[str, ...]:
-    """Lines that say what get_inputs may look like, from the first layer; none where it is unclear.
+def no_inputs(spec: str, model: nn.Module) -> TargetError:
+    """The error of a target without inputs: what to add, with a guess where there is one."""
+    return TargetError(
+        f"{spec} has no get_inputs(batch_size) next to it",
+        "get_inputs returns a tuple or list for model(*x), a dict for model(**x), or a tensor",
+        *_guess(model),
+        hint="autocompile init model.py   (writes a file to start from)",
+    )
 
-    The first layer is that which was assigned first; a model may call another one first.
-    """
+
+def _guess(model: nn.Module) -> tuple[str, ...]:
+    """What get_inputs may look like: by the layer assigned first, which may not be called first."""
     layer = next((m for m in model.modules() if next(m.parameters(False), None) is not None), None)
     if isinstance(layer, nn.Linear):
         made = f"torch.randn(batch_size, {layer.in_features})"

@@ -25,7 +25,7 @@ import torch
 
 from autocompile.errors import TargetError
 from autocompile.settings import phases
-from autocompile.trial.target.example import example_inputs, guessed_inputs
+from autocompile.trial.target.example import example_inputs, no_inputs
 from autocompile.trial.verify.tree import result_tensors
 
 __all__ = [
@@ -221,13 +221,21 @@ def _from_module(module: ModuleType, place: str, source: str) -> Target:
         lines = [f"target = {source}", "model = target['Model'](*target['get_init_inputs']())"]
         return _plain("KernelBench", model, lines, module, place)
     known = ("get_inputs", "get_loss", "get_optimizer")
-    functions = (name for name, value in _own(module) if inspect.isfunction(value))
-    guess = next((name for name in functions if name not in known), None)
+    models = [name for name, value in vars(module).items() if isinstance(value, torch.nn.Module)]
+    models += [name for name, value in _own(module) if _is_model_class(value)]
+    functions = [name for name, value in _own(module) if inspect.isfunction(value)]
+    guess = next((name for name in (*models, *functions) if name not in known), None)
     raise TargetError(
         f"{place} does not define get_model()",
         f"it defines: {_names(module)}",
         hint=f"autocompile tune {place}:{guess}" if guess else "autocompile init model.py",
     )
+
+
+def _is_model_class(value: Any) -> bool:
+    """Whether it is a class of modules that needs no arguments."""
+    is_class = inspect.isclass(value) and issubclass(value, torch.nn.Module)
+    return is_class and not _why_not_callable(value)
 
 
 def _from_object(value: Any, module: ModuleType, expression: str, spec: str) -> Target:
@@ -269,16 +277,10 @@ def _plain(
 ) -> Target:
     example = example_inputs(model)
     if example is None and not hasattr(module, "get_inputs"):
-        raise TargetError(
-            f"{spec} has no get_inputs(batch_size) next to it",
-            "get_inputs returns a tuple or list for model(*x), a dict for model(**x), or a tensor",
-            *guessed_inputs(model),
-            hint="autocompile init model.py   (writes a file to start from)",
-        )
+        raise no_inputs(spec, model)
     target = Target(kind, model, lines, example or (lambda _: None), adam, sum_of_floats)
     if example:
-        target.fixed_batch = True
-        target.choices["inputs"] = "example_input_array of the model"
+        target.fixed_batch, target.choices["inputs"] = True, "example_input_array of the model"
     return _with_user_functions(target, module)
 
 
