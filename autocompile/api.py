@@ -121,6 +121,10 @@ def tune(
     began = clock()
     if isinstance(progress, str):
         progress = progress_of(progress, sys.stderr)
+    if inputs is not None and isinstance(target, (str, Path)):
+        raise UsageError(
+            "inputs are about a live model", "a file has get_inputs(batch_size) of its own"
+        )
     if inputs is not None:
         from autocompile.runtime.carried import carry
 

@@ -17,4 +17,4 @@ def test_the_notebook_runs(tmp_path: Path) -> None:
     assert "forward" in tuned.outputs[-1]["data"]["text/plain"]
     assert "backend" in str(printed.outputs) or "disable" in str(printed.outputs)
     assert called.outputs[-1]["data"]["text/plain"] == "torch.Size([64, 8])"
-    assert (tmp_path / "runs" / "net-0001" / "report.json").exists()
+    assert (tmp_path / "runs" / "live_net-0001" / "report.json").exists()

@@ -11,6 +11,7 @@ import typer
 
 from autocompile.cli.help import Command
 from autocompile.errors import UsageError
+from autocompile.settings.dimensions import SEARCHED
 
 __all__ = ["WithDefaults"]
 
@@ -32,6 +33,12 @@ class WithDefaults(Command):
         read = {key: _value(ctx, options, path, key, value) for key, value in table.items()}
         if "--resume" in args:
             read = {key: value for key, value in read.items() if key in _ALSO_RESUMED}
+        typed = {arg.partition("=")[0] for arg in args}
+        if "--space" in typed:  # a whole space was typed
+            dimensions = {d.parameter for d in SEARCHED}
+            read = {k: v for k, v in read.items() if options[k].name not in dimensions}
+        if "--effort" in typed:  # and so was its time
+            read = {k: v for k, v in read.items() if k not in ("budget", "trials")}
         ctx.default_map = {options[key].name: value for key, value in read.items()}
         rest = super().parse_args(ctx, args)
         _say(ctx, path, {key: table[key] for key in read if _is_used(ctx, options[key])})

@@ -115,7 +115,21 @@ def _demand_same_target(
 
 
 def _choices(report: Mapping[str, Any], run: str) -> dict[str, dict[int | None, Any]]:
-    """By phase and batch size: what is best there."""
+    """By phase and batch size: what is best there.
+
+    Raises:
+        UsageError: there is nothing, or the report is damaged.
+    """
+    try:
+        return _read_choices(report, run)
+    except (KeyError, TypeError) as error:
+        raise UsageError(
+            f"{run} is damaged, or was written by another version: {error} is missing or wrong",
+            hint="autocompile show --schema   (prints what a report holds)",
+        ) from None
+
+
+def _read_choices(report: Mapping[str, Any], run: str) -> dict[str, dict[int | None, Any]]:
     found = {}
     for name, phase in report["phases"].items():
         if phase["best"] and phase["verdict"] != "failed":

@@ -22,7 +22,7 @@ def junit(checks: Sequence[Check], required: Mapping[str, float]) -> str:
     for one in checks:
         size = "" if one.batch_size is None else f"batch size {one.batch_size}: "
         name = plain(f"{size}{one.setting}")
-        case = ElementTree.SubElement(suite, "testcase", classname=one.phase, name=name)
+        case = ElementTree.SubElement(suite, "testcase", classname=plain(one.phase), name=name)
         why = [] if one.is_good else [f"{one.verdict}: {one.message}"]
         is_open = one.verdict == "open"
         failures = [*([] if is_open else why), *unmet([one], required)]

@@ -162,7 +162,7 @@ def _candidate(members: Sequence[Record], again: Sequence[Record], eager: _Eager
         speedup, searched = _ONE, 0.0
         logs = dict.fromkeys(logs, 0.0)  # it is the baseline itself
     elif logs:
-        speedup = over_sets(_two_at_least(list(logs.values()), searched))
+        speedup = _over_sets(list(logs.values()), searched)
     warm = [r.compile_s for r in again if r.compile_s is not None]
     return Candidate(
         record=with_refresh,
@@ -230,12 +230,21 @@ def compare(first: Candidate, second: Candidate) -> Interval:
         logs.append(log)
     if not logs:
         return _apart(first, second)
-    return over_sets(_two_at_least(logs, first.searched - second.searched))
+    if min(first.sets, second.sets) > 1:
+        return over_sets(logs)
+    return _over_sets(logs, first.searched - second.searched)
 
 
-def _two_at_least(logs: list[float], searched: float) -> list[float]:
-    """One process may be a bad one, so that of the search counts until there is a second set."""
-    return logs if len(logs) > 1 else [*logs, searched]
+def _over_sets(logs: list[float], searched: float) -> Interval:
+    """``over_sets``; a single set is less certain where the search's process contradicts it.
+
+    One process may be slow from its start to its end.
+    """
+    found = over_sets(logs)
+    if len(logs) > 1:
+        return found
+    both = over_sets([*logs, searched])
+    return Interval(found.value, min(found.low, both.low), max(found.high, both.high))
 
 
 def _apart(first: Candidate, second: Candidate) -> Interval:

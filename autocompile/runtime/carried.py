@@ -55,21 +55,32 @@ def carry(
     Raises:
         TargetError: something cannot be pickled, or a function of inputs takes no batch size.
     """
-    if callable(inputs) and not inspect.signature(inputs).parameters:
-        raise TargetError(
-            "inputs is a function without a parameter",
-            "it is called with a batch size",
-            hint="inputs=lambda batch_size: torch.randn(batch_size, 3, 32, 32)",
-        )
-    parts = {"model": model, "inputs": inputs, "optimizer": optimizer, "loss": loss}
-    data = _pickled({name: part for name, part in parts.items() if part is not None})
-    place = folder / hashlib.sha256(data).hexdigest()[:12]
+    if callable(inputs):
+        _demand_batch_size(inputs)
+    parts = {"inputs": inputs, "optimizer": optimizer, "loss": loss}
+    others = _pickled({name: part for name, part in parts.items() if part is not None})
+    data = _pickled({"model": model})
+    place = folder / hashlib.sha256(data + others).hexdigest()[:12]
     place.mkdir(parents=True, exist_ok=True)
     name = getattr(model, "__name__", type(model).__name__)
-    file = place / f"{re.sub(r'[^A-Za-z0-9_]', '', name).lower() or 'model'}.py"
-    file.with_suffix(".pt").write_bytes(data)
+    # Not the class's own name: a class of model.py is imported from there.
+    file = place / f"live_{re.sub(r'[^A-Za-z0-9_]', '', name).lower() or 'model'}.py"
+    file.with_suffix(".model.pt").write_bytes(data)
+    file.with_suffix(".others.pt").write_bytes(others)
     file.write_text(_FILE.format(path=[str(Path(p).resolve()) for p in sys.path]), "utf-8")
     return file
+
+
+def _demand_batch_size(inputs: Callable[..., Any]) -> None:
+    try:
+        inspect.signature(inputs).bind(1)
+    except TypeError as error:
+        raise TargetError(
+            f"inputs cannot be called with a batch size: {error}",
+            hint="inputs=lambda batch_size: torch.randn(batch_size, 3, 32, 32)",
+        ) from None
+    except ValueError:  # a builtin without a signature: the first trial tells
+        pass
 
 
 def _pickled(parts: dict[str, Any]) -> bytes:
@@ -80,7 +91,7 @@ def _pickled(parts: dict[str, Any]) -> bytes:
     """
     import cloudpickle
 
-    for name, part in (*parts.items(), ("", parts)):
+    for name, part in (*parts.items(), ("", parts)):  # each alone first, to name the one that fails
         buffer = io.BytesIO()
         try:
             torch.save(part, buffer, pickle_module=cloudpickle)
@@ -96,21 +107,21 @@ def _pickled(parts: dict[str, Any]) -> bytes:
 
 def load(file: str) -> dict[str, Callable[..., Any]]:
     """What a target's file defines, from the data beside a file that :func:`carry` wrote."""
-    data = Path(file).with_suffix(".pt").read_bytes()
 
-    def read() -> dict[str, Any]:
-        return dict(torch.load(io.BytesIO(data), map_location="cpu", weights_only=False))
+    def read(part: str) -> dict[str, Any]:  # from the file each time: a trial keeps no copy
+        path = Path(file).with_suffix(f".{part}.pt")
+        return dict(torch.load(path, map_location="cpu", weights_only=False))
 
     def get_model() -> Any:
-        model = read()["model"]  # a new one for each call: a trial builds several
+        model = read("model")["model"]  # a new one for each call: a trial builds several
         return model if isinstance(model, torch.nn.Module) else model()
 
     def get_inputs() -> Any:
-        return read()["inputs"]
+        return read("others")["inputs"]
 
-    first = read()
+    others = read("others")
     found = {"get_model": get_model, "get_inputs": get_inputs}
     names = {"optimizer": "get_optimizer", "loss": "get_loss"}
-    if callable(first["inputs"]):
+    if callable(others["inputs"]):
         names["inputs"] = "get_inputs"
-    return found | {name: first[part] for part, name in names.items() if part in first}
+    return found | {name: others[part] for part, name in names.items() if part in others}

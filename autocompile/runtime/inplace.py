@@ -182,17 +182,20 @@ def apply_to_phase(
 
 
 def compile_model(model: torch.nn.Module, config: CompileConfig, phase: str) -> torch.nn.Module:
-    """Make a model use a setting in a forward phase, and return what to call instead.
+    """Compile a model for a forward phase, and return what to call instead.
 
-    A plain module is wrapped, as by ``torch.compile``; an RLModule is changed in place.
-
-    Raises:
-        UsageError: the model has no such phase.
+    A plain module is wrapped, as by ``torch.compile``. Of an RLModule ``_forward_*`` is replaced on
+    the instance, by compiled code without the counters of :class:`Compiled`.
     """
+    prepare_model(model, config)
     if phase == FORWARD:
-        prepare_model(model, config)
         return compile_function(model, config, model)  # type: ignore[return-value]
-    apply_to_phase(model, phase, config)
+    if not config.is_eager or config.autocast != "none":
+        compiled = compile_function(getattr(model, f"_{phase}"), config, model)
+        # Callers of an RLModule leave it to the function beneath to record no gradients; but a
+        # backend is asked in the mode of the caller, and may then refuse, or compile a backward.
+        trains = phase == FORWARD_TRAIN
+        vars(model)[f"_{phase}"] = compiled if trains else torch.no_grad()(compiled)
     return model
 
 

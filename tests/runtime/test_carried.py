@@ -78,7 +78,7 @@ def test_the_same_model_has_the_same_file(tmp_path: Path) -> None:
     assert carry(model, torch.ones(1, 3), tmp_path) == carry(model, torch.ones(1, 3), tmp_path)
     with torch.no_grad():
         model.weight += 1
-    assert len({carry(model, torch.ones(1, 3), tmp_path), *tmp_path.glob("*/linear.py")}) == 2
+    assert len({carry(model, torch.ones(1, 3), tmp_path), *tmp_path.glob("*/live_linear.py")}) == 2
 
 
 def test_what_cannot_be_pickled_is_named(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_what_cannot_be_pickled_is_named(tmp_path: Path) -> None:
 
 
 def test_a_function_of_inputs_takes_a_batch_size(tmp_path: Path) -> None:
-    with pytest.raises(TargetError, match="without a parameter"):
+    with pytest.raises(TargetError, match="cannot be called with a batch size"):
         carry(torch.nn.Linear(3, 4), lambda: torch.ones(1, 3), tmp_path)
 
 
@@ -100,6 +100,32 @@ def test_a_live_model_comes_with_inputs_and_a_file_with_its_own_optimizer() -> N
         autocompile.tune(torch.nn.Linear(3, 4))
     with pytest.raises(UsageError, match="about a live model"):
         autocompile.tune("model.py", optimizer=torch.optim.SGD)
+    with pytest.raises(UsageError, match="about a live model"):
+        autocompile.tune("model.py", torch.ones(1, 3))
+
+
+def test_a_class_of_a_file_with_its_own_name_is_loaded_from_there(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(
+        "import torch\nclass Net(torch.nn.Linear):\n    def __init__(self):\n"
+        "        super().__init__(3, 4)\n"
+    )
+    (tmp_path / "script.py").write_text(
+        "from pathlib import Path\nimport torch\nfrom net import Net\n"
+        "from autocompile.runtime.carried import carry\n"
+        "print(carry(Net(), torch.ones(2, 3), Path('carried')))\n"
+    )
+    made = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    load = (
+        "from autocompile.trial.target.load import build, import_target\n"
+        f"spec = {made.stdout.strip()!r}\n"
+        "print(type(build(spec, import_target(spec)).model))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", load], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert "net.Net" in done.stdout, done.stderr
 
 
 def test_a_class_of_a_script_is_tuned_from_a_thread_beside_an_event_loop(tmp_path: Path) -> None:
@@ -111,4 +137,4 @@ def test_a_class_of_a_script_is_tuned_from_a_thread_beside_an_event_loop(tmp_pat
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[1] == "True"
     assert "ok       forward batch 2" in done.stderr  # progress without a terminal
-    assert (tmp_path / "runs" / "net-0001" / "report.json").exists()
+    assert (tmp_path / "runs" / "live_net-0001" / "report.json").exists()
