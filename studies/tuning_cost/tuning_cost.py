@@ -32,8 +32,9 @@ from pathlib import Path
 from typing import Any
 
 from autocompile.api import tune
-from autocompile.report.live import SilentProgress, Tried
+from autocompile.progress import Progress
 from autocompile.settings.config import CompileConfig
+from autocompile.settings.setting import Setting
 from autocompile.space.space import SearchSpace
 from autocompile.store.record import Measurement, Record, measurement_of
 from autocompile.testing import FakeExecutor, measured
@@ -86,7 +87,7 @@ WORKLOADS = {
 }
 
 
-class Watch(SilentProgress):
+class Watch(Progress):
     """Notes when things happened; may stop the run where the first race would begin."""
 
     def __init__(self, stops_at_races: bool) -> None:
@@ -96,7 +97,7 @@ class Watch(SilentProgress):
         self.race_s: float | None = None
         self.warnings: list[str] = []
 
-    def started(self, number: int, setting: Tried, role: str) -> None:
+    def started(self, number: int, setting: Setting, role: str) -> None:
         self.first_s = self.first_s or time.monotonic() - self.began
 
     def racing(self, phase: str, batch_size: int | None, sides: int, number: int) -> None:
@@ -276,7 +277,7 @@ def compare(device: str, arms: list[str], jobs: int | None, out: Path) -> None:
 def growth(out: Path) -> None:
     """The tuner's own cost for each trial: settings that take no time, 3 for each batch size."""
 
-    class Stamps(SilentProgress):
+    class Stamps(Progress):
         def __init__(self) -> None:
             self.at: list[tuple[float, float]] = []
 

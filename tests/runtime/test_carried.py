@@ -39,7 +39,7 @@ result = asyncio.run(main())
 print(result.verdict["forward"], len([t for t in result.trials if t.ok]) > 1)
 model = torch.compile(Net(), **result.kwargs["forward"])
 assert model(torch.randn(2, 8)).shape == (2, 8)
-assert str(result).startswith("forward")
+assert "forward" in str(result)
 """
 
 

@@ -55,7 +55,7 @@ def _forest(prefix: str, phase: Mapping[str, Any], records: Sequence[Record]) ->
         return
     raced = any(row.sets for row in rows)
     names = [show.label(row.record.config) for row in rows]
-    is_best = [row.record.number == best["number"] for row in rows]
+    is_best = [row.record.number == best.get("number") for row in rows]
     titles = [name + " (best)" * mark for name, mark in zip(names, is_best, strict=True)]
     canvas = _rows(prefix, titles, "speed-up over eager (eager is 1)")
     axes, value = canvas.axes, best["speedup"]["value"]
@@ -172,7 +172,8 @@ def _compile_time(prefix: str, phase: Mapping[str, Any]) -> Iterator[Plot]:
     names = [*backends[: len(styles) - 1], "others"] if len(backends) > len(styles) else backends
     where = f", batch size {size}" if size is not None else ""
     repaid = " A dotted line: compiling is repaid after so many calls." if drawn else ""
-    ringed = " The best has a ring." if any(t["number"] == best["number"] for t in points) else ""
+    is_there = any(t["number"] == best.get("number") for t in points)
+    ringed = " The best has a ring." if is_there else ""
     yield Plot(
         f"Speed-up against compile time{where}",
         f"Each mark is a setting, timed in one process with an empty cache.{ringed}{repaid}",
