@@ -52,8 +52,11 @@ def test_a_table_gives_defaults_and_what_is_typed_goes_before(work: Path, tuned:
     assert f"from {path}: --effort quick --budget 2m --batch-size 1,4" in seen["said"]
     typed = tuned("--effort", "full", "--batch-size", "16", "-q")
     assert (typed["effort"], typed["space"].batch_sizes) == ("full", (16,))
-    assert typed["budget_s"] == 120.0
+    assert (typed["budget_s"], typed["trials"]) == (None, None)  # an effort is a time of its own
     assert typed["said"] == ""
+    (work / "space.toml").write_text("backends = ['inductor']\n")
+    spaced = tuned("--space", "space.toml")["space"]
+    assert (spaced.batch_sizes, spaced.backends) == (None, ("inductor",))
 
 
 def test_without_a_table_nothing_changes(work: Path, tuned: Tuned) -> None:
