@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 from collections.abc import Mapping
 from pathlib import Path
@@ -54,6 +55,9 @@ def _table(folder: Path) -> tuple[Path, Mapping[str, Any]]:
     from autocompile.cli.space import read_toml
 
     for path in (parent / "pyproject.toml" for parent in (folder, *folder.parents)):
+        with contextlib.suppress(OSError):
+            if b"tool.autocompile" not in path.read_bytes():
+                continue  # not about this tool, whatever is wrong with it
         if not path.is_file():
             continue
         tools = read_toml(path).get("tool")

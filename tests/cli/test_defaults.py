@@ -109,3 +109,8 @@ def test_a_mistake_names_the_file_and_the_key(
     assert text.startswith(str(path))
     assert all(word in text for word in words), text
     assert "Examples:" in CliRunner().invoke(app, ["tune", "--help"]).output
+
+
+def test_a_broken_file_that_is_not_about_this_tool_is_passed_over(work: Path, tuned: Tuned) -> None:
+    (work / "pyproject.toml").write_text("[project\n")
+    assert tuned("--effort", "quick")["effort"] == "quick"
