@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 from collections.abc import Mapping
 from pathlib import Path
@@ -55,10 +54,8 @@ def _table(folder: Path) -> tuple[Path, Mapping[str, Any]]:
     from autocompile.cli.space import read_toml
 
     for path in (parent / "pyproject.toml" for parent in (folder, *folder.parents)):
-        with contextlib.suppress(OSError):
-            if b"tool.autocompile" not in path.read_bytes():
-                continue  # not about this tool, whatever is wrong with it
-        if not path.is_file():
+        # One that is not about this tool is passed over, whatever is wrong with it.
+        if not path.is_file() or b"tool.autocompile" not in path.read_bytes():
             continue
         tools = read_toml(path).get("tool")
         table = tools.get("autocompile") if isinstance(tools, dict) else None

@@ -65,6 +65,7 @@ class Variant:
         centre: of the logarithms of the sets.
         slower: from which factor on a set is left out; None: every set counts.
         majority: keeps the slow sets where they are not the fewer.
+        alone: slow sets from which on a single fast one is the exception; None: it never is.
         inside: of the rounds of a process, ``hodges_lehmann`` or ``median``.
     """
 
@@ -73,6 +74,7 @@ class Variant:
     centre: Callable[[Sequence[float]], float] = lambda logs: sum(logs) / len(logs)
     slower: float | None = host.SLOWER
     majority: bool = False
+    alone: int | None = None
     sets: tuple[int, int] = decision_.SETS
     zone: float = decision_.ZONE
     rounds: int = ROUNDS
@@ -95,6 +97,9 @@ class Variant:
             return set()
         limit = self.slower * min(yards.values())
         slow = {number for number, us in yards.items() if us > limit}
+        if self.alone and len(slow) >= self.alone and len(yards) - len(slow) == 1:
+            fast = yards.keys() - slow
+            return {*fast, *self.left_out({number: yards[number] for number in slow})}
         return slow if not self.majority or 2 * len(slow) < len(yards) else set()
 
 
@@ -111,6 +116,7 @@ VARIANTS = {
     "sets: prior worth 8 processes": Variant(freedom=8),
     "host: every set counts": Variant(slower=None),
     **{f"host: left out from {s:g} times": Variant(slower=s) for s in (1.05, 1.1, 1.25, 1.4)},
+    **{f"host: one fast set beside {n} slow ones is left out": Variant(alone=n) for n in (3, 4)},
     "host: left out only where they are fewer": Variant(majority=True),
     "host: every set counts, by their median": Variant(slower=None, centre=_median),
     "stop: always 3 sets": Variant(sets=(3, 3)),
@@ -412,6 +418,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=200, help="of each model and condition")
     parser.add_argument("--out", type=Path, default=HERE / "replay.json")
+    parser.add_argument("--only", default="", help="variants with this in their name, and the rule")
     parser.add_argument("--table", action="store_true", help="of what is recorded; runs nothing")
     args = parser.parse_args()
     if args.table:
@@ -421,6 +428,8 @@ def main() -> None:
     every, found, each = list(worlds()), {}, {}
     conditions = list(dict.fromkeys(world.condition for world in every))
     for name, variant in VARIANTS.items():
+        if args.only not in name and name != next(iter(VARIANTS)):
+            continue
         seen = [scores(world, variant, args.runs) for world in every]
         each[name] = {
             f"{world.condition}, {world.name}": summary([one])
