@@ -10,16 +10,16 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import stdev
 
 from autocompile.estimate.host import left_out
-from autocompile.estimate.intervals import Interval, median, over_sets, ratio
-from autocompile.store.record import EXPORTED, Measurement, Outcome, Record
+from autocompile.estimate.intervals import Interval, median, over_sets
+from autocompile.store.measurement import Measurement
+from autocompile.store.record import EXPORTED, Outcome, Record
 
-__all__ = ["Candidate", "Limits", "candidates", "compare", "whole_call_s", "with_refreshes"]
+__all__ = ["ONE", "Candidate", "Limits", "candidates", "of_sets", "whole_call_s", "with_refreshes"]
 
-_ONE = Interval(1.0, 1.0, 1.0)
-_LESS_BY_FAR = 2.0  # two sides that vary independently give 0.7
+ONE = Interval(1.0, 1.0, 1.0)
+"""The speed-up of eager mode."""
 
 
 @dataclass(frozen=True)
@@ -159,10 +159,10 @@ def _candidate(members: Sequence[Record], again: Sequence[Record], eager: _Eager
     speedup = _of_search(record, with_refresh, eager)
     searched = math.log(speedup.value)
     if record.config.is_baseline:
-        speedup, searched = _ONE, 0.0
+        speedup, searched = ONE, 0.0
         logs = dict.fromkeys(logs, 0.0)  # it is the baseline itself
     elif logs:
-        speedup = _over_sets(list(logs.values()), searched)
+        speedup = of_sets(list(logs.values()), searched)
     warm = [r.compile_s for r in again if r.compile_s is not None]
     return Candidate(
         record=with_refresh,
@@ -210,32 +210,7 @@ def with_refreshes(speedup: float, record: Record, eager_s: float) -> float:
     return 1 / (1 / speedup + record.refresh_s / record.calls_per_update / eager_s)
 
 
-def compare(first: Candidate, second: Candidate) -> Interval:
-    """How many times faster ``first`` is than ``second``.
-
-    Uses blocks of the same rounds if one process ran both, else the speed-ups over eager in common
-    sets, else estimates from different processes.
-    """
-    if first is second:
-        return _ONE
-    if second.record.config.is_baseline:
-        return first.speedup
-    if first.record.config.is_baseline:
-        return ratio(_ONE, second.speedup)
-    logs = []
-    for number in first.logs.keys() & second.logs.keys():
-        log = first.logs[number] - second.logs[number]
-        if not first.record.refresh_s and not second.record.refresh_s:
-            log = _direct(first.blocks.get(number), second.blocks.get(number), log)
-        logs.append(log)
-    if not logs:
-        return _apart(first, second)
-    if min(first.sets, second.sets) > 1:
-        return over_sets(logs)
-    return _over_sets(logs, first.searched - second.searched)
-
-
-def _over_sets(logs: list[float], searched: float) -> Interval:
+def of_sets(logs: list[float], searched: float) -> Interval:
     """``over_sets``; a single set is less certain where the search's process contradicts it.
 
     One process may be slow from its start to its end.
@@ -245,37 +220,6 @@ def _over_sets(logs: list[float], searched: float) -> Interval:
         return found
     both = over_sets([*logs, searched])
     return Interval(found.value, min(found.low, both.low), max(found.high, both.high))
-
-
-def _apart(first: Candidate, second: Candidate) -> Interval:
-    """``compare`` for different processes, by speed-ups, in which a slow host cancels.
-
-    Uses seconds of a call instead if those vary far less, because only eager mode varies: on a GPU
-    it waits for the CPU, and a replayed graph does not.
-    """
-    raced = max(first.processes, second.processes, key=len)
-    if len(raced) > 1:
-        logs, seconds = zip(*raced, strict=True)
-        if _LESS_BY_FAR * stdev(map(math.log, seconds)) < stdev(logs):
-            return ratio(_calls_per_s(first), _calls_per_s(second))
-    return ratio(first.speedup, second.speedup)
-
-
-def _calls_per_s(c: Candidate) -> Interval:
-    """Calls per second, over all race processes, or in the search's one."""
-    assert c.record.measurement is not None
-    seconds = [s for _, s in c.processes] or [whole_call_s(c.record.measurement, c.record)]
-    return over_sets([-math.log(s) for s in seconds])
-
-
-_Blocks = tuple[int, tuple[float, ...]]
-
-
-def _direct(first: _Blocks | None, second: _Blocks | None, otherwise: float) -> float:
-    if first is None or second is None or first[0] != second[0]:
-        return otherwise
-    pairs = zip(first[1], second[1], strict=False)
-    return median([math.log(theirs / ours) for ours, theirs in pairs])
 
 
 class _Eager:

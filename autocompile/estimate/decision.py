@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 
-from autocompile.estimate.candidates import Candidate, Limits, candidates, compare
+from autocompile.estimate.candidates import Candidate, Limits, candidates
+from autocompile.estimate.comparison import compare
 from autocompile.settings.config import DEFAULT_INDUCTOR
 from autocompile.store.record import Record
 

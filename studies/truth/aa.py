@@ -30,14 +30,15 @@ from models import HERE
 from store import append, commit, load
 
 from autocompile.estimate.decision import SAME, SETS, ZONE, Decision, decide_all
-from autocompile.estimate.intervals import over_sets, ratio, signed_rank_interval
+from autocompile.estimate.intervals import median_interval, over_sets, ratio
 from autocompile.execute.executor import Ended, Ending, Job
 from autocompile.execute.job import JobFactory
 from autocompile.execute.local import LocalExecutor
 from autocompile.protocol.requests import Header, RaceRequest, Side
 from autocompile.search import race as racing
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
-from autocompile.store.record import Measurement, Outcome, Record, RunFolder, Step
+from autocompile.store.measurement import Measurement
+from autocompile.store.record import Outcome, Record, RunFolder, Step
 
 BATCH_SIZE = 4
 SIDES = {
@@ -205,7 +206,7 @@ def _logs(rows: list[dict[str, Any]], yard_us: float) -> Iterator[list[float]]:
             if row["setting"] == setting
             and np.median(row["yard_us"]) <= calm_limit(row["threads"]) * yard_us
         ]
-        yield [signed_rank_interval(logs).value for logs in calm[:9]]
+        yield [median_interval(logs).value for logs in calm[:9]]
 
 
 def main() -> None:

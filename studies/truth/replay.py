@@ -45,9 +45,10 @@ from autocompile.estimate import decision as decision_
 from autocompile.estimate import host
 from autocompile.estimate.candidates import Candidate
 from autocompile.estimate.decision import decide, finalists
-from autocompile.estimate.intervals import Interval, over_sets, signed_rank_interval
+from autocompile.estimate.intervals import Interval, median_interval, over_sets
 from autocompile.settings.config import CompileConfig
-from autocompile.store.record import Measurement, Outcome, Record, Step
+from autocompile.store.measurement import Measurement
+from autocompile.store.record import Outcome, Record, Step
 
 ROUNDS, WINDOWS = 24, 16  # rounds of a set; stretches of them that are taken of each process
 SPELLS = {"spells": 0.2, "long spells": 0.4}  # of the sets
@@ -78,7 +79,7 @@ class Variant:
     sets: tuple[int, int] = decision_.SETS
     zone: float = decision_.ZONE
     rounds: int = ROUNDS
-    inside: str = "hodges_lehmann"
+    inside: str = "median"
 
     def over_sets(self, logs: Sequence[float]) -> Interval:
         """As :func:`autocompile.estimate.intervals.over_sets`, which it is by default."""
@@ -124,7 +125,7 @@ VARIANTS = {
     "stop: 2 to 6 sets": Variant(sets=(2, 6)),
     "stop: zone of 1 %": Variant(zone=0.01),
     "stop: zone of 4 %": Variant(zone=0.04),
-    "rounds: median instead of Hodges-Lehmann": Variant(inside="median"),
+    "rounds: Hodges-Lehmann instead of median": Variant(inside="hodges_lehmann"),
     "rounds: 8": Variant(rounds=8),
     "rounds: 12": Variant(rounds=12),
     "rounds: 48": Variant(rounds=48),
@@ -135,10 +136,10 @@ VARIANTS = {
 class Seen:
     """A stretch of rounds of a recorded process: logarithm of the speed-up, and its ends."""
 
-    hodges_lehmann: float
+    median: float
     low: float
     high: float
-    median: float
+    hodges_lehmann: float
     yard_us: float
 
 
@@ -158,6 +159,12 @@ class World:
     best: tuple[str, ...]
 
 
+def hodges_lehmann(values: np.ndarray) -> float:
+    """The median of all means of two."""
+    rows, columns = np.triu_indices(values.size)
+    return float(np.median((values[rows] + values[columns]) / 2))
+
+
 def stretches(row: dict[str, Any], seed: int) -> dict[int, list[Seen]]:
     """Of a recorded process, for each count of rounds."""
     logs = np.log(np.asarray(row["eager_us"]) / np.asarray(row["compiled_us"]))
@@ -168,15 +175,10 @@ def stretches(row: dict[str, Any], seed: int) -> dict[int, list[Seen]]:
         for _ in range(WINDOWS):
             begin = draw.randrange(logs.size - size + 1)
             some = logs[begin : begin + size]
-            inside = signed_rank_interval(some)
+            inside = median_interval(some)
+            yard_us = float(np.median(yards[begin : begin + size]))
             found[rounds].append(
-                Seen(
-                    inside.value,
-                    inside.low,
-                    inside.high,
-                    float(np.median(some)),
-                    float(np.median(yards[begin : begin + size])),
-                )
+                Seen(inside.value, inside.low, inside.high, hodges_lehmann(some), yard_us)
             )
     return found
 
@@ -222,9 +224,7 @@ def world(
 def means(processes: Processes) -> dict[str, float]:
     """The speed-up of each setting by the mean logarithm of its processes."""
     return {EAGER: 1.0} | {
-        setting: math.exp(
-            np.mean([np.mean([s.hodges_lehmann for s in each[ROUNDS]]) for each in ours])
-        )
+        setting: math.exp(np.mean([np.mean([s.median for s in each[ROUNDS]]) for each in ours]))
         for setting, ours in processes.items()
     }
 

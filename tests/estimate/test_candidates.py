@@ -9,7 +9,8 @@ import math
 import pytest
 from made_records import CHANNELS_LAST, LITE, MAX, Run
 
-from autocompile.estimate.candidates import Candidate, Limits, candidates, compare
+from autocompile.estimate.candidates import Candidate, Limits, candidates
+from autocompile.estimate.comparison import compare
 from autocompile.estimate.host import left_out
 from autocompile.estimate.intervals import over_sets
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig

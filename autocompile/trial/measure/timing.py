@@ -25,7 +25,7 @@ from typing import Any
 
 from autocompile.estimate.intervals import median, speedup
 from autocompile.protocol.requests import TimingLimits
-from autocompile.store.record import Measurement
+from autocompile.store.measurement import Measurement
 
 __all__ = [
     "Rounds",

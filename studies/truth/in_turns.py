@@ -1,0 +1,44 @@
+"""Truth and tunes in turns, so that both see the host in the same minutes.
+
+    python studies/truth/in_turns.py --models cnn:6,mlp:10
+
+A virtual host changes its speed for minutes, and the speed-up of one setting with it (a CNN's 1.27
+becomes 1.17). So a truth measured an hour earlier is another quantity. Here each turn is one truth
+process of each setting, one quiet tune and one noisy one. All rounds count; nobody waits for a calm
+host. JSON goes to ``studies/truth/in_turns``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+from ground_truth import ROUNDS, measure_all
+from models import HERE
+
+FOLDER = HERE / "in_turns"
+
+
+def tune(model: str, noise: str, count: int, folder: Path) -> None:
+    command = [sys.executable, str(HERE / "tunes.py"), "--model", model, "--noise", noise]
+    command += ["--count", str(count), "--anyway", "--folder", str(folder)]
+    subprocess.run(command, check=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", default="cnn:6,mlp:10", help="name:turns, comma list")
+    parser.add_argument("--folder", type=Path, default=FOLDER)
+    args = parser.parse_args()
+    args.folder.mkdir(exist_ok=True)
+    for model, turns in (part.split(":") for part in args.models.split(",")):
+        for turn in range(1, int(turns) + 1):
+            measure_all([model], "cpu", turn, ROUNDS, args.folder)
+            for noise in ("quiet", "noisy"):
+                tune(model, noise, turn, args.folder)
+
+
+if __name__ == "__main__":
+    main()
