@@ -5,12 +5,17 @@ from __future__ import annotations
 import ast
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from conftest import ROOT
+
+from autocompile.cli.options import numbers
+from autocompile.commands.verify import REQUIREMENTS
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 pytestmark = pytest.mark.timeout(900)  # compilers on a slow machine
@@ -103,17 +108,50 @@ def test_the_documents_python_is_python() -> None:
         ast.parse(block)
 
 
+def test_the_workflow_of_ci_is_valid_and_uses_options_that_exist() -> None:
+    (text,) = re.findall(r"```yaml\n(.*?)\n```", DOCUMENTS, re.S)
+    workflow = yaml.safe_load(text)
+    assert True in workflow  # YAML 1.1 reads the key "on" so
+    (job,) = workflow["jobs"].values()
+    assert {"runs-on", "steps"} <= job.keys()
+    assert all(("run" in step) != ("uses" in step) for step in job["steps"])
+    typed = [shlex.split(step["run"]) for step in job["steps"] if "run" in step]
+    ((_, command, *rest),) = [words for words in typed if words[0] == "autocompile"]
+    shown = run(sys.executable, "-m", "autocompile", command, "--help", cwd=ROOT).stdout
+    options = [word for word in rest if word.startswith("--")]
+    assert "--github" in options
+    assert all(re.search(rf"^ *{option}\b", shown, re.M) for option in options)
+    required = rest[rest.index("--require") + 1]
+    assert numbers("--require", [required], REQUIREMENTS)
+
+
 def test_links_between_documents_lead_somewhere() -> None:
-    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("studies/**/*.md")):
         for link in re.findall(r"\]\(([^)#:]+)\)", path.read_text("utf-8")):
-            assert (path.parent / link).exists(), f"{path.name}: {link}"
+            assert (path.parent / link).exists(), f"{path.relative_to(ROOT)}: {link}"
 
 
 def test_the_readme_fits_a_screen() -> None:
-    assert len(README.split()) <= 800
+    assert len(README.split()) <= 650
+
+
+def test_every_page_opens_with_a_sentence_and_is_short() -> None:
+    for path in (ROOT / "docs").glob("*.md"):
+        title, _, first, *_ = lines = path.read_text("utf-8").splitlines()
+        assert title.startswith("# ") and re.match(r"[\w`*]", first), path.name
+        assert len(lines) <= 130, path.name
+
+
+def test_every_study_opens_with_its_answer_and_is_in_the_index() -> None:
+    index = (ROOT / "studies" / "README.md").read_text("utf-8")
+    for path in (ROOT / "studies").glob("*/README.md"):
+        title, _, first, *_ = path.read_text("utf-8").splitlines()
+        assert title.startswith("# ") and re.match(r"[A-Z]", first), path.parent.name
+        assert f"({path.parent.name}/README.md)" in index
 
 
 def test_the_changelog_and_the_architecture_are_there() -> None:
+    assert (ROOT / "CHANGELOG.md").read_text("utf-8").count("\n- ") <= 13
     assert len((ROOT / "ARCHITECTURE.md").read_text("utf-8").splitlines()) <= 80
     for column in ("search", "execute", "trial", "runtime", "report", "export"):
         assert f"`{column}/`" in (ROOT / "ARCHITECTURE.md").read_text("utf-8")

@@ -57,7 +57,7 @@ def train(seed: int, side: str) -> dict[str, Any]:
 
 def show() -> None:
     """Returns of both sides, and of each seed the difference."""
-    from autocompile.estimate.intervals import signed_rank_interval
+    from autocompile.estimate.intervals import median_interval
 
     final = {side: {} for side in SIDES}
     for row in load(PATH):
@@ -71,7 +71,7 @@ def show() -> None:
         print(f"{side:10} {len(values)} seeds: mean {statistics.mean(values):.1f} ± {spread:.1f}")
         print(f"{'':10} {' '.join(f'{value:.0f}' for value in sorted(values))}")
     both = sorted(final["tuned"].keys() & final["untouched"].keys())
-    found = signed_rank_interval([final["tuned"][s] - final["untouched"][s] for s in both])
+    found = median_interval([final["tuned"][s] - final["untouched"][s] for s in both])
     print(f"tuned - untouched: {found.value:.1f} [{found.low:.1f}, {found.high:.1f}]")
 
 

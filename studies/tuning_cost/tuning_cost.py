@@ -36,7 +36,8 @@ from autocompile.progress import Progress
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.setting import Setting
 from autocompile.space.space import SearchSpace
-from autocompile.store.record import Measurement, Record, measurement_of
+from autocompile.store.measurement import Measurement, measurement_of
+from autocompile.store.record import Record
 from autocompile.testing import FakeExecutor, measured
 
 ARMS = ("naive", "tune", "search")

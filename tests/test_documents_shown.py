@@ -1,0 +1,55 @@
+"""Figures, screens and plots of the documents are those of the recorded runs."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+
+import pytest
+import screens
+from conftest import ROOT
+from recorded_runs import shown
+
+FIRST_RUNS = ROOT / "studies" / "first_runs"
+README = (ROOT / "README.md").read_text("utf-8")
+_WORDS = re.compile(r"<text[^>]*>([^<]*)")
+
+
+@pytest.mark.parametrize("run", ["cpu/ppo_breakout", "h100/transformer"])
+def test_the_readme_shows_answers_as_recorded(run: str) -> None:
+    report = json.loads((FIRST_RUNS / f"{run}.json").read_text("utf-8"))
+    answer = shown(report, "last").splitlines()[1 : 1 + len(report["phases"])]
+    seen = [line.split() for line in README.splitlines()]
+    for row in answer:
+        assert row.split() in seen
+
+
+@pytest.mark.parametrize("width", screens.WIDTHS)
+def test_the_screens_show_what_a_terminal_gets(width: int) -> None:
+    """``python tests/screens.py`` draws them anew."""
+    kept = (screens.SCREENS / f"answer-{width}.svg").read_text("utf-8")
+    drawn = screens.answer(width)
+    assert _WORDS.findall(kept) == _WORDS.findall(drawn)
+    assert "://" not in kept.replace("http://www.w3.org/2000/svg", "")
+    assert max(len(line) for line in screens.typed(width).splitlines()) > 60
+
+
+def test_the_page_of_screens_shows_the_pipe() -> None:
+    page = (ROOT / "docs" / "screens.md").read_text("utf-8")
+    assert screens.piped().strip() in page
+
+
+def test_a_pipe_gets_no_colour_and_a_terminal_does() -> None:
+    assert "\033[" in screens.typed(80)
+    assert "\033[" not in screens.piped()
+
+
+def test_screenshots_are_small() -> None:
+    for width in screens.PAGES:
+        assert (screens.SCREENS / f"page-{width}.png").stat().st_size < 150_000
+
+
+def test_the_plot_of_the_first_runs_is_drawn_from_their_reports() -> None:
+    drawn = runpy.run_path(str(FIRST_RUNS / "plot.py"))
+    assert drawn["figure"]() == (FIRST_RUNS / "speedups.svg").read_text("utf-8")
