@@ -9,7 +9,7 @@ from conftest import TARGETS
 from rich.console import Console
 
 from autocompile.commands.preview import preview
-from autocompile.report.checks import render_preview
+from autocompile.report.terminal.checks import render_preview
 from autocompile.space.space import SearchSpace
 
 

@@ -108,19 +108,24 @@ def test_requirements_are_read_with_their_units() -> None:
             numbers("--require", [wrong], REQUIREMENTS)
 
 
-def test_the_command_verifies_a_file(work: Path, typed: Callable[..., Any]) -> None:
+def test_the_command_verifies_a_file(
+    work: Path, typed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(work / "summary.md"))
     (work / "net.py").write_text(
         "import torch\n"
         "def get_model(): return torch.nn.Linear(8, 8)\n"
         "def get_inputs(batch_size): return (torch.randn(batch_size, 8),)\n"
     )
     (work / "tuned.json").write_text(settings(EAGER).to_json())
-    quiet = "--progress", "none", "--junit", "verify.xml"
-    done = typed("verify", "tuned.json", "--json", *quiet, "--budget", "60s")
+    told = "--progress", "none", "--junit", "verify.xml", "--github", "--require", "speedup=2"
+    done = typed("verify", "tuned.json", "--json", *told, "--budget", "60s")
     (one,) = json.loads(done.stdout)["checks"]
     (case,) = ElementTree.parse("verify.xml").getroot()
     assert case.get("name") == "batch size 4: eager"
     assert (one["phase"], one["batch_size"], one["setting"]) == ("forward", 4, "eager")
     assert one["verdict"] in ("fastest", "default", "open"), done.stderr
-    assert done.returncode == (1 if one["verdict"] == "default" else 0)
+    assert done.returncode == 1
+    assert "::error title=forward at 4%3A eager::forward at 4: speedup is" in done.stderr
+    assert "| forward |" in (work / "summary.md").read_text("utf-8")
     assert not (work / "runs").exists()

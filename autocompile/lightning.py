@@ -1,0 +1,50 @@
+"""For users of PyTorch Lightning: ``from autocompile.lightning import TunedCallback``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autocompile.errors import UsageError
+from autocompile.runtime.training import InTraining
+
+try:
+    from pytorch_lightning import Callback
+    from pytorch_lightning.utilities.rank_zero import rank_zero_info
+except ImportError:  # the same under its other name
+    from lightning.pytorch import Callback
+    from lightning.pytorch.utilities.rank_zero import rank_zero_info
+
+__all__ = ["TunedCallback"]
+
+
+class TunedCallback(Callback):  # type: ignore[misc]
+    """Applies tuned settings in place when ``fit`` begins; keys of checkpoints stay.
+
+    Args:
+        settings: a file written by ``autocompile export -o``, or a Result.
+        module: the attribute of the LightningModule that was tuned, as ``net`` or ``net.encoder``;
+            empty for the LightningModule itself, where its training step calls ``self(...)``.
+        batch_size: selects the settings of the nearest measured size.
+
+    Raises:
+        UsageError: of ``fit``: the settings do not fit, or the training step does not use them.
+    """
+
+    def __init__(self, settings: Any, module: str = "", batch_size: int | None = None) -> None:
+        self._in_training = InTraining(settings)
+        self._module, self._batch_size = module, batch_size
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        # By now optimizers have the state of a checkpoint.
+        if not self._module and trainer.strategy.model is not pl_module:
+            raise UsageError(
+                "a strategy that wraps the LightningModule calls all of its training step",
+                hint='TunedCallback(..., module="net"), the attribute that was tuned',
+            )
+        model = pl_module.get_submodule(self._module)
+        rank_zero_info(
+            f"autocompile: {self._in_training.apply(model, trainer.optimizers, self._batch_size)}"
+        )
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        self._in_training.demand_used('TunedCallback(..., module="net"), the attribute it calls')

@@ -1,0 +1,176 @@
+"""An MCP server over stdio: ``python -m autocompile.mcp``, in the folder of the runs.
+
+A tool for each command, which answers with what the command prints with ``--json``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import io
+import json
+import time
+from collections.abc import Callable
+from concurrent import futures
+from pathlib import Path
+from typing import Any, Literal
+
+try:
+    from anyio import from_thread
+    from mcp.server.mcpserver import Context, MCPServer
+    from mcp.server.mcpserver.exceptions import ToolError
+except ImportError as error:
+    raise SystemExit(f"error: {error}\n  try: pip install 'torch-autocompile[mcp]'") from None
+
+from autocompile import __version__, api
+from autocompile.commands import diagnose
+from autocompile.commands import runs as listing
+from autocompile.commands import verify as verifying
+from autocompile.errors import AutocompileError
+from autocompile.report.terminal.lines import PlainProgress
+from autocompile.settings.tuned import Tuned
+from autocompile.store import runs
+
+__all__ = ["server"]
+
+server = MCPServer("autocompile", version=__version__)
+"""Tools run in threads: a call that takes minutes leaves the server able to answer."""
+
+Requirement = Literal["speedup", "max-graphs", "max-recompiles", "max-compile-time"]
+
+
+def _tool(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a tool: it answers with text, or else with JSON, and a mistake is told in words."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def run(*args: Any, **kwargs: Any) -> str:
+            try:
+                found = function(*args, **kwargs)
+            except AutocompileError as error:
+                raise ToolError(error.text()) from error
+            except KeyboardInterrupt:  # see _cancellable
+                raise ToolError("the call was cancelled") from None
+            return found if isinstance(found, str) else json.dumps(found, indent=1)
+
+        server.add_tool(run, name=name, structured_output=False)
+        return function
+
+    return register
+
+
+def _cancellable(call: Callable[..., Any], *args: Any) -> None:
+    """Call from a tool's thread; if the client has cancelled, it is as if Ctrl-C were pressed."""
+    try:
+        call(*args)
+    except (asyncio.CancelledError, futures.CancelledError):
+        raise KeyboardInterrupt from None
+
+
+class _Messages(io.TextIOBase):
+    """Each line that is written is a progress notification, with the seconds since the start."""
+
+    def __init__(self, context: Context) -> None:
+        self._context, self._began = context, time.monotonic()
+
+    def write(self, line: str) -> int:
+        spent_s = time.monotonic() - self._began
+        _cancellable(from_thread.run, self._context.report_progress, spent_s, None, line.strip())
+        return len(line)
+
+
+class _Progress(PlainProgress):
+    """The lines of ``--progress plain`` as notifications."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(_Messages(context))  # type: ignore[arg-type]
+
+    def tick(self) -> None:
+        _cancellable(from_thread.check_cancelled)
+
+
+@_tool("tune")
+def tune(
+    target: str,
+    context: Context,
+    phases: list[str] | None = None,
+    effort: Literal["quick", "normal", "full"] = "normal",
+    budget_s: float | None = None,
+    device: str | None = None,
+    resume: bool = False,
+) -> Any:
+    """Find the fastest torch.compile settings of a model that keep it right, on this machine.
+
+    Takes 90 s (quick), 5 min (normal), as long as every setting needs (full), or budget_s.
+    target: model.py, PATH:NAME or package.module:NAME; an nn.Module, an RLlib AlgorithmConfig, or a
+    file with get_model() and get_inputs(batch_size). phases: what to time, such as forward,
+    train_step or optimizer_step. resume: go on with the last run of the target. Returns the report:
+    phases.NAME.best and .verdict say what to use, and the export tool gives the code.
+    """
+    return api.tune(
+        target,
+        phases=tuple(phases) if phases else None,
+        effort=effort,
+        budget_s=budget_s,
+        device=device,
+        resume=resume,
+        progress=_Progress(context),
+    ).to_dict()
+
+
+@_tool("show")
+def show(run: str = "last") -> Any:
+    """The report of a run: a folder, its name under ./runs, or last."""
+    return api.load(run).to_dict()
+
+
+@_tool("list")
+def list_runs(run_dir: str | None = None) -> Any:
+    """The runs in a folder, ./runs if left out, with target, state and results; the newest last."""
+    return listing.listed(Path(run_dir) if run_dir else runs.under)
+
+
+@_tool("doctor")
+def doctor(backend: str | None = None, device: str | None = None) -> Any:
+    """Which backends and modes of torch.compile work on this machine, and what the others need."""
+    return diagnose.doctor(backend, device)
+
+
+@_tool("export")
+def export(run: str = "last", to: str = "python") -> str:
+    """The best settings of a run as text.
+
+    to: python, script, rllib, accelerate, transformers or lightning for code; json for the content
+    of tuned.json, which autocompile.apply, the callbacks and the verify tool read.
+    """
+    return api.load(run).export(to)
+
+
+@_tool("verify")
+def verify(
+    context: Context,
+    settings: str = "last",
+    target: str | None = None,
+    require: dict[Requirement, float] | None = None,
+    budget_s: float = 120.0,
+    device: str | None = None,
+) -> Any:
+    """Measure settings again beside eager mode: whether they are still right and the fastest.
+
+    settings: a tuned.json, or a run. target: where the model is now, if it has moved. require: the
+    least speedup, and the most graphs, recompiles and seconds of compiling; what is not met is
+    listed under unmet.
+    """
+    tuned = Tuned.read(settings if settings.endswith(".json") else api.load(settings))
+    return verifying.verify(
+        tuned,
+        target,
+        {str(name): bound for name, bound in (require or {}).items()},
+        budget_s=budget_s,
+        device=device,
+        progress=_Progress(context),
+    ).to_dict()
+
+
+if __name__ == "__main__":
+    server.run("stdio")

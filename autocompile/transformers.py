@@ -1,0 +1,40 @@
+"""For users of Transformers: ``from autocompile.transformers import TunedCallback``."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from transformers import TrainerCallback
+
+from autocompile.runtime.training import InTraining
+
+__all__ = ["TunedCallback"]
+
+_log = logging.getLogger("autocompile")
+
+
+class TunedCallback(TrainerCallback):  # type: ignore[misc]
+    """Applies tuned settings in place when ``Trainer.train`` begins; keys of checkpoints stay.
+
+    Uses the settings of the nearest measured size to ``per_device_train_batch_size``.
+
+    Args:
+        settings: a file written by ``autocompile export -o``, or a Result.
+
+    Raises:
+        UsageError: of ``train``: the settings do not fit, or something else compiles the model.
+    """
+
+    def __init__(self, settings: Any) -> None:
+        self._in_training = InTraining(settings)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        model, optimizer = kwargs["model"], kwargs["optimizer"]
+        own = getattr(optimizer, "optimizer", optimizer)  # inside Accelerate's
+        said = self._in_training.apply(model, [own], args.per_device_train_batch_size)
+        if state.is_world_process_zero:
+            _log.info("%s", said)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._in_training.demand_used("TrainingArguments(torch_compile=False)")

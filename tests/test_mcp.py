@@ -1,0 +1,148 @@
+"""The MCP server, asked over stdio by the client of the same package."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT
+from recorded_runs import RUNS, said
+
+mcp = pytest.importorskip("mcp")
+
+SERVER = ("-m", "autocompile.mcp")
+# The same server, whose trials follow a script; slow ones end when they are cancelled.
+SCRIPTED = """
+import sys
+import time
+
+from autocompile import api
+from autocompile.mcp import server
+from autocompile.testing import FakeExecutor, measured
+
+def script(request):
+    return measured(1.0 if request["config"]["backend"] == "eager" else 1.4)
+
+class Slow(FakeExecutor):
+    stopped = False
+
+    def wait(self, timeout_s):
+        if self.requests and not self.stopped:
+            return time.sleep(0.05) or []
+        return super().wait(timeout_s)
+
+    def cancel(self, number):
+        self.stopped = True
+        super().cancel(number)
+
+api.LocalExecutor = lambda **_: (Slow if "slow" in sys.argv else FakeExecutor)(script)
+server.run("stdio")
+"""
+
+
+def connected(*server: str) -> Any:
+    """A client of a server of its own."""
+    kept = {k: v for k, v in os.environ.items() if k in ("XDG_CACHE_HOME", "AUTOCOMPILE_TESTS")}
+    env = {**kept, "PYTHONPATH": str(ROOT)}
+    return mcp.Client(mcp.StdioServerParameters(command=sys.executable, args=list(server), env=env))
+
+
+def asked(*calls: tuple[str, dict[str, Any]], server: tuple[str, ...] = SERVER) -> list[Any]:
+    """The answer to each call, and the messages of its progress."""
+
+    async def talk() -> list[Any]:
+        found = []
+        async with connected(*server) as client:
+            for name, arguments in calls:
+                lines: list[tuple[float, str]] = []
+
+                async def told(progress: float, _: Any, message: str, to: Any = lines) -> None:
+                    to.append((progress, message))
+
+                answer = await client.call_tool(name, arguments, progress_callback=told)
+                found.append((answer, lines))
+        return found
+
+    return asyncio.run(talk())
+
+
+def text(answer: Any) -> str:
+    (block,) = answer.content
+    return str(block.text)
+
+
+def test_tools_answer_with_what_json_prints(work: Path) -> None:
+    with tarfile.open(RUNS / "cpu.tgz") as archive:
+        archive.extractall(work, filter="data")
+    calls = [("show", {"run": "cpu"}), ("list", {}), ("export", {"run": "cpu", "to": "json"})]
+    (shown, _), (listed, _), (exported, _) = asked(*calls)
+    assert json.loads(text(shown)) == json.loads(said("show", "cpu", "--json"))
+    assert json.loads(text(listed)) == json.loads(said("list", "--json"))
+    assert json.loads(text(exported))["autocompile_settings"] == 1
+
+
+def test_a_mistake_is_told_in_words(work: Path) -> None:
+    (work / "runs").mkdir()
+    (missing, _), (unknown, _) = asked(
+        ("show", {"run": "other"}), ("verify", {"require": {"x": 1}})
+    )
+    assert missing.is_error and "there is no run other" in text(missing)
+    assert unknown.is_error and "max-recompiles" in text(unknown)
+
+
+def test_a_model_is_tuned_and_verified_with_progress(work: Path) -> None:
+    (work / "net.py").write_text("never run: the executor is a fake")
+    (work / "server.py").write_text(SCRIPTED)
+    (tuned, lines), (verified, _) = asked(
+        ("tune", {"target": "net.py", "budget_s": 60}),
+        ("verify", {"require": {"speedup": 3}}),
+        server=("server.py",),
+    )
+    report = json.loads(text(tuned))
+    assert report["phases"]["forward"]["verdict"] == "faster"
+    assert report == json.loads(said("show", "last", "--json"))
+    assert [spent for spent, _ in lines] == sorted(spent for spent, _ in lines)
+    assert any("race of forward" in message for _, message in lines)
+    found = json.loads(text(verified))
+    assert {one["verdict"] for one in found["checks"]} == {"fastest"}
+    assert "3 is required" in found["unmet"][0]
+
+
+def test_a_cancelled_call_ends_the_run_as_ctrl_c_does(work: Path) -> None:
+    (work / "net.py").write_text("never run: the executor is a fake")
+    (work / "server.py").write_text(SCRIPTED)
+    (work / "runs").mkdir()
+
+    async def cancel() -> str:
+        async with connected("server.py", "slow") as client:
+
+            async def state(expected: str) -> str:
+                """Of the run, once it is the expected one, or after a while."""
+                for _ in range(300):
+                    rows = json.loads(text(await client.call_tool("list", {"run_dir": "runs"})))
+                    if rows and rows[0]["state"] == expected:
+                        break
+                    await asyncio.sleep(0.1)
+                return str(rows[0]["state"])
+
+            task = asyncio.create_task(client.call_tool("tune", {"target": "net.py"}))
+            await state("running")
+            task.cancel()
+            return await state("interrupted")
+
+    assert asyncio.run(cancel()) == "interrupted"
+
+
+def test_every_tool_says_what_it_takes() -> None:
+    from autocompile.mcp import server
+
+    tools = {tool.name: tool for tool in asyncio.run(server.list_tools())}
+    assert set(tools) == {"tune", "show", "list", "doctor", "export", "verify"}
+    assert all(tool.description for tool in tools.values())
+    assert "context" not in tools["tune"].input_schema["properties"]
