@@ -16,7 +16,7 @@ from autocompile.execute.job import JobFactory, is_held
 from autocompile.execute.local import Isolation, LocalExecutor
 from autocompile.execute.memory import most_memory_bytes
 from autocompile.progress import Progress
-from autocompile.report.live import progress as progress_of
+from autocompile.report.terminal.live import progress as progress_of
 from autocompile.result import Result, exported_code, make_result, write_result
 from autocompile.search.budget import Budget
 from autocompile.search.effects import prior_of
@@ -121,18 +121,8 @@ def tune(
     began = clock()
     if isinstance(progress, str):
         progress = progress_of(progress, sys.stderr)
-    if inputs is not None and isinstance(target, (str, Path)):
-        raise UsageError(
-            "inputs are about a live model", "a file has get_inputs(batch_size) of its own"
-        )
-    if inputs is not None:
-        from autocompile.runtime.carried import carry
-
-        target = carry(target, inputs, runs.under / "carried", optimizer=optimizer, loss=loss)
-    elif optimizer or loss:
-        raise UsageError("optimizer and loss are about a live model", "a file defines its own")
     plan = Plan(
-        target=target_spec(target),
+        target=_spec(target, inputs, optimizer, loss),
         phases=tuple(only.phases) if only else phases,
         space=space or SearchSpace(),
         effort=effort,
@@ -160,8 +150,6 @@ def tune(
         progress.header(target_found, run["environment"], str(folder.path))
         spaces = spaces_of(plan, found)
         own_sizes = first_sizes(spaces, run)
-        # The user's database may hold many runs, also of folders with the same name.
-        own_name = f"{folder.path.name}-{run.get('id', '')}/"
         study = Study(
             sampler=_sampler(sampler, spaces, own_sizes, run, plan.seed),
             job_factory=factory,
@@ -169,7 +157,7 @@ def tune(
             progress=progress,
             budget=budget,
             database=storage or folder.study_db,
-            study_name=(own_name if storage else "") + "autocompile",
+            study_name=_study_name(folder, run) if storage else "autocompile",
             is_exhaustive=total_s is None,
             calls_per_update=lambda phase, size: calls_between_updates(phase, run, size),
             records=list(folder.records()),
@@ -188,6 +176,31 @@ def tune(
             factory.drop_cache()
     with without_interrupts():
         return _finished(folder, run, spaces, budget, plan.limits, progress)
+
+
+def _spec(target: Any, inputs: Any, optimizer: Any, loss: Any) -> str:
+    """The target as trials load it; a live model is written to a file first.
+
+    Raises:
+        UsageError: a file is given what only a live model takes.
+        TargetError: the model cannot be pickled.
+    """
+    if inputs is not None:
+        if isinstance(target, (str, Path)):
+            raise UsageError(
+                "inputs are about a live model", "a file has get_inputs(batch_size) of its own"
+            )
+        from autocompile.runtime.carried import carry
+
+        target = carry(target, inputs, runs.under / "carried", optimizer=optimizer, loss=loss)
+    elif optimizer or loss:
+        raise UsageError("optimizer and loss are about a live model", "a file defines its own")
+    return target_spec(target)
+
+
+def _study_name(folder: RunFolder, run: Mapping[str, Any]) -> str:
+    """In the user's database, which may hold many runs, also of folders with the same name."""
+    return f"{folder.path.name}-{run.get('id', '')}/autocompile"
 
 
 def load(run: str | Path = "last") -> Result:

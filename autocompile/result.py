@@ -14,13 +14,14 @@ from rich.console import Console
 from autocompile.errors import AutocompileError, NothingWorked, UsageError
 from autocompile.estimate.candidates import Limits
 from autocompile.estimate.intervals import Interval
-from autocompile.export import FORMATS, as_code, export, to_paste, unconfirmed
+from autocompile.export import FORMATS, export, to_paste, unconfirmed
 from autocompile.export.python import code_of, having_form
 from autocompile.protocol.requests import ExportedCode
 from autocompile.report.build import build_report
 from autocompile.report.markdown import to_markdown
 from autocompile.report.page.html import to_html
-from autocompile.report.terminal import render
+from autocompile.report.page.notebook import to_notebook
+from autocompile.report.terminal.answer import render
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.phases import phase_of
 from autocompile.settings.tuned import Tuned
@@ -170,6 +171,11 @@ class Result:
         render(self._report, Console(file=text, width=100))
         return text.getvalue()
 
+    def _repr_html_(self) -> str:
+        """The answer and its plots, which a notebook shows in place of ``repr``."""
+        code = to_paste(self._report, in_a_line=True)
+        return to_notebook(self._report, self.trials, code)
+
     def write_html(self) -> Path:
         """Write ``report.html`` into the run's folder, and return its path.
 
@@ -249,7 +255,7 @@ def write_result(
     result = make_result(folder, run, records, limits)
     report = result.to_dict()
     write_json(folder.path / "report.json", report)
-    write_text(folder.path / "report.md", to_markdown(report, as_code(report)))
+    write_text(folder.path / "report.md", to_markdown(report, to_paste(report, in_a_line=True)))
     result.write_html()
     if set(result.verdict.values()) != {"failed"} or run["interrupted"]:
         return result

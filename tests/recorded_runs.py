@@ -26,10 +26,10 @@ from autocompile import load
 from autocompile.cli.commands import app
 from autocompile.cli.output import show_result
 from autocompile.errors import AutocompileError
-from autocompile.export import FORMATS, as_code, export, to_paste
+from autocompile.export import FORMATS, export, to_paste
 from autocompile.report.markdown import to_markdown
 from autocompile.report.page.html import to_html
-from autocompile.report.terminal import render, render_trials
+from autocompile.report.terminal.answer import render, render_trials
 
 HERE = Path(__file__).parent
 RUNS = HERE / "data" / "runs"
@@ -76,7 +76,10 @@ def texts(name: str, scratch: Path) -> dict[str, str]:
                 "report.json": said("show", name, "--json"),
             }
             exports = {to: said("export", name, "--to", to) for to in FORMATS}
-    found |= {"markdown.txt": to_markdown(report, as_code(report)), "terminal.txt": drawn(report)}
+    found |= {
+        "markdown.txt": to_markdown(report, to_paste(report, True)),
+        "terminal.txt": drawn(report),
+    }
     return {**found, **{f"export_{to}.txt": text for to, text in exports.items()}}
 
 
@@ -97,14 +100,16 @@ def said(*arguments: str) -> str:
     return result.output + (f"{result.exception}\n" if result.exit_code else "")
 
 
-def shown(report: Mapping[str, Any], name: str, verbose: bool = False) -> str:
-    """What ``show`` writes of a report."""
+def shown(
+    report: Mapping[str, Any], name: str, verbose: bool = False, file: io.StringIO | None = None
+) -> str:
+    """What ``show`` writes of a report; to a file that is no terminal, if none is given."""
 
     class Result:
         def to_dict(self) -> Mapping[str, Any]:
             return report
 
-    with contextlib.redirect_stdout(io.StringIO()) as out:
+    with contextlib.redirect_stdout(file or io.StringIO()) as out:
         show_result(Result(), name, False, verbose)
     return out.getvalue()
 
@@ -122,7 +127,7 @@ def drawn(report: Mapping[str, Any]) -> str:
     out = io.StringIO()
     console = Console(file=out, width=80, force_terminal=True, color_system="standard")
     render_trials(report, console)
-    render(report, console, code=as_code(report), use="the line to paste", run="last")
+    render(report, console, code=to_paste(report, True), use="the line to paste", run="last")
     return out.getvalue()
 
 

@@ -106,7 +106,7 @@ def check(
 ) -> None:
     """Run TARGET eagerly and under plain torch.compile(), and compare."""
     from autocompile.commands import diagnose
-    from autocompile.report import checks
+    from autocompile.report.terminal import checks
 
     phases = options.words(phase)
     found = diagnose.check(target, phases, batch_size, device, timeout, tolerance)
@@ -125,7 +125,7 @@ def doctor(
 ) -> None:
     """Say which backends and modes work here, and what the others need."""
     from autocompile.commands import diagnose
-    from autocompile.report import checks
+    from autocompile.report.terminal import checks
 
     found = diagnose.doctor(backend, device)
     print_or_draw(found, as_json, lambda console: checks.render_doctor(found, console, verbose))

@@ -73,8 +73,8 @@ def interruptible(command: Callable[..., None]) -> Callable[..., None]:
 
 def show_result(result: Any, run: str, as_json: bool, verbose: bool) -> None:
     """Print a result; the next command names ``run``."""
-    from autocompile.export import as_code, use_line
-    from autocompile.report.terminal import render, render_trials
+    from autocompile.export import to_paste, use_line
+    from autocompile.report.terminal.answer import render, render_trials
 
     report, run = result.to_dict(), shlex.quote(run)
 
@@ -86,7 +86,7 @@ def show_result(result: Any, run: str, as_json: bool, verbose: bool) -> None:
         if is_faster and "autocompile export" not in use:
             others = ", ".join(f"--to {name}" for name in report["exports"] if name != "json")
             then = f"autocompile export {run} -o tuned.json        (also: {others})"
-        code = as_code(report)
+        code = to_paste(report, in_a_line=True)
         render(report, console, code=code, use=use, next_line=then, run=run, verbose=verbose)
 
     print_or_draw(report, as_json, draw)

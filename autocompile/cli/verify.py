@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
-import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,6 +37,9 @@ def verify(
     junit: Annotated[
         Path | None, typer.Option(metavar="FILE", help="write JUnit XML too, for CI")
     ] = None,
+    github: Annotated[
+        bool, typer.Option("--github", help="annotate the run of GitHub Actions that this is in")
+    ] = False,
     in_algorithm: Annotated[
         bool,
         typer.Option("--in-algorithm", help="train RLlib's own algorithm with and without them"),
@@ -57,64 +61,77 @@ def verify(
 ) -> None:
     """Try settings again, beside eager mode and plain torch.compile()."""
     from autocompile import api
-    from autocompile.commands.verify import REQUIREMENTS, check, unmet
-    from autocompile.report.checks import render_verified
-    from autocompile.report.live import progress as progress_of
+    from autocompile.commands import verify as verifying
+    from autocompile.report.terminal.checks import render_verified
+    from autocompile.report.terminal.live import progress as progress_of
     from autocompile.settings.tuned import Tuned
 
-    required = options.numbers("--require", require, REQUIREMENTS)
+    required = options.numbers("--require", require, verifying.REQUIREMENTS)
     tuned = Tuned.read(settings if settings.endswith(".json") else api.load(settings))
+    shown = "none" if quiet else progress
     if in_algorithm:
-        from autocompile.store import runs
-        from autocompile.store.files import write_json
-
-        if required or junit:
-            option = "--require" if required else "--junit"
-            raise UsageError(
-                f"{option} is about the settings alone, and --in-algorithm about a whole training",
-                hint=f"the same command without {option} or without --in-algorithm",
-            )
-        is_silent = quiet or progress == "none"
-        found = _in_algorithm(target or tuned.target, tuned, budget, timeout, as_json, is_silent)
-        if not settings.endswith(".json"):
-            write_json(runs.find(settings).in_algorithm, found["figures"])
+        _demand_none({"--require": required, "--junit": junit, "--github": github})
+        found = _in_algorithm(target or tuned.target, tuned, budget, timeout, as_json, shown)
+        _keep(settings, found["figures"])
         return
-    with tempfile.TemporaryDirectory(prefix="autocompile-verify-") as folder:
-        result = api.tune(
-            target or tuned.target,
-            only=tuned,
-            budget_s=budget,
-            device=device or tuned.fingerprint.get("device"),
-            timeout_s=timeout,
-            run_dir=Path(folder) / "run",
-            progress=progress_of("none" if quiet else progress, sys.stderr),
-        )
-    checks = check(tuned, result)
-    gates = unmet(checks, required)
-    if junit:
-        from autocompile.commands.junit import junit as as_junit
-
-        write(junit, as_junit(checks, required))
-    found = {
-        "checks": [one.to_dict() for one in checks],
-        "unmet": gates,
-        "environment": result.environment,
-        "differences": tuned.differences(result.environment),
-    }
-    print_or_draw(found, as_json, lambda console: render_verified(found, console))
-    if result.interrupted:
+    done = verifying.verify(
+        tuned,
+        target,
+        required,
+        budget_s=budget,
+        timeout_s=timeout,
+        device=device,
+        progress=progress_of(shown, sys.stderr),
+    )
+    _tell_ci(done, junit, github)
+    print_or_draw(done.to_dict(), as_json, lambda console: render_verified(done.to_dict(), console))
+    if done.interrupted:
         raise typer.Exit(ExitCode.INTERRUPTED)
-    if gates or not all(one.is_good or one.verdict == "open" for one in checks):
+    if done.faults:
         raise typer.Exit(ExitCode.GATE)
 
 
+def _tell_ci(done: Any, junit: Path | None, github: bool) -> None:
+    """Write what CI systems show: JUnit XML, annotations, and the summary of the job."""
+    if junit:
+        from autocompile.commands.junit import junit as as_junit
+
+        write(junit, as_junit(done.checks, done.required))
+    if github:
+        from autocompile.commands.github import workflow_commands
+        from autocompile.report.markdown import verified_to_markdown
+
+        say("\n".join(workflow_commands(done.checks, done.required)))  # the runner reads stderr too
+        if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
+            with open(summary, "a", encoding="utf-8") as file:
+                file.write(verified_to_markdown(done.to_dict()))
+
+
+def _demand_none(given: Mapping[str, Any]) -> None:
+    """Refuse options that are about the settings alone, and not about a whole training."""
+    if option := next((name for name, value in given.items() if value), None):
+        raise UsageError(
+            f"{option} is about the settings alone, and --in-algorithm about a whole training",
+            hint=f"the same command without {option} or without --in-algorithm",
+        )
+
+
+def _keep(settings: str, figures: Any) -> None:
+    """Write the figures into the run, if the settings are of one."""
+    from autocompile.store import runs
+    from autocompile.store.files import write_json
+
+    if not settings.endswith(".json"):
+        write_json(runs.find(settings).in_algorithm, figures)
+
+
 def _in_algorithm(
-    target: str, tuned: Any, budget: float, timeout: float, as_json: bool, is_silent: bool
+    target: str, tuned: Any, budget: float, timeout: float, as_json: bool, shown: str
 ) -> dict[str, Any]:
     from autocompile.commands.in_algorithm import compare_in_algorithm
-    from autocompile.report.checks import render_in_algorithm
+    from autocompile.report.terminal.checks import render_in_algorithm
 
-    if not is_silent:
+    if shown != "none":
         say(f"trains with and without the settings, in turns, for about {budget:.0f} s")
     found = compare_in_algorithm(target, tuned, budget, timeout)
     print_or_draw(found, as_json, lambda console: render_in_algorithm(found, console))

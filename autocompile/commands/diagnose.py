@@ -13,7 +13,7 @@ from autocompile.execute.job import JobFactory
 from autocompile.execute.local import Isolation, LocalExecutor
 from autocompile.progress import Progress
 from autocompile.protocol.requests import TimingLimits, TraceRequest, TrialRequest
-from autocompile.protocol.results import TraceResult
+from autocompile.protocol.results import ProbeResult, TraceResult
 from autocompile.search.jobs import run_job
 from autocompile.search.probe import probe
 from autocompile.search.records import to_record
@@ -54,7 +54,7 @@ def bench(
 
 def probed(
     plan: Plan, job_factory: JobFactory, executor: LocalExecutor, environment: str = "default"
-) -> dict[str, Any]:
+) -> ProbeResult:
     """What the probe found; the log that an error speaks of is shown, since it will be gone.
 
     Raises:
@@ -149,13 +149,13 @@ def check(
     with bench(plan, timeout_s) as (job_factory, executor):
         found = probed(plan, job_factory, executor)
         rows = {}
-        for phase in found["target"]["phases"]:
+        for phase in found.target["phases"]:
             size = batch_size if phase_of(phase).has_batch_size else None
-            size = found["target"].get("fixed_batch_size", size)
+            size = found.target.get("fixed_batch_size", size)
             setting = Setting(DEFAULT_INDUCTOR, size, phase)
             rows[phase] = _row(*_try(job_factory, executor, setting))
-    target_found = {"spec": plan.target, **found["target"]}
-    return {"target": target_found, "environment": found["environment"], "phases": rows}
+    target_found = {"spec": plan.target, **found.target}
+    return {"target": target_found, "environment": found.environment, "phases": rows}
 
 
 def doctor(backend: str | None, device: str | None) -> dict[str, Any]:
@@ -175,10 +175,10 @@ def doctor(backend: str | None, device: str | None) -> dict[str, Any]:
         offered = Catalogue.of(found)
         rows = {
             name: _examine(name, reason, offered, job_factory, executor)
-            for name, reason in found["backends"].items()
+            for name, reason in found.backends.items()
         }
-    environment = {**found["environment"], "toolchain_s": found.get("toolchain_s")}
-    return {"environment": environment, "backends": rows, "known": found["all_backends"]}
+    environment = {**found.environment, "toolchain_s": found.toolchain_s}
+    return {"environment": environment, "backends": rows, "known": found.all_backends}
 
 
 def _examine(

@@ -7,7 +7,7 @@ from typing import Any
 
 from autocompile.commands.diagnose import bench
 from autocompile.errors import TargetError
-from autocompile.estimate.intervals import Interval, over_sets, signed_rank_interval, speedup
+from autocompile.estimate.intervals import Interval, median_interval, over_sets, speedup
 from autocompile.execute.executor import Ending
 from autocompile.progress import Progress
 from autocompile.protocol.requests import AlgorithmRequest
@@ -88,8 +88,8 @@ def figures(rounds: Sequence[Mapping[str, Any]], runners: int = 1) -> dict[str, 
             continue
         plain, tuned = zip(*both, strict=True)
         row = {
-            "untouched": signed_rank_interval(plain).to_dict(),
-            "tuned": signed_rank_interval(tuned).to_dict(),
+            "untouched": median_interval(plain).to_dict(),
+            "tuned": median_interval(tuned).to_dict(),
         }
         if more_is_better is not None:
             pair = (tuned, plain) if more_is_better else (plain, tuned)

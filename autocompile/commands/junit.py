@@ -5,7 +5,7 @@ from __future__ import annotations
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping, Sequence
 
-from autocompile.commands.verify import Check, unmet
+from autocompile.commands.verify import Check, faults
 from autocompile.report.text import plain
 
 __all__ = ["junit"]
@@ -23,12 +23,10 @@ def junit(checks: Sequence[Check], required: Mapping[str, float]) -> str:
         size = "" if one.batch_size is None else f"batch size {one.batch_size}: "
         name = plain(f"{size}{one.setting}")
         case = ElementTree.SubElement(suite, "testcase", classname=plain(one.phase), name=name)
-        why = [] if one.is_good else [f"{one.verdict}: {one.message}"]
-        is_open = one.verdict == "open"
-        failures = [*([] if is_open else why), *unmet([one], required)]
-        for sentence in failures:
+        sentences = faults(one, required)
+        for sentence in sentences:
             ElementTree.SubElement(case, "failure", message=plain(sentence))
-        if is_open and not failures:
+        if one.is_open and not sentences:
             ElementTree.SubElement(case, "skipped", message=plain(one.message))
     for count, of in (("failures", "failure"), ("skipped", "skipped")):
         suite.set(count, str(sum(case.find(of) is not None for case in suite)))

@@ -58,8 +58,8 @@ def preview(
         names = ("default", *(name for name, _ in plan.pythons))
         every = {name: probed(plan, job_factory, executor, name) for name in names}
         found, spaces = every["default"], spaces_of(plan, every)
-        traced = traced_by_dynamo(plan, found["target"], job_factory, executor)
-    device = found["environment"]["device"].split(":")[0]
+        traced = traced_by_dynamo(plan, found.target, job_factory, executor)
+    device = found.environment["device"].split(":")[0]
     if budget_s is None:
         budget_s = budget_of(effort)
     budget_s = math.inf if budget_s is None else budget_s
@@ -78,8 +78,8 @@ def preview(
             "dynamo": traced.get(name, {}),
         }
     return {
-        "target": {"spec": plan.target, **found["target"]},
-        "environment": found["environment"],
+        "target": {"spec": plan.target, **found.target},
+        "environment": found.environment,
         "phases": rows,
     }
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
+from autocompile import api
+from autocompile.progress import Progress
 from autocompile.result import Result
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.tuned import Choice, Tuned, is_faster
 
-__all__ = ["REQUIREMENTS", "Check", "check", "unmet"]
+__all__ = ["REQUIREMENTS", "Check", "Verified", "check", "faults", "unmet", "verify"]
 
 REQUIREMENTS = ("speedup", "max-graphs", "max-recompiles", "max-compile-time")
 
@@ -47,9 +51,90 @@ class Check:
         """Whether the setting can go on being used."""
         return self.verdict == "fastest"
 
+    @property
+    def is_open(self) -> bool:
+        """Whether too little was measured to say so."""
+        return self.verdict == "open"
+
+    @property
+    def where(self) -> str:
+        """Phase and batch size, in words."""
+        return self.phase if self.batch_size is None else f"{self.phase} at {self.batch_size}"
+
     def to_dict(self) -> dict[str, Any]:
         """As JSON."""
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What became of all choices.
+
+    Attributes:
+        checks: one for each choice.
+        required: what was required of them, as for :func:`unmet`.
+        environment: torch and the machine here.
+        differences: where they are not those of the settings.
+        interrupted: Ctrl-C ended it early.
+    """
+
+    checks: list[Check]
+    required: Mapping[str, float]
+    environment: Mapping[str, Any]
+    differences: list[str]
+    interrupted: bool
+
+    @property
+    def faults(self) -> list[str]:
+        """Why it fails, a sentence each; empty if it passes."""
+        return [text for one in self.checks for text in faults(one, self.required)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "checks": [one.to_dict() for one in self.checks],
+            "unmet": unmet(self.checks, self.required),
+            "environment": dict(self.environment),
+            "differences": self.differences,
+        }
+
+
+def verify(
+    settings: Tuned,
+    target: str | None = None,
+    required: Mapping[str, float] | None = None,
+    *,
+    budget_s: float = 120.0,
+    timeout_s: float = 300.0,
+    device: str | None = None,
+    progress: Progress,
+) -> Verified:
+    """Measure settings again, beside eager mode and plain ``torch.compile()``.
+
+    Args:
+        settings: from a file or a run.
+        target: where it is now; None: where it was.
+        required: as for :func:`unmet`.
+        budget_s, timeout_s, progress: as for ``autocompile.tune``.
+        device: None: the one that they were measured on.
+
+    Raises:
+        UsageError, NothingWorked: as ``autocompile.tune``.
+    """
+    with tempfile.TemporaryDirectory(prefix="autocompile-verify-") as folder:
+        result = api.tune(
+            target or settings.target,
+            only=settings,
+            budget_s=budget_s,
+            device=device or settings.fingerprint.get("device"),
+            timeout_s=timeout_s,
+            run_dir=Path(folder) / "run",
+            progress=progress,
+        )
+    here = result.environment
+    differences = settings.differences(here)
+    checks = check(settings, result)
+    return Verified(checks, required or {}, here, differences, result.interrupted)
 
 
 def check(settings: Tuned, result: Result) -> list[Check]:
@@ -67,6 +152,17 @@ def check(settings: Tuned, result: Result) -> list[Check]:
     ]
 
 
+def faults(one: Check, required: Mapping[str, float]) -> list[str]:
+    """Why ``verify`` fails for a choice, a sentence each; empty where it passes.
+
+    Args:
+        one: what became of it.
+        required: as for :func:`unmet`.
+    """
+    own = [] if one.is_good or one.is_open else [f"{one.verdict}: {one.message}"]
+    return [*own, *unmet([one], required)]
+
+
 def unmet(checks: Sequence[Check], required: Mapping[str, float]) -> list[str]:
     """What does not come up to what is required, a sentence each.
 
@@ -77,7 +173,6 @@ def unmet(checks: Sequence[Check], required: Mapping[str, float]) -> list[str]:
     """
     found = []
     for one in checks:
-        where = one.phase if one.batch_size is None else f"{one.phase} at {one.batch_size}"
         seen = {
             "speedup": one.speedup["low"] if one.speedup else 0.0,
             "max-graphs": one.graphs,
@@ -87,7 +182,7 @@ def unmet(checks: Sequence[Check], required: Mapping[str, float]) -> list[str]:
         for name, bound in required.items():
             value = seen[name]
             if value is not None and (value < bound if name == "speedup" else value > bound):
-                found.append(f"{where}: {name} is {value:.4g}, and {bound:g} is required")
+                found.append(f"{one.where}: {name} is {value:.4g}, and {bound:g} is required")
     return found
 
 

@@ -23,22 +23,27 @@ _EXIT_GRACE_S = 10.0  # to exit after sending the result
 
 
 class Clock:
-    """Seconds in each step, without the time in which the trial was stopped."""
+    """When a trial was in which step, without the time in which it was stopped.
+
+    Attributes:
+        step: the present one.
+        spans: step, begin and end of each stretch of work, by ``time.monotonic``.
+        pauses: begin and end of each stop.
+    """
 
     def __init__(self) -> None:
         self.step = Step.IMPORT
-        self.step_s: dict[str, float] = {}
+        self.spans: list[tuple[str, float, float]] = []
         self.pauses: list[tuple[float, float]] = []
         self._held_at: float | None = None
         self._waits = False
-        self._began = self._step_began = time.monotonic()
+        self._began = self._step_began = self._span_began = time.monotonic()
 
     def enter(self, step: Step) -> None:
         """Begin a step."""
         now = self._now()
-        spent = self.step_s.get(self.step.value, 0.0)
-        self.step_s[self.step.value] = spent + now - self._step_began
-        self.step, self._step_began = step, now
+        self.spans.append((self.step.value, self._span_began, now))
+        self.step, self._step_began, self._span_began = step, now, now
 
     def hold(self, waits: bool = False) -> None:
         """Stop the clock.
@@ -47,7 +52,9 @@ class Clock:
             waits: the trial waits for exclusive use and counts that time itself.
         """
         if self._held_at is None:
-            self._held_at, self._waits = time.monotonic(), waits
+            now = time.monotonic()
+            self.spans.append((self.step.value, self._span_began, now))
+            self._held_at, self._span_began, self._waits = now, now, waits
         elif waits:  # it requested exclusive use just before we stopped it
             self._waits = True
 
@@ -60,7 +67,15 @@ class Clock:
             self.pauses.append((self._held_at, now))
         self._began += now - self._held_at
         self._step_began += now - self._held_at
-        self._held_at = None
+        self._held_at, self._span_began = None, now
+
+    @property
+    def step_s(self) -> dict[str, float]:
+        """Seconds in each step."""
+        found: dict[str, float] = {}
+        for step, begin, end in self.spans:
+            found[step] = found.get(step, 0.0) + end - begin
+        return found
 
     @property
     def total_s(self) -> float:

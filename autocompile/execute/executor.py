@@ -60,6 +60,7 @@ class Ending:
             it; empty when it sent none.
         wall_s: seconds from the start of the process to its end, without pauses.
         step_s: seconds in each step, without pauses.
+        spans: step, begin and end of each stretch of work between pauses, in Unix time.
         pauses: (begin, end) of each time it was stopped for another trial's measurement, by
             ``time.monotonic``, which all processes share on Linux.
         stack: stack dump of a process that timed out.
@@ -73,6 +74,7 @@ class Ending:
     payload: Mapping[str, Any] = field(default_factory=dict)
     wall_s: float = 0.0
     step_s: Mapping[str, float] = field(default_factory=dict)
+    spans: Sequence[tuple[str, float, float]] = ()
     pauses: Sequence[tuple[float, float]] = ()
     stack: str = ""
     doubts: Sequence[str] = ()

@@ -116,8 +116,6 @@ class LocalExecutor:
             self._starters.close()
             self._selector.close()
 
-    # Starting ----------------------------------------------------------------------------------
-
     def _start_queued(self) -> None:
         for job in list(self._queue):
             if self._exclusive.taken or self._asking:
@@ -159,8 +157,6 @@ class LocalExecutor:
         for descriptor in (child.pipes.results[0], child.pipes.output[0], child.pidfd):
             if descriptor is not None:
                 self._selector.register(descriptor, selectors.EVENT_READ, child)
-
-    # Listening ---------------------------------------------------------------------------------
 
     def _read(self, child: Child, descriptor: int) -> bool:
         """Read what a pipe holds now; False if that is nothing."""
@@ -209,8 +205,6 @@ class LocalExecutor:
             child.garbage = str(error)
             self._kill(child, None)
 
-    # Exclusive use ------------------------------------------------------------------------------
-
     def _pass_on_requests(self) -> None:
         """Grant exclusive use only once no fork server imports or compiles something."""
         while self._asking and not self._starters.are_busy:
@@ -245,8 +239,6 @@ class LocalExecutor:
         child.clock.go()
         with contextlib.suppress(OSError):  # it has exited; its end is read later
             os.write(child.pipes.control[0], b"!")
-
-    # Limits and the end -------------------------------------------------------------------------
 
     def _look_after_all(self) -> None:
         now = time.monotonic()

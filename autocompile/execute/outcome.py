@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import time
 
 from autocompile.execute.child import Child
 from autocompile.execute.executor import Ending
@@ -30,6 +31,7 @@ def ending_of(child: Child) -> Ending:
     # Forking or another trial can cause these; a setting that raises would raise again.
     died = outcome is Outcome.CRASHED and child.code is not None and child.code < 0 and not ours
     doubts = {"forked": child.forked, "beside other trials": child.company}
+    since = time.time() - time.monotonic()
     return Ending(
         outcome,
         step,
@@ -37,6 +39,7 @@ def ending_of(child: Child) -> Ending:
         {k: v for k, v in (child.result or {}).items() if k not in _ENVELOPE},
         wall_s=child.clock.total_s,
         step_s=child.clock.step_s,
+        spans=tuple((step, since + begin, since + end) for step, begin, end in child.clock.spans),
         pauses=tuple(child.clock.pauses),
         stack=child.stack,
         doubts=[n for n, is_so in doubts.items() if is_so and (died or outcome in _DOUBTFUL)],

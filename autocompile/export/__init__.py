@@ -15,15 +15,15 @@ from autocompile.estimate.decision import SETS
 from autocompile.export.accelerate import export as _accelerate
 from autocompile.export.choices import choices, command
 from autocompile.export.lightning import export as _lightning
-from autocompile.export.python import as_code, to_paste, use_line
 from autocompile.export.python import export as _python
+from autocompile.export.python import to_paste, use_line
 from autocompile.export.rllib import export as _rllib
 from autocompile.export.script import export as _script
 from autocompile.export.text import comment
 from autocompile.export.transformers import export as _transformers
 from autocompile.settings.tuned import Tuned
 
-__all__ = ["FORMATS", "as_code", "export", "to_paste", "unconfirmed", "use_line"]
+__all__ = ["FORMATS", "export", "to_paste", "unconfirmed", "use_line"]
 
 
 def _json(report: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ from autocompile.export.stacks import settings_of
 from autocompile.export.text import comment, program, quoted
 from autocompile.settings.config import CompileConfig
 
-__all__ = ["ACCELERATE_READ", "BACKENDS", "export", "has_name", "notes_of"]
+__all__ = ["ACCELERATE_READ", "BACKENDS", "export"]
 
 ACCELERATE_READ = "1.15"
 """The version of accelerate that :data:`BACKENDS` was read from."""
@@ -42,11 +42,11 @@ def export(report: Report) -> str:
     """
     settings = settings_of(report, "Accelerate")
     model, step = settings.model, settings.optimizer
-    notes = settings.lost("Accelerate", optimizer=True) + notes_of(report, model)
+    notes = settings.lost("Accelerate") + _notes_of(report, model)
     steps = step.optimizer != "default"
     own = (
         []
-        if model.is_eager or has_name(model)
+        if model.is_eager or _has_name(model)
         else [f"model = torch.compile(model, {arguments(model)})"]
     )
     lines = [*model_lines(model), *optimizer_lines(report, step), *own]
@@ -63,21 +63,21 @@ def export(report: Report) -> str:
     )
 
 
-def has_name(config: CompileConfig) -> bool:
+def _has_name(config: CompileConfig) -> bool:
     """Whether Accelerate compiles; else the export does, where the setting is compiled."""
     return not config.is_eager and config.backend.upper() in BACKENDS
 
 
-def notes_of(report: Report, config: CompileConfig) -> str:
+def _notes_of(report: Report, config: CompileConfig) -> str:
     """Comments on what Accelerate does otherwise than what was measured."""
     notes = comment(_REGIONS) if config.scope == "regional" else ""
     on_cuda = str(report["environment"].get("device")).startswith("cuda")
-    return notes + (comment(_TF32) if on_cuda and has_name(config) else "")
+    return notes + (comment(_TF32) if on_cuda and _has_name(config) else "")
 
 
 def _plugin(config: CompileConfig) -> str:
     """Code that creates the plugin. Accelerate reads missing fields from the environment."""
-    if not has_name(config):
+    if not _has_name(config):
         return 'plugin = TorchDynamoPlugin(backend="no")\n'
     fields = {
         "backend": quoted(config.backend.lower()),

@@ -13,7 +13,6 @@ from autocompile.errors import ExportError
 from autocompile.export.text import comment, one_line
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.phases import phase_of
-from autocompile.settings.tuned import is_faster
 from autocompile.store import runs
 
 __all__ = [
@@ -57,7 +56,9 @@ class Choice:
 
 
 def choices(report: Report) -> dict[str, Choice]:
-    """The choice of each phase at the target's batch size; the report's best if it has none.
+    """The choice of each phase: the report's best, which is at the target's own batch size.
+
+    The report is about another batch size only where that one was not measured.
 
     Raises:
         ExportError: no phase has a result.
@@ -82,17 +83,8 @@ def _choice(report: Report, name: str, phase: Mapping[str, Any]) -> Choice:
     own = (report["target"].get("own_batch_size") or {}).get(name)
     if own in (None, best.get("batch_size")):
         return choice
-    row = {r["batch_size"]: r for r in phase.get("by_batch_size", ())}.get(own, {})
-    trial = next((t for t in phase["trials"] if t["number"] == row.get("number")), None)
-    if trial is None:
-        text = f"{choice.evidence}; this configuration's own batch size {own} was not measured"
-        return replace(choice, evidence=text)
-    found = _faster(report, name, row, trial["config"])
-    other = "eager" if choice.config is None else f"trial {best['number']}"
-    what = f"{found.evidence}; the batch size is this configuration's own, over all of them {other}"
-    if not is_faster(row):
-        return Choice(name, "keep_eager", None, f"not compiled: {what} is best")
-    return replace(found, evidence=f"{what} is best")
+    text = f"{choice.evidence}; this configuration's own batch size {own} was not measured"
+    return replace(choice, evidence=text)
 
 
 def _faster(report: Report, name: str, row: Mapping[str, Any], config: Mapping[str, Any]) -> Choice:

@@ -12,7 +12,7 @@ from typing import Any
 from autocompile.export.choices import Choice, Report, is_rl
 from autocompile.export.text import literal, quoted
 from autocompile.settings.backends import BACKENDS
-from autocompile.settings.config import CompileConfig
+from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.dimensions import GUARD_FILTERS, OPTIMIZERS
 from autocompile.settings.phases import FORWARD, TRAIN_STEP, phase_of
 
@@ -23,7 +23,6 @@ __all__ = [
     "imports",
     "made_optimizer",
     "model_lines",
-    "optimizer_arguments",
     "optimizer_lines",
     "options",
     "phase_lines",
@@ -66,15 +65,16 @@ def phase_lines(
     return lines
 
 
-def code_line(report: Report, phase: str, config: CompileConfig) -> str:
-    """A setting as one line, with what plain torch has no words for in a comment; or empty."""
+def code_line(report: Report, choice: Choice) -> str:
+    """A choice as one line, with what plain torch has no words for in a comment; or empty."""
+    config = choice.config or EAGER
     lines = [*process_lines(config), *model_lines(config)]
     if config.optimizer != "default":
         flags = _shown(OPTIMIZERS[config.optimizer]) or 'lr=torch.tensor(group["lr"])'
         lines.append(made_optimizer(report, config.optimizer) or f"optimizer(..., {flags})")
     if not config.is_eager:
         given = arguments(config)
-        called = phase_of(phase).compiles or "model"
+        called = phase_of(choice.phase).compiles or "model"
         lines.append(f"torch.compile({called}{', ' if given else ''}{given})")
     more = [
         f"environment {value}" if d.name == "environment" else d.label(value)
@@ -166,28 +166,19 @@ def optimizer_lines(report: Report, config: CompileConfig) -> list[str]:
     return ["for group in optimizer.param_groups:", f"    {change}"]
 
 
-def made_optimizer(report: Report, implementation: str, owner: str = "model") -> str:
+def made_optimizer(report: Report, implementation: str) -> str:
     """Code such as ``torch.optim.Adam(model.parameters(), lr=0.01, fused=True)``.
 
     Empty if the target has no optimizer, or its arguments are unknown, as with several parameter
     groups.
     """
-    found = optimizer_arguments(report, implementation)
-    if found is None:
-        return ""
-    name, given = found
-    return f"torch.optim.{name}({owner}.parameters(){', ' if given else ''}{given})"
-
-
-def optimizer_arguments(report: Report, implementation: str) -> tuple[str, str] | None:
-    """The class in ``torch.optim``, and its non-default arguments as source; None if unknown."""
     target = report["target"]
     if "optimizer" not in (target.get("choices") or {}):
-        return None  # the measured optimizer is the default one, the user's may differ
+        return ""  # the measured optimizer is the default one, the user's may differ
     made = target.get("optimizer") or {}
     name, given = str(made.get("class") or ""), dict(made.get("arguments") or {})
     if not all(re.fullmatch(r"[A-Za-z_]\w*", word, re.ASCII) for word in (name, *given)):
-        return None
+        return ""
     if implementation not in ("default", "tensor_lr"):
         given = {k: v for k, v in given.items() if k not in _SWITCHES}
     shown = _shown({**given, **OPTIMIZERS[implementation]})
@@ -196,7 +187,7 @@ def optimizer_arguments(report: Report, implementation: str) -> tuple[str, str] 
         where = "" if kind == "cpu" else f", device={quoted(kind)}"
         lr = f"lr=torch.tensor({literal(given.pop('lr', made.get('lr')))}{where})"
         shown = ", ".join(filter(None, (lr, _shown(given))))
-    return name, shown
+    return f"torch.optim.{name}(model.parameters(){', ' if shown else ''}{shown})"
 
 
 def _shown(given: Mapping[str, Any]) -> str:

@@ -23,7 +23,7 @@ from autocompile.export.text import one_line, program, quoted
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.phases import LEARNER_UPDATE, OPTIMIZER_STEP, PHASES, phase_of
 
-__all__ = ["as_code", "code_of", "export", "having_form", "refusal", "to_paste", "use_line"]
+__all__ = ["code_of", "export", "having_form", "refusal", "to_paste", "use_line"]
 
 _LONGEST = 200  # characters of a line to paste
 
@@ -170,7 +170,9 @@ def use_line(report: Report, run: str = "last") -> str:
     except ExportError as error:
         return f"autocompile export {run} --to json   ({error.what})"
     if not faster:
-        return _nothing(report, [name for name, c in found.items() if c.verdict != "failed"])
+        worked = [name for name, c in found.items() if c.verdict != "failed"]
+        it = "it" if len(worked) == len(found) else " and ".join(worked)
+        return f"leave {it} uncompiled: nothing is faster than eager by more than the noise"
     configs = [choice.config for choice in faster if choice.config]
     lines = [line for config in configs for line in imports(report, config)]
     lines += [line for choice in faster for line in phase_lines(report, choice)]
@@ -181,40 +183,21 @@ def use_line(report: Report, run: str = "last") -> str:
     return one + writes * any(uses_apply(report, config) for config in configs)
 
 
-def _nothing(report: Report, worked: list[str]) -> str:
-    it = "it" if len(worked) == len(report["phases"]) else " and ".join(worked)
-    nothing = f"leave {it} uncompiled: nothing is faster than eager by more than the noise"
-    elsewhere = [name for name in worked if report["phases"][name]["verdict"] == "faster"]
-    if not elsewhere:
-        return nothing
-    size = report["target"]["own_batch_size"][elsewhere[0]]
-    return f"{nothing} at this configuration's own batch size {size}"
+def to_paste(report: Report, in_a_line: bool = False) -> dict[str, str]:
+    """The code of each phase whose setting changes something, where there is any.
 
-
-def as_code(report: Report) -> dict[str, str]:
-    """The best setting of each phase that has one as a line of code, for a table.
-
-    What plain torch has no words for stands in a comment.
+    Args:
+        report: the content of ``report.json``.
+        in_a_line: for a table: what plain torch has no words for stands in a comment. Otherwise
+            whole lines with their imports.
     """
-    found = {}
-    for name, phase in report["phases"].items():
-        if phase["verdict"] == "faster" and phase.get("best"):
-            try:
-                config = CompileConfig.from_dict(phase["best"]["config"])
-            except AutocompileError:
-                continue  # of a newer version
-            found[name] = code_line(report, name, config)
-    return found
-
-
-def to_paste(report: Report) -> dict[str, str]:
-    """The lines to paste for each phase whose setting changes something, where there are any."""
     try:
         found = choices(report)
-    except ExportError:
+    except AutocompileError:  # there is no result, or a setting is of a newer version
         return {}
-    lines = {name: _lines(report, choice) for name, choice in found.items() if choice.config}
-    return {name: text for name, text in lines.items() if text}
+    form = code_line if in_a_line else _lines
+    codes = {name: form(report, choice) for name, choice in found.items() if choice.config}
+    return {name: code for name, code in codes.items() if code}
 
 
 def _lines(report: Report, choice: Choice) -> str:

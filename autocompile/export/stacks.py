@@ -6,12 +6,11 @@ from dataclasses import dataclass
 
 from autocompile.errors import ExportError
 from autocompile.export.choices import Choice, Report, choices, command, header, is_rl
-from autocompile.export.text import comment
-from autocompile.settings import backends
+from autocompile.export.text import comment, one_line, program
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.phases import FORWARD, OPTIMIZER_STEP, TRAIN_STEP
 
-__all__ = ["Settings", "not_carried", "settings_of"]
+__all__ = ["Settings", "not_carried", "settings_of", "with_callback"]
 
 
 @dataclass(frozen=True)
@@ -28,18 +27,11 @@ class Settings:
     optimizer: CompileConfig
     evidence: str
 
-    def lost(self, stack: str, optimizer: bool) -> str:
-        """A comment on what the stack cannot express; empty if there is nothing.
-
-        Args:
-            stack: as it is named.
-            optimizer: whether the implementation of the optimizer is one of them.
-        """
+    def lost(self, stack: str) -> str:
+        """A comment on what a stack cannot express; empty if there is nothing."""
         lost = not_carried(self.model) if not self.model.is_eager else []
         if not self.optimizer.is_eager:
             lost += ["the compiled optimizer step"]
-        if self.optimizer.optimizer != "default" and not optimizer:
-            lost += [f"optimizer={self.optimizer.optimizer!r}: pass it where you build yours"]
         return comment(f"WARNING: {stack} does not carry {'; '.join(lost)}.") if lost else ""
 
 
@@ -74,7 +66,7 @@ def settings_of(report: Report, stack: str) -> Settings:
         )
     choice = usable[0]
     config = choice.config or EAGER
-    if config.freezing or not backends.BACKENDS.get(config.backend, backends.Backend()).trains:
+    if not config.trains:
         raise ExportError(
             f"{stack} trains, and {config.label()} computes no gradients",
             hint=command(report, "--to python"),
@@ -90,3 +82,26 @@ def _evidence(choice: Choice, stack: str) -> str:
     if choice.phase == TRAIN_STEP and choice.config is not None:
         text += comment(f"{stack} compiles the forward pass and its backward only.")
     return text
+
+
+def with_callback(report: Report, stack: str, imports: str, trainer: str) -> str:
+    """Code of a trainer with our ``TunedCallback``, which reads a file of settings.
+
+    Args:
+        report: of a run.
+        stack: as it is named; the module of the callback has the same name.
+        imports: the import of the trainer.
+        trainer: the code that makes it.
+
+    Raises:
+        ExportError: as :func:`settings_of`.
+    """
+    settings = settings_of(report, stack)
+    if settings.model == settings.optimizer == EAGER:
+        nothing = comment("Nothing is faster than eager mode: leave it as it is.")
+        return program(settings.evidence + nothing)
+    return program(
+        settings.evidence,
+        f"{imports}\n\nfrom autocompile.{stack.lower()} import TunedCallback",
+        f"# The file: {one_line(command(report, '-o tuned.json'))}\n{trainer}",
+    )

@@ -72,7 +72,7 @@ class TrialResult(TaskResult):
 
     Attributes:
         notes: sentences for the user.
-        measurement: raw times, as :func:`autocompile.store.record.measurement_of` reads them.
+        measurement: raw times, as :func:`autocompile.store.measurement.measurement_of` reads them.
         weights_live: whether new weights change what the compiled side computes.
         reference_s: seconds of the reference workload.
         page_faults: of one call, on each side.
@@ -145,18 +145,22 @@ class ProbeResult(TaskResult):
     """What the probe sends.
 
     Attributes:
+        target: what it is, as ``run.json`` keeps it; empty without one.
+        environment: torch, machine and device, as ``run.json`` keeps them.
         backends: why each cannot be used here; empty if it can.
+        all_backends: every name that Dynamo knows, the target's own included.
         modes: the mode that each equals here.
+        options: names of Inductor's options.
         toolchain_s: seconds that the first compile cost; None where the fork server pays it.
         during: the user's function that was being called.
     """
 
-    target: dict[str, Any] | None = None
-    environment: Mapping[str, Any] | None = None
-    backends: Mapping[str, str] | None = None
-    all_backends: list[str] | None = None
-    modes: Mapping[str, str] | None = None
-    options: list[str] | None = None
+    target: dict[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    backends: Mapping[str, str] = field(default_factory=dict)
+    all_backends: list[str] = field(default_factory=list)
+    modes: Mapping[str, str] = field(default_factory=dict)
+    options: list[str] = field(default_factory=list)
     toolchain_s: float | None = None
     during: str | None = None
 

@@ -17,7 +17,7 @@ __all__ = ["FAILED", "document"]
 
 _METHOD = (
     "Blocks of eager and compiled calls alternate in one process, so that drift of the machine"
-    " cancels; the speed-up in a process is the Hodges-Lehmann estimate of their log ratios."
+    " cancels; the speed-up in a process is the median of their ratios."
 )
 _RACED = (
     " The best settings were timed again side by side in fresh processes: the speed-up is"

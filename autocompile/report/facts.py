@@ -12,6 +12,7 @@ from autocompile.settings.config import DEFAULT_INDUCTOR
 
 __all__ = [
     "against_default",
+    "checks",
     "confidence",
     "cost",
     "exported_warning",
@@ -144,6 +145,21 @@ def ties(phase: Mapping[str, Any]) -> dict[str, list[str]]:
         if number != best["number"] and (other := by_number.get(number)):
             found.setdefault(_preferred(best, other), []).append(show.label(other["config"]))
     return found
+
+
+def checks(found: Mapping[str, Any]) -> Table:
+    """What ``verify`` found, a row for each setting."""
+    rows = []
+    for one in found["checks"]:
+        size = "" if one["batch_size"] is None else str(one["batch_size"])
+        then, now = (show.speedup(one[k]) if one[k] else "" for k in ("was", "speedup"))
+        verdict = one["verdict"] + (f": {show.plain(one['message'])}" if one["message"] else "")
+        kind = {"fastest": "good", "failed": "error"}.get(one["verdict"], "warning")
+        rows.append(
+            (one["phase"], size, show.plain(one["setting"]), then, now, Span(verdict, kind))
+        )
+    titles = ("phase", "batch size", "setting", "then", "now", "verdict")
+    return Table("", titles, tuple(rows), (1, 3, 4))
 
 
 def _preferred(best: Mapping[str, Any], other: Mapping[str, Any]) -> str:

@@ -13,8 +13,9 @@ from typing import Any
 from autocompile.report import text as show
 from autocompile.report.contents import document
 from autocompile.report.document import Code, Line, Section, Table, Text, spans
+from autocompile.report.facts import checks
 
-__all__ = ["to_markdown"]
+__all__ = ["to_markdown", "verified_to_markdown"]
 
 # An underscore between letters or digits is no emphasis, so names stay readable in the source.
 _SPECIAL = re.compile(r"([\\`*\[\]<>|~&#$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
@@ -32,6 +33,14 @@ def to_markdown(report: Mapping[str, Any], code: Mapping[str, str] | None = None
     for block in shown.exports:
         lines += [f"## For {_inline(block.title)}", "", *_fenced(block), ""]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def verified_to_markdown(found: Mapping[str, Any]) -> str:
+    """What ``verify`` found, as the summary of a job in CI."""
+    gates = [f"- gate: {_escape(show.plain(line))}" for line in found["unmet"]]
+    machine = _escape(show.machine(found["environment"]))
+    lines = ["### autocompile verify", "", machine, "", *_table(checks(found)), *gates]
+    return "\n".join(lines) + "\n"
 
 
 def _inline(text: Text) -> str:

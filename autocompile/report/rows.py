@@ -7,7 +7,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from autocompile.estimate.candidates import Candidate, compare, whole_call_s, with_refreshes
+from autocompile.estimate.candidates import Candidate, whole_call_s, with_refreshes
+from autocompile.estimate.comparison import compare
 from autocompile.estimate.decision import Decision
 from autocompile.estimate.intervals import Interval, over_sets, ratio
 from autocompile.settings.config import DEFAULT_INDUCTOR
@@ -18,7 +19,7 @@ __all__ = ["best_row", "failures", "size_row", "trial_row"]
 
 _OF_A_RECORD = (
     *("number", "batch_size", "message", "role", "repeats", "duplicate_of", "compile_s"),
-    *("peak_memory_bytes", "graph_breaks", "graphs", "recompiles", "wall_s"),
+    *("peak_memory_bytes", "graph_breaks", "graphs", "recompiles", "began", "wall_s"),
 )
 
 

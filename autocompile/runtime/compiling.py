@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from autocompile.errors import UsageError
-from autocompile.runtime.freezing import Frozen
 from autocompile.runtime.regions import regions_of
+from autocompile.runtime.weights.freezing import Frozen
 from autocompile.settings.backends import BACKENDS
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.dimensions import GUARD_FILTERS

@@ -257,9 +257,14 @@ class _Step:
         """The function to bind as ``optimizer.step``."""
 
         def step(_: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
-            if closure is not None:
+            if closure is None:
+                return (self.compiled or self.uncompiled)()
+            if self.compiled is None:
                 return self.uncompiled(closure)
-            return (self.compiled or self.uncompiled)()
+            with torch.enable_grad():  # first and once, as in each of torch's but LBFGS
+                loss = closure()
+            self.compiled()
+            return loss
 
         vars(step).update(vars(self.uncompiled))  # attributes set by LR schedulers
         return step

@@ -14,6 +14,7 @@ from autocompile.execute.executor import Executor
 from autocompile.execute.interpreter import demand_torch
 from autocompile.execute.job import JobFactory, locked
 from autocompile.progress import Progress
+from autocompile.protocol.results import ProbeResult
 from autocompile.search.probe import probe
 from autocompile.space.plan import Plan
 from autocompile.store import runs
@@ -21,7 +22,7 @@ from autocompile.store.record import SCHEMA, RunFolder
 
 __all__ = ["described", "opened", "probe_all", "resolved"]
 
-Found = Mapping[str, Mapping[str, Any]]
+Found = Mapping[str, ProbeResult]
 
 
 def resolved(plan: Plan, run_dir: str | Path | None, resume: bool) -> tuple[RunFolder, Plan]:
@@ -82,7 +83,7 @@ def probe_all(
     for _, python in plan.pythons:
         demand_torch(python, job_factory.timeout_s)
     found = {"default": probe(plan, job_factory, executor, progress)}
-    plan = dataclasses.replace(plan, phases=tuple(found["default"]["target"]["phases"]))
+    plan = dataclasses.replace(plan, phases=tuple(found["default"].target["phases"]))
     for name, _ in plan.pythons:
         found[name] = probe(plan, job_factory, executor, progress, name)
     return plan, found
@@ -106,25 +107,25 @@ def described(folder: RunFolder, plan: Plan, every: Found) -> dict[str, Any]:
         "schema": SCHEMA,
         "id": secrets.token_hex(4),
         "plan": plan.to_dict(),
-        "environment": {"autocompile": __version__, **found["environment"]},
+        "environment": {"autocompile": __version__, **found.environment},
         "environments": {
-            name: {"python_path": dict(plan.pythons)[name], **seen["environment"]}
+            name: {"python_path": dict(plan.pythons)[name], **seen.environment}
             for name, seen in others.items()
         },
-        "target": found["target"],
-        "phases": found["target"]["phases"],
-        "toolchain_s": found.get("toolchain_s"),
+        "target": found.target,
+        "phases": found.target["phases"],
+        "toolchain_s": found.toolchain_s,
         "interrupted": True,  # until it has finished
     }
 
 
 def _demand_unchanged(folder: RunFolder, plan: Plan, run: Mapping[str, Any], every: Found) -> None:
-    here = every["default"]["environment"]
+    here = every["default"].environment
     changes = [
         (name, run["environment"][name], here[name]) for name in ("torch", "device_name", "python")
     ]
     changes += [
-        (f"torch in the environment {name}", seen["torch"], every[name]["environment"]["torch"])
+        (f"torch in the environment {name}", seen["torch"], every[name].environment["torch"])
         for name, seen in run.get("environments", {}).items()
         if name in every
     ]
@@ -135,7 +136,7 @@ def _demand_unchanged(folder: RunFolder, plan: Plan, run: Mapping[str, Any], eve
                 f"{then} then, {now} now",
                 hint="the same command without --resume",
             )
-    if run["target"].get("sha256") != every["default"]["target"].get("sha256"):
+    if run["target"].get("sha256") != every["default"].target.get("sha256"):
         raise RunError(
             f"{plan.target} has changed since {folder.path} was made",
             "its finished trials measured another model",

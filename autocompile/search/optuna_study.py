@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,16 @@ from autocompile.store.record import Outcome, Record
 __all__ = ["OptunaStudy"]
 
 _LOCK_PATIENCE_S = 5
+_METRIC = "speed-up over eager"
+_NOTE = """\
+The search of the run `{run}`. The answer, with the races that confirm it, is in its `report.html`.
+
+- The value is the speed-up over eager mode in one process; 1 is as fast. All phases and batch sizes
+  are one study, and eager mode is a trial of each.
+- *Pruned* means that a setting has no valid result. `outcome` and `message` say why.
+- *Fail* means that it was stopped before its end.
+- The log of a trial is in `{run}/trials/`, in the folder of its `number`.
+"""
 _TROUBLE = (optuna.exceptions.OptunaError, SQLAlchemyError, OSError, ImportError, ValueError)
 
 
@@ -37,6 +48,7 @@ class OptunaStudy:
     Args:
         sampler: chooses the next setting.
         name: of the study.
+        run: path of the run, for the study's note.
         database: the run's file, or the URL of the user's storage.
         warn: called with a message when the database cannot be written.
     """
@@ -45,10 +57,12 @@ class OptunaStudy:
         self,
         sampler: ListedSampler,
         name: str,
+        run: Path,
         database: Path | str,
         warn: Callable[[str], None],
     ) -> None:
-        self._sampler, self._name, self._warn, self._database = sampler, name, warn, database
+        self._sampler, self._name, self._run = sampler, name, run
+        self._warn, self._database = warn, database
         self._open: dict[Setting, optuna.Trial] = {}
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._memory = self._study(optuna.storages.InMemoryStorage())
@@ -132,7 +146,9 @@ class OptunaStudy:
 
     def _filled(self, records: Sequence[Record]) -> optuna.Study:
         """The study on disk, with unfinished rows closed and missing records added."""
-        study = self._study(self._storage())
+        storage = self._storage()
+        study = self._study(storage)
+        self._note(storage)
         told = set()
         for row in study.get_trials(deepcopy=False):
             if not row.state.is_finished():
@@ -143,6 +159,14 @@ class OptunaStudy:
             if record.number not in told:
                 study.add_trial(self._row(record))
         return study
+
+    def _note(self, storage: optuna.storages.RDBStorage) -> None:
+        """Write the study's note once, as ``optuna_dashboard.save_note`` does."""
+        study = storage.get_study_id_from_name(self._name)
+        if "dashboard:note_ver" not in storage.get_study_system_attrs(study):
+            note = _NOTE.format(run=self._run)
+            storage.set_study_system_attr(study, "dashboard:note_str:0", note)
+            storage.set_study_system_attr(study, "dashboard:note_ver", 1)
 
     def _storage(self) -> optuna.storages.RDBStorage:
         if isinstance(self._database, str):
@@ -161,25 +185,31 @@ class OptunaStudy:
     def _study(self, storage: optuna.storages.BaseStorage) -> optuna.Study:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            return optuna.create_study(
+            study = optuna.create_study(
                 study_name=self._name,
                 storage=storage,
                 sampler=self._sampler,
                 direction="maximize",
                 load_if_exists=True,
             )
+            study.set_metric_names([_METRIC])
+            return study
 
     def _row(self, record: Record) -> FrozenTrial:
         """The trial's row; a failure counts as pruned, since samplers propose failed ones again."""
         value = _value(record)
         state = TrialState.COMPLETE if value is not None else TrialState.PRUNED
-        return optuna.trial.create_trial(
+        row = optuna.trial.create_trial(
             state=TrialState.FAIL if record.outcome is Outcome.INTERRUPTED else state,
             value=value,
             params=self._sampler.params(Setting.of(record)),
             distributions=dict(self._sampler.distributions),
             user_attrs=_attributes(record),
         )
+        if record.spans:
+            row.datetime_start = datetime.fromtimestamp(record.spans[0][1])
+            row.datetime_complete = datetime.fromtimestamp(record.spans[-1][2])
+        return row
 
 
 def _first_line(error: BaseException) -> str:
@@ -192,6 +222,8 @@ def _value(record: Record) -> float | None:
     """The speed-up over eager including the cost of new weights; None if unknown."""
     if not record.ok or record.measurement is None or not record.is_known_to_pay:
         return None
+    if record.config.is_baseline:
+        return 1.0
     measured = record.measurement
     return with_refreshes(measured.speedup.value, record, measured.eager_call_s)
 
@@ -211,9 +243,10 @@ def _attributes(record: Record) -> dict[str, Any]:
     if record.duplicate_of is not None:
         every["same_as"] = record.duplicate_of
     if record.wall_s:
-        every["seconds"] = record.wall_s
+        every["seconds"] = round(record.wall_s, 3)
     if record.ok and record.measurement:
         speedup = record.measurement.speedup
-        every["call_s"] = record.measurement.compiled_call_s
+        every["call_ms"] = float(f"{1e3 * record.measurement.compiled_call_s:.4g}")
+        every["interval"] = f"{speedup.low:.3f} to {speedup.high:.3f}"
         every["spread"] = math.log(speedup.high / speedup.low)
     return every

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from autocompile.errors import TargetError
 from autocompile.execute.executor import Ending, Executor
 from autocompile.execute.job import JobFactory
@@ -29,8 +27,8 @@ def probe(
     executor: Executor,
     progress: Progress,
     environment: str = "default",
-) -> dict[str, Any]:
-    """What the probe sends: ``environment``, ``backends``, ``modes`` and ``target``.
+) -> ProbeResult:
+    """What the probe of an interpreter has found.
 
     Args:
         plan: what was asked for.
@@ -57,19 +55,18 @@ def probe(
         progress.warning(
             f"the target was loaded again in a fresh interpreter: {ending.first.message}"
         )
+    said = ProbeResult.read(ending.payload)
     if ending.outcome is Outcome.OK:
-        return dict(ending.payload)
-    error = ProbeResult.read(ending.payload).error
-    error = error or _target_error(plan.target, ending, f"log: {job.folder / 'log.txt'}")
+        return said
+    error = said.error or _target_error(plan.target, ending, said, f"log: {job.folder / 'log.txt'}")
     if environment == "default":
         raise error
     where = f"in the environment {environment} ({job.python})"
     raise TargetError(f"{where}: {error.what}", *error.details, hint=error.hint)
 
 
-def _target_error(place: str, ending: Ending, log: str) -> TargetError:
+def _target_error(place: str, ending: Ending, said: ProbeResult, log: str) -> TargetError:
     """Why there is nothing to tune, in one paragraph."""
-    said = ProbeResult.read(ending.payload)
     where = [said.where] if said.where else []
     if ending.outcome is Outcome.IMPORT_ERROR:
         return TargetError(f"{place} cannot be imported: {ending.message}", *where)

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from autocompile.execute.executor import Ending
 from autocompile.protocol.results import RaceResult, SideResult, TrialResult
 from autocompile.settings.setting import Setting
-from autocompile.store.record import Outcome, Record, Step, measurement_of
+from autocompile.store.measurement import measurement_of
+from autocompile.store.record import Outcome, Record, Step
 
 __all__ = ["side_records", "to_record"]
 
@@ -43,6 +44,7 @@ def to_record(number: int, setting: Setting, ending: Ending) -> Record:
             measurement=measurement_of(said.measurement) if said.measurement else None,
             wall_s=ending.wall_s,
             step_s=ending.step_s,
+            spans=_spans(ending),
             notes=(*map(str, said.notes), *_of_first_try(ending)),
             detail=detail,
             compile_s=_compile_s(said, ending),
@@ -51,6 +53,12 @@ def to_record(number: int, setting: Setting, ending: Ending) -> Record:
     except (TypeError, ValueError, AttributeError) as error:
         broken = Ending(Outcome.INFRASTRUCTURE, ending.step, f"its result makes no sense: {error}")
         return to_record(number, setting, broken)
+
+
+def _spans(ending: Ending) -> tuple[tuple[str, float, float], ...]:
+    """Its stretches of work to the millisecond, those of a first try before."""
+    every = [*(ending.first.spans if ending.first else ()), *ending.spans]
+    return tuple((s, round(a, 3), round(b, 3)) for s, a, b in every if b - a >= 0.001)
 
 
 def _of_first_try(ending: Ending) -> list[str]:

@@ -45,7 +45,7 @@ def answer(
 
 def _copied(source: Record, number: int, setting: Setting, **changes: Any) -> Record:
     source = dataclasses.replace(source, config=setting.config, batch_size=setting.batch_size)
-    return dataclasses.replace(source, number=number, wall_s=0.0, **changes)
+    return dataclasses.replace(source, number=number, wall_s=0.0, spans=(), **changes)
 
 
 def _refused(
@@ -196,6 +196,7 @@ def of_twin(record: Record, twin: int | None, known: Known) -> Record:
         duplicate_of=source.number,
         wall_s=record.wall_s,
         step_s=record.step_s,
+        spans=record.spans,
         compile_s=record.compile_s,
         notes=(*source.notes, f"Inductor wrote the same code as for trial {source.number}"),
     )

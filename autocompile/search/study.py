@@ -80,7 +80,11 @@ class Study:
             self._learn(record)
         self._processes = sum(r.wall_s > 0 for r in self._known.values())
         self._optuna = OptunaStudy(
-            self.sampler, self.study_name, self.database, self.progress.warning
+            self.sampler,
+            self.study_name,
+            self.job_factory.folder.path,
+            self.database,
+            self.progress.warning,
         )
         listed = set(self.sampler.settings)  # an older version may have tried others
         searched = [r for r in self.records if r.role == "search"]

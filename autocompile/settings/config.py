@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autocompile.errors import UsageError
-from autocompile.settings.backends import OptionValue
+from autocompile.settings.backends import BACKENDS, Backend, OptionValue
 from autocompile.settings.dimension import Dimension
 from autocompile.settings.dimensions import DIMENSIONS, Values
 
@@ -168,6 +168,11 @@ class CompileConfig(Values):
     def changes(self) -> int:
         """How many fields differ from plain ``torch.compile()``, each option being one."""
         return len(self.changed()) + len(self.options) - bool(self.options)
+
+    @property
+    def trains(self) -> bool:
+        """Whether gradients can be computed through what it compiles."""
+        return not self.freezing and BACKENDS.get(self.backend, Backend()).trains
 
     @property
     def process(self) -> dict[str, Any]:

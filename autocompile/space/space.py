@@ -7,6 +7,7 @@ from dataclasses import Field, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from autocompile.errors import UsageError
+from autocompile.protocol.results import ProbeResult
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.dimension import Dimension
 from autocompile.settings.dimensions import DIMENSIONS, SEARCHED
@@ -104,14 +105,14 @@ class Catalogue:
     options: Sequence[str] = ()
 
     @classmethod
-    def of(cls, found: Mapping[str, Any]) -> Catalogue:
+    def of(cls, found: ProbeResult) -> Catalogue:
         """Read it from what the probe has sent."""
         return cls(
-            backends=found["backends"],
-            all_backends=found["all_backends"],
-            modes=found["modes"],
-            device=found["environment"]["device"].split(":")[0],
-            options=found.get("options", ()),
+            found.backends,
+            found.all_backends,
+            found.modes,
+            found.environment["device"].split(":")[0],
+            found.options,
         )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from autocompile.errors import UsageError
+from autocompile.protocol.results import ProbeResult
 from autocompile.settings.backends import BACKENDS, DENIED, OTHERS_OPTIONS, own_options
 from autocompile.settings.dimension import Place
 from autocompile.settings.phases import LEARNER_UPDATE, phase_of
@@ -23,7 +24,7 @@ _TRIAL_S = {"cpu": 3.0, "cuda": 4.0}
 _COMPILE_S = {"cpu": (4.0, 6.0), "cuda": (3.0, 25.0)}
 
 
-def spaces_of(plan: Plan, found: Mapping[str, Mapping[str, Any]]) -> dict[str, Space]:
+def spaces_of(plan: Plan, found: Mapping[str, ProbeResult]) -> dict[str, Space]:
     """The settings of each phase.
 
     Args:
@@ -33,7 +34,7 @@ def spaces_of(plan: Plan, found: Mapping[str, Mapping[str, Any]]) -> dict[str, S
     Raises:
         UsageError: a backend, a mode or an option that no environment has.
     """
-    target = next(iter(found.values()))["target"]
+    target = next(iter(found.values())).target
     if plan.only is not None:
         return {phase: exact_space(phase, plan.only[phase]) for phase in target["phases"]}
     catalogues = {name: Catalogue.of(seen) for name, seen in found.items()}
@@ -45,7 +46,7 @@ def spaces_of(plan: Plan, found: Mapping[str, Mapping[str, Any]]) -> dict[str, S
                     _known_to(offered, plan.space),
                     offered,
                     _place(phase, found[name]),
-                    sizes_of(phase, plan, found[name]["target"]),
+                    sizes_of(phase, plan, found[name].target),
                     name,
                 )
                 for name, offered in catalogues.items()
@@ -110,8 +111,8 @@ def _those(
     return None if asked is None else tuple(a for a in asked if a in known) or (plain,)
 
 
-def _place(phase: str, run: Mapping[str, Any]) -> Place:
-    target, environment = run["target"], run["environment"]
+def _place(phase: str, found: ProbeResult) -> Place:
+    target, environment = found.target, found.environment
     return Place(
         phase,
         environment["device"].split(":")[0],

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import shutil
@@ -17,22 +16,20 @@ from pathlib import Path
 from typing import Any
 
 from autocompile.errors import RunError
-from autocompile.estimate.intervals import Interval, median, speedup
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.phases import phase_of
 from autocompile.store.files import make_folder, write_json
+from autocompile.store.measurement import Measurement, known_keys, measurement_of
 from autocompile.store.reading import demand_schema, read
 
 __all__ = [
     "AT_WORK",
     "EXPORTED",
     "SCHEMA",
-    "Measurement",
     "Outcome",
     "Record",
     "RunFolder",
     "Step",
-    "measurement_of",
 ]
 
 AT_WORK = "at_work"
@@ -78,40 +75,6 @@ class Step(str, Enum):
 
 
 @dataclass(frozen=True)
-class Measurement:
-    """Raw block times of one process, one entry per round.
-
-    Attributes:
-        eager_s: seconds per call of the eager block.
-        compiled_s: seconds per call of the compiled block in the same round.
-        calls: calls of an eager and of a compiled block.
-        leads: untimed calls before an eager and a compiled block, slowed by the other side.
-        flags: ``eager_slowed`` if eager is slower next to the other side than alone.
-    """
-
-    eager_s: tuple[float, ...]
-    compiled_s: tuple[float, ...]
-    calls: tuple[int, int] = (1, 1)
-    flags: tuple[str, ...] = ()
-    leads: tuple[int, int] = (0, 0)
-
-    @functools.cached_property
-    def speedup(self) -> Interval:
-        """Eager time over compiled time, with a 95 % interval from the rounds."""
-        return speedup(self.eager_s, self.compiled_s)
-
-    @functools.cached_property
-    def eager_call_s(self) -> float:
-        """Median seconds of one eager call."""
-        return median(self.eager_s)
-
-    @functools.cached_property
-    def compiled_call_s(self) -> float:
-        """Median seconds of one compiled call."""
-        return median(self.compiled_s)
-
-
-@dataclass(frozen=True)
 class Record:
     """All data of one trial.
 
@@ -128,6 +91,10 @@ class Record:
             constants of the compiled code.
         calls_per_update: calls between two changes of the weights; None if unknown.
         peak_memory_bytes: peak memory of the compiled side.
+        wall_s: seconds of its process without pauses; an equal part of a process that is shared.
+        step_s: seconds in each step of the whole process.
+        spans: step, begin and end of each stretch of its process's work, in Unix time; empty if it
+            had no process, and in older runs.
         notes: sentences for the user.
     """
 
@@ -153,6 +120,7 @@ class Record:
     recompiles: int | None = None
     wall_s: float = 0.0
     step_s: Mapping[str, float] = field(default_factory=dict)
+    spans: tuple[tuple[str, float, float], ...] = ()
     notes: tuple[str, ...] = ()
     detail: Mapping[str, Any] = field(default_factory=dict)
 
@@ -160,6 +128,11 @@ class Record:
     def ok(self) -> bool:
         """Whether it has a valid measurement."""
         return self.outcome is Outcome.OK and self.measurement is not None
+
+    @property
+    def began(self) -> float | None:
+        """When its process began, in Unix time; None if it had none, and in older runs."""
+        return self.spans[0][1] if self.spans else None
 
     @property
     def is_known_to_pay(self) -> bool:
@@ -195,24 +168,9 @@ class Record:
         kept["config"] = CompileConfig.from_dict(data["config"])
         kept["outcome"], kept["step"] = Outcome(data["outcome"]), Step(data["step"])
         kept["notes"] = tuple(data.get("notes", ()))
+        kept["spans"] = tuple((str(s), float(a), float(b)) for s, a, b in data.get("spans", ()))
         raw = data.get("measurement")
         return cls(**{**kept, "measurement": measurement_of(raw) if raw else None})
-
-
-# Older versions marked disturbed rounds, which now count like the others.
-_OF_A_MEASUREMENT = {*(f.name for f in fields(Measurement)), "disturbed", "shortened"}
-
-
-def measurement_of(raw: Mapping[str, Any]) -> Measurement:
-    """Read a measurement, ignoring an older version's keys.
-
-    Raises:
-        TypeError, ValueError: not a measurement.
-    """
-    known = {f.name for f in fields(Measurement)}
-    found = Measurement(**{k: tuple(v) for k, v in raw.items() if k in known})
-    _ = found.speedup  # raises if the times are invalid
-    return found
 
 
 class RunFolder:
@@ -286,7 +244,7 @@ class RunFolder:
         """
         paths = {n: self.trial(n) / "result.json" for n in self.numbers()}
         names = {f.name for f in fields(Record)} | {"schema"}
-        return read(paths, Record.from_dict, names, _OF_A_MEASUREMENT)
+        return read(paths, Record.from_dict, names, known_keys())
 
     def read_run(self) -> dict[str, Any]:
         """The content of ``run.json``.

@@ -29,7 +29,9 @@ from autocompile.execute.fork_server import ForkServer
 from autocompile.execute.job import adaptive_timeout_s
 from autocompile.execute.local import LocalExecutor, default_jobs
 from autocompile.execute.outcome import conclude
+from autocompile.search.records import to_record
 from autocompile.settings.config import CompileConfig
+from autocompile.settings.setting import Setting
 from autocompile.store.record import Outcome, Step
 
 # Exclusive use -----------------------------------------------------------------------------------
@@ -140,6 +142,8 @@ def test_a_clock_leaves_out_the_time_in_which_the_trial_was_held(
     clock.enter(Step.VERIFY)
     assert clock.step_s["compile"] == clock.total_s == pytest.approx(0.05)
     assert clock.pauses == [(pytest.approx(0.05), pytest.approx(0.25))]
+    at = [(step, round(begin, 9), round(end, 9)) for step, begin, end in clock.spans]
+    assert at == [("import", 0.0, 0.0), ("compile", 0.0, 0.05), ("compile", 0.25, 0.25)]
 
 
 @pytest.mark.parametrize(
@@ -388,9 +392,13 @@ def test_both_ways_to_start_a_trial_give_the_same(
     isolation: str, bench: Bench, own: Callable[..., Bench]
 ) -> None:
     starts = own(isolation="spawn", jobs=1) if isolation == "spawn" else bench
+    before = time.time()
     with starts.recorded() as events:
         ending = starts.run(TARGETS / "plain.py", "aot_eager")
     assert ending.outcome is Outcome.OK, ending.message
+    (_, begin, _), (_, _, end) = ending.spans[0], ending.spans[-1]
+    assert before - 0.1 < begin < end < time.time() + 0.1
+    assert sum(b - a for _, a, b in ending.spans) == pytest.approx(ending.wall_s, abs=1e-3)
     assert [e.step.value for e in steps(events)] == [
         "import", "build", "eager", "compile", "verify", "measure", "verify",
     ]  # fmt: skip
@@ -417,17 +425,26 @@ def test_trials_compile_side_by_side_and_are_timed_alone(bench: Bench, tmp_path:
         if event.step is Step.VERIFY:
             alone = event.number if alone is None else None
     assert found[-1].pauses, "it was compiling while the others were timed"
+    timed = [(a, b) for e in found[:2] for step, a, b in e.spans if step == "measure"]
+    assert timed
+    assert not [1 for a, b in timed for _, c, d in found[-1].spans if max(a, c) < min(b, d)]
 
 
 def test_the_first_compile_time_leaves_out_the_pauses(tmp_path: Path) -> None:
-    from autocompile.search.records import to_record
-    from autocompile.settings.setting import Setting
-
     payload = {"compile_s": 7.0, "compile_window": [100.0, 107.5]}
     pauses = ((90.0, 101.0), (104.0, 106.0), (107.0, 120.0))
     ending = Ending(Outcome.OK, Step.EXIT, payload=payload, pauses=pauses)
     record = to_record(0, Setting(CompileConfig(), 1), ending)
     assert record.compile_s == pytest.approx(7.0 - 1.0 - 2.0 - 0.5)
+
+
+def test_a_record_says_when_its_process_worked_those_of_a_first_try_too() -> None:
+    first = Ending(Outcome.TIMEOUT, Step.COMPILE, spans=(("import", 10.0, 11.00004),))
+    spans = (("import", 20.0, 21.0), ("build", 21.0, 21.0), ("compile", 21.0, 25.0))
+    ending = Ending(Outcome.OK, Step.EXIT, spans=spans, first=first)
+    record = to_record(0, Setting(CompileConfig(), 1), ending)
+    assert record.spans == (("import", 10.0, 11.0), spans[0], spans[2])
+    assert record.began == 10.0
 
 
 def test_a_trial_that_is_cancelled_before_it_began_is_interrupted(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from autocompile.errors import ExportError, UsageError
-from autocompile.export import FORMATS, export, unconfirmed, use_line
+from autocompile.export import FORMATS, export, to_paste, unconfirmed, use_line
 from autocompile.export.choices import choices
 from autocompile.export.lines import optimizer_lines
 from autocompile.export.text import literal
@@ -89,7 +89,8 @@ def test_every_format_yields_text_for_a_result_and_leaves_the_report_as_it_was(
     else:
         compile(text, to, "exec")
         assert "import autocompile" not in text and "report_to" not in text
-    assert ("max-autotune" in text) == (verdict == "faster")
+    used = "TunedCallback" if to in ("lightning", "transformers") else "max-autotune"
+    assert (used in text) == (verdict == "faster")
 
 
 @pytest.mark.parametrize("to", FORMATS)
@@ -270,8 +271,6 @@ def test_an_optimizer_of_which_the_run_cannot_tell_how_it_is_made_is_changed_as_
     script = export(report, "script")
     assert script.index("optimizer = make(model)") < script.index(change)
     assert use_line(report) == "autocompile export last --to python"
-    for to, words in (("transformers", "does not carry optimizer"), ("lightning", "pass it where")):
-        assert words in " ".join(_comments(export(report, to)))
 
 
 @pytest.mark.parametrize("name", ["Adam(); import os", "", None, "a.b"])
@@ -368,14 +367,25 @@ def test_rllib_refuses_a_target_that_is_no_rlmodule(plain_report: dict[str, Any]
     assert caught.value.hint == "autocompile export ppo_breakout-0003 --to python"
 
 
-@pytest.mark.parametrize("to", STACKS)
-def test_a_backend_that_a_stack_has_no_name_for_is_a_line_of_its_own(
-    to: str, plain_report: dict[str, Any]
+def test_a_backend_that_accelerate_has_no_name_for_is_a_line_of_its_own(
+    plain_report: dict[str, Any],
 ) -> None:
     change_config(plain_report, "forward", backend="my_backend", mode="default")
+    text = export(plain_report, "accelerate")
+    assert 'compile(model, backend="my_backend")' in text
+    assert 'plugin = TorchDynamoPlugin(backend="my' not in text
+
+
+@pytest.mark.parametrize("to", ["lightning", "transformers"])
+def test_a_trainer_has_a_callback_that_reads_the_file(
+    to: str, plain_report: dict[str, Any]
+) -> None:
     text = export(plain_report, to)
-    assert 'compile(model, backend="my_backend")' in text or 'model.compile(backend="my' in text
-    assert "torch_compile=True" not in text and 'plugin = TorchDynamoPlugin(backend="my' not in text
+    assert f"from autocompile.{to} import TunedCallback\n" in text
+    assert 'callbacks=[TunedCallback("tuned.json"' in text
+    assert "# The file: autocompile export ppo_breakout-0003 -o tuned.json\n" in text
+    set_verdicts(plain_report, "keep_eager")
+    assert [line for line in export(plain_report, to).splitlines() if line[:1] != "#"] == []
 
 
 @pytest.mark.parametrize("to", STACKS)
@@ -397,7 +407,8 @@ def test_model_stacks_fall_back_to_the_training_step(to: str, plain_report: dict
     plain_report["phases"]["train_step"] = copy.deepcopy(plain_report["phases"]["forward"])
     plain_report["phases"]["forward"].update(verdict="failed", best=None)
     text = export(plain_report, to)
-    assert "# train_step: 1.41x" in text and "max-autotune" in text
+    assert "# train_step: 1.41x" in text
+    assert "compiles the forward pass and its backward only" in " ".join(_comments(text))
 
 
 def settings_in(text: str) -> dict[str, Any]:
@@ -452,53 +463,27 @@ def test_what_was_measured_of_rllibs_updates_is_exported_for_rllib_only(
     assert caught.value.hint == "autocompile export ppo_breakout-0003 --to rllib"
 
 
-def mode_of(report: dict[str, Any]) -> str | None:
-    """Of exploration at the user's own batch size; None where it stays eager."""
-    config = choices(report)["forward_exploration"].config
-    return config.mode if config else None
-
-
-def test_scripts_take_the_setting_of_the_users_own_batch_size(rl_report: dict[str, Any]) -> None:
-    rl_report["target"]["own_batch_size"] = {"forward_exploration": 1}
-    assert '"forward_exploration", batch_size=1)' in export(rl_report, "python")
-    for to in ("rllib", "script"):
-        text = " ".join(_comments(export(rl_report, to)))
-        assert "1.20x [1.18, 1.22] as fast as eager at batch size 1 (trial 2)" in text
-        assert "this configuration's own, over all of them trial 5 is best" in text
-
-
-def test_the_users_own_batch_size_counts_where_eager_is_best_over_all(
-    rl_report: dict[str, Any],
+def test_the_code_in_a_line_and_in_whole_lines_are_of_the_reports_best(
+    rl_report: dict[str, Any], plain_report: dict[str, Any]
 ) -> None:
-    phase = rl_report["phases"]["forward_exploration"]
-    phase["verdict"], phase["best"]["config"] = "keep_eager", EAGER
-    rl_report["target"]["own_batch_size"] = {"forward_exploration": 16}
-    assert mode_of(rl_report) is None
-    rl_report["target"]["own_batch_size"] = {"forward_exploration": 1}
-    assert mode_of(rl_report) == "default"
-    assert "over all of them eager is best" in " ".join(_comments(export(rl_report, "rllib")))
-    phase["by_batch_size"][0]["faster"] = False
-    assert mode_of(rl_report) is None
-
-
-def test_ties_decide_at_the_batch_size_of_the_best_setting(rl_report: dict[str, Any]) -> None:
-    rl_report["target"]["own_batch_size"] = {"forward_exploration": 16}
-    rl_report["phases"]["forward_exploration"]["by_batch_size"][1]["number"] = 6
-    assert mode_of(rl_report) == "max-autotune"
-
-
-def test_eager_is_kept_where_the_users_own_batch_size_gains_nothing(
-    rl_report: dict[str, Any],
-) -> None:
-    rl_report["target"]["own_batch_size"] = {"forward_exploration": 1}
-    row = rl_report["phases"]["forward_exploration"]["by_batch_size"][0]
-    row["speedup"] = {"value": 1.004, "low": 0.99, "high": 1.02}
-    assert mode_of(rl_report) is None
-    assert use_line(rl_report).startswith("leave it uncompiled")
-    assert use_line(rl_report).endswith("at this configuration's own batch size 1")
-    row["speedup"] = {"value": 1.05, "low": 1.04, "high": 1.06}
-    row["faster"] = False  # as it was decided for that batch size
-    assert mode_of(rl_report) is None
+    plain_report["phases"]["forward"]["by_batch_size"][1]["number"] = 6  # a tie
+    assert to_paste(plain_report) == {
+        "forward": 'model = torch.compile(model, mode="max-autotune")'
+    }
+    assert to_paste(plain_report, in_a_line=True) == {
+        "forward": 'torch.compile(model, mode="max-autotune")'
+    }
+    assert set(to_paste(rl_report)) == set(to_paste(rl_report, in_a_line=True))
+    for report in (rl_report, plain_report):
+        for name, choice in choices(report).items():
+            best = report["phases"][name]["best"]
+            if choice.config:
+                assert choice.config.to_dict().items() >= best["config"].items()
+                assert choice.batch_size == best["batch_size"]
+    set_verdicts(plain_report, "keep_eager")
+    assert to_paste(plain_report) == to_paste(plain_report, in_a_line=True) == {}
+    set_verdicts(plain_report, "failed")
+    assert to_paste(plain_report) == to_paste(plain_report, in_a_line=True) == {}
 
 
 def test_rllib_says_when_the_users_own_batch_size_was_not_measured(
@@ -567,14 +552,12 @@ def test_evidence_names_the_torch_of_another_interpreter(plain_report: dict[str,
         assert "2.13.0" not in text
 
 
-@pytest.mark.parametrize("to", STACKS)
-def test_stacks_warn_that_they_do_not_change_the_interpreter(
-    to: str, report_for: Callable[[str], dict[str, Any]]
+def test_accelerate_warns_that_it_does_not_change_the_interpreter(
+    plain_report: dict[str, Any],
 ) -> None:
-    report = report_for(to)
-    report["environments"] = {"ipex": ELSEWHERE}
-    change_config(report, next(iter(report["phases"])), environment="ipex")
-    text = " ".join(_comments(export(report, to)))
+    plain_report["environments"] = {"ipex": ELSEWHERE}
+    change_config(plain_report, "forward", environment="ipex")
+    text = " ".join(_comments(export(plain_report, "accelerate")))
     assert "WARNING" in text and "environment='ipex'" in text
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import ROOT
 
 from autocompile.export import export
 from autocompile.export.accelerate import ACCELERATE_READ, BACKENDS
@@ -430,11 +431,10 @@ print(plugin.use_regional_compilation, accelerator.mixed_precision)
     assert lines[-2] == said and int(lines[-1].split()[1]) >= 1
 
 
-@pytest.mark.parametrize("to", ["accelerate", "lightning"])
-def test_a_stack_leaves_a_model_alone_that_is_faster_uncompiled(
-    to: str, tmp_path: Path, run: Run
+def test_accelerate_leaves_a_model_alone_that_is_faster_uncompiled(
+    tmp_path: Path, run: Run
 ) -> None:
-    text = export(plain(tmp_path, {"forward": KEEP_EAGER}), to)
+    text = export(plain(tmp_path, {"forward": KEEP_EAGER}), "accelerate")
     done = run(f"{BEFORE}{text}\nmodel(torch.zeros(2, 4))\n{COUNT}", tmp_path)
     assert done.stdout == "graphs 0\n"
 
@@ -443,6 +443,12 @@ def test_the_list_of_accelerates_backends_is_the_installed_one() -> None:
     installed = importlib.import_module("accelerate.utils").DynamoBackend.__members__
     version = importlib.metadata.version("accelerate")
     assert tuple(installed) == BACKENDS, f"read from {ACCELERATE_READ}, installed {version}"
+
+
+def with_file(report: dict[str, Any], to: str, folder: Path) -> str:
+    """An export that reads a file, which is written too; autocompile can be imported."""
+    (folder / "tuned.json").write_text(export(report, "json"))
+    return f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{export(report, to)}"
 
 
 WITH_LOSS = """
@@ -459,49 +465,29 @@ class Net(torch.nn.Module):
 def get_model():
     return Net()
 """
-TRAIN = """
-from transformers import Trainer
+ARGS = """
+from transformers import TrainingArguments
 
-args.max_steps, args.save_strategy, args.disable_tqdm = 1, "no", True
-data = [{"x": torch.ones(3, 8, 8), "labels": 0}] * 8
-trainer = vars().get("trainer") or Trainer(model, args)
-trainer.train_dataset = data
+args = TrainingArguments("out", max_steps=2, save_strategy="no", disable_tqdm=True, report_to=[])
+"""
+TRAIN = """
+trainer.train_dataset = [{"x": torch.ones(3, 8, 8), "labels": 0}] * 16
 trainer.train()
-plugin = trainer.accelerator.state.dynamo_plugin
 last = model.inner.weight.is_contiguous(memory_format=torch.channels_last)
-group = trainer.optimizer.param_groups[0]
-print(type(trainer.optimizer.optimizer).__name__, group["fused"], last, plugin.to_kwargs())
+print(trainer.optimizer.param_groups[0]["fused"], last, model._compiled_call_impl.calls)
 """
 
 
-@pytest.mark.parametrize(
-    ("setting", "own", "said"),
-    [
-        ({"dynamic": True}, False, "AdamW True True {'backend': 'aot_eager', 'dynamic': True}"),
-        ({"fullgraph": True}, True, "Adam True True {'backend': 'aot_eager', 'fullgraph': True}"),
-    ],
-)
-def test_the_trainer_trains_with_all_of_the_setting(
-    setting: dict[str, Any], own: bool, said: str, tmp_path: Path, run: Run
-) -> None:
-    phase = faster(memory_format="channels_last", **setting)
+def test_the_trainer_trains_with_all_of_the_setting(tmp_path: Path, run: Run) -> None:
+    phase = faster(memory_format="channels_last", fullgraph=True)
     report = plain(tmp_path, {"forward": phase, **FUSED}, WITH_LOSS)
-    report["target"]["choices"] = {"optimizer": "get_optimizer() of the target"} if own else {}
-    text = export(report, "transformers")
-    assert ("adamw_torch_fused" in text) == (not own)
-    lines = run(f"{BEFORE}{text}{TRAIN}{COUNT}", tmp_path).stdout.splitlines()
-    assert lines[-2] == said and int(lines[-1].split()[1]) >= 1
-
-
-def test_the_trainer_logs_where_the_user_says(tmp_path: Path, run: Run) -> None:
-    text = export(plain(tmp_path, {"forward": KEEP_EAGER}), "transformers")
-    look = "print(args.report_to == TrainingArguments().report_to, args.torch_compile)"
-    assert run(f"{BEFORE}{text}{look}", tmp_path).stdout == "True False\n"
+    text = with_file(report, "transformers", tmp_path)
+    lines = run(f"{BEFORE}{ARGS}{text}{TRAIN}{COUNT}", tmp_path).stdout.splitlines()
+    assert lines[-2:] == ["True True 2", "graphs 1"]
 
 
 FIT = """
 from pytorch_lightning import LightningModule
-from pytorch_lightning import Trainer as Fitter
 
 class Lit(LightningModule):
     def __init__(self):
@@ -509,30 +495,25 @@ class Lit(LightningModule):
         self.net = model
 
     def training_step(self, x, _):
-        y = self.net(x)
-        print(torch.is_autocast_enabled("cpu"), self.optimizers().param_groups[0]["fused"])
-        return y.float().square().mean()
+        print(self.optimizers().param_groups[0]["fused"])
+        return self.net(x).square().mean()
 
-Lit.configure_optimizers = configure_optimizers
-precision = trainer.precision if "trainer" in vars() else "32-true"
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=0.01)
+
+own = [each for each in trainer.callbacks if isinstance(each, TunedCallback)]
 quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-fitter = Fitter(max_steps=1, accelerator="cpu", enable_checkpointing=False,
-                precision=precision, **quiet)
-fitter.fit(Lit(), torch.utils.data.DataLoader(torch.ones(2, 3, 8, 8), batch_size=2))
+fitter = Trainer(max_steps=2, accelerator="cpu", enable_checkpointing=False, callbacks=own, **quiet)
+fitter.fit(Lit(), torch.utils.data.DataLoader(torch.ones(4, 3, 8, 8), batch_size=2))
 print(next(model.parameters()).is_contiguous(memory_format=torch.channels_last))
 """
 
 
-@pytest.mark.parametrize(
-    ("setting", "lower"), [({}, False), ({"autocast": "bfloat16", "fullgraph": True}, True)]
-)
-def test_lightning_fits_with_all_of_the_setting(
-    setting: dict[str, Any], lower: bool, tmp_path: Path, run: Run
-) -> None:
-    phase = faster(memory_format="channels_last", **setting)
-    text = export(owning(plain(tmp_path, {"forward": phase, **FUSED}, WIDE)), "lightning")
+def test_lightning_fits_with_all_of_the_setting(tmp_path: Path, run: Run) -> None:
+    phase = faster(memory_format="channels_last", fullgraph=True)
+    text = with_file(plain(tmp_path, {"forward": phase, **FUSED}, WIDE), "lightning", tmp_path)
     lines = run(f"{BEFORE}{text}{FIT}{COUNT}", tmp_path).stdout.splitlines()
-    assert lines[-3:] == [f"{lower} True", "True", "graphs 1"]
+    assert lines[-4:] == ["True", "True", "True", "graphs 1"]
 
 
 def test_the_rllib_script_gives_a_config_whose_runners_compile(tmp_path: Path) -> None:

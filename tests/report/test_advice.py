@@ -10,7 +10,8 @@ import torch
 
 from autocompile.report.advice import advice
 from autocompile.settings.config import DEFAULT_INDUCTOR
-from autocompile.store.record import Measurement, Outcome, Record, Step
+from autocompile.store.measurement import Measurement
+from autocompile.store.record import Outcome, Record, Step
 from autocompile.trial.measure.memory import page_faults
 
 

@@ -16,9 +16,10 @@ from autocompile.estimate.candidates import Candidate
 from autocompile.estimate.intervals import Interval
 from autocompile.report.explain import why, why_not
 from autocompile.report.markdown import to_markdown
-from autocompile.report.terminal import render
+from autocompile.report.terminal.answer import render
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
-from autocompile.store.record import Measurement, Outcome, Record, Step
+from autocompile.store.measurement import Measurement
+from autocompile.store.record import Outcome, Record, Step
 
 REPORT = json.loads((Path(__file__).parents[1] / "data" / "report.json").read_text("utf-8"))
 EAGER_PART = {"total": 38, "count": {"addmm": 4}}

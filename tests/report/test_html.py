@@ -5,6 +5,7 @@ import copy
 import dataclasses
 import hashlib
 import html
+import itertools
 import json
 import re
 import sys
@@ -16,20 +17,27 @@ from typing import Any
 
 import pytest
 from made_records import LITE, MAX, Run
-from recorded_runs import RUNS, inside, names, page_of
+from recorded_runs import REPORTS, RUNS, inside, names, page_of
 from typer.testing import CliRunner
 
+from autocompile import load
 from autocompile.cli.commands import app
+from autocompile.execute.executor import Ending
+from autocompile.export import to_paste
 from autocompile.report import text as show
 from autocompile.report.page.canvas import drawing
-from autocompile.report.page.data import Pair, finalists, pairs, seconds_by_step
+from autocompile.report.page.data import Pair, finalists, pairs
 from autocompile.report.page.figures import of_phase
 from autocompile.report.page.html import to_html
+from autocompile.report.page.notebook import to_notebook
+from autocompile.report.page.timeline import processes, timeline
 from autocompile.settings.config import EAGER, CompileConfig
+from autocompile.testing import failed, measured
 
 SAMPLE = json.loads((Path(__file__).parents[1] / "data" / "report.json").read_text("utf-8"))
 HOSTILE = "</script></pre><img src=http://x.invalid/ onerror=alert(1)>\"'&$x_\uffff\x1b[31m"
 SHOWN = "</script></pre><img src=http://x.invalid/ onerror=alert(1)>\"'&$x_\uffff"
+TITLE = re.compile(r"<figcaption><h3>(.*?)</h3>")
 VOID = {"meta", "input", "br"}
 SHAPES = {"path", "use", "rect", "circle"}
 
@@ -151,6 +159,45 @@ def test_nothing_that_a_file_or_a_log_says_becomes_markup(tmp_path: Path) -> Non
     assert html.unescape(end).splitlines() == [SHOWN, *["line"] * 28, SHOWN]
 
 
+@pytest.mark.parametrize("name", names())
+def test_a_notebook_shows_the_answer_and_the_plots_of_the_page(name: str, tmp_path: Path) -> None:
+    text, report = page_of(name, tmp_path)
+    shown = to_notebook(report, (), to_paste(report, in_a_line=True))
+    if name not in REPORTS:
+        with inside(tmp_path):
+            shown = load(name)._repr_html_()
+    found = Page(shown)
+    assert len(found.ids()) == len(set(found.ids()))
+    assert not {"script", "html", "body", "link", "img"} & {tag for tag, _ in found.elements}
+    for phase, code in to_paste(report, in_a_line=True).items():
+        assert phase in found.text and " ".join(code.split()) in " ".join(found.text.split())
+    own = ("Finalists", "Fastest of the search", "Speed-up over batch size")
+    on_page = [title for title in TITLE.findall(text) if title.startswith(own)]
+    assert [title.split(": ")[-1] for title in TITLE.findall(shown)] == on_page
+
+
+def test_nothing_that_a_file_says_becomes_markup_in_a_notebook() -> None:
+    report = hostile(copy.deepcopy(SAMPLE))
+    phase = report["phases"].pop("forward_exploration")
+    report["phases"] = {HOSTILE: phase}
+    phase["best"]["config"] = {"backend": HOSTILE}
+    run = Run(phase=HOSTILE, batch_size=phase["best"]["batch_size"])
+    run.search(CompileConfig(HOSTILE), 1.5)
+    text = to_notebook(report, run.records, {HOSTILE: HOSTILE})
+    page = Page(text)
+    assert not {"img", "a", "script"} & {tag for tag, _ in page.elements}
+    assert not [k for _, attributes in page.elements for k in attributes if k.startswith("on")]
+    assert SHOWN in page.text and "\x1b" not in text
+    assert text.count("<svg") == 2
+
+
+def test_plots_of_two_runs_in_a_notebook_have_ids_of_their_own() -> None:
+    pytest.importorskip("matplotlib")
+    both = to_notebook(SAMPLE) + to_notebook({**SAMPLE, "run_dir": "runs/other"})
+    ids = Page(both).ids()
+    assert ids and len(ids) == len(set(ids))
+
+
 def test_the_policy_lets_only_the_pages_own_script_run() -> None:
     text = to_html(SAMPLE)
     (script,) = re.findall(r"<script>(.*?)</script>", text, re.S)
@@ -172,11 +219,7 @@ def test_without_matplotlib_the_page_says_so_in_one_line(monkeypatch: pytest.Mon
     [
         (
             "inductor",
-            {
-                "Finalists, batch size 4",
-                "What each dimension brings",
-                "Seconds of each trial, by step",
-            },
+            {"Finalists, batch size 4", "What each dimension brings"},
         ),
         ("gpu_cnn", {"Speed-up over batch size", "Speed-up against compile time, batch size 16"}),
         ("interrupted", {"Fastest of the search, one process each, batch size 16"}),
@@ -187,7 +230,7 @@ def test_plots_are_drawn_in_colours_of_the_page(
 ) -> None:
     pytest.importorskip("matplotlib")
     text, _ = page_of(name, tmp_path)
-    assert titles <= set(re.findall(r"<figcaption><h3>(.*?)</h3>", text))
+    assert titles <= set(TITLE.findall(text))
     for svg in re.findall(r"<svg.*?</svg>", text, re.S):
         assert not re.findall(r"#[0-9a-f]{6}\b(?![\w-])", svg.replace('href="#', ""))
         assert "var(--ink)" in svg and "aria-label=" in svg
@@ -230,18 +273,53 @@ def test_finalists_are_those_that_were_raced_or_else_all_of_the_search() -> None
     assert finalists({"batch_size": 16}, run.records) == []
 
 
-def test_seconds_of_a_shared_process_are_divided_as_its_steps_were() -> None:
+def timed(run: Run, ending: Ending, begin: float, *seconds: float, **more: Any) -> None:
+    """A trial of a run that took so many seconds to import, compile and measure."""
+    ends = list(itertools.accumulate(seconds, initial=begin))
+    spans = tuple(zip(("import", "compile", "measure"), ends, ends[1:], strict=False))
+    run.add(MAX, dataclasses.replace(ending, spans=spans), **more)
+
+
+def test_processes_stand_in_rows_and_a_break_between_two_sessions_is_left_out() -> None:
     run = Run()
-    steps = {"import": 2.0, "compile": 6.0, "exit": 2.0}
-    record = dataclasses.replace(run.records[0], wall_s=5.0, step_s=steps)
-    trials = [{"number": 0, "wall_s": 5.0}, {"number": 7, "wall_s": 1.0}]
-    found = seconds_by_step(trials, [record])
-    assert found == {
-        "start and end": [2.0, 0.0],
-        "compile": [3.0, 0.0],
-        "step unknown": [0.0, 1.0],
-    }
-    assert seconds_by_step(trials, []) == {"trials": [5.0, 1.0]}
+    timed(run, measured(1.2), 100.0, 1.0, 4.0, 1.0)
+    timed(run, measured(1.3), 102.0, 1.0, 1.0)
+    timed(run, measured(1.3), 104.0, 1.0)  # in the row that has just become free
+    for number in (1, 2):  # two sides of one process
+        shared = {"role": "confirm", "race": 1, "repeats": number}
+        timed(run, measured(1.2, raced_in=77), 3706.0, 2.0, **shared)
+    found, breaks = processes(run.records)
+    assert [[r.number for r in p.records] for p in found] == [[1], [2], [3], [4, 5]]
+    assert [(p.role, p.row) for p in found] == [
+        ("search", 0),
+        ("search", 1),
+        ("search", 1),
+        ("confirm", 0),
+    ]
+    assert breaks == [6.0]
+    assert found[0].spans == (("import", 0, 1), ("compile", 1, 5), ("measure", 5, 6))
+    assert found[-1].ends == (6.0, 8.0)
+
+
+def test_the_timeline_says_who_compiled_and_who_was_timed() -> None:
+    pytest.importorskip("matplotlib")
+    run = Run()
+    timed(run, measured(1.2), 100.0, 1.0, 4.0, 1.0)
+    timed(run, failed("crashed"), 200.0, 1.0, 1.0)
+    with drawing():
+        (plot,) = timeline(run.records)
+    assert "compile 5.0 s" in plot.note and "the run went on after a break" in plot.note
+    assert [name for _, _, name in plot.legend] == [
+        *("start and end", "compile", "measure"),
+        *("waits", "no result"),
+    ]
+    assert "trial 2, inductor max-autotune: crashed, 2.0 s" in plot.svg
+    assert "seconds since the first trial began" in plot.svg
+
+
+def test_a_run_that_does_not_say_when_its_trials_began_has_no_timeline(tmp_path: Path) -> None:
+    text, _ = page_of("cpu", tmp_path)
+    assert "Timeline" not in text
 
 
 def test_open_shows_the_page_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

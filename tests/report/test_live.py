@@ -11,7 +11,7 @@ from rich.console import Console
 
 from autocompile.errors import UsageError
 from autocompile.progress import Progress
-from autocompile.report.live import (
+from autocompile.report.terminal.live import (
     LiveProgress,
     PlainProgress,
     progress,
@@ -19,7 +19,8 @@ from autocompile.report.live import (
 from autocompile.search.budget import Budget
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
 from autocompile.settings.setting import Setting
-from autocompile.store.record import Measurement, Outcome, Record, Step
+from autocompile.store.measurement import Measurement
+from autocompile.store.record import Outcome, Record, Step
 
 TARGET = {"spec": "net.py", "kind": "Module", "description": "Net", "choices": {"device": "cpu"}}
 MACHINE = {"autocompile": "0.1", "torch": "2.13.0", "device_name": "EPYC", "cores": 2}
@@ -245,7 +246,7 @@ def test_the_best_of_each_phase_and_batch_size_stands_first_and_then_who_follows
     numbers = [line.split()[0] for line in lines[start:]]
     assert numbers == ["0", "3", "2"]  # eager where nothing is faster, and not beside another
     assert lines[start].split() == "0 forward 1 49.9 ± 0.2 % 1.00× – eager".split()
-    assert lines[start + 1].startswith("   3  forward      4     300 ± 0.1 %   1.50× ±0.00")
+    assert lines[start + 1].startswith("   3  forward      4     300 ± 0.2 %   1.50× ±0.00")
     assert lines[start + 2].endswith("plain torch.compile()")
     board.shown.close()
 

@@ -81,7 +81,7 @@ def test_what_is_sure_what_is_open_and_what_is_not_here_is_told(report: dict[str
 def test_the_circumstances_are_told(report: dict[str, Any]) -> None:
     text = to_markdown(report)
     method = text.split("## How it was measured")[1]
-    assert "Hodges-Lehmann" in method
+    assert "median of their ratios" in method
     assert "timed again side by side in fresh processes" in method
     facts = [tuple(row) for row in tables(text)[-1]]
     assert ("torch", "2.13.0+cpu") in facts

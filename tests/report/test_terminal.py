@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from autocompile.report.terminal import render, render_trials
+from autocompile.report.terminal.answer import render, render_trials
 from autocompile.settings.config import DEFAULT_INDUCTOR
 
 SAMPLE = json.loads((Path(__file__).parents[1] / "data" / "report.json").read_text("utf-8"))

@@ -16,7 +16,7 @@ from torch import nn
 from torch._dynamo.convert_frame import compile_lock
 from torch._inductor.codecache import PyCodeCache
 
-from autocompile.runtime.freezing import Frozen
+from autocompile.runtime.weights.freezing import Frozen
 
 
 @pytest.fixture(autouse=True)

@@ -26,8 +26,8 @@ from ray.tune.registry import register_env
 from autocompile.errors import TargetError
 from autocompile.runtime.rllib.observations import module_spec
 from autocompile.trial.phases.phases import make_side
-from autocompile.trial.target.load import Target, seed_everything
 from autocompile.trial.target.rllib import from_object
+from autocompile.trial.target.target import Target, seed_everything
 
 NESTED = spaces.Dict(
     {

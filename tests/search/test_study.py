@@ -132,7 +132,8 @@ def test_the_report_holds_why_settings_were_left_out(target: Path) -> None:
 
 
 def test_what_cannot_differ_is_answered_from_the_record(target: Path) -> None:
-    executor = FakeExecutor(script)
+    spans = (("compile", 1.0, 2.0),)
+    executor = FakeExecutor(lambda r: dataclasses.replace(script(r), spans=spans))
     space = dataclasses.replace(SPACE, freezing=(False,))
     result = tuned(target, executor, space=space)
     by_number = {r.number: r for r in result.trials}
@@ -142,6 +143,7 @@ def test_what_cannot_differ_is_answered_from_the_record(target: Path) -> None:
         source = by_number[twin.duplicate_of or 0]
         assert source.duplicate_of is None
         assert source.measurement == twin.measurement
+        assert (source.began, twin.began) == (1.0, None)
         assert source.config.mode == twin.config.mode
         assert twin.config.fullgraph
         assert any("a few microseconds more per call" in note for note in twin.notes)
@@ -187,7 +189,10 @@ def test_what_dynamo_cannot_capture_is_not_compiled_by_one_mode_after_another(ta
 def test_code_that_has_been_timed_is_not_timed_again(target: Path) -> None:
     def coded(request: Mapping[str, Any]) -> Ending:
         if twin := request.get("known_codes", {}).get("abc"):
-            return Ending(Outcome.OK, Step.EXIT, payload={"same_code_as": twin}, wall_s=3.0)
+            spans = (("compile", 1.0, 4.0),)
+            return Ending(
+                Outcome.OK, Step.EXIT, payload={"same_code_as": twin}, wall_s=3.0, spans=spans
+            )
         return measured(1.3, code="abc")
 
     space = dataclasses.replace(SPACE, fullgraph=(False,), dynamic=(None,), freezing=(False,))
@@ -195,7 +200,7 @@ def test_code_that_has_been_timed_is_not_timed_again(target: Path) -> None:
     assert result.config["forward"].mode == "default"
     (twin,) = [r for r in result.trials if r.config.mode == "max-autotune"]
     source = result.best["forward"]
-    assert (twin.duplicate_of, twin.wall_s) == (source.number, 3.0)
+    assert (twin.duplicate_of, twin.wall_s, twin.began) == (source.number, 3.0, 1.0)
     assert twin.measurement == source.measurement
     assert f"same code as for trial {source.number}" in twin.notes[-1]
 
@@ -276,6 +281,36 @@ def test_failures_are_told_to_optuna_as_pruned_with_their_outcome(target: Path) 
     assert all(r.state.is_finished() for r in rows)
     assert study.best_trial.params["mode"] == "default"
     assert study.best_trial.value == pytest.approx(1.2, rel=0.01)
+    assert study.metric_names == ["speed-up over eager"]
+
+
+def test_optuna_dashboard_shows_a_note_which_is_the_users_to_change(target: Path) -> None:
+    result = tuned(target)
+    storage = optuna.storages.RDBStorage(f"sqlite:///{Path(result.run_dir).resolve()}/study.db")
+    study = storage.get_study_id_from_name("autocompile")
+    found = storage.get_study_system_attrs(study)
+    assert found["dashboard:note_ver"] == 1
+    assert result.run_dir in found["dashboard:note_str:0"]
+    assert len(found["dashboard:note_str:0"]) < 2046, "the dashboard splits a longer one"
+    storage.set_study_system_attr(study, "dashboard:note_ver", 2)
+    tuned(target, run_dir=result.run_dir, resume=True)
+    assert storage.get_study_system_attrs(study)["dashboard:note_ver"] == 2
+
+
+def test_optuna_is_told_when_a_trial_ran_and_that_eager_is_as_fast_as_eager(target: Path) -> None:
+    spans = (("import", 1e9, 1e9 + 1), ("compile", 1e9 + 4, 1e9 + 6.5))
+    noisy = where(is_eager, measured(0.9))
+    result = tuned(target, lambda r: dataclasses.replace(noisy(r), spans=spans))
+    storage = f"sqlite:///{Path(result.run_dir).resolve()}/study.db"
+    rows = optuna.load_study(study_name="autocompile", storage=storage).get_trials()
+    ran = [row for row in rows if row.user_attrs.get("seconds")]
+    assert {row.datetime_start and row.datetime_start.timestamp() for row in ran} == {1e9}
+    assert {row.duration and row.duration.total_seconds() for row in ran} == {6.5}
+    assert [row.value for row in rows if row.user_attrs["setting"] == "eager"] == [1.0]
+    compiled = next(row for row in ran if row.params["mode"] == "max-autotune")
+    assert compiled.user_attrs["call_ms"] == pytest.approx(1 / 1.5, rel=0.01)
+    low, high = map(float, compiled.user_attrs["interval"].split(" to "))
+    assert low < 1.5 < high
 
 
 def test_a_result_that_makes_no_sense_is_infrastructure(target: Path) -> None:

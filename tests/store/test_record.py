@@ -8,7 +8,8 @@ import pytest
 from autocompile.errors import RunError
 from autocompile.settings.config import CompileConfig
 from autocompile.store.files import write_json
-from autocompile.store.record import Measurement, Outcome, Record, RunFolder, Step
+from autocompile.store.measurement import Measurement
+from autocompile.store.record import Outcome, Record, RunFolder, Step
 
 
 def record(number: int = 3) -> Record:
@@ -21,6 +22,7 @@ def record(number: int = 3) -> Record:
         step=Step.EXIT,
         measurement=Measurement((2.0,) * 8, (1.0,) * 8, (1, 2), ("noisy",)),
         compile_s=1.5,
+        spans=(("import", 1e9, 1e9 + 0.5), ("compile", 1e9 + 0.5, 1e9 + 2)),
         notes=("a note",),
         detail={"weights_live": True},
     )
@@ -32,6 +34,13 @@ def test_a_record_survives_the_disk(tmp_path: Path) -> None:
     folder.save(record())
     assert list(folder.records()) == [record()]
     assert folder.numbers() == [3]
+
+
+def test_a_record_of_an_older_version_does_not_say_when_it_began() -> None:
+    data = record().to_dict()
+    assert Record.from_dict(data).began == 1e9
+    del data["spans"]
+    assert Record.from_dict(data).began is None
 
 
 def test_statistics_come_from_the_raw_times() -> None:

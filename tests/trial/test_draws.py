@@ -135,9 +135,16 @@ def test_phases_without_random_numbers_pay_nothing(monkeypatch: pytest.MonkeyPat
     def never(*args: Any) -> Any:
         raise AssertionError
 
-    monkeypatch.setattr(Verifier, "another_side", never)
+    right, sides = Verifier.another_side, []
+
+    def counted(verifier: Verifier, *args: Any) -> Side:
+        sides.append(args)
+        return right(verifier, *args)
+
+    monkeypatch.setattr(Verifier, "another_side", counted)
     monkeypatch.setattr(Verifier, "demand_repeats", never)
     assert judged(a_target(dropping, batch(4, 8)), "forward", "inductor").live is True
+    assert len(sides) == 2, "eager mode twice, and no third side for its draws"
 
 
 def views(seeds: range, change: Callable[[torch.Tensor], torch.Tensor] = lambda x: x) -> Draws:

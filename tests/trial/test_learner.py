@@ -31,8 +31,8 @@ from autocompile.trial.measure.schedule import try_schedule  # noqa: E402
 from autocompile.trial.phases.phases import make_side, phases_of  # noqa: E402
 from autocompile.trial.target import rllib  # noqa: E402
 from autocompile.trial.target.learner import Updates, minibatch  # noqa: E402
-from autocompile.trial.target.load import Target, seed_everything  # noqa: E402
 from autocompile.trial.target.rllib import from_object  # noqa: E402
+from autocompile.trial.target.target import Target, seed_everything  # noqa: E402
 from autocompile.trial.verify.outputs import copy_view  # noqa: E402
 from autocompile.trial.verify.verifier import Verifier  # noqa: E402
 

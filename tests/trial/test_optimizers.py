@@ -27,7 +27,7 @@ from autocompile.trial.measure.schedule import try_schedule
 from autocompile.trial.phases.phases import make_side
 from autocompile.trial.phases.side import Side
 from autocompile.trial.process.failures import Failed
-from autocompile.trial.target.load import Target, seed_everything
+from autocompile.trial.target.target import Target, seed_everything
 from autocompile.trial.tasks import screening
 from autocompile.trial.verify.verifier import Verifier
 

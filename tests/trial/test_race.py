@@ -13,7 +13,8 @@ from conftest import TARGETS, Bench
 from in_process import Try
 
 from autocompile.settings.config import CompileConfig
-from autocompile.store.record import AT_WORK, Outcome, measurement_of
+from autocompile.store.measurement import measurement_of
+from autocompile.store.record import AT_WORK, Outcome
 from autocompile.trial.process import worker
 from autocompile.trial.process.channel import Channel
 from autocompile.trial.tasks import race as race_module

@@ -33,8 +33,9 @@ from autocompile.space.spaces import calls_between_updates
 from autocompile.trial.inspect import telemetry
 from autocompile.trial.phases.phases import make_side, phases_of
 from autocompile.trial.target import rllib
-from autocompile.trial.target.load import Target, build, import_target, seed_everything
+from autocompile.trial.target.load import build, import_target
 from autocompile.trial.target.rllib import from_object
+from autocompile.trial.target.target import Target, seed_everything
 from autocompile.trial.tasks.exported import exported_side
 from autocompile.trial.verify.verifier import Verifier
 

@@ -16,14 +16,8 @@ from torch import nn
 
 from autocompile.errors import TargetError
 from autocompile.trial.phases.phases import call_model, make_side, phases_of
-from autocompile.trial.target.load import (
-    Target,
-    build,
-    import_target,
-    seed_everything,
-    split_spec,
-    sum_of_floats,
-)
+from autocompile.trial.target.load import build, import_target, split_spec
+from autocompile.trial.target.target import Target, seed_everything, sum_of_floats
 from autocompile.trial.tasks.probing import described
 
 PLAIN, KERNELBENCH = str(TARGETS / "plain.py"), str(TARGETS / "kernelbench.py")

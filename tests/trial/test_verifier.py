@@ -22,7 +22,7 @@ from autocompile.trial.inspect import telemetry
 from autocompile.trial.phases.phases import make_side
 from autocompile.trial.phases.side import Side
 from autocompile.trial.process.failures import Failed
-from autocompile.trial.target.load import Target, adam, seed_everything, sum_of_floats
+from autocompile.trial.target.target import Target, adam, seed_everything, sum_of_floats
 from autocompile.trial.verify.random_draws import compare_with_eagers_draws, demand_plausible_draws
 from autocompile.trial.verify.verifier import Verifier
 

@@ -9,7 +9,7 @@ import contextlib
 import io
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 from xml.etree import ElementTree
 
@@ -66,18 +66,24 @@ def drawing() -> Iterator[None]:
 
 
 class Canvas:
-    """One figure with one pair of axes; margins in points."""
+    """One figure with one pair of axes; sizes in points."""
 
     def __init__(
-        self, name: str, height: float, left: float = 46, bottom: float = 38, right: float = 12
+        self,
+        name: str,
+        height: float,
+        left: float = 46,
+        bottom: float = 38,
+        right: float = 12,
+        page: float = _WIDTH_PT,
     ) -> None:
         from matplotlib.figure import Figure
 
         self._name = name
         self._titles: dict[str, str] = {}
-        self._figure = Figure(figsize=(_WIDTH_PT / 72, height / 72))
-        width, top = _WIDTH_PT - left - right, height - bottom - 8
-        box = (left / _WIDTH_PT, bottom / height, width / _WIDTH_PT, top / height)
+        self._figure = Figure(figsize=(page / 72, height / 72))
+        width, top = page - left - right, height - bottom - 8
+        box = (left / page, bottom / height, width / page, top / height)
         self.axes: Any = self._figure.add_axes(box)
 
     def scale_by_logarithm(self) -> None:
@@ -88,6 +94,20 @@ class Canvas:
         self.axes.minorticks_off()
         self.axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         self.axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+    def bars(self, places: Iterable[tuple[float, float, float]], name: str) -> None:
+        """Horizontal bars (left, right, middle) of three quarters of a row, as one shape."""
+        from matplotlib.patches import PathPatch
+        from matplotlib.path import Path
+
+        corners: list[tuple[float, float]] = []
+        for a, b, y in places:
+            low, high = y - 0.375, y + 0.375
+            corners += [(a, low), (b, low), (b, high), (a, high), (a, low)]
+        if corners:
+            codes = [Path.MOVETO, *[Path.LINETO] * 3, Path.CLOSEPOLY] * (len(corners) // 5)
+            look = {"facecolor": COLORS[name], "linewidth": 0, "zorder": 2.5}
+            self.axes.add_patch(PathPatch(Path(corners, codes), **look))
 
     def tooltip(self, text: str) -> str:
         """An id for an artist, which shows ``text`` under the pointer."""

@@ -1,4 +1,4 @@
-"""What the plots take from the records: finalists, pairs of trials, and the seconds of steps."""
+"""What the plots take from the records: finalists, and pairs of trials."""
 
 from __future__ import annotations
 
@@ -12,16 +12,7 @@ from autocompile.report import text as show
 from autocompile.settings.config import CompileConfig
 from autocompile.store.record import Record
 
-__all__ = ["Pair", "finalists", "pairs", "seconds_by_step"]
-
-_STEPS = {
-    "start and end": ("import", "build", "exit"),
-    "eager": ("eager",),
-    "compile": ("compile",),
-    "verify": ("verify",),
-    "measure": ("measure",),
-}
-_LEAST = 0.001  # of the whole time
+__all__ = ["Pair", "finalists", "pairs"]
 
 
 @dataclass(frozen=True)
@@ -67,25 +58,3 @@ def _without_one(config: CompileConfig) -> Iterator[tuple[str, CompileConfig]]:
     eager = dataclasses.replace(config, backend="eager")
     if not config.is_eager and dataclasses.replace(eager, backend=config.backend) == config:
         yield show.plain(f"backend {config.backend} in place of eager"), eager
-
-
-def seconds_by_step(
-    trials: Sequence[Mapping[str, Any]], records: Sequence[Record]
-) -> dict[str, list[float]]:
-    """Seconds of each trial in each step that took any; what no record knows has a name too.
-
-    The settings of a race share its process, of which each has an equal part.
-    """
-    steps = {r.number: r.step_s for r in records if r.step_s}
-
-    def share(trial: Mapping[str, Any], parts: Sequence[str]) -> float:
-        own = steps.get(trial["number"], {})
-        part: float = sum(own.get(step, 0.0) for step in parts)
-        return trial["wall_s"] * part / whole if (whole := sum(own.values())) else 0.0
-
-    found = {name: [share(t, parts) for t in trials] for name, parts in _STEPS.items()}
-    known = map(sum, zip(*found.values(), strict=True))
-    rest = [t["wall_s"] - s for t, s in zip(trials, known, strict=True)]
-    found["step unknown" if steps else "trials"] = rest
-    least_s = _LEAST * sum(t["wall_s"] for t in trials)
-    return {name: seconds for name, seconds in found.items() if sum(seconds) > least_s}

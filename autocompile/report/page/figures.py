@@ -1,24 +1,25 @@
 """The plots of the page: what each shows, and how it is drawn; none where there is nothing to see.
 
 All figures are of ``report.json`` and, where it has none, of the records it was made from.
+The timeline has a file of its own.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from autocompile.estimate.decision import ZONE
 from autocompile.estimate.intervals import median
 from autocompile.report import text as show
 from autocompile.report.page.canvas import COLORS, MARKERS, Canvas
-from autocompile.report.page.data import Pair, finalists, pairs, seconds_by_step
+from autocompile.report.page.data import Pair, finalists, pairs
 from autocompile.settings.config import DEFAULT_INDUCTOR
 from autocompile.store.record import Record
 
-__all__ = ["Plot", "of_phase", "of_run"]
+__all__ = ["Plot", "of_answer", "of_phase"]
 
 _NAME = 54  # characters of a setting's name over a row
 _ROW_PT = 34.0
@@ -29,22 +30,49 @@ _BEHIND = {"facecolor": COLORS["paper"], "alpha": 0.85, "edgecolor": "none", "pa
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure with what stands above it; the legend is of (variable, symbol, name)."""
+    """A figure with what stands above it.
+
+    Attributes:
+        legend: variable of the colour, symbol and name of each series.
+        is_wide: it fills a page, and is moved under the finger on a phone.
+    """
 
     title: str
     note: str
     svg: str
     legend: tuple[tuple[str, str, str], ...] = ()
+    is_wide: bool = False
+
+    def of(self, phase: str) -> Plot:
+        """The same with the phase in its title."""
+        return replace(self, title=f"{phase}: {self.title}")
+
+
+def of_answer(
+    name: str, phase: Mapping[str, Any], records: Sequence[Record], page: str = ""
+) -> Iterator[Plot]:
+    """The plots of a phase's answer: its finalists, and the speed-up over batch size.
+
+    Args:
+        name: of the phase.
+        phase: as in ``report.json``.
+        records: of all phases.
+        page: begins the ids in the plots, which are then unique beside another report's.
+    """
+    mine = [r for r in records if r.phase == name]
+    yield from _forest(_id(page, name, "forest"), phase, mine)
+    yield from _by_batch_size(_id(page, name, "sizes"), phase)
 
 
 def of_phase(name: str, phase: Mapping[str, Any], records: Sequence[Record]) -> Iterator[Plot]:
-    """The plots of a phase; ``name`` begins the ids in them."""
-    mine = [r for r in records if r.phase == name]
-    prefix = "".join(c if c.isalnum() else "-" for c in name)
-    yield from _forest(f"{prefix}-forest", phase, mine)
-    yield from _by_batch_size(f"{prefix}-sizes", phase)
-    yield from _compile_time(f"{prefix}-compile", phase)
-    yield from _effects(f"{prefix}-pairs", pairs(mine))
+    """All plots of a phase."""
+    yield from of_answer(name, phase, records)
+    yield from _compile_time(_id(name, "compile"), phase)
+    yield from _effects(_id(name, "pairs"), pairs([r for r in records if r.phase == name]))
+
+
+def _id(*parts: str) -> str:
+    return "".join(c if c.isalnum() else "-" for c in "-".join(filter(None, parts)))
 
 
 def _forest(prefix: str, phase: Mapping[str, Any], records: Sequence[Record]) -> Iterator[Plot]:
@@ -237,41 +265,4 @@ def _effects(prefix: str, found: Mapping[str, Sequence[Pair]]) -> Iterator[Plot]
         "A dot is a pair of trials that differ in nothing else, a bar their median. Left of 1: "
         "slower than without it.",
         canvas.svg("how many times as fast a setting is with each value as without it"),
-    )
-
-
-def of_run(report: Mapping[str, Any], records: Sequence[Record]) -> Iterator[Plot]:
-    """The seconds of every trial, by step where the records have them."""
-    trials = [t for phase in report["phases"].values() for t in phase["trials"] if t["wall_s"] > 0]
-    if len(trials) < 2:
-        return
-    series = seconds_by_step(trials, records)
-    canvas = Canvas("run-seconds", 220)
-    axes = canvas.axes
-    numbers = [t["number"] for t in trials]
-    edges = sorted({n + side for n in numbers for side in (-0.4, 0.4)})
-    at = {n: edges.index(n - 0.4) for n in numbers}
-    base = [0.0] * (len(edges) - 1)
-    for i, seconds in enumerate(series.values()):
-        top = list(base)
-        for number, value in zip(numbers, seconds, strict=True):
-            top[at[number]] += value
-        axes.stairs(top, edges, baseline=base, fill=True, color=COLORS[f"c{i}"], linewidth=0)
-        base = top
-    failed = [t for t in trials if t["outcome"] != "ok"]
-    places = [t["number"] for t in failed], [t["wall_s"] for t in failed]
-    axes.plot(*places, "x", color=COLORS["ink"], markersize=5, clip_on=False)
-    axes.set_ylim(bottom=0)
-    axes.grid(axis="x", visible=False)
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.set_xlabel("trial")
-    axes.set_ylabel("seconds")
-    shares = ", ".join(f"{name} {show.seconds(sum(seconds))}" for name, seconds in series.items())
-    crosses = (("ink", "×", "no result"),) if failed else ()
-    yield Plot(
-        f"Seconds of each trial{', by step' * (len(series) > 1)}",
-        f"In all: {shares}. Trials stand in the order of their numbers, as no start times are "
-        "kept; several may run at once.",
-        canvas.svg("seconds of each trial"),
-        (*((f"c{i}", "■", name) for i, name in enumerate(series)), *crosses),
     )

@@ -25,7 +25,7 @@ from autocompile.settings.phases import (
     TRAIN_STEP,
 )
 from autocompile.trial.phases.side import Side
-from autocompile.trial.target.load import Target
+from autocompile.trial.target.target import Target
 from autocompile.trial.verify.outputs import View, dense
 
 __all__ = ["call_model", "make_side", "note_setting", "phases_of"]

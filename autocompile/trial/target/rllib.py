@@ -28,7 +28,7 @@ from autocompile.settings.phases import (
 )
 from autocompile.trial.process.failures import first_words
 from autocompile.trial.target.learner import Updates, minibatch, seconds_of_update
-from autocompile.trial.target.load import Target, adam, sum_of_floats
+from autocompile.trial.target.target import Target, adam, sum_of_floats
 
 __all__ = ["from_object"]
 

@@ -16,7 +16,7 @@ from autocompile.settings.config import CompileConfig
 from autocompile.settings.phases import FORWARD, OPTIMIZER_STEP, TRAIN_STEP
 from autocompile.trial.phases.phases import call_model, make_side, note_setting
 from autocompile.trial.phases.side import Side
-from autocompile.trial.target.load import Target
+from autocompile.trial.target.target import Target
 
 __all__ = ["exported_side"]
 

@@ -26,7 +26,7 @@ from autocompile.trial.inspect import environment, explain, telemetry
 from autocompile.trial.phases.phases import make_side, phases_of
 from autocompile.trial.process import failures
 from autocompile.trial.process.channel import Channel
-from autocompile.trial.target.load import Target
+from autocompile.trial.target.target import Target
 from autocompile.trial.tasks.steps import home_of, inputs_of, is_prepared, load
 from autocompile.trial.verify.verifier import Verifier
 

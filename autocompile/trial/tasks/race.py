@@ -21,7 +21,8 @@ import torch
 from autocompile.protocol import requests
 from autocompile.protocol.requests import RaceRequest
 from autocompile.protocol.results import RaceResult, SideResult
-from autocompile.store.record import AT_WORK, Measurement, Outcome, Step
+from autocompile.store.measurement import Measurement
+from autocompile.store.record import AT_WORK, Outcome, Step
 from autocompile.trial.inspect import telemetry
 from autocompile.trial.measure.clocks import FirstCalls, ReferenceWork
 from autocompile.trial.measure.timing import Rounds, Timed, no_garbage_collection, side_by_side
@@ -29,7 +30,7 @@ from autocompile.trial.phases.phases import make_side
 from autocompile.trial.phases.side import Side
 from autocompile.trial.process.channel import Channel, make_autotuning_exclusive
 from autocompile.trial.process.failures import note_failure
-from autocompile.trial.target.load import Target
+from autocompile.trial.target.target import Target
 from autocompile.trial.tasks.exported import exported_side
 from autocompile.trial.tasks.steps import eager_and_verifier, exclusive, inputs_of, load, timed
 from autocompile.trial.verify.verifier import Verifier

@@ -31,7 +31,7 @@ from autocompile.store.record import Step
 from autocompile.trial.inspect import telemetry
 from autocompile.trial.phases.phases import call_model
 from autocompile.trial.process.channel import Channel
-from autocompile.trial.target.load import Target
+from autocompile.trial.target.target import Target
 from autocompile.trial.tasks.steps import inputs_of, load
 
 __all__ = ["save"]

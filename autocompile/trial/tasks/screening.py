@@ -12,7 +12,8 @@ from autocompile.protocol.results import TrialResult
 from autocompile.settings.backends import BACKENDS, Backend
 from autocompile.settings.config import DEFAULT_INDUCTOR
 from autocompile.settings.phases import phase_of
-from autocompile.store.record import Measurement, Outcome, Step
+from autocompile.store.measurement import Measurement
+from autocompile.store.record import Outcome, Step
 from autocompile.trial.inspect import explain, telemetry
 from autocompile.trial.measure import memory
 from autocompile.trial.measure.clocks import FirstCalls, ReferenceWork, refresh_s

@@ -21,7 +21,8 @@ from autocompile.trial.phases.phases import make_side
 from autocompile.trial.phases.side import Side
 from autocompile.trial.process.channel import Channel
 from autocompile.trial.process.failures import Failed
-from autocompile.trial.target.load import Target, build, import_target, seed_everything, split_spec
+from autocompile.trial.target.load import build, import_target, split_spec
+from autocompile.trial.target.target import Target, seed_everything
 from autocompile.trial.verify.check import refusal
 from autocompile.trial.verify.compare import mismatch_scale
 from autocompile.trial.verify.outputs import View, copy_view

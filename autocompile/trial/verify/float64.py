@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from autocompile.trial.phases.phases import make_side
 from autocompile.trial.phases.side import copy_inputs
-from autocompile.trial.target.load import Target, seed_everything
+from autocompile.trial.target.target import Target, seed_everything
 from autocompile.trial.verify.outputs import View, copy_view
 
 __all__ = ["in_float64"]

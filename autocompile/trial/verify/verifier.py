@@ -9,23 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
-import torch
-
 from autocompile.errors import TargetError
 from autocompile.settings.config import EAGER, CompileConfig
-from autocompile.settings.phases import phase_of
 from autocompile.store.record import Outcome
-from autocompile.trial.phases.phases import make_side
-from autocompile.trial.phases.side import Side, copy_inputs, perturb
+from autocompile.trial.phases.side import Side, perturb
 from autocompile.trial.process.failures import Failed
-from autocompile.trial.target.load import Target, seed_everything
+from autocompile.trial.target.target import Target
+from autocompile.trial.verify.calls import Calls
 from autocompile.trial.verify.check import refusal
 from autocompile.trial.verify.compare import compare, differences, largest, mismatch_scale
-from autocompile.trial.verify.float64 import in_float64
 from autocompile.trial.verify.outputs import (
     Held,
     View,
@@ -39,7 +35,6 @@ from autocompile.trial.verify.tree import blank, comparable
 
 __all__ = ["Verifier"]
 
-_CALLS = 3
 _MAX_NOISE = 0.05  # if eager differs from itself by more, nothing can be verified
 _VISIBLE = 1e-2  # smallest relative change of the output that can show new weights
 _OVERWRITES = "outputs are overwritten by the next call (CUDA graphs): clone what you keep"
@@ -47,7 +42,7 @@ _OVERWRITES = "outputs are overwritten by the next call (CUDA graphs): clone wha
 _Reference = Callable[[], View | None] | None
 
 
-class Verifier:
+class Verifier(Calls):
     """Runs eager mode twice, then verifies a compiled side against it.
 
     Args:
@@ -79,23 +74,15 @@ class Verifier:
         tolerance: float | None = None,
         numbers: CompileConfig = EAGER,
     ) -> None:
-        self._target, self._phase, self._draws, self._seed = target, phase, draws, seed
+        super().__init__(target, phase, draws, seed)
         self._notes, self.tolerance = notes, tolerance
         self._eager_overwrites: set[str] = set()
-        self.eager = make_side(target, phase, draws[0], numbers)
+        self.eager = self.another_side(numbers)
         self._expected = self._observe(self.eager)
-        again = self._observe(make_side(target, phase, draws[0], numbers))
-        pairs = list(zip(self._expected, again, strict=True))
+        pairs = [*zip(self._expected, self._observe(self.another_side(numbers)), strict=True)]
         self.check = target.check if "outputs" in self._expected[0] else None
         if self.check:
-            notes.append("outputs are compared by the target's check()")
-            for first, second in pairs:
-                if problem := refusal(self.check, first["outputs"], second["outputs"]):
-                    raise TargetError(
-                        "the target's check() rejects a second run of eager mode",
-                        problem,
-                        "check(expected, actual) gets the outputs of the same call",
-                    )
+            self._demand_check_accepts(pairs)
         self._noise = largest(*(differences(*pair) for pair in pairs))
         self.noise = max(self._noise.values(), default=0.0)
         # Adam steps have a random sign where a gradient is near zero; compare() bounds updates.
@@ -104,18 +91,34 @@ class Verifier:
         self._unsteady = max(steady, default=0.0)
         self._drift: dict[str, float] = {}
         self._own: View = {}
-        for kind in sorted(opaque_types(self._expected[0])):
-            notes.append(f"the outputs hold {kind}, of which only the type is compared")
-        if tolerance is not None:
-            notes.append(f"outputs may be off by {tolerance:g} (the requested tolerance)")
-        if self.noise > 0:
-            notes.append(f"eager differs from itself by {self.noise:.1g}; tolerances allow for it")
-        if any(has_nan(view) for view in self._expected):
-            notes.append("eager's output holds NaN; compiled may hold it in the same places")
         self.eager.keep()
         self._is_random = depends_on_seed(self.eager, self.seeded_call, self.noise)
+        notes += self._about_eager()
+
+    def _demand_check_accepts(self, pairs: Sequence[tuple[View, View]]) -> None:
+        assert self.check
+        for first, second in pairs:
+            if problem := refusal(self.check, first["outputs"], second["outputs"]):
+                raise TargetError(
+                    "the target's check() rejects a second run of eager mode",
+                    problem,
+                    "check(expected, actual) gets the outputs of the same call",
+                )
+
+    def _about_eager(self) -> Iterator[str]:
+        """Sentences for the user on how the sides are compared."""
+        if self.check:
+            yield "outputs are compared by the target's check()"
+        for kind in sorted(opaque_types(self._expected[0])):
+            yield f"the outputs hold {kind}, of which only the type is compared"
+        if self.tolerance is not None:
+            yield f"outputs may be off by {self.tolerance:g} (the requested tolerance)"
+        if self.noise > 0:
+            yield f"eager differs from itself by {self.noise:.1g}; tolerances allow for it"
+        if any(has_nan(view) for view in self._expected):
+            yield "eager's output holds NaN; compiled may hold it in the same places"
         if self._is_random:
-            notes.append(
+            yield (
                 "this phase draws random numbers: it is compared with eager under Inductor's "
                 "fallback_random, which draws the same numbers"
             )
@@ -128,10 +131,6 @@ class Verifier:
         """Context in which a side without its own draws draws eager's random numbers."""
         asks = self._is_random and not side.draws_itself
         return drawing_as_eager() if asks else contextlib.nullcontext()
-
-    def another_side(self, config: CompileConfig) -> Side:
-        """A new side of the same phase with the initial weights."""
-        return make_side(self._target, self._phase, self._draws[0], config)
 
     def from_kept_state(self, side: Side, index: int = 0) -> View:
         """A copy of the view of a call from the state that eager has kept."""
@@ -148,13 +147,6 @@ class Verifier:
         got = self.from_kept_state(compiled)
         if problem := compare(self._own, got, noise=self.accepted):
             raise Failed(Outcome.WRONG_OUTPUT, f"{problem} ({when})")
-
-    def seeded_call(self, side: Side, index: int) -> Any:
-        """Make call number ``index`` with its seed and batch of inputs."""
-        # A copy, since a model may change its inputs in place.
-        side.inputs = copy_inputs(self._draws[index % 2])
-        seed_everything(self._seed + index)
-        return side.run()
 
     def first_calls(self, compiled: Side, first_output: Any) -> None:
         """Compare the first three calls with eager's; the first was made by the caller.
@@ -254,23 +246,6 @@ class Verifier:
         """Eager's view of the first call."""
         return self._expected[0]
 
-    @property
-    def _is_forward(self) -> bool:
-        return phase_of(self._phase).is_forward
-
-    def _first_views(self, side: Side, *first: Any) -> Iterator[tuple[int, View, list[str]]]:
-        """Make the first calls, or those after the output ``first``.
-
-        Yields the number of each call, its view and the paths of outputs that it has overwritten.
-        """
-        held: Held | None = None
-        for index in range(_CALLS):
-            output = first[0] if first and not index else self.seeded_call(side, index)
-            lost = held.overwritten() if held else []
-            view = side.view(output)
-            held = Held(view)
-            yield index, view, lost
-
     def _observe(self, side: Side) -> list[View]:
         views = []
         for _, view, lost in self._first_views(side):
@@ -319,9 +294,6 @@ class Verifier:
         """Call 0 in float64 from eager's current weights and kept state."""
         self.eager.restore()
         return self._in_float64(self.eager.model, range(1))
-
-    def _in_float64(self, model: torch.nn.Module, calls: range) -> View | None:
-        return in_float64(self._target, self._phase, model, self._draws, self._seed, calls)
 
 
 def _largest_below(limit: float, errors: dict[str, float]) -> float:

@@ -5,7 +5,7 @@ Options (``torch.compile(..., options={...})``):
 ``weights``
     ``"live"`` (default): parameters are inputs of the session, so every change takes effect.
     ``"baked"``: they are constants, which the runtime packs and folds. The session is rebuilt when
-    a version counter shows a change; :mod:`autocompile.runtime.versions` lists what this misses.
+    a version counter shows a change (see :mod:`autocompile.runtime.weights.versions`).
 """
 
 from __future__ import annotations

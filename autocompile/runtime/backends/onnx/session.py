@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from autocompile.runtime.backends.onnx.model import Exported, with_constants
 from autocompile.runtime.graphs import is_weight
-from autocompile.runtime.versions import count_fused_steps, stamp
+from autocompile.runtime.weights.versions import count_fused_steps, stamp
 
 __all__ = ["Session"]
 

@@ -16,7 +16,7 @@ from rich.text import Text
 from autocompile.errors import UsageError
 from autocompile.progress import Countdown, Progress
 from autocompile.report import text as show
-from autocompile.report.lines import (
+from autocompile.report.terminal.lines import (
     Json,
     PlainProgress,
     cell_name,

@@ -10,7 +10,8 @@ from rich.console import Console
 
 from autocompile.report import text
 from autocompile.report.document import Span, Table, Text
-from autocompile.report.terminal import Page
+from autocompile.report.facts import checks
+from autocompile.report.terminal.page import Page
 
 __all__ = [
     "render_check",
@@ -70,17 +71,7 @@ def render_verified(found: Mapping[str, Any], console: Console) -> None:
     page = _begin(found, console)
     if found["differences"]:
         page.line(f"measured elsewhere: {'; '.join(found['differences'])}")
-    rows = []
-    for one in found["checks"]:
-        size = "" if one["batch_size"] is None else str(one["batch_size"])
-        then, now = (text.speedup(one[k]) if one[k] else "" for k in ("was", "speedup"))
-        verdict = one["verdict"] + (f": {text.plain(one['message'])}" if one["message"] else "")
-        kind = {"fastest": "good", "failed": "error"}.get(one["verdict"], "warning")
-        rows.append(
-            (one["phase"], size, text.plain(one["setting"]), then, now, Span(verdict, kind))
-        )
-    titles = ("phase", "batch size", "setting", "then", "now", "verdict")
-    page.table(Table("", titles, tuple(rows), (1, 3, 4)), "")
+    page.table(checks(found), "")
     for line in found["unmet"]:
         page.line(f"gate: {text.plain(line)}", "red")
 

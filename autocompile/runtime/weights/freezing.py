@@ -4,7 +4,7 @@
 graph inputs. The global ``torch._inductor.config.freezing`` makes them constants for ever, so an
 RL worker would keep its first policy. Here they are inputs of Dynamo's graph and constants of
 Inductor's. Each call compares their version counters and recompiles after a change;
-:mod:`autocompile.runtime.versions` lists the changes that this misses.
+:mod:`autocompile.runtime.weights.versions` lists the changes that this misses.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from autocompile.runtime.graphs import arguments_held, attributes_lifted, is_weight, with_own_code
-from autocompile.runtime.versions import count_fused_steps, stamp
+from autocompile.runtime.weights.versions import count_fused_steps, stamp
 
 __all__ = ["Frozen"]
 

@@ -1,0 +1,219 @@
+"""Env runners and learners of RLlib that apply tuned settings in their own process.
+
+Mixins: :func:`autocompile.runtime.rllib.algorithm.tuned` joins them with the algorithm's classes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import torch
+from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
+from ray.rllib.utils.torch_utils import convert_to_torch_tensor
+
+from autocompile.runtime import warm_start
+from autocompile.runtime.applying import prepare_model, process_of, process_state
+from autocompile.runtime.inplace import Compiled, apply_to_optimizer, apply_to_phase
+from autocompile.runtime.machine import describe
+from autocompile.runtime.optimizers import leave_out_implementation
+from autocompile.runtime.rllib.observations import connectors_of
+from autocompile.runtime.rllib.warm_up import compile_in_one_thread, warm_up
+from autocompile.settings.phases import FORWARD_EXPLORATION, FORWARD_INFERENCE, FORWARD_TRAIN
+from autocompile.settings.tuned import Choice, Tuned
+
+__all__ = ["TunedLearner", "TunedRunner"]
+
+
+class _Tuned:
+    """Common base of runner and learner: the settings and which are active."""
+
+    tuned: ClassVar[Tuned]
+    active: dict[str, tuple[Choice, Compiled | None, dict[str, Any]]]
+    ran: dict[str, dict[str, Any]]  # the state of the process at the last call, by phase
+
+    def use(self, key: str, choice: Choice, compiled: Compiled | None, **facts: Any) -> None:
+        """Record an applied setting."""
+        warm_start.load(self.tuned, self._device)  # type: ignore[attr-defined]
+        self.active[key] = choice, compiled, facts
+
+    @contextlib.contextmanager
+    def as_measured(self, phase: str, choice: Choice | None, usual: int = 0) -> Iterator[int]:
+        """Use the threads and the precision of a choice inside the context.
+
+        A process may hold a runner and a learner, or several algorithms, with different ones.
+
+        Args:
+            phase: the phase that runs.
+            choice: for the phase; None changes nothing.
+            usual: threads if the choice sets none; 0 means those of the process.
+
+        Yields:
+            The number of threads of the process before.
+        """
+        threads = torch.get_num_threads()
+        if choice is None:
+            yield threads
+            return
+        wanted = {"threads": usual or threads, **choice.config.process}
+        with process_of(wanted):
+            yield threads
+            self.ran[phase] = process_state(wanted)
+
+    def tell_active(self) -> dict[str, Any]:
+        """Active settings and ``problems`` of this process, for the result of ``train()``."""
+        told: dict[str, Any] = {}
+        problems: list[str] = []
+        for key, (choice, compiled, facts) in self.active.items():
+            label = choice.config.label()
+            told[key] = {"setting": label, "measured_at": choice.batch_size, **facts}
+            if compiled is not None:
+                told[key] |= {"graphs": compiled.graphs, "recompiles": compiled.later_graphs}
+                if compiled.failed:
+                    told[key]["setting"] = "eager"
+                    problems.append(f"{key}: {label} failed: {compiled.failed}")
+                elif compiled.calls and not compiled.graphs and not choice.config.is_eager:
+                    problems.append(f"{key}: {label} has captured no graph")
+            if not (ran := self.ran.get(key.rpartition(".")[2])):
+                continue
+            told[key]["threads"] = ran["threads"]
+            wanted = choice.config.process
+            if (threads := wanted.pop("threads", ran["threads"])) != ran["threads"]:
+                problems.append(f"{key}: {ran['threads']} threads, and not {threads}")
+            others = (name for name, value in wanted.items() if ran[name] != value)
+            problems += [f"{key}: another {name} than {wanted[name]}" for name in others]
+        here = describe(self._device)  # type: ignore[attr-defined]
+        return {
+            "settings": told,
+            "measured_elsewhere": self.tuned.differences(here),
+            "problems": problems,
+        }
+
+
+class TunedRunner(_Tuned):
+    """Applies settings to the sampling phase of an env runner."""
+
+    sampling: tuple[str, Choice | None] = "", None
+
+    def make_module(self) -> None:
+        """Make the module and apply the settings for this number of environments."""
+        super().make_module()  # type: ignore[misc]
+        runner: Any = self
+        self.active, self.ran = {}, {}
+        if runner.module is None or runner.env is None:  # it does not sample
+            return
+        phase = FORWARD_EXPLORATION if runner.config.explore else FORWARD_INFERENCE
+        if runner.worker_index:  # one of many on its machine
+            compile_in_one_thread()
+        choice = self.tuned.at(phase, runner.num_envs)
+        choice = choice or self.tuned.at(FORWARD_EXPLORATION, runner.num_envs)
+        if choice is None:
+            return
+        self.sampling = phase, choice
+        for name, module in _modules(runner.module):
+            compiled = apply_to_phase(module, phase, choice.config, or_eager=True)
+            self.use(f"{name}.{phase}".strip("."), choice, compiled)
+            # With several agents, a module's batch size is known only at the first step.
+            if compiled is not None and not isinstance(runner.module, MultiRLModule):
+                own = functools.partial(connectors_of, runner.config, runner.env)
+                with self.as_measured(phase, choice):
+                    warmed = warm_up(module, phase, runner.num_envs, choice.config, own)
+                self.active[phase][2].update(warmed)
+                compiled.graphs += compiled.later_graphs
+                compiled.later_graphs = 0
+
+    def sample(self, **kwargs: Any) -> Any:
+        """Sample, with the threads and the precision of the setting."""
+        with self.as_measured(*self.sampling):
+            return super().sample(**kwargs)  # type: ignore[misc]
+
+
+class TunedLearner(_Tuned):
+    """Applies training settings to each module and optimizer of a learner."""
+
+    usual = 0  # threads of the process outside an update
+
+    def _make_modules_ddp_if_necessary(self) -> None:
+        learner: Any = self
+        self.active, self.ran = {}, {}
+        for name, module in _modules(learner.module):
+            self._tune(name, module)
+        self._tune_optimizers()
+        super()._make_modules_ddp_if_necessary()  # type: ignore[misc]
+
+    def add_module(self, *, module_id: str, **kwargs: Any) -> Any:
+        """Add a module and apply the settings to it."""
+        added = super().add_module(module_id=module_id, **kwargs)  # type: ignore[misc]
+        learner: Any = self
+        self._tune(module_id, learner.module[module_id].unwrapped())
+        self._tune_optimizers()
+        return added
+
+    def _update(self, *args: Any, **kwargs: Any) -> Any:
+        # The backward pass uses the setting of forward_train, as in its measurement.
+        forward, _ = self.tuned.of_learner(_rows(self.config))  # type: ignore[attr-defined]
+        with self.as_measured(*forward) as self.usual:
+            return super()._update(*args, **kwargs)  # type: ignore[misc]
+
+    def apply_gradients(self, *args: Any, **kwargs: Any) -> None:
+        """Step the optimizers with the threads and the precision of their setting."""
+        _, step = self.tuned.of_learner(_rows(self.config))  # type: ignore[attr-defined]
+        with self.as_measured(*step, usual=self.usual):
+            super().apply_gradients(*args, **kwargs)  # type: ignore[misc]
+
+    def _get_optimizer_state(self) -> Any:
+        """The state with the original implementation, so that an untuned algorithm can load it."""
+        state = super()._get_optimizer_state()  # type: ignore[misc]
+        learner: Any = self
+        for name, saved in state.items():
+            leave_out_implementation(saved["state"], learner._named_optimizers[name])
+        return state
+
+    def _set_optimizer_state(self, state: Any) -> None:
+        super()._set_optimizer_state(state)  # type: ignore[misc]
+        learner: Any = self
+        for name, saved in state.items():
+            # ray 2.50 converts the whole state to tensors, which loses moments and numbers.
+            if optimizer := learner._named_optimizers.get(name):
+                tensors = convert_to_torch_tensor(saved["state"]["state"], device=learner._device)
+                optimizer.load_state_dict({**saved["state"], "state": tensors})
+        self._tune_optimizers()  # loading the state reset the implementation
+
+    @staticmethod
+    def _set_optimizer_lr(optimizer: torch.optim.Optimizer, lr: Any) -> None:
+        """Set the learning rate like RLlib, but keep a tensor a tensor and a number a number."""
+        for group in optimizer.param_groups:
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(float(lr))
+            else:
+                group["lr"] = float(lr)
+
+    def _tune(self, name: str, module: Any) -> None:
+        learner: Any = self
+        (phase, choice), (_, step) = self.tuned.of_learner(_rows(learner.config))
+        if choice:
+            compiled = apply_to_phase(module, FORWARD_TRAIN, choice.config, or_eager=True)
+            self.use(f"{name}.{phase}", choice, compiled)
+        if step:
+            prepare_model(module, step.config)
+
+    def _tune_optimizers(self) -> None:
+        learner: Any = self
+        _, (phase, choice) = self.tuned.of_learner(_rows(learner.config))
+        if choice:
+            for name, optimizer in learner._named_optimizers.items():
+                compiled = apply_to_optimizer(optimizer, choice.config, or_eager=True)
+                self.use(f"{name}.{phase}", choice, compiled)
+
+
+def _rows(config: Any) -> int:
+    return int(config.minibatch_size or config.train_batch_size_per_learner)
+
+
+def _modules(module: Any) -> Iterator[tuple[str, torch.nn.Module]]:
+    """(name, RLModule) of a single- or multi-agent module, torch modules only."""
+    several = isinstance(module, MultiRLModule)
+    named = [(name, module[name]) for name in list(module.keys())] if several else [("", module)]
+    return ((name, one) for name, one in named if isinstance(one, torch.nn.Module))

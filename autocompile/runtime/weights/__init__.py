@@ -1,0 +1,1 @@
+"""Weights that are constants of compiled code, and when they have changed."""
