@@ -223,9 +223,9 @@ def calm_host(device: str, known_us: float, wait_s: float) -> float:
     return found
 
 
-def next_seed(rows: list[dict[str, Any]], noise: str, effort: str) -> int:
+def next_seed(rows: list[dict[str, Any]], noise: str, effort: str, first: int = 0) -> int:
     """No two runs of a model have a seed in common, whatever the noise and the effort."""
-    first = 1000 * (noise == "noisy") + 2000 * sorted(EFFORTS).index(effort)
+    first += 1000 * (noise == "noisy") + 2000 * sorted(EFFORTS).index(effort)
     return max((row["seed"] + 1 for row in rows), default=first)
 
 
@@ -245,6 +245,7 @@ def main() -> None:
         "--count", type=int, default=20, help="of runs on a calm host, those there included"
     )
     parser.add_argument("--effort", choices=sorted(EFFORTS), default="normal")
+    parser.add_argument("--first-seed", type=int, default=0, help="10000 and more: another host")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--wait", type=float, default=30, help="minutes at most for a calm machine")
     parser.add_argument(
@@ -259,7 +260,7 @@ def main() -> None:
     rows = [row for row in load(path) if series.items() <= row.items()]
     calm = sum(args.anyway or not is_busy(row.get("host", ()), args.device) for row in rows)
     known_us = best_yard_us(load(path.with_name(f"truth_{args.model}.json")))
-    seed = next_seed(rows, args.noise, args.effort)
+    seed = next_seed(rows, args.noise, args.effort, args.first_seed)
     while calm < args.count:
         if args.anyway:
             before = host(args.device, known_us)
