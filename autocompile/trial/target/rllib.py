@@ -32,7 +32,7 @@ from autocompile.trial.target.target import Target, adam, sum_of_floats
 
 __all__ = ["from_object"]
 
-_LONGEST_UPDATE_S = 0.5  # a trial makes about thirty
+_LONGEST_UPDATE_S = 0.15  # a trial makes about a hundred
 
 
 def from_object(value: Any, expression: str) -> Target:
