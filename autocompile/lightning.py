@@ -41,7 +41,11 @@ class TunedCallback(Callback):  # type: ignore[misc]
                 "a strategy that wraps the LightningModule calls all of its training step",
                 hint='TunedCallback(..., module="net"), the attribute that was tuned',
             )
-        model = pl_module.get_submodule(self._module)
+        try:
+            model = pl_module.get_submodule(self._module)
+        except AttributeError as error:
+            hint = 'TunedCallback(..., module="net"), the attribute that was tuned'
+            raise UsageError(str(error), hint=hint) from error
         rank_zero_info(
             f"autocompile: {self._in_training.apply(model, trainer.optimizers, self._batch_size)}"
         )

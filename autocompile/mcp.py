@@ -9,6 +9,7 @@ import asyncio
 import functools
 import io
 import json
+import threading
 import time
 from collections.abc import Callable
 from concurrent import futures
@@ -39,18 +40,31 @@ server = MCPServer("autocompile", version=__version__)
 Requirement = Literal["speedup", "max-graphs", "max-recompiles", "max-compile-time"]
 
 
-def _tool(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a tool: it answers with text, or else with JSON, and a mistake is told in words."""
+_measuring = threading.Lock()
+
+
+def _tool(name: str, measures: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a tool: it answers with text, or else with JSON, and a mistake is told in words.
+
+    Args:
+        name: of the tool.
+        measures: whether it needs the machine to itself: a second call is refused meanwhile.
+    """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> str:
+            if measures and not _measuring.acquire(blocking=False):
+                raise ToolError("another call is measuring here; call again when it has ended")
             try:
                 found = function(*args, **kwargs)
             except AutocompileError as error:
                 raise ToolError(error.text()) from error
             except KeyboardInterrupt:  # see _cancellable
                 raise ToolError("the call was cancelled") from None
+            finally:
+                if measures:
+                    _measuring.release()
             return found if isinstance(found, str) else json.dumps(found, indent=1)
 
         server.add_tool(run, name=name, structured_output=False)
@@ -89,7 +103,7 @@ class _Progress(PlainProgress):
         _cancellable(from_thread.check_cancelled)
 
 
-@_tool("tune")
+@_tool("tune", measures=True)
 def tune(
     target: str,
     context: Context,
@@ -130,7 +144,7 @@ def list_runs(run_dir: str | None = None) -> Any:
     return listing.listed(Path(run_dir) if run_dir else runs.under)
 
 
-@_tool("doctor")
+@_tool("doctor", measures=True)
 def doctor(backend: str | None = None, device: str | None = None) -> Any:
     """Which backends and modes of torch.compile work on this machine, and what the others need."""
     return diagnose.doctor(backend, device)
@@ -146,7 +160,7 @@ def export(run: str = "last", to: str = "python") -> str:
     return api.load(run).export(to)
 
 
-@_tool("verify")
+@_tool("verify", measures=True)
 def verify(
     context: Context,
     settings: str = "last",

@@ -168,7 +168,9 @@ class Result:
     def __str__(self) -> str:
         """The report as ``autocompile show`` prints it."""
         text = io.StringIO()
-        render(self._report, Console(file=text, width=100))
+        # Otherwise rich writes to a notebook's display, and colors where FORCE_COLOR is set.
+        console = Console(file=text, width=100, force_jupyter=False, force_terminal=False)
+        render(self._report, console)
         return text.getvalue()
 
     def _repr_html_(self) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from autocompile.errors import UsageError
 from autocompile.runtime.training import InTraining
 
 __all__ = ["TunedCallback"]
@@ -23,13 +24,19 @@ class TunedCallback(TrainerCallback):  # type: ignore[misc]
         settings: a file written by ``autocompile export -o``, or a Result.
 
     Raises:
-        UsageError: of ``train``: the settings do not fit, or something else compiles the model.
+        UsageError: of ``train``: the settings do not fit, something else compiles the model, or it
+            is copied to several GPUs.
     """
 
     def __init__(self, settings: Any) -> None:
         self._in_training = InTraining(settings)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if args.n_gpu > 1:
+            raise UsageError(
+                "DataParallel copies the model to several GPUs, and the settings are of one",
+                hint="CUDA_VISIBLE_DEVICES=0, or a process for each GPU (torchrun)",
+            )
         model, optimizer = kwargs["model"], kwargs["optimizer"]
         own = getattr(optimizer, "optimizer", optimizer)  # inside Accelerate's
         said = self._in_training.apply(model, [own], args.per_device_train_batch_size)

@@ -119,7 +119,7 @@ def test_a_cancelled_call_ends_the_run_as_ctrl_c_does(work: Path) -> None:
     (work / "server.py").write_text(SCRIPTED)
     (work / "runs").mkdir()
 
-    async def cancel() -> str:
+    async def cancel() -> tuple[Any, str]:
         async with connected("server.py", "slow") as client:
 
             async def state(expected: str) -> str:
@@ -133,10 +133,13 @@ def test_a_cancelled_call_ends_the_run_as_ctrl_c_does(work: Path) -> None:
 
             task = asyncio.create_task(client.call_tool("tune", {"target": "net.py"}))
             await state("running")
+            beside = await client.call_tool("doctor", {})
             task.cancel()
-            return await state("interrupted")
+            return beside, await state("interrupted")
 
-    assert asyncio.run(cancel()) == "interrupted"
+    beside, last = asyncio.run(cancel())
+    assert beside.is_error and "another call is measuring" in text(beside)
+    assert last == "interrupted"
 
 
 def test_every_tool_says_what_it_takes() -> None:

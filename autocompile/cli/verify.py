@@ -53,7 +53,10 @@ def verify(
             help="end the whole command after this time; 2m if left out",
         ),
     ] = _BUDGET_S,
-    device: arguments.Device = None,
+    device: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="cpu, cuda or cuda:1; the settings' own if left out"),
+    ] = None,
     timeout: arguments.Timeout = arguments.TIMEOUT_S,
     as_json: arguments.Json = False,
     progress: arguments.ProgressChoice = "auto",
@@ -67,10 +70,13 @@ def verify(
     from autocompile.settings.tuned import Tuned
 
     required = options.numbers("--require", require, verifying.REQUIREMENTS)
+    if junit and not junit.parent.is_dir():
+        raise UsageError(f"--junit: there is no folder {junit.parent}")
     tuned = Tuned.read(settings if settings.endswith(".json") else api.load(settings))
     shown = "none" if quiet else progress
     if in_algorithm:
-        _demand_none({"--require": required, "--junit": junit, "--github": github})
+        given = {"--require": required, "--junit": junit, "--github": github, "--device": device}
+        _demand_none(given)
         found = _in_algorithm(target or tuned.target, tuned, budget, timeout, as_json, shown)
         _keep(settings, found["figures"])
         return
@@ -83,8 +89,8 @@ def verify(
         device=device,
         progress=progress_of(shown, sys.stderr),
     )
-    _tell_ci(done, junit, github)
     print_or_draw(done.to_dict(), as_json, lambda console: render_verified(done.to_dict(), console))
+    _tell_ci(done, junit, github)
     if done.interrupted:
         raise typer.Exit(ExitCode.INTERRUPTED)
     if done.faults:
@@ -103,8 +109,7 @@ def _tell_ci(done: Any, junit: Path | None, github: bool) -> None:
 
         say("\n".join(workflow_commands(done.checks, done.required)))  # the runner reads stderr too
         if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
-            with open(summary, "a", encoding="utf-8") as file:
-                file.write(verified_to_markdown(done.to_dict()))
+            write(Path(summary), verified_to_markdown(done.to_dict()), "a")
 
 
 def _demand_none(given: Mapping[str, Any]) -> None:

@@ -121,7 +121,7 @@ class OptunaStudy:
             if isinstance(self._database, str):
                 raise RunError(
                     f"the study database {self._database} cannot be used",
-                    str(error).splitlines()[0][:200],
+                    _first_line(error),
                     "all finished trials are safe in the run folder; the database is only a copy",
                     hint="another --storage, or none: the run then keeps its own database",
                 ) from error

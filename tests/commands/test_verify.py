@@ -93,6 +93,8 @@ def test_gates_ask_for_what_they_name() -> None:
         "max-recompiles",
         "max-compile-time",
     ]
+    undecided = Check("forward", 4, "x", "open", "there was no time to try it")
+    assert unmet([undecided], {"speedup": 1.05}) == []
     lost = Check("forward", 4, "x", "failed")
     assert unmet([lost], {"speedup": 1.0, "max-graphs": 1}) == [
         "forward at 4: speedup is 0, and 1 is required"

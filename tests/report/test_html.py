@@ -176,6 +176,19 @@ def test_a_notebook_shows_the_answer_and_the_plots_of_the_page(name: str, tmp_pa
     assert [title.split(": ")[-1] for title in TITLE.findall(shown)] == on_page
 
 
+def test_a_result_is_the_report_as_text_in_a_notebook_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page_of("cpu", tmp_path)
+    with inside(tmp_path):
+        result = load("cpu")
+    plain = str(result)
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert str(result) == plain
+    assert "speed-up" in plain and "\x1b" not in plain
+
+
 def test_nothing_that_a_file_says_becomes_markup_in_a_notebook() -> None:
     report = hostile(copy.deepcopy(SAMPLE))
     phase = report["phases"].pop("forward_exploration")

@@ -6,6 +6,7 @@ import copy
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -130,6 +131,9 @@ def test_lightning_refuses_what_cannot_train(tmp_path: Path) -> None:
         fitted(Lit(), TunedCallback(frozen, module="net"))
     with pytest.raises(UsageError, match="no settings for forward"):
         fitted(Lit(), TunedCallback(settings(optimizer_step={None: STEP}), module="net"))
+    with pytest.raises(UsageError, match="nett") as caught:
+        fitted(Lit(), TunedCallback(frozen, module="nett"))
+    assert "module=" in str(caught.value.hint)
     with pytest.raises(UsageError, match="cannot read"):
         TunedCallback(tmp_path / "other.json")
 
@@ -197,6 +201,15 @@ def test_transformers_take_the_settings_of_the_nearest_batch_size(
     both = settings(forward={4: CompileConfig("eager"), 64: AOT})
     found = Tuned(both.phases, both.fingerprint)
     assert trained(TunedCallback(found), made=gpt2).model._compiled_call_impl is None
+
+
+def test_transformers_refuse_a_model_that_is_copied_to_several_gpus(tuned: Path) -> None:
+    from autocompile.transformers import TunedCallback
+
+    arguments = SimpleNamespace(n_gpu=2, per_device_train_batch_size=4)
+    with pytest.raises(UsageError, match="several GPUs") as caught:
+        TunedCallback(tuned).on_train_begin(arguments, None, None, model=None, optimizer=None)
+    assert "torchrun" in str(caught.value.hint)
 
 
 def test_transformers_say_when_torch_compile_is_on_too(
