@@ -16,13 +16,7 @@ from autocompile.settings.backends import BACKENDS
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.dimensions import GUARD_FILTERS
 
-__all__ = [
-    "compile_function",
-    "compile_step",
-    "register_backend_of",
-    "torch_arguments",
-    "uses_cuda_graphs",
-]
+__all__ = ["compile_function", "compile_step", "register_backend_of", "uses_cuda_graphs"]
 
 
 def register_backend_of(name: str) -> None:

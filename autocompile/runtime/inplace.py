@@ -19,14 +19,7 @@ from autocompile.runtime.optimizers import set_implementation
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.phases import FORWARD, FORWARD_TRAIN, LEARNER_UPDATE
 
-__all__ = [
-    "Compiled",
-    "CompiledMethod",
-    "apply_to_optimizer",
-    "apply_to_phase",
-    "apply_to_update",
-    "compile_model",
-]
+__all__ = ["Compiled", "apply_to_optimizer", "apply_to_phase", "apply_to_update", "compile_model"]
 
 _STEP = "_autocompile_step"  # where an optimizer keeps what its step calls
 

@@ -32,8 +32,6 @@ __all__ = ["call_model", "make_side", "note_setting", "phases_of"]
 
 _FIRST_STEP = 1  # so that none is 0 or 1, which Dynamo takes for constants
 
-Compiler = Callable[[Callable[..., Any]], Callable[..., Any]]
-
 
 def phases_of(target: Target) -> tuple[str, ...]:
     """The phases that this target has."""
