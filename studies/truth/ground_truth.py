@@ -115,16 +115,21 @@ def measure(
     }
 
 
-def measure_all(names: list[str], device: str, processes: int, rounds: int, folder: Path) -> None:
-    """Every missing process, in random order, model by model."""
+def measure_all(
+    names: list[str], device: str, processes: int, rounds: int, folder: Path, wait: bool = True
+) -> None:
+    """Every missing process, in random order, model by model.
+
+    Without ``wait`` nobody waits for a calm host, and a process counts however calm it was.
+    """
     for name in names:
         path, order = folder / f"truth_{name}.json", random.Random(name)
         settings, wanted = list(MODELS[name].settings[device]), (processes, rounds)
-        if folder.name.startswith(BUSY):
+        if not wait:
             wanted = (processes, 0)
         while missing := _missing(load(path), settings, *wanted):
             setting, process = order.choice(missing), len(load(path))
-            if not folder.name.startswith(BUSY):
+            if wait:
                 wait_for_calm(best_yard_us(load(path)), device)
             began = time.monotonic()
             with tempfile.TemporaryDirectory(prefix="truth-") as cache:
@@ -247,7 +252,8 @@ def main() -> None:
         return
     names = args.models.split(",") if args.models else of_device(args.device)
     folder = args.folder or HERE / args.device
-    measure_all(names, args.device, args.processes, args.rounds, folder)
+    wait = not folder.name.startswith(BUSY)
+    measure_all(names, args.device, args.processes, args.rounds, folder, wait)
     for name in names:
         truth = analyse(load(folder / f"truth_{name}.json"), args.rounds)
         for setting, t in truth.items():

@@ -4,8 +4,8 @@
 
 A virtual host changes its speed for minutes, and the speed-up of one setting with it (a CNN's 1.27
 becomes 1.17). So a truth measured an hour earlier is another quantity. Here each turn is one truth
-process of each setting, quiet tunes and noisy ones. All rounds count; nobody waits for a calm
-host. JSON goes to ``studies/truth/in_turns``.
+process of each setting, quiet tunes and noisy ones. Nobody waits for a calm host; the truth is
+that of the calm rounds. JSON goes to ``studies/truth/in_turns``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def main() -> None:
     args.folder.mkdir(parents=True, exist_ok=True)
     for model, turns in (part.split(":") for part in args.models.split(",")):
         for turn in range(1, int(turns) + 1):
-            measure_all([model], "cpu", turn, ROUNDS, args.folder)
+            measure_all([model], "cpu", turn, ROUNDS, args.folder, wait=False)
             for noise in ("quiet", "noisy"):
                 tune(model, noise, turn * args.tunes, args.folder, args.first_seed)
 
