@@ -5,10 +5,19 @@ from __future__ import annotations
 import ast
 
 from autocompile.errors import ExportError
-from autocompile.export.choices import Choice, Report, command, header, is_rl, states_differ
+from autocompile.export.choices import (
+    Choice,
+    Report,
+    command,
+    device_of,
+    header,
+    is_rl,
+    states_differ,
+)
 from autocompile.export.lines import imports, made_optimizer, phase_lines, uses_apply
 from autocompile.export.python import having_form, refusal
 from autocompile.export.text import comment, literal, program, quoted
+from autocompile.settings.config import EAGER
 from autocompile.settings.phases import TRAIN_STEP, phase_of
 from autocompile.settings.tuned import Tuned
 
@@ -45,6 +54,9 @@ def in_own_state(function, threads, precision):
 
     return call
 '''
+_UNKNOWN_OPTIMIZER = """\
+# Put your own optimizer here: the run does not record how to build it.
+optimizer = torch.optim.Adam(model.parameters())"""
 
 
 def export(report: Report) -> str:
@@ -61,24 +73,25 @@ def export(report: Report) -> str:
             hint=command(report, "--to python"),
         )
     faster = [choice for choice in found if choice.config is not None]
+    configs = [choice.config for choice in faster if choice.config]
     evidence = [comment(f"{choice.phase}: {_said(choice)}") for choice in found]
-    apart = states_differ(found)
+    apart = bool(faster) and states_differ(found)
     steps = any(phase_of(choice.phase).is_function for choice in faster)
-    lines = [line for choice in found for line in _lines(report, choice, apart and bool(faster))]
+    trains = any(choice.phase == TRAIN_STEP for choice in faster)
+    lines = [line for choice in found for line in _lines(report, choice, apart)]
     is_made = any(line.startswith("optimizer = ") for line in lines)
     settings = ""
-    if any(uses_apply(report, c.config) for c in faster if c.config):
+    if any(uses_apply(report, config) for config in configs):
         settings = f"SETTINGS = {literal(Tuned.from_report(report).to_dict(), '')}"
-    trains = any(choice.phase == TRAIN_STEP for choice in faster)
     return program(
         header(report, "torch.compile settings") + "".join(evidence),
         _imports(build, trains),
-        *refusal(report, faster),
-        "\n".join(sorted({line for c in faster if c.config for line in imports(report, c.config)})),
+        refusal(report, faster),
+        "\n".join(sorted({line for config in configs for line in imports(report, config)})),
         settings,
         _model(report, build, trains),
         _optimizer(report) if steps and not is_made else "",
-        _OWN_STATE if apart and faster else "",
+        _OWN_STATE if apart else "",
         _TRAIN_STEP if trains else "",
         "\n".join(lines),
     )
@@ -91,19 +104,20 @@ def _build_lines(report: Report) -> list[str]:
         ExportError: the report's lines are not Python.
     """
     lines = [str(line) for line in report["target"].get("build") or ()]
-    try:
-        ast.parse("\n".join(lines))
-    except (SyntaxError, ValueError) as error:
+    if error := _why_not_python("\n".join(lines)):
         raise ExportError(
             f"the report's lines that build the model are not Python: {error}",
             hint="tune the target again: its report.json was edited",
-        ) from error
-    spaced: list[str] = []
-    for line in lines:
-        if spaced and spaced[-1].startswith(("import ", "from ")):
-            spaced += [""] if not line.startswith(("import ", "from ")) else []
-        spaced.append(line)
-    return spaced
+        )
+    return lines
+
+
+def _why_not_python(text: str) -> str:
+    try:
+        ast.parse(text)
+    except (SyntaxError, ValueError) as error:
+        return str(error)
+    return ""
 
 
 def _said(choice: Choice) -> str:
@@ -120,30 +134,21 @@ def _imports(build: list[str], trains: bool) -> str:
 
 
 def _model(report: Report, build: list[str], trains: bool) -> str:
-    device = str(report["environment"].get("device") or "cpu")
-    lines = [line for line in build if line and not line.startswith("import ")]
-    if device != "cpu":
+    lines = ["# Paths are relative to the directory that the model was tuned from."]
+    lines += [line for line in build if line and not line.startswith("import ")]
+    if (device := device_of(report)) != "cpu":
         lines += [f"model.to({quoted(device)})"]
     if not (trains or is_rl(report)):
         lines += ["model.eval()"]
-    note = "# Paths are relative to the directory that the model was tuned from.\n"
-    return note + "\n".join(lines)
+    return "\n".join(lines)
 
 
 def _optimizer(report: Report) -> str:
     """Code that builds the run's optimizer, if needed by the target's own function."""
-    if made := made_optimizer(report, "default"):
+    if made := made_optimizer(report, EAGER):
         return f"optimizer = {made}"
     line = str((report["target"].get("optimizer") or {}).get("build") or "")
-    try:
-        ast.parse(line)
-    except (SyntaxError, ValueError):
-        line = ""
-    if not line:
-        return "# Put your own optimizer here: the run does not record how to build it.\n" + (
-            "optimizer = torch.optim.Adam(model.parameters())"
-        )
-    return line
+    return _UNKNOWN_OPTIMIZER if not line or _why_not_python(line) else line
 
 
 def _lines(report: Report, choice: Choice, apart: bool) -> list[str]:

@@ -43,9 +43,7 @@ class Table:
     """Rows of cells, of which the last may be long.
 
     Attributes:
-        title: of the whole table; may be empty.
         titles: of the columns; all empty where the rows need none.
-        rows: as many cells each.
         right: the columns that are aligned to the right.
         wide: a column that a narrow screen leaves out.
     """
@@ -87,7 +85,6 @@ class Document:
         sections: a phase each.
         whole: what concerns all phases.
         method: how it was measured, in sentences.
-        circumstances: names and values.
         exports: code for other stacks.
     """
 
