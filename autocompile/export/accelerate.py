@@ -35,11 +35,7 @@ _MIXED = {"none": "", "bfloat16": ', mixed_precision="bf16"', "float16": ', mixe
 
 
 def export(report: Report) -> str:
-    """Code that creates the Accelerator and prepares ``model`` and ``optimizer``.
-
-    Raises:
-        ExportError: Accelerate cannot express the result.
-    """
+    """Code that creates the Accelerator and prepares ``model`` and ``optimizer``."""
     settings = settings_of(report, "Accelerate")
     model, step = settings.model, settings.optimizer
     lines = [*model_lines(model), *optimizer_lines(report, step)]

@@ -41,6 +41,12 @@ class Choice:
     processes: int = 0
     speedup: Mapping[str, float] | None = None
 
+    @property
+    def said(self) -> str:
+        """The phase and its evidence; without a change, also the verdict."""
+        verdict = f"{self.verdict.replace('_', ' ')}: " if self.config is None else ""
+        return f"{self.phase}: {verdict}{self.evidence}"
+
 
 def choices(report: Report) -> dict[str, Choice]:
     """The choice of each phase: the report's best, which is at the target's own batch size.

@@ -24,11 +24,8 @@ def phase_lines(
 ) -> list[str]:
     """Code that applies the choice of a phase; empty for no change.
 
-    Args:
-        report: has the optimizer, the device and the kind of target.
-        choice: of the phase.
-        settings: expression for the settings argument of ``autocompile.apply``.
-        own_state: also set threads and precision, which are global in torch.
+    ``settings``: expression for the settings argument of ``autocompile.apply``. ``own_state``: also
+    set threads and precision, which are global in torch.
     """
     config, phase = choice.config, phase_of(choice.phase)
     if config is None:

@@ -36,11 +36,7 @@ _IN_RLLIB = ("from autocompile.rllib import tuned", 'config = tuned(config, "tun
 
 
 def export(report: Report) -> str:
-    """The lines of all phases, to paste after the model and the optimizer are built.
-
-    Raises:
-        ExportError: no phase has a result, or lines cannot express a setting.
-    """
+    """The lines of all phases, to paste after the model and the optimizer are built."""
     found = having_form(report)
     faster = [choice for choice in found if choice.config is not None]
     needed = dict.fromkeys(line for choice in faster for line in _imports(report, choice))
@@ -64,12 +60,10 @@ def _imports(report: Report, choice: Choice) -> list[str]:
 
 
 def _evidence(choice: Choice) -> str:
-    if choice.config is None:
-        what = "keep eager" if choice.verdict == "keep_eager" else "failed"
-        return f"# {one_line(f'{choice.phase}: {what}: {choice.evidence}')}\n"
-    text = f"{choice.phase}: {gain(choice.speedup, choice.batch_size)}"
-    if choice.processes:
-        text += f", confirmed in {choice.processes} fresh processes"
+    text = choice.said
+    if choice.config is not None:
+        text = f"{choice.phase}: {gain(choice.speedup, choice.batch_size)}"
+        text += f", confirmed in {choice.processes} fresh processes" * bool(choice.processes)
     return f"# {one_line(text)}\n"
 
 

@@ -20,13 +20,7 @@ def apply(config):
 
 
 def export(report: Report) -> str:
-    """A script that defines ``config``, or ``apply(config)`` if the target has no algorithm.
-
-    It contains the settings.
-
-    Raises:
-        ExportError: the target is not an RLModule, or no phase that RLlib runs has a result.
-    """
+    """A script that holds the settings and defines ``config``, or ``apply(config)`` without one."""
     found = choices(report)
     if not is_rl(report):
         raise ExportError(

@@ -60,21 +60,22 @@ optimizer = torch.optim.Adam(model.parameters())"""
 
 
 def export(report: Report) -> str:
-    """A program that defines ``model`` and, if a step is tuned, ``optimizer``.
-
-    Raises:
-        ExportError: as for ``--to python``, or the target was a Python object.
-    """
+    """A program that defines ``model`` and, if a step is tuned, ``optimizer``."""
     found = having_form(report)
-    build = _build_lines(report)
+    build = [str(line) for line in report["target"].get("build") or ()]
     if not build:
         raise ExportError(
             "cannot write a program: the model was passed as a Python object",
             hint=command(report, "--to python"),
         )
+    if error := _why_not_python("\n".join(build)):
+        raise ExportError(
+            f"the report's lines that build the model are not Python: {error}",
+            hint="tune the target again: its report.json was edited",
+        )
     faster = [choice for choice in found if choice.config is not None]
     configs = [choice.config for choice in faster if choice.config]
-    evidence = [comment(f"{choice.phase}: {_said(choice)}") for choice in found]
+    evidence = [comment(choice.said) for choice in found]
     apart = bool(faster) and states_differ(found)
     steps = any(phase_of(choice.phase).is_function for choice in faster)
     trains = any(choice.phase == TRAIN_STEP for choice in faster)
@@ -97,33 +98,12 @@ def export(report: Report) -> str:
     )
 
 
-def _build_lines(report: Report) -> list[str]:
-    """Code lines that define ``model``; empty if the target was a Python object.
-
-    Raises:
-        ExportError: the report's lines are not Python.
-    """
-    lines = [str(line) for line in report["target"].get("build") or ()]
-    if error := _why_not_python("\n".join(lines)):
-        raise ExportError(
-            f"the report's lines that build the model are not Python: {error}",
-            hint="tune the target again: its report.json was edited",
-        )
-    return lines
-
-
 def _why_not_python(text: str) -> str:
     try:
         ast.parse(text)
     except (SyntaxError, ValueError) as error:
         return str(error)
     return ""
-
-
-def _said(choice: Choice) -> str:
-    if choice.config is not None:
-        return choice.evidence
-    return f"{choice.verdict.replace('_', ' ')}: {choice.evidence}"
 
 
 def _imports(build: list[str], trains: bool) -> str:

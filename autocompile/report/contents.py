@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from autocompile.report import facts as said
 from autocompile.report import text as show
-from autocompile.report.document import Code, Document, Line, Section, Span, Table, Text
+from autocompile.report.document import Document, Line, Section, Span, Table, Text
 from autocompile.settings.phases import phase_of
 from autocompile.settings.tuned import is_faster
 from autocompile.store import runs
@@ -48,29 +48,22 @@ def document(
     facts = tuple((show.plain(k), _code(v)) for k, v in _circumstances(report))
     path = Path(str(report.get("run_dir", "last")))
     run = run or (path.name if path.parent == runs.under else str(path))
+    state = "Interrupted" if report.get("interrupted") else ""
+    state = "Still running" if report.get("running") else state
     return Document(
         title=("autocompile: ", _code(report["target"].get("spec", "?"))),
-        status=_status(report),
+        status=f"{state}: these are the results so far." if state else "",
         answer=Table("", ("", "speed-up", "confidence", ""), answer),
         sections=tuple(_section(name, phase, report, full) for name, phase in phases.items()),
         whole=tuple(_whole(report, full, run)),
         method=_METHOD + _RACED * raced + _RULE,
         circumstances=Table("Circumstances", ("", ""), facts),
-        exports=tuple(
-            Code(show.plain(name), "json" if name == "json" else "python", str(text))
-            for name, text in (report.get("exports") or {}).items()
-        ),
+        exports={show.plain(n): str(text) for n, text in (report.get("exports") or {}).items()},
     )
 
 
 def _code(text: object) -> Span:
     return Span(show.plain(text), "code")
-
-
-def _status(report: Mapping[str, Any]) -> str:
-    if report.get("running"):
-        return "Still running: these are the results so far."
-    return "Interrupted: these are the results so far." if report.get("interrupted") else ""
 
 
 def _circumstances(report: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
@@ -162,8 +155,10 @@ def _known(phase: Mapping[str, Any]) -> Iterator[Line]:
         yield Line("Why", (show.plain(why),))
     if is_it_faster:
         for reason, names in said.ties(phase).items():
-            named = _names(names)
-            yield Line("Ties", (("as fast within 1 %: ", *named, f"; chosen since it {reason}"),))
+            more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
+            shown = _code(", ".join(names[:_NAMES]))
+            told = f"{more}; chosen since it {reason}"
+            yield Line("Ties", (("as fast within 1 %: ", shown, told),))
         if cost := tuple(said.cost(best)):
             yield Line("Cost", cost)
     if word == "high" and is_it_faster:
@@ -174,11 +169,6 @@ def _known(phase: Mapping[str, Any]) -> Iterator[Line]:
         yield Line(word.capitalize(), ((open_, *action),), "warning")
     for note in (*said.exported_warning(best), *best.get("notes", ())):
         yield Line("Note", (show.plain(note),))
-
-
-def _names(names: Sequence[str], most: int = _NAMES) -> tuple[Span, str]:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return _code(", ".join(map(show.plain, names[:most]))), more
 
 
 def _details(phase: Mapping[str, Any]) -> Iterator[Line]:

@@ -5,10 +5,10 @@ Text in them is printable and every figure is formatted: a renderer arranges and
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-__all__ = ["Code", "Document", "Line", "Section", "Span", "Table", "Text", "spans"]
+__all__ = ["Document", "Line", "Section", "Span", "Table", "Text", "spans"]
 
 
 @dataclass(frozen=True)
@@ -66,15 +66,6 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Code:
-    """Code to copy."""
-
-    title: str
-    language: str
-    text: str
-
-
-@dataclass(frozen=True)
 class Document:
     """A whole report, the answer first.
 
@@ -85,7 +76,7 @@ class Document:
         sections: a phase each.
         whole: what concerns all phases.
         method: how it was measured, in sentences.
-        exports: code for other stacks.
+        exports: code for other stacks, by format.
     """
 
     title: Text
@@ -95,4 +86,4 @@ class Document:
     whole: tuple[Line, ...]
     method: str
     circumstances: Table
-    exports: tuple[Code, ...]
+    exports: Mapping[str, str]

@@ -35,11 +35,7 @@ _SKIPS = (
 def why(best: Candidate | None, verdict: str, every: Sequence[Candidate], device: str) -> list[str]:
     """Why the best setting is the best one, or why compiling does not help.
 
-    Args:
-        best: as the report names it; eager where that is to be kept.
-        verdict: of the phase.
-        every: all settings that worked.
-        device: that was tuned for, as torch names it.
+    ``best``: as the report names it; eager where that is to be kept. ``every``: all that worked.
     """
     if best is None or verdict not in ("faster", "keep_eager"):
         return []

@@ -74,7 +74,9 @@ def cost(best: Row) -> Iterator[str]:
 def figures(best: Row) -> Iterator[str]:
     """Further figures of the best setting."""
     yield f"trial {best['number']}"
-    yield _rate(best.get("throughput"))
+    rate = best.get("throughput") or {}
+    value, low, high = (show.quantity(rate.get(k)) for k in ("value", "low", "high"))
+    yield f"{value} {rate.get('unit', '')} [{low}, {high}]" if rate else show.NONE
     if same := best.get("same_code"):
         yield f"{len(same)} other setting{'s have' if len(same) > 1 else ' has'} the same code"
     if (ran := best.get("exported")) and ran["agrees"]:
@@ -85,14 +87,6 @@ def figures(best: Row) -> Iterator[str]:
         yield f"eager took {' to '.join(ends)} a call, depending on the process"
     if slow := best.get("slow_sets"):
         yield f"{show.many(slow, 'process')} left out: the machine was slower"
-
-
-def _rate(throughput: Row | None) -> str:
-    """``1 204 samples/s [1 180, 1 228]``."""
-    if not throughput:
-        return show.NONE
-    value, low, high = (show.quantity(throughput.get(k)) for k in ("value", "low", "high"))
-    return f"{value} {throughput.get('unit', '')} [{low}, {high}]"
 
 
 def exported_warning(best: Row | None) -> list[str]:
@@ -168,8 +162,8 @@ def trial_tables(phase: Row) -> Iterator[Table]:
     if ranked:
         unit = show.plain(ranked[0]["throughput"].get("unit", ""))
         columns = ("#", "batch", unit, "against eager", "compile", "memory", "setting")
-        figures = tuple(_measured(trial, trials) for trial in sorted(ranked, key=_order))
-        yield Table("Measured trials", columns, figures, right=range(6), wide=5)
+        rows = tuple(_measured(trial, trials) for trial in sorted(ranked, key=_order))
+        yield Table("Measured trials", columns, rows, right=range(6), wide=5)
     if others := tuple(_not_measured(t) for t in searched if t not in ranked):
         titles = ("#", "batch", "outcome", "setting and message")
         yield Table("Other trials", titles, others, right=(0, 1))

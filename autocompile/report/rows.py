@@ -110,11 +110,8 @@ def best_row(
 ) -> dict[str, Any]:
     """The best setting of a phase.
 
-    Args:
-        best: the setting.
-        found: all settings that worked at its batch size.
-        records: all records of the phase.
-        exported: the records of exported code.
+    ``found``: all that worked at its batch size. ``records``: of the phase; ``exported``: those of
+    exported code.
     """
     record, unit = best.record, phase_of(best.record.phase).unit
     plain = next((c for c in found if c.record.config == DEFAULT_INDUCTOR), best)

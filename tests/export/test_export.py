@@ -22,7 +22,6 @@ from autocompile.export.lines import optimizer_lines
 from autocompile.export.text import literal
 from autocompile.settings.backends import BACKENDS
 from autocompile.settings.config import CompileConfig
-from autocompile.settings.tuned import Tuned
 
 Report = dict[str, Any]
 
@@ -33,14 +32,14 @@ EAGER = SAMPLE["phases"]["optimizer_step"]["best"]["config"]
 
 
 @pytest.fixture
-def rl_report() -> Report:
+def rl() -> Report:
     """The invented report: RLlib, exploration faster, optimizer step not."""
     report: Report = copy.deepcopy(SAMPLE)
     return report
 
 
 @pytest.fixture
-def plain_report() -> Report:
+def plain() -> Report:
     """The same numbers for the forward pass of a plain module."""
     report: Report = copy.deepcopy(SAMPLE)
     report["target"].update(
@@ -55,9 +54,9 @@ def plain_report() -> Report:
 
 
 @pytest.fixture
-def report_for(rl_report: Report, plain_report: Report) -> Callable[[str], Report]:
+def report_for(rl: Report, plain: Report) -> Callable[[str], Report]:
     """The report that has a form in a format."""
-    return lambda to: rl_report if to == "rllib" else plain_report
+    return lambda to: rl if to == "rllib" else plain
 
 
 def set_verdicts(report: Report, verdict: str) -> None:
@@ -105,9 +104,9 @@ def test_every_format_refuses_a_report_of_nothing(
             export(report, to)
 
 
-def test_an_unknown_format_is_a_usage_error_that_names_the_nearest(rl_report: Report) -> None:
+def test_an_unknown_format_is_a_usage_error_that_names_the_nearest(rl: Report) -> None:
     with pytest.raises(UsageError, match="unknown export format 'rlib'") as caught:
-        export(rl_report, "rlib")
+        export(rl, "rlib")
     assert caught.value.hint == "autocompile export ppo_breakout-0003 --to rllib"
 
 
@@ -140,12 +139,12 @@ def test_text_from_a_report_never_becomes_code(
     for phase in dirty["phases"].values():
         phase["reason"] = NASTY
     text = export(dirty, to)
-    plain = ast.parse(export(clean, to))
+    tree = ast.parse(export(clean, to))
     if to == "rllib":  # which holds some of it, and nothing but strings, in its settings
         settings = settings_in(text)
         assert settings["target"] == settings["fingerprint"]["torch"] == NASTY
         text = text.replace(literal(settings, ""), literal(settings_in(export(clean, to)), ""))
-    assert ast.dump(ast.parse(text)) == ast.dump(plain)
+    assert ast.dump(ast.parse(text)) == ast.dump(tree)
     shapes = []
     for name in ("plain", NASTY):
         dirty["environments"] = {name: {"torch": name, "python_path": name}}
@@ -158,10 +157,10 @@ def test_text_from_a_report_never_becomes_code(
     assert text.isascii()
 
 
-def test_an_algorithm_that_is_no_dotted_name_is_not_imported(rl_report: Report) -> None:
+def test_an_algorithm_that_is_no_dotted_name_is_not_imported(rl: Report) -> None:
     for name in ("os;import x:A", "a.b:C.D", "a:import", "__main__:Mine", "nothing", ":", None):
-        rl_report["target"]["algorithm"] = name
-        text = export(rl_report, "rllib")
+        rl["target"]["algorithm"] = name
+        text = export(rl, "rllib")
         assert "def apply(config):" in text and "import x" not in text
         assert [line for line in text.splitlines() if "import" in line] == [
             "from autocompile.rllib import tuned"
@@ -170,21 +169,11 @@ def test_an_algorithm_that_is_no_dotted_name_is_not_imported(rl_report: Report) 
 
 @pytest.mark.parametrize("value", [NASTY.replace("\ud800", ""), 'a"b', "a'b", 1.5, -3, None, True])
 @pytest.mark.parametrize("to", ["python", "accelerate"])
-def test_option_values_survive_as_they_are(to: str, value: Any, plain_report: Report) -> None:
-    change_config(plain_report, "forward", mode="default", options={"key": value})
-    calls = [node for node in ast.walk(ast.parse(export(plain_report, to)))]
+def test_option_values_survive_as_they_are(to: str, value: Any, plain: Report) -> None:
+    change_config(plain, "forward", mode="default", options={"key": value})
+    calls = [node for node in ast.walk(ast.parse(export(plain, to)))]
     given = [node for node in calls if isinstance(node, ast.keyword) and node.arg == "options"]
     assert [ast.literal_eval(node.value) for node in given] == [{"key": value}]
-
-
-def test_the_json_holds_settings_by_value_with_their_evidence(rl_report: Report) -> None:
-    found = Tuned.read(json.loads(export(rl_report, "json")))
-    explored = found.at("forward_exploration", 16)
-    assert explored is not None and explored.config.mode == "max-autotune"
-    assert explored.speedup["value"] == 1.41
-    (step,) = found.phases["optimizer_step"]
-    assert step.config.is_eager and step.speedup["value"] == 1.0
-    assert found.fingerprint["torch"] == "2.13.0+cpu"
 
 
 OPTIMIZER = {
@@ -207,8 +196,8 @@ def with_fused_step(report: Report, **optimizer: Any) -> Report:
     return report
 
 
-def test_python_is_the_lines_that_a_person_would_write(plain_report: Report) -> None:
-    lines = export(with_fused_step(plain_report), "python").splitlines()
+def test_python_is_the_lines_that_a_person_would_write(plain: Report) -> None:
+    lines = export(with_fused_step(plain), "python").splitlines()
     assert [line for line in lines if line and not line.startswith("#")] == [
         "model = model.to(memory_format=torch.channels_last)",
         'model = torch.compile(model, mode="max-autotune")',
@@ -219,14 +208,14 @@ def test_python_is_the_lines_that_a_person_would_write(plain_report: Report) -> 
         "processes",
         "# optimizer_step: 1.41x [1.39, 1.43] as fast as eager, confirmed in 3 fresh processes",
     ]
-    use = use_line(plain_report)
+    use = use_line(plain)
     assert use == "; ".join(line for line in lines if line and not line.startswith("#"))
 
 
 def test_an_optimizer_of_which_the_run_cannot_tell_how_it_is_made_is_changed_as_it_is(
-    plain_report: Report,
+    plain: Report,
 ) -> None:
-    report = with_fused_step(plain_report, **{"class": None, "arguments": None})
+    report = with_fused_step(plain, **{"class": None, "arguments": None})
     change = "for group in optimizer.param_groups:\n    group.update(foreach=False, fused=True)"
     assert change in export(report, "python") and "torch.optim" not in export(report, "python")
     script = export(report, "script")
@@ -237,16 +226,14 @@ def test_an_optimizer_of_which_the_run_cannot_tell_how_it_is_made_is_changed_as_
         assert "torch.optim" not in export(report, "python")
 
 
-def test_a_phase_in_which_nothing_is_compiled_replaces_no_method(
-    rl_report: Report, plain_report: Report
-) -> None:
+def test_a_phase_in_which_nothing_is_compiled_replaces_no_method(rl: Report, plain: Report) -> None:
     own = {**EAGER, "memory_format": "channels_last"}
-    rl_report["phases"]["forward_exploration"]["best"]["config"] = own
-    plain_report["phases"]["forward"]["best"]["config"] = own
+    rl["phases"]["forward_exploration"]["best"]["config"] = own
+    plain["phases"]["forward"]["best"]["config"] = own
     for to in ("python", "script"):
-        assert "_forward" not in export(rl_report, to).replace('"forward', "")
-        assert "torch.compile(" not in export(plain_report, to)
-        assert "model = model.to(memory_format=torch.channels_last)" in export(plain_report, to)
+        assert "_forward" not in export(rl, to).replace('"forward', "")
+        assert "torch.compile(" not in export(plain, to)
+        assert "model = model.to(memory_format=torch.channels_last)" in export(plain, to)
 
 
 @pytest.mark.parametrize("to", SCRIPTS)
@@ -272,57 +259,45 @@ def _comments(text: str) -> list[str]:
     return [t.string.lstrip("# ") for t in tokens if t.type == tokenize.COMMENT]
 
 
-def test_an_object_in_python_has_lines_and_no_program(plain_report: Report) -> None:
-    plain_report["target"]["build"] = None
-    assert "model = torch.compile(model" in export(plain_report, "python")
+def test_an_object_in_python_has_lines_and_no_program(plain: Report) -> None:
+    plain["target"]["build"] = None
+    assert "model = torch.compile(model" in export(plain, "python")
     for build, words in ((None, "Python object"), (["model = ("], "not Python")):
-        plain_report["target"]["build"] = build
+        plain["target"]["build"] = build
         with pytest.raises(ExportError, match=words):
-            export(plain_report, "script")
+            export(plain, "script")
 
 
 @pytest.mark.parametrize("name", [n for n, known in BACKENDS.items() if known.registered_by])
-def test_python_imports_the_package_of_each_backend_that_has_one(
-    name: str, plain_report: Report
-) -> None:
-    change_config(plain_report, "forward", backend=name, mode="default")
-    assert f"import {BACKENDS[name].registered_by}  #" in export(plain_report, "python")
+def test_python_imports_the_package_of_each_backend_that_has_one(name: str, plain: Report) -> None:
+    change_config(plain, "forward", backend=name, mode="default")
+    assert f"import {BACKENDS[name].registered_by}  #" in export(plain, "python")
 
 
-@pytest.mark.parametrize("name", [n for n, known in BACKENDS.items() if not known.trains])
-@pytest.mark.parametrize("to", STACKS)
-def test_model_stacks_refuse_what_computes_no_gradients(
-    to: str, name: str, plain_report: Report
-) -> None:
-    change_config(plain_report, "forward", backend=name, mode="default")
-    with pytest.raises(ExportError, match=r"no gradients|not take the backend"):
-        export(plain_report, to)
-
-
-def test_what_plain_torch_cannot_do_is_a_line_of_ours(plain_report: Report) -> None:
-    change_config(plain_report, "forward", scope="regional")
-    text = export(plain_report, "python")
+def test_what_plain_torch_cannot_do_is_a_line_of_ours(plain: Report) -> None:
+    change_config(plain, "forward", scope="regional")
+    text = export(plain, "python")
     assert "from autocompile.runtime.regions import regions_of\n" in text
     assert text.endswith('\nregions_of(model).compile(mode="max-autotune")\n')
-    change_config(plain_report, "forward", scope="full", freezing=True)
-    text = export(plain_report, "python")
+    change_config(plain, "forward", scope="full", freezing=True)
+    text = export(plain, "python")
     assert "# The file: autocompile export ppo_breakout-0003 -o tuned.json\n" in text
     assert text.endswith('autocompile.apply(model, "tuned.json", "forward", batch_size=16)\n')
-    assert "SETTINGS = {" in export(plain_report, "script")
+    assert "SETTINGS = {" in export(plain, "script")
     for to in STACKS:
         with pytest.raises(ExportError, match="computes no gradients"):
-            export(plain_report, to)
+            export(plain, to)
 
 
 @pytest.mark.parametrize("to", STACKS)
 def test_model_stacks_refuse_what_is_no_forward_pass_and_point_elsewhere(
-    to: str, rl_report: Report, plain_report: Report
+    to: str, rl: Report, plain: Report
 ) -> None:
-    plain_report["phases"] = {"optimizer_step": SAMPLE["phases"]["optimizer_step"]}
+    plain["phases"] = {"optimizer_step": SAMPLE["phases"]["optimizer_step"]}
     for report, words, form, other in (
-        (rl_report, "no form for an RLModule", to, "rllib"),
-        (plain_report, "forward pass", to, "python"),
-        (plain_report, "not an RLModule", "rllib", "python"),
+        (rl, "no form for an RLModule", to, "rllib"),
+        (plain, "forward pass", to, "python"),
+        (plain, "not an RLModule", "rllib", "python"),
     ):
         with pytest.raises(ExportError, match=words) as caught:
             export(report, form)
@@ -330,10 +305,10 @@ def test_model_stacks_refuse_what_is_no_forward_pass_and_point_elsewhere(
 
 
 @pytest.mark.parametrize("to", STACKS)
-def test_model_stacks_fall_back_to_the_training_step(to: str, plain_report: Report) -> None:
-    plain_report["phases"]["train_step"] = copy.deepcopy(plain_report["phases"]["forward"])
-    plain_report["phases"]["forward"].update(verdict="failed", best=None)
-    text = export(plain_report, to)
+def test_model_stacks_fall_back_to_the_training_step(to: str, plain: Report) -> None:
+    plain["phases"]["train_step"] = copy.deepcopy(plain["phases"]["forward"])
+    plain["phases"]["forward"].update(verdict="failed", best=None)
+    text = export(plain, to)
     assert "# train_step: 1.41x" in text
     assert "compiles the forward pass and its backward only" in " ".join(_comments(text))
 
@@ -346,25 +321,28 @@ def settings_in(text: str) -> Report:
     raise AssertionError("there are no SETTINGS")
 
 
-def test_rllib_has_the_settings_of_every_batch_size_by_value(rl_report: Report) -> None:
-    step = copy.deepcopy(rl_report["phases"]["forward_exploration"])
-    rl_report["phases"]["train_step"] = step  # RLlib has a step of its own
-    found = settings_in(export(rl_report, "rllib"))
+def test_rllib_has_the_settings_of_every_batch_size_by_value(rl: Report) -> None:
+    step = copy.deepcopy(rl["phases"]["forward_exploration"])
+    rl["phases"]["train_step"] = step  # RLlib has a step of its own
+    found = settings_in(export(rl, "rllib"))
     assert found["phases"].keys() == {"forward_exploration", "optimizer_step"}
     sizes = {c["batch_size"]: c["config"] for c in found["phases"]["forward_exploration"]}
     assert sizes == {
         1: {"backend": "inductor"},
         16: {"backend": "inductor", "mode": "max-autotune"},
     }
-    written = json.loads(export(rl_report, "json"))
+    rl["target"]["own_batch_size"] = {"forward_exploration": 64}
+    comments = " ".join(_comments(export(rl, "rllib")))
+    assert "own batch size 64 was not measured" in comments
+    written = json.loads(export(rl, "json"))
     assert {**written, "phases": found["phases"]} == found
-    rl_report["phases"] = {"train_step": step}
+    rl["phases"] = {"train_step": step}
     with pytest.raises(ExportError, match="no form for the phases train_step"):
-        export(rl_report, "rllib")
+        export(rl, "rllib")
 
 
-def test_no_optimizer_is_made_up_for_a_target_that_names_none(rl_report: Report) -> None:
-    report = rl_report
+def test_no_optimizer_is_made_up_for_a_target_that_names_none(rl: Report) -> None:
+    report = rl
     report["target"] |= {"optimizer": {"class": "Adam", "arguments": {}, "lr": 0.001}}
     own, ours = ({"choices": c} for c in ({"optimizer": "get_optimizer() of the target"}, {}))
     fused = CompileConfig.from_dict(FUSED)
@@ -374,66 +352,57 @@ def test_no_optimizer_is_made_up_for_a_target_that_names_none(rl_report: Report)
     assert changed[0] == "for group in optimizer.param_groups:"
 
 
-def test_what_was_measured_of_rllibs_updates_is_exported_for_rllib_only(rl_report: Report) -> None:
-    update = copy.deepcopy(rl_report["phases"]["forward_exploration"])
-    rl_report["phases"]["learner_update"] = update
-    found = settings_in(export(rl_report, "rllib"))
+def test_what_was_measured_of_rllibs_updates_is_exported_for_rllib_only(rl: Report) -> None:
+    update = copy.deepcopy(rl["phases"]["forward_exploration"])
+    rl["phases"]["learner_update"] = update
+    found = settings_in(export(rl, "rllib"))
     assert list(found["phases"])[-1] == "learner_update"
-    text = export(rl_report, "python")
+    text = export(rl, "python")
     assert "# learner_update: 1.41x" in text and "LEARNER_UPDATE" not in text
-    rl_report["phases"] = {"learner_update": update}
-    assert use_line(rl_report).startswith("from autocompile.rllib import tuned")
+    rl["phases"] = {"learner_update": update}
+    assert use_line(rl).startswith("from autocompile.rllib import tuned")
     with pytest.raises(ExportError, match="no form in plain torch") as caught:
-        export(rl_report, "python")
+        export(rl, "python")
     assert caught.value.hint == "autocompile export ppo_breakout-0003 --to rllib"
 
 
 def test_the_code_in_a_line_and_in_whole_lines_are_of_the_reports_best(
-    rl_report: Report, plain_report: Report
+    rl: Report, plain: Report
 ) -> None:
-    plain_report["phases"]["forward"]["by_batch_size"][1]["number"] = 6  # a tie
-    assert to_paste(plain_report) == {
-        "forward": 'model = torch.compile(model, mode="max-autotune")'
-    }
-    assert to_paste(plain_report, in_a_line=True) == {
+    plain["phases"]["forward"]["by_batch_size"][1]["number"] = 6  # a tie
+    assert to_paste(plain) == {"forward": 'model = torch.compile(model, mode="max-autotune")'}
+    assert to_paste(plain, in_a_line=True) == {
         "forward": 'torch.compile(model, mode="max-autotune")'
     }
-    assert set(to_paste(rl_report)) == set(to_paste(rl_report, in_a_line=True))
-    for report in (rl_report, plain_report):
+    assert set(to_paste(rl)) == set(to_paste(rl, in_a_line=True))
+    for report in (rl, plain):
         for name, choice in choices(report).items():
             best = report["phases"][name]["best"]
             if choice.config:
                 assert choice.config.to_dict().items() >= best["config"].items()
                 assert choice.batch_size == best["batch_size"]
-    set_verdicts(plain_report, "keep_eager")
-    assert to_paste(plain_report) == to_paste(plain_report, in_a_line=True) == {}
-    set_verdicts(plain_report, "failed")
-    assert to_paste(plain_report) == to_paste(plain_report, in_a_line=True) == {}
+    set_verdicts(plain, "keep_eager")
+    assert to_paste(plain) == to_paste(plain, in_a_line=True) == {}
+    set_verdicts(plain, "failed")
+    assert to_paste(plain) == to_paste(plain, in_a_line=True) == {}
 
 
-def test_rllib_says_when_the_users_own_batch_size_was_not_measured(rl_report: Report) -> None:
-    rl_report["target"]["own_batch_size"] = {"forward_exploration": 64}
-    text = " ".join(_comments(export(rl_report, "rllib")))
-    assert "own batch size 64 was not measured" in text
-    assert "max-autotune" in export(rl_report, "rllib")
-
-
-def test_use_line_for_rllib_reads_the_file(rl_report: Report) -> None:
+def test_use_line_for_rllib_reads_the_file(rl: Report) -> None:
     line = 'from autocompile.rllib import tuned; config = tuned(config, "tuned.json")'
     use = f"{line}     after    autocompile export mine -o tuned.json"
-    assert use_line(rl_report, "mine") == use
-    change_config(rl_report, "forward_exploration", memory_format="channels_last")
-    assert use_line(rl_report, "mine") == use
-    rl_report["phases"] = {"train_step": rl_report["phases"]["forward_exploration"]}
-    assert "autocompile.rllib" not in use_line(rl_report)  # RLlib has a step of its own
+    assert use_line(rl, "mine") == use
+    change_config(rl, "forward_exploration", memory_format="channels_last")
+    assert use_line(rl, "mine") == use
+    rl["phases"] = {"train_step": rl["phases"]["forward_exploration"]}
+    assert "autocompile.rllib" not in use_line(rl)  # RLlib has a step of its own
 
 
-def test_blocks_compiled_for_one_phase_are_those_of_another(plain_report: Report) -> None:
+def test_blocks_compiled_for_one_phase_are_those_of_another(plain: Report) -> None:
     """They are compiled in place."""
-    phases = plain_report["phases"]
-    change_config(plain_report, "forward", scope="regional")
+    phases = plain["phases"]
+    change_config(plain, "forward", scope="regional")
     phases["train_step"] = copy.deepcopy(phases["forward"])
-    assert "regions_of" in export(plain_report, "python")  # the same of both
+    assert "regions_of" in export(plain, "python")  # the same of both
     best = phases["train_step"]["best"]["config"]
     for change in (
         lambda: best.update(mode="default"),
@@ -442,84 +411,84 @@ def test_blocks_compiled_for_one_phase_are_those_of_another(plain_report: Report
     ):
         change()
         with pytest.raises(ExportError, match="a model's blocks cannot be compiled"):
-            export(plain_report, "python")
-        assert use_line(plain_report).startswith("autocompile export last --to json")
+            export(plain, "python")
+        assert use_line(plain).startswith("autocompile export last --to json")
 
 
-def test_use_line_sets_nothing_of_the_process_for_one_of_two_phases(plain_report: Report) -> None:
-    phases = plain_report["phases"]
+def test_use_line_sets_nothing_of_the_process_for_one_of_two_phases(plain: Report) -> None:
+    phases = plain["phases"]
     phases["optimizer_step"] = copy.deepcopy(phases["forward"])
     phases["optimizer_step"]["verdict"] = "keep_eager"
-    change_config(plain_report, "forward", backend="eager", mode="default", threads=1)
-    assert use_line(plain_report).startswith("autocompile export last --to python")
-    assert "threads or precision" in export(plain_report, "python")
-    assert "in_own_state(" in export(plain_report, "script")
+    change_config(plain, "forward", backend="eager", mode="default", threads=1)
+    assert use_line(plain).startswith("autocompile export last --to python")
+    assert "threads or precision" in export(plain, "python")
+    assert "in_own_state(" in export(plain, "script")
     phases["optimizer_step"]["verdict"] = "failed"  # it asks for nothing
-    assert use_line(plain_report) == "torch.set_num_threads(1)"
-    assert "in_own_state(" not in export(plain_report, "script")
+    assert use_line(plain) == "torch.set_num_threads(1)"
+    assert "in_own_state(" not in export(plain, "script")
     del phases["optimizer_step"]
-    assert use_line(plain_report) == "torch.set_num_threads(1)"
+    assert use_line(plain) == "torch.set_num_threads(1)"
 
 
 ELSEWHERE = {"torch": "2.8.0+cpu", "python_path": "/somewhere/ipex/bin/python"}
 
 
-def test_evidence_names_the_torch_of_another_interpreter(plain_report: Report) -> None:
-    plain_report["environments"] = {"ipex": ELSEWHERE}
-    change_config(plain_report, "forward", environment="ipex")
+def test_evidence_names_the_torch_of_another_interpreter(plain: Report) -> None:
+    plain["environments"] = {"ipex": ELSEWHERE}
+    change_config(plain, "forward", environment="ipex")
     for to in ("script", *STACKS):
-        text = " ".join(_comments(export(plain_report, to)))
+        text = " ".join(_comments(export(plain, to)))
         assert "torch 2.8.0+cpu on AMD EPYC" in text and "environment ipex" in text
         assert "2.13.0" not in text
-    text = " ".join(_comments(export(plain_report, "accelerate")))
+    text = " ".join(_comments(export(plain, "accelerate")))
     assert "WARNING" in text and "environment='ipex'" in text
 
 
 def test_python_imports_what_is_of_another_interpreter_after_refusing_the_wrong_one(
-    plain_report: Report,
+    plain: Report,
 ) -> None:
-    plain_report["environments"] = {"ipex": ELSEWHERE}
-    change_config(plain_report, "forward", environment="ipex", backend="ipex", mode="default")
+    plain["environments"] = {"ipex": ELSEWHERE}
+    change_config(plain, "forward", environment="ipex", backend="ipex", mode="default")
     for to in ("python", "script"):
-        text = export(plain_report, to)
+        text = export(plain, to)
         assert text.index("assert torch.") < text.index("import intel_extension_for_pytorch")
-    del plain_report["environments"]["ipex"]
+    del plain["environments"]["ipex"]
     with pytest.raises(ExportError, match="has no form in plain torch"):
-        export(plain_report, "python")
+        export(plain, "python")
 
 
-def test_phases_of_different_interpreters_have_no_script(plain_report: Report) -> None:
-    plain_report["environments"] = {"ipex": ELSEWHERE}
-    plain_report["phases"]["train_step"] = copy.deepcopy(plain_report["phases"]["forward"])
-    change_config(plain_report, "forward", environment="ipex")
+def test_phases_of_different_interpreters_have_no_script(plain: Report) -> None:
+    plain["environments"] = {"ipex": ELSEWHERE}
+    plain["phases"]["train_step"] = copy.deepcopy(plain["phases"]["forward"])
+    change_config(plain, "forward", environment="ipex")
     with pytest.raises(ExportError, match="different interpreters") as caught:
-        export(plain_report, "python")
+        export(plain, "python")
     assert "forward: ipex" in str(caught.value)
-    assert "--to json" in use_line(plain_report)
-    found = json.loads(export(plain_report, "json"))
+    assert "--to json" in use_line(plain)
+    found = json.loads(export(plain, "json"))
     assert found["interpreters"] == {"ipex": ELSEWHERE["python_path"]}
 
 
-def test_accelerate_warns_that_its_regions_are_others(plain_report: Report) -> None:
-    change_config(plain_report, "forward", scope="regional")
-    text = export(plain_report, "accelerate")
+def test_accelerate_warns_that_its_regions_are_others(plain: Report) -> None:
+    change_config(plain, "forward", scope="regional")
+    text = export(plain, "accelerate")
     assert "use_regional_compilation=True" in text
     assert "only entries of an nn.ModuleList as blocks" in " ".join(_comments(text))
-    change_config(plain_report, "forward", scope="full")
-    assert "WARNING" not in export(plain_report, "accelerate")
+    change_config(plain, "forward", scope="full")
+    assert "WARNING" not in export(plain, "accelerate")
 
 
-def test_use_line_is_a_torch_compile_call(plain_report: Report) -> None:
-    phase = plain_report["phases"]["forward"]
+def test_use_line_is_a_torch_compile_call(plain: Report) -> None:
+    phase = plain["phases"]["forward"]
     phase["best"]["config"].update(mode="default", options={"a": False}, dynamic=True)
     for name, called, compiled in (
         ("forward", "model", "model"),
         ("optimizer_step", "step", "optimizer.step"),
         ("train_step", "train_step", "train_step"),
     ):
-        plain_report["phases"] = {name: phase}
+        plain["phases"] = {name: phase}
         line = f'{called} = torch.compile({compiled}, options={{"a": False}}, dynamic=True)'
-        assert use_line(plain_report) == line
+        assert use_line(plain) == line
 
 
 @pytest.mark.parametrize("to", ["rllib", "python"])
@@ -531,11 +500,3 @@ def test_use_line_says_when_there_is_nothing_to_compile(
     assert use_line(report).startswith("leave it uncompiled")
     set_verdicts(report, "failed")
     assert use_line(report) == "nothing to use: no setting worked"
-
-
-def test_the_exporters_import_no_stack() -> None:
-    stacks = ("torch", "ray", "accelerate", "transformers")
-    code = f"import sys, autocompile.export; print([m for m in {stacks} if m in sys.modules])"
-    root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
-    assert done.stdout.strip() == "[]", done.stderr

@@ -40,19 +40,6 @@ def tables(document: str) -> list[list[list[str]]]:
     return found
 
 
-def test_the_document_has_the_result_of_every_phase(report: dict[str, Any]) -> None:
-    text = to_markdown(report, {"forward_exploration": "torch.compile(model)"})
-    assert text.startswith("# autocompile: `examples/ppo_breakout.py:config`\n")
-    reason = "nothing that was tried is more than 1.4 % faster (95 %)"
-    assert tables(text)[0][1:] == [
-        ["forward_exploration", "1.41× [1.39, 1.43]", "high", "torch.compile(model)"],
-        ["optimizer_step", "keep eager", "high", reason],
-    ]
-    assert "worker · batch size 16 · confirmed in 3 fresh processes · outputs match" in text
-    assert r"- Why: 1.33× \[1.30, 1.36\] against plain torch.compile()" in text
-    assert "- Cost: compiles in 6.8 s (0.9 s warm), repaid after 1 235 calls" in text
-
-
 def test_text_of_a_trial_cannot_leave_its_cell(report: dict[str, Any]) -> None:
     phase = report["phases"]["forward_exploration"]
     phase["failures"][0]["message"] = HOSTILE

@@ -46,18 +46,6 @@ def bare(screen: str) -> str:
     return Text.from_ansi(screen).plain
 
 
-def test_the_answer_comes_first_and_what_to_type_last(report: Report) -> None:
-    code = {"forward_exploration": 'torch.compile(model, mode="max-autotune")'}
-    out = printed(report, code=code, use="paste this", next_line="autocompile export last")
-    head, exploration, *_ = out.split("\n\n")
-    answer = (
-        f"forward_exploration   1.41× [1.39, 1.43]   high         {code['forward_exploration']}"
-    )
-    assert head.splitlines()[1] == answer
-    assert exploration.startswith("forward_exploration   worker · batch size 16 · confirmed in 3")
-    assert out.endswith("\nUse     paste this\nNext    autocompile export last\n")
-
-
 def test_what_lost_failed_or_was_left_out_is_told_with_verbose_only(
     report: Report, phase: Report
 ) -> None:
@@ -136,13 +124,6 @@ def test_a_report_of_an_older_version_is_still_shown(report: Report, phase: Repo
     assert "Sure" not in out and "Open" not in out
 
 
-def test_what_is_not_on_this_machine_is_told_once_for_all_phases(report: Report) -> None:
-    report["phases"]["optimizer_step"]["unusable"]["ipex"] = "needs torch 2.8"
-    out = printed(report, use="x")
-    assert "\nNot on this machine: cudagraphs, ipex   → autocompile doctor\n" in out
-    assert "ipex (needs torch 2.8)" in printed(report, verbose=True)
-
-
 @pytest.mark.parametrize("width", [0, 80, 120])
 def test_text_of_a_trial_is_shown_literally(report: Report, phase: Report, width: int) -> None:
     phase["failures"][0] |= {"message": HOSTILE, "backend": "[bold]b[/bold]\x1b[2J"}
@@ -187,13 +168,6 @@ def test_a_terminal_line_never_breaks_inside_a_figure(report: Report, width: int
     assert all(figure in whole for figure in figures)
 
 
-def test_colors_change_nothing_but_the_colors(report: Report) -> None:
-    colored = printed(report, 100, color=True)
-    assert "\x1b[1;32m" in colored
-    assert bare(colored) == bare(printed(report, 100))
-    assert "32m" not in printed(report, 100)
-
-
 def test_an_ascii_stream_can_be_written(report: Report) -> None:
     raw = io.BytesIO()
     file = io.TextIOWrapper(raw, encoding="ascii", write_through=True)
@@ -221,14 +195,3 @@ def test_the_lines_to_paste_are_never_broken_by_us(report: Report) -> None:
     assert f"\nUse     {use}\n" in printed(report, use=use)
     narrow = 'Use     tuned(config, "tuned.json")\nafter   autocompile export last -o tuned.json\n'
     assert narrow in bare(printed(report, 80, use=use))
-
-
-def test_every_trial_of_the_search_is_listed_once(report: Report) -> None:
-    file = io.StringIO()
-    render_trials(report, Console(file=file))
-    first = file.getvalue().split("optimizer_step: ")[0]
-    numbers = [n for line in first.splitlines() if (n := line.split()[0]).isdigit()]
-    assert numbers == "5 3 4 1 6 2 0 7 8 9 10 11".split()
-    assert "(same code as trial 3)" in first
-    assert "inductor max-autotune  (repeated in 1 process: 1.41×)" in first
-    assert "crashed         openvino: SIGSEGV in compile" in first

@@ -34,14 +34,9 @@ def of_phase(
     page: str = "",
     full: bool = True,
 ) -> Iterator[Plot]:
-    """The plots of a phase.
+    """The plots of a phase, or if not ``full``, its finalists and its batch sizes only.
 
-    Args:
-        name: of the phase.
-        phase: as in ``report.json``.
-        records: of all phases.
-        page: begins the ids in the plots, which are then unique beside another report's.
-        full: not its finalists and its batch sizes only.
+    ``page`` begins the ids in the plots, which are then unique beside another report's.
     """
     mine = [r for r in records if r.phase == name]
     prefix = "".join(c if c.isalnum() else "-" for c in "-".join(filter(None, (page, name))))

@@ -91,10 +91,7 @@ def to_notebook(
 ) -> str:
     """An HTML fragment without scripts: the answer, the finalists, the speed-up over batch size.
 
-    Args:
-        report: the content of ``report.json``.
-        records: of all phases; without them there are no finalists.
-        code: of each phase in one line; without it, the name of the setting stands there.
+    ``code``: of each phase in one line; without it, the name of the setting stands there.
     """
     shown = document(report, full=False, code=code)
     plots = _plots(report, records, Path(str(report.get("run_dir", ""))).name, full=False) or {}
@@ -213,7 +210,6 @@ def _end(shown: Document) -> Iterator[str]:
     yield "</section>"
     if shown.exports:
         yield '<section id="exports"><h2>Exports</h2>'
-        for code in shown.exports:
-            yield f"<details><summary>{escaped(code.title)}</summary>"
-            yield f"{code_block(code.text, code.title)}</details>"
+        for name, code in shown.exports.items():
+            yield f"<details><summary>{escaped(name)}</summary>{code_block(code, name)}</details>"
         yield "</section>"

@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from autocompile.report import text
-from autocompile.report.document import Span, Table, Text
+from autocompile.report.document import Span, Table
 from autocompile.report.facts import checks
 from autocompile.report.terminal.answer import Page
 
@@ -102,36 +102,25 @@ def render_doctor(found: Found, console: Console, verbose: bool = False) -> None
     page = Page(console)
     page.line(text.machine(found["environment"]))
     titles = ("backend", "modes", "works here", "why / what to do")
-    rows = tuple(
-        (text.plain(name), _modes(row["modes"]), _works(row), _why(row))
-        for name, row in found["backends"].items()
-    )
-    page.table(Table("", titles, rows), "")
+    rows = []
+    for name, row in found["backends"].items():
+        modes: list[Span | str] = []
+        works = Span("yes", "good") if row["works"] else Span("no", "error")
+        for mode, tried in row["modes"].items():
+            same = f" (= {tried['message']})" if tried["outcome"] == "same" else ""
+            is_right = tried["outcome"] in ("ok", "same")
+            if row["works"] and not is_right:
+                works = Span("partly", "warning")
+            modes += [", "] * bool(modes)
+            modes.append(Span(mode + same, "" if is_right else "error"))
+        why = [text.plain(row["reason"])] if row["reason"] else []
+        if row["works"] and row.get("compile_s") is not None:
+            why.append(f"{text.seconds(row['compile_s'])} for a first compile")
+        why += [f"→ {row['todo']}"] if row["todo"] else []
+        rows.append((text.plain(name), tuple(modes) or text.NONE, works, " ".join(why)))
+    page.table(Table("", titles, tuple(rows)), "")
     if verbose:
         page.line(f"torch also knows: {', '.join(map(text.plain, found['known']))}")
-
-
-def _modes(modes: Found) -> Text:
-    shown: list[Span | str] = []
-    for name, row in modes.items():
-        same = f" (= {row['message']})" if row["outcome"] == "same" else ""
-        shown += [", "] * bool(shown)
-        shown.append(Span(name + same, "" if row["outcome"] in ("ok", "same") else "error"))
-    return tuple(shown) or text.NONE
-
-
-def _works(row: Found) -> Text:
-    if not row["works"]:
-        return Span("no", "error")
-    all_do = all(mode["outcome"] in ("ok", "same") for mode in row["modes"].values())
-    return Span("yes", "good") if all_do else Span("partly", "warning")
-
-
-def _why(row: Found) -> str:
-    parts = [text.plain(row["reason"])] if row["reason"] else []
-    if row["works"] and row.get("compile_s") is not None:
-        parts.append(f"{text.seconds(row['compile_s'])} for a first compile")
-    return " ".join([*parts, f"→ {row['todo']}"] if row["todo"] else parts)
 
 
 def render_preview(found: Found, console: Console) -> None:
