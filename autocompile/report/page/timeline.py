@@ -89,8 +89,9 @@ def timeline(records: Sequence[Record]) -> Iterator[Plot]:
     spent = dict.fromkeys(_KINDS, 0.0)
     for i, (kind, steps) in enumerate(_KINDS.items()):
         bars = [(tops[p.role] + p.row, a, b) for p in found for s, a, b in p.spans if s in steps]
-        look = {"colors": COLORS[f"c{i}"], "linewidth": 0.75 * _ROW_PT, "zorder": 2.5}
-        canvas.axes.hlines(*(list(zip(*bars, strict=True)) or ([], [], [])), **look)
+        if bars:
+            look = {"colors": COLORS[f"c{i}"], "linewidth": 0.75 * _ROW_PT, "zorder": 2.5}
+            canvas.axes.hlines(*zip(*bars, strict=True), **look)
         spent[kind] = sum(b - a for _, a, b in bars)
     for p in found:
         _mark(canvas, p, tops[p.role] + p.row)
