@@ -331,11 +331,11 @@ def test_rllib_has_the_settings_of_every_batch_size_by_value(rl: Report) -> None
         1: {"backend": "inductor"},
         16: {"backend": "inductor", "mode": "max-autotune"},
     }
+    written = json.loads(export(rl, "json"))
+    assert {**written, "phases": found["phases"]} == found
     rl["target"]["own_batch_size"] = {"forward_exploration": 64}
     comments = " ".join(_comments(export(rl, "rllib")))
     assert "own batch size 64 was not measured" in comments
-    written = json.loads(export(rl, "json"))
-    assert {**written, "phases": found["phases"]} == found
     rl["phases"] = {"train_step": step}
     with pytest.raises(ExportError, match="no form for the phases train_step"):
         export(rl, "rllib")
