@@ -14,10 +14,11 @@ from autocompile.errors import UsageError
 from autocompile.progress import Progress
 from autocompile.report.terminal.live import LiveProgress, PlainProgress, progress
 from autocompile.search.budget import Budget
+from autocompile.search.records import to_record
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
 from autocompile.settings.setting import Setting
-from autocompile.store.measurement import Measurement
 from autocompile.store.record import Outcome, Record, Step
+from autocompile.testing import measured
 
 TARGET = {"spec": "net.py", "kind": "Module", "description": "Net", "choices": {"device": "cpu"}}
 MACHINE = {"autocompile": "0.1", "torch": "2.13.0", "device_name": "EPYC", "cores": 2}
@@ -32,21 +33,8 @@ class Clock:
 
 
 def worked(number: int, config: CompileConfig, faster: float = 1.0, **other: Any) -> Record:
-    pairs = [(0.02 * (1 + 0.002 * (i % 3)), 0.02 / faster) for i in range(8)]
-    measured = Measurement(tuple(e for e, _ in pairs), tuple(c for _, c in pairs))
-    if config.is_eager:
-        measured = Measurement(measured.eager_s, measured.eager_s[::-1])
-    other = {"batch_size": 4, "compile_s": None if config.is_eager else 6.8, **other}
-    return Record(
-        number=number,
-        phase="forward",
-        config=config,
-        outcome=Outcome.OK,
-        step=Step.EXIT,
-        measurement=measured,
-        wall_s=9.0,
-        **other,
-    )
+    record = to_record(number, Setting(config, 4), measured(faster, eager_s=0.02))
+    return replace(record, **{"compile_s": None if config.is_eager else 6.8, **other})
 
 
 def failed(number: int, backend: str, outcome: Outcome, message: str, wall_s: float) -> Record:
@@ -241,7 +229,7 @@ def test_the_best_of_each_phase_and_batch_size_stands_first_and_then_who_follows
     start = lines.index(next(x for x in lines if "against eager" in x)) + 1
     numbers = [line.split()[0] for line in lines[start:]]
     assert numbers == ["0", "3", "2"]  # eager where nothing is faster, and not beside another
-    assert lines[start].split() == "0 forward 1 49.9 ± 0.2 % 1.00× – eager".split()
+    assert lines[start].split() == "0 forward 1 50.0 ± 0.2 % 1.00× – eager".split()
     assert lines[start + 1].startswith("   3  forward      4     300 ± 0.2 %   1.50× ±0.00")
     assert lines[start + 2].endswith("plain torch.compile()")
 
