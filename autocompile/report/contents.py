@@ -9,6 +9,7 @@ from typing import Any
 from autocompile.report import facts as said
 from autocompile.report import text as show
 from autocompile.report.document import Document, Line, Section, Span, Table, Text
+from autocompile.settings.config import DEFAULT_INDUCTOR
 from autocompile.settings.phases import phase_of
 from autocompile.settings.tuned import is_faster
 from autocompile.store import runs
@@ -116,7 +117,8 @@ def _about(phase: Mapping[str, Any]) -> Iterator[Text]:
         yield f"batch size {best['batch_size']}"
     if best and phase["verdict"] == "faster":
         if said.confidence(phase)[0] != "low":
-            yield said.proof(best)
+            count = best.get("confirmed_processes")
+            yield f"confirmed in {show.many(count, 'fresh process')}" if count else "not confirmed"
         yield said.weights(best)
 
 
@@ -150,9 +152,10 @@ def _known(phase: Mapping[str, Any]) -> Iterator[Line]:
     """Why it is the best, what it costs, and how sure that is."""
     best, (word, open_, command) = _best(phase), said.confidence(phase)
     is_it_faster = bool(best) and phase["verdict"] == "faster"
-    default = [said.against_default(best)] if is_it_faster else []
-    for why in filter(None, (*default, *(phase.get("explanation") or ()))):
-        yield Line("Why", (show.plain(why),))
+    ratio = best.get("speedup_against_default") if is_it_faster else None
+    if ratio and show.label(best["config"]) != DEFAULT_INDUCTOR.label():
+        yield Line("Why", (f"{show.estimate(ratio)} against plain torch.compile()",))
+    yield from (Line("Why", (show.plain(why),)) for why in phase.get("explanation") or () if why)
     if is_it_faster:
         for reason, names in said.ties(phase).items():
             more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""

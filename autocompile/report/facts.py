@@ -8,17 +8,8 @@ from typing import Any
 from autocompile.estimate.decision import SETS
 from autocompile.report import text as show
 from autocompile.report.document import Span, Table, Text
-from autocompile.settings.config import DEFAULT_INDUCTOR
 
 Row = Mapping[str, Any]
-
-
-def against_default(best: Row) -> str:
-    """The speed-up over plain ``torch.compile()``; empty where that is the best setting itself."""
-    ratio = best.get("speedup_against_default")
-    if not ratio or show.label(best["config"]) == DEFAULT_INDUCTOR.label():
-        return ""
-    return f"{show.estimate(ratio)} against plain torch.compile()"
 
 
 def confidence(phase: Row) -> tuple[str, str, str]:
@@ -34,12 +25,6 @@ def confidence(phase: Row) -> tuple[str, str, str]:
     if word == "high" and phase["verdict"] == "faster" and count < SETS[0]:  # an older report
         word, why = "low", f"confirmed in {count} of {SETS[0]} fresh processes"
     return word, why, show.plain(found.get("command") or "")
-
-
-def proof(best: Row) -> str:
-    """In how many processes it was confirmed."""
-    count = best.get("confirmed_processes")
-    return f"confirmed in {show.many(count, 'fresh process')}" if count else "not confirmed"
 
 
 def weights(best: Row) -> str:
