@@ -198,7 +198,7 @@ def machine(environment: Mapping[str, Any]) -> str:
     get = environment.get
     device = str(get("device_name") or get("device") or "")
     if get("cores") and str(get("device", "cpu")) == "cpu":
-        device += f", {many(get('cores'), 'core')}"
+        device += f", {many(environment['cores'], 'core')}"
     versions = [f"{name} {get(name)}" for name in ("autocompile", "torch") if get(name)]
     cuda = f"CUDA {get('cuda')}" if get("cuda") else ""
     parts = [*([] if get("autocompile") else ["autocompile"]), *versions, device, cuda]
