@@ -115,12 +115,11 @@ class Canvas:
         for element in root.findall("defs"):  # the style in it is in that of the page
             root.remove(element)
         for element in root.iter():
-            gid, own = element.get("id", ""), f"#{self._name}-"
+            gid = element.get("id", "")
             for key, value in element.items():
-                if key == "style":
-                    element.set(key, _COLOR.sub(lambda found: _VARIABLES[found[0]], value))
-                else:
-                    element.set(key, f"{own[1:]}{gid}" if key == "id" else value.replace("#", own))
+                value = f"{self._name}-{value}" if key == "id" else value
+                value = _COLOR.sub(lambda found: _VARIABLES[found[0]], value)
+                element.set(key, value.replace("#", f"#{self._name}-"))
             if gid in self._titles:
                 title = ElementTree.Element("title")
                 title.text = self._titles[gid]

@@ -228,10 +228,14 @@ class LiveProgress(Progress):
             return [Text("looking at the machine, torch and the target ...", "dim")]
         *lines, run = self._head
         run = Text.assemble(run, ("          Ctrl-C stops and reports · --resume continues", "dim"))
+        label = "space   "
         for name, space in self._spaces.items():
-            label = "space   " if len(lines) == 2 else " " * 8
             lines.append(_labelled(label, show.plain(f"{name} · {space}")))
-        lines += [run, *([Text(), self._bar(self._budget)] if self._budget else []), self._now()]
+            label = " " * len(label)
+        lines.append(run)
+        if self._budget:
+            lines += [Text(), self._bar(self._budget)]
+        lines.append(self._now())
         return lines + _leaderboard(self._worked, height - len(lines))
 
     def _bar(self, budget: Countdown) -> Text:
