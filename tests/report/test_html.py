@@ -73,7 +73,7 @@ class Page(HTMLParser):
 
 
 @pytest.mark.parametrize("name", names())
-def test_the_page_of_a_recorded_run_is_whole_and_needs_nothing_else(
+def test_the_page_of_a_recorded_run_is_whole_and_a_notebook_shows_its_answer(
     name: str, tmp_path: Path
 ) -> None:
     text, report = page_of(name, tmp_path)
@@ -99,6 +99,23 @@ def test_the_page_of_a_recorded_run_is_whole_and_needs_nothing_else(
     rows = sum(len(phase["trials"]) for phase in report["phases"].values())
     _, _, table = text.partition('<section id="trials">')
     assert table.partition("</section>")[0].count("<tr><td") == rows
+    shown = to_notebook(report, (), to_paste(report, in_a_line=True))
+    if name not in REPORTS:
+        with inside(tmp_path):
+            shown = load(name)._repr_html_()
+    assert_is_the_answer(shown, report, text)
+
+
+def assert_is_the_answer(shown: str, report: dict[str, Any], page: str) -> None:
+    """What a notebook shows: the answer, and the plots of the page that are about it."""
+    found = Page(shown)
+    assert len(found.ids()) == len(set(found.ids()))
+    assert not {"script", "html", "body", "link", "img"} & {tag for tag, _ in found.elements}
+    for phase, code in to_paste(report, in_a_line=True).items():
+        assert phase in found.text and " ".join(code.split()) in " ".join(found.text.split())
+    own = ("Finalists", "Fastest of the search", "Speed-up over batch size")
+    on_page = [title for title in TITLE.findall(page) if title.startswith(own)]
+    assert [title.split(": ")[-1] for title in TITLE.findall(shown)] == on_page
 
 
 def test_the_answer_has_the_gain_the_code_and_the_confidence(tmp_path: Path) -> None:
@@ -167,23 +184,6 @@ def test_nothing_that_a_file_says_becomes_markup_in_a_notebook() -> None:
     text = to_notebook(report, run.records, {HOSTILE: HOSTILE})
     assert_is_text(text, scripts=0)
     assert text.count("<svg") == 2
-
-
-@pytest.mark.parametrize("name", names())
-def test_a_notebook_shows_the_answer_and_the_plots_of_the_page(name: str, tmp_path: Path) -> None:
-    text, report = page_of(name, tmp_path)
-    shown = to_notebook(report, (), to_paste(report, in_a_line=True))
-    if name not in REPORTS:
-        with inside(tmp_path):
-            shown = load(name)._repr_html_()
-    found = Page(shown)
-    assert len(found.ids()) == len(set(found.ids()))
-    assert not {"script", "html", "body", "link", "img"} & {tag for tag, _ in found.elements}
-    for phase, code in to_paste(report, in_a_line=True).items():
-        assert phase in found.text and " ".join(code.split()) in " ".join(found.text.split())
-    own = ("Finalists", "Fastest of the search", "Speed-up over batch size")
-    on_page = [title for title in TITLE.findall(text) if title.startswith(own)]
-    assert [title.split(": ")[-1] for title in TITLE.findall(shown)] == on_page
 
 
 def test_a_result_is_the_report_as_text_in_a_notebook_too(
