@@ -165,8 +165,10 @@ def _known(phase: Mapping[str, Any]) -> Iterator[Line]:
         if cost := tuple(said.cost(best)):
             yield Line("Cost", cost)
     if word == "high" and is_it_faster:
-        tried = [f"{phase['tried']} of {phase['settings']} settings tried"]
-        yield Line("Sure", (_reason(phase), *(tried if "tried" in phase else ())))
+        sure = [_reason(phase)]
+        if "tried" in phase:
+            sure.append(f"{phase['tried']} of {phase['settings']} settings tried")
+        yield Line("Sure", tuple(sure))
     elif word in ("open", "low"):
         action = ("   → ", _code(command)) if command else ()
         yield Line(word.capitalize(), ((open_, *action),), "warning")
