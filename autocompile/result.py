@@ -19,8 +19,7 @@ from autocompile.export.python import code_of, having_form
 from autocompile.protocol.requests import ExportedCode
 from autocompile.report.build import build_report
 from autocompile.report.markdown import to_markdown
-from autocompile.report.page.html import to_html
-from autocompile.report.page.notebook import to_notebook
+from autocompile.report.page.html import to_html, to_notebook
 from autocompile.report.terminal.answer import render
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.phases import phase_of

@@ -27,7 +27,7 @@ def list_runs(
 ) -> None:
     """List the runs under ./runs with their results, the newest last."""
     from autocompile.commands.runs import listed
-    from autocompile.report.terminal.runs import render_runs
+    from autocompile.report.terminal.checks import render_runs
     from autocompile.store import runs
 
     rows = listed(run_dir or runs.under)
@@ -41,7 +41,7 @@ def compare(
 ) -> None:
     """Compare two runs of a target, also of two machines."""
     from autocompile.commands import compare as comparing
-    from autocompile.report.terminal.runs import render_comparison
+    from autocompile.report.terminal.checks import render_comparison
 
     def report(run: str) -> dict[str, Any]:
         is_file = run.endswith(".json")
