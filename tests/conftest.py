@@ -265,7 +265,7 @@ class _Lasting:
 @pytest.fixture
 def _warm(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever starts trials in this process takes them from the bench's warm one."""
-    for place in ("api", "commands.diagnose"):
+    for place in ("api", "commands.bench"):
         monkeypatch.setattr(
             f"autocompile.{place}.LocalExecutor", lambda **_: _Lasting(bench.executor)
         )

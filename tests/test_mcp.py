@@ -6,13 +6,12 @@ import asyncio
 import json
 import os
 import sys
-import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import ROOT
-from recorded_runs import RUNS, said
+from recorded_runs import said, unpack
 
 mcp = pytest.importorskip("mcp")
 
@@ -78,8 +77,7 @@ def text(answer: Any) -> str:
 
 
 def test_tools_answer_with_what_json_prints(work: Path) -> None:
-    with tarfile.open(RUNS / "cpu.tgz") as archive:
-        archive.extractall(work, filter="data")
+    unpack("cpu")
     calls = [("show", {"run": "cpu"}), ("list", {}), ("export", {"run": "cpu", "to": "json"})]
     (shown, _), (listed, _), (exported, _) = asked(*calls)
     assert json.loads(text(shown)) == json.loads(said("show", "cpu", "--json"))

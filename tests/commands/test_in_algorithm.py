@@ -101,15 +101,19 @@ def test_the_untouched_side_keeps_the_threads_of_the_process(
 
 @pytest.mark.usefixtures("_ray", "_dynamo_as_it_was")
 def test_what_is_not_in_effect_or_cannot_run_is_an_error() -> None:
-    with pytest.raises(TargetError, match="has no environment"):
-        compare(ppo().environment(env=None), ALL, 0.0, AlgorithmResult())
-    with pytest.raises(TargetError, match="need 2 GPUs, and ray has 0"):
-        compare(ppo().learners(num_learners=1, num_gpus_per_learner=1), ALL, 0.0, AlgorithmResult())
-    with pytest.raises(TargetError, match="need 6 CPUs, and ray has 4"):
-        compare(ppo().learners(num_learners=1, num_cpus_per_learner=3), ALL, 0.0, AlgorithmResult())
     broken = settings(forward_exploration=CompileConfig("no_such_backend"))
-    with pytest.raises(NotInEffect, match="no_such_backend failed"):
-        compare(ppo(), broken, 0.0, AlgorithmResult())
+    for config, tuned, error, words in (
+        (ppo().environment(env=None), ALL, TargetError, "has no environment"),
+        (learners(num_gpus_per_learner=1), ALL, TargetError, "need 2 GPUs, and ray has 0"),
+        (learners(num_cpus_per_learner=3), ALL, TargetError, "need 6 CPUs, and ray has 4"),
+        (ppo(), broken, NotInEffect, "no_such_backend failed"),
+    ):
+        with pytest.raises(error, match=words):
+            compare(config, tuned, 0.0, AlgorithmResult())
+
+
+def learners(**each: int) -> Any:
+    return ppo().learners(num_learners=1, **each)
 
 
 @pytest.mark.slow
@@ -134,14 +138,12 @@ def test_the_command_runs_an_algorithm_in_a_process_of_its_own(
 @pytest.mark.slow
 def test_the_command_says_what_is_missing(work: Path, typed: Callable[..., Any]) -> None:
     (work / "tuned.json").write_text(ALL.to_json())
-    command = ("verify", "tuned.json", "--in-algorithm", "--target", "net.py")
-    (work / "net.py").write_text(CONFIG.format(env="", runners=0))
-    done = typed(*command)
-    assert done.returncode == 2 and "has no environment" in done.stderr
-    (work / "net.py").write_text("import torch\ndef get_model(): return torch.nn.Linear(2, 2)\n")
-    done = typed(*command)
-    assert done.returncode == 2 and "get_model is a Linear" in done.stderr
-    (work / "net.py").write_text(CONFIG.format(env="'NoSuchEnv-v7'", runners=0))
-    done = typed(*command)
-    assert done.returncode == 2 and "NoSuchEnv" in done.stderr
-    assert "Traceback" not in done.stderr.splitlines()[0]
+    for source, words in (
+        (CONFIG.format(env="", runners=0), "has no environment"),
+        ("import torch\ndef get_model(): return torch.nn.Linear(2, 2)\n", "get_model is a Linear"),
+        (CONFIG.format(env="'NoSuchEnv-v7'", runners=0), "NoSuchEnv"),
+    ):
+        (work / "net.py").write_text(source)
+        done = typed("verify", "tuned.json", "--in-algorithm", "--target", "net.py")
+        assert done.returncode == 2 and words in done.stderr
+        assert "Traceback" not in done.stderr.splitlines()[0]
