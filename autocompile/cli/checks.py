@@ -138,13 +138,13 @@ def verify(
 
 def _tell_ci(found: Any, junit: Path | None, github: bool) -> None:
     """Write what CI systems show: JUnit XML, annotations, and the summary of the job."""
-    from autocompile.commands import ci
+    from autocompile.commands import verify as verifying
     from autocompile.report.markdown import verified_to_markdown
 
     if junit:
-        write(junit, ci.junit(found))
+        write(junit, verifying.junit(found))
     if github:
-        say("\n".join(ci.github(found)))  # the runner reads stderr too
+        say("\n".join(verifying.github(found)))  # the runner reads stderr too
         if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
             write(Path(summary), verified_to_markdown(found.to_dict()), "a")
 

@@ -31,11 +31,12 @@ def read_toml(path: Path) -> dict[str, Any]:
         UsageError: it cannot be read, or is not TOML.
     """
     try:
-        return tomllib.loads(path.read_text("utf-8"))
+        found: dict[str, Any] = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not TOML: {error}") from None
+    return found
 
 
 def asked(file: Path | None, typed: Mapping[str, Sequence[str] | None]) -> SearchSpace:

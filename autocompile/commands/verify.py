@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -10,11 +11,12 @@ from typing import Any
 
 from autocompile import api
 from autocompile.progress import Progress
+from autocompile.report.text import plain
 from autocompile.result import Result
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.tuned import Choice, Tuned, is_faster
 
-__all__ = ["REQUIREMENTS", "Check", "Verified", "check", "verify"]
+__all__ = ["REQUIREMENTS", "Check", "Verified", "check", "github", "junit", "verify"]
 
 REQUIREMENTS = ("speedup", "max-graphs", "max-recompiles", "max-compile-time")
 
@@ -193,3 +195,48 @@ def _row(found: Mapping[str, Any], size: int | None) -> Mapping[str, Any] | None
         return next((row for row in found["by_batch_size"] if row["batch_size"] == size), None)
     best = found["best"]
     return None if best is None else {**best, "faster": found["verdict"] == "faster"}
+
+
+# For CI ------------------------------------------------------------------------------------------
+
+
+def junit(found: Verified) -> str:
+    """JUnit XML: a case for each choice, failed as ``verify`` is, skipped where it is open."""
+    suite = ElementTree.Element(
+        "testsuite", name="autocompile verify", tests=str(len(found.checks))
+    )
+    for one in found.checks:
+        size = "" if one.batch_size is None else f"batch size {one.batch_size}: "
+        name = plain(f"{size}{one.setting}")
+        case = ElementTree.SubElement(suite, "testcase", classname=plain(one.phase), name=name)
+        faults = one.faults(found.required)
+        for fault in faults:
+            ElementTree.SubElement(case, "failure", message=plain(fault))
+        if one.is_open and not faults:
+            ElementTree.SubElement(case, "skipped", message=plain(one.message))
+    for count, of in (("failures", "failure"), ("skipped", "skipped")):
+        suite.set(count, str(sum(case.find(of) is not None for case in suite)))
+    ElementTree.indent(suite)
+    text = ElementTree.tostring(suite, encoding="unicode")
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{text}\n'
+
+
+def github(found: Verified) -> list[str]:
+    """GitHub's workflow commands: an error for each reason to fail, a warning where it is open."""
+    lines = []
+    for one in found.checks:
+        faults = one.faults(found.required)
+        lines += [_annotation("error", one, fault) for fault in faults]
+        if one.is_open and not faults:
+            lines.append(_annotation("warning", one, f"open: {one.message}"))
+    return lines
+
+
+def _annotation(level: str, one: Check, message: str) -> str:
+    title = plain(f"{one.where}: {one.setting}")
+    return f"::{level} title={_escaped(title, ':,')}::{_escaped(plain(message))}"
+
+
+def _escaped(text: str, more: str = "") -> str:
+    """Percent-encoded as the runner decodes it; in a property a colon and a comma end the value."""
+    return "".join(f"%{ord(c):02X}" if c in f"%\r\n{more}" else c for c in text)

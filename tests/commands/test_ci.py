@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ElementTree
 
-from autocompile.commands.ci import github, junit
-from autocompile.commands.verify import Check, Verified
+from autocompile.commands.verify import Check, Verified, github, junit
 from autocompile.report.markdown import verified_to_markdown
 
 NOW = {"value": 1.2, "low": 1.1, "high": 1.3}
