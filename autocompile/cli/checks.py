@@ -15,6 +15,8 @@ from autocompile.errors import ExitCode, UsageError
 
 __all__ = ["check", "doctor", "verify"]
 
+_LONGEST = "end the whole command after this time; 2m if left out"
+
 
 def check(
     target: arguments.Target,
@@ -77,13 +79,7 @@ def verify(
         typer.Option("--in-algorithm", help="train RLlib's own algorithm with and without them"),
     ] = False,
     budget: Annotated[
-        float,
-        typer.Option(
-            metavar="TIME",
-            parser=options.seconds("--budget", "2m"),
-            show_default=False,
-            help="end the whole command after this time; 2m if left out",
-        ),
+        float, arguments.time_option("--budget", "2m", _LONGEST, show_default=False)
     ] = 120.0,
     device: Annotated[
         str | None,
