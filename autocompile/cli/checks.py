@@ -15,18 +15,17 @@ from autocompile.errors import ExitCode, UsageError
 
 __all__ = ["check", "doctor", "verify"]
 
-_LONGEST = "end the whole command after this time; 2m if left out"
 
-
+@arguments.with_options(batch_size=("N", "of the inputs", 1))
 def check(
     target: arguments.Target,
-    phase: arguments.Phase = None,
-    batch_size: Annotated[int, typer.Option(metavar="N", min=1, help="of the inputs")] = 4,
-    device: arguments.Device = None,
-    timeout: arguments.Timeout = arguments.TIMEOUT_S,
-    tolerance: arguments.Tolerance = None,
-    as_json: arguments.Json = False,
-    verbose: arguments.Verbose = False,
+    phase: list[str] | None = None,
+    batch_size: int = 4,
+    device: str | None = None,
+    timeout: float = 300.0,
+    tolerance: float | None = None,
+    as_json: bool = False,
+    verbose: bool = False,
 ) -> None:
     """Run TARGET eagerly and under plain torch.compile(), and compare."""
     from autocompile.commands import diagnose
@@ -39,11 +38,12 @@ def check(
         raise typer.Exit(ExitCode.GATE)
 
 
+@arguments.with_options()
 def doctor(
     backend: Annotated[str | None, typer.Argument(metavar="BACKEND", help="only this one")] = None,
-    device: arguments.Device = None,
-    as_json: arguments.Json = False,
-    verbose: arguments.Verbose = False,
+    device: str | None = None,
+    as_json: bool = False,
+    verbose: bool = False,
 ) -> None:
     """Say which backends and modes work here, and what the others need."""
     from autocompile.commands import diagnose
@@ -53,42 +53,26 @@ def doctor(
     print_or_draw(found, as_json, lambda console: checks.render_doctor(found, console, verbose))
 
 
+@arguments.with_options(
+    target=("TARGET", "where the target is now, if it has moved"),
+    budget=("TIME", "end the whole command after this time; 2m if left out", "2m"),
+    device=("NAME", "cpu, cuda or cuda:1; the settings' own if left out"),
+)
 def verify(
     settings: Annotated[
         str, typer.Argument(metavar="FILE|RUN", help="settings, as tuned.json, or a run")
     ] = "last",
-    target: Annotated[
-        str | None, typer.Option(metavar="TARGET", help="where the target is now, if it has moved")
-    ] = None,
-    require: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="LIST",
-            help="fail unless these are met: speedup=1.05, max-graphs=1, max-recompiles=0, "
-            "max-compile-time=60s",
-        ),
-    ] = None,
-    junit: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="write JUnit XML too, for CI")
-    ] = None,
-    github: Annotated[
-        bool, typer.Option("--github", help="annotate the run of GitHub Actions that this is in")
-    ] = False,
-    in_algorithm: Annotated[
-        bool,
-        typer.Option("--in-algorithm", help="train RLlib's own algorithm with and without them"),
-    ] = False,
-    budget: Annotated[
-        float, arguments.time_option("--budget", "2m", _LONGEST, show_default=False)
-    ] = 120.0,
-    device: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="cpu, cuda or cuda:1; the settings' own if left out"),
-    ] = None,
-    timeout: arguments.Timeout = arguments.TIMEOUT_S,
-    as_json: arguments.Json = False,
-    progress: arguments.Progress = "auto",
-    quiet: arguments.Quiet = False,
+    target: str | None = None,
+    require: list[str] | None = None,
+    junit: Path | None = None,
+    github: bool = False,
+    in_algorithm: bool = False,
+    budget: float = 120.0,
+    device: str | None = None,
+    timeout: float = 300.0,
+    as_json: bool = False,
+    progress: arguments.ProgressKind = "auto",
+    quiet: bool = False,
 ) -> None:
     """Try settings again, beside eager mode and plain torch.compile()."""
     from autocompile import api

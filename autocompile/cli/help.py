@@ -23,7 +23,7 @@ class Command(TyperCommand):
         for param, record in shown:
             part = "Arguments" if param.param_type_name == "argument" else "Options"
             if part == "Options" and len(shown) > _LONG:
-                part = getattr(param, "rich_help_panel", None) or PANELS[-1]
+                part = getattr(param, "rich_help_panel", None) or "Output"
             if record:
                 name = _with_metavar(record[0], param)
                 rows.setdefault(part, []).append((name, record[1]))

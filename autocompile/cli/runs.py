@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -13,7 +14,19 @@ from autocompile.errors import UsageError
 
 __all__ = ["compare", "export", "list_runs", "show"]
 
-STACKS = ", ".join(get_args(arguments.Format))
+_STACKS = ", ".join(get_args(arguments.Format))
+
+
+def _known(beginning: str) -> list[str]:
+    """The runs that a shell may complete to."""
+    from autocompile.store import runs
+
+    names = [p.parent.name for p in runs.under.glob("*/run.json")]
+    return [n for n in ("last", *sorted(names)) if n.startswith(beginning)]
+
+
+_run = functools.partial(typer.Argument, autocompletion=_known)
+Run = Annotated[str, _run(metavar="RUN", help="a folder, its short name, or last")]
 
 
 def _loaded(run: str) -> Any:
@@ -26,19 +39,14 @@ def _loaded(run: str) -> Any:
     return result
 
 
+@arguments.with_options()
 def show(
-    run: arguments.Run = "last",
-    as_json: arguments.Json = False,
-    verbose: arguments.Verbose = False,
-    schema: Annotated[
-        bool, typer.Option("--schema", help="print the JSON schema of report.json, of no run")
-    ] = False,
-    html: Annotated[
-        bool, typer.Option("--html", help="write report.html anew and print its path")
-    ] = False,
-    browse: Annotated[
-        bool, typer.Option("--open", help="the same, and open it in a browser")
-    ] = False,
+    run: Run = "last",
+    as_json: bool = False,
+    verbose: bool = False,
+    schema: bool = False,
+    html: bool = False,
+    browse: bool = False,
 ) -> None:
     """Show the report of a run."""
     if schema:
@@ -59,12 +67,8 @@ def show(
         webbrowser.open(path.resolve().as_uri())
 
 
-def list_runs(
-    run_dir: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="the folder of the runs, if not ./runs")
-    ] = None,
-    as_json: arguments.Json = False,
-) -> None:
+@arguments.with_options(run_dir=("FOLDER", "the folder of the runs, if not ./runs"))
+def list_runs(run_dir: Path | None = None, as_json: bool = False) -> None:
     """List the runs under ./runs with their results, the newest last."""
     from autocompile.commands.runs import listed
     from autocompile.report.terminal.runs import render_runs
@@ -74,7 +78,12 @@ def list_runs(
     print_or_draw(rows, as_json, lambda console: render_runs(rows, console))
 
 
-def compare(a: arguments.RunA, b: arguments.RunB, as_json: arguments.Json = False) -> None:
+@arguments.with_options()
+def compare(
+    a: Annotated[str, _run(metavar="A", help="a run, or its report.json")],
+    b: Annotated[str, _run(metavar="B", help="a run, or its report.json")],
+    as_json: bool = False,
+) -> None:
     """Compare two runs of a target, also of two machines."""
     from autocompile.commands import runs
     from autocompile.report.terminal.runs import render_comparison
@@ -86,20 +95,19 @@ def compare(a: arguments.RunA, b: arguments.RunB, as_json: arguments.Json = Fals
     print_or_draw(found, as_json, lambda console: render_comparison(found, console))
 
 
+@arguments.with_options(
+    to=("STACK", f"who reads it: {_STACKS}; python if left out"),
+    with_cache=("--with-cache", "compile once more and keep the code beside FILE"),
+)
 def export(
-    run: arguments.Run = "last",
-    to: Annotated[
-        arguments.Format | None,
-        typer.Option(metavar="STACK", help=f"who reads it: {STACKS}; python if left out"),
-    ] = None,
+    run: Run = "last",
+    to: arguments.Format | None = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="write this file, as tuned.json"),
     ] = None,
-    with_cache: Annotated[
-        bool, typer.Option("--with-cache", help="compile once more and keep the code beside FILE")
-    ] = False,
-    timeout: arguments.Timeout = arguments.TIMEOUT_S,
+    with_cache: bool = False,
+    timeout: float = 300.0,
 ) -> None:
     """Print the best settings for a training stack, or write a file.
 
