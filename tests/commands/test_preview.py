@@ -6,6 +6,7 @@ import io
 from pathlib import Path
 from typing import Any
 
+import pytest
 from conftest import TARGETS
 from rich.console import Console
 
@@ -13,6 +14,7 @@ from autocompile.commands.preview import preview
 from autocompile.report.terminal.checks import render_preview
 from autocompile.space.space import SearchSpace
 
+pytestmark = pytest.mark.usefixtures("_warm")
 AOT = SearchSpace(backends=("aot_eager",), batch_sizes=(4,))
 
 
