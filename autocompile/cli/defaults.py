@@ -31,7 +31,11 @@ class WithDefaults(Command):
         if ctx.resilient_parsing or {"-h", "--help"} & set(args):
             return super().parse_args(ctx, args)
         path, table = _table(Path.cwd())
-        options = {option: param for param in self.get_params(ctx) if (option := _option(param))}
+        options = {  # without flags, which could not be switched off again on the command line
+            param.opts[0].lstrip("-"): param
+            for param in self.get_params(ctx)
+            if param.param_type_name == "option" and not param.is_flag
+        }
         read = {key: _value(ctx, options, path, key, value) for key, value in table.items()}
         typed = {arg.partition("=")[0] for arg in args}
         used = {key: value for key, value in table.items() if not _is_overruled(key, typed)}
@@ -73,16 +77,6 @@ def _table(folder: Path) -> tuple[Path, Mapping[str, Any]]:
                 raise UsageError(f"{path}: tool.autocompile is not a table of options")
             return path, table
     return folder / "pyproject.toml", {}
-
-
-def _option(param: Any) -> str:
-    """The name of an option that takes a value, without dashes; empty for flags and arguments.
-
-    A flag could not be switched off again on the command line.
-    """
-    if param.param_type_name != "option" or param.is_flag:
-        return ""
-    return str(max(param.opts, key=len)).lstrip("-")
 
 
 def _value(ctx: Any, options: Mapping[str, Any], path: Path, key: str, value: Any) -> Any:
