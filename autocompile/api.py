@@ -150,6 +150,8 @@ def tune(
         progress.header(target_found, run["environment"], str(folder.path))
         spaces = spaces_of(plan, found)
         own_sizes = first_sizes(spaces, run)
+        # A database of the user's may hold many runs, also of folders with the same name.
+        owner = f"{folder.path.name}-{run.get('id', '')}/" if storage else ""
         study = Study(
             sampler=_sampler(sampler, spaces, own_sizes, run, plan.seed),
             job_factory=factory,
@@ -157,7 +159,7 @@ def tune(
             progress=progress,
             budget=budget,
             database=storage or folder.study_db,
-            study_name=_study_name(folder, run) if storage else "autocompile",
+            study_name=f"{owner}autocompile",
             is_exhaustive=total_s is None,
             calls_per_update=lambda phase, size: calls_between_updates(phase, run, size),
             records=list(folder.records()),
@@ -179,12 +181,7 @@ def tune(
 
 
 def _spec(target: Any, inputs: Any, optimizer: Any, loss: Any) -> str:
-    """The target as trials load it; a live model is written to a file first.
-
-    Raises:
-        UsageError: a file is given what only a live model takes.
-        TargetError: the model cannot be pickled.
-    """
+    """The target as trials load it; a live model is written to a file first."""
     if inputs is not None:
         if isinstance(target, (str, Path)):
             raise UsageError(
@@ -196,11 +193,6 @@ def _spec(target: Any, inputs: Any, optimizer: Any, loss: Any) -> str:
     elif optimizer or loss:
         raise UsageError("optimizer and loss are about a live model", "a file defines its own")
     return target_spec(target)
-
-
-def _study_name(folder: RunFolder, run: Mapping[str, Any]) -> str:
-    """In the user's database, which may hold many runs, also of folders with the same name."""
-    return f"{folder.path.name}-{run.get('id', '')}/autocompile"
 
 
 def load(run: str | Path = "last") -> Result:
@@ -220,17 +212,13 @@ def load(run: str | Path = "last") -> Result:
 
 
 def _search_and_race(study: Study, race: Race) -> None:
-    """Search, race, and search on as long as much of the budget is left.
-
-    Raises:
-        Interrupted: after Ctrl-C.
-    """
+    """Search, race, and search on as long as much of the budget is left."""
     while True:
         before = len(study.records)
         study.search(race.needed_s)
         race.run()
-        worth_s = _WORTH_MORE * (study.budget.total_s or 0.0)
         is_idle = len(study.records) == before
+        worth_s = _WORTH_MORE * (study.budget.total_s or 0.0)
         if study.is_done or is_idle or study.budget.left_s < worth_s:
             return
 
