@@ -10,7 +10,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -48,14 +47,13 @@ def modes(device: torch.device) -> dict[str, str]:
     its input checks, which saves about a microsecond per input.
     """
     ignored = _WITHOUT_EFFECT.get(device.type, ())
-    seen: dict[Any, str] = {}
-    equal: dict[str, str] = {}
+    seen: dict[frozenset[tuple[str, str]], str] = {}
+    equal = {}
     # The mode with the fewest options represents those equal to it.
     options_of = torch._inductor.list_mode_options()
-    by_size = sorted(options_of.items(), key=lambda item: (len(item[1]), item[0]))
-    for name, options in by_size:
-        effective = tuple(sorted((k, str(v)) for k, v in options.items() if k not in ignored))
-        equal[name] = seen.setdefault(effective, name)
+    for name in sorted(options_of, key=lambda name: (len(options_of[name]), name)):
+        effect = {(k, str(v)) for k, v in options_of[name].items() if k not in ignored}
+        equal[name] = seen.setdefault(frozenset(effect), name)
     return dict(sorted(equal.items(), key=lambda item: (item[0] != "default", item[0])))
 
 

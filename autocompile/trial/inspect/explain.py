@@ -42,9 +42,6 @@ _TAIL = re.compile(r"^def (?:get_args|benchmark_compiled_module)\(|^runner = ", 
 _FREE = re.compile(r"empty|new_empty|detach|alias|lift_fresh|_local_scalar_dense|_reinterpret")
 
 
-# --- eager --------------------------------------------------------------------------------------
-
-
 class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the operators that compute something, and the seconds of each kind."""
 
@@ -98,9 +95,6 @@ def operators(call: Callable[[], Any], device: torch.device) -> dict[str, Any]:
         found["seconds_total"] = round(sum(best.seconds.values()), 9)
         found["call_s"] = round(min(took for took, _ in tries), 9)
     return found
-
-
-# --- compiled -----------------------------------------------------------------------------------
 
 
 def _launches(source: str) -> dict[str, Counter[str]]:
@@ -222,9 +216,6 @@ def _functions_run(call: Callable[[], Any], files: set[str]) -> set[tuple[str, s
     return ran
 
 
-# --- graph breaks -------------------------------------------------------------------------------
-
-
 def breaks_of(error: BaseException, home: Path) -> list[dict[str, Any]]:
     """The graph break that a Dynamo error reports; empty if none."""
     stack = getattr(error, "real_stack", None)
@@ -234,18 +225,18 @@ def breaks_of(error: BaseException, home: Path) -> list[dict[str, Any]]:
 def _break(stack: Any, reason: str, home: Path) -> dict[str, Any]:
     """Place and line of code of a graph break in the user's code, and torch's reason."""
     row = {"place": "", "code": "", "reason": first_line(reason)[:_WIDE]}
-    frames = [f for f in stack or () if not Path(f.filename).is_relative_to(_TORCH)]
-    users = [f for f in frames if not Path(f.filename).is_relative_to(_OURS)]
-    own = [f for f in users if _is_own(Path(f.filename), home)]
+    frames = [(Path(f.filename), f) for f in stack or ()]
+    frames = [each for each in frames if not each[0].is_relative_to(_TORCH)]
+    users = [each for each in frames if not each[0].is_relative_to(_OURS)]
+    own = [
+        (path, frame)
+        for path, frame in users
+        if path.is_relative_to(home) and "site-packages" not in path.parts
+    ]
     if frames:
-        frame = (own or users or frames)[-1]
+        path, frame = (own or users or frames)[-1]
         row["code"] = (frame.line or "").partition("  #")[0].strip()[:_WIDE]
     if users:  # a file of autocompile would not help a user
-        path = Path(frame.filename)
         short = path.relative_to(home).as_posix() if own else "/".join(path.parts[-2:])
         row["place"] = f"{short}:{frame.lineno}"[-_WIDE:]
     return row
-
-
-def _is_own(path: Path, home: Path) -> bool:
-    return path.is_relative_to(home) and "site-packages" not in path.parts

@@ -58,9 +58,6 @@ def _storages(tree: Any, device: torch.device) -> dict[int, int]:
     return found
 
 
-# --- CPU ----------------------------------------------------------------------------------------
-
-
 def _resident_growth(call: Callable[[], Any]) -> int | None:
     """Bytes by which the resident memory peaks above its level before the call.
 
@@ -116,9 +113,6 @@ def page_faults(call: Callable[[], Any], calls: int = 3) -> int | None:
     for _ in range(calls):
         call()
     return round((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / calls)
-
-
-# --- CUDA ---------------------------------------------------------------------------------------
 
 
 def _cuda_peak(

@@ -52,13 +52,7 @@ def call_model(model: Callable[..., Any], inputs: Any) -> Any:
 
 
 def make_side(target: Target, phase: str, inputs: Any, config: CompileConfig = EAGER) -> Side:
-    """One side of a phase, on the device of the target's model.
-
-    Args:
-        target: its model is copied.
-        phase: one of :data:`autocompile.settings.phases.PHASES`.
-        inputs: on the right device; not used by ``optimizer_step``.
-        config: the setting; compiles at the first call.
+    """One side of a phase, with a copy of the target's model; compiles at the first call.
 
     Raises:
         TargetError: the target does not have this phase.

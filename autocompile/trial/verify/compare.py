@@ -121,11 +121,8 @@ def differences(first: View, second: View) -> dict[str, float]:
 
 def largest(*errors: Mapping[str, float]) -> dict[str, float]:
     """The largest error of each path."""
-    found: dict[str, float] = {}
-    for each in errors:
-        for path, error in each.items():
-            found[path] = max(error, found.get(path, 0.0))
-    return found
+    paths = dict.fromkeys(path for each in errors for path in each)
+    return {path: max(each.get(path, 0.0) for each in errors) for path in paths}
 
 
 def mismatch_scale(first: View, second: View, restless: Collection[str] = ()) -> float:

@@ -61,14 +61,9 @@ class _Seen(NamedTuple):
 
 
 class Draws:
-    """Statistics of each leaf over calls with different seeds.
-
-    Args:
-        views: of each call, as copies.
+    """Statistics of each leaf over calls with different seeds, from copies of their views.
 
     Attributes:
-        first: the view of the first call.
-        structures: of each call.
         leaves: by path, the statistics of each call with the first one's structure.
         restless: paths of the leaves that differ between these calls.
     """
@@ -109,9 +104,6 @@ def demand_plausible_draws(verifier: Verifier, compiled: Side, notes: list[str])
     """Check that a side's random numbers follow the seed and are distributed like eager's.
 
     Call after ``verifier.first_calls``. Does nothing for a side that draws like eager.
-
-    Raises:
-        Failed: ``wrong_output``.
     """
     if not verifier.has_own_draws(compiled):
         return
@@ -143,9 +135,6 @@ def compare_with_eagers_draws(verifier: Verifier, compiled: Side, config: Compil
     """Compile the setting again so that it draws like eager, and compare it with eager.
 
     Call last, since it resets Dynamo. Does nothing for a side that draws like eager.
-
-    Raises:
-        Failed: ``wrong_output`` or ``stale_weights``.
     """
     if not verifier.has_own_draws(compiled):
         return
@@ -166,10 +155,9 @@ def drawing_as_eager() -> contextlib.AbstractContextManager[Any]:
     """Context in which Inductor compiles and runs code that draws eager's random numbers."""
     import torch._inductor.config
 
-    patched: contextlib.AbstractContextManager[Any] = torch._inductor.config.patch(
-        fallback_random=True
-    )
-    return patched
+    context: contextlib.AbstractContextManager[Any]
+    context = torch._inductor.config.patch(fallback_random=True)
+    return context
 
 
 def draws_itself(side: Side) -> bool:
@@ -182,10 +170,7 @@ def draws_itself(side: Side) -> bool:
 def implausible(eager: Draws, compiled: Draws, tolerance: float | None = None) -> str | None:
     """Why the compiled side's draws cannot have eager's distribution; None if they can.
 
-    Args:
-        eager: eager calls.
-        compiled: as many compiled calls with other seeds.
-        tolerance: the user's relative tolerance; used if it is larger than the default.
+    Both have as many calls, with different seeds; ``tolerance`` is the user's.
     """
     if eager.has_structure_of(eager) and not eager.has_structure_of(compiled):
         return "another structure than eager's"
@@ -228,10 +213,8 @@ def wrong_length(want: View, got: View) -> str | None:
 def depends_on_seed(side: Side, call: Callable[[Side, int], Any], noise: float) -> bool:
     """Whether a side's results depend on random numbers.
 
-    Args:
-        side: must have kept a state, which is restored afterwards.
-        call: makes the call with that number and its seed; even numbers use the same inputs.
-        noise: the largest relative difference between two runs with the same seed.
+    ``side`` has kept a state, which is restored afterwards; ``call`` makes a call with the seed of
+    its number; ``noise`` is the largest difference between two runs with the same seed.
     """
     before = random_states()
     side.run()

@@ -46,6 +46,8 @@ _Reference = Callable[[], View | None]
 class Verifier(Calls):
     """Runs eager mode twice, then verifies a compiled side against it.
 
+    A method that finds an error raises :class:`Failed` with ``wrong_output``.
+
     Args:
         notes: gets sentences for the user.
         tolerance: the user's, for outputs.
@@ -56,9 +58,6 @@ class Verifier(Calls):
         expected: eager's view of the first call.
         noise: the largest relative difference between two equal eager runs.
         check: the user's ``check``, if it compares the outputs.
-
-    Raises:
-        TargetError: the user's check rejects a second eager run.
     """
 
     def __init__(
@@ -128,22 +127,14 @@ class Verifier(Calls):
         return copy_view(side.view(self.seeded_call(side, index)))
 
     def demand_repeats(self, compiled: Side, when: str) -> None:
-        """Check that a side with its own draws repeats its results with the same seed.
-
-        Raises:
-            Failed: ``wrong_output``.
-        """
+        """Check that a side with its own draws repeats its results with the same seed."""
         self._own = self._own or self.from_kept_state(compiled)
         got = self.from_kept_state(compiled)
         if problem := compare(self._own, got, noise=self.accepted):
             raise Failed(Outcome.WRONG_OUTPUT, f"{problem} ({when})")
 
     def first_calls(self, compiled: Side, first_output: Any) -> None:
-        """Compare the first three calls with eager's; the first was made by the caller.
-
-        Raises:
-            Failed: ``wrong_output``.
-        """
+        """Compare the first three calls with eager's; the first was made by the caller."""
         if not compiled.is_eager and (why := self._why_incomparable()):
             raise Failed(Outcome.WRONG_OUTPUT, why)
         for index, got, lost in self._first_views(compiled, first_output):
@@ -157,11 +148,7 @@ class Verifier(Calls):
             self._drift = largest(self._drift, differences(want, got))
 
     def last_call(self, compiled: Side) -> None:
-        """Compare one call after the timing.
-
-        Raises:
-            Failed: ``wrong_output``.
-        """
+        """Compare one call after the timing."""
         own, when = self.has_own_draws(compiled), "after the timing"
         if own:
             self.demand_repeats(compiled, when)
@@ -180,12 +167,8 @@ class Verifier(Calls):
     def weights(self, compiled: Side) -> bool | None:
         """Check that new weights take effect, set in place and by ``load_state_dict``.
 
-        Returns:
-            True; None if this cannot be checked: the phase is not a forward pass, or the output
-            hardly depends on the weights.
-
-        Raises:
-            Failed: ``stale_weights``, or ``wrong_output`` if the output is neither old nor new.
+        Returns True; None if this cannot be checked: the phase is not a forward pass, or the output
+        hardly depends on the weights. An output that is still the old one is ``stale_weights``.
         """
         if not self._is_forward:
             return None
@@ -294,5 +277,5 @@ class Verifier(Calls):
         return self._in_float64(self.eager.model, range(1))
 
 
-def _largest_below(limit: float, errors: dict[str, float]) -> float:
+def _largest_below(limit: float, errors: Mapping[str, float]) -> float:
     return max((error for error in errors.values() if error <= limit), default=0.0)
