@@ -71,7 +71,7 @@ def _is_free(func: Any) -> bool:
 
 
 def operators(call: Callable[[], Any], device: torch.device) -> dict[str, Any]:
-    """_Operators of one call: the total, the count of each kind, and on a CPU its seconds.
+    """Operators of one call: the total, the count of each kind, and on a CPU its seconds.
 
     Use after the timing: it makes up to six calls, and counting slows every other one.
     """
