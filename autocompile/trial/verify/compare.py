@@ -83,7 +83,8 @@ def _error(path: str, expected: torch.Tensor, actual: torch.Tensor, floor: float
     same = (expected == actual) | (expected.isnan() & actual.isnan())
     difference = (expected.double() - actual.double()).masked_fill(same, 0.0)
     difference = difference.nan_to_num(math.inf, math.inf, math.inf)
-    sizes, masks = _finite(expected), [...]
+    sizes = _finite(expected)
+    masks: list[Any] = [...]
     if not path.startswith(_BY_RMS):
         ordinary = _ordinary(expected)
         masks = [ordinary, ~ordinary]
@@ -192,7 +193,7 @@ def _blank(x: Any) -> Any:
 
 def _tolerance(path: str, want: Any, asked: float | None) -> float:
     """The relative tolerance of one leaf without eager's self-noise."""
-    dtype = _as_real(want).dtype if isinstance(want, torch.Tensor) else None
+    dtype = _as_real(want).dtype if isinstance(want, torch.Tensor) else torch.float32
     own = _TOLERANCE.get(dtype, _FLOAT32)
     if asked is None:
         return own
