@@ -158,18 +158,19 @@ class Table:
         self.values, self.rows, self.scale = values, rows, scale
 
 
+def _context(table: Table) -> dict[str, Any]:
+    return {"names": list(table.values), "rows": table.rows, "scale": table.scale}
+
+
 pytree.register_pytree_node(
     Table,
-    lambda table: (
-        list(table.values.values()),
-        {"names": list(table.values), "rows": table.rows, "scale": table.scale},
-    ),
+    lambda table: (list(table.values.values()), _context(table)),
     lambda values, context: Table(
         dict(zip(context["names"], values, strict=True)), context["rows"], context["scale"]
     ),
     flatten_with_keys_fn=lambda table: (
         [(pytree.MappingKey(name), value) for name, value in table.values.items()],
-        {"names": list(table.values), "rows": table.rows, "scale": table.scale},
+        _context(table),
     ),
 )
 

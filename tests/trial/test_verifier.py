@@ -109,11 +109,6 @@ def refused(*args: Any, **kwargs: Any) -> tuple[Outcome, str]:
 # --- honest -------------------------------------------------------------------------------------
 
 
-def convolution() -> nn.Module:
-    layers = nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten()
-    return nn.Sequential(*layers, nn.Linear(144, 3))
-
-
 def normed() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 6, bias=False), nn.BatchNorm1d(6), nn.Linear(6, 2))
 
@@ -139,11 +134,6 @@ def test_an_honest_backend_passes_in_every_precision(phase: str, dtype: torch.dt
     verdict = judged(a_target(lambda: mlp(dtype), batch(4, 8, dtype=dtype)), phase)
     assert verdict.graphs >= 1 and verdict.notes == []
     assert verdict.live is (True if phase == "forward" else None)
-
-
-def test_a_convolution_before_a_batch_norm_passes() -> None:
-    target = a_target(convolution, batch(4, 3, 8, 8), make_optimizer=momentum)
-    assert judged(target, "train_step").graphs >= 1
 
 
 def test_a_distribution_alone_has_a_loss() -> None:
