@@ -22,7 +22,7 @@ from autocompile.errors import UsageError
 from autocompile.estimate.intervals import speedup
 from autocompile.runtime import machine
 from autocompile.settings.backends import DEFAULT_BACKENDS
-from autocompile.settings.config import CompileConfig
+from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.store.record import Outcome, Step
 from autocompile.trial.inspect import environment, telemetry
 from autocompile.trial.phases.side import Side
@@ -466,8 +466,9 @@ def test_what_is_timed_runs_as_it_will_run_later() -> None:
     model = torch.nn.Linear(2, 2)
     seen: list[str] = []
     for is_eager in (True, False):
+        config = EAGER if is_eager else CompileConfig()
         side = Side(
-            model, False, call=lambda: seen.append(eval_frame._stance.stance), is_eager=is_eager
+            model, False, config=config, call=lambda: seen.append(eval_frame._stance.stance)
         )
         with timed(side).context():
             side.call()
@@ -483,8 +484,8 @@ def test_a_recompile_in_a_timed_block_is_an_error(fullgraph: bool) -> None:
     side = Side(
         torch.nn.Linear(2, 2),
         grad=False,
+        config=CompileConfig(),
         call=lambda: function(torch.ones(2), next(factors)),
-        is_eager=False,
     )
     side.call()
     with (

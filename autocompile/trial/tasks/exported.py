@@ -14,7 +14,7 @@ from autocompile.protocol.requests import ExportedCode
 from autocompile.runtime.applying import process_state, set_process
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.phases import FORWARD, OPTIMIZER_STEP, TRAIN_STEP
-from autocompile.trial.phases.phases import call_model, make_side, note_setting
+from autocompile.trial.phases.phases import call_model, make_side
 from autocompile.trial.phases.side import Side
 from autocompile.trial.target.target import Target
 
@@ -64,7 +64,7 @@ def exported_side(
         exec(compile(exported.code, "exported", "exec"), names)
     own = process_state()
     set_process(usual)  # of eager mode; the side has its own while it runs
-    note_setting(side, config)
+    side.config = config
     side.process = {name: value for name, value in own.items() if value != usual[name]}
     side.optimizers = [o for o in (names["optimizer"],) if o is not None]
     if phase == FORWARD:

@@ -61,9 +61,9 @@ def probe(request: ProbeRequest, channel: Channel, result: ProbeResult) -> None:
         device = environment.pick_device(request.header.device)
     result.environment = machine.describe(device)
     result.backends = environment.backends(device, request.backends)
-    result.all_backends = environment.all_backends()
+    result.all_backends = sorted(torch._dynamo.list_backends(None))
     result.modes = environment.modes(device)
-    result.options = environment.inductor_options()
+    result.options = torch._inductor.list_options()
     if request.toolchain and not is_prepared(request, channel, device):
         channel.step(Step.COMPILE)
         result.toolchain_s = environment.prepare_toolchain(device, Path(request.toolchain))

@@ -151,7 +151,7 @@ def _look_closer(trial: _Trial, measurement: Measurement) -> None:
     if config.bakes_weights or BACKENDS.get(config.backend, Backend()).lays_out:
         # What a runtime keeps between two calls, no tensor of the side shows. At the very end:
         # nothing that was compiled is there any more afterwards.
-        result.peak_memory_bytes += memory.freed_bytes(torch._dynamo.reset) or 0
+        result.peak_memory_bytes += memory.freed_bytes(torch._dynamo.reset)
 
 
 def _count(trial: _Trial) -> None:

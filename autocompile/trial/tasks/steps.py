@@ -26,7 +26,7 @@ from autocompile.trial.target.target import Target, seed_everything
 from autocompile.trial.verify.check import refusal
 from autocompile.trial.verify.compare import mismatch_scale
 from autocompile.trial.verify.outputs import View, copy_view
-from autocompile.trial.verify.tree import comparable, paths
+from autocompile.trial.verify.tree import flatten
 from autocompile.trial.verify.verifier import Verifier
 
 __all__ = [
@@ -162,8 +162,7 @@ def _demand_close(verifier: Verifier, plain: Side, notes: list[str]) -> None:
 
 
 def _tensors(view: View) -> dict[str, torch.Tensor]:
-    found = paths(comparable(dict(view)))
-    return {path: x for path, x in found if isinstance(x, torch.Tensor)}
+    return {path: x for path, x in flatten(view).leaves if isinstance(x, torch.Tensor)}
 
 
 def timed(side: Side) -> Timed:
