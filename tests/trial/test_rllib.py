@@ -36,7 +36,7 @@ from autocompile.trial.target import rllib
 from autocompile.trial.target.load import build, import_target
 from autocompile.trial.target.rllib import from_object
 from autocompile.trial.target.target import Target, seed_everything
-from autocompile.trial.tasks.exported import exported_side
+from autocompile.trial.tasks.race import exported_side
 from autocompile.trial.verify.verifier import Verifier
 
 RL = str(TARGETS / "rl.py")
