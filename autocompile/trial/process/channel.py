@@ -62,7 +62,6 @@ class Channel:
                 os.set_inheritable(each, False)
 
     def step(self, step: Step) -> None:
-        """Report which step begins."""
         self.current = step
         self.send(EventName.STEP, step=step.value)
 
@@ -89,7 +88,6 @@ class Channel:
                     self.send(EventName.SHARED)
 
     def send(self, event: EventName, **fields: Any) -> None:
-        """Send one event as a line."""
         line = encode(self._nonce, event, **fields)
         if self._descriptor is None:
             sys.stdout.write(line)

@@ -60,7 +60,6 @@ class _ForkServer:
         warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
 
     def serve(self) -> None:
-        """Answer requests until the tuner ends."""
         self._reply(self._fitness())
         for request, descriptors in self._requests():
             self._may_reap = False  # children of other kinds come and go

@@ -137,7 +137,7 @@ def _target(kind: str, module: Any, expression: str, config: Any = None) -> Targ
     target = Target(kind, module, [f"model = {expression}"], make_inputs, is_rl=True)
     target.phase_inputs = dict.fromkeys((FORWARD_TRAIN, TRAIN_STEP), make_training_inputs)
     if isinstance(module, TargetNetworkAPI) and not module.inference_only:
-        target.training_model = copy.deepcopy(module)  # with what a Learner adds
-        target.training_model.make_target_networks()
+        target.training_model = training_model = copy.deepcopy(module)
+        training_model.make_target_networks()  # as a Learner does
     target.choices["inputs"] = f"drawn from {str(module.observation_space)[:80]}"
     return target

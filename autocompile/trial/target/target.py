@@ -91,7 +91,6 @@ class Target:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     def model_of(self, phase: str) -> torch.nn.Module:
-        """The module that runs a phase."""
         if phases.phase_of(phase).role == "worker" and self.inference_model:
             return self.inference_model
         if phase in (phases.FORWARD_TRAIN, phases.TRAIN_STEP) and self.training_model:
@@ -99,14 +98,12 @@ class Target:
         return self.model
 
     def inputs(self, phase: str, batch_size: int | None) -> Any:
-        """One batch of inputs of a phase, on the target's device."""
         made = self.phase_inputs.get(phase, self.make_inputs)(batch_size)
         return pytree.tree_map(
             lambda x: x.to(self.device) if isinstance(x, torch.Tensor) else x, made
         )
 
     def to(self, device: torch.device) -> None:
-        """Move the model to a device, in place."""
         self.device = device
         for model in (self.model, self.inference_model, self.training_model):
             if model is not None:

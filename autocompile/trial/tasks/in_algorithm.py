@@ -158,7 +158,6 @@ class _TimedRunner:
     """Mixin of an env runner: measures ``sample`` and the module's forward in it."""
 
     def make_module(self) -> None:
-        """Make the module; each of its calls is timed."""
         super().make_module()  # type: ignore[misc]
         module: Any = self.module  # type: ignore[attr-defined]
         self.spent: Any = Counter()
@@ -167,7 +166,6 @@ class _TimedRunner:
                 setattr(module, name, self._timing(getattr(module, name)))
 
     def sample(self, **kwargs: Any) -> Any:
-        """Sample, timed."""
         began = time.perf_counter()
         episodes = super().sample(**kwargs)  # type: ignore[misc]
         self.spent["sample_s"] += time.perf_counter() - began
@@ -189,7 +187,6 @@ class _TimedLearner:
     """Mixin of a learner: measures gradient updates, in whichever thread they run."""
 
     def build(self) -> None:
-        """Build the learner and start counting."""
         self.spent: Any = Counter()
         super().build()  # type: ignore[misc]
 

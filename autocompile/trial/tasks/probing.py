@@ -83,8 +83,12 @@ def _describe(target: Target, phases: list[str]) -> dict[str, Any]:
             f"this target has no phase {unknown[0]}", f"a {target.kind} has: {', '.join(known)}"
         )
     model = copy.deepcopy(target.model)
-    optimizers = _optimizers(target, phases, model)
-    own = optimizers[0] if any(PHASES[p].is_function for p in phases) and optimizers else None
+    trains = any(p.requires_grad for p in model.parameters())
+    steps = trains and any(PHASES[phase].is_function for phase in phases)
+    own = target.make_optimizer(model) if steps else None
+    optimizers = [own] if steps else []
+    if LEARNER_UPDATE in phases and target.make_learner:
+        optimizers += target.make_learner(copy.deepcopy(model)).optimizers
     every = [implementations(optimizer) for optimizer in optimizers]
     return {
         "kind": target.kind,
@@ -104,16 +108,6 @@ def _describe(target: Target, phases: list[str]) -> dict[str, Any]:
         "choices": target.choices,
         "sha256": target.sha256,
     }
-
-
-def _optimizers(target: Target, phases: list[str], model: torch.nn.Module) -> list[Any]:
-    """Those that the phases step: the target's own of ``model`` first, then its learner's."""
-    if not any(p.requires_grad for p in model.parameters()):
-        return []
-    found = [target.make_optimizer(model)] if any(PHASES[p].is_function for p in phases) else []
-    if LEARNER_UPDATE in phases and target.make_learner:
-        found += target.make_learner(copy.deepcopy(model)).optimizers
-    return found
 
 
 def described(

@@ -114,7 +114,6 @@ class _Race(Comparison):
             os.pwrite(self._at_work, b"%8d" % -1, 0)
 
     def compiled(self, asked: requests.Side, said: SideResult) -> _Racer:
-        """Compile a side in its own cache and verify its first calls."""
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = asked.cache
         os.environ["TRITON_CACHE_DIR"] = str(Path(asked.cache) / "triton")
         target, phase, config, inputs = self.target, self.request.phase, asked.config, self.inputs()

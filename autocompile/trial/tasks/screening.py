@@ -93,7 +93,6 @@ class _Trial(Comparison):
             result.notes.append(skipped)
 
     def measure(self) -> Measurement:
-        """Verify the rest, time, and verify again."""
         request, result, eager, compiled = self.request, self.result, self.eager, self.compiled
         demand_plausible_draws(self.verifier, compiled, result.notes)
         result.weights_live = self.verifier.weights(compiled)
@@ -146,7 +145,6 @@ class _Trial(Comparison):
             result.peak_memory_bytes += memory.freed_bytes(torch._dynamo.reset) or 0
 
     def count_launches(self) -> None:
-        """What one call launches on each side."""
         result, compiled = self.result, self.compiled
         result.detail["eager"] = explain.operators(self.eager.run, self.target.device)
         if compiled.is_eager:
