@@ -36,6 +36,7 @@ from autocompile.trial.target.load import build, import_target
 from autocompile.trial.target.rllib import from_object
 from autocompile.trial.target.target import Target, seed_everything
 from autocompile.trial.tasks.race import exported_side
+from autocompile.trial.tasks.steps import inputs_of
 from autocompile.trial.verify.verifier import Verifier
 
 RL = str(TARGETS / "rl.py")
@@ -96,12 +97,8 @@ def test_each_form_has_the_phases_of_an_rl_module_and_lines_that_build_it(
 def test_every_phase_runs_and_is_judged_right_when_compiled(module: Any, name: str) -> None:
     target = load(module, name)
     for phase in RL_PHASES if name == "with_lstm" else phases_of(target):
-        draws: list[Any] = [None, None]
-        if phase != "optimizer_step":
-            for draw in (0, 1):
-                seed_everything(draw)
-                draws[draw] = target.inputs(phase, 5)
-        verifier = Verifier(target, phase, (draws[0], draws[1]), 0, [])
+        draws = inputs_of(target, phase, 5, seed=0), inputs_of(target, phase, 5, seed=0, draw=1)
+        verifier = Verifier(target, phase, draws, 0, [])
         telemetry.reset_dynamo("aot_eager")
         compiled = make_side(target, phase, draws[0], AOT)
         verifier.first_calls(compiled, verifier.seeded_call(compiled, 0))
