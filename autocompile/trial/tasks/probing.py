@@ -86,7 +86,7 @@ def _describe(target: Target, phases: list[str]) -> dict[str, Any]:
     trains = any(p.requires_grad for p in model.parameters())
     steps = trains and any(PHASES[phase].is_function for phase in phases)
     own = target.make_optimizer(model) if steps else None
-    optimizers = [own] if steps else []
+    optimizers: list[Any] = [own] if steps else []
     if LEARNER_UPDATE in phases and target.make_learner:
         optimizers += target.make_learner(copy.deepcopy(model)).optimizers
     every = [implementations(optimizer) for optimizer in optimizers]
