@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["cores", "describe"]
+__all__ = ["describe"]
 
 
 def _cpu_name() -> str:
@@ -21,16 +21,10 @@ def _cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def cores() -> int:
-    """How many cores this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def describe(device: torch.device) -> dict[str, Any]:
     """Versions and machine, as in ``report.json`` under ``environment``."""
     on_cuda = device.type == "cuda"
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "torch": torch.__version__,
         "python": platform.python_version(),
@@ -38,7 +32,7 @@ def describe(device: torch.device) -> dict[str, Any]:
         "device": str(device),
         "device_name": torch.cuda.get_device_name(device) if on_cuda else _cpu_name(),
         "cpu": _cpu_name(),
-        "cores": cores(),
+        "cores": cores or 1,  # that this process may run on
         "threads": torch.get_num_threads(),
         "cuda": torch.version.cuda if on_cuda else None,
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),

@@ -22,7 +22,7 @@ from autocompile.settings.config import CompileConfig
 from autocompile.trial.inspect import environment
 
 Compile = Callable[[Any], Callable[..., Any]]
-pytestmark = pytest.mark.usefixtures("_onnx_translations")
+pytestmark = pytest.mark.usefixtures("_onnx_translations", "_fresh_dynamo")
 
 FOUND_WRONG = {"openvino": "it computes in bfloat16 and overwrites its outputs: tune leaves it out"}
 
@@ -44,21 +44,13 @@ def cases(variants: bool = True) -> Iterator[Any]:
 
 
 @pytest.fixture(params=cases())
-def compiler(request: pytest.FixtureRequest) -> Iterator[Compile]:
-    torch._dynamo.reset()
+def compiler(request: pytest.FixtureRequest) -> Compile:
     model = torch.nn.Module()  # to freeze needs one, and finds the weights by itself
-    yield lambda function: compile_function(function, request.param, model)
-    torch._dynamo.reset()
+    return lambda function: compile_function(function, request.param, model)
 
 
 # For what is the same whichever way a backend holds the weights, in which its variants differ.
 without_variants = pytest.mark.parametrize("compiler", [*cases(False)], indirect=True)
-
-
-@pytest.fixture(autouse=True)
-def no_gradients() -> Iterator[None]:
-    with torch.no_grad():
-        yield
 
 
 def test_ours_are_those_that_torch_finds_by_an_entry_point() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -19,15 +19,7 @@ from autocompile.runtime.backends.onnx import graph as onnx_graph
 from autocompile.runtime.backends.onnx import model as onnx_model
 from autocompile.runtime.backends.onnx import session as onnx_session
 
-pytestmark = pytest.mark.usefixtures("_onnx_translations")
-
-
-@pytest.fixture(autouse=True)
-def clean() -> Iterator[None]:
-    torch._dynamo.reset()
-    with torch.no_grad():
-        yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("_onnx_translations", "_fresh_dynamo")
 
 
 @pytest.fixture

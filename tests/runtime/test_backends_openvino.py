@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -14,21 +14,13 @@ import torch._dynamo
 from autocompile.runtime.backends.onnx.model import Unsupported
 from autocompile.runtime.backends.openvino_onnx import OvSession
 
-pytestmark = pytest.mark.usefixtures("_onnx_translations")
+pytestmark = pytest.mark.usefixtures("_onnx_translations", "_fresh_dynamo")
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 EMBED = torch.nn.Embedding(97, 4)
 IDS = torch.tensor([[1, 2, 3, 40_000, 5_000_000]])
 LARGE = torch.tensor([1, 2**40 + 1])
 NARROW = torch.full((5,), 2**31 - 1, dtype=torch.int32)
-
-
-@pytest.fixture(autouse=True)
-def clean() -> Iterator[None]:
-    torch._dynamo.reset()
-    with torch.no_grad():
-        yield
-    torch._dynamo.reset()
 
 
 def hashed(x: torch.Tensor) -> torch.Tensor:

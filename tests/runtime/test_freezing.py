@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -18,13 +18,7 @@ from torch._inductor.codecache import PyCodeCache
 
 from autocompile.runtime.freezing import Frozen
 
-
-@pytest.fixture(autouse=True)
-def clean() -> Iterator[None]:
-    torch._dynamo.reset()
-    with torch.no_grad():
-        yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("_fresh_dynamo")
 
 
 def freeze(function: Callable[..., Any], **more: Any) -> Frozen:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,6 +11,9 @@ import torch._dynamo
 from torch import nn
 
 from autocompile.runtime.regions import regions_of
+
+# With gradients, what comes out of the first block is another kind of input.
+pytestmark = pytest.mark.usefixtures("_fresh_dynamo")
 
 
 class Block(nn.Module):
@@ -51,15 +54,6 @@ def encoder_layer() -> nn.Module:
 
 def sequence() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 8), nn.ReLU())
-
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
-    # With gradients, what comes out of the first block is another kind of input.
-    with torch.no_grad():
-        yield
-    torch._dynamo.reset()
 
 
 class Counting:

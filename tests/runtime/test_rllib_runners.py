@@ -21,21 +21,22 @@ from torch._inductor.utils import fresh_cache
 
 from autocompile.settings.config import CompileConfig
 
-ray = pytest.importorskip("ray")
-from ray.rllib.algorithms.appo import APPOConfig  # noqa: E402
-from ray.rllib.algorithms.impala import IMPALAConfig  # noqa: E402
-from ray.rllib.algorithms.ppo.torch import default_ppo_torch_rl_module  # noqa: E402
-from ray.rllib.connectors.connector_v2 import ConnectorV2  # noqa: E402
-from ray.rllib.core.rl_module import RLModuleSpec  # noqa: E402
-from ray.rllib.utils.actor_manager import ResultOrError  # noqa: E402
-from rllib_algorithms import ALL, AOT, FUSED, ppo, settings, trained  # noqa: E402
+pytest.importorskip("ray")
+import ray
+from ray.rllib.algorithms.appo import APPOConfig
+from ray.rllib.algorithms.impala import IMPALAConfig
+from ray.rllib.algorithms.ppo.torch import default_ppo_torch_rl_module
+from ray.rllib.connectors.connector_v2 import ConnectorV2
+from ray.rllib.core.rl_module import RLModuleSpec
+from ray.rllib.utils.actor_manager import ResultOrError
+from rllib_algorithms import ALL, AOT, FUSED, ppo, settings, trained
 
-from autocompile.rllib import NotInEffect, tuned  # noqa: E402
-from autocompile.runtime.inplace import Compiled  # noqa: E402
-from autocompile.runtime.rllib import warm_up as warm_up_module  # noqa: E402
-from autocompile.runtime.rllib.in_effect import Tell  # noqa: E402
-from autocompile.runtime.rllib.observations import module_spec  # noqa: E402
-from autocompile.runtime.rllib.warm_up import warm_up  # noqa: E402
+from autocompile.rllib import NotInEffect, tuned
+from autocompile.runtime.inplace import Compiled
+from autocompile.runtime.rllib import warm_up as warm_up_module
+from autocompile.runtime.rllib.in_effect import Tell
+from autocompile.runtime.rllib.observations import module_spec
+from autocompile.runtime.rllib.warm_up import warm_up
 
 Built = Callable[[Any], Any]
 

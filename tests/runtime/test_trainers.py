@@ -15,11 +15,13 @@ from autocompile.errors import UsageError
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.tuned import Tuned
 
-lightning = pytest.importorskip("pytorch_lightning")
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("pytorch_lightning")
+pytest.importorskip("transformers")
+import pytorch_lightning as lightning
+import transformers
 
-from autocompile.lightning import TunedCallback as OfLightning  # noqa: E402
-from autocompile.transformers import TunedCallback as OfTransformers  # noqa: E402
+from autocompile.lightning import TunedCallback as OfLightning
+from autocompile.transformers import TunedCallback as OfTransformers
 
 pytestmark = pytest.mark.usefixtures("_dynamo_as_it_was", "_on_the_cpu")
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from autocompile.runtime.backends.onnx.graph import compile_graph
-from autocompile.runtime.backends.onnx.model import Args, Exported, Unsupported, first_line
+from autocompile.runtime.backends.onnx.model import Args, Exported, Unsupported
 from autocompile.runtime.backends.onnx.session import Session
 
 __all__ = ["onnxrt"]
@@ -74,10 +74,7 @@ def _session(model: Any, device: torch.device, stream: torch.cuda.Stream | None)
     if stream is not None:
         cuda = {"device_id": device.index or 0, "user_compute_stream": str(stream.cuda_stream)}
         providers.insert(0, ("CUDAExecutionProvider", cuda))
-    try:
-        return onnxruntime.InferenceSession(model.SerializeToString(), options, providers)
-    except Exception as error:
-        raise Unsupported(first_line(error)) from None
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers)
 
 
 onnxrt = functools.partial(compile_graph, OrtSession)

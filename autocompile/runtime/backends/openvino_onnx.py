@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from autocompile.runtime.backends.onnx.graph import compile_graph
-from autocompile.runtime.backends.onnx.model import Args, Exported, Unsupported, first_line
+from autocompile.runtime.backends.onnx.model import Args, Exported, Unsupported
 from autocompile.runtime.backends.onnx.session import Session
 
 __all__ = ["openvino_onnx"]
@@ -76,12 +76,9 @@ class OvSession(Session):
             "NUM_STREAMS": 1,
             "ENABLE_CPU_PINNING": False,  # torch's threads use the same cores
         }
-        try:
-            core = _core()
-            read = core.read_model(model.SerializeToString())
-            self._request = core.compile_model(read, "CPU", settings).create_infer_request()
-        except Exception as error:
-            raise Unsupported(first_line(error)) from None
+        core = _core()
+        read = core.read_model(model.SerializeToString())
+        self._request = core.compile_model(read, "CPU", settings).create_infer_request()
         self._tensor = openvino.Tensor
 
     def bind(self, kind: str, name: str, tensor: torch.Tensor) -> None:

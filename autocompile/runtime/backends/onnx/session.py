@@ -9,7 +9,15 @@ from typing import Any, ClassVar
 import torch
 from torch.utils import _pytree as pytree
 
-from autocompile.runtime.backends.onnx.model import Args, Exported, Graph, export, with_constants
+from autocompile.runtime.backends.onnx.model import (
+    Args,
+    Exported,
+    Graph,
+    Unsupported,
+    export,
+    first_line,
+    with_constants,
+)
 from autocompile.runtime.graphs import count_fused_steps, is_weight, stamp
 
 __all__ = ["Session"]
@@ -56,7 +64,7 @@ class Session(abc.ABC):
 
     @abc.abstractmethod
     def load(self, model: Any) -> None:
-        """Make a model (``onnx.ModelProto``) ready to run on :attr:`device`."""
+        """Make a model (``onnx.ModelProto``) ready to run on :attr:`device`; may raise."""
 
     @abc.abstractmethod
     def bind(self, kind: str, name: str, tensor: torch.Tensor) -> None:
@@ -72,7 +80,11 @@ class Session(abc.ABC):
         weights = {name: args[i] for name, i in self._baked}
         stamps = [stamp(w) for w in weights.values()]
         model = self._exported.model
-        self.load(with_constants(model, weights) if weights else model)
+        model = with_constants(model, weights) if weights else model
+        try:
+            self.load(model)
+        except Exception as error:  # whatever the runtime raises
+            raise Unsupported(first_line(error)) from None
         # Only after a successful load: otherwise the old weights must stay stale.
         self._pointers = [0] * len(self._bound)
         self._held = [w.detach() for w in weights.values()]  # keeps addresses from being reused
