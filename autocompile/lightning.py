@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from autocompile.errors import UsageError
-from autocompile.runtime.training import InTraining
+from autocompile.runtime.apply import InTraining
 
 try:
     from pytorch_lightning import Callback

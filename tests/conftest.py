@@ -132,6 +132,18 @@ def _dynamo_as_it_was() -> Iterator[None]:
     torch.set_rng_state(random_state)
 
 
+@pytest.fixture
+def _fresh_dynamo() -> Iterator[None]:
+    """Nothing is compiled, and no gradients are recorded."""
+    import torch
+    import torch._dynamo
+
+    torch._dynamo.reset()
+    with torch.no_grad():
+        yield
+    torch._dynamo.reset()
+
+
 class Clock:
     """Stands in for ``time``: it moves only when somebody works, so that times are exact."""
 

@@ -23,7 +23,7 @@ from autocompile.errors import UsageError
 from autocompile.estimate.intervals import speedup
 from autocompile.runtime import machine
 from autocompile.settings.backends import DEFAULT_BACKENDS
-from autocompile.settings.config import CompileConfig
+from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.store.record import Outcome, Step
 from autocompile.trial.inspect import environment, telemetry
 from autocompile.trial.phases.side import Side
