@@ -97,10 +97,6 @@ class Pipes:
         for descriptor in self.ours:
             os.set_blocking(descriptor, False)
 
-    def close_theirs(self) -> None:
-        for descriptor in self.theirs:
-            os.close(descriptor)
-
 
 class CappedLog:
     """A trial's output on disk: the first and the last part, with what was cut out counted."""

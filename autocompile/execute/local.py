@@ -142,7 +142,8 @@ class LocalExecutor:
             ending = Ending(Outcome.INFRASTRUCTURE, Step.IMPORT, what)
             self._events.append(Ended(job.number, ending))
         finally:
-            child.pipes.close_theirs()
+            for descriptor in child.pipes.theirs:
+                os.close(descriptor)
             if not has_begun:
                 child.close()
         if not has_begun:

@@ -41,7 +41,7 @@ def ending_of(child: Child) -> Ending:
         step_s=child.clock.step_s,
         spans=tuple((step, since + begin, since + end) for step, begin, end in child.clock.spans),
         pauses=tuple(child.clock.pauses),
-        stack=_stack(child),
+        stack=child.dump.decode("utf-8", "replace").strip(),
         doubts=[n for n, is_so in doubts.items() if is_so and (died or outcome in _DOUBTFUL)],
     )
 
@@ -96,13 +96,9 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _stack(child: Child) -> str:
-    return child.dump.decode("utf-8", "replace").strip()
-
-
 def _place(child: Child) -> str:
     """The innermost frame of the thread that was running, as ``, in f (model.py:7)``."""
-    _, found, rest = _stack(child).rpartition("(most recent call first):")
+    _, found, rest = child.dump.decode("utf-8", "replace").rpartition("(most recent call first):")
     match = _FRAME.search(rest) if found else None
     if match is None:
         return ""

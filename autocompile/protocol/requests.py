@@ -204,16 +204,9 @@ def parse_request(data: Any, where: object) -> Request:
     """
     demand_schema(where, {"schema": SCHEMA, **data} if isinstance(data, dict) else data, SCHEMA)
     own = {name: value for name, value in data.items() if name not in ("schema", "kind")}
-    try:
-        kind = Kind(data.get("kind"))
-    except ValueError:
-        raise RunError(
-            f"{where} is of the unknown kind {data.get('kind')!r}",
-            f"known are: {', '.join(kind.value for kind in Kind)}",
-        ) from None
     own["header"] = {f.name: own.pop(f.name) for f in fields(Header) if f.name in own}
     try:
-        request: Request = _made(_CLASSES[kind], own)
+        request: Request = _made(_CLASSES[Kind(data.get("kind"))], own)
     except UsageError as error:
         raise RunError(f"{where}: {error.what}", *error.details, hint=error.hint) from None
     except (TypeError, ValueError, AttributeError) as error:
@@ -223,9 +216,6 @@ def parse_request(data: Any, where: object) -> Request:
 
 def _made(kind: Any, data: Mapping[str, Any]) -> Any:
     """An object of a class whose fields are named like the keys."""
-    names = {f.name for f in fields(kind)}
-    if unknown := [name for name in data if name not in names]:
-        raise UsageError(f"unknown key {unknown[0]!r}", f"known are: {', '.join(sorted(names))}")
     return kind(
         **{n: _READERS[n](v) if n in _READERS and v is not None else v for n, v in data.items()}
     )

@@ -18,7 +18,6 @@ import pytest
 from conftest import TARGETS, Bench, assert_nothing_left
 from conftest import Clock as MachineClock
 
-from autocompile.errors import UsageError
 from autocompile.execute import local, memory
 from autocompile.execute import outcome as ending
 from autocompile.execute.child import Child, Clock
@@ -418,15 +417,6 @@ def test_a_record_says_when_its_process_worked_those_of_a_first_try_too() -> Non
     assert record.began == 10.0
 
 
-def test_a_trial_that_is_cancelled_before_it_began_is_interrupted(tmp_path: Path) -> None:
-    executor = LocalExecutor(isolation="spawn", jobs=2)
-    executor._queue.append(Job(3, tmp_path, 60.0))
-    executor.cancel(3)
-    (event,) = executor.wait(0.1)
-    assert isinstance(event, Ended) and event.ending.outcome is Outcome.INTERRUPTED
-    executor.close()
-
-
 def test_a_trial_that_cannot_begin_is_an_ending_and_leaves_no_cgroup(tmp_path: Path) -> None:
     executor = LocalExecutor(isolation="spawn", jobs=1)
     executor.start(Job(3, tmp_path, 60.0, memory_limit_bytes=2**30, python="/nowhere/python"))
@@ -437,15 +427,6 @@ def test_a_trial_that_cannot_begin_is_an_ending_and_leaves_no_cgroup(tmp_path: P
     groups = [folder for folder, _ in memory._own_groups()]
     ours = f"autocompile-{os.getpid()}-*"
     assert not [cgroup for folder in groups for cgroup in folder.glob(ours)]
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [({"isolation": "thread"}, "choose from: auto, fork, spawn"), ({"jobs": 0}, "not 0")],
-)
-def test_an_executor_that_cannot_be_is_refused(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        LocalExecutor(**options)
 
 
 def test_the_parent_sleeps_while_a_trial_works(

@@ -170,10 +170,10 @@ class Fails(FakeExecutor):
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(script)
-        self._error = error
+        self.error = error
 
     def start(self, job: Job) -> None:
-        raise self._error
+        raise self.error
 
 
 def a_start_that_was_killed(path: str) -> RunFolder:
@@ -183,15 +183,6 @@ def a_start_that_was_killed(path: str) -> RunFolder:
     (folder.path / "probe").mkdir()
     (folder.path / "probe" / "request.json").write_text("{}")
     return folder
-
-
-def test_a_users_folder_of_the_same_names_is_refused_and_left_alone(target: Path) -> None:
-    precious = Path("exp/trials/precious/a.csv")
-    precious.parent.mkdir(parents=True)
-    precious.write_text("data")
-    with pytest.raises(RunError, match="not empty and holds no run"):
-        tuned(target, broken(), run_dir="exp")
-    assert precious.read_text() == "data"
 
 
 def test_a_target_that_fails_leaves_an_empty_folder_of_the_users_as_it_was(target: Path) -> None:
@@ -204,28 +195,25 @@ def test_a_target_that_fails_leaves_an_empty_folder_of_the_users_as_it_was(targe
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("options", "error", "words"),
     [
-        OSError(28, "No space left on device"),
-        RunError("cannot write"),
-        UsageError("trials cannot be forked here"),
-        ZeroDivisionError("a defect"),
-        KeyboardInterrupt(),
-        SystemExit(1),
+        ({"jobs": 0}, UsageError, "not 0"),
+        ({"isolation": "thread"}, UsageError, "choose from: auto, fork, spawn"),
+        ({"effort": "none"}, UsageError, "none"),
+        ({"executor": Fails(OSError(28, "No space left"))}, OSError, "No space left"),
+        ({"executor": Fails(RunError("cannot write"))}, RunError, "cannot write"),
+        ({"executor": Fails(UsageError("cannot be forked"))}, UsageError, "cannot be forked"),
+        ({"executor": Fails(ZeroDivisionError("a defect"))}, ZeroDivisionError, "a defect"),
+        ({"executor": Fails(KeyboardInterrupt())}, KeyboardInterrupt, ""),
+        ({"executor": Fails(SystemExit(1))}, SystemExit, "1"),
     ],
-    ids=lambda e: type(e).__name__,
 )
-def test_a_run_that_never_began_leaves_no_folder_behind(target: Path, error: BaseException) -> None:
+def test_a_run_that_never_began_leaves_no_folder_behind(
+    target: Path, options: dict[str, Any], error: type[BaseException], words: str
+) -> None:
     for folder in (None, "deep/er/new"):
-        with pytest.raises(type(error)):
-            tuned(target, Fails(error), run_dir=folder)
-    assert [p.name for p in Path().iterdir()] == ["net.py"]
-
-
-@pytest.mark.parametrize("options", [{"jobs": 0}, {"isolation": "thread"}, {"effort": "none"}])
-def test_a_wrong_request_leaves_no_folder_behind(target: Path, options: dict[str, Any]) -> None:
-    with pytest.raises(UsageError):
-        tune(target, **options)
+        with pytest.raises(error, match=words):
+            tune(target, run_dir=folder, **options)
     assert [p.name for p in Path().iterdir()] == ["net.py"]
 
 
@@ -245,6 +233,10 @@ def test_a_folder_where_a_run_was_killed_at_its_start_is_used_again(tmp_path: Pa
     (folder.path / "notes.txt").unlink()
     shutil.rmtree(folder.path / "probe")
     assert folder.holds_something_else(), "nothing says that the cache is ours"
+    shutil.rmtree(folder.cache)
+    assert not folder.holds_something_else()
+    (folder.trials / "precious").mkdir()
+    assert folder.holds_something_else()
 
 
 def test_a_folder_in_which_another_tuner_begins_is_left_to_it(target: Path) -> None:
