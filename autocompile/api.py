@@ -162,7 +162,7 @@ def tune(
             study_name=f"{owner}autocompile",
             is_exhaustive=total_s is None,
             calls_per_update=lambda phase, size: calls_between_updates(phase, run, size),
-            records=list(folder.records()),
+            records=folder.read()[0],
         )
         progress.searching({name: one.summary() for name, one in spaces.items()}, budget)
         write_json(folder.run_json, run)  # from here on the run can be resumed and shown

@@ -148,13 +148,13 @@ def test_a_library_that_starts_a_thread_is_not_forked(
     bench = Bench(work / "run", jobs=1)
     executor = bench.executor
     assert bench.run(PROCESSES).outcome is Outcome.OK
-    assert isinstance(executor._starters.of(None)._fork_server, ForkServer)
-    executor._starters.of(None).warm(["starts_a_thread"], None)
+    assert isinstance(executor._starter(None)._fork_server, ForkServer)
+    executor._starter(None).warm(["starts_a_thread"], None)
     assert bench.run(PROCESSES).outcome is Outcome.OK
     assert bench.told == [
         "trials are forked without the target's imports: a thread runs in it: poller"
     ]
-    assert isinstance(executor._starters.of(None)._fork_server, ForkServer), "forked, all the same"
+    assert isinstance(executor._starter(None)._fork_server, ForkServer), "forked, all the same"
     executor.close()
     assert_nothing_left("AUTOCOMPILE_TRIAL=")
 
