@@ -9,9 +9,8 @@ import math
 import pytest
 from made_records import CHANNELS_LAST, LITE, MAX, Run
 
-from autocompile.estimate.candidates import Candidate, Limits, candidates
-from autocompile.estimate.comparison import compare
-from autocompile.estimate.host import left_out
+from autocompile.estimate.candidates import Candidate, Limits, candidates, left_out
+from autocompile.estimate.decision import compare
 from autocompile.estimate.intervals import over_sets
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
 from autocompile.testing import failed, measured
