@@ -25,9 +25,15 @@ from autocompile.search.opening import described, opened, probe_all, resolved
 from autocompile.search.race import Race
 from autocompile.search.sampler import ListedSampler, make_sampler
 from autocompile.search.study import Interrupted, Study
-from autocompile.settings.effort import budget_of
 from autocompile.settings.tuned import Tuned
-from autocompile.space.plan import Plan, environments, limits_of, target_spec, unknown_keys
+from autocompile.space.plan import (
+    Plan,
+    budget_of,
+    environments,
+    limits_of,
+    target_spec,
+    unknown_keys,
+)
 from autocompile.space.space import SearchSpace, Space
 from autocompile.space.spaces import calls_between_updates, first_sizes, spaces_of
 from autocompile.store import runs

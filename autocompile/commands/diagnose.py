@@ -15,14 +15,14 @@ from autocompile.progress import Progress
 from autocompile.protocol.requests import TimingLimits, TraceRequest, TrialRequest
 from autocompile.protocol.results import ProbeResult, TraceResult
 from autocompile.search.jobs import run_job
-from autocompile.search.probe import probe
+from autocompile.search.opening import probe
 from autocompile.search.records import to_record
 from autocompile.settings.backends import BACKENDS
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
 from autocompile.settings.phases import phase_of
 from autocompile.settings.setting import Setting
 from autocompile.space.plan import Plan, target_spec
-from autocompile.space.space import DEFAULT_BATCH_SIZES, Catalogue, SearchSpace
+from autocompile.space.space import DEFAULT_BATCH_SIZES, SearchSpace
 from autocompile.store.record import Record, RunFolder
 
 __all__ = ["bench", "check", "doctor", "probed", "traced_by_dynamo"]
@@ -172,9 +172,8 @@ def doctor(backend: str | None, device: str | None) -> dict[str, Any]:
     plan = Plan(f"{_SAMPLE}:get_model", space=SearchSpace(backends=names), device=device)
     with bench(plan, 120.0) as (job_factory, executor):
         found = probed(plan, job_factory, executor)
-        offered = Catalogue.of(found)
         rows = {
-            name: _examine(name, reason, offered, job_factory, executor)
+            name: _examine(name, reason, found, job_factory, executor)
             for name, reason in found.backends.items()
         }
     environment = {**found.environment, "toolchain_s": found.toolchain_s}
@@ -182,7 +181,7 @@ def doctor(backend: str | None, device: str | None) -> dict[str, Any]:
 
 
 def _examine(
-    name: str, reason: str, offered: Catalogue, job_factory: JobFactory, executor: LocalExecutor
+    name: str, reason: str, offered: ProbeResult, job_factory: JobFactory, executor: LocalExecutor
 ) -> dict[str, Any]:
     known = BACKENDS.get(name)
     todo = known.todo if known else "autocompile doctor -v   (lists what torch knows)"
@@ -210,7 +209,7 @@ def _examine(
     }
 
 
-def _tries(name: str, offered: Catalogue) -> list[tuple[str, CompileConfig, str]]:
+def _tries(name: str, offered: ProbeResult) -> list[tuple[str, CompileConfig, str]]:
     """A label, the setting, and the label of what it equals, which may be its own."""
     if name == "eager":
         return [("default", EAGER, "default")]
@@ -220,7 +219,7 @@ def _tries(name: str, offered: Catalogue) -> list[tuple[str, CompileConfig, str]
     found = [("default", CompileConfig(name), "default")]
     for variant in variants:
         label = " ".join(f"{key}={value}" for key, value in variant.options.items())
-        if variant.device in (None, offered.device):
+        if variant.device in (None, offered.environment["device"].split(":")[0]):
             options = tuple(variant.options.items())
             found.append((label, CompileConfig(name, options=options), label))
     return found

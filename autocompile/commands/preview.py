@@ -8,8 +8,7 @@ from typing import Any
 from autocompile.commands.diagnose import bench, probed, traced_by_dynamo
 from autocompile.execute.interpreter import demand_torch
 from autocompile.execute.local import default_jobs
-from autocompile.settings.effort import budget_of
-from autocompile.space.plan import Plan, environments, target_spec
+from autocompile.space.plan import Plan, budget_of, environments, target_spec
 from autocompile.space.space import SearchSpace, Space
 from autocompile.space.spaces import predicted, spaces_of
 

@@ -28,8 +28,6 @@ class Jobs:
     which could hit anywhere and is ignored in destructors and weak reference callbacks.
 
     Args:
-        executor: runs the jobs.
-        progress: receives steps, warnings and ticks.
         is_over: whether the time is over, so that running jobs must be ended.
 
     Attributes:
@@ -117,14 +115,13 @@ class Jobs:
 @contextlib.contextmanager
 def without_interrupts() -> Iterator[None]:
     """Ignore Ctrl-C inside the context."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    is_main = threading.current_thread() is threading.main_thread()
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN) if is_main else None
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
+        if is_main:
+            signal.signal(signal.SIGINT, handler)
 
 
 def run_job(executor: Executor, job: Job, progress: Progress) -> Ending:

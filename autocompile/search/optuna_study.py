@@ -46,8 +46,6 @@ class OptunaStudy:
     """Asks Optuna for settings and reports results to it and to the database.
 
     Args:
-        sampler: chooses the next setting.
-        name: of the study.
         run: path of the run, for the study's note.
         database: the run's file, or the URL of the user's storage.
         warn: called with a message when the database cannot be written.
@@ -93,12 +91,10 @@ class OptunaStudy:
         if (trial := self._open.pop(Setting.of(record), None)) is not None:
             for name, told in row.user_attrs.items():
                 trial.set_user_attr(name, told)
-            state = None if row.state is TrialState.COMPLETE else row.state
-            self._memory.tell(trial, row.value if state is None else None, state=state)
-        if self._disk is None:
-            return
+            self._memory.tell(trial, row.value, state=row.state)
         try:
-            self._disk.add_trial(row)
+            if self._disk is not None:
+                self._disk.add_trial(row)
         except _TROUBLE as error:
             self._disk = None
             place = self._database if isinstance(self._database, str) else self._database.name
@@ -125,13 +121,14 @@ class OptunaStudy:
                     "all finished trials are safe in the run folder; the database is only a copy",
                     hint="another --storage, or none: the run then keeps its own database",
                 ) from error
-            self._rebuild(self._database, records, error)
+            name = self._database.name
+            if "locked" in str(error):
+                self._warn(f"{name} is locked by another program; --resume adds the rows")
+            else:
+                self._rebuild(self._database, records, error)
 
     def _rebuild(self, database: Path, records: Sequence[Record], error: Exception) -> None:
         """Rename a corrupt database and build a new one from the records."""
-        if "locked" in str(error):
-            self._warn(f"{database.name} is locked by another program; --resume adds the rows")
-            return
         aside = database.with_name(database.name + ".torn")
         try:
             database.replace(aside)
@@ -149,12 +146,11 @@ class OptunaStudy:
         storage = self._storage()
         study = self._study(storage)
         self._note(storage)
-        told = set()
-        for row in study.get_trials(deepcopy=False):
+        rows = study.get_trials(deepcopy=False)
+        told = {row.user_attrs.get("number") for row in rows if row.state.is_finished()}
+        for row in rows:
             if not row.state.is_finished():
                 study.tell(row.number, state=TrialState.FAIL)
-            else:
-                told.add(row.user_attrs.get("number"))
         for record in records:
             if record.number not in told:
                 study.add_trial(self._row(record))
@@ -220,11 +216,11 @@ def _first_line(error: BaseException) -> str:
 
 def _value(record: Record) -> float | None:
     """The speed-up over eager including the cost of new weights; None if unknown."""
-    if not record.ok or record.measurement is None or not record.is_known_to_pay:
+    measured = record.measurement
+    if not record.ok or measured is None or not record.is_known_to_pay:
         return None
     if record.config.is_baseline:
         return 1.0
-    measured = record.measurement
     return with_refreshes(measured.speedup.value, record, measured.eager_call_s)
 
 

@@ -15,13 +15,8 @@ __all__ = ["side_records", "to_record"]
 
 _IN_DETAIL = ("where", "reference_s", "page_faults", "code")
 _AS_SENT = (
-    "refresh_s",
-    "calls_per_update",
-    "peak_memory_bytes",
-    "eager_peak_memory_bytes",
-    "graphs",
-    "graph_breaks",
-    "recompiles",
+    *("refresh_s", "calls_per_update", "peak_memory_bytes", "eager_peak_memory_bytes"),
+    *("graphs", "graph_breaks", "recompiles"),
 )
 
 
@@ -82,7 +77,6 @@ def side_records(sides: Mapping[int, Record], ending: Ending, at_work: int) -> l
 
     Args:
         sides: the trials that were raced, by their numbers.
-        ending: of the race.
         at_work: the side whose turn it was when the process ended; another number for none.
     """
     said = RaceResult.read(ending.payload)
@@ -103,13 +97,12 @@ def side_records(sides: Mapping[int, Record], ending: Ending, at_work: int) -> l
             payload={**each.to_dict(), "reference_s": said.reference_s},
             wall_s=ending.wall_s / len(found),
         )
-        records.append(
-            dataclasses.replace(
-                to_record(-1, Setting.of(trial), own),
-                role="confirm",
-                repeats=number,
-                refresh_s=trial.refresh_s,
-                calls_per_update=trial.calls_per_update,
-            )
+        record = dataclasses.replace(
+            to_record(-1, Setting.of(trial), own),
+            role="confirm",
+            repeats=number,
+            refresh_s=trial.refresh_s,
+            calls_per_update=trial.calls_per_update,
         )
+        records.append(record)
     return records

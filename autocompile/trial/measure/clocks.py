@@ -81,7 +81,7 @@ def refresh_s(side: Side, synchronize: Callable[[], None], steady_s: float) -> f
 class ReferenceWork:
     """A small fixed computation, timed next to each measurement.
 
-    It detects a slow host (:mod:`autocompile.estimate.candidates`). Eager mode cannot serve for that,
+    It detects a slow host (see ``left_out`` of ``estimate``). Eager mode cannot serve for that,
     since it is part of the measured ratio.
 
     Args:
