@@ -92,9 +92,7 @@ BACKENDS: Mapping[str, Backend] = {
         elsewhere="no CUDA device: torch would run it as eager",
         todo="run where there is an NVIDIA GPU",
     ),
-    "onnxrt": _own(
-        todo="pip install onnxruntime onnx onnxscript (onnxruntime-gpu for a GPU)",
-    ),
+    "onnxrt": _own(todo="pip install onnxruntime onnx onnxscript (onnxruntime-gpu for a GPU)"),
     "openvino_onnx": _own(package="openvino", device="cpu", todo=_GET_OPENVINO),
     "ipex": Backend(
         registered_by="intel_extension_for_pytorch",

@@ -207,8 +207,7 @@ class Tuned:
             data = json.loads(path.read_text("utf-8"))
         except OSError as error:
             raise UsageError(
-                f"cannot read {path}: {error.strerror}",
-                hint=f"autocompile export last -o {path}",
+                f"cannot read {path}: {error.strerror}", hint=f"autocompile export last -o {path}"
             ) from None
         except ValueError as error:
             raise UsageError(f"{path} is no JSON: {error}") from None
