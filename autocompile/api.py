@@ -24,7 +24,7 @@ from autocompile.search.jobs import without_interrupts
 from autocompile.search.opening import described, opened, probe_all, resolved
 from autocompile.search.race import Race
 from autocompile.search.sampler import ListedSampler, make_sampler
-from autocompile.search.study import Interrupted, Study
+from autocompile.search.study import Study
 from autocompile.settings.tuned import Tuned
 from autocompile.space.plan import (
     Plan,
@@ -164,7 +164,6 @@ def tune(
             budget=budget,
             database=storage or folder.study_db,
             study_name=_study_name(folder, run) if storage else "autocompile",
-            is_exhaustive=total_s is None,
             calls_per_update=lambda phase, size: calls_between_updates(phase, run, size),
             records=list(folder.records()),
         )
@@ -176,7 +175,7 @@ def tune(
             if only is None:
                 race.run_exported(exported_code(folder, run, study.records, plan.limits))
             run["interrupted"] = False
-        except (Interrupted, KeyboardInterrupt):
+        except KeyboardInterrupt:
             run["interrupted"] = True
         if not run["interrupted"] and not race.is_open:  # otherwise a resumed race needs them
             factory.drop_cache()
@@ -226,11 +225,7 @@ def load(run: str | Path = "last") -> Result:
 
 
 def _search_and_race(study: Study, race: Race) -> None:
-    """Search, race, and search on as long as much of the budget is left.
-
-    Raises:
-        Interrupted: after Ctrl-C.
-    """
+    """Search, race, and search on as long as much of the budget is left."""
     while True:
         before = len(study.records)
         study.search(race.needed_s)

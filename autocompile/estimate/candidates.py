@@ -82,7 +82,6 @@ class Candidate:
 
     @property
     def eager_throughput(self) -> float:
-        """``throughput`` of eager mode."""
         return (self.record.batch_size or 1) / self.eager_call_s
 
     @property
@@ -92,7 +91,6 @@ class Candidate:
         return measured is not None and "eager_slowed" in measured.flags
 
     def keeps(self, limits: Limits) -> bool:
-        """Whether it meets the limits."""
         if not self.record.is_known_to_pay:
             return False
         is_eager = self.record.config.is_eager

@@ -107,7 +107,6 @@ class Decision:
 
     @property
     def is_faster(self) -> bool:
-        """Whether a setting is faster than eager."""
         return not self.best.record.config.is_baseline
 
 

@@ -39,7 +39,6 @@ class Budget:
 
     @property
     def spent_s(self) -> float:
-        """Seconds since the run began."""
         return self._clock() - self._began
 
     @property
@@ -48,7 +47,6 @@ class Budget:
         return self._usable * self._most_s - _REPORT_S - self.spent_s
 
     def release(self) -> None:
-        """Make the time reserved for exported code available."""
         self._usable = 1.0
 
     def is_over(self) -> bool:

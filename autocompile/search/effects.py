@@ -60,7 +60,6 @@ class Prior:
         return known - _PLAIN_LOG * max(0, len(config.features) - 1)
 
     def cost_s(self, config: CompileConfig) -> float:
-        """The expected seconds of a trial."""
         return self.base_s + sum(self.seconds.get(n, _seconds(n)) for n in config.features)
 
 

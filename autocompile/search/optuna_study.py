@@ -73,7 +73,6 @@ class OptunaStudy:
 
     @property
     def left(self) -> int:
-        """Number of settings without a started trial."""
         return len(self._sampler.left(self._memory))
 
     def ask(self) -> Setting | None:
@@ -128,7 +127,6 @@ class OptunaStudy:
                 self._rebuild(self._database, records, error)
 
     def _rebuild(self, database: Path, records: Sequence[Record], error: Exception) -> None:
-        """Rename a corrupt database and build a new one from the records."""
         aside = database.with_name(database.name + ".torn")
         try:
             database.replace(aside)

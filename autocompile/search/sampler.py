@@ -66,7 +66,6 @@ class ListedSampler(BaseSampler):
         return self._by_params[frozenset(params.items())]
 
     def params(self, setting: Setting) -> dict[str, Any]:
-        """The parameters of a listed setting."""
         return self._params[setting]
 
     def seen(self, study: optuna.Study) -> dict[Setting, FrozenTrial]:
@@ -79,16 +78,13 @@ class ListedSampler(BaseSampler):
         return found
 
     def left(self, study: optuna.Study) -> list[Setting]:
-        """The settings without a started trial."""
         begun = self.seen(study)
         return [s for s in self.settings if s not in begun]
 
     def has_next(self, study: optuna.Study) -> bool:
-        """Whether a setting may be tried now."""
         return bool(self.left(study))
 
     def is_done(self, study: optuna.Study) -> bool:
-        """Whether no setting is left that is worth trying."""
         return not self.left(study)
 
     def infer_relative_search_space(
@@ -143,7 +139,6 @@ class PortfolioSampler(ListedSampler):
         return self.params(max(scores, key=lambda s: scores[s].rank))
 
     def has_next(self, study: optuna.Study) -> bool:
-        """Whether a setting may be tried now."""
         return bool(self.scores(study))
 
     def is_done(self, study: optuna.Study) -> bool:
@@ -245,7 +240,6 @@ class FiniteSampler(ListedSampler):
         self, study: optuna.Study, trial: FrozenTrial, state: TrialState,
         values: Sequence[float] | None,
     ) -> None:  # fmt: skip
-        """Pass the result of a trial to the inner sampler."""
         self._inner.after_trial(study, trial, state, values)
 
 

@@ -98,7 +98,6 @@ class Dimension:
 
     @property
     def parameter(self) -> str:
-        """Its name as a parameter of the command."""
         return self.option or self.name
 
     @property
@@ -114,7 +113,6 @@ class Dimension:
 
     @property
     def is_listed(self) -> bool:
-        """Whether its values are known here."""
         return bool(self.choices or self.values)
 
     def tried(self, place: Place) -> tuple[Any, ...]:

@@ -57,7 +57,6 @@ class Phase:
 
     @property
     def unit(self) -> str:
-        """What throughput counts."""
         return "samples/s" if self.has_batch_size else "steps/s"
 
 

@@ -28,12 +28,10 @@ class Setting:
 
     @classmethod
     def of(cls, record: Record) -> Setting:
-        """That of a record."""
         return cls(record.config, record.batch_size, record.phase)
 
     @property
     def cell(self) -> Cell:
-        """Phase and batch size."""
         return self.phase, self.batch_size
 
     @property

@@ -51,7 +51,6 @@ class Choice:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Choice:
-        """Read what :meth:`to_dict` wrote."""
         config = CompileConfig.from_dict(data["config"])
         return cls(config, data["batch_size"], data["speedup"], data["confirmed_processes"])
 
@@ -123,7 +122,6 @@ class Tuned:
         return {n: [(c.batch_size, c.config.to_dict()) for c in f] for n, f in self.phases.items()}
 
     def to_dict(self) -> dict[str, Any]:
-        """The settings as JSON."""
         return {
             "autocompile_settings": SCHEMA,
             "target": self.target,
@@ -135,7 +133,6 @@ class Tuned:
         }
 
     def to_json(self) -> str:
-        """The text of the file."""
         return json.dumps(self.to_dict(), indent=2) + "\n"
 
     @classmethod

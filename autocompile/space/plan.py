@@ -79,11 +79,9 @@ class Plan:
 
     @property
     def header(self) -> Header:
-        """What the requests of all its trials have in common."""
         return Header(self.target, self.device, self.seed, self.tolerance)
 
     def to_dict(self) -> dict[str, Any]:
-        """As ``run.json`` holds it."""
         return asdict(self)
 
     @classmethod

@@ -67,7 +67,6 @@ class SearchSpace:
                 raise UsageError(f"batch size {size} is below 1", hint="--batch-size 1,4,16")
 
     def _check(self, d: Dimension, values: Any) -> None:
-        """Check the values of a dimension, and make them a tuple."""
         if values is None:
             return
         if not isinstance(values, (tuple, list)):
@@ -106,7 +105,6 @@ class Space:
     raw: int = 0
 
     def summary(self) -> str:
-        """One line for the screen."""
         every = (*self.settings, *self.unusable)
         counts = {name: len(values) for name, values in choices(every).items()}
         counted = ("backend", "mode", "batch_size")
@@ -116,7 +114,6 @@ class Space:
         return f"{varied} → {self.raw} settings, {len(every)} after merging equals"
 
     def account(self, records: Iterable[Record]) -> dict[str, Any]:
-        """What a report says of it."""
         tried = {Setting.of(r) for r in records if r.outcome is not Outcome.INTERRUPTED}
         return {
             "summary": self.summary(),

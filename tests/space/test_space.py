@@ -15,10 +15,10 @@ from autocompile.settings.dimensions import DIMENSIONS, why_not
 from autocompile.settings.setting import Setting, choices
 from autocompile.space.enumeration import build_space
 from autocompile.space.plan import Plan
-from autocompile.space.space import Catalogue, SearchSpace, Space
+from autocompile.space.space import SearchSpace, Space
 from autocompile.space.spaces import demand_known, sizes_of
 
-OFFERED = Catalogue(
+OFFERED = ProbeResult(
     backends={"inductor": "", "onnxrt": "", "cudagraphs": "no CUDA device"},
     all_backends=["aot_eager", "cudagraphs", "inductor", "onnxrt"],
     modes={"default": "default", "reduce-overhead": "default", "max-autotune": "max-autotune"},
@@ -81,7 +81,7 @@ def test_what_cannot_work_is_left_out_with_its_reason() -> None:
 def test_options_of_convolutions_are_for_models_that_have_some() -> None:
     modes = {"default": "default"}
     names = ("triton.cudagraphs", "conv_1x1_as_mm", "layout_optimization", "combo_kernels")
-    offered = Catalogue({"inductor": ""}, ["inductor"], modes, "cuda", names)
+    offered = ProbeResult({"inductor": ""}, ["inductor"], modes, "cuda", names)
 
     def tried(place: Place) -> set[str]:
         found = build_space(SearchSpace(), offered, place, (1,))
