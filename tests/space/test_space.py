@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from autocompile.errors import UsageError
+from autocompile.protocol.results import ProbeResult
 from autocompile.settings.backends import BACKENDS
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.dimension import Place
@@ -22,7 +23,6 @@ OFFERED = ProbeResult(
     backends={"inductor": "", "onnxrt": "", "cudagraphs": "no CUDA device"},
     all_backends=["aot_eager", "cudagraphs", "inductor", "onnxrt"],
     modes={"default": "default", "reduce-overhead": "default", "max-autotune": "max-autotune"},
-    device="cpu",
 )
 CNN = Place("forward", "cpu", threads=4, has_convolutions=True)
 ADAM = Place("optimizer_step", "cpu", optimizers=("fused", "tensor_lr"))
@@ -79,9 +79,8 @@ def test_what_cannot_work_is_left_out_with_its_reason() -> None:
 
 
 def test_options_of_convolutions_are_for_models_that_have_some() -> None:
-    modes = {"default": "default"}
-    names = ("triton.cudagraphs", "conv_1x1_as_mm", "layout_optimization", "combo_kernels")
-    offered = ProbeResult({"inductor": ""}, ["inductor"], modes, "cuda", names)
+    names = ["triton.cudagraphs", "conv_1x1_as_mm", "layout_optimization", "combo_kernels"]
+    offered = ProbeResult(backends={"inductor": ""}, modes={"default": "default"}, options=names)
 
     def tried(place: Place) -> set[str]:
         found = build_space(SearchSpace(), offered, place, (1,))
