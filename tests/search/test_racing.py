@@ -205,12 +205,6 @@ def test_ctrl_c_in_a_race_keeps_the_sets_that_had_ended(target: Path) -> None:
     assert raced(result)["max-autotune"] == 3, "the sets that were there are not repeated"
 
 
-def test_where_nothing_can_win_nothing_is_raced(target: Path) -> None:
-    result = race(target, speeds({"default": 0.8, "lite": 0.7, "max-autotune": 0.6}))
-    assert not raced(result)
-    assert result.verdict["forward"] == "keep_eager"
-
-
 def test_a_setting_that_is_wrong_in_a_race_is_not_recommended(target: Path) -> None:
     wrong = failed("wrong_output", "verify", "outputs differ")
     result = race(target, lambda r: wrong if is_best_raced(r) else CLEAR(r))
