@@ -122,7 +122,7 @@ def decide(found: Sequence[Candidate], limits: Limits | None = None) -> Decision
     rivals = [c for c in found if c is not eager and c.keeps(limits or Limits())]
     rivals = sorted((c for c in rivals if not c.slows_eager), key=_speed, reverse=True)
     raced = [c for c in rivals if c.sets]
-    faster = [c for c in (raced or rivals) if _beats(c, eager)]
+    faster = [c for c in raced or rivals if c.speedup.low > 1 and c.speedup.value > 1 + SAME]
     equals = [c for c in faster if compare(faster[0], c).value <= 1 + SAME]
     ties = sorted(equals, key=plainness(equals))
     best = ties[0] if ties else eager
@@ -186,8 +186,8 @@ def _goes_on(c: Candidate, decision: Decision) -> bool:
 
 def is_out(candidate: Candidate, leader: Candidate) -> bool:
     """Whether it is slower than the leader by more than the zone, with 95 % confidence."""
-    found = compare(leader, candidate)
-    return found.low > (1 + ZONE if candidate.sets and leader.sets else 1.0)
+    zone = ZONE if candidate.sets and leader.sets else 0.0
+    return compare(leader, candidate).low > 1 + zone
 
 
 def plainness(found: Iterable[Candidate]) -> Callable[[Candidate], tuple[bool, int, float]]:
@@ -204,8 +204,3 @@ def plainness(found: Iterable[Candidate]) -> Callable[[Candidate], tuple[bool, i
 def _speed(c: Candidate) -> float:
     """The speed-up; without a race its lower end, since the best of many is biased upwards."""
     return c.speedup.value if c.sets else c.speedup.low
-
-
-def _beats(c: Candidate, eager: Candidate) -> bool:
-    over = compare(c, eager)
-    return over.low > 1 and over.value > 1 + SAME

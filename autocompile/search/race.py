@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autocompile.estimate.candidates import Candidate, Limits
@@ -225,10 +225,10 @@ class Race:
         cache = str(factory.cache_of(cached))
         return Side(own, c.record.config, cache, factory.has_cache(own), exported)
 
-    def _records(self, job: int, group: Iterable[Candidate], ending: Ending) -> list[Record]:
+    def _records(self, job: int, group: Sequence[Candidate], ending: Ending) -> list[Record]:
         """A record of each side of a process that has ended and has one."""
         self.study.job_factory.drop_cache(job)
-        return side_records({c.record.number: c.record for c in group}, ending, self._at_work(job))
+        return side_records([c.record for c in group], ending, self._at_work(job))
 
     def _at_work(self, job: int) -> int:
         """The trial whose setting was at work when the process ended; -1 for none."""

@@ -19,7 +19,7 @@ Known = Mapping[Setting, Record]
 
 _HOPE = 0.8  # best case for constant weights, relative to the fastest known call
 # Measured in studies/dimensions: 4 to 17 µs.
-_FULLGRAPH_COSTS = (
+_FULLGRAPH = (
     "not timed: the code is the same, and torch's checks take a few microseconds more per call"
 )
 
@@ -42,7 +42,7 @@ def answer(
     twin = known.get(setting.plainer_twin) if setting.plainer_twin else None
     if twin and twin.ok and _is_one_graph(twin):
         source = twin.number if twin.duplicate_of is None else twin.duplicate_of
-        return copied(twin, duplicate_of=source, notes=(*twin.notes, _FULLGRAPH_COSTS))
+        return copied(twin, duplicate_of=source, notes=(*twin.notes, _FULLGRAPH))
     if setting.config.fullgraph and (broke := _break_of(setting, known)):
         return refused(
             outcome=Outcome.GRAPH_BREAK,
@@ -87,13 +87,13 @@ def _cannot_pay(setting: Setting, known: Known, calls: int | None) -> str:
         for r in known.values()
         if r.refresh_s and all(getattr(r.config, n) == getattr(setting.config, n) for n in bakes)
     ]
-    timed = [(s, r, r.measurement) for s, r in known.items() if r.ok and r.measurement]
-    here = [(r, measured) for s, r, measured in timed if s.cell == setting.cell]
+    timed = [(r, r.measurement) for r in known.values() if r.ok and r.measurement]
+    here = [(r, measured) for r, measured in timed if r.batch_size == setting.batch_size]
     if not costs or not here:
         return ""
     fastest_s = min(measured.compiled_call_s for _, measured in here)
     eager_s = min(measured.eager_call_s for _, measured in here)
-    best = max(measured.speedup.value for _, _, measured in timed)
+    best = max(measured.speedup.value for _, measured in timed)
     hoped_s = min(_HOPE * fastest_s, eager_s / best)
     if hoped_s + min(costs) / calls < min(whole_call_s(measured, r) for r, measured in here):
         return ""

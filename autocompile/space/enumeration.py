@@ -61,7 +61,7 @@ def build_space(
     settings = tuple(Setting(c, size, place.phase) for c in kept for size in batch_sizes)
     raw = (raw + len(unasked)) * len(batch_sizes) + len(unusable)
     merged = _merged(wanted, offered, place, "inductor" in backends)
-    return Space(place.phase, settings, unusable, merged, dict(dropped), raw)
+    return Space(settings, unusable, merged, dropped, raw)
 
 
 def exact_space(phase: str, chosen: Sequence[tuple[int | None, Mapping[str, Any]]]) -> Space:
@@ -72,7 +72,7 @@ def exact_space(phase: str, chosen: Sequence[tuple[int | None, Mapping[str, Any]
         for config in (EAGER, DEFAULT_INDUCTOR, CompileConfig.from_dict(data))
     ]
     every = tuple(dict.fromkeys(settings))
-    return Space(phase, every, {}, raw=len(every))
+    return Space(every, {}, raw=len(every))
 
 
 def joined(spaces: Sequence[Space]) -> Space:
@@ -81,7 +81,6 @@ def joined(spaces: Sequence[Space]) -> Space:
     for space in spaces[1:]:
         name = space.settings[0].config.environment
         found = Space(
-            found.phase,
             found.settings + space.settings,
             {**found.unusable, **space.unusable},
             {**found.merged, **{f"{name}: {k}": equal for k, equal in space.merged.items()}},

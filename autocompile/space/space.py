@@ -97,7 +97,6 @@ class Space:
         raw: how many combinations there were before merging and dropping.
     """
 
-    phase: str
     settings: tuple[Setting, ...]
     unusable: Mapping[Setting, str]
     merged: Mapping[str, str] = field(default_factory=dict)
