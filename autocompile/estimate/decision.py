@@ -163,7 +163,10 @@ def finalists(decision: Decision) -> list[Candidate]:
         return []
     alive = [c for c in raced or every if not is_out(c, leader) and c.speedup.high > 1]
     if raced:
-        alive = [c for c in alive if c in (leader, decision.best) or _goes_on(c, decision)]
+        may_win = [c for c, _ in decision.open]
+        going_on = [c for c in alive if c.sets < SETS[0] or c in may_win]
+        going_on = [c for c in going_on if len(c.processes) < SETS[1]]
+        alive = [c for c in alive if c in (leader, decision.best, *going_on)]
         new = [c for c, _ in decision.open if not c.sets and not c.processes]
         chosen = alive + new[: max(0, _MOST - len(alive))]
     else:
@@ -176,12 +179,6 @@ def finalists(decision: Decision) -> list[Candidate]:
     # Also raced next to other environments, since it brings eager mode of the default one.
     elsewhere = any(c.record.config.environment != "default" for c in chosen)
     return chosen + [c for c in default if chosen and (elsewhere or c.sets < SETS[0])]
-
-
-def _goes_on(c: Candidate, decision: Decision) -> bool:
-    """Whether another set is allowed and may change the decision."""
-    may_win = any(c is other for other, _ in decision.open)
-    return len(c.processes) < SETS[1] and (c.sets < SETS[0] or may_win)
 
 
 def is_out(candidate: Candidate, leader: Candidate) -> bool:

@@ -49,14 +49,11 @@ class Budget:
     def release(self) -> None:
         self._usable = 1.0
 
-    def is_over(self) -> bool:
-        """Whether running jobs must be ended, at 110 % of the budget."""
-        return self.spent_s > _MOST * self._most_s
-
     def for_search_s(self, races_s: float) -> float:
         """Seconds left for the search if the races take ``races_s``."""
         return self.left_s - min(_FOR_RACES * self._most_s, races_s)
 
-    def is_over_for_search(self, races_s: float) -> bool:
-        """Whether running search trials must be ended, to leave ``races_s`` for the races."""
-        return races_s > 0 and self.for_search_s(races_s) < -_GRACE * self._most_s
+    def is_over(self, races_s: float = 0.0) -> bool:
+        """Whether running jobs must be ended, at 110 % or to leave ``races_s`` for the races."""
+        is_late = races_s > 0 and self.for_search_s(races_s) < -_GRACE * self._most_s
+        return is_late or self.spent_s > _MOST * self._most_s

@@ -85,12 +85,6 @@ def prior_of(device: str, phase: str, has_convolutions: bool) -> Prior:
     return Prior()
 
 
-def _deviation(feature: str) -> float:
-    """Prior standard deviation of the effect of a field."""
-    name = feature.split("=")[0]
-    return _FIELDS.get(name, _OPTION if " " in name else _FIELD)
-
-
 class Effects:
     """The model of all settings of a study, with a prior for each phase."""
 
@@ -107,7 +101,9 @@ class Effects:
         self._has = np.zeros((len(settings), len(known)))
         for row, own in enumerate(names):
             for name in own:
-                self._has[row, known[name]] = _deviation(name)
+                kind = name.split("=")[0]
+                deviation = _FIELDS.get(kind, _OPTION if " " in kind else _FIELD)
+                self._has[row, known[name]] = deviation
         # The speed-up of plain eager is known to be 1.
         self._unknown = (self._has > 0).any(axis=1).astype(float)
 
@@ -125,7 +121,8 @@ class Effects:
         with self._blas.limit(limits=1, user_api="blas"):
             rows = np.array([self._index[s] for s in left], dtype=int)
             mean = self._mean[rows].copy()
-            variance = self._variance(rows)
+            variance = np.square(self._has[rows]).sum(axis=1) * (1 + _HERE**2)
+            variance = self._unknown[rows] * (variance + (_WHOLE**2 + _WHOLE_HERE**2))
             if seen:
                 known = np.array([self._index[s] for s in seen], dtype=int)
                 residual = np.maximum(list(seen.values()), _WORST) - self._mean[known]
@@ -148,11 +145,6 @@ class Effects:
         unknown = self._unknown[rows][:, None] * self._unknown[columns]
         fields = (self._has[rows] @ self._has[columns].T) * alike * (1 + _HERE**2 * here)
         return unknown * (fields + same * (_WHOLE**2 + _WHOLE_HERE**2 * here))
-
-    def _variance(self, rows: Any) -> Any:
-        """The diagonal of :meth:`_between`."""
-        fields = np.square(self._has[rows]).sum(axis=1) * (1 + _HERE**2)
-        return self._unknown[rows] * (fields + (_WHOLE**2 + _WHOLE_HERE**2))
 
 
 def _codes(values: Sequence[Any]) -> Any:

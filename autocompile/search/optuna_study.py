@@ -143,7 +143,12 @@ class OptunaStudy:
         """The study on disk, with unfinished rows closed and missing records added."""
         storage = self._storage()
         study = self._study(storage)
-        self._note(storage)
+        found = storage.get_study_id_from_name(self._name)
+        if "dashboard:note_ver" not in storage.get_study_system_attrs(found):
+            # As optuna_dashboard.save_note does; from then on it is the user's.
+            note = _NOTE.format(run=self._run)
+            storage.set_study_system_attr(found, "dashboard:note_str:0", note)
+            storage.set_study_system_attr(found, "dashboard:note_ver", 1)
         rows = study.get_trials(deepcopy=False)
         told = {row.user_attrs.get("number") for row in rows if row.state.is_finished()}
         for row in rows:
@@ -153,14 +158,6 @@ class OptunaStudy:
             if record.number not in told:
                 study.add_trial(self._row(record))
         return study
-
-    def _note(self, storage: optuna.storages.RDBStorage) -> None:
-        """Write the study's note once, as ``optuna_dashboard.save_note`` does."""
-        study = storage.get_study_id_from_name(self._name)
-        if "dashboard:note_ver" not in storage.get_study_system_attrs(study):
-            note = _NOTE.format(run=self._run)
-            storage.set_study_system_attr(study, "dashboard:note_str:0", note)
-            storage.set_study_system_attr(study, "dashboard:note_ver", 1)
 
     def _storage(self) -> optuna.storages.RDBStorage:
         if isinstance(self._database, str):

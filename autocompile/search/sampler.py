@@ -178,7 +178,8 @@ class PortfolioSampler(ListedSampler):
         failures, slowness = failures_of(begun), self._slowness(begun)
         scores = {}
         for setting, gain in zip(left, map(float, gains), strict=True):
-            config, weight = setting.config, self._weight(setting)
+            config, own = setting.config, self._own.get(setting.phase, setting.batch_size)
+            weight = 1.0 if setting.batch_size == own else _OTHERS
             leader = leading.get(setting.cell, frozenset())
             gain *= weight / doubt(setting, failures)
             if config == DEFAULT_INDUCTOR:
@@ -193,10 +194,6 @@ class PortfolioSampler(ListedSampler):
             rank = gain / (_ANSWERED_S if is_answered else seconds) + 1e6 * weight * is_first
             scores[setting] = Score(gain, rank)
         return scores
-
-    def _weight(self, setting: Setting) -> float:
-        own = self._own.get(setting.phase, setting.batch_size)
-        return 1.0 if setting.batch_size == own else _OTHERS
 
     def _slowness(self, begun: Begun) -> float:
         """Ratio of the actual to the predicted seconds of trials."""

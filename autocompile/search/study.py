@@ -83,7 +83,7 @@ class Study:
             KeyboardInterrupt: after Ctrl-C; what was running has been ended and recorded.
             RunError: the run's folder cannot be used.
         """
-        with Jobs(self.executor, self.progress, self._must_end) as jobs:
+        with Jobs(self.executor, self.progress, lambda: self.budget.is_over(self._races_s)) as jobs:
             while True:
                 self._races_s = races_s()
                 self._start(jobs)
@@ -106,9 +106,6 @@ class Study:
         if self.budget.trials is not None and self._processes >= self.budget.trials:
             return True
         return not self._optuna.left if self.budget.total_s is None else self._optuna.is_done
-
-    def _must_end(self) -> bool:
-        return self.budget.is_over() or self.budget.is_over_for_search(self._races_s)
 
     def _is_late(self) -> bool:
         """Whether a trial that began now would end too late for the races."""

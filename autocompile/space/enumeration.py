@@ -61,6 +61,8 @@ def build_space(
     settings = tuple(Setting(c, size, place.phase) for c in kept for size in batch_sizes)
     raw = (raw + len(unasked)) * len(batch_sizes) + len(unusable)
     merged = _merged(wanted, offered, place, "inductor" in backends)
+    if environment != "default":
+        merged = {f"{environment}: {what}": equal for what, equal in merged.items()}
     return Space(settings, unusable, merged, dropped, raw)
 
 
@@ -77,17 +79,13 @@ def exact_space(phase: str, chosen: Sequence[tuple[int | None, Mapping[str, Any]
 
 def joined(spaces: Sequence[Space]) -> Space:
     """The spaces of one phase under several interpreters as one."""
-    found = spaces[0]
-    for space in spaces[1:]:
-        name = space.settings[0].config.environment
-        found = Space(
-            found.settings + space.settings,
-            {**found.unusable, **space.unusable},
-            {**found.merged, **{f"{name}: {k}": equal for k, equal in space.merged.items()}},
-            Counter(found.dropped) + Counter(space.dropped),
-            found.raw + space.raw,
-        )
-    return found
+    return Space(
+        tuple(s for space in spaces for s in space.settings),
+        {s: reason for space in spaces for s, reason in space.unusable.items()},
+        {what: equal for space in spaces for what, equal in space.merged.items()},
+        sum((Counter(space.dropped) for space in spaces), Counter()),
+        sum(space.raw for space in spaces),
+    )
 
 
 def _merged(
