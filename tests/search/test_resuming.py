@@ -172,20 +172,6 @@ def test_a_folder_that_is_not_free_is_left_alone(target: Path) -> None:
     assert precious.read_text() == "keep me"
 
 
-def test_two_tuners_on_one_run_are_refused(target: Path) -> None:
-    inner: list[BaseException] = []
-
-    def greedy(request: Mapping[str, Any]) -> Ending:
-        try:
-            resumed(target, run_dir="mine")
-        except RunError as error:
-            inner.append(error)
-        return script(request)
-
-    tuned(target, greedy, run_dir="mine", trials=2)
-    assert "another autocompile is at work" in str(inner[0])
-
-
 # Databases ---------------------------------------------------------------------------------------
 
 

@@ -406,13 +406,6 @@ def test_a_setting_that_fails_when_it_is_repeated_is_called_that(target: Path) -
 # What wins ---------------------------------------------------------------------------------------
 
 
-def test_only_fresh_processes_are_reported(target: Path) -> None:
-    best = forward(tuned(target, where(is_best_raced, measured(1.3))))["best"]
-    assert best["speedup"]["value"] == pytest.approx(1.3, rel=0.01)
-    assert best["confirmed_processes"] == 3
-    assert best["speedup_against_default"]["value"] == pytest.approx(1.3 / 1.2, rel=0.01)
-
-
 def test_eager_is_its_own_baseline_and_its_noise_no_speed_up(target: Path) -> None:
     result = tuned(target, lambda r: measured(1.5 if is_eager(r) else 1.005))
     assert result.speedup["forward"].value == 1.0
