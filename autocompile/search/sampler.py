@@ -58,11 +58,7 @@ class ListedSampler(BaseSampler):
         self._by_params = {frozenset(params.items()): s for s, params in self._params.items()}
 
     def setting(self, params: Mapping[str, Any]) -> Setting:
-        """The setting with these parameters.
-
-        Raises:
-            KeyError: it is not in the list.
-        """
+        """The setting with these parameters; KeyError if it is not in the list."""
         return self._by_params[frozenset(params.items())]
 
     def params(self, setting: Setting) -> dict[str, Any]:
