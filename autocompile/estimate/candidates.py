@@ -139,18 +139,18 @@ def _candidate(members: Sequence[Record], again: Sequence[Record], eager: _Eager
     # A duplicate has no cost of new weights of its own.
     refresh_s = next((r.refresh_s for r in (*again, *members) if r.refresh_s), None)
     record = dataclasses.replace(members[0], refresh_s=refresh_s)
-    logs, blocks, processes = {}, {}, []
+    logs, blocks, processes, slow = {}, {}, [], left_out(again)
     for r in again:
         if r.measurement is None:
             continue
+        over = eager.over_own(r, r.measurement)
+        log = math.log(with_refreshes(over, record, eager.of_process(r)))
+        processes.append((log, whole_call_s(r.measurement, record)))
         # Older versions repeated each setting in its own process, without sets.
         number = -1 - r.number if r.race is None else r.race
-        over = eager.over_own(r, r.measurement)
-        logs[number] = math.log(with_refreshes(over, record, eager.of_process(r)))
-        processes.append((logs[number], whole_call_s(r.measurement, record)))
-        blocks[number] = (r.detail.get("raced_in", r.number), r.measurement.compiled_s)
-    slow = left_out(again)
-    logs = {number: log for number, log in logs.items() if number not in slow}
+        if number not in slow:
+            logs[number] = log
+            blocks[number] = (r.detail.get("raced_in", r.number), r.measurement.compiled_s)
     speedup = _of_search(record, eager)
     searched = math.log(speedup.value)
     if record.config.is_baseline:
@@ -165,7 +165,7 @@ def _candidate(members: Sequence[Record], again: Sequence[Record], eager: _Eager
         eager_call_s=eager.seconds(record) if logs else eager.of_process(record),
         logs=logs,
         searched=searched,
-        blocks={number: seen for number, seen in blocks.items() if number in logs},
+        blocks=blocks,
         same_code=tuple(m.number for m in members[1:]),
         warm_compile_s=median(warm) if warm else None,
         slow_sets=len(slow),

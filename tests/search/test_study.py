@@ -52,20 +52,10 @@ def forward(result: autocompile.Result) -> dict[str, Any]:
 # Which settings are tried ------------------------------------------------------------------------
 
 
-def test_baselines_come_first_and_every_setting_is_tried_once(target: Path) -> None:
-    executor = FakeExecutor(script)
-    result = tune(target, executor=executor, effort="full")
-    search = searched(executor)
-    assert {r["batch_size"] for r in search[:6]} == {1, 4, 16}
-    for size in (1, 4, 16):
-        assert is_eager(next(r for r in search if r["batch_size"] == size))
-    seen = [(json.dumps(r["config"], sort_keys=True), r["batch_size"]) for r in search]
-    assert len(seen) == len(set(seen))
-    assert result.config["forward"].mode == "max-autotune"
-
-
 @pytest.mark.parametrize("slots", [2, 100])
-def test_side_by_side_the_same_settings_are_tried_and_none_twice(target: Path, slots: int) -> None:
+def test_eager_comes_first_and_each_setting_is_tried_once_side_by_side_too(
+    target: Path, slots: int
+) -> None:
     def found(executor: FakeExecutor) -> list[Any]:
         result = tuned(target, executor, space=SearchSpace(batch_sizes=(1, 4)), effort="full")
         kept = [r for r in result.trials if r.role == "search"]
@@ -73,7 +63,12 @@ def test_side_by_side_the_same_settings_are_tried_and_none_twice(target: Path, s
 
     one, many = FakeExecutor(script), FakeExecutor(script, slots=slots)
     assert found(many) == found(one)
-    assert len(searched(many)) == len(searched(one))
+    search = searched(one)
+    assert {r["batch_size"] for r in search[:4]} == {1, 4}
+    for size in (1, 4):
+        assert is_eager(next(r for r in search if r["batch_size"] == size))
+    tried = [(json.dumps(r["config"], sort_keys=True), r["batch_size"]) for r in searched(many)]
+    assert len(set(tried)) == len(tried) == len(search)
 
 
 def test_trials_and_time_are_budgets(target: Path) -> None:
