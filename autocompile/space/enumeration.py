@@ -83,7 +83,7 @@ def joined(spaces: Sequence[Space]) -> Space:
         tuple(s for space in spaces for s in space.settings),
         {s: reason for space in spaces for s, reason in space.unusable.items()},
         {what: equal for space in spaces for what, equal in space.merged.items()},
-        sum((Counter(space.dropped) for space in spaces), Counter()),
+        sum((Counter(space.dropped) for space in spaces), Counter[str]()),
         sum(space.raw for space in spaces),
     )
 

@@ -132,8 +132,11 @@ def limits_of(data: Mapping[str, Any]) -> Limits:
 
 def unknown_keys(data: Mapping[str, Any]) -> list[str]:
     """What a plan of ``run.json`` asks for that this version does not know."""
-    parts = {"": (data, Plan), "space.": (data["space"], SearchSpace)}
-    parts["limits."] = data["limits"], Limits
+    parts: dict[str, tuple[Mapping[str, Any], Any]] = {
+        "": (data, Plan),
+        "space.": (data["space"], SearchSpace),
+        "limits.": (data["limits"], Limits),
+    }
     return [
         f"{prefix}{name}"
         for prefix, (part, known) in parts.items()
