@@ -67,7 +67,7 @@ def _told(broke: Record) -> str:
     """How a trial says that the graph breaks."""
     if not broke.ok:
         return broke.message
-    first = next(iter(broke.detail.get("breaks", [])), {})
+    first: Mapping[str, str] = next(iter(broke.detail.get("breaks", [])), {})
     reason = f": {first['reason']}" if first.get("reason") else ""
     place = f" ({first['place']})" if first.get("place") else ""
     return f"trial {broke.number} broke the graph {broke.graph_breaks} times{reason}{place}"

@@ -223,7 +223,7 @@ def test_a_database_that_breaks_on_the_way_costs_no_trial(target: Path) -> None:
 def test_a_locked_database_is_a_warning_and_gets_its_rows_later(
     target: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    monkeypatch.setattr(optuna_study, "_LOCK_PATIENCE_S", 0.5)
+    monkeypatch.setattr(optuna_study, "_LOCK_PATIENCE_S", 0.05)
     show = Listener()
     options: dict[str, Any] = {"run_dir": "mine", "progress": show}
     tuned(target, trials=3, **options)
