@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,31 +28,23 @@ def answer(
 ) -> Record | None:
     """The record of a setting as far as other trials determine it; None if it must be tried."""
     known = {s: r for s, r in known.items() if s.phase == setting.phase}
-    own: dict[str, Any] = {
-        "number": number,
-        "config": setting.config,
-        "batch_size": setting.batch_size,
-    }
-    copied = functools.partial(dataclasses.replace, **own, wall_s=0.0, spans=())
-    refused = functools.partial(Record, phase=setting.phase, **own)
+    place = number, setting.phase, setting.config, setting.batch_size
+    own: dict[str, Any] = {"number": number, "config": setting.config, "wall_s": 0.0, "spans": ()}
     if reason := _cannot_pay(setting, known, calls_per_update):
-        detail: dict[str, Any] = {"answered": True}
-        return refused(outcome=Outcome.UNSUPPORTED, step=Step.IMPORT, message=reason, detail=detail)
+        return Record(*place, Outcome.UNSUPPORTED, Step.IMPORT, reason, detail={"answered": True})
     twin = known.get(setting.plainer_twin) if setting.plainer_twin else None
     if twin and twin.ok and _is_one_graph(twin):
         source = twin.number if twin.duplicate_of is None else twin.duplicate_of
-        return copied(twin, duplicate_of=source, notes=(*twin.notes, _FULLGRAPH))
+        notes = (*twin.notes, _FULLGRAPH)
+        return dataclasses.replace(twin, duplicate_of=source, notes=notes, **own)
     if setting.config.fullgraph and (broke := _break_of(setting, known)):
-        return refused(
-            outcome=Outcome.GRAPH_BREAK,
-            step=Step.COMPILE,
-            message=_told(broke),
-            detail={"breaks": broke.detail.get("breaks", []), "answered": True},
-            duplicate_of=None if broke.ok else broke.number,
-        )
+        same = None if broke.ok else broke.number
+        detail = {"breaks": broke.detail.get("breaks", []), "answered": True}
+        outcome, step = Outcome.GRAPH_BREAK, Step.COMPILE
+        return Record(*place, outcome, step, _told(broke), duplicate_of=same, detail=detail)
     if empty := _without_graph(setting, known):
         detail = {**empty.detail, "answered": True}
-        return copied(empty, duplicate_of=empty.number, detail=detail)
+        return dataclasses.replace(empty, duplicate_of=empty.number, detail=detail, **own)
     return None
 
 

@@ -154,14 +154,10 @@ class Tuned:
                 hint="pip install -U torch-autocompile, or export the run anew",
             )
         try:
-            return cls(
-                {n: tuple(map(Choice.from_dict, found)) for n, found in data["phases"].items()},
-                data["fingerprint"],
-                data["target"],
-                data["own_batch_size"],
-                data["interpreters"],
-                data.get("cache", {}),
-            )
+            phases = {n: tuple(map(Choice.from_dict, f)) for n, f in data["phases"].items()}
+            names = ("fingerprint", "target", "own_batch_size", "interpreters")
+            facts: dict[str, Any] = {name: data[name] for name in names}
+            return cls(phases, cache=data.get("cache", {}), **facts)
         except (KeyError, TypeError, AttributeError) as error:
             raise UsageError(
                 f"{where} is damaged: {type(error).__name__}: {error}",
