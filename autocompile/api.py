@@ -24,10 +24,16 @@ from autocompile.search.jobs import without_interrupts
 from autocompile.search.opening import described, opened, probe_all, resolved
 from autocompile.search.race import Race
 from autocompile.search.sampler import ListedSampler, make_sampler
-from autocompile.search.study import Interrupted, Study
-from autocompile.settings.effort import budget_of
+from autocompile.search.study import Study
 from autocompile.settings.tuned import Tuned
-from autocompile.space.plan import Plan, environments, limits_of, target_spec, unknown_keys
+from autocompile.space.plan import (
+    Plan,
+    budget_of,
+    environments,
+    limits_of,
+    target_spec,
+    unknown_keys,
+)
 from autocompile.space.space import SearchSpace, Space
 from autocompile.space.spaces import calls_between_updates, first_sizes, spaces_of
 from autocompile.store import runs
@@ -160,7 +166,6 @@ def tune(
             budget=budget,
             database=storage or folder.study_db,
             study_name=f"{owner}autocompile",
-            is_exhaustive=total_s is None,
             calls_per_update=lambda phase, size: calls_between_updates(phase, run, size),
             records=folder.read()[0],
         )
@@ -172,7 +177,7 @@ def tune(
             if only is None:
                 race.run_exported(exported_code(folder, run, study.records, plan.limits))
             run["interrupted"] = False
-        except (Interrupted, KeyboardInterrupt):
+        except KeyboardInterrupt:
             run["interrupted"] = True
         if not run["interrupted"] and not race.is_open:  # otherwise a resumed race needs them
             factory.drop_cache()

@@ -6,13 +6,14 @@ from typing import Any
 
 from autocompile.commands.bench import Bench, bench
 from autocompile.protocol.requests import TimingLimits, TrialRequest
+from autocompile.protocol.results import ProbeResult
 from autocompile.search.records import to_record
 from autocompile.settings.backends import BACKENDS
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
 from autocompile.settings.phases import phase_of
 from autocompile.settings.setting import Setting
 from autocompile.space.plan import Plan, target_spec
-from autocompile.space.space import Catalogue, SearchSpace
+from autocompile.space.space import SearchSpace
 
 __all__ = ["check", "doctor"]
 
@@ -60,15 +61,14 @@ def doctor(backend: str | None, device: str | None) -> dict[str, Any]:
     plan = Plan(_SAMPLE, space=SearchSpace(backends=names), device=device)
     with bench(plan, 120.0) as jobs:
         found = jobs.probed()["default"]
-        offered = Catalogue.of(found)
         rows = {
-            name: _examined(name, reason, offered, jobs) for name, reason in found.backends.items()
+            name: _examined(name, reason, found, jobs) for name, reason in found.backends.items()
         }
     environment = {**found.environment, "toolchain_s": found.toolchain_s}
     return {"environment": environment, "backends": rows, "known": found.all_backends}
 
 
-def _examined(name: str, reason: str, offered: Catalogue, jobs: Bench) -> dict[str, Any]:
+def _examined(name: str, reason: str, offered: ProbeResult, jobs: Bench) -> dict[str, Any]:
     known = BACKENDS.get(name)
     todo = known.todo if known else "autocompile doctor -v   (lists what torch knows)"
     if reason:
@@ -93,7 +93,7 @@ def _examined(name: str, reason: str, offered: Catalogue, jobs: Bench) -> dict[s
     }
 
 
-def _tries(name: str, offered: Catalogue) -> dict[str, CompileConfig | str]:
+def _tries(name: str, offered: ProbeResult) -> dict[str, CompileConfig | str]:
     """What to try by its label, or the label of the mode that one equals here."""
     if name == "eager":
         return {"default": EAGER}
@@ -104,7 +104,7 @@ def _tries(name: str, offered: Catalogue) -> dict[str, CompileConfig | str]:
         }
     found: dict[str, CompileConfig | str] = {"default": CompileConfig(name)}
     for variant in BACKENDS[name].variants if name in BACKENDS else ():
-        if variant.device in (None, offered.device):
+        if variant.device in (None, offered.environment["device"].split(":")[0]):
             label = " ".join(f"{key}={value}" for key, value in variant.options.items())
             found[label] = CompileConfig(name, options=tuple(variant.options.items()))
     return found

@@ -8,8 +8,7 @@ from autocompile.commands.bench import Bench, bench
 from autocompile.execute.local import default_jobs
 from autocompile.protocol.requests import TraceRequest
 from autocompile.protocol.results import ProbeResult, TraceResult
-from autocompile.settings.effort import budget_of
-from autocompile.space.plan import Plan, environments, target_spec
+from autocompile.space.plan import Plan, budget_of, environments, target_spec
 from autocompile.space.space import DEFAULT_BATCH_SIZES, SearchSpace, Space
 from autocompile.space.spaces import predicted, spaces_of
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from autocompile.estimate.candidates import Candidate
-from autocompile.estimate.comparison import compare
+from autocompile.estimate.decision import compare
 from autocompile.report import text as show
 from autocompile.report.text import many
 from autocompile.settings.phases import phase_of

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from autocompile.estimate.candidates import Candidate, whole_call_s, with_refreshes
-from autocompile.estimate.comparison import compare
-from autocompile.estimate.decision import Decision
+from autocompile.estimate.decision import Decision, compare
 from autocompile.estimate.intervals import over_sets, ratio
 from autocompile.settings.config import DEFAULT_INDUCTOR
 from autocompile.settings.phases import phase_of

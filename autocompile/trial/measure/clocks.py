@@ -75,7 +75,7 @@ def refresh_s(side: Side, synchronize: Callable[[], None], steady_s: float) -> f
 class ReferenceWork:
     """A small fixed computation, timed next to each measurement.
 
-    It detects a slow host (:mod:`autocompile.estimate.host`). Eager mode cannot serve for that,
+    It detects a slow host (:mod:`autocompile.estimate`). Eager mode cannot serve for that,
     since it is part of the measured ratio. Nothing is done next to a GPU: there eager mode depends
     on the CPU's speed and a replayed graph does not, so no state of the CPU is the right one.
     """
