@@ -177,11 +177,11 @@ class CompileConfig(Values):
     @property
     def has_cuda_graphs(self) -> bool:
         """Whether CUDA graphs are asked for."""
-        inductor = self.backend == "inductor" and _GRAPHS in self._turned_on
+        inductor = self.backend == "inductor" and _GRAPHS in self.turned_on
         return inductor or self.backend == "cudagraphs"
 
     @property
-    def _turned_on(self) -> tuple[tuple[str, OptionValue], ...]:
+    def turned_on(self) -> tuple[tuple[str, OptionValue], ...]:
         """Options of the backend, those that the mode stands for included."""
         by_mode = _OF_MODES.get(self.mode, (("mode", self.mode),) * (self.mode != "default"))
         return (*by_mode, *self.options)
@@ -194,7 +194,7 @@ class CompileConfig(Values):
         for d, value in self.changed():
             if d.effect != "none":
                 found.add(f"{d.name}={value}" + f" {kind}" * (d.effect == "per kind"))
-        return frozenset(found | {f"{self.backend} {name}={v}" for name, v in self._turned_on})
+        return frozenset(found | {f"{self.backend} {name}={v}" for name, v in self.turned_on})
 
 
 EAGER = CompileConfig(backend="eager")
