@@ -142,8 +142,8 @@ class LocalExecutor:
             ending = Ending(Outcome.INFRASTRUCTURE, Step.IMPORT, what)
             self._events.append(Ended(job.number, ending))
         finally:
-            for theirs in child.pipes.theirs:
-                os.close(theirs)
+            for end in child.pipes.theirs:
+                os.close(end)
             if not has_begun:
                 child.close()
         if not has_begun:

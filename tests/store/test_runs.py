@@ -204,7 +204,7 @@ def test_a_target_that_fails_leaves_an_empty_folder_of_the_users_as_it_was(targe
         ({"executor": Fails(RunError("cannot write"))}, RunError, "cannot write"),
         ({"executor": Fails(UsageError("cannot be forked"))}, UsageError, "cannot be forked"),
         ({"executor": Fails(ZeroDivisionError("a defect"))}, ZeroDivisionError, "a defect"),
-        ({"executor": Fails(KeyboardInterrupt())}, KeyboardInterrupt, ""),
+        ({"executor": Fails(KeyboardInterrupt())}, KeyboardInterrupt, "^$"),
         ({"executor": Fails(SystemExit(1))}, SystemExit, "1"),
     ],
 )
