@@ -31,9 +31,10 @@ class WithDefaults(Command):
         if ctx.resilient_parsing or {"-h", "--help"} & set(args):
             return super().parse_args(ctx, args)
         path, table = _table(Path.cwd())
+        params: list[Any] = self.get_params(ctx)
         options = {  # without flags, which could not be switched off again on the command line
             param.opts[0].lstrip("-"): param
-            for param in self.get_params(ctx)
+            for param in params
             if param.param_type_name == "option" and not param.is_flag
         }
         read = {key: _value(ctx, options, path, key, value) for key, value in table.items()}
