@@ -178,10 +178,10 @@ def test_it_prepares_once_after_it_was_warmed(
     heard = tmp_path / "heard"
     one = serve(
         f"{ANSWERS}file = open({str(heard)!r}, 'w')\n"
-        "say(memory_bytes=1)\n"
+        "say()\n"
         "for line in connection.makefile():\n"
         "    print(json.loads(line)['do'], file=file, flush=True)\n"
-        "    say(memory_bytes=1)\n"
+        "    say()\n"
     )
     assert one.is_busy
     until_ready(one, selector)
@@ -217,7 +217,7 @@ def test_the_word_of_a_fork_is_not_waited_for_longer_than_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(fork_server, "_FORK_S", 0.2)
-    one = serve(f"{ANSWERS}say(memory_bytes=1)\n{SILENT}")
+    one = serve(f"{ANSWERS}say()\n{SILENT}")
     until_ready(one, selector)
     with pytest.raises(ForkServerError, match="has not forked"):
         one.fork({}, (0, 1, 2))
