@@ -1,16 +1,4 @@
-"""autocompile finds the fastest ``torch.compile`` settings that keep a model right, where it runs.
-
-How a trial travels:
-
-1. ``search`` asks an Optuna study for the next setting; a known one is answered from its record.
-2. ``execute`` writes the request and starts a process for it, with deadlines and a memory limit.
-3. ``trial``, in that process, loads the target, runs eager twice and compiles.
-4. It proves that graphs were captured, compares outputs, gradients or updates with eager's,
-5. times eager and compiled blocks in pairs, compares again, and sends JSON lines as it goes.
-6. ``execute`` turns whatever happened into an outcome and leaves nothing alive.
-7. The record is on disk before Optuna is told; ``report`` ranks, the best run once more,
-8. and ``export`` writes what the user's training stack reads.
-"""
+"""Finds the fastest ``torch.compile`` settings that keep a model right, on this machine."""
 
 from __future__ import annotations
 

@@ -24,10 +24,16 @@ from autocompile.search.jobs import without_interrupts
 from autocompile.search.opening import described, opened, probe_all, resolved
 from autocompile.search.race import Race
 from autocompile.search.sampler import ListedSampler, make_sampler
-from autocompile.search.study import Interrupted, Study
-from autocompile.settings.effort import budget_of
+from autocompile.search.study import Study
 from autocompile.settings.tuned import Tuned
-from autocompile.space.plan import Plan, environments, limits_of, target_spec, unknown_keys
+from autocompile.space.plan import (
+    Plan,
+    budget_of,
+    environments,
+    limits_of,
+    target_spec,
+    unknown_keys,
+)
 from autocompile.space.space import SearchSpace, Space
 from autocompile.space.spaces import calls_between_updates, first_sizes, spaces_of
 from autocompile.store import runs
@@ -150,6 +156,8 @@ def tune(
         progress.header(target_found, run["environment"], str(folder.path))
         spaces = spaces_of(plan, found)
         own_sizes = first_sizes(spaces, run)
+        # A database of the user's may hold many runs, also of folders with the same name.
+        owner = f"{folder.path.name}-{run.get('id', '')}/" if storage else ""
         study = Study(
             sampler=_sampler(sampler, spaces, own_sizes, run, plan.seed),
             job_factory=factory,
@@ -157,10 +165,9 @@ def tune(
             progress=progress,
             budget=budget,
             database=storage or folder.study_db,
-            study_name=_study_name(folder, run) if storage else "autocompile",
-            is_exhaustive=total_s is None,
+            study_name=f"{owner}autocompile",
             calls_per_update=lambda phase, size: calls_between_updates(phase, run, size),
-            records=list(folder.records()),
+            records=folder.read()[0],
         )
         progress.searching({name: one.summary() for name, one in spaces.items()}, budget)
         write_json(folder.run_json, run)  # from here on the run can be resumed and shown
@@ -170,7 +177,7 @@ def tune(
             if only is None:
                 race.run_exported(exported_code(folder, run, study.records, plan.limits))
             run["interrupted"] = False
-        except (Interrupted, KeyboardInterrupt):
+        except KeyboardInterrupt:
             run["interrupted"] = True
         if not run["interrupted"] and not race.is_open:  # otherwise a resumed race needs them
             factory.drop_cache()
@@ -179,12 +186,7 @@ def tune(
 
 
 def _spec(target: Any, inputs: Any, optimizer: Any, loss: Any) -> str:
-    """The target as trials load it; a live model is written to a file first.
-
-    Raises:
-        UsageError: a file is given what only a live model takes.
-        TargetError: the model cannot be pickled.
-    """
+    """The target as trials load it; a live model is written to a file first."""
     if inputs is not None:
         if isinstance(target, (str, Path)):
             raise UsageError(
@@ -196,11 +198,6 @@ def _spec(target: Any, inputs: Any, optimizer: Any, loss: Any) -> str:
     elif optimizer or loss:
         raise UsageError("optimizer and loss are about a live model", "a file defines its own")
     return target_spec(target)
-
-
-def _study_name(folder: RunFolder, run: Mapping[str, Any]) -> str:
-    """In the user's database, which may hold many runs, also of folders with the same name."""
-    return f"{folder.path.name}-{run.get('id', '')}/autocompile"
 
 
 def load(run: str | Path = "last") -> Result:
@@ -220,17 +217,13 @@ def load(run: str | Path = "last") -> Result:
 
 
 def _search_and_race(study: Study, race: Race) -> None:
-    """Search, race, and search on as long as much of the budget is left.
-
-    Raises:
-        Interrupted: after Ctrl-C.
-    """
+    """Search, race, and search on as long as much of the budget is left."""
     while True:
         before = len(study.records)
         study.search(race.needed_s)
         race.run()
-        worth_s = _WORTH_MORE * (study.budget.total_s or 0.0)
         is_idle = len(study.records) == before
+        worth_s = _WORTH_MORE * (study.budget.total_s or 0.0)
         if study.is_done or is_idle or study.budget.left_s < worth_s:
             return
 

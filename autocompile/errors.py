@@ -1,12 +1,5 @@
 """The exceptions, and the exit codes of the command line.
 
-    AutocompileError
-    ├── UsageError       the request is invalid (exit code 2)
-    │   └── TargetError  the user's file cannot be loaded, built or run in eager mode
-    ├── RunError         a run folder is missing, damaged, of another target, or in use
-    ├── ExportError      the requested format cannot express the result
-    └── NothingWorked    no compiled setting and no eager run worked (exit code 1)
-
 Failed trials raise nothing; they are data (``autocompile.store.record.Outcome``).
 """
 
@@ -52,9 +45,7 @@ class AutocompileError(Exception):
     exit_code = ExitCode.USAGE
 
     def __init__(self, what: str, *details: str, hint: str | None = None) -> None:
-        self.what = what
-        self.details = details
-        self.hint = hint
+        self.what, self.details, self.hint = what, details, hint
         super().__init__(self.text())
 
     def text(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from autocompile.errors import UsageError
-from autocompile.runtime.training import InTraining
+from autocompile.runtime.apply import InTraining
 
 try:
     from pytorch_lightning import Callback
@@ -15,6 +15,8 @@ except ImportError:  # the same under its other name
     from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 __all__ = ["TunedCallback"]
+
+_HINT = 'TunedCallback(..., module="net"), the attribute that was tuned'
 
 
 class TunedCallback(Callback):  # type: ignore[misc]
@@ -39,16 +41,14 @@ class TunedCallback(Callback):  # type: ignore[misc]
         if not self._module and trainer.strategy.model is not pl_module:
             raise UsageError(
                 "a strategy that wraps the LightningModule calls all of its training step",
-                hint='TunedCallback(..., module="net"), the attribute that was tuned',
+                hint=_HINT,
             )
         try:
             model = pl_module.get_submodule(self._module)
         except AttributeError as error:
-            hint = 'TunedCallback(..., module="net"), the attribute that was tuned'
-            raise UsageError(str(error), hint=hint) from error
-        rank_zero_info(
-            f"autocompile: {self._in_training.apply(model, trainer.optimizers, self._batch_size)}"
-        )
+            raise UsageError(str(error), hint=_HINT) from error
+        said = self._in_training.apply(model, trainer.optimizers, self._batch_size)
+        rank_zero_info(f"autocompile: {said}")
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
         self._in_training.demand_used('TunedCallback(..., module="net"), the attribute it calls')

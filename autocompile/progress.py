@@ -15,12 +15,10 @@ class Countdown(Protocol):
     """The time budget of a run."""
 
     @property
-    def total_s(self) -> float | None:
-        """Seconds of the whole run; None: no end."""
+    def total_s(self) -> float | None: ...  # of the whole run; None: no end
 
     @property
-    def spent_s(self) -> float:
-        """Seconds since the run began."""
+    def spent_s(self) -> float: ...  # since the run began
 
 
 class Progress:

@@ -19,8 +19,7 @@ from autocompile.export.python import code_of, having_form
 from autocompile.protocol.requests import ExportedCode
 from autocompile.report.build import build_report
 from autocompile.report.markdown import to_markdown
-from autocompile.report.page.html import to_html
-from autocompile.report.page.notebook import to_notebook
+from autocompile.report.page.html import to_html, to_notebook
 from autocompile.report.terminal.answer import render
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.phases import phase_of
@@ -194,9 +193,6 @@ class Result:
         return f"<autocompile.Result of {self.run_dir}: {phases}>"
 
 
-_LONGER = "the same command with a longer --timeout, if a call or a compile needs more time"
-
-
 def make_result(
     folder: RunFolder,
     run: Mapping[str, Any],
@@ -204,15 +200,7 @@ def make_result(
     limits: Limits,
     notice: str = "",
 ) -> Result:
-    """The result of a run, including all possible exports.
-
-    Args:
-        folder: the run.
-        run: the content of ``run.json``.
-        records: of all phases.
-        limits: what a setting must meet to be best.
-        notice: about data that could not be read.
-    """
+    """The result of a run, including all possible exports."""
     report = build_report(
         run,
         records,
@@ -264,11 +252,11 @@ def write_result(
     first = next(iter(report["phases"].values()))
     rows = first["failures"][:1]
     words = [f"most often: {r['message']} ({r['count']} ×) · log: {r['log']}" for r in rows]
+    what, hint = f"no setting and no eager run worked: {first['reason']}", None
     if next(iter(run["spaces"].values()))["untried"]:
         again = ["tune", run["plan"]["target"], "--resume", "--run-dir", str(folder.path)]
+        what = f"there is no result: {first['reason']}"
         hint = f"autocompile {shlex.join(again)} with a longer --budget, or none"
-        raise NothingWorked(f"there is no result: {first['reason']}", *words, hint=hint)
-    longer = _LONGER if rows and rows[0]["outcome"] == Outcome.TIMEOUT.value else None
-    raise NothingWorked(
-        f"no setting and no eager run worked: {first['reason']}", *words, hint=longer
-    )
+    elif rows and rows[0]["outcome"] == Outcome.TIMEOUT.value:
+        hint = "the same command with a longer --timeout, if a call or a compile needs more time"
+    raise NothingWorked(what, *words, hint=hint)

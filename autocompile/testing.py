@@ -32,25 +32,24 @@ def measured(
     """A successful trial: ``rounds`` pairs of blocks around a speed-up.
 
     Args:
-        speedup: eager time over compiled time.
-        eager_s: seconds of one eager call.
         noise: relative half-range of the compiled blocks, spread evenly.
-        rounds: number of pairs.
-        compile_s: cold compile time in seconds.
         flags: of the measurement, such as ``eager_slowed``.
         more: further keys of the payload, such as ``graph_breaks``.
     """
     spread = [noise * (2 * i / max(1, rounds - 1) - 1) for i in range(rounds)]
-    measurement = {
-        "eager_s": [eager_s] * rounds,
-        "compiled_s": [eager_s / speedup * (1 + s) for s in spread],
-        "calls": [1, 1],
-        "flags": list(flags),
+    payload = {
+        "measurement": {
+            "eager_s": [eager_s] * rounds,
+            "compiled_s": [eager_s / speedup * (1 + s) for s in spread],
+            "calls": [1, 1],
+            "flags": list(flags),
+        },
+        "compile_s": compile_s,
+        "graphs": 1,
+        "graph_breaks": 0,
+        "recompiles": 0,
     }
-    payload = {"measurement": measurement, "compile_s": compile_s, "graphs": 1, "graph_breaks": 0}
-    return Ending(
-        Outcome.OK, Step.EXIT, payload={**payload, "recompiles": 0, **more}, wall_s=compile_s + 1
-    )
+    return Ending(Outcome.OK, Step.EXIT, payload={**payload, **more}, wall_s=compile_s + 1)
 
 
 def failed(outcome: str, step: str = "compile", message: str = "") -> Ending:
@@ -60,29 +59,17 @@ def failed(outcome: str, step: str = "compile", message: str = "") -> Ending:
 
 def probed(**more: Any) -> Ending:
     """A probe of a machine with inductor, two modes that differ, and a plain module."""
-    environment = {
-        "torch": "2.13.0",
-        "python": "3.11.7",
-        "platform": "Linux",
-        "device": "cpu",
-        "device_name": "a CPU",
-        "cores": 2,
-        "threads": 1,
-        "cuda": None,
-    }
-    target = {
-        "kind": "functions",
-        "description": "Linear",
-        "parameters": 10,
-        "phases": [FORWARD],
-        "algorithm": None,
-        "build": ["model = None"],
-        "own_batch_size": {},
-        "is_rl": False,
-        "choices": {},
-    }
     payload = {
-        "environment": environment,
+        "environment": {
+            "torch": "2.13.0",
+            "python": "3.11.7",
+            "platform": "Linux",
+            "device": "cpu",
+            "device_name": "a CPU",
+            "cores": 2,
+            "threads": 1,
+            "cuda": None,
+        },
         "backends": {"inductor": "", "cudagraphs": "no CUDA device"},
         "all_backends": ["aot_eager", "cudagraphs", "inductor"],
         "modes": {
@@ -90,7 +77,17 @@ def probed(**more: Any) -> Ending:
             "reduce-overhead": "default",
             "max-autotune": "max-autotune",
         },
-        "target": target,
+        "target": {
+            "kind": "functions",
+            "description": "Linear",
+            "parameters": 10,
+            "phases": [FORWARD],
+            "algorithm": None,
+            "build": ["model = None"],
+            "own_batch_size": {},
+            "is_rl": False,
+            "choices": {},
+        },
     }
     return Ending(Outcome.OK, Step.EXIT, payload={**payload, **more}, wall_s=0.1)
 
@@ -104,7 +101,6 @@ class FakeExecutor:
         slots: how many jobs may run at once; they end in the order of their start.
 
     Attributes:
-        slots: as given.
         requests: all started requests in order, without the probe.
     """
 

@@ -8,7 +8,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from autocompile.errors import UsageError
-from autocompile.runtime.training import InTraining
+from autocompile.runtime.apply import InTraining
 
 __all__ = ["TunedCallback"]
 

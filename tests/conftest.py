@@ -54,41 +54,30 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: order.get(item.path.stem, len(order)))
 
 
-def _is_a_fork_server_of_ours(entry: Path) -> bool:
-    """The process that trials are forked from: it lives as long as its executor."""
-    parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-    return (
-        parent == os.getpid()
-        and b"autocompile.trial.process.fork_server" in (entry / "cmdline").read_bytes()
-    )
+def _alive_with(text: str) -> list[int]:
+    """Processes of these tests whose environment or command line holds a text.
 
-
-def alive_with(text: str) -> list[int]:
-    """Processes of these tests whose environment or command line holds a text."""
+    The process that trials are forked from is left out: it lives as long as its executor.
+    """
     found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
-            continue
-        try:
-            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-            seen = (entry / "environ").read_bytes() + (entry / "cmdline").read_bytes()
-            if text.encode() not in seen or OURS.encode() not in seen or state == "Z":
-                continue
-            if not _is_a_fork_server_of_ours(entry):
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            state, parent, *_ = (entry / "stat").read_text().rpartition(")")[2].split()
+            command = (entry / "cmdline").read_bytes()
+            seen = (entry / "environ").read_bytes() + command
+            is_ours = text.encode() in seen and OURS.encode() in seen and state != "Z"
+            forks = int(parent) == os.getpid() and b"process.fork_server" in command
+            if is_ours and not forks and int(entry.name) != os.getpid():
                 found.append(int(entry.name))
-        except OSError:
-            continue
     return found
 
 
 def assert_nothing_left(text: str, within_s: float = 60.0) -> None:
-    """No process that holds the text is alive after a while; those that tests leave stay for ten
-    minutes.
-    """
+    """No process that holds the text is alive after a while; what tests leave stays ten minutes."""
     deadline = time.monotonic() + within_s
-    while alive_with(text) and time.monotonic() < deadline:
+    while _alive_with(text) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert alive_with(text) == []
+    assert _alive_with(text) == []
 
 
 @pytest.fixture
@@ -143,6 +132,18 @@ def _dynamo_as_it_was() -> Iterator[None]:
     torch.set_rng_state(random_state)
 
 
+@pytest.fixture
+def _fresh_dynamo() -> Iterator[None]:
+    """Nothing is compiled, and no gradients are recorded."""
+    import torch
+    import torch._dynamo
+
+    torch._dynamo.reset()
+    with torch.no_grad():
+        yield
+    torch._dynamo.reset()
+
+
 class Clock:
     """Stands in for ``time``: it moves only when somebody works, so that times are exact."""
 
@@ -189,12 +190,9 @@ class Bench:
         device: str = "cpu",
     ) -> int:
         """Begin a short trial of a target's forward; its number."""
+        header, config = Header(str(target), device), CompileConfig(backend=backend)
         request = TrialRequest(
-            header=Header(str(target), device),
-            phase="forward",
-            config=CompileConfig(backend=backend),
-            batch_size=4,
-            limits=_SHORT,
+            header=header, phase="forward", config=config, batch_size=4, limits=_SHORT
         )
         return self.begin(request.to_dict(), timeout_s)
 
@@ -265,7 +263,7 @@ class _Lasting:
 @pytest.fixture
 def _warm(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever starts trials in this process takes them from the bench's warm one."""
-    for place in ("api", "commands.diagnose"):
+    for place in ("api", "commands.bench"):
         monkeypatch.setattr(
             f"autocompile.{place}.LocalExecutor", lambda **_: _Lasting(bench.executor)
         )

@@ -67,7 +67,7 @@ def make(folder: Path) -> None:
     run, changes = RunFolder(folder), {"outcome": Outcome.INTERRUPTED, "measurement": None}
     searched = next(r for r in reversed(result.trials) if r.role == "search")
     run.save(dataclasses.replace(searched, number=last.number + 1, **changes))
-    missing = set(Outcome) - {r.outcome for r in run.records()}
+    missing = set(Outcome) - {r.outcome for r in run.read()[0]}
     assert not missing, missing
 
 

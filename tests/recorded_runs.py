@@ -52,6 +52,12 @@ def pack(run: Path) -> None:
             archive.add(path, Path("runs", run.name, path.relative_to(run)), filter=nobodys)
 
 
+def unpack(name: str, folder: Path | str = ".") -> None:
+    """Put a run below ``folder/runs``."""
+    with tarfile.open(RUNS / f"{name}.tgz") as archive:
+        archive.extractall(folder, filter="data")
+
+
 def nobodys(member: tarfile.TarInfo) -> tarfile.TarInfo:
     """Without the names of this machine."""
     member.uid = member.gid = 0
@@ -66,8 +72,7 @@ def texts(name: str, scratch: Path) -> dict[str, str]:
         found = {"show.txt": shown(report, name), "show_verbose.txt": shown(report, name, True)}
         exports = {to: exported(report, to) for to in FORMATS}
     else:
-        with tarfile.open(RUNS / f"{name}.tgz") as archive:
-            archive.extractall(scratch, filter="data")
+        unpack(name, scratch)
         with inside(scratch):
             report = load(name).to_dict()
             found = {
@@ -136,8 +141,7 @@ def page_of(name: str, scratch: Path) -> tuple[str, dict[str, Any]]:
     if name in REPORTS:
         report = json.loads(REPORTS[name].read_text("utf-8"))
         return to_html(report, (), to_paste(report)), report
-    with tarfile.open(RUNS / f"{name}.tgz") as archive:
-        archive.extractall(scratch, filter="data")
+    unpack(name, scratch)
     with inside(scratch):
         report = load(name).to_dict()
         return Path(said("show", name, "--html").strip()).read_text("utf-8"), report

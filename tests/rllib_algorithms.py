@@ -25,6 +25,14 @@ def settings(**phases: CompileConfig) -> Tuned:
 ALL = settings(forward_exploration=AOT, forward_train=AOT, optimizer_step=FUSED)
 
 
+def trained(algorithm: Any, times: int = 1) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What is in effect in its only env runner and in its only learner after some iterations."""
+    for _ in range(times):
+        found = algorithm.train()["autocompile"]
+    (runner,), (learner,) = found["env_runners"], found["learners"]
+    return runner["settings"], learner["settings"]
+
+
 def ppo(**runners: Any) -> Any:
     """PPO on CartPole, as small as it can be, with all in this process."""
     from ray.rllib.algorithms.ppo import PPOConfig

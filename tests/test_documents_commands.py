@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
-import tarfile
 import webbrowser
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 import typer
 from conftest import ROOT
-from recorded_runs import RUNS
+from recorded_runs import RUNS, unpack
 from typer.testing import CliRunner
 
 from autocompile.cli.commands import app
@@ -57,8 +56,7 @@ def test_an_unknown_option_or_value_is_not_understood() -> None:
 
 def test_commands_about_runs_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a folder with a recorded run, which is the only one and so the last."""
-    with tarfile.open(RUNS / "outcomes.tgz") as archive:
-        archive.extractall(tmp_path, filter="data")
+    unpack("outcomes", tmp_path)
     (tmp_path / "runs" / "outcomes").rename(tmp_path / "runs" / "net-0001")
     monkeypatch.chdir(tmp_path)
     for path in map(Path, REPORTS):

@@ -6,13 +6,12 @@ import asyncio
 import json
 import os
 import sys
-import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import ROOT
-from recorded_runs import RUNS, said
+from recorded_runs import said, unpack
 
 mcp = pytest.importorskip("mcp")
 
@@ -53,6 +52,14 @@ def connected(*server: str) -> Any:
     return mcp.Client(mcp.StdioServerParameters(command=sys.executable, args=list(server), env=env))
 
 
+@pytest.fixture
+def scripted(target: Path) -> Path:
+    """``net.py`` and a server whose trials are scripted."""
+    (target.parent / "server.py").write_text(SCRIPTED)
+    (target.parent / "runs").mkdir()
+    return target
+
+
 def asked(*calls: tuple[str, dict[str, Any]], server: tuple[str, ...] = SERVER) -> list[Any]:
     """The answer to each call, and the messages of its progress."""
 
@@ -77,28 +84,23 @@ def text(answer: Any) -> str:
     return str(block.text)
 
 
-def test_tools_answer_with_what_json_prints(work: Path) -> None:
-    with tarfile.open(RUNS / "cpu.tgz") as archive:
-        archive.extractall(work, filter="data")
-    calls = [("show", {"run": "cpu"}), ("list", {}), ("export", {"run": "cpu", "to": "json"})]
-    (shown, _), (listed, _), (exported, _) = asked(*calls)
+def test_tools_answer_with_what_json_prints_and_mistakes_in_words(work: Path) -> None:
+    unpack("cpu")
+    (shown, _), (listed, _), (exported, _), (missing, _), (unknown, _) = asked(
+        ("show", {"run": "cpu"}),
+        ("list", {}),
+        ("export", {"run": "cpu", "to": "json"}),
+        ("show", {"run": "other"}),
+        ("verify", {"require": {"x": 1}}),
+    )
     assert json.loads(text(shown)) == json.loads(said("show", "cpu", "--json"))
     assert json.loads(text(listed)) == json.loads(said("list", "--json"))
     assert json.loads(text(exported))["autocompile_settings"] == 1
-
-
-def test_a_mistake_is_told_in_words(work: Path) -> None:
-    (work / "runs").mkdir()
-    (missing, _), (unknown, _) = asked(
-        ("show", {"run": "other"}), ("verify", {"require": {"x": 1}})
-    )
     assert missing.is_error and "there is no run other" in text(missing)
     assert unknown.is_error and "max-recompiles" in text(unknown)
 
 
-def test_a_model_is_tuned_and_verified_with_progress(work: Path) -> None:
-    (work / "net.py").write_text("never run: the executor is a fake")
-    (work / "server.py").write_text(SCRIPTED)
+def test_a_model_is_tuned_and_verified_with_progress(scripted: Path) -> None:
     (tuned, lines), (verified, _) = asked(
         ("tune", {"target": "net.py", "budget_s": 60}),
         ("verify", {"require": {"speedup": 3}}),
@@ -114,11 +116,7 @@ def test_a_model_is_tuned_and_verified_with_progress(work: Path) -> None:
     assert "3 is required" in found["unmet"][0]
 
 
-def test_a_cancelled_call_ends_the_run_as_ctrl_c_does(work: Path) -> None:
-    (work / "net.py").write_text("never run: the executor is a fake")
-    (work / "server.py").write_text(SCRIPTED)
-    (work / "runs").mkdir()
-
+def test_a_cancelled_call_ends_the_run_as_ctrl_c_does(scripted: Path) -> None:
     async def cancel() -> tuple[Any, str]:
         async with connected("server.py", "slow") as client:
 

@@ -1,15 +1,14 @@
-"""The arguments and options of the commands: their types, and what ``--help`` says of them.
+"""The options of the commands: what ``--help`` says of them, and how their values are read.
 
-Values are read here: a command gets seconds, bytes and numbers, never their text.
+Commands are plain functions; :func:`with_options` gives their parameters the options of the table,
+so that a command gets seconds, bytes and numbers, never their text.
 """
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 
@@ -23,159 +22,120 @@ Format = Literal["python", "script", "json", "rllib", "accelerate", "transformer
 Isolation = Literal["auto", "fork", "spawn"]
 ProgressKind = Literal["auto", "plain", "none"]
 
-PANELS = ("Common", "Search", "Limits and CI", "Measuring", "Output")
-"""The parts of a long ``--help``, in this order."""
-_common, _search, _limits, _measuring, _output = (
-    functools.partial(typer.Option, rich_help_panel=panel) for panel in PANELS
-)
+PANELS: dict[str, dict[str, tuple[Any, ...]]] = {
+    "Common": {
+        "phase": ("LIST", "what to time; two phases of the target if left out"),
+        "effort": ("LEVEL", "quick: 90 s, normal: 5 min, full: every setting"),
+        "budget": ("TIME", "end the whole run after this time, as 10m", "90s or 10m"),
+        "device": ("NAME", "cpu, cuda or cuda:1; a GPU where there is one"),
+        "resume": ("--resume", "go on with the last run of the target"),
+        "dry_run": ("--dry-run", "list what would be tried, and what not and why"),
+    },
+    "Search": {
+        **{d.parameter: ("LIST", d.help) for d in SEARCHED},
+        "space": ("FILE", "read such lists from TOML; options go before it"),
+        "python": ("PATH", "try this interpreter too, as PATH or NAME=PATH; repeatable"),
+        "calls_per_update": ("N", "how often weights are used before they change", 1),
+        "trials": ("N", "start at most this many trials", 1),
+        "sampler": ("NAME", "portfolio, or Optuna's tpe, gp or random"),
+        "storage": ("URL", "keep Optuna's study in this database"),
+    },
+    "Limits and CI": {
+        "objective": ("NAME", "throughput or latency"),
+        "max_latency": ("TIME", "choose only settings whose call is shorter", "5ms"),
+        "max_memory": ("SIZE", "choose only settings that need less, as 2GiB"),
+        "max_compile_time": ("TIME", "choose only settings that compile faster", "60s"),
+        "require_speedup": ("FACTOR", "exit with 1 unless every phase is surely this much faster"),
+        "require": (
+            "LIST",
+            "fail unless these are met: speedup=1.05, max-graphs=1, max-recompiles=0, "
+            "max-compile-time=60s",
+        ),
+        "junit": ("FILE", "write JUnit XML too, for CI"),
+        "github": ("--github", "annotate the run of GitHub Actions that this is in"),
+        "in_algorithm": ("--in-algorithm", "train RLlib's own algorithm with and without them"),
+    },
+    "Measuring": {
+        "tolerance": ("FRACTION", "how far outputs may differ, as 0.01; by dtype if left out"),
+        "seed": ("N", "of weights, inputs and orders"),
+        "jobs": ("N", "compile side by side; one a core if left out", 1),
+        "timeout": ("TIME", "end a trial that stays longer in one step; 300s if left out", "300s"),
+        "memory_limit": (
+            "SIZE",
+            "end a trial that needs more; its share of 80 % of what is free if left out",
+        ),
+        "isolation": ("KIND", "how trials start: auto, fork or spawn"),
+    },
+    "Output": {
+        "run_dir": ("FOLDER", "keep the run here; in ./runs if left out"),
+        "as_json": ("--json", "print one JSON document and nothing else"),
+        "progress": ("KIND", "what stderr shows: auto, plain or none"),
+        "quiet": ("--quiet -q", "show no progress"),
+        "verbose": ("--verbose -v", "say more"),
+        "schema": ("--schema", "print the JSON schema of report.json, of no run"),
+        "html": ("--html", "write report.html anew and print its path"),
+        "browse": ("--open", "the same, and open it in a browser"),
+    },
+}
+"""The parts of a long ``--help``, in this order. By parameter: how a flag is typed or what a value
+is called, the help, and of some an example of a duration or the least number.
+"""
 
-
+Command = TypeVar("Command", bound=Callable[..., None])
 Target = Annotated[
     str, typer.Argument(metavar="TARGET", help="model.py, PATH:NAME or package.module:NAME")
 ]
-Run = Annotated[
-    str,
-    typer.Argument(
-        metavar="RUN", help="a folder, its short name, or last", autocompletion=options.known_runs
-    ),
-]
-Json = Annotated[bool, _output("--json", help="print one JSON document and nothing else")]
-Verbose = Annotated[bool, _output("--verbose", "-v", help="say more")]
-Tolerance = Annotated[
-    float | None,
-    _measuring(
-        metavar="FRACTION",
-        parser=options.fraction("--tolerance"),
-        help="how far outputs may differ, as 0.01; by dtype if left out",
-    ),
-]
-Device = Annotated[
-    str | None, _common(metavar="NAME", help="cpu, cuda or cuda:1; a GPU where there is one")
-]
-Timeout = Annotated[
-    float,
-    _measuring(
-        metavar="TIME",
-        parser=options.seconds("--timeout", "300s"),
-        show_default=False,
-        help="end a trial that stays longer in one step; 300s if left out",
-    ),
-]
-TIMEOUT_S = 300.0
-Html = Annotated[bool, _output("--html", help="write report.html anew and print its path")]
-Open = Annotated[bool, _output("--open", help="the same, and open it in a browser")]
-
-# Of tune -----------------------------------------------------------------------------------------
-
-Phase = Annotated[
-    list[str] | None,
-    _common(metavar="LIST", help="what to time; two phases of the target if left out"),
-]
-EffortChoice = Annotated[
-    Effort, _common(metavar="LEVEL", help="quick: 90 s, normal: 5 min, full: every setting")
-]
-Budget = Annotated[
-    float | None,
-    _common(
-        metavar="TIME",
-        parser=options.seconds("--budget", "90s or 10m"),
-        help="end the whole run after this time, as 10m",
-    ),
-]
-Resume = Annotated[bool, _common("--resume", help="go on with the last run of the target")]
-DryRun = Annotated[
-    bool, _common("--dry-run", help="list what would be tried, and what not and why")
-]
-
-Space = Annotated[
-    Path | None, _search(metavar="FILE", help="read such lists from TOML; options go before it")
-]
-CallsPerUpdate = Annotated[
-    int | None, _search(metavar="N", min=1, help="how often weights are used before they change")
-]
-Python = Annotated[
-    list[str] | None,
-    _search(metavar="PATH", help="try this interpreter too, as PATH or NAME=PATH; repeatable"),
-]
-Trials = Annotated[int | None, _search(metavar="N", min=1, help="start at most this many trials")]
-SamplerChoice = Annotated[
-    Sampler, _search(metavar="NAME", help="portfolio, or Optuna's tpe, gp or random")
-]
-Storage = Annotated[str | None, _search(metavar="URL", help="keep Optuna's study in this database")]
-
-ObjectiveChoice = Annotated[Objective, _limits(metavar="NAME", help="throughput or latency")]
-MaxLatency = Annotated[
-    float | None,
-    _limits(
-        metavar="TIME",
-        parser=options.seconds("--max-latency", "5ms"),
-        help="choose only settings whose call is shorter",
-    ),
-]
-MaxMemory = Annotated[
-    int | None,
-    _limits(
-        metavar="SIZE",
-        parser=options.size("--max-memory"),
-        help="choose only settings that need less, as 2GiB",
-    ),
-]
-MaxCompileTime = Annotated[
-    float | None,
-    _limits(
-        metavar="TIME",
-        parser=options.seconds("--max-compile-time", "60s"),
-        help="choose only settings that compile faster",
-    ),
-]
-RequireSpeedup = Annotated[
-    float | None,
-    _limits(metavar="FACTOR", help="exit with 1 unless every phase is surely this much faster"),
-]
-
-MemoryLimit = Annotated[
-    int | None,
-    _measuring(
-        metavar="SIZE",
-        parser=options.size("--memory-limit"),
-        help="end a trial that needs more; its share of 80 % of what is free if left out",
-    ),
-]
-Jobs = Annotated[
-    int | None, _measuring(metavar="N", min=1, help="compile side by side; one a core if left out")
-]
-IsolationChoice = Annotated[
-    Isolation, _measuring(metavar="KIND", help="how trials start: auto, fork or spawn")
-]
-Seed = Annotated[int, _measuring(metavar="N", help="of weights, inputs and orders")]
-
-RunDir = Annotated[
-    Path | None, _output(metavar="FOLDER", help="keep the run here; in ./runs if left out")
-]
-ProgressChoice = Annotated[
-    ProgressKind, _output(metavar="KIND", help="what stderr shows: auto, plain or none")
-]
-Quiet = Annotated[bool, _output("--quiet", "-q", help="show no progress")]
 
 
-def with_dimensions(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command that takes ``**dimensions`` an option for each entry of the table.
+def with_options(**own: tuple[Any, ...]) -> Callable[[Command], Command]:
+    """Make options of a command's parameters by the table; what is annotated in full stays.
 
-    They stand before ``--space``, which names a file of the same.
+    ``**dimensions`` become an option for each dimension of the settings, before ``--space``.
+
+    Args:
+        own: what differs from the table in this command.
     """
-    given = inspect.signature(command, eval_str=True).parameters.values()
-    own = [p for p in given if p.kind is not p.VAR_KEYWORD]
-    place = [p.name for p in own].index("space")
-    hints = {
-        d.parameter: Annotated[list[str] | None, _search(metavar="LIST", help=d.help)]
-        for d in SEARCHED
+    rows = {name: (panel, *row) for panel, part in PANELS.items() for name, row in part.items()}
+    rows |= {name: ("Common", *row) for name, row in own.items()}
+
+    def option(name: str, kind: Any, default: Any) -> inspect.Parameter:
+        is_done = hasattr(kind, "__metadata__")
+        hint = kind if is_done else _annotation(name, kind, *rows[name])
+        return inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint
+        )
+
+    def change(command: Command) -> Command:
+        found: list[inspect.Parameter] = []
+        for p in inspect.signature(command, eval_str=True).parameters.values():
+            if p.name == "space":
+                found += [option(d.parameter, list[str] | None, None) for d in SEARCHED]
+            if p.kind is not p.VAR_KEYWORD:
+                found.append(option(p.name, p.annotation, p.default))
+        changed: Any = command
+        changed.__signature__ = inspect.Signature(found)
+        changed.__annotations__ = {p.name: p.annotation for p in found}
+        return command
+
+    return change
+
+
+def _annotation(name: str, kind: Any, panel: str, word: str, help: str, more: Any = None) -> Any:
+    """For Typer; how a value is read follows from what it is called."""
+    if kind is bool:
+        return Annotated[kind, typer.Option(*word.split(), help=help, rich_help_panel=panel)]
+    flag = f"--{name.replace('_', '-')}"
+    readers: dict[str, Any] = {
+        "TIME": options.seconds(flag, str(more)),
+        "SIZE": options.size(flag),
+        "FRACTION": options.fraction(flag),
     }
-    added = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
-        for name, hint in hints.items()
-    ]
-    every = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
-    changed: Any = command
-    changed.__signature__ = inspect.Signature([*every[:place], *added, *every[place:]])
-    command.__annotations__ |= hints
-    return command
+    info = typer.Option(
+        metavar=word,
+        parser=readers.get(word),
+        min=more if word == "N" else None,
+        show_default=word != "TIME",
+        help=help,
+        rich_help_panel=panel,
+    )
+    return Annotated[kind, info]

@@ -10,6 +10,7 @@ from typing import Any
 import typer
 
 from autocompile.cli.help import Command
+from autocompile.cli.output import say
 from autocompile.errors import UsageError
 from autocompile.settings.dimensions import SEARCHED
 
@@ -20,6 +21,7 @@ _ALSO_RESUMED = {
     *("budget", "trials", "timeout", "memory-limit", "jobs", "isolation"),
     *("storage", "run-dir", "progress", "require-speedup"),
 }
+_DIMENSIONS = {d.flag.lstrip("-") for d in SEARCHED}
 
 
 class WithDefaults(Command):
@@ -29,20 +31,32 @@ class WithDefaults(Command):
         if ctx.resilient_parsing or {"-h", "--help"} & set(args):
             return super().parse_args(ctx, args)
         path, table = _table(Path.cwd())
-        options = {option: param for param in self.get_params(ctx) if (option := _option(param))}
+        params: list[Any] = self.get_params(ctx)
+        options = {  # without flags, which could not be switched off again on the command line
+            param.opts[0].lstrip("-"): param
+            for param in params
+            if param.param_type_name == "option" and not param.is_flag
+        }
         read = {key: _value(ctx, options, path, key, value) for key, value in table.items()}
-        if "--resume" in args:
-            read = {key: value for key, value in read.items() if key in _ALSO_RESUMED}
         typed = {arg.partition("=")[0] for arg in args}
-        if "--space" in typed:  # a whole space was typed
-            dimensions = {d.parameter for d in SEARCHED}
-            read = {k: v for k, v in read.items() if options[k].name not in dimensions}
-        if "--effort" in typed:  # and so was its time
-            read = {k: v for k, v in read.items() if k not in ("budget", "trials")}
-        ctx.default_map = {options[key].name: value for key, value in read.items()}
+        used = {key: value for key, value in table.items() if not _is_overruled(key, typed)}
+        ctx.default_map = {options[key].name: read[key] for key in used}
         rest = super().parse_args(ctx, args)
-        _say(ctx, path, {key: table[key] for key in read if _is_used(ctx, options[key])})
+        if used and not ctx.params.get("quiet") and ctx.params.get("progress") != "none":
+            listed = {k: v if isinstance(v, list) else [v] for k, v in used.items()}
+            told = [f"--{key} {','.join(map(str, values))}" for key, values in listed.items()]
+            say(f"from {path}: {' '.join(told)}")
         return rest
+
+
+def _is_overruled(key: str, typed: set[str]) -> bool:
+    """Whether what was typed says as much: the option, a run that goes on, a space, an effort."""
+    return (
+        f"--{key}" in typed
+        or ("--resume" in typed and key not in _ALSO_RESUMED)
+        or ("--space" in typed and key in _DIMENSIONS)
+        or ("--effort" in typed and key in ("budget", "trials"))
+    )
 
 
 def _table(folder: Path) -> tuple[Path, Mapping[str, Any]]:
@@ -66,22 +80,14 @@ def _table(folder: Path) -> tuple[Path, Mapping[str, Any]]:
     return folder / "pyproject.toml", {}
 
 
-def _option(param: Any) -> str:
-    """The name of an option that takes a value, without dashes; empty for flags and arguments.
-
-    A flag could not be switched off again on the command line.
-    """
-    if param.param_type_name != "option" or param.is_flag:
-        return ""
-    return str(max(param.opts, key=len)).lstrip("-")
-
-
 def _value(ctx: Any, options: Mapping[str, Any], path: Path, key: str, value: Any) -> Any:
     """A value as the command line would have it.
 
     Raises:
         UsageError: no such option, or a value that it cannot have; names the file and the key.
     """
+    from autocompile.cli.space import asked
+
     where = f"{path}: [tool.autocompile] {key}"
     if key not in options:
         close = difflib.get_close_matches(key, options, 1)
@@ -90,48 +96,22 @@ def _value(ctx: Any, options: Mapping[str, Any], path: Path, key: str, value: An
             f"there are: {', '.join(sorted(options))}",
             hint=f"{close[0]} = ..." if close else None,
         )
-    param = options[key]
+    param, listed = options[key], value if isinstance(value, list) else [value]
     if isinstance(value, list) and not param.multiple:
         raise UsageError(f"{where} = {value!r} is a list, and --{key} takes one value")
-    parts = [_text(where, part) for part in (value if isinstance(value, list) else [value])]
+    for part in listed:
+        if isinstance(part, (dict, list)):
+            raise UsageError(f"{where}: {part!r} is not a text, a number or a list of them")
+    parts = [str(part).lower() if isinstance(part, bool) else str(part) for part in listed]
     if key in ("space", "run-dir"):  # beside the file that names them
         parts = [str(path.parent / part) for part in parts]
     given = parts if param.multiple else parts[0]
     try:
         param.process_value(ctx, given)
-        _demand_dimension(param.name, given)
+        if key in _DIMENSIONS:  # which the option itself takes as text
+            asked(None, {param.name: parts})
     except UsageError as error:
         raise UsageError(f"{where}: {error.what}", *error.details, hint=error.hint) from None
     except typer.BadParameter as error:
         raise UsageError(f"{where}: {error.message}") from None
     return given
-
-
-def _text(where: str, value: Any) -> str:
-    if isinstance(value, (dict, list)):
-        raise UsageError(f"{where}: {value!r} is not a text, a number or a list of them")
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _demand_dimension(name: str, given: Any) -> None:
-    """Check the values of a dimension, which the option itself takes as text."""
-    from autocompile.cli.space import asked
-
-    if isinstance(given, list):
-        asked(None, {name: given})
-
-
-def _is_used(ctx: Any, param: Any) -> bool:
-    source = ctx.get_parameter_source(param.name)
-    return source is not None and source.name == "DEFAULT_MAP"
-
-
-def _say(ctx: Any, path: Path, used: Mapping[str, Any]) -> None:
-    """Where values came from that nobody typed, on stderr with the other progress."""
-    if not used or ctx.params.get("quiet") or ctx.params.get("progress") == "none":
-        return
-    from autocompile.cli.output import say
-
-    listed = (v if isinstance(v, list) else [v] for v in used.values())
-    told = [f"--{k} {','.join(map(str, v))}" for k, v in zip(used, listed, strict=True)]
-    say(f"from {path}: {' '.join(told)}")

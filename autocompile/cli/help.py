@@ -9,7 +9,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from autocompile.cli.arguments import PANELS
 
-__all__ = ["Command", "Group"]
+__all__ = ["Command", "Group", "Stopped"]
 
 _LONG = 20  # options that fit one list
 
@@ -23,7 +23,7 @@ class Command(TyperCommand):
         for param, record in shown:
             part = "Arguments" if param.param_type_name == "argument" else "Options"
             if part == "Options" and len(shown) > _LONG:
-                part = getattr(param, "rich_help_panel", None) or PANELS[-1]
+                part = getattr(param, "rich_help_panel", None) or "Output"
             if record:
                 name = _with_metavar(record[0], param)
                 rows.setdefault(part, []).append((name, record[1]))
@@ -39,6 +39,10 @@ def _with_metavar(name: str, param: Any) -> str:
     return re.sub(r" <.*>$", shown, name) if param.metavar else name
 
 
+class Stopped(Exception):
+    """Ctrl-C, carried past Typer, which has an exit code of its own for it."""
+
+
 class Group(TyperGroup):
     """The program: the summary of each command is shown whole."""
 
@@ -46,3 +50,9 @@ class Group(TyperGroup):
         commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         with formatter.section("Commands"):
             formatter.write_dl([(n, c.get_short_help_str(10_000)) for n, c in commands if c])
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise Stopped from None

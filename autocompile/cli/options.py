@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 from autocompile.errors import UsageError
 
-__all__ = ["choices", "fraction", "integers", "known_runs", "numbers", "seconds", "size", "words"]
+__all__ = ["choices", "fraction", "integers", "numbers", "seconds", "size", "words"]
 
 Value = TypeVar("Value")
 
@@ -18,38 +18,34 @@ _SIZE = {"": 1.0, "b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9}
 _SIZE |= {"kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30}
 
 
-def words(given: Iterable[str] | None) -> tuple[str, ...] | None:
-    """Comma lists: ``["a, b", "c"]`` is ``("a", "b", "c")``; None stays None."""
-    if given is None:
-        return None
-    parts = (part.strip() for text in given for part in text.split(","))
+def words(given: Iterable[str] | None) -> tuple[str, ...]:
+    """Comma lists: ``["a, b", "c"]`` is ``("a", "b", "c")``."""
+    parts = (part.strip() for text in given or () for part in text.split(","))
     return tuple(dict.fromkeys(part for part in parts if part))
 
 
-def choices(
-    option: str, given: Iterable[str] | None, known: Mapping[str, Value]
-) -> tuple[Value, ...] | None:
+def choices(option: str, given: Iterable[str], known: Mapping[str, Value]) -> tuple[Value, ...]:
     """Comma lists of known words, as their values."""
-    parts = words(given)
-    for part in parts or ():
-        _demand_known(option, part.lower(), known)
-    return None if parts is None else tuple(known[part.lower()] for part in parts)
+    parts = [part.lower() for part in words(given)]
+    for part in parts:
+        _demand_known(option, part, known)
+    return tuple(known[part] for part in parts)
 
 
-def integers(option: str, given: Iterable[str] | None) -> tuple[int, ...] | None:
+def integers(option: str, given: Iterable[str]) -> tuple[int, ...]:
     """Comma lists of whole numbers."""
     parts = words(given)
     try:
-        return None if parts is None else tuple(int(part) for part in parts)
+        return tuple(int(part) for part in parts)
     except ValueError:
-        said = ",".join(parts or ())
+        said = ",".join(parts)
         raise UsageError(f"{option} {said!r} is not a list of whole numbers like 1,4,16") from None
 
 
-def numbers(option: str, given: Iterable[str] | None, known: Sequence[str]) -> dict[str, float]:
+def numbers(option: str, given: Iterable[str] | None, known: Iterable[str]) -> dict[str, float]:
     """``["speedup=1.05, max-graphs=1"]`` by name; of times also with units."""
     found = {}
-    for part in words(given) or ():
+    for part in words(given):
         name, _, text = part.partition("=")
         _demand_known(option, name, known, "=1")
         expected = f"a number (try {name}=1)"
@@ -98,11 +94,3 @@ def fraction(option: str) -> Callable[[str], float]:
         return number
 
     return read
-
-
-def known_runs(beginning: str) -> list[str]:
-    """The runs that a shell may complete to."""
-    from autocompile.store import runs
-
-    names = [p.parent.name for p in runs.under.glob("*/run.json")]
-    return [n for n in ("last", *sorted(names)) if n.startswith(beginning)]

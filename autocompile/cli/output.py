@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import shlex
 import sys
@@ -14,7 +13,7 @@ import typer
 
 from autocompile.errors import UsageError
 
-__all__ = ["Stopped", "interruptible", "print_or_draw", "say", "show_page", "show_result", "write"]
+__all__ = ["print_or_draw", "say", "show_result", "write"]
 
 
 def say(text: str) -> None:
@@ -55,23 +54,6 @@ def write(path: Path, text: str, mode: str = "w") -> None:
         raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-class Stopped(Exception):
-    """Ctrl-C, carried past Typer, which has an exit code of its own for it."""
-
-
-def interruptible(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose Ctrl-C reaches the one place that ends the program."""
-
-    @functools.wraps(command)
-    def run(*args: Any, **kwargs: Any) -> None:
-        try:
-            command(*args, **kwargs)
-        except KeyboardInterrupt:
-            raise Stopped from None
-
-    return run
-
-
 def show_result(result: Any, run: str, as_json: bool, verbose: bool) -> None:
     """Print a result; the next command names ``run``."""
     from autocompile.export import to_paste, use_line
@@ -91,13 +73,3 @@ def show_result(result: Any, run: str, as_json: bool, verbose: bool) -> None:
         render(report, console, code=code, use=use, next_line=then, run=run, verbose=verbose)
 
     print_or_draw(report, as_json, draw)
-
-
-def show_page(result: Any, browse: bool) -> None:
-    """Write ``report.html`` anew, print its path, and open it where that is asked for."""
-    import webbrowser
-
-    path = result.write_html()
-    typer.echo(path)
-    if browse:
-        webbrowser.open(path.resolve().as_uri())

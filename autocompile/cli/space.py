@@ -43,28 +43,28 @@ def asked(file: Path | None, typed: Mapping[str, Sequence[str] | None]) -> Searc
     """The space that a command line asks for; what it names goes before what the file says.
 
     Args:
-        file: in TOML.
+        file: in TOML: a list for each dimension; ``"none"`` stands for torch's own choice.
         typed: by parameter of the command: comma lists, as often as the option was typed.
 
     Raises:
         UsageError: a value that cannot be read, or a dimension that does not exist.
     """
-    read = {d.asked: _values(d, typed.get(d.parameter) or None) for d in SEARCHED}
-    given = {name: values for name, values in read.items() if values is not None}
-    table = _table(file) if file else {}
-    every: dict[str, Any] = {**table, **given}
+    own: dict[str, Any] = {
+        d.asked: _of_text(d, given) for d in SEARCHED if (given := typed.get(d.parameter))
+    }
+    if file is None:
+        return SearchSpace(**own)
+    found = _of_file(file)
     try:
-        return SearchSpace(**every)
+        return SearchSpace(**{**found, **own})
     except UsageError as error:
-        if not table:
-            raise
-        SearchSpace(**given)  # it may be the flags' fault alone
+        SearchSpace(**own)  # it may be the flags' fault alone
         raise UsageError(f"with {file}: {error.what}", *error.details, hint=error.hint) from None
 
 
-def _values(d: Dimension, typed: Sequence[str] | None) -> tuple[Any, ...] | None:
+def _of_text(d: Dimension, typed: Sequence[str]) -> tuple[Any, ...]:
     if tuple in d.kinds:
-        return None if typed is None else tuple(map(_pairs, typed))
+        return tuple(map(_pairs, typed))
     if bool in d.kinds:
         none = {"none": None} if type(None) in d.kinds else {}
         return options.choices(d.flag, typed, {**none, "true": True, "false": False})
@@ -76,7 +76,7 @@ def _pairs(text: str) -> tuple[tuple[str, Any], ...]:
     if text.strip().lower() == "none":
         return ()
     pairs = []
-    for part in options.words((text,)) or ():
+    for part in options.words((text,)):
         name, equals, value = part.partition("=")
         if not equals:
             raise UsageError(f"--option {part!r} has no value", hint=f"--option {part}=true")
@@ -89,16 +89,10 @@ def _pairs(text: str) -> tuple[tuple[str, Any], ...]:
     return tuple(pairs)
 
 
-def _table(path: Path) -> dict[str, tuple[Any, ...]]:
-    """A search space in TOML: a list for each dimension; ``"none"`` stands for torch's own choice.
-
-    Raises:
-        UsageError: no such file, no TOML, or a dimension that does not exist.
-    """
-    read = read_toml(path)
+def _of_file(path: Path) -> dict[str, tuple[Any, ...]]:
     dimensions = {d.asked: d for d in SEARCHED}
     found: dict[str, tuple[Any, ...]] = {}
-    for name, values in read.items():
+    for name, values in read_toml(path).items():
         if name not in dimensions:
             close = difflib.get_close_matches(name, dimensions, 1)
             raise UsageError(
@@ -106,13 +100,12 @@ def _table(path: Path) -> dict[str, tuple[Any, ...]]:
                 f"there are: {', '.join(sorted(dimensions))}",
                 hint=f"{close[0]} = [...]" if close else None,
             )
-        listed = values if isinstance(values, list) else [values]
-        kinds = dimensions[name].kinds
+        listed, kinds = values if isinstance(values, list) else [values], dimensions[name].kinds
         if tuple in kinds:
             found[name] = tuple(_options(path, each) for each in listed)
-            continue
-        is_none = {"none": None} if type(None) in kinds else {}
-        found[name] = tuple(is_none.get(v, v) if isinstance(v, str) else v for v in listed)
+        else:
+            has_none = type(None) in kinds
+            found[name] = tuple(None if v == "none" and has_none else v for v in listed)
     return found
 
 

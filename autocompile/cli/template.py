@@ -1,6 +1,14 @@
-"""What ``autocompile init`` writes."""
+"""``autocompile init``: a file to start from."""
 
-__all__ = ["TEMPLATE"]
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from autocompile.cli.output import write
+from autocompile.errors import UsageError
+
+__all__ = ["TEMPLATE", "init"]
 
 TEMPLATE = '''"""A model for autocompile: plain functions, nothing to import from autocompile."""
 
@@ -35,3 +43,15 @@ def get_inputs(batch_size):
 # def check(expected, actual):
 #     torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-3)
 '''
+
+
+def init(
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="the file to write")] = Path(
+        "model.py"
+    ),
+) -> None:
+    """Write a file to start from, with get_model() and get_inputs()."""
+    if path.exists():
+        raise UsageError(f"{path} exists already", hint=f"autocompile check {path}")
+    write(path, TEMPLATE)
+    typer.echo(f"wrote {path}\nNext    autocompile tune {path}")

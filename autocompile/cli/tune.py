@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -14,37 +15,37 @@ from autocompile.errors import ExitCode
 __all__ = ["tune"]
 
 
-@arguments.with_dimensions
+@arguments.with_options()
 def tune(
     target: arguments.Target,
-    phase: arguments.Phase = None,
-    effort: arguments.EffortChoice = "normal",
-    budget: arguments.Budget = None,
-    device: arguments.Device = None,
-    resume: arguments.Resume = False,
-    dry_run: arguments.DryRun = False,
-    space: arguments.Space = None,
-    python: arguments.Python = None,
-    calls_per_update: arguments.CallsPerUpdate = None,
-    trials: arguments.Trials = None,
-    sampler: arguments.SamplerChoice = "portfolio",
-    storage: arguments.Storage = None,
-    objective: arguments.ObjectiveChoice = "throughput",
-    max_latency: arguments.MaxLatency = None,
-    max_memory: arguments.MaxMemory = None,
-    max_compile_time: arguments.MaxCompileTime = None,
-    require_speedup: arguments.RequireSpeedup = None,
-    tolerance: arguments.Tolerance = None,
-    seed: arguments.Seed = 0,
-    jobs: arguments.Jobs = None,
-    timeout: arguments.Timeout = arguments.TIMEOUT_S,
-    memory_limit: arguments.MemoryLimit = None,
-    isolation: arguments.IsolationChoice = "auto",
-    run_dir: arguments.RunDir = None,
-    as_json: arguments.Json = False,
-    progress: arguments.ProgressChoice = "auto",
-    quiet: arguments.Quiet = False,
-    verbose: arguments.Verbose = False,
+    phase: list[str] | None = None,
+    effort: arguments.Effort = "normal",
+    budget: float | None = None,
+    device: str | None = None,
+    resume: bool = False,
+    dry_run: bool = False,
+    space: Path | None = None,
+    python: list[str] | None = None,
+    calls_per_update: int | None = None,
+    trials: int | None = None,
+    sampler: arguments.Sampler = "portfolio",
+    storage: str | None = None,
+    objective: arguments.Objective = "throughput",
+    max_latency: float | None = None,
+    max_memory: int | None = None,
+    max_compile_time: float | None = None,
+    require_speedup: float | None = None,
+    tolerance: float | None = None,
+    seed: int = 0,
+    jobs: int | None = None,
+    timeout: float = 300.0,
+    memory_limit: int | None = None,
+    isolation: arguments.Isolation = "auto",
+    run_dir: Path | None = None,
+    as_json: bool = False,
+    progress: arguments.ProgressKind = "auto",
+    quiet: bool = False,
+    verbose: bool = False,
     **dimensions: Any,
 ) -> None:
     """Find the fastest settings of torch.compile for TARGET.
@@ -62,7 +63,7 @@ def tune(
     from autocompile.report.terminal.live import progress as progress_of
 
     request: dict[str, Any] = {
-        "phases": options.words(phase),
+        "phases": options.words(phase) or None,
         "space": asked(space, dimensions),
         "effort": effort,
         "trials": trials,
@@ -98,15 +99,10 @@ def tune(
     _end(result, run_dir, require_speedup, as_json, verbose)
 
 
-def _end(result: Any, run_dir: Any, factor: float | None, as_json: bool, verbose: bool) -> None:
-    """Show a result, and turn it into an exit code.
-
-    Args:
-        result: of the run.
-        run_dir: as it was typed.
-        factor: the least speed-up of every phase.
-        as_json, verbose: how it is shown.
-    """
+def _end(
+    result: Any, run_dir: Path | None, factor: float | None, as_json: bool, verbose: bool
+) -> None:
+    """Show a result, and turn it into an exit code."""
     from autocompile.search.jobs import without_interrupts
     from autocompile.store import runs
 
@@ -114,8 +110,7 @@ def _end(result: Any, run_dir: Any, factor: float | None, as_json: bool, verbose
         show_result(result, str(run_dir or runs.shown(result.run_dir)), as_json, verbose)
     if result.interrupted:
         raise typer.Exit(ExitCode.INTERRUPTED)
-    if factor is None:
-        return
-    if slow := [name for name in result.verdict if not result.is_faster_by(factor, name)]:
+    slow = [n for n in result.verdict if factor is not None and not result.is_faster_by(factor, n)]
+    if slow:
         say(f"gate: {', '.join(slow)} is not surely faster by {factor:g}x")
         raise typer.Exit(ExitCode.GATE)

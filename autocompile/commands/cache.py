@@ -7,31 +7,22 @@ import hashlib
 import shutil
 from pathlib import Path
 
-from autocompile.commands.diagnose import bench
+from autocompile.commands.bench import bench
 from autocompile.errors import ExportError, UsageError
-from autocompile.progress import Progress
 from autocompile.protocol.requests import SaveRequest
 from autocompile.protocol.results import SaveResult
-from autocompile.search.jobs import run_job
 from autocompile.settings.tuned import Tuned
 from autocompile.space.plan import Plan
 from autocompile.store.record import Outcome
 
 __all__ = ["export_with_cache"]
 
-_LOG_LINES = 12  # enough for the end of a traceback
-
 
 def export_with_cache(settings: Tuned, path: Path, timeout_s: float) -> list[str]:
     """Compile settings once more in a process of their own, and keep what torch made.
 
-    Args:
-        settings: of a run, which stays as it is.
-        path: of the settings; the compiled code is beside it, as ``NAME.cache``.
-        timeout_s: the longest that the process may stay in one step.
-
-    Returns:
-        Lines that say what was written and what is not in it.
+    The code is beside the settings, as ``NAME.cache``. Returns lines that say what was written and
+    what is not in it.
 
     Raises:
         ExportError: the settings can no longer be compiled.
@@ -39,22 +30,14 @@ def export_with_cache(settings: Tuned, path: Path, timeout_s: float) -> list[str
     """
     cache = path.with_suffix(".cache")
     plan = Plan(settings.target, device=settings.fingerprint.get("device"))
-    with bench(plan, timeout_s, "spawn") as (job_factory, executor):
-        made = (job_factory.folder.path / cache.name).absolute()
-        request = SaveRequest(
-            header=job_factory.header,
-            number=job_factory.next_number(),
-            settings=settings,
-            file=str(made),
-        )
-        job = job_factory.job(request)
-        ending = run_job(executor, job, Progress())
+    with bench(plan, timeout_s, "spawn") as jobs:
+        made = (jobs.folder / cache.name).absolute()
+        ending = jobs.run(SaveRequest, settings=settings, file=str(made))
         if ending.outcome is not Outcome.OK:
-            log = (job.folder / "log.txt").read_text("utf-8", "replace")
             raise ExportError(
                 f"the settings of {settings.target} cannot be compiled for a cache: "
                 f"{ending.outcome.value}: {ending.message}",
-                *log.strip().splitlines()[-_LOG_LINES:],
+                *jobs.log_end(),
                 hint="the same command without --with-cache",
             )
         said = SaveResult.read(ending.payload)

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autocompile.commands.diagnose import bench
+from autocompile.commands.bench import bench
 from autocompile.errors import TargetError
 from autocompile.estimate.intervals import Interval, median_interval, over_sets, speedup
-from autocompile.execute.executor import Ending
-from autocompile.progress import Progress
 from autocompile.protocol.requests import AlgorithmRequest
 from autocompile.protocol.results import AlgorithmResult
-from autocompile.search.jobs import run_job
 from autocompile.settings.tuned import Tuned
 from autocompile.space.plan import Plan, target_spec
 from autocompile.store.record import Outcome
@@ -20,7 +17,6 @@ from autocompile.store.record import Outcome
 __all__ = ["compare_in_algorithm", "figures"]
 
 _FEW_ROUNDS = 6  # fewer have no 95 % interval
-_LOG_LINES = 6
 
 
 def compare_in_algorithm(
@@ -30,27 +26,20 @@ def compare_in_algorithm(
 
     Args:
         target: names an AlgorithmConfig with an environment.
-        settings: to be compared with none.
         budget_s: of the whole comparison, building and compiling included.
         timeout_s: added to the budget, before a step that hangs is ended.
-
-    Returns:
-        ``target``, ``figures``, ``notes``, and what the child has measured: ``rounds``, ``active``.
 
     Raises:
         TargetError: the algorithm cannot be run, or does not use the settings.
     """
     plan = Plan(target_spec(target))
-    with bench(plan, budget_s + timeout_s) as (job_factory, executor):
-        request = AlgorithmRequest(
-            header=job_factory.header, number=0, settings=settings, budget_s=budget_s
-        )
-        job = job_factory.job(request, fresh=True, alone=True)
-        ending = run_job(executor, job, Progress())
-        if ending.outcome is not Outcome.OK:
-            log = (job.folder / "log.txt").read_text("utf-8", "replace")
-            raise _error(plan.target, ending, log)
+    with bench(plan, budget_s + timeout_s) as jobs:
+        ending = jobs.run(AlgorithmRequest, fresh=True, settings=settings, budget_s=budget_s)
     said = AlgorithmResult.read(ending.payload)
+    if ending.outcome is not Outcome.OK:
+        what = f"the algorithm of {plan.target} failed in {ending.step.value}: {ending.message}"
+        where = [said.where] if said.where else []
+        raise said.error or TargetError(what, *where, *jobs.log_end(6))
     names = ("rounds", "runners", "warmup_s", "warmup_iterations", "active")
     found = {name: getattr(said, name) for name in names}
     made = figures(said.rounds, said.runners)
@@ -122,13 +111,3 @@ def _notes(made: Mapping[str, Any], said: AlgorithmResult) -> list[str]:
         if runner.get("measured_elsewhere"):
             notes.append(f"measured elsewhere: {'; '.join(runner['measured_elsewhere'])}")
     return notes
-
-
-def _error(target: str, ending: Ending, log: str) -> TargetError:
-    """Why there is nothing to compare, in one paragraph."""
-    said = AlgorithmResult.read(ending.payload)
-    if said.error:
-        return said.error
-    what = f"the algorithm of {target} failed in {ending.step.value}: {ending.message}"
-    where = [said.where] if said.where else []
-    return TargetError(what, *where, *log.strip().splitlines()[-_LOG_LINES:])

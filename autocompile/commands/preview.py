@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-from autocompile.commands.diagnose import bench, probed, traced_by_dynamo
-from autocompile.execute.interpreter import demand_torch
+from autocompile.commands.bench import Bench, bench
 from autocompile.execute.local import default_jobs
-from autocompile.settings.effort import budget_of
-from autocompile.space.plan import Plan, environments, target_spec
-from autocompile.space.space import SearchSpace, Space
+from autocompile.protocol.requests import TraceRequest
+from autocompile.protocol.results import ProbeResult, TraceResult
+from autocompile.space.plan import Plan, budget_of, environments, target_spec
+from autocompile.space.space import DEFAULT_BATCH_SIZES, SearchSpace, Space
 from autocompile.space.spaces import predicted, spaces_of
 
 __all__ = ["preview"]
@@ -30,19 +29,8 @@ def preview(
 ) -> dict[str, Any]:
     """The settings of each phase, what was merged or dropped and why, and the predicted time.
 
-    Dynamo traces each phase once, which tells in seconds what every ``fullgraph`` will say.
-
-    Args:
-        target, phases, space, effort, device: as for :func:`autocompile.api.tune`.
-        jobs: how many trials would run side by side; one for each core if None.
-        timeout_s: the longest that the probe may stay in one step.
-        pythons, trials, budget_s: as for :func:`autocompile.api.tune`.
-
-    Returns:
-        ``target``, ``environment``, and under ``phases`` one row for each phase.
-
-    Raises:
-        UsageError, TargetError: as :func:`autocompile.api.tune`.
+    Arguments and errors are those of :func:`autocompile.api.tune`; under ``phases`` is a row for
+    each phase.
     """
     plan = Plan(
         target_spec(target),
@@ -52,30 +40,25 @@ def preview(
         device=device,
         pythons=environments(pythons),
     )
-    for _, python in plan.pythons:
-        demand_torch(python, timeout_s)
-    with bench(plan, timeout_s) as (job_factory, executor):
-        names = ("default", *(name for name, _ in plan.pythons))
-        every = {name: probed(plan, job_factory, executor, name) for name in names}
+    with bench(plan, timeout_s) as trying:
+        every = trying.probed()
         found, spaces = every["default"], spaces_of(plan, every)
-        traced = traced_by_dynamo(plan, found.target, job_factory, executor)
-    device = found.environment["device"].split(":")[0]
-    if budget_s is None:
-        budget_s = budget_of(effort)
-    budget_s = math.inf if budget_s is None else budget_s
-    expected = {n: predicted(one, device, jobs or default_jobs()) for n, one in spaces.items()}
-    total_s = sum(seconds for seconds, _ in expected.values())
+        traced = _traced(plan, found, trying)
+    total_s = budget_of(effort) if budget_s is None else budget_s
+    kind = found.environment["device"].split(":")[0]
+    expected = {n: predicted(one, kind, jobs or default_jobs()) for n, one in spaces.items()}
+    needed_s = sum(seconds for seconds, _ in expected.values())
+    share = 1.0 if total_s is None else min(1.0, total_s / needed_s)
     rows = {}
     for name, one in spaces.items():
-        seconds, processes = expected[name]
-        share_s = math.inf if total_s <= budget_s else budget_s * seconds / total_s
-        if trials is not None and processes > trials:
-            seconds *= trials / processes
+        whole_s, processes = expected[name]
+        most = processes if trials is None else min(processes, trials)
+        part = min(share, most / processes)
         rows[name] = {
-            **_row(one, min(seconds, share_s)),
-            "processes": processes if trials is None else min(processes, trials),
-            "ends_early": seconds > share_s or (trials is not None and processes > trials),
-            "dynamo": traced.get(name, {}),
+            **_row(one, whole_s * part),
+            "processes": most,
+            "ends_early": part < 1,
+            "dynamo": traced[name],
         }
     return {
         "target": {"spec": plan.target, **found.target},
@@ -84,8 +67,22 @@ def preview(
     }
 
 
+def _traced(plan: Plan, found: ProbeResult, trying: Bench) -> dict[str, dict[str, Any]]:
+    """What Dynamo alone makes of each phase, in seconds: what every ``fullgraph`` will say.
+
+    Or ``error``, why it cannot be told.
+    """
+    phases = tuple(found.target["phases"])
+    size = max(plan.space.batch_sizes or DEFAULT_BATCH_SIZES)
+    size = found.target.get("fixed_batch_size", size)
+    ending = trying.run(TraceRequest, phases=phases, batch_size=size)
+    traced = TraceResult.read(ending.payload).traced
+    lost = {"error": f"{ending.outcome.value}: {ending.message}"}
+    return {phase: traced.get(phase, lost) for phase in phases}
+
+
 def _row(space: Space, seconds: float) -> dict[str, Any]:
-    listed = {s: None for s in space.settings}
+    listed = set(space.settings)
     return {
         "raw": space.raw,
         "predicted_s": round(seconds, 1),

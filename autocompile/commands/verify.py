@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from autocompile import api
 from autocompile.progress import Progress
+from autocompile.report.text import plain
 from autocompile.result import Result
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.tuned import Choice, Tuned, is_faster
 
-__all__ = ["REQUIREMENTS", "Check", "Verified", "check", "faults", "unmet", "verify"]
+__all__ = ["REQUIREMENTS", "Check", "Verified", "check", "github", "junit", "verify"]
 
 REQUIREMENTS = ("speedup", "max-graphs", "max-recompiles", "max-compile-time")
 
@@ -24,7 +26,6 @@ class Check:
     """What became of one choice.
 
     Attributes:
-        phase: it is of.
         batch_size: None where the phase has none.
         setting: its label.
         verdict: ``fastest``; ``eager`` or ``default`` where that is faster by now; ``failed`` where
@@ -47,13 +48,8 @@ class Check:
     compile_s: float | None = None
 
     @property
-    def is_good(self) -> bool:
-        """Whether the setting can go on being used."""
-        return self.verdict == "fastest"
-
-    @property
     def is_open(self) -> bool:
-        """Whether too little was measured to say so."""
+        """Whether too little was measured to say something."""
         return self.verdict == "open"
 
     @property
@@ -61,9 +57,33 @@ class Check:
         """Phase and batch size, in words."""
         return self.phase if self.batch_size is None else f"{self.phase} at {self.batch_size}"
 
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
-        return asdict(self)
+    def unmet(self, required: Mapping[str, float]) -> list[str]:
+        """What does not come up to what is required, a sentence each.
+
+        Of eager mode nothing but the speed-up is asked, and no speed-up where it is open.
+
+        Args:
+            required: by the names of :data:`REQUIREMENTS`; seconds of a compile, and of a speed-up
+                the lower end of its interval.
+        """
+        seen = {
+            "speedup": None if self.is_open else self.speedup["low"] if self.speedup else 0.0,
+            "max-graphs": self.graphs,
+            "max-recompiles": self.recompiles,
+            "max-compile-time": self.compile_s,
+        }
+        return [
+            f"{self.where}: {name} is {value:.4g}, and {bound:g} is required"
+            for name, bound in required.items()
+            if (value := seen[name]) is not None
+            and (value < bound if name == "speedup" else value > bound)
+        ]
+
+    def faults(self, required: Mapping[str, float]) -> list[str]:
+        """Why ``verify`` fails for it, a sentence each; empty where it passes."""
+        is_good = self.verdict in ("fastest", "open")
+        own = [] if is_good else [f"{self.verdict}: {self.message}"]
+        return own + self.unmet(required)
 
 
 @dataclass(frozen=True)
@@ -71,8 +91,7 @@ class Verified:
     """What became of all choices.
 
     Attributes:
-        checks: one for each choice.
-        required: what was required of them, as for :func:`unmet`.
+        required: of each check, as for :meth:`Check.unmet`.
         environment: torch and the machine here.
         differences: where they are not those of the settings.
         interrupted: Ctrl-C ended it early.
@@ -85,15 +104,15 @@ class Verified:
     interrupted: bool
 
     @property
-    def faults(self) -> list[str]:
-        """Why it fails, a sentence each; empty if it passes."""
-        return [text for one in self.checks for text in faults(one, self.required)]
+    def is_good(self) -> bool:
+        """Whether nothing fails."""
+        return not any(one.faults(self.required) for one in self.checks)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON."""
         return {
-            "checks": [one.to_dict() for one in self.checks],
-            "unmet": unmet(self.checks, self.required),
+            "checks": [asdict(one) for one in self.checks],
+            "unmet": [text for one in self.checks for text in one.unmet(self.required)],
             "environment": dict(self.environment),
             "differences": self.differences,
         }
@@ -101,25 +120,20 @@ class Verified:
 
 def verify(
     settings: Tuned,
-    target: str | None = None,
-    required: Mapping[str, float] | None = None,
+    target: str | None,
+    required: Mapping[str, float],
     *,
-    budget_s: float = 120.0,
-    timeout_s: float = 300.0,
-    device: str | None = None,
+    budget_s: float,
+    device: str | None,
     progress: Progress,
+    timeout_s: float = 300.0,
 ) -> Verified:
     """Measure settings again, beside eager mode and plain ``torch.compile()``.
 
     Args:
-        settings: from a file or a run.
         target: where it is now; None: where it was.
-        required: as for :func:`unmet`.
-        budget_s, timeout_s, progress: as for ``autocompile.tune``.
+        required: as for :meth:`Check.unmet`.
         device: None: the one that they were measured on.
-
-    Raises:
-        UsageError, NothingWorked: as ``autocompile.tune``.
     """
     with tempfile.TemporaryDirectory(prefix="autocompile-verify-") as folder:
         result = api.tune(
@@ -132,58 +146,18 @@ def verify(
             progress=progress,
         )
     here = result.environment
-    differences = settings.differences(here)
     checks = check(settings, result)
-    return Verified(checks, required or {}, here, differences, result.interrupted)
+    return Verified(checks, required, here, settings.differences(here), result.interrupted)
 
 
 def check(settings: Tuned, result: Result) -> list[Check]:
-    """Compare settings with a run that tried them and nothing else.
-
-    Args:
-        settings: from a file.
-        result: of ``autocompile.tune(..., only=settings)``.
-    """
+    """Compare settings with the result of ``autocompile.tune(..., only=settings)``."""
     phases = result.to_dict()["phases"]
     return [
         _check(phase, choice, phases[phase])
         for phase, choices in settings.phases.items()
         for choice in choices
     ]
-
-
-def faults(one: Check, required: Mapping[str, float]) -> list[str]:
-    """Why ``verify`` fails for a choice, a sentence each; empty where it passes.
-
-    Args:
-        one: what became of it.
-        required: as for :func:`unmet`.
-    """
-    own = [] if one.is_good or one.is_open else [f"{one.verdict}: {one.message}"]
-    return [*own, *unmet([one], required)]
-
-
-def unmet(checks: Sequence[Check], required: Mapping[str, float]) -> list[str]:
-    """What does not come up to what is required, a sentence each.
-
-    Args:
-        checks: of eager mode nothing but the speed-up is asked, and no speed-up where it is open.
-        required: by the names of :data:`REQUIREMENTS`; seconds of a compile, and of a speed-up the
-            lower end of its interval.
-    """
-    found = []
-    for one in checks:
-        seen = {
-            "speedup": None if one.is_open else one.speedup["low"] if one.speedup else 0.0,
-            "max-graphs": one.graphs,
-            "max-recompiles": one.recompiles,
-            "max-compile-time": one.compile_s,
-        }
-        for name, bound in required.items():
-            value = seen[name]
-            if value is not None and (value < bound if name == "speedup" else value > bound):
-                found.append(f"{one.where}: {name} is {value:.4g}, and {bound:g} is required")
-    return found
 
 
 def _check(phase: str, choice: Choice, found: Mapping[str, Any]) -> Check:
@@ -193,33 +167,76 @@ def _check(phase: str, choice: Choice, found: Mapping[str, Any]) -> Check:
     by_config = {CompileConfig.from_dict(t["config"]): t for t in own if t["role"] == "search"}
     trial = by_config.get(config)
     if trial is None:
-        return _with(base, message="there was no time to try it")
-    facts = {name: trial.get(name) for name in ("graphs", "recompiles", "compile_s")}
+        return replace(base, message="there was no time to try it")
+    base = replace(base, **{n: trial.get(n) for n in ("graphs", "recompiles", "compile_s")})
     if trial["outcome"] != "ok":
         message = f"{trial['outcome']} in {trial['step']}: {trial['message']}"
-        return _with(base, verdict="failed", message=message, **facts)
+        return replace(base, verdict="failed", message=message)
+    is_eager = config == EAGER
+    base = replace(
+        base, speedup={"value": 1.0, "low": 1.0, "high": 1.0} if is_eager else trial["speedup"]
+    )
     row = _row(found, size)
-    speedup = {"value": 1.0, "low": 1.0, "high": 1.0} if config == EAGER else trial["speedup"]
     if row is None:
-        return _with(base, message="it was not confirmed", speedup=speedup, **facts)
+        return replace(base, message="it was not confirmed")
     winner = next(t for t in own if t["number"] == row["number"])
     best = CompileConfig.from_dict(winner["config"]) if is_faster(row) else EAGER
     if best == config or winner["duplicate_of"] == trial["number"]:
-        speedup = speedup if config == EAGER else row["speedup"]
-        return _with(base, verdict="fastest", speedup=speedup, **facts)
-    verdict = "eager" if best == EAGER else "default"
+        return replace(
+            base, verdict="fastest", speedup=base.speedup if is_eager else row["speedup"]
+        )
     message = f"{best.label()} is as fast or faster here"
-    return _with(base, verdict=verdict, message=message, speedup=speedup, **facts)
-
-
-def _with(base: Check, **changes: Any) -> Check:
-    return Check(**{**asdict(base), **changes})
+    return replace(base, verdict="eager" if best == EAGER else "default", message=message)
 
 
 def _row(found: Mapping[str, Any], size: int | None) -> Mapping[str, Any] | None:
     """The report's row of a batch size; of a phase without any, its best."""
     if size is not None:
-        rows = found["by_batch_size"]
-        return next((row for row in rows if row["batch_size"] == size), None)
+        return next((row for row in found["by_batch_size"] if row["batch_size"] == size), None)
     best = found["best"]
     return None if best is None else {**best, "faster": found["verdict"] == "faster"}
+
+
+# For CI ------------------------------------------------------------------------------------------
+
+
+def junit(found: Verified) -> str:
+    """JUnit XML: a case for each choice, failed as ``verify`` is, skipped where it is open."""
+    suite = ElementTree.Element(
+        "testsuite", name="autocompile verify", tests=str(len(found.checks))
+    )
+    for one in found.checks:
+        size = "" if one.batch_size is None else f"batch size {one.batch_size}: "
+        name = plain(f"{size}{one.setting}")
+        case = ElementTree.SubElement(suite, "testcase", classname=plain(one.phase), name=name)
+        faults = one.faults(found.required)
+        for fault in faults:
+            ElementTree.SubElement(case, "failure", message=plain(fault))
+        if one.is_open and not faults:
+            ElementTree.SubElement(case, "skipped", message=plain(one.message))
+    for count, of in (("failures", "failure"), ("skipped", "skipped")):
+        suite.set(count, str(sum(case.find(of) is not None for case in suite)))
+    ElementTree.indent(suite)
+    text = ElementTree.tostring(suite, encoding="unicode")
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{text}\n'
+
+
+def github(found: Verified) -> list[str]:
+    """GitHub's workflow commands: an error for each reason to fail, a warning where it is open."""
+    lines = []
+    for one in found.checks:
+        faults = one.faults(found.required)
+        lines += [_annotation("error", one, fault) for fault in faults]
+        if one.is_open and not faults:
+            lines.append(_annotation("warning", one, f"open: {one.message}"))
+    return lines
+
+
+def _annotation(level: str, one: Check, message: str) -> str:
+    title = plain(f"{one.where}: {one.setting}")
+    return f"::{level} title={_escaped(title, ':,')}::{_escaped(plain(message))}"
+
+
+def _escaped(text: str, more: str = "") -> str:
+    """Percent-encoded as the runner decodes it; in a property a colon and a comma end the value."""
+    return "".join(f"%{ord(c):02X}" if c in f"%\r\n{more}" else c for c in text)

@@ -1,25 +1,25 @@
 """Turns records into candidates: each setting of a phase with its speed-up and interval.
 
-Compares ratios measured inside one process, and seconds only where eager mode alone varies. If a
-setting was raced, the sample is its sets of fresh processes; otherwise its one search trial.
+If a setting was raced, the sample is its sets of fresh processes; otherwise its one search trial.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from autocompile.estimate.host import left_out
 from autocompile.estimate.intervals import Interval, median, over_sets
 from autocompile.store.measurement import Measurement
 from autocompile.store.record import EXPORTED, Outcome, Record
 
 __all__ = ["ONE", "Candidate", "Limits", "candidates", "of_sets", "whole_call_s", "with_refreshes"]
 
-ONE = Interval(1.0, 1.0, 1.0)
-"""The speed-up of eager mode."""
+ONE = Interval(1.0, 1.0, 1.0)  # the speed-up of eager mode
+SLOWER = 1.15
+"""Largest time of the reference workload, relative to the fastest set of the same race."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,6 @@ class Candidate:
 
     @property
     def eager_throughput(self) -> float:
-        """``throughput`` of eager mode."""
         return (self.record.batch_size or 1) / self.eager_call_s
 
     @property
@@ -92,7 +91,6 @@ class Candidate:
         return measured is not None and "eager_slowed" in measured.flags
 
     def keeps(self, limits: Limits) -> bool:
-        """Whether it meets the limits."""
         if not self.record.is_known_to_pay:
             return False
         is_eager = self.record.config.is_eager
@@ -113,15 +111,15 @@ def candidates(records: Iterable[Record]) -> list[Candidate]:
         records: search and race records of the phase.
     """
     every = [r for r in records if r.role != EXPORTED]
-    raced: dict[int, list[Record]] = {}
+    raced: dict[int | None, list[Record]] = defaultdict(list)
     for r in every:
-        if r.repeats is not None and r.outcome not in (Outcome.INTERRUPTED, Outcome.INFRASTRUCTURE):
-            raced.setdefault(r.repeats, []).append(r)
+        if r.outcome not in (Outcome.INTERRUPTED, Outcome.INFRASTRUCTURE):
+            raced[r.repeats].append(r)
     working = [r for r in every if r.ok]
     eager = _Eager(working)
     found = []
     for members in _same_code([r for r in working if r.role == "search"]):
-        again = [r for m in members for r in raced.get(m.number, ())]
+        again = [r for m in members for r in raced[m.number]]
         if members[0].config.is_baseline:
             again = [r for r in again if r.ok]
         if all(r.ok for r in again):
@@ -131,32 +129,29 @@ def candidates(records: Iterable[Record]) -> list[Candidate]:
 
 def _same_code(searched: Sequence[Record]) -> list[list[Record]]:
     """Trials grouped by their compiled code, the plainest of each group first."""
-    groups: dict[int, list[Record]] = {}
+    groups: dict[int, list[Record]] = defaultdict(list)
     for r in searched:
-        first = r.number if r.duplicate_of is None else r.duplicate_of
-        groups.setdefault(first, []).append(r)
+        groups[r.number if r.duplicate_of is None else r.duplicate_of].append(r)
     return [sorted(g, key=lambda r: (r.config.changes(), r.number)) for g in groups.values()]
 
 
 def _candidate(members: Sequence[Record], again: Sequence[Record], eager: _Eager) -> Candidate:
-    record = members[0]
-    with_refresh = dataclasses.replace(  # a duplicate has no measurement of its own
-        record,
-        refresh_s=next((r.refresh_s for r in (*again, *members) if r.refresh_s), None),
-    )
-    logs, blocks, processes = {}, {}, []
+    # A duplicate has no cost of new weights of its own.
+    refresh_s = next((r.refresh_s for r in (*again, *members) if r.refresh_s), None)
+    record = dataclasses.replace(members[0], refresh_s=refresh_s)
+    logs, blocks, processes, slow = {}, {}, [], left_out(again)
     for r in again:
         if r.measurement is None:
             continue
+        over = eager.over_own(r, r.measurement)
+        log = math.log(with_refreshes(over, record, eager.of_process(r)))
+        processes.append((log, whole_call_s(r.measurement, record)))
         # Older versions repeated each setting in its own process, without sets.
         number = -1 - r.number if r.race is None else r.race
-        ratio_ = eager.over_own(r, r.measurement)
-        logs[number] = math.log(with_refreshes(ratio_, with_refresh, eager.of_process(r)))
-        processes.append((logs[number], whole_call_s(r.measurement, with_refresh)))
-        blocks[number] = (r.detail.get("raced_in", r.number), r.measurement.compiled_s)
-    slow = left_out([r for r in again if r.race is not None])
-    logs = {number: log for number, log in logs.items() if number not in slow}
-    speedup = _of_search(record, with_refresh, eager)
+        if number not in slow:
+            logs[number] = log
+            blocks[number] = (r.detail.get("raced_in", r.number), r.measurement.compiled_s)
+    speedup = _of_search(record, eager)
     searched = math.log(speedup.value)
     if record.config.is_baseline:
         speedup, searched = ONE, 0.0
@@ -165,17 +160,37 @@ def _candidate(members: Sequence[Record], again: Sequence[Record], eager: _Eager
         speedup = of_sets(list(logs.values()), searched)
     warm = [r.compile_s for r in again if r.compile_s is not None]
     return Candidate(
-        record=with_refresh,
+        record=record,
         speedup=speedup,
         eager_call_s=eager.seconds(record) if logs else eager.of_process(record),
         logs=logs,
         searched=searched,
-        blocks={number: seen for number, seen in blocks.items() if number in logs},
+        blocks=blocks,
         same_code=tuple(m.number for m in members[1:]),
         warm_compile_s=median(warm) if warm else None,
         slow_sets=len(slow),
         processes=tuple(processes),
     )
+
+
+def left_out(raced: Sequence[Record]) -> set[int]:
+    """The sets in which the host was slower than in the fastest one, even if those are most.
+
+    A virtual machine shares its cores: contention makes the same work up to 1.5 times slower for
+    seconds or minutes, eager mode and compiled code by different factors. It is detected by a
+    reference workload next to each measurement, never by the ratio, which would select the result.
+    Counting slow sets makes errors of up to 15 % (studies/truth, replay.py).
+
+    Args:
+        raced: records of one setting in one race.
+    """
+    seconds = {
+        r.race: s
+        for r in raced
+        if r.race is not None and isinstance(s := r.detail.get("reference_s"), float) and s > 0
+    }
+    limit = SLOWER * min(seconds.values(), default=0.0)
+    return {race for race, s in seconds.items() if s > limit}
 
 
 def whole_call_s(measured: Measurement, record: Record) -> float:
@@ -184,7 +199,7 @@ def whole_call_s(measured: Measurement, record: Record) -> float:
     return measured.compiled_call_s + (refresh_s / calls if refresh_s and calls else 0.0)
 
 
-def _of_search(record: Record, with_refresh: Record, eager: _Eager) -> Interval:
+def _of_search(record: Record, eager: _Eager) -> Interval:
     """The speed-up by the search trial, as uncertain as one process or as its own rounds.
 
     If eager was faster in this process than in others, the upper end rises by that factor: on a
@@ -194,8 +209,8 @@ def _of_search(record: Record, with_refresh: Record, eager: _Eager) -> Interval:
     inside, outside = record.measurement.speedup, over_sets([0.0])
     over = eager.over_own(record, record.measurement)
     own_s, usual_s = eager.of_process(record), eager.seconds(record)
-    value = with_refreshes(over, with_refresh, own_s)
-    most = with_refreshes(over * usual_s / own_s, with_refresh, usual_s)
+    value = with_refreshes(over, record, own_s)
+    most = with_refreshes(over * usual_s / own_s, record, usual_s)
     return Interval(
         value,
         value * min(inside.low / inside.value, outside.low),
@@ -223,25 +238,27 @@ def of_sets(logs: list[float], searched: float) -> Interval:
 
 
 class _Eager:
-    """Seconds of an eager call at each batch size in each environment."""
+    """Seconds of an eager call, by environment, batch size and race; race None: in all processes.
+
+    Args:
+        working: those that are duplicates have the measurement of another record.
+    """
 
     def __init__(self, working: Iterable[Record]) -> None:
-        self._times: dict[tuple[str, int | None], list[float]] = {}
-        self._raced: dict[tuple[str, int | None, int], list[float]] = {}
+        self._times: dict[tuple[str, int | None, int | None], list[float]] = defaultdict(list)
         for r in working:
-            if r.duplicate_of is not None or r.measurement is None:
-                continue  # the measurement of another record
-            key = r.config.environment, r.batch_size
-            self._times.setdefault(key, []).append(r.measurement.eager_call_s)
-            if r.race is not None:
-                self._raced.setdefault((*key, r.race), []).append(r.measurement.eager_call_s)
+            if r.duplicate_of is None and r.measurement is not None:
+                for race in {r.race, None}:
+                    key = r.config.environment, r.batch_size, race
+                    self._times[key].append(r.measurement.eager_call_s)
 
     def seconds(self, record: Record) -> float:
         """Median over all processes, of the default environment if it was measured there."""
-        places = ("default", record.config.environment)
-        found = [self._times.get((place, record.batch_size)) for place in places]
+        for environment in ("default", record.config.environment):
+            if found := self._times[environment, record.batch_size, None]:
+                return median(found)
         assert record.measurement is not None
-        return median(found[0] or found[1] or [record.measurement.eager_call_s])
+        return record.measurement.eager_call_s
 
     def of_process(self, record: Record) -> float:
         """In the record's own process; :meth:`seconds` if that used another environment."""
@@ -254,18 +271,11 @@ class _Eager:
 
         For another environment, scaled by the eager times of both, of the same set if possible.
         """
-        value, environment, size = (
-            measured.speedup.value,
-            record.config.environment,
-            record.batch_size,
-        )
-        if environment == "default":
-            return value
-        both = (environment, "default")
-        theirs, ours = (self._times.get((place, size)) for place in both)
-        if not theirs or not ours:
-            return value
-        its, mine = (self._raced.get((place, size, record.race or 0)) for place in both)
-        if its and mine:
-            theirs, ours = its, mine
-        return value * median(ours) / median(theirs)
+        environment, size = record.config.environment, record.batch_size
+        if environment != "default":
+            for race in (record.race, None):
+                ours = self._times["default", size, race]
+                theirs = self._times[environment, size, race]
+                if ours and theirs:
+                    return measured.speedup.value * median(ours) / median(theirs)
+        return measured.speedup.value

@@ -1,4 +1,4 @@
-"""Decides which setting is best, which are equal to it, and whether more measuring is needed.
+"""Compares candidates, and decides which is best and whether more measuring is needed.
 
 Settings whose estimates differ by less than 1 % are equal, and the plainest of them is chosen. A
 decision is open while another setting may be more than 2 % better than the chosen one (the
@@ -7,15 +7,24 @@ indifference zone of ranking and selection: Kim and Nelson, 2001).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from statistics import stdev
 
-from autocompile.estimate.candidates import Candidate, Limits, candidates
-from autocompile.estimate.comparison import compare
+from autocompile.estimate.candidates import (
+    ONE,
+    Candidate,
+    Limits,
+    candidates,
+    of_sets,
+    whole_call_s,
+)
+from autocompile.estimate.intervals import Interval, median, over_sets, ratio
 from autocompile.settings.config import DEFAULT_INDUCTOR
 from autocompile.store.record import Record
 
-__all__ = ["SAME", "SETS", "ZONE", "Decision", "decide", "decide_all", "finalists"]
+__all__ = ["SAME", "SETS", "ZONE", "Decision", "compare", "decide", "decide_all", "finalists"]
 
 SAME = 0.01
 """Settings whose estimates differ by less are equal."""
@@ -24,6 +33,57 @@ ZONE = 0.02
 SETS = (3, 6)
 """Minimum and maximum number of sets of fresh processes for a finalist."""
 _MOST = 4  # finalists of one batch size, besides eager and the default
+_LESS_BY_FAR = 2.0  # how much less seconds vary than ratios: independent sides give 0.7
+
+
+def compare(first: Candidate, second: Candidate) -> Interval:
+    """How many times faster ``first`` is than ``second``.
+
+    Uses blocks of the same rounds if one process ran both, else the speed-ups over eager in common
+    sets, else estimates from different processes.
+    """
+    if first is second:
+        return ONE
+    if second.record.config.is_baseline:
+        return first.speedup
+    if first.record.config.is_baseline:
+        return ratio(ONE, second.speedup)
+    logs = [_in_set(first, second, number) for number in first.logs.keys() & second.logs.keys()]
+    if not logs:
+        return _apart(first, second)
+    if min(first.sets, second.sets) > 1:
+        return over_sets(logs)
+    return of_sets(logs, first.searched - second.searched)
+
+
+def _in_set(first: Candidate, second: Candidate, number: int) -> float:
+    """The log ratio in one set."""
+    has_refreshes = first.record.refresh_s or second.record.refresh_s
+    ours, theirs = first.blocks.get(number), second.blocks.get(number)
+    if has_refreshes or not ours or not theirs or ours[0] != theirs[0]:
+        return first.logs[number] - second.logs[number]
+    return median([math.log(b / a) for a, b in zip(ours[1], theirs[1], strict=False)])
+
+
+def _apart(first: Candidate, second: Candidate) -> Interval:
+    """``compare`` for different processes, by speed-ups, in which a slow host cancels.
+
+    Uses seconds of a call instead if those vary far less, because only eager mode varies: on a GPU
+    it waits for the CPU, and a replayed graph does not.
+    """
+    raced = max(first.processes, second.processes, key=len)
+    if len(raced) > 1:
+        logs, seconds = zip(*raced, strict=True)
+        if _LESS_BY_FAR * stdev(map(math.log, seconds)) < stdev(logs):
+            return ratio(_calls_per_s(first), _calls_per_s(second))
+    return ratio(first.speedup, second.speedup)
+
+
+def _calls_per_s(c: Candidate) -> Interval:
+    """Calls per second, over all race processes, or in the search's one."""
+    assert c.record.measurement is not None
+    seconds = [s for _, s in c.processes] or [whole_call_s(c.record.measurement, c.record)]
+    return over_sets([-math.log(s) for s in seconds])
 
 
 @dataclass(frozen=True)
@@ -47,7 +107,6 @@ class Decision:
 
     @property
     def is_faster(self) -> bool:
-        """Whether a setting is faster than eager."""
         return not self.best.record.config.is_baseline
 
 
@@ -63,7 +122,7 @@ def decide(found: Sequence[Candidate], limits: Limits | None = None) -> Decision
     rivals = [c for c in found if c is not eager and c.keeps(limits or Limits())]
     rivals = sorted((c for c in rivals if not c.slows_eager), key=_speed, reverse=True)
     raced = [c for c in rivals if c.sets]
-    faster = [c for c in (raced or rivals) if _beats(c, eager)]
+    faster = [c for c in raced or rivals if c.speedup.low > 1 and c.speedup.value > 1 + SAME]
     equals = [c for c in faster if compare(faster[0], c).value <= 1 + SAME]
     ties = sorted(equals, key=plainness(equals))
     best = ties[0] if ties else eager
@@ -102,42 +161,30 @@ def finalists(decision: Decision) -> list[Candidate]:
     leader = next(iter(raced or every), None)
     if leader is None:
         return []
-    alive = [c for c in raced if not is_out(c, leader) and c.speedup.high > 1]
+    alive = [c for c in raced or every if not is_out(c, leader) and c.speedup.high > 1]
     if raced:
-        may_win = {c.record.number for c, _ in decision.open}
-        alive = [c for c in alive if c in (leader, decision.best) or _goes_on(c, may_win)]
+        may_win = [c for c, _ in decision.open]
+        going_on = [c for c in alive if c.sets < SETS[0] or c in may_win]
+        going_on = [c for c in going_on if len(c.processes) < SETS[1]]
+        alive = [c for c in alive if c in (leader, decision.best, *going_on)]
         new = [c for c, _ in decision.open if not c.sets and not c.processes]
+        chosen = alive + new[: max(0, _MOST - len(alive))]
     else:
-        new = [c for c in every if not is_out(c, leader) and c.speedup.high > 1]
-    chosen = alive + new[: max(0, _MOST - len(alive))]
-    if not raced:
-        chosen += _plainer([c for c in every if c not in chosen], leader)
+        chosen = alive[:_MOST]
+        # Without its fastest part, noise of the search could choose a feature that does nothing.
+        own = leader.record.config.features
+        others = [c for c in every if c not in chosen and c.record.config.features < own]
+        chosen += [c for c in others if not is_out(c, leader)][:1]
     default = [c for c in every if c.record.config == DEFAULT_INDUCTOR and c not in chosen]
     # Also raced next to other environments, since it brings eager mode of the default one.
     elsewhere = any(c.record.config.environment != "default" for c in chosen)
     return chosen + [c for c in default if chosen and (elsewhere or c.sets < SETS[0])]
 
 
-def _goes_on(c: Candidate, may_win: Container[int]) -> bool:
-    """Whether another set is allowed and may change the decision."""
-    is_new = c.sets < SETS[0]
-    return len(c.processes) < SETS[1] and (is_new or c.record.number in may_win)
-
-
-def _plainer(others: Sequence[Candidate], leader: Candidate) -> list[Candidate]:
-    """The fastest setting with a part of the leader's features, if it may be equal.
-
-    Without it, noise of the search could choose a feature that does nothing.
-    """
-    own = leader.record.config.features
-    parts = [c for c in others if c.record.config.features < own and not is_out(c, leader)]
-    return parts[:1]
-
-
 def is_out(candidate: Candidate, leader: Candidate) -> bool:
     """Whether it is slower than the leader by more than the zone, with 95 % confidence."""
-    found = compare(leader, candidate)
-    return found.low > (1 + ZONE if candidate.sets and leader.sets else 1.0)
+    zone = ZONE if candidate.sets and leader.sets else 0.0
+    return compare(leader, candidate).low > 1 + zone
 
 
 def plainness(found: Iterable[Candidate]) -> Callable[[Candidate], tuple[bool, int, float]]:
@@ -154,8 +201,3 @@ def plainness(found: Iterable[Candidate]) -> Callable[[Candidate], tuple[bool, i
 def _speed(c: Candidate) -> float:
     """The speed-up; without a race its lower end, since the best of many is biased upwards."""
     return c.speedup.value if c.sets else c.speedup.low
-
-
-def _beats(c: Candidate, eager: Candidate) -> bool:
-    over = compare(c, eager)
-    return over.low > 1 and over.value > 1 + SAME

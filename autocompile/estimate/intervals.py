@@ -14,14 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = [
-    "Interval",
-    "median",
-    "median_interval",
-    "over_sets",
-    "ratio",
-    "speedup",
-]
+__all__ = ["Interval", "median", "median_interval", "over_sets", "ratio", "speedup"]
 
 # Two-sided 95 % quantiles of Student's t for 4, 5, 6, ... degrees of freedom.
 _T95 = (2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
@@ -89,11 +82,7 @@ def _log(interval: Interval) -> Interval:
 
 
 def speedup(eager_s: Sequence[float], compiled_s: Sequence[float]) -> Interval:
-    """How many times faster the compiled side is.
-
-    Args:
-        eager_s: seconds per call of each round's eager block.
-        compiled_s: seconds per call of the compiled block of the same round.
+    """How many times faster the compiled side is, by seconds per call of each round's blocks.
 
     Raises:
         ValueError: unequal or empty lists, or a time that is not positive.
@@ -109,7 +98,6 @@ def speedup(eager_s: Sequence[float], compiled_s: Sequence[float]) -> Interval:
 def ratio(numerator: Interval, denominator: Interval) -> Interval:
     """The quotient of two independent estimates; errors of the logs add in quadrature."""
     value = numerator.value / denominator.value
-
     top, bottom = _log(numerator), _log(denominator)
     up = math.hypot(top.high - top.value, bottom.value - bottom.low)
     down = math.hypot(top.value - top.low, bottom.high - bottom.value)

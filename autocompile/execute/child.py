@@ -1,56 +1,48 @@
-"""The parent's state of one running trial, and the clock for its deadlines."""
+"""The parent's state of one running trial: the clock of its deadlines, its pipes and its log."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import subprocess
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
-from autocompile.execute.channel import CappedLog
 from autocompile.execute.executor import Job
 from autocompile.execute.memory import Cgroup
 from autocompile.protocol.events import LineReader
 from autocompile.protocol.processes import MARKER
+from autocompile.store.files import not_for_all
 from autocompile.store.record import Step
 
-__all__ = ["Child", "Clock", "KilledFor", "Pipes"]
+__all__ = ["CappedLog", "Child", "Clock", "KilledFor", "Pipes"]
 
-KilledFor = Literal["timeout", "total", "memory", "interrupted"]
+KilledFor = Literal["timeout", "total", "memory", "interrupted"]  # total: of all steps together
 _EXIT_GRACE_S = 10.0  # to exit after sending the result
+_HEAD_BYTES, _TAIL_BYTES = 256 * 1024, 64 * 1024  # of the output, that are kept
 
 
 class Clock:
-    """When a trial was in which step, without the time in which it was stopped.
-
-    Attributes:
-        step: the present one.
-        spans: step, begin and end of each stretch of work, by ``time.monotonic``.
-        pauses: begin and end of each stop.
-    """
+    """When a trial was in which step, without the time in which it was stopped."""
 
     def __init__(self) -> None:
         self.step = Step.IMPORT
-        self.spans: list[tuple[str, float, float]] = []
+        self.spans: list[tuple[str, float, float]] = []  # step, begin, end, by time.monotonic
         self.pauses: list[tuple[float, float]] = []
         self._held_at: float | None = None
         self._waits = False
         self._began = self._step_began = self._span_began = time.monotonic()
 
     def enter(self, step: Step) -> None:
-        """Begin a step."""
         now = self._now()
         self.spans.append((self.step.value, self._span_began, now))
         self.step, self._step_began, self._span_began = step, now, now
 
     def hold(self, waits: bool = False) -> None:
-        """Stop the clock.
-
-        Args:
-            waits: the trial waits for exclusive use and counts that time itself.
-        """
+        """Stop the clock; ``waits``: for exclusive use, a time that the trial counts itself."""
         if self._held_at is None:
             now = time.monotonic()
             self.spans.append((self.step.value, self._span_began, now))
@@ -71,7 +63,6 @@ class Clock:
 
     @property
     def step_s(self) -> dict[str, float]:
-        """Seconds in each step."""
         found: dict[str, float] = {}
         for step, begin, end in self.spans:
             found[step] = found.get(step, 0.0) + end - begin
@@ -79,65 +70,66 @@ class Clock:
 
     @property
     def total_s(self) -> float:
-        """Seconds since the trial started."""
         return self._now() - self._began
 
     def left(self, step_s: float, total_s: float | None) -> float:
         """Seconds until the next deadline; infinite while the clock is stopped."""
         if self._held_at is not None:
             return float("inf")
-        now = time.monotonic()
-        lefts = [self._step_began + step_s - now]
+        ends = [self._step_began + step_s]
         if total_s is not None:
-            lefts.append(self._began + total_s - now)
-        return min(lefts)
+            ends.append(self._began + total_s)
+        return min(ends) - time.monotonic()
 
     def _now(self) -> float:
         return time.monotonic() if self._held_at is None else self._held_at
 
 
-@dataclass
 class Pipes:
-    """The pipes for results, output and control, each as (the parent's end, the trial's end)."""
+    """The parent's ends of a trial's pipes; the trial's are ``theirs``, in the same order."""
 
-    results: tuple[int, int] = field(default_factory=os.pipe)
-    output: tuple[int, int] = field(default_factory=os.pipe)
-    control: tuple[int, int] = field(default_factory=lambda: os.pipe()[::-1])
-
-    def __post_init__(self) -> None:
-        self.ours = self.results[0], self.output[0], self.control[0]
-        self.theirs = self.results[1], self.output[1], self.control[1]
+    def __init__(self) -> None:
+        self.results, results = os.pipe()
+        self.output, output = os.pipe()
+        control, self.control = os.pipe()
+        self.ours = self.results, self.output, self.control
+        self.theirs = results, output, control
         for descriptor in self.ours:
             os.set_blocking(descriptor, False)
 
-    def close_theirs(self) -> None:
-        """Close the trial's ends, once the trial has inherited them."""
-        for descriptor in self.theirs:
-            os.close(descriptor)
 
-    def close_ours(self) -> None:
-        """Close the parent's ends."""
-        for descriptor in self.ours:
-            os.close(descriptor)
+class CappedLog:
+    """A trial's output on disk: the first and the last part, with what was cut out counted."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = open(path, "wb", opener=not_for_all)  # noqa: SIM115  (closed in close())
+        self._room = _HEAD_BYTES
+        self._tail = b""
+        self._cut = 0
+
+    def write(self, data: bytes) -> None:
+        """A full disk loses the log, not the trial."""
+        try:
+            self._file.write(data[: self._room])
+            self._file.flush()
+        except OSError:
+            self._room = 0
+        tail = self._tail + data[self._room :]
+        self._room = max(0, self._room - len(data))
+        self._cut += max(0, len(tail) - _TAIL_BYTES)
+        self._tail = tail[-_TAIL_BYTES:]
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            if self._cut:
+                self._file.write(f"\n[... {self._cut} bytes left out ...]\n".encode())
+            self._file.write(self._tail)
+            self._file.close()
 
 
 @dataclass
 class Child:
-    """One running trial.
-
-    Attributes:
-        supervisor: pid of the subreaper, the ancestor of all of the trial's processes.
-        worker: pid of the process that runs the trial; None until it has reported it.
-        stopped: pids that were stopped while another trial has exclusive use.
-        forked: it came from the fork server.
-        company: another trial ran at the same time.
-        lost: it could not be killed (uninterruptible in a driver or a file system).
-        result: its result message.
-        code: the worker's exit code, as in ``subprocess``.
-        garbage: invalid data that came through the result channel.
-        killed_for: why it was killed; ``total``: all steps together took too long.
-        kill_at: deadline for its stack dump; None while no dump was requested.
-    """
+    """One running trial."""
 
     job: Job
     pipes: Pipes
@@ -146,21 +138,21 @@ class Child:
     nonce: str = field(default_factory=lambda: secrets.token_hex(8))
     marker: str = field(default_factory=lambda: secrets.token_hex(8))
     clock: Clock = field(default_factory=Clock)
-    supervisor: int = 0
-    worker: int | None = None
-    stopped: list[int] = field(default_factory=list)
-    process: subprocess.Popen[bytes] | None = None
-    pidfd: int | None = None
+    supervisor: int = 0  # pid of the subreaper, the ancestor of all of the trial's processes
+    worker: int | None = None  # pid of what runs the trial; None until it has reported it
+    stopped: list[int] = field(default_factory=list)  # pids, while another has exclusive use
+    process: subprocess.Popen[bytes] | None = None  # the supervisor, unless it was forked
+    pidfd: int | None = None  # of the supervisor
     forked: bool = False
-    company: bool = False
+    company: bool = False  # another trial ran at the same time
     gone: bool = False
-    lost: bool = False
+    lost: bool = False  # could not be killed (uninterruptible in a driver or a file system)
     oom_before: int = 0
     result: dict[str, Any] | None = None
-    code: int | None = None
-    garbage: str | None = None
+    code: int | None = None  # the worker's exit code, as in subprocess
+    garbage: str | None = None  # invalid data that came through the result channel
     killed_for: KilledFor | None = None
-    kill_at: float | None = None
+    kill_at: float | None = None  # deadline for its stack dump; None while none was requested
     last_output: bytes = b""
     dump: bytes = b""
 
@@ -184,7 +176,7 @@ class Child:
         return [] if self.worker is None or over else [self.worker]
 
     def left_s(self) -> float:
-        """Seconds until its next deadline."""
+        """Until its next deadline."""
         if self.kill_at is not None:
             return self.kill_at - time.monotonic()
         if self.result is not None:
@@ -198,20 +190,10 @@ class Child:
         if self.kill_at is not None:
             self.dump = (self.dump + data)[:16_384]
 
-    @property
-    def last_line(self) -> str:
-        """The last line that it printed."""
-        lines = self.last_output.decode("utf-8", "replace").strip().splitlines()
-        return lines[-1][:200] if lines else ""
-
-    @property
-    def stack(self) -> str:
-        """The stack dump of a trial that timed out."""
-        return self.dump.decode("utf-8", "replace").strip()
-
     def close(self) -> None:
         """Close the parent's ends, the log and the cgroup, once all its processes have ended."""
-        self.pipes.close_ours()
+        for descriptor in self.pipes.ours:
+            os.close(descriptor)
         self.log.close()
         if self.pidfd is not None:
             os.close(self.pidfd)

@@ -16,9 +16,9 @@ class Exclusive:
     """Grants exclusive use to one trial at a time, first come, first served.
 
     Args:
-        stop: stops the trials with these numbers.
-        resume: continues them.
+        stop, resume: for the trials with these numbers.
         grant: tells a trial that all others are stopped.
+        may_grant: whether nothing but trials uses the machine.
     """
 
     def __init__(
@@ -26,8 +26,10 @@ class Exclusive:
         stop: Callable[[list[int]], None],
         resume: Callable[[list[int]], None],
         grant: Callable[[int], None],
+        may_grant: Callable[[], bool],
     ) -> None:
         self._stop, self._resume, self._grant = stop, resume, grant
+        self._may_grant = may_grant
         self._present: set[int] = set()
         self._stopped: set[int] = set()
         self._waiting: deque[int] = deque()
@@ -35,26 +37,24 @@ class Exclusive:
 
     @property
     def taken(self) -> bool:
-        """Whether a trial has exclusive use; no trial may start then."""
-        return self._owner is not None
+        """Whether a trial has exclusive use or waits for it; no trial may start then."""
+        return self._owner is not None or bool(self._waiting)
 
     def enter(self, number: int) -> None:
-        """Add a trial that has started."""
         self._present.add(number)
 
     def request(self, number: int) -> None:
-        """Queue a trial for exclusive use."""
+        """Queue a trial for exclusive use, which :meth:`advance` grants."""
         if number == self._owner:  # another process or thread of the trial that has it
             self._grant(number)
         elif number in self._present and number not in self._waiting:
             self._waiting.append(number)
-            self._next()
 
     def give_back(self, number: int) -> None:
         """End a trial's exclusive use, if it has it."""
         if self._owner == number:
             self._owner = None
-            self._next()
+            self.advance()
 
     def leave(self, number: int) -> None:
         """Remove a trial that has ended."""
@@ -64,10 +64,11 @@ class Exclusive:
             self._waiting.remove(number)
         self.give_back(number)
 
-    def _next(self) -> None:
+    def advance(self) -> None:
+        """Grant exclusive use to who has waited longest, or let all go on."""
         if self._owner is not None:
             return
-        if self._waiting:
+        if self._waiting and self._may_grant():
             self._owner = self._waiting.popleft()
             # Stop the others before granting, or the owner would start next to them.
             others = self._present - self._stopped - {self._owner}
@@ -76,7 +77,7 @@ class Exclusive:
             self._continue({self._owner})
             self._grant(self._owner)
         else:
-            self._continue(self._present)
+            self._continue(self._present - set(self._waiting))
 
     def _continue(self, numbers: set[int]) -> None:
         self._resume(sorted(self._stopped & numbers))

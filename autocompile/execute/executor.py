@@ -14,32 +14,18 @@ __all__ = ["Ended", "Ending", "Event", "Executor", "Job", "Stepped", "Told"]
 
 @dataclass(frozen=True)
 class Job:
-    """One trial to run.
+    """One trial to run, in a folder that holds ``request.json``; ``log.txt`` is written there."""
 
-    Attributes:
-        number: unique among running jobs.
-        folder: holds ``request.json``; ``log.txt`` is written there.
-        timeout_s: limit for each step.
-        compile_timeout_s: limit for the compile step; ``timeout_s`` if None.
-        total_timeout_s: limit for all steps together; None: no limit.
-        memory_limit_bytes: limit for all its processes together; None: no limit.
-        environment: environment variables on top of the parent's.
-        fresh: run it in a new interpreter, not in a fork.
-        python: path of the interpreter; None: the executor's own.
-        toolchain: of a probe: folder to create if missing, with the files that every compiler
-            cache starts with; None if nothing will be compiled.
-    """
-
-    number: int
+    number: int  # unique among running jobs
     folder: Path
-    timeout_s: float
-    compile_timeout_s: float | None = None
-    total_timeout_s: float | None = None
-    memory_limit_bytes: int | None = None
-    environment: Mapping[str, str] = field(default_factory=dict)
-    fresh: bool = False
-    python: str | None = None
-    toolchain: Path | None = None
+    timeout_s: float  # of each step
+    compile_timeout_s: float | None = None  # of the compile step, if another
+    total_timeout_s: float | None = None  # of all steps together; None: no limit
+    memory_limit_bytes: int | None = None  # of all its processes together; None: no limit
+    environment: Mapping[str, str] = field(default_factory=dict)  # on top of the parent's
+    fresh: bool = False  # in a new interpreter, not in a fork
+    python: str | None = None  # path of the interpreter; None: the executor's own
+    toolchain: Path | None = None  # folder that a probe makes, and compiler caches start with
 
     def allowed_s(self, step: Step) -> float:
         """The time limit of a step."""
@@ -50,35 +36,26 @@ class Job:
 
 @dataclass(frozen=True)
 class Ending:
-    """How a job ended.
+    """How a job ended; seconds are without pauses.
 
     Attributes:
-        outcome: from the closed list.
-        step: the last step it reached.
-        message: one line, including torch's error message if there was one.
-        payload: what the trial sent with its result, as :mod:`autocompile.protocol.results` reads
-            it; empty when it sent none.
-        wall_s: seconds from the start of the process to its end, without pauses.
-        step_s: seconds in each step, without pauses.
         spans: step, begin and end of each stretch of work between pauses, in Unix time.
-        pauses: (begin, end) of each time it was stopped for another trial's measurement, by
-            ``time.monotonic``, which all processes share on Linux.
-        stack: stack dump of a process that timed out.
+        pauses: begin and end of each time it was stopped for another trial's measurement, by
+            ``time.monotonic``, which all processes share.
         doubts: circumstances that may have caused a failure, such as ``beside other trials``.
-        first: how the first try ended, if this is the second.
     """
 
     outcome: Outcome
-    step: Step
-    message: str = ""
-    payload: Mapping[str, Any] = field(default_factory=dict)
+    step: Step  # the last that it reached
+    message: str = ""  # one line, including torch's error message if there was one
+    payload: Mapping[str, Any] = field(default_factory=dict)  # as autocompile.protocol.results
     wall_s: float = 0.0
     step_s: Mapping[str, float] = field(default_factory=dict)
     spans: Sequence[tuple[str, float, float]] = ()
     pauses: Sequence[tuple[float, float]] = ()
-    stack: str = ""
+    stack: str = ""  # of a process that timed out
     doubts: Sequence[str] = ()
-    first: Ending | None = None
+    first: Ending | None = None  # how the first try ended, if this is the second
 
 
 @dataclass(frozen=True)
@@ -108,13 +85,9 @@ Event = Stepped | Ended | Told
 
 
 class Executor(Protocol):
-    """Runs jobs. A job that fails in any way is reported as :class:`Ended`, never raised.
+    """Runs jobs. A job that fails in any way is reported as :class:`Ended`, never raised."""
 
-    Attributes:
-        slots: how many jobs may run at once.
-    """
-
-    slots: int
+    slots: int  # how many jobs may run at once
 
     def start(self, job: Job) -> None:
         """Start a job whose ``request.json`` is on disk, or queue it for a later :meth:`wait`."""

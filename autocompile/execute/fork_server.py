@@ -13,7 +13,6 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,16 +25,10 @@ _MODULE = "autocompile.trial.process.fork_server"
 _PATIENCE_S = 120.0  # to import everything on a slow disk
 _FORK_S = 30.0  # to fork while idle
 _MOST_BYTES = 1 << 16
-_GROWTH = 2.0  # it is replaced when its memory has grown by this factor
 
 
 class ForkServerError(Exception):
-    """The fork server cannot fork.
-
-    Args:
-        reason: in words.
-        is_unfit: it refused, because a fork would not be safe; otherwise it is dead.
-    """
+    """The fork server refused to fork, because that is not safe (``is_unfit``), or is dead."""
 
     def __init__(self, reason: str, is_unfit: bool = False) -> None:
         self.is_unfit = is_unfit
@@ -47,11 +40,11 @@ class ForkServer:
 
     Args:
         python: the interpreter.
-        variables: environment variables on top of the parent's.
+        variables: of the environment, on top of the parent's.
         selector: the socket is registered here; call :meth:`listen` when it is readable.
 
     Raises:
-        ForkServerError: it could not be started.
+        ForkServerError: it could not be started; raised by ``warm`` and ``fork`` too if it is dead.
     """
 
     def __init__(
@@ -83,19 +76,13 @@ class ForkServer:
             raise ForkServerError(f"the fork server cannot be started: {error}") from None
         finally:
             theirs.close()
+        self.pid = self._process.pid
         selector.register(ours, selectors.EVENT_READ, self)
         self._rest = b""
-        self._answers: deque[Any] = deque()
         self._error: ForkServerError | None = None
         self._unanswered = 1  # it reports that it is ready, or why not, without a request
         self._asked_at = time.monotonic()
         self._has_to_prepare = False
-        self._size = float("inf")
-
-    @property
-    def pid(self) -> int:
-        """Process id of the server."""
-        return self._process.pid
 
     @property
     def is_busy(self) -> bool:
@@ -107,16 +94,9 @@ class ForkServer:
         return self._unanswered > 0 and time.monotonic() - self._asked_at > _PATIENCE_S
 
     def warm(self, modules: Sequence[str], toolchain: Path | None) -> None:
-        """Request imports and, with a toolchain folder, a small compile on the CPU.
+        """Request imports and, with a folder for the toolchain, a small compile on the CPU.
 
         Returns at once. The compile starts with the next :meth:`is_ready`.
-
-        Args:
-            modules: names of modules.
-            toolchain: folder for the files that every compiler cache starts with; None: no compile.
-
-        Raises:
-            ForkServerError: it is dead.
         """
         place = None if toolchain is None else str(toolchain)
         self._ask({"do": "warm", "modules": list(modules), "toolchain": place})
@@ -139,23 +119,17 @@ class ForkServer:
         return not self._unanswered
 
     def listen(self) -> None:
-        """Read its answers without waiting."""
+        """Read its answers without waiting; an error is kept for :meth:`is_ready`."""
         try:
-            while self._error is None and self._receive(0.0):
-                while self._answers:
-                    self._size = self._checked(self._answers.popleft())["memory_bytes"]
-                    self._unanswered -= 1
-                    self._asked_at = time.monotonic()
+            while self._error is None and self._answer(0.0) is not None:
+                self._unanswered -= 1
+                self._asked_at = time.monotonic()
         except ForkServerError as error:
             self._error = error
             self._unregister()  # a socket at its end is always readable: a busy-wait
 
     def fork(self, arguments: Mapping[str, Any], descriptors: Sequence[int]) -> int:
         """Fork a trial; the server must be ready. Returns the pid of its supervisor.
-
-        Args:
-            arguments: of the trial.
-            descriptors: its ends of its pipes.
 
         Raises:
             ForkServerError: it is dead or not safe to fork.
@@ -166,19 +140,10 @@ class ForkServer:
             here = "/"
         self._send({"do": "fork", "cwd": here, **arguments}, descriptors)
         until = time.monotonic() + _FORK_S
-        while not self._answers and (left := until - time.monotonic()) > 0:
-            self._receive(left)
-        if not self._answers:
-            raise ForkServerError(f"the fork server has not forked for {_FORK_S:.0f} s")
-        return int(self._checked(self._answers.popleft())["pid"])
-
-    def has_grown(self) -> bool:
-        """Whether it holds much more memory than at first and should be replaced."""
-        try:
-            resident = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
-        except (OSError, ValueError, IndexError):
-            return False
-        return bool(resident * os.sysconf("SC_PAGE_SIZE") > _GROWTH * self._size)
+        while (left := until - time.monotonic()) > 0:
+            if (answer := self._answer(left)) is not None:
+                return int(answer["pid"])
+        raise ForkServerError(f"the fork server has not forked for {_FORK_S:.0f} s")
 
     def close(self) -> None:
         """Kill the server, and with it the trials that it forked."""
@@ -207,25 +172,27 @@ class ForkServer:
         except OSError as error:
             raise ForkServerError(f"the fork server is gone: {error}") from None
 
-    def _receive(self, patience_s: float) -> bool:
-        """Wait for answers; False if none came."""
+    def _answer(self, patience_s: float) -> dict[str, Any] | None:
+        """Its next answer; None if it has not come, or not as a whole."""
+        if b"\n" not in self._rest:
+            try:
+                self._socket.settimeout(patience_s)
+                data = self._socket.recv(_MOST_BYTES)
+            except (BlockingIOError, TimeoutError):
+                return None
+            except OSError as error:
+                raise ForkServerError(f"the fork server does not answer: {error}") from None
+            if not data:
+                raise ForkServerError(f"the fork server exited{self._last_output()}")
+            self._rest += data
+        line, is_whole, rest = self._rest.partition(b"\n")
+        if not is_whole:
+            return None
+        self._rest = rest
         try:
-            self._socket.settimeout(patience_s)
-            data = self._socket.recv(_MOST_BYTES)
-        except (BlockingIOError, TimeoutError):
-            return False
-        except OSError as error:
-            raise ForkServerError(f"the fork server does not answer: {error}") from None
-        if not data:
-            raise ForkServerError(f"the fork server exited{self._last_output()}")
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        try:
-            self._answers.extend(json.loads(line) for line in lines)
+            answer = json.loads(line)
         except ValueError as error:
             raise ForkServerError(f"the fork server sent an invalid answer: {error}") from None
-        return True
-
-    def _checked(self, answer: Any) -> dict[str, Any]:
         if not isinstance(answer, dict):
             raise ForkServerError(f"the fork server sent an invalid answer: {answer!r}")
         if reason := answer.get("refused"):

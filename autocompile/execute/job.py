@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,16 +16,17 @@ from autocompile.protocol.requests import Header, ProbeRequest, Request
 from autocompile.store.files import make_folder, not_for_all, write_json
 from autocompile.store.record import RunFolder
 
-try:
-    import fcntl
-except ImportError:  # Windows: two tuners on one run are not noticed there
-    fcntl = None  # type: ignore[assignment]
-
 __all__ = ["JobFactory", "adaptive_timeout_s", "is_held", "locked"]
 
 _LEAST_FREE_BYTES = 256 * 2**20  # of disk: less, and the next compile may not fit
 _ENOUGH_SEEN = 3
 _TOTAL = 3.0  # times the longest stay in one step
+_ENVIRONMENT = {
+    # One thread compiles in the process itself: no pool that outlives the compile.
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",
+    "PYTHONFAULTHANDLER": "1",
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+}
 
 
 def adaptive_timeout_s(cap_s: float, seen_s: Sequence[float]) -> float:
@@ -41,30 +43,20 @@ def adaptive_timeout_s(cap_s: float, seen_s: Sequence[float]) -> float:
 
 @dataclass
 class JobFactory:
-    """Makes jobs for one run.
-
-    Attributes:
-        folder: the run.
-        header: what every request of the run has in common.
-        timeout_s: the longest stay in one step; three times that in all steps together.
-        memory_limit_bytes: the most memory of one trial; None: no limit.
-        memory_alone_bytes: the most memory of a trial that runs alone; None: no other limit.
-        pythons: the interpreters beside the tuner's own, by the names of their environments.
-    """
+    """Makes jobs for one run."""
 
     folder: RunFolder
     header: Header
-    timeout_s: float
-    memory_limit_bytes: int | None
-    memory_alone_bytes: int | None = None
-    pythons: Mapping[str, str] = field(default_factory=dict)
+    timeout_s: float  # of one step; three times that for all steps together
+    memory_limit_bytes: int | None  # of one trial; None: no limit
+    memory_alone_bytes: int | None = None  # of a trial that runs alone; None: no other limit
+    pythons: Mapping[str, str] = field(default_factory=dict)  # of other environments, by name
     _next: int | None = None
 
     def next_number(self) -> int:
         """The number of a new trial; each call gives another."""
         if self._next is None:
-            numbers = self.folder.numbers()
-            self._next = numbers[-1] + 1 if numbers else 0
+            self._next = max(self.folder.numbers(), default=-1) + 1
         self._next += 1
         return self._next - 1
 
@@ -79,14 +71,7 @@ class JobFactory:
         """Write ``request.json`` and prepare the compiler's cache.
 
         It is empty but for the probe of the machine's vector instructions, so that compile time is
-        that of a first compile.
-
-        Args:
-            request: what to do; its number names the folder.
-            compile_timeout_s: the longest stay in the compile step, if less than in others.
-            fresh: in an interpreter of its own.
-            alone: no other trial runs beside it.
-            environment: whose interpreter it runs under.
+        that of a first compile. With ``alone`` no other trial runs beside it.
 
         Raises:
             RunError: the disk is full or nearly so, or the folder cannot be written.
@@ -103,7 +88,7 @@ class JobFactory:
             self.timeout_s,
             compile_timeout_s,
             total_timeout_s=_TOTAL * self.timeout_s,
-            memory_limit_bytes=self._memory_bytes(alone),
+            memory_limit_bytes=(alone and self.memory_alone_bytes) or self.memory_limit_bytes,
             environment=caches | _ENVIRONMENT,
             fresh=fresh,
             python=self.pythons.get(environment),
@@ -112,10 +97,7 @@ class JobFactory:
     def probe_job(self, request: ProbeRequest, compiles: bool, environment: str = "default") -> Job:
         """The job that looks at machine, torch and target before the first trial.
 
-        Args:
-            request: what to look at.
-            compiles: also prepare what all of Inductor's caches start with.
-            environment: which interpreter to look at.
+        With ``compiles`` it also prepares what all of Inductor's caches start with.
         """
         path = self.folder.path / _of("probe", environment)
         make_folder(path)
@@ -126,18 +108,16 @@ class JobFactory:
             request.number,
             path,
             self.timeout_s,
-            memory_limit_bytes=self._memory_bytes(alone=True),
+            memory_limit_bytes=self.memory_alone_bytes or self.memory_limit_bytes,
             environment=_ENVIRONMENT,
             python=self.pythons.get(environment),
             toolchain=folder,
         )
 
     def cache_of(self, number: int) -> Path:
-        """Where the compiler cache of a trial is."""
         return (self.folder.cache / f"{number:04d}").absolute()
 
     def has_cache(self, number: int) -> bool:
-        """Whether it is still there."""
         return self.cache_of(number).is_dir()
 
     def drop_cache(self, number: int | None = None) -> None:
@@ -145,11 +125,8 @@ class JobFactory:
         gone = self.folder.cache if number is None else self.cache_of(number)
         shutil.rmtree(gone, ignore_errors=True)
 
-    def _memory_bytes(self, alone: bool) -> int | None:
-        return (self.memory_alone_bytes if alone else None) or self.memory_limit_bytes
-
     def _toolchain(self, environment: str) -> Path:
-        """Where the probe leaves what all caches of an environment start with."""
+        """What all caches of an environment start with, as its probe has left it."""
         return self.folder.cache / _of("toolchain", environment)
 
     def _demand_space(self) -> None:
@@ -168,9 +145,9 @@ class JobFactory:
                 shutil.copytree(toolchain, cache)
             else:
                 make_folder(cache)
-        except (OSError, shutil.Error, RunError) as error:
-            cause = error.__cause__ if isinstance(error, RunError) else error
-            what = cause.strerror if isinstance(cause, OSError) and cause.strerror else cause
+        except (OSError, RunError) as error:
+            cause = error.__cause__ or error
+            what = getattr(cause, "strerror", None) or cause
             raise RunError(
                 f"cannot write the compiler cache {cache}: {what}",
                 "finished trials are safe",
@@ -182,18 +159,8 @@ def _of(name: str, environment: str) -> str:
     return name if environment == "default" else f"{name}-{environment}"
 
 
-_ENVIRONMENT = {
-    # One thread compiles in the process itself: no pool that outlives the compile.
-    "TORCHINDUCTOR_COMPILE_THREADS": "1",
-    "PYTHONFAULTHANDLER": "1",
-    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-}
-
-
 def is_held(folder: RunFolder) -> bool:
     """Whether a tuner is at work on the run."""
-    if fcntl is None:
-        return False
     try:
         with open(folder.path / "lock", "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -211,9 +178,6 @@ def locked(folder: RunFolder) -> Iterator[None]:
     Raises:
         RunError: another tuner holds it, or the folder cannot be written.
     """
-    if fcntl is None:
-        yield
-        return
     try:
         file = open(folder.path / "lock", "w", opener=not_for_all)  # noqa: SIM115  (closed below)
     except OSError as error:

@@ -16,14 +16,13 @@ import time
 from collections import deque
 
 from autocompile.errors import RunError, UsageError
-from autocompile.execute.channel import CappedLog, drain
-from autocompile.execute.child import Child, Clock, KilledFor, Pipes
+from autocompile.execute.child import CappedLog, Child, Clock, KilledFor, Pipes
 from autocompile.execute.exclusive import Exclusive
 from autocompile.execute.executor import Ended, Ending, Event, Job, Stepped, Told
 from autocompile.execute.fork_server import ForkServer
 from autocompile.execute.memory import Cgroup, default_jobs, oom_kills
 from autocompile.execute.outcome import ending_of
-from autocompile.execute.starter import Isolation, ProcessStarters
+from autocompile.execute.starter import Isolation, ProcessStarter
 from autocompile.protocol.events import ChannelError, EventName
 from autocompile.protocol.processes import kill_tree, pause, resume, tree_memory_bytes
 from autocompile.store.record import Outcome, Step
@@ -36,38 +35,25 @@ _POLL_S = 0.5  # how often the memory of a trial without a cgroup is read
 
 
 class LocalExecutor:
-    """Runs trials on this machine.
-
-    Args:
-        python: the interpreter; this one when None.
-        isolation: ``fork`` forks trials from the fork server, ``spawn`` starts an interpreter for
-            each, ``auto`` forks where that is safe.
-        jobs: how many may run at once; :func:`default_jobs` when None.
+    """Runs trials on this machine, at most ``jobs`` at once; :func:`default_jobs` when None.
 
     Raises:
         UsageError: unknown isolation, or fewer than one job.
     """
 
-    def __init__(
-        self, python: str | None = None, isolation: Isolation = "auto", jobs: int | None = None
-    ) -> None:
+    def __init__(self, isolation: Isolation = "auto", jobs: int | None = None) -> None:
         if jobs is not None and jobs < 1:
             raise UsageError(f"jobs must be at least 1, not {jobs}", hint="--jobs 1")
-        self.slots = default_jobs() if jobs is None else jobs
-        self._jobs_given = jobs is not None
+        self._isolation, self._jobs_given = isolation, jobs is not None
         self._events: list[Event] = []
         self._selector = selectors.DefaultSelector()
-        self._starters = ProcessStarters(
-            python or sys.executable,
-            isolation,
-            lambda text: self._events.append(Told(text)),
-            self._selector,
-        )
+        self._starters = dict[str, ProcessStarter]()  # by interpreter
+        self._starter(None)  # refuses a wrong isolation
+        self.slots = default_jobs() if jobs is None else jobs
         self._children: dict[int, Child] = {}
         self._queue: deque[Job] = deque()
         self._look_at = 0.0
-        self._exclusive = Exclusive(self._hold, self._release, self._grant)
-        self._asking: deque[int] = deque()  # for exclusive use, while a fork server is busy
+        self._exclusive = Exclusive(self._hold, self._release, self._grant, self._is_quiet)
 
     def start(self, job: Job) -> None:
         """Start a trial, or queue it until it can be forked and no trial has exclusive use."""
@@ -78,18 +64,17 @@ class LocalExecutor:
         """Wait until a trial sends something, ends, or passes a deadline."""
         until = time.monotonic() + timeout_s
         while not self._events and (self._children or self._queue):
-            sleep = until - time.monotonic()
-            if sleep <= 0:
+            if (left := until - time.monotonic()) <= 0:
                 break
-            sleep = min(sleep, _POLL_S, *(c.left_s() for c in self._children.values()))
-            for key, _ in self._selector.select(max(0.0, sleep)):
+            sleep_s = min(left, _POLL_S, *(c.left_s() for c in self._children.values()))
+            for key, _ in self._selector.select(max(0.0, sleep_s)):
                 if isinstance(key.data, ForkServer):
                     key.data.listen()
                 elif key.fd == key.data.pidfd:
                     key.data.gone = True
                 else:
                     self._read(key.data, key.fd)
-            self._pass_on_requests()
+            self._exclusive.advance()
             self._look_after_all()
             self._start_queued()
         events, self._events = self._events, []
@@ -97,8 +82,7 @@ class LocalExecutor:
 
     def cancel(self, number: int) -> None:
         """Kill a trial; it ends as ``interrupted``, even if Ctrl-C hit before it was registered."""
-        for job in [j for j in self._queue if j.number == number]:
-            self._queue.remove(job)
+        self._queue = deque(job for job in self._queue if job.number != number)
         if child := self._children.get(number):
             self._kill(child, "interrupted")
         elif not any(isinstance(e, Ended) and e.number == number for e in self._events):
@@ -106,21 +90,35 @@ class LocalExecutor:
             self._events.append(Ended(number, ending))
 
     def close(self) -> None:
-        """Kill all trials and the fork server."""
         self._queue.clear()
         try:
             for child in list(self._children.values()):
                 self._kill(child, "interrupted")
                 self._finish(child)
         finally:
-            self._starters.close()
+            for starter in self._starters.values():
+                starter.close()
             self._selector.close()
+
+    def _starter(self, python: str | None) -> ProcessStarter:
+        python = python or sys.executable
+        if python not in self._starters:
+            made = ProcessStarter(python, self._isolation, self._tell, self._selector)
+            self._starters[python] = made
+        return self._starters[python]
+
+    def _tell(self, text: str) -> None:
+        self._events.append(Told(text))
+
+    def _is_quiet(self) -> bool:
+        """Whether no fork server imports or compiles something."""
+        return not any(starter.is_busy for starter in self._starters.values())
 
     def _start_queued(self) -> None:
         for job in list(self._queue):
-            if self._exclusive.taken or self._asking:
+            if self._exclusive.taken:
                 return
-            if self._starters.of(job.python).is_ready(job, alone=not self._children):
+            if self._starter(job.python).is_ready(job):
                 self._queue.remove(job)
                 self._launch(job)
 
@@ -136,25 +134,26 @@ class LocalExecutor:
         child = Child(job, Pipes(), log, cgroup, oom_before=oom_kills())
         has_begun = False
         try:
-            has_begun = self._starters.of(job.python).start(child)
+            has_begun = self._starter(job.python).start(child)
+            if not has_begun:
+                self._queue.appendleft(job)
         except OSError as error:
             what = f"the trial's process cannot be started: {error.strerror or error}"
             ending = Ending(Outcome.INFRASTRUCTURE, Step.IMPORT, what)
             self._events.append(Ended(job.number, ending))
-            return
         finally:
-            child.pipes.close_theirs()
+            for end in child.pipes.theirs:
+                os.close(end)
             if not has_begun:
                 child.close()
         if not has_begun:
-            self._queue.appendleft(job)
             return
         child.clock = Clock()
         for other in self._children.values():
             other.company = child.company = True
         self._children[job.number] = child
         self._exclusive.enter(job.number)
-        for descriptor in (child.pipes.results[0], child.pipes.output[0], child.pidfd):
+        for descriptor in (child.pipes.results, child.pipes.output, child.pidfd):
             if descriptor is not None:
                 self._selector.register(descriptor, selectors.EVENT_READ, child)
 
@@ -162,19 +161,24 @@ class LocalExecutor:
         """Read what a pipe holds now; False if that is nothing."""
         if descriptor not in self._selector.get_map():
             return False  # its trial ended earlier in this round
-        data = drain(descriptor)
-        if data is None:
+        try:
+            data = os.read(descriptor, 2**20)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        if not data:
             self._selector.unregister(descriptor)
             # Only the trial's own processes hold the other end.
-            child.gone = child.gone or descriptor == child.pipes.results[0]
-        elif descriptor == child.pipes.output[0]:
+            child.gone = child.gone or descriptor == child.pipes.results
+        elif descriptor == child.pipes.output:
             child.take_output(data)
         else:
             self._take(child, data)
         return bool(data)
 
     def _take(self, child: Child, data: bytes) -> None:
-        number, starter = child.job.number, self._starters.of(child.job.python)
+        number, starter = child.job.number, self._starter(child.job.python)
         try:
             for event, message in child.reader.feed(data):
                 if event is EventName.STEP:
@@ -182,7 +186,7 @@ class LocalExecutor:
                     self._events.append(Stepped(number, child.clock.step))
                 elif event is EventName.EXCLUSIVE:
                     child.clock.hold(waits=True)
-                    self._asking.append(number)
+                    self._exclusive.request(number)
                 elif event is EventName.SHARED:
                     self._exclusive.give_back(number)
                 elif event is EventName.RESULT and child.result is None:
@@ -205,11 +209,6 @@ class LocalExecutor:
             child.garbage = str(error)
             self._kill(child, None)
 
-    def _pass_on_requests(self) -> None:
-        """Grant exclusive use only once no fork server imports or compiles something."""
-        while self._asking and not self._starters.are_busy:
-            self._exclusive.request(self._asking.popleft())
-
     def _hold(self, numbers: list[int]) -> None:
         children = [self._children[n] for n in numbers if n in self._children]
         for child in children:
@@ -224,8 +223,8 @@ class LocalExecutor:
         """Wait for the worker's pid: without it, the worker cannot be stopped."""
         deadline = time.monotonic() + _BIRTH_S
         while child.worker is None and not child.gone and time.monotonic() < deadline:
-            if select.select([child.pipes.results[0]], [], [], _BIRTH_S)[0]:
-                self._read(child, child.pipes.results[0])
+            if select.select([child.pipes.results], [], [], _BIRTH_S)[0]:
+                self._read(child, child.pipes.results)
 
     def _release(self, numbers: list[int]) -> None:
         children = [self._children[n] for n in numbers if n in self._children]
@@ -238,23 +237,25 @@ class LocalExecutor:
         child = self._children[number]
         child.clock.go()
         with contextlib.suppress(OSError):  # it has exited; its end is read later
-            os.write(child.pipes.control[0], b"!")
+            os.write(child.pipes.control, b"!")
 
     def _look_after_all(self) -> None:
-        now = time.monotonic()
-        poll = now >= self._look_at
-        for child in list(self._children.values()):
+        began, held = time.monotonic(), dict[int, int]()
+        children = list(self._children.values())
+        if began >= self._look_at:
+            limited = [c for c in children if c.job.memory_limit_bytes and not c.cgroup]
+            held = tree_memory_bytes([child.supervisor for child in limited])
+            # Reading many process trees is slow: limit it to one percent of a core.
+            self._look_at = began + max(_POLL_S, 100 * (time.monotonic() - began))
+        for child in children:
             if child.gone or (child.process is not None and child.process.poll() is not None):
                 self._finish(child)
             else:
-                self._look_after(child, poll)
-        if poll:  # reading many process trees is slow: limit it to one percent of a core
-            self._look_at = now + max(_POLL_S, 100 * (time.monotonic() - now))
+                self._look_after(child, held.get(child.supervisor, 0))
 
-    def _look_after(self, child: Child, poll: bool) -> None:
+    def _look_after(self, child: Child, held_bytes: int) -> None:
         """Enforce the memory limit and the deadlines of a trial."""
-        limit = child.job.memory_limit_bytes
-        if poll and limit and not child.cgroup and tree_memory_bytes(child.supervisor) > limit:
+        if held_bytes > (child.job.memory_limit_bytes or float("inf")):
             self._kill(child, "memory")
         elif child.left_s() > 0:
             return
@@ -279,7 +280,7 @@ class LocalExecutor:
             if child.process is not None:
                 child.process.wait()
         registered = self._selector.get_map()
-        for descriptor in (child.pipes.results[0], child.pipes.output[0]):
+        for descriptor in (child.pipes.results, child.pipes.output):
             while descriptor in registered and self._read(child, descriptor):
                 pass
             if descriptor in registered:
@@ -293,5 +294,4 @@ class LocalExecutor:
             self._events.append(Ended(child.job.number, ending_of(child)))
             child.close()
         finally:
-            self._asking = deque(n for n in self._asking if n != child.job.number)
             self._exclusive.leave(child.job.number)

@@ -41,20 +41,16 @@ def ending_of(child: Child) -> Ending:
         step_s=child.clock.step_s,
         spans=tuple((step, since + begin, since + end) for step, begin, end in child.clock.spans),
         pauses=tuple(child.clock.pauses),
-        stack=child.stack,
+        stack=child.dump.decode("utf-8", "replace").strip(),
         doubts=[n for n, is_so in doubts.items() if is_so and (died or outcome in _DOUBTFUL)],
     )
 
 
 def conclude(child: Child, is_oom: bool = False) -> tuple[Outcome, Step, str]:
-    """Outcome, step and one-line message.
+    """Outcome, step and one-line message of a trial that has ended.
 
     A result that has arrived is final, whatever the process does later. The exception is a
     failure while the OOM killer ended a process of the trial: that is out of memory.
-
-    Args:
-        child: a trial that has ended.
-        is_oom: the OOM killer ended one of its processes.
     """
     job, step, code = child.job, child.clock.step, child.code
     said_in, words = step, ""
@@ -71,11 +67,11 @@ def conclude(child: Child, is_oom: bool = False) -> tuple[Outcome, Step, str]:
         case "interrupted":
             return Outcome.INTERRUPTED, step, "stopped before it finished"
         case "timeout":
-            what = f"still in {step.value} after {job.allowed_s(step):.0f} s{_place(child.stack)}"
-            return Outcome.TIMEOUT, step, what
+            what = f"still in {step.value} after {job.allowed_s(step):.0f} s"
+            return Outcome.TIMEOUT, step, what + _place(child)
         case "total":
             what = f"all steps together took more than {job.total_timeout_s or 0:.0f} s"
-            return Outcome.TIMEOUT, step, what + _place(child.stack)
+            return Outcome.TIMEOUT, step, what + _place(child)
         case "memory":
             return Outcome.OUT_OF_MEMORY, step, f"its processes held more than {gib}"
     if is_oom:
@@ -88,12 +84,9 @@ def conclude(child: Child, is_oom: bool = False) -> tuple[Outcome, Step, str]:
         return Outcome.INFRASTRUCTURE, step, "its processes were killed from outside"
     if code < 0:
         return Outcome.CRASHED, step, f"{_signal_name(-code)} in {step.value}"
-    last = f": {child.last_line}" if child.last_line else ""
-    return (
-        Outcome.CRASHED,
-        step,
-        f"exited with code {code} in {step.value} without a result{last}",
-    )
+    what = f"exited with code {code} in {step.value} without a result"
+    lines = child.last_output.decode("utf-8", "replace").strip().splitlines()
+    return Outcome.CRASHED, step, f"{what}: {lines[-1][:200]}" if lines else what
 
 
 def _signal_name(number: int) -> str:
@@ -103,9 +96,9 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _place(stack: str) -> str:
+def _place(child: Child) -> str:
     """The innermost frame of the thread that was running, as ``, in f (model.py:7)``."""
-    _, found, rest = stack.rpartition("(most recent call first):")
+    _, found, rest = child.dump.decode("utf-8", "replace").rpartition("(most recent call first):")
     match = _FRAME.search(rest) if found else None
     if match is None:
         return ""

@@ -1,4 +1,4 @@
-"""Starts trial processes under each interpreter: forks of its fork server, or new interpreters."""
+"""Starts trial processes under an interpreter: forks of its fork server, or new interpreters."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from selectors import BaseSelector
 from typing import Literal
@@ -18,7 +18,7 @@ from autocompile.execute.child import Child
 from autocompile.execute.executor import Job
 from autocompile.execute.fork_server import ForkServer, ForkServerError
 
-__all__ = ["Isolation", "ProcessStarter", "ProcessStarters"]
+__all__ = ["Isolation", "ProcessStarter"]
 
 Isolation = Literal["auto", "fork", "spawn"]
 
@@ -34,48 +34,33 @@ class ProcessStarter:
             each, ``auto`` forks where that is safe.
         tell: called with a message when it falls back to a slower way.
         selector: the fork server's socket is registered here.
-        variables: environment variables on top of the parent's.
 
     Raises:
-        UsageError: unknown isolation, or not available on this system.
+        UsageError: unknown isolation, or not available on this system; from all methods: isolation
+            is ``fork``, and forking is not safe.
     """
 
     def __init__(
-        self,
-        python: str,
-        isolation: Isolation,
-        tell: Callable[[str], None],
-        selector: BaseSelector,
-        variables: Mapping[str, str] | None = None,
+        self, python: str, isolation: Isolation, tell: Callable[[str], None], selector: BaseSelector
     ) -> None:
         if isolation not in ("auto", "fork", "spawn"):
             raise UsageError(f"unknown isolation {isolation!r} (choose from: auto, fork, spawn)")
-        self._python, self._tell, self._variables = python, tell, dict(variables or {})
-        self._selector = selector
-        self._insists = isolation == "fork"
-        self._forks = isolation != "spawn" and sys.platform == "linux"
-        if self._insists and not self._forks:
-            raise UsageError("trials can be forked on Linux only", hint="--isolation spawn")
+        if sys.platform != "linux":
+            raise UsageError("trials run on Linux only")
+        self._python, self._tell, self._selector = python, tell, selector
+        self._insists, self._forks = isolation == "fork", isolation != "spawn"
+        self._library: tempfile.TemporaryDirectory[str] | None = None
+        self._variables: dict[str, str] = {}  # on top of the parent's
+        if python != sys.executable:
+            self._lend_package()
         self._fork_server: ForkServer | None = None
         self._warmth: tuple[Sequence[str], Path | None] = ((), None)
         self._deaths = 0
 
-    def is_ready(self, job: Job, alone: bool) -> bool:
-        """Whether a trial can start at once; if not, starts the fork server that it waits for.
-
-        Args:
-            job: the trial.
-            alone: no other trial is running, so the fork server may be replaced.
-
-        Raises:
-            UsageError: isolation is ``fork``, and forking is not safe.
-        """
+    def is_ready(self, job: Job) -> bool:
+        """Whether a trial can start at once; if not, starts the fork server that it waits for."""
         while self._forks and not job.fresh:
             try:
-                server = self._fork_server
-                # While it imports, it is expected to grow.
-                if alone and server and not self.is_busy and server.has_grown():
-                    self.close()
                 if self._fork_server is None:
                     self._fork_server = ForkServer(self._python, self._variables, self._selector)
                     if any(self._warmth):
@@ -91,16 +76,12 @@ class ProcessStarter:
         return self._fork_server is not None and self._fork_server.is_busy
 
     def start(self, child: Child) -> bool:
-        """Start a trial's processes, after :meth:`is_ready` returned True.
-
-        Args:
-            child: the trial; its ``supervisor`` and ``pidfd`` are set.
+        """Start a trial's processes, after :meth:`is_ready`; sets its ``supervisor`` and ``pidfd``.
 
         Returns:
             False if the fork server has died since; try again.
 
         Raises:
-            UsageError: isolation is ``fork``, and forking is not safe.
             OSError: no process can be started.
         """
         if not self._forks or child.job.fresh or self._fork_server is None:
@@ -118,12 +99,7 @@ class ProcessStarter:
         return True
 
     def warm(self, modules: Sequence[str], toolchain: Path | None) -> None:
-        """Have the fork server import modules and prepare a toolchain, now and after a restart.
-
-        Args:
-            modules: names of modules; empty: unchanged.
-            toolchain: folder for the files that every compiler cache starts with; None: unchanged.
-        """
+        """Have the fork server import modules or prepare a toolchain, now and after a restart."""
         self._warmth = (modules or self._warmth[0], toolchain or self._warmth[1])
         if self._fork_server is not None:
             try:
@@ -132,18 +108,19 @@ class ProcessStarter:
                 self._fall_back(error)
 
     def close(self) -> None:
-        """Kill the fork server; the next trial starts a new one."""
+        self._end_fork_server()
+        if self._library is not None:
+            self._library.cleanup()
+
+    def _end_fork_server(self) -> None:
+        """The next trial starts a new one."""
         if self._fork_server is not None:
             self._fork_server.close()
             self._fork_server = None
 
     def _fall_back(self, error: ForkServerError) -> None:
-        """Fork without the target's imports, or else start interpreters.
-
-        Raises:
-            UsageError: isolation is ``fork``.
-        """
-        self.close()
+        """Fork without the target's imports, or else start interpreters."""
+        self._end_fork_server()
         self._deaths += not error.is_unfit
         if not error.is_unfit and self._deaths <= _MOST_DEATHS:
             return  # it may have been killed from outside: try a new one
@@ -173,62 +150,13 @@ class ProcessStarter:
             env={**os.environ, **self._variables, **theirs["environment"]},
         )
 
+    def _lend_package(self) -> None:
+        """Make this package importable in another interpreter.
 
-class ProcessStarters:
-    """Creates the starter of each interpreter on first use.
-
-    Args:
-        python: the interpreter of jobs that name none.
-        isolation: as for :class:`ProcessStarter`, like ``tell`` and ``selector``.
-        tell: called with messages for the user.
-        selector: sockets of fork servers are registered here.
-
-    Raises:
-        UsageError: unknown isolation, or not available on this system.
-    """
-
-    def __init__(
-        self,
-        python: str,
-        isolation: Isolation,
-        tell: Callable[[str], None],
-        selector: BaseSelector,
-    ) -> None:
-        self._python, self._isolation, self._tell = python, isolation, tell
-        self._selector = selector
-        self._made = {python: ProcessStarter(python, isolation, tell, selector)}
-        self._library: tempfile.TemporaryDirectory[str] | None = None
-
-    def of(self, python: str | None) -> ProcessStarter:
-        """The starter of an interpreter; None means the default one."""
-        name = python or self._python
-        if name not in self._made:
-            self._made[name] = ProcessStarter(
-                name, self._isolation, self._tell, self._selector, self._package_path()
-            )
-        return self._made[name]
-
-    @property
-    def are_busy(self) -> bool:
-        """Whether any fork server imports or compiles something."""
-        return any(starter.is_busy for starter in self._made.values())
-
-    def close(self) -> None:
-        """Kill all fork servers."""
-        for starter in self._made.values():
-            starter.close()
-        if self._library is not None:
-            self._library.cleanup()
-            self._library = None
-
-    def _package_path(self) -> dict[str, str]:
-        """Environment variables that make this package importable in another interpreter.
-
-        The package gets a folder of its own, since site-packages here may hold another torch.
+        It gets a folder of its own, since site-packages here may hold another torch.
         """
-        if self._library is None:
-            self._library = tempfile.TemporaryDirectory(prefix="autocompile-lib-")
-            package = Path(autocompile.__file__).parent
-            (Path(self._library.name) / "autocompile").symlink_to(package)
+        self._library = tempfile.TemporaryDirectory(prefix="autocompile-lib-")
+        package = Path(autocompile.__file__).parent
+        (Path(self._library.name) / "autocompile").symlink_to(package)
         paths = [self._library.name, os.environ.get("PYTHONPATH", "")]
-        return {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+        self._variables["PYTHONPATH"] = os.pathsep.join(filter(None, paths))

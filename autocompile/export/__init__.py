@@ -1,7 +1,6 @@
 """Renders a report as code or JSON for the user's stack, without importing or running anything.
 
-Each stack is one file with one function, ``export(report) -> str``, where the report is the
-content of ``report.json``.
+Each exporter is one function from the report, the content of ``report.json``, to text.
 """
 
 from __future__ import annotations
@@ -12,15 +11,10 @@ from typing import Any
 
 from autocompile.errors import ExportError, UsageError
 from autocompile.estimate.decision import SETS
-from autocompile.export.accelerate import export as _accelerate
+from autocompile.export import accelerate, python, rllib, script, stacks
 from autocompile.export.choices import choices, command
-from autocompile.export.lightning import export as _lightning
-from autocompile.export.python import export as _python
 from autocompile.export.python import to_paste, use_line
-from autocompile.export.rllib import export as _rllib
-from autocompile.export.script import export as _script
 from autocompile.export.text import comment
-from autocompile.export.transformers import export as _transformers
 from autocompile.settings.tuned import Tuned
 
 __all__ = ["FORMATS", "export", "to_paste", "unconfirmed", "use_line"]
@@ -33,25 +27,20 @@ def _json(report: Mapping[str, Any]) -> str:
 
 
 _EXPORTERS: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "python": _python,
-    "script": _script,
+    "python": python.export,
+    "script": script.export,
     "json": _json,
-    "rllib": _rllib,
-    "accelerate": _accelerate,
-    "transformers": _transformers,
-    "lightning": _lightning,
+    "rllib": rllib.export,
+    "accelerate": accelerate.export,
+    "transformers": stacks.transformers,
+    "lightning": stacks.lightning,
 }
-
 FORMATS: tuple[str, ...] = tuple(_EXPORTERS)
 """Names of the formats of :func:`export`."""
 
 
 def export(report: Mapping[str, Any], to: str) -> str:
-    """The result in one of the formats; code begins with a comment on unconfirmed settings.
-
-    Args:
-        report: the content of ``report.json``.
-        to: one of :data:`FORMATS`.
+    """The result in one of :data:`FORMATS`; code begins with a comment on unconfirmed settings.
 
     Raises:
         UsageError: unknown format.
@@ -75,7 +64,7 @@ def unconfirmed(report: Mapping[str, Any]) -> list[str]:
     except ExportError:
         return []
     return [
-        f"NOT CONFIRMED: {choice.phase} was measured in {_processes(choice.processes)}; "
+        f"NOT CONFIRMED: {choice.phase} was measured in {_processes(choice.processes)} only; "
         f"{SETS[0]} fresh processes confirm a setting"
         for choice in found
         if choice.config is not None and choice.processes < SETS[0]
@@ -83,6 +72,4 @@ def unconfirmed(report: Mapping[str, Any]) -> list[str]:
 
 
 def _processes(count: int) -> str:
-    if not count:
-        return "the search only"
-    return f"{count} fresh process{'es' * (count > 1)} only"
+    return f"{count} fresh process{'es' * (count > 1)}" if count else "the search"

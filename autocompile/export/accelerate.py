@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autocompile.export.choices import Report
+from autocompile.export.choices import Report, device_of
 from autocompile.export.lines import (
     arguments,
     model_lines,
@@ -10,7 +10,7 @@ from autocompile.export.lines import (
     options,
     process_lines,
 )
-from autocompile.export.stacks import settings_of
+from autocompile.export.stacks import Settings, not_carried, settings_of
 from autocompile.export.text import comment, program, quoted
 from autocompile.settings.config import CompileConfig
 
@@ -35,24 +35,16 @@ _MIXED = {"none": "", "bfloat16": ', mixed_precision="bf16"', "float16": ', mixe
 
 
 def export(report: Report) -> str:
-    """Code that creates the Accelerator and prepares ``model`` and ``optimizer``.
-
-    Raises:
-        ExportError: Accelerate cannot express the result.
-    """
+    """Code that creates the Accelerator and prepares ``model`` and ``optimizer``."""
     settings = settings_of(report, "Accelerate")
     model, step = settings.model, settings.optimizer
-    notes = settings.lost("Accelerate") + _notes_of(report, model)
+    lines = [*model_lines(model), *optimizer_lines(report, step)]
+    if not model.is_eager and not _has_name(model):
+        lines += [f"model = torch.compile(model, {arguments(model)})"]
     steps = step.optimizer != "default"
-    own = (
-        []
-        if model.is_eager or _has_name(model)
-        else [f"model = torch.compile(model, {arguments(model)})"]
-    )
-    lines = [*model_lines(model), *optimizer_lines(report, step), *own]
     names = "model, optimizer" if steps else "model"
     return program(
-        settings.evidence + notes,
+        settings.evidence + _notes(report, settings),
         ("import torch\n" if steps or lines or process_lines(model) else "")
         + "from accelerate import Accelerator\nfrom accelerate.utils import TorchDynamoPlugin",
         "\n".join(process_lines(model)),
@@ -68,11 +60,18 @@ def _has_name(config: CompileConfig) -> bool:
     return not config.is_eager and config.backend.upper() in BACKENDS
 
 
-def _notes_of(report: Report, config: CompileConfig) -> str:
+def _notes(report: Report, settings: Settings) -> str:
     """Comments on what Accelerate does otherwise than what was measured."""
-    notes = comment(_REGIONS) if config.scope == "regional" else ""
-    on_cuda = str(report["environment"].get("device")).startswith("cuda")
-    return notes + (comment(_TF32) if on_cuda and _has_name(config) else "")
+    model, notes = settings.model, ""
+    lost = [] if model.is_eager else not_carried(model)
+    lost += [] if settings.optimizer.is_eager else ["the compiled optimizer step"]
+    if lost:
+        notes += comment(f"WARNING: Accelerate does not carry {'; '.join(lost)}.")
+    if model.scope == "regional":
+        notes += comment(_REGIONS)
+    if device_of(report).startswith("cuda") and _has_name(model):
+        notes += comment(_TF32)
+    return notes
 
 
 def _plugin(config: CompileConfig) -> str:

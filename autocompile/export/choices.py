@@ -6,7 +6,7 @@ A report is untrusted, so none of its text becomes code: :mod:`autocompile.expor
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from autocompile.errors import ExportError
@@ -14,18 +14,6 @@ from autocompile.export.text import comment, one_line
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.phases import phase_of
 from autocompile.store import runs
-
-__all__ = [
-    "Choice",
-    "Report",
-    "choices",
-    "command",
-    "environment_of",
-    "gain",
-    "header",
-    "is_rl",
-    "states_differ",
-]
 
 Report = Mapping[str, Any]
 
@@ -37,7 +25,6 @@ class Choice:
     """The result of one phase.
 
     Attributes:
-        phase: the phase's name.
         verdict: ``faster``, ``keep_eager`` or ``failed``.
         config: the setting to use, which may also be eager with changes; None: no change.
         evidence: a sentence for a comment.
@@ -54,6 +41,12 @@ class Choice:
     processes: int = 0
     speedup: Mapping[str, float] | None = None
 
+    @property
+    def said(self) -> str:
+        """The phase and its evidence; without a change, also the verdict."""
+        verdict = f"{self.verdict.replace('_', ' ')}: " if self.config is None else ""
+        return f"{self.phase}: {verdict}{self.evidence}"
+
 
 def choices(report: Report) -> dict[str, Choice]:
     """The choice of each phase: the report's best, which is at the target's own batch size.
@@ -68,7 +61,7 @@ def choices(report: Report) -> dict[str, Choice]:
         raise ExportError(
             "there is nothing to export: no phase has a result",
             *(one_line(f"{choice.phase}: {choice.evidence}") for choice in found.values()),
-            hint=f"autocompile show {runs.shown(str(report.get('run_dir', 'last')))}",
+            hint=f"autocompile show {_run(report)}",
         )
     return found
 
@@ -77,27 +70,21 @@ def _choice(report: Report, name: str, phase: Mapping[str, Any]) -> Choice:
     verdict, best, reason = phase["verdict"], phase.get("best"), phase.get("reason")
     if verdict == "failed" or best is None:
         return Choice(name, "failed", None, reason or "no setting worked")
-    choice = _faster(report, name, best, best["config"])
-    if verdict == "keep_eager" or choice.config == EAGER:
-        choice = Choice(name, "keep_eager", None, reason or "nothing is faster than eager")
-    own = (report["target"].get("own_batch_size") or {}).get(name)
-    if own in (None, best.get("batch_size")):
-        return choice
-    text = f"{choice.evidence}; this configuration's own batch size {own} was not measured"
-    return replace(choice, evidence=text)
-
-
-def _faster(report: Report, name: str, row: Mapping[str, Any], config: Mapping[str, Any]) -> Choice:
-    """The choice of a setting that is faster than eager, from its row in the report."""
-    made = CompileConfig.from_dict(config)
-    size, processes = row.get("batch_size"), int(row.get("confirmed_processes") or 0)
-    text = f"{gain(row.get('speedup'), size)} (trial {row['number']}"
+    config, size = CompileConfig.from_dict(best["config"]), best.get("batch_size")
+    own, also = (report["target"].get("own_batch_size") or {}).get(name), ""
+    if own not in (None, size):
+        also = f"; this configuration's own batch size {own} was not measured"
+    if verdict == "keep_eager" or config == EAGER:
+        reason = reason or "nothing is faster than eager"
+        return Choice(name, "keep_eager", None, reason + also)
+    processes, speedup = int(best.get("confirmed_processes") or 0), best.get("speedup")
+    text = f"{gain(speedup, size)} (trial {best['number']}"
     text += f", confirmed in {processes} fresh processes" if processes else ""
-    there = environment_of(report, made)
+    there = environment_of(report, config)
     text += f"); torch {there.get('torch', '(not known)')} on {_machine(report)}"
-    if made.environment != "default":
-        text += f", in the Python environment {made.environment}"
-    return Choice(name, "faster", made, text, size, processes, row.get("speedup"))
+    if config.environment != "default":
+        text += f", in the Python environment {config.environment}"
+    return Choice(name, "faster", config, text + also, size, processes, speedup)
 
 
 def gain(speedup: Mapping[str, float] | None, batch_size: int | None) -> str:
@@ -121,6 +108,11 @@ def environment_of(report: Report, config: CompileConfig) -> Mapping[str, Any]:
     return (report.get("environments") or {}).get(config.environment) or {}
 
 
+def device_of(report: Report) -> str:
+    """The device that was tuned for, as torch names it: ``cuda:0``."""
+    return str(report["environment"].get("device") or "cpu")
+
+
 def is_rl(report: Report) -> bool:
     """Whether the target is or builds an RLModule."""
     target = report["target"]
@@ -142,7 +134,16 @@ def header(report: Report, title: str) -> str:
 
 def command(report: Report, form: str) -> str:
     """The command that exports the same run with other options, such as ``--to python``."""
-    return f"autocompile export {runs.shown(str(report.get('run_dir', 'last')))} {form}"
+    return f"autocompile export {_run(report)} {form}"
+
+
+def file_note(report: Report, what: str = "The file") -> str:
+    """A comment on how the file of settings is made."""
+    return f"# {what}: {one_line(command(report, '-o tuned.json'))}"
+
+
+def _run(report: Report) -> str:
+    return runs.shown(str(report.get("run_dir", "last")))
 
 
 def _machine(report: Report) -> str:

@@ -9,26 +9,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from autocompile.export.choices import Choice, Report, is_rl
+from autocompile.export.choices import Choice, Report, device_of, is_rl
 from autocompile.export.text import literal, quoted
 from autocompile.settings.backends import BACKENDS
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.dimensions import GUARD_FILTERS, OPTIMIZERS
 from autocompile.settings.phases import FORWARD, TRAIN_STEP, phase_of
-
-__all__ = [
-    "arguments",
-    "code_line",
-    "compile_lines",
-    "imports",
-    "made_optimizer",
-    "model_lines",
-    "optimizer_lines",
-    "options",
-    "phase_lines",
-    "process_lines",
-    "uses_apply",
-]
 
 _SWITCHES = ("foreach", "fused", "capturable")
 
@@ -38,30 +24,29 @@ def phase_lines(
 ) -> list[str]:
     """Code that applies the choice of a phase; empty for no change.
 
-    Args:
-        report: has the optimizer, the device and the kind of target.
-        choice: of the phase.
-        settings: expression for the settings argument of ``autocompile.apply``.
-        own_state: also set threads and precision, which are global in torch.
+    ``settings``: expression for the settings argument of ``autocompile.apply``. ``own_state``: also
+    set threads and precision, which are global in torch.
     """
-    config, phase = choice.config, choice.phase
+    config, phase = choice.config, phase_of(choice.phase)
     if config is None:
         return []
     if uses_apply(report, config):
         return [_apply_line(choice, settings)]
     lines = process_lines(config) if own_state else []
     lines += model_lines(config) + optimizer_lines(report, config)
-    name, called = phase_of(phase).called, phase_of(phase).compiles
-    lines += compile_lines(config, called, name)
-    if not config.is_eager and config.scope == "full":
-        called = name
+    called = phase.compiles
+    if not config.is_eager and config.scope == "regional":
+        lines += [f"regions_of(model).compile({arguments(config)})"]
+    elif not config.is_eager:
+        lines += [f"{phase.called} = {_compiled(config, called)}"]
+        called = phase.called
     if config.autocast != "none":
-        kind = quoted(str(report["environment"].get("device") or "cpu").split(":")[0])
+        kind = quoted(device_of(report).split(":")[0])
         lower = f"torch.autocast({kind}, dtype=torch.{config.autocast})"
-        if phase == FORWARD:
+        if choice.phase == FORWARD:
             lines += [f"model.forward = {lower}(model.forward)"]
         else:
-            lines += [f"{name} = {lower}({called})"]
+            lines += [f"{phase.called} = {lower}({called})"]
     return lines
 
 
@@ -71,11 +56,9 @@ def code_line(report: Report, choice: Choice) -> str:
     lines = [*process_lines(config), *model_lines(config)]
     if config.optimizer != "default":
         flags = _shown(OPTIMIZERS[config.optimizer]) or 'lr=torch.tensor(group["lr"])'
-        lines.append(made_optimizer(report, config.optimizer) or f"optimizer(..., {flags})")
+        lines.append(made_optimizer(report, config) or f"optimizer(..., {flags})")
     if not config.is_eager:
-        given = arguments(config)
-        called = phase_of(choice.phase).compiles or "model"
-        lines.append(f"torch.compile({called}{', ' if given else ''}{given})")
+        lines.append(_compiled(config, phase_of(choice.phase).compiles or "model"))
     more = [
         f"environment {value}" if d.name == "environment" else d.label(value)
         for d, value in config.changed()
@@ -84,16 +67,8 @@ def code_line(report: Report, choice: Choice) -> str:
     return "; ".join(lines) + (f"  # {', '.join(more)}" if more and lines else "")
 
 
-def compile_lines(
-    config: CompileConfig, function: str = "model", called: str = "model"
-) -> list[str]:
-    """Code that compiles a function, or the blocks of the model; empty in eager mode."""
-    if config.is_eager:
-        return []
-    given = arguments(config)
-    if config.scope == "regional":
-        return [f"regions_of(model).compile({given})"]
-    return [f"{called} = torch.compile({function}{', ' if given else ''}{given})"]
+def _compiled(config: CompileConfig, function: str) -> str:
+    return f"torch.compile({', '.join(filter(None, (function, arguments(config))))})"
 
 
 def uses_apply(report: Report, config: CompileConfig) -> bool:
@@ -102,12 +77,12 @@ def uses_apply(report: Report, config: CompileConfig) -> bool:
 
 
 def _apply_line(choice: Choice, settings: str) -> str:
-    phase, given = choice.phase, f'{settings}, "{choice.phase}"'
+    given = f'{settings}, "{choice.phase}"'
     if choice.batch_size is not None:
         given += f", batch_size={choice.batch_size}"
-    if phase_of(phase).is_function:
+    if phase_of(choice.phase).is_function:
         given += ", optimizer=optimizer"
-    if phase == TRAIN_STEP:
+    if choice.phase == TRAIN_STEP:
         return f"train_step = autocompile.apply(train_step, {given})"
     return f"autocompile.apply(model, {given})"
 
@@ -158,7 +133,7 @@ def optimizer_lines(report: Report, config: CompileConfig) -> list[str]:
     """
     if config.optimizer == "default":
         return []
-    if made := made_optimizer(report, config.optimizer):
+    if made := made_optimizer(report, config):
         return [f"optimizer = {made}"]
     change = 'group["lr"] = torch.tensor(float(group["lr"]))'
     if flags := OPTIMIZERS[config.optimizer]:  # torch refuses foreach together with others
@@ -166,8 +141,8 @@ def optimizer_lines(report: Report, config: CompileConfig) -> list[str]:
     return ["for group in optimizer.param_groups:", f"    {change}"]
 
 
-def made_optimizer(report: Report, implementation: str) -> str:
-    """Code such as ``torch.optim.Adam(model.parameters(), lr=0.01, fused=True)``.
+def made_optimizer(report: Report, config: CompileConfig) -> str:
+    """Code such as ``torch.optim.Adam(model.parameters(), lr=0.01, fused=True)``, by the setting.
 
     Empty if the target has no optimizer, or its arguments are unknown, as with several parameter
     groups.
@@ -179,15 +154,15 @@ def made_optimizer(report: Report, implementation: str) -> str:
     name, given = str(made.get("class") or ""), dict(made.get("arguments") or {})
     if not all(re.fullmatch(r"[A-Za-z_]\w*", word, re.ASCII) for word in (name, *given)):
         return ""
-    if implementation not in ("default", "tensor_lr"):
+    if config.optimizer not in ("default", "tensor_lr"):
         given = {k: v for k, v in given.items() if k not in _SWITCHES}
-    shown = _shown({**given, **OPTIMIZERS[implementation]})
-    if implementation == "tensor_lr":
-        kind = str(report["environment"].get("device") or "cpu")
-        where = "" if kind == "cpu" else f", device={quoted(kind)}"
+    shown = _shown({**given, **OPTIMIZERS[config.optimizer]})
+    if config.optimizer == "tensor_lr":
+        device = device_of(report)
+        where = "" if device == "cpu" else f", device={quoted(device)}"
         lr = f"lr=torch.tensor({literal(given.pop('lr', made.get('lr')))}{where})"
         shown = ", ".join(filter(None, (lr, _shown(given))))
-    return f"torch.optim.{name}(model.parameters(){', ' if shown else ''}{shown})"
+    return f"torch.optim.{name}({', '.join(filter(None, ('model.parameters()', shown)))})"
 
 
 def _shown(given: Mapping[str, Any]) -> str:

@@ -14,6 +14,7 @@ from autocompile.export.choices import (
     choices,
     command,
     environment_of,
+    file_note,
     gain,
     is_rl,
     states_differ,
@@ -31,22 +32,19 @@ _APART = (
     "# The phases differ in threads or precision, of which torch has one for the whole process:\n"
     "# set them before each."
 )
+_IN_RLLIB = ("from autocompile.rllib import tuned", 'config = tuned(config, "tuned.json")')
 
 
 def export(report: Report) -> str:
-    """The lines of all phases, to paste after the model and the optimizer are built.
-
-    Raises:
-        ExportError: no phase has a result, or lines cannot express a setting.
-    """
+    """The lines of all phases, to paste after the model and the optimizer are built."""
     found = having_form(report)
     faster = [choice for choice in found if choice.config is not None]
     needed = dict.fromkeys(line for choice in faster for line in _imports(report, choice))
-    apart = [_APART] if faster and states_differ(found) else []
-    blocks = [_evidence(c) + "\n".join(phase_lines(report, c)) for c in found]
+    blocks = [_APART] if faster and states_differ(found) else []
+    blocks += [_evidence(c) + "\n".join(phase_lines(report, c)) for c in found]
     if updates := choices(report).get(LEARNER_UPDATE):
         blocks.append(f"{_evidence(updates)}# {one_line(command(report, '--to rllib'))}")
-    return program(*refusal(report, faster), "\n".join(needed), *apart, *blocks)
+    return program(refusal(report, faster), "\n".join(needed), *blocks)
 
 
 def code_of(report: Report, choice: Choice) -> str:
@@ -57,19 +55,15 @@ def code_of(report: Report, choice: Choice) -> str:
 def _imports(report: Report, choice: Choice) -> list[str]:
     if choice.config is None:
         return []
-    lines = imports(report, choice.config)
-    if uses_apply(report, choice.config):
-        lines += [f"# The file: {one_line(command(report, '-o tuned.json'))}"]
-    return lines
+    note = [file_note(report)] if uses_apply(report, choice.config) else []
+    return imports(report, choice.config) + note
 
 
 def _evidence(choice: Choice) -> str:
-    if choice.config is None:
-        what = "keep eager" if choice.verdict == "keep_eager" else "failed"
-        return f"# {one_line(f'{choice.phase}: {what}: {choice.evidence}')}\n"
-    text = f"{choice.phase}: {gain(choice.speedup, choice.batch_size)}"
-    if choice.processes:
-        text += f", confirmed in {choice.processes} fresh processes"
+    text = choice.said
+    if choice.config is not None:
+        text = f"{choice.phase}: {gain(choice.speedup, choice.batch_size)}"
+        text += f", confirmed in {choice.processes} fresh processes" * bool(choice.processes)
     return f"# {one_line(text)}\n"
 
 
@@ -86,24 +80,38 @@ def having_form(report: Report) -> list[Choice]:
             f"{LEARNER_UPDATE} is an update by RLlib's Learner, which has no form in plain torch",
             hint=command(report, "--to rllib"),
         )
-    found = list(every.values())
-    for choice in found:
-        lost = [] if choice.phase in PHASES or is_rl(report) else ["a phase that is not known"]
-        config = choice.config
-        if config and config.environment != "default" and not environment_of(report, config):
-            lost += [f"environment={config.environment!r}, which the report does not describe"]
+    for name, choice in every.items():
+        lost = [] if name in PHASES or is_rl(report) else ["a phase that is not known"]
+        place = choice.config.environment if choice.config else "default"
+        if choice.config and place != "default" and not environment_of(report, choice.config):
+            lost += [f"environment={place!r}, which the report does not describe"]
         if lost:
             raise ExportError(
-                f"the best setting of {choice.phase} has no form in plain torch",
+                f"the best setting of {name} has no form in plain torch",
                 f"it has {', '.join(lost)}",
                 hint=command(report, "--to json"),
             )
-    _demand_one_way(report, found)
-    return found
+    works = [c for c in every.values() if c.verdict != "failed" and c.phase != OPTIMIZER_STEP]
+    calling = {c.phase: c.config or EAGER for c in works}
+    has_blocks = any(config.scope == "regional" for config in calling.values())
+    if has_blocks and len(set(map(_way, calling.values()))) > 1:
+        raise ExportError(
+            "a model's blocks cannot be compiled for one phase and run differently in another",
+            *(f"{phase}: {config.label()}" for phase, config in calling.items()),
+            hint=command(report, "--to json"),
+        )
+    return list(every.values())
 
 
-def refusal(report: Report, faster: Iterable[Choice]) -> list[str]:
-    """An assertion of the torch version if the settings need another interpreter, in a list.
+def _way(config: CompileConfig) -> str:
+    """How the model runs: blocks are compiled in place, for all phases that call it."""
+    if config.is_eager:
+        return ""
+    return repr((config.scope, config.guards, config.compile_kwargs()))
+
+
+def refusal(report: Report, faster: Iterable[Choice]) -> str:
+    """An assertion of the torch version if the settings need another interpreter, else empty.
 
     Raises:
         ExportError: the phases need different interpreters.
@@ -116,45 +124,17 @@ def refusal(report: Report, faster: Iterable[Choice]) -> list[str]:
             hint=command(report, "--to json"),
         )
     if names <= {"default"}:
-        return []
+        return ""
     there = environment_of(report, next(iter(configs.values())))
     run_with = f"measured with torch {there['torch']}: run it with {there['python_path']}"
     test = f"torch.__version__ == {quoted(str(there['torch']))}"
-    return [f"assert {test}, {quoted(one_line(run_with))}"]
-
-
-def _demand_one_way(report: Report, found: Iterable[Choice]) -> None:
-    """Check that phases agree if one compiles blocks, which changes the model for all of them.
-
-    Raises:
-        ExportError: one phase compiles blocks, and another compiles the model differently.
-    """
-    works = [c for c in found if c.verdict != "failed" and c.phase != OPTIMIZER_STEP]
-    calling = {c.phase: c.config or EAGER for c in works}
-    if len(set(map(_way, calling.values()))) > 1 and any(
-        config.scope == "regional" for config in calling.values()
-    ):
-        raise ExportError(
-            "a model's blocks cannot be compiled for one phase and run differently in another",
-            *(f"{phase}: {config.label()}" for phase, config in calling.items()),
-            hint=command(report, "--to json"),
-        )
-
-
-def _way(config: CompileConfig) -> str:
-    if config.is_eager:
-        return ""
-    return repr((config.scope, config.guards, config.compile_kwargs()))
+    return f"assert {test}, {quoted(one_line(run_with))}"
 
 
 def use_line(report: Report, run: str = "last") -> str:
     """The lines of ``--to python`` as one line, or the export command if they do not fit.
 
-    For a result without changes, a sentence that says so.
-
-    Args:
-        report: the content of ``report.json``.
-        run: the run's name for commands.
+    For a result without changes, a sentence that says so. ``run``: its name for commands.
     """
     try:
         found = choices(report)
@@ -163,7 +143,7 @@ def use_line(report: Report, run: str = "last") -> str:
     faster = [choice for choice in found.values() if choice.config is not None]
     writes = f"     after    autocompile export {run} -o tuned.json"
     if is_rl(report) and any(phase_of(choice.phase).in_rllib for choice in faster):
-        return f'from autocompile.rllib import tuned; config = tuned(config, "tuned.json"){writes}'
+        return "; ".join(_IN_RLLIB) + writes
     try:
         having_form(report)
         refused = refusal(report, faster)
@@ -186,10 +166,8 @@ def use_line(report: Report, run: str = "last") -> str:
 def to_paste(report: Report, in_a_line: bool = False) -> dict[str, str]:
     """The code of each phase whose setting changes something, where there is any.
 
-    Args:
-        report: the content of ``report.json``.
-        in_a_line: for a table: what plain torch has no words for stands in a comment. Otherwise
-            whole lines with their imports.
+    ``in_a_line``: for a table: what plain torch has no words for stands in a comment. Otherwise
+    whole lines with their imports.
     """
     try:
         found = choices(report)
@@ -202,9 +180,7 @@ def to_paste(report: Report, in_a_line: bool = False) -> dict[str, str]:
 
 def _lines(report: Report, choice: Choice) -> str:
     if is_rl(report) and phase_of(choice.phase).in_rllib:
-        writes = f"# The file: {command(report, '-o tuned.json')}"
-        use = 'from autocompile.rllib import tuned\nconfig = tuned(config, "tuned.json")'
-        return f"{writes}\n{use}"
+        return "\n".join((file_note(report), *_IN_RLLIB))
     try:
         having_form(report)
     except ExportError:

@@ -5,10 +5,19 @@ from __future__ import annotations
 import ast
 
 from autocompile.errors import ExportError
-from autocompile.export.choices import Choice, Report, command, header, is_rl, states_differ
+from autocompile.export.choices import (
+    Choice,
+    Report,
+    command,
+    device_of,
+    header,
+    is_rl,
+    states_differ,
+)
 from autocompile.export.lines import imports, made_optimizer, phase_lines, uses_apply
 from autocompile.export.python import having_form, refusal
 from autocompile.export.text import comment, literal, program, quoted
+from autocompile.settings.config import EAGER
 from autocompile.settings.phases import TRAIN_STEP, phase_of
 from autocompile.settings.tuned import Tuned
 
@@ -45,71 +54,56 @@ def in_own_state(function, threads, precision):
 
     return call
 '''
+_UNKNOWN_OPTIMIZER = """\
+# Put your own optimizer here: the run does not record how to build it.
+optimizer = torch.optim.Adam(model.parameters())"""
 
 
 def export(report: Report) -> str:
-    """A program that defines ``model`` and, if a step is tuned, ``optimizer``.
-
-    Raises:
-        ExportError: as for ``--to python``, or the target was a Python object.
-    """
+    """A program that defines ``model`` and, if a step is tuned, ``optimizer``."""
     found = having_form(report)
-    build = _build_lines(report)
+    build = [str(line) for line in report["target"].get("build") or ()]
     if not build:
         raise ExportError(
             "cannot write a program: the model was passed as a Python object",
             hint=command(report, "--to python"),
         )
+    if error := _why_not_python("\n".join(build)):
+        raise ExportError(
+            f"the report's lines that build the model are not Python: {error}",
+            hint="tune the target again: its report.json was edited",
+        )
     faster = [choice for choice in found if choice.config is not None]
-    evidence = [comment(f"{choice.phase}: {_said(choice)}") for choice in found]
-    apart = states_differ(found)
+    configs = [choice.config for choice in faster if choice.config]
+    evidence = [comment(choice.said) for choice in found]
+    apart = bool(faster) and states_differ(found)
     steps = any(phase_of(choice.phase).is_function for choice in faster)
-    lines = [line for choice in found for line in _lines(report, choice, apart and bool(faster))]
+    trains = any(choice.phase == TRAIN_STEP for choice in faster)
+    lines = [line for choice in found for line in _lines(report, choice, apart)]
     is_made = any(line.startswith("optimizer = ") for line in lines)
     settings = ""
-    if any(uses_apply(report, c.config) for c in faster if c.config):
+    if any(uses_apply(report, config) for config in configs):
         settings = f"SETTINGS = {literal(Tuned.from_report(report).to_dict(), '')}"
-    trains = any(choice.phase == TRAIN_STEP for choice in faster)
     return program(
         header(report, "torch.compile settings") + "".join(evidence),
         _imports(build, trains),
-        *refusal(report, faster),
-        "\n".join(sorted({line for c in faster if c.config for line in imports(report, c.config)})),
+        refusal(report, faster),
+        "\n".join(sorted({line for config in configs for line in imports(report, config)})),
         settings,
         _model(report, build, trains),
         _optimizer(report) if steps and not is_made else "",
-        _OWN_STATE if apart and faster else "",
+        _OWN_STATE if apart else "",
         _TRAIN_STEP if trains else "",
         "\n".join(lines),
     )
 
 
-def _build_lines(report: Report) -> list[str]:
-    """Code lines that define ``model``; empty if the target was a Python object.
-
-    Raises:
-        ExportError: the report's lines are not Python.
-    """
-    lines = [str(line) for line in report["target"].get("build") or ()]
+def _why_not_python(text: str) -> str:
     try:
-        ast.parse("\n".join(lines))
+        ast.parse(text)
     except (SyntaxError, ValueError) as error:
-        raise ExportError(
-            f"the report's lines that build the model are not Python: {error}",
-            hint="tune the target again: its report.json was edited",
-        ) from error
-    spaced: list[str] = []
-    for line in lines:
-        if spaced and spaced[-1].startswith(("import ", "from ")):
-            spaced += [""] if not line.startswith(("import ", "from ")) else []
-        spaced.append(line)
-    return spaced
-
-
-def _said(choice: Choice) -> str:
-    if choice.config is not None:
-        return choice.evidence
-    return f"{choice.verdict.replace('_', ' ')}: {choice.evidence}"
+        return str(error)
+    return ""
 
 
 def _imports(build: list[str], trains: bool) -> str:
@@ -120,30 +114,21 @@ def _imports(build: list[str], trains: bool) -> str:
 
 
 def _model(report: Report, build: list[str], trains: bool) -> str:
-    device = str(report["environment"].get("device") or "cpu")
-    lines = [line for line in build if line and not line.startswith("import ")]
-    if device != "cpu":
+    lines = ["# Paths are relative to the directory that the model was tuned from."]
+    lines += [line for line in build if line and not line.startswith("import ")]
+    if (device := device_of(report)) != "cpu":
         lines += [f"model.to({quoted(device)})"]
     if not (trains or is_rl(report)):
         lines += ["model.eval()"]
-    note = "# Paths are relative to the directory that the model was tuned from.\n"
-    return note + "\n".join(lines)
+    return "\n".join(lines)
 
 
 def _optimizer(report: Report) -> str:
     """Code that builds the run's optimizer, if needed by the target's own function."""
-    if made := made_optimizer(report, "default"):
+    if made := made_optimizer(report, EAGER):
         return f"optimizer = {made}"
     line = str((report["target"].get("optimizer") or {}).get("build") or "")
-    try:
-        ast.parse(line)
-    except (SyntaxError, ValueError):
-        line = ""
-    if not line:
-        return "# Put your own optimizer here: the run does not record how to build it.\n" + (
-            "optimizer = torch.optim.Adam(model.parameters())"
-        )
-    return line
+    return _UNKNOWN_OPTIMIZER if not line or _why_not_python(line) else line
 
 
 def _lines(report: Report, choice: Choice, apart: bool) -> list[str]:

@@ -36,30 +36,26 @@ def quoted(text: str) -> str:
 def literal(value: Any, indent: str | None = None) -> str:
     """A JSON value as a Python expression.
 
-    Args:
-        value: a string, number, boolean, None, list or dict.
-        indent: of its first line, to write one entry per line; None for a single line.
+    ``indent``: of its first line, to write one entry per line; None for a single line.
     """
     if isinstance(value, str):
         return quoted(value)
     if isinstance(value, float) and not math.isfinite(value):
         return f"float({quoted(repr(value))})"
-    if isinstance(value, Mapping):
-        deeper = None if indent is None else indent + "    "
-        items = [f"{quoted(str(k))}: {literal(v, deeper)}" for k, v in value.items()]
-        return _bracketed("{", items, "}", indent)
-    if isinstance(value, Sequence):
-        deeper = None if indent is None else indent + "    "
-        return _bracketed("[", [literal(v, deeper) for v in value], "]", indent)
     if value is None or isinstance(value, (bool, int, float)):
         return repr(value)
-    raise ExportError(f"a setting cannot hold a {type(value).__name__}")
-
-
-def _bracketed(opening: str, items: list[str], closing: str, indent: str | None) -> str:
+    deeper = None if indent is None else indent + "    "
+    if isinstance(value, Mapping):
+        items = [f"{quoted(str(k))}: {literal(v, deeper)}" for k, v in value.items()]
+        opening, closing = "{}"
+    elif isinstance(value, Sequence):
+        items = [literal(v, deeper) for v in value]
+        opening, closing = "[]"
+    else:
+        raise ExportError(f"a setting cannot hold a {type(value).__name__}")
     if indent is None or not items:
         return opening + ", ".join(items) + closing
-    return opening + "\n" + "".join(f"{indent}    {i},\n" for i in items) + indent + closing
+    return opening + "\n" + "".join(f"{deeper}{item},\n" for item in items) + indent + closing
 
 
 def program(*blocks: str) -> str:

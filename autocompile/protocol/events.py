@@ -1,6 +1,6 @@
 """What a trial says while it runs: one JSON line an event, versioned, signed with a nonce, capped.
 
-Nothing that arrives is ever unpickled or evaluated. It needs nothing but the standard library: the
+Nothing that arrives is ever unpickled or evaluated. Only the standard library may be imported: the
 supervisor, which imports neither torch nor numpy, speaks it too.
 """
 
@@ -10,37 +10,26 @@ import json
 from enum import Enum
 from typing import Any
 
-__all__ = ["VERSION", "ChannelError", "EventName", "LineReader", "encode"]
+__all__ = ["ChannelError", "EventName", "LineReader", "encode"]
 
-VERSION = 1
-"""Of a line. 1: the first."""
-
+_VERSION = 1
 _LONGEST_LINE = 8 * 2**20
 
 
 class EventName(str, Enum):
     """What a line is about, and in brackets what else it holds."""
 
-    STEP = "step"
-    """A step begins (``step``)."""
-    RESULT = "result"
-    """The task is over (``step`` and what :mod:`autocompile.protocol.results` says)."""
-    MODULES = "modules"
-    """Other trials will import these too (``names``)."""
-    TOOLCHAIN = "toolchain"
-    """Trials will compile for the CPU."""
-    ROOM = "room"
-    """So many trials find memory on the device at once (``trials``)."""
-    EXCLUSIVE = "exclusive"
-    """It waits until no other trial uses the machine."""
-    SHARED = "shared"
-    """The others may go on."""
-    WORKER_BEGAN = "worker_began"
-    """From the supervisor: the worker runs (``pid``)."""
-    WORKER_ENDED = "worker_ended"
-    """From the supervisor: the worker and all below it are gone (``code``)."""
-    NO_CGROUP = "no_cgroup"
-    """From the supervisor: the kernel did not let the worker into its cgroup."""
+    STEP = "step"  # a step begins (step)
+    RESULT = "result"  # the task is over (step, and what autocompile.protocol.results says)
+    MODULES = "modules"  # other trials will import these too (names)
+    TOOLCHAIN = "toolchain"  # trials will compile for the CPU
+    ROOM = "room"  # so many trials find memory on the device at once (trials)
+    EXCLUSIVE = "exclusive"  # it waits until no other trial uses the machine
+    SHARED = "shared"  # the others may go on
+    # From the supervisor:
+    WORKER_BEGAN = "worker_began"  # the worker runs (pid)
+    WORKER_ENDED = "worker_ended"  # the worker and all below it are gone (code)
+    NO_CGROUP = "no_cgroup"  # the kernel did not let the worker into its cgroup
 
 
 class ChannelError(Exception):
@@ -49,24 +38,24 @@ class ChannelError(Exception):
 
 def encode(nonce: str, event: EventName, **fields: Any) -> str:
     """One event as a line."""
-    message = {"v": VERSION, "nonce": nonce, "event": event.value, **fields}
+    message = {"v": _VERSION, "nonce": nonce, "event": event.value, **fields}
     return json.dumps(message) + "\n"
 
 
 class LineReader:
-    """Turns bytes into events, each with what its line holds.
-
-    Raises:
-        ChannelError: from :meth:`feed`, for a line that is too long, no JSON object, of another
-            version, with the wrong nonce, or about no known event.
-    """
+    """Turns bytes into events, each with what its line holds."""
 
     def __init__(self, nonce: str) -> None:
         self._nonce = nonce
         self._rest = b""
 
     def feed(self, data: bytes) -> list[tuple[EventName, dict[str, Any]]]:
-        """The events completed by these bytes."""
+        """The events completed by these bytes.
+
+        Raises:
+            ChannelError: a line is too long, no JSON object, of another version, with the wrong
+                nonce, or about no known event.
+        """
         *lines, self._rest = (self._rest + data).split(b"\n")
         if max(map(len, (*lines, self._rest))) > _LONGEST_LINE:
             raise ChannelError(f"a line of more than {_LONGEST_LINE} bytes")
@@ -77,8 +66,8 @@ class LineReader:
             message = json.loads(line)
         except (ValueError, RecursionError):
             raise ChannelError(f"no JSON: {line[:60]!r}") from None
-        if not isinstance(message, dict) or message.pop("v", None) != VERSION:
-            raise ChannelError(f"not a message of version {VERSION}: {line[:60]!r}")
+        if not isinstance(message, dict) or message.pop("v", None) != _VERSION:
+            raise ChannelError(f"not a message of version {_VERSION}: {line[:60]!r}")
         if message.pop("nonce", None) != self._nonce:
             raise ChannelError("a message with the wrong nonce")
         try:

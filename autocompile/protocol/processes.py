@@ -1,8 +1,4 @@
-"""Process trees: who belongs to one, how much memory it holds, pausing it, leaving nothing alive.
-
-Linux is read through /proc. Elsewhere only the process group is known: memory is not counted and
-nothing is paused.
-"""
+"""Process trees on Linux: who belongs to one, its memory, pausing it, leaving nothing alive."""
 
 from __future__ import annotations
 
@@ -10,7 +6,6 @@ import contextlib
 import ctypes
 import os
 import signal
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
@@ -39,37 +34,32 @@ A fork that has not run another program still shows its origin's environment: th
 descendants, and fall to the fork server when their supervisor is killed.
 """
 
-_PROC = Path("/proc")
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
-def _prctl(option: int, value: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
-
-
 def die_with_parent(parent: int, by: int = signal.SIGKILL) -> None:
-    """Ask Linux for a signal when the parent dies; elsewhere nothing is done.
+    """Ask for a signal when the parent dies; if it is gone already, this process leaves.
 
     The signal follows the thread that created this process, so create it from one that stays.
-
-    Args:
-        parent: the pid that the parent had; if it is gone already, this process leaves.
-        by: the signal.
     """
-    _prctl(_PR_SET_PDEATHSIG, by)
-    if sys.platform == "linux" and os.getppid() != parent:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, by, 0, 0, 0)
+    if os.getppid() != parent:
         os._exit(1)
 
 
 def adopt_orphans() -> None:
     """Become the parent of every descendant whose own parent ends: none can leave the tree."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def keep_others_from_writing() -> None:
     """Whatever the umask says, only the owner may write to files that are made from now on."""
     os.umask(os.umask(0o022) | 0o022)
+
+
+def thread_count() -> int:
+    """Threads of this process, those of C libraries too."""
+    return len(os.listdir("/proc/self/task"))
 
 
 class _Seen(NamedTuple):
@@ -93,48 +83,79 @@ def _look_at(pid: int) -> _Seen | None:
         return None
 
 
-def _children(pid: int) -> list[int]:
-    try:
-        tasks = list((_PROC / str(pid) / "task").iterdir())
-        return [int(c) for t in tasks for c in (t / "children").read_text().split()]
-    except (OSError, ValueError):
-        return []
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
-def descendants(root: int, include_zombies: bool = False) -> list[int]:
-    """Every process below one, children before grandchildren; zombies left out."""
-    found, todo = [], [root]
-    while todo:
-        below = _children(todo.pop(0))
-        todo += below
-        found += below
-    if include_zombies:
-        return found
-    return [p for p in found if (seen := _look_at(p)) and seen.state not in "ZX"]
+def _trees(roots: Collection[int]) -> dict[int, dict[int, _Seen]]:
+    """What is below each of these, from one look at all processes; parents before their children.
+
+    A process under CUDA has dozens of threads, each with a list of children of its own: it is
+    cheaper to ask every process for its parent.
+    """
+    if not roots:
+        return {}
+    every = {pid: seen for pid in _pids() if (seen := _look_at(pid))}
+    children = defaultdict[int, list[int]](list)
+    for pid, seen in every.items():
+        children[seen.parent].append(pid)
+    found = {root: dict[int, _Seen]() for root in roots}
+    for root, below in found.items():
+        todo = [root]
+        while todo:
+            born = children[todo.pop()]
+            todo += born
+            below |= {child: every[child] for child in born}
+    return found
 
 
-def _signal_all(pids: Iterable[int], number: int) -> None:
+def _living(tree: dict[int, _Seen]) -> list[int]:
+    """Zombies left out."""
+    return [pid for pid, seen in tree.items() if seen.state not in "ZX"]
+
+
+def descendants(root: int) -> list[int]:
+    """Every living process below one."""
+    return _living(_trees([root])[root])
+
+
+def tree_memory_bytes(roots: Collection[int]) -> dict[int, int]:
+    """Resident memory of the processes below each of these, shared pages of files left out.
+
+    What a fork shares with its origin is counted, as a fresh interpreter would hold it as well.
+    """
+    found = dict.fromkeys(roots, 0)
+    for root, tree in _trees(roots).items():
+        for pid in tree:
+            with contextlib.suppress(OSError, ValueError):
+                _, resident, shared, *_ = Path(f"/proc/{pid}/statm").read_text().split()
+                found[root] += (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+    return found
+
+
+def _signal_all(
+    pids: Iterable[int], number: int, send: Callable[[int, int], None] = os.kill
+) -> set[int]:
+    """Those that could be reached."""
+    reached = set()
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, number)
+            send(pid, number)
+            reached.add(pid)
+    return reached
 
 
 def _marked(value: str) -> list[int]:
     """Processes whose environment carries the marker, zombies and ourselves left out."""
-    needle = f"{MARKER}={value}".encode()
-    found = []
-    for entry in _PROC.iterdir() if _PROC.is_dir() else ():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
-            continue
-        try:
-            if needle in (entry / "environ").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
-        except OSError:
-            continue
+    needle, found = f"{MARKER}={value}".encode(), []
+    for pid in set(_pids()) - {os.getpid()}:
+        with contextlib.suppress(OSError):
+            if needle in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                found.append(pid)
     return found
 
 
-def _until_quiet(find: Callable[[], list[int]], patience_s: float) -> bool:
+def _until_quiet(find: Callable[[], list[int]], patience_s: float = 10.0) -> bool:
     """Kill what ``find`` finds until two passes in a row find nothing."""
     deadline = time.monotonic() + patience_s
     quiet = 0
@@ -147,7 +168,7 @@ def _until_quiet(find: Callable[[], list[int]], patience_s: float) -> bool:
     return quiet >= 2
 
 
-def end_descendants(patience_s: float = 10.0) -> bool:
+def end_descendants() -> bool:
     """Kill and reap everything below this process."""
 
     def find() -> list[int]:
@@ -156,7 +177,7 @@ def end_descendants(patience_s: float = 10.0) -> bool:
                 pass
         return descendants(os.getpid())
 
-    return _until_quiet(find, patience_s)
+    return _until_quiet(find)
 
 
 def end_strays(known: Collection[int]) -> None:
@@ -164,49 +185,28 @@ def end_strays(known: Collection[int]) -> None:
 
     What is below those becomes ours when they end, and SIGCHLD tells of it.
     """
-    for stray in set(_children(os.getpid())) - set(known):
-        _signal_all([stray, *descendants(stray)], signal.SIGKILL)
+    children = set[int]()
+    for task in Path("/proc/self/task").iterdir():  # not all processes: SIGCHLD may come often
+        with contextlib.suppress(OSError):
+            children |= set(map(int, (task / "children").read_text().split()))
+    for stray, tree in _trees(children - set(known)).items():
+        _signal_all([stray, *tree], signal.SIGKILL)
 
 
-def kill_tree(root: int | None, marker: str, patience_s: float = 10.0) -> bool:
+def kill_tree(root: int | None, marker: str) -> bool:
     """Kill every process below one, the process itself, and all that carry the marker.
 
     Args:
-        root: a process that is known to be alive or not yet waited for; None if it is gone.
+        root: known to be alive or not yet waited for; None if it is gone.
         marker: value of the environment variable ``MARKER``.
-        patience_s: how long to try.
 
     Returns:
         Whether two passes in a row found nothing alive.
     """
     if root is not None:
-        _until_quiet(lambda: descendants(root), patience_s)
-        if not _PROC.is_dir():
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(root, signal.SIGKILL)
+        _until_quiet(lambda: descendants(root))
         _signal_all([root], signal.SIGKILL)
-    return _until_quiet(lambda: _marked(marker), patience_s)
-
-
-def _families(roots: Collection[int]) -> dict[int, dict[int, _Seen]]:
-    """What is below each of these, from one look at all processes.
-
-    A process under CUDA has dozens of threads, each with a list of children of its own: for many
-    trees it is cheaper to ask every process for its parent.
-    """
-    every, children = dict[int, _Seen](), defaultdict[int, list[int]](list)
-    for name in os.listdir(_PROC):
-        if name.isdigit() and (seen := _look_at(int(name))):
-            every[int(name)] = seen
-            children[seen.parent].append(int(name))
-    found = {root: dict[int, _Seen]() for root in roots}
-    for root, below in found.items():
-        todo = [root]
-        while todo:
-            born = children[todo.pop()]
-            todo += born
-            below |= {child: every[child] for child in born}
-    return found
+    return _until_quiet(lambda: _marked(marker))
 
 
 def pause(
@@ -215,35 +215,26 @@ def pause(
     """Stop every process below these, and wait until they are stopped.
 
     Args:
-        roots: of the trees; they themselves go on.
+        roots: they themselves go on.
         groups: process groups that lie in the trees with all of their members. The kernel stops
-            such a group at once, forks included, so that one look at all processes is enough; what
-            is in no such group is stopped one by one, and looked for again.
-        patience_s: how long to wait: one that is deep in a driver takes its time, and after this
-            it is left to stop when it comes out.
+            them at once, forks included; what is in none is stopped one by one, and looked for
+            again.
+        patience_s: after this, one that is deep in a driver is left to stop when it comes out.
 
     Returns:
         For each root the living processes below it, for :func:`resume`.
     """
-    if not roots or not _PROC.is_dir():
-        return {root: [] for root in roots}
-    held = set()  # a process that is only about to lead its group is none of it yet
-    for group in groups:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(group, signal.SIGSTOP)
-            held.add(group)
+    # A process that is only about to lead its group is none of it yet.
+    held = _signal_all(groups, signal.SIGSTOP, os.killpg)
     deadline = time.monotonic() + patience_s
     while True:
-        trees = _families(roots)
+        trees = _trees(roots)
         moving = {p: seen for tree in trees.values() for p, seen in tree.items() if seen.is_moving}
         outside = [pid for pid, seen in moving.items() if seen.group not in held]
         _signal_all(outside, signal.SIGSTOP)
         _await_stillness(moving, deadline)
         if not outside or time.monotonic() >= deadline:
-            return {
-                root: [pid for pid, seen in tree.items() if seen.state not in "ZX"]
-                for root, tree in trees.items()
-            }
+            return {root: _living(tree) for root, tree in trees.items()}
 
 
 def _await_stillness(pids: Iterable[int], deadline: float) -> None:
@@ -257,30 +248,4 @@ def _await_stillness(pids: Iterable[int], deadline: float) -> None:
 def resume(pids: Iterable[int], groups: Iterable[int] = ()) -> None:
     """Let the processes and groups that :func:`pause` has stopped go on."""
     _signal_all(pids, signal.SIGCONT)
-    for group in groups if _PROC.is_dir() else ():
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(group, signal.SIGCONT)
-
-
-def thread_count() -> int:
-    """Threads of this process, those of C libraries too; 1 where that cannot be seen."""
-    try:
-        return len(os.listdir("/proc/self/task"))
-    except OSError:
-        return 1
-
-
-def tree_memory_bytes(root: int) -> int:
-    """Resident memory of the processes below one, shared pages of files left out.
-
-    What a fork shares with its origin is counted, as a fresh interpreter would hold it as well.
-    """
-    page = os.sysconf("SC_PAGE_SIZE")
-    total = 0
-    for pid in descendants(root, include_zombies=True):
-        try:
-            _, resident, shared, *_ = (_PROC / str(pid) / "statm").read_text().split()
-        except (OSError, ValueError):
-            continue
-        total += (int(resident) - int(shared)) * page
-    return total
+    _signal_all(groups, signal.SIGCONT, os.killpg)

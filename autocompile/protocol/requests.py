@@ -59,23 +59,14 @@ class Header:
 
 @dataclass(frozen=True)
 class TimingLimits:
-    """When to stop timing one setting.
+    """When to stop timing one setting."""
 
-    Attributes:
-        rounds: minimum number, unless a call takes very long.
-        max_s: seconds after which to stop.
-        front_s: the same for a setting near the best.
-        half_width: relative half-width of the speed-up at which to stop.
-        beat: the best known speed-up; timing stops when a setting is clearly below it.
-        block_s: approximate seconds of a block; a longer call is a block of its own.
-    """
-
-    rounds: int = 8
+    rounds: int = 8  # at least, unless a call takes very long
     max_s: float = 0.5
-    front_s: float = 1.0
-    half_width: float = 0.01
-    beat: float = 0.0
-    block_s: float = 0.02
+    front_s: float = 1.0  # max_s of a setting near the best
+    half_width: float = 0.01  # of the speed-up's interval, relative; stop when it is this narrow
+    beat: float = 0.0  # the best known speed-up; stop when a setting is clearly below it
+    block_s: float = 0.02  # about; a longer call is a block of its own
 
 
 @dataclass(frozen=True)
@@ -88,32 +79,21 @@ class ExportedCode:
 
 @dataclass(frozen=True)
 class Side:
-    """One setting of a race.
+    """One setting of a race."""
 
-    Attributes:
-        number: of the trial that found it.
-        cache: folder of its compiler cache.
-        is_warm: whether its code is there.
-        exported: the code that makes this side in place of the setting; None for the setting.
-    """
-
-    number: int
+    number: int  # of the trial that found it
     config: CompileConfig
-    cache: str
-    is_warm: bool
-    exported: ExportedCode | None = None
+    cache: str  # folder of its compiler cache
+    is_warm: bool  # whether its code is in the cache
+    exported: ExportedCode | None = None  # makes this side in place of the setting
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What every request holds.
-
-    Attributes:
-        number: of the job; -1 for the probe.
-    """
+    """What every request holds."""
 
     header: Header
-    number: int = -1
+    number: int = -1  # of the job; -1 for the probe
 
     @property
     def kind(self) -> Kind:
@@ -128,36 +108,27 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialRequest(Request):
-    """Verify one setting and time it against eager mode.
-
-    Attributes:
-        known_codes: of code that was measured before, the trial.
-    """
+    """Verify one setting and time it against eager mode."""
 
     phase: str
     config: CompileConfig
     batch_size: int | None = None
     limits: TimingLimits = TimingLimits()
     calls_per_update: int | None = None
-    known_codes: Mapping[str, int] = field(default_factory=dict)
+    known_codes: Mapping[str, int] = field(default_factory=dict)  # code to trial that measured it
 
 
 @dataclass(frozen=True, kw_only=True)
 class RaceRequest(Request):
-    """Verify settings and time them side by side.
-
-    Attributes:
-        block_s, rounds, max_s: how long a block takes, how many rounds, and seconds of them all.
-        takes_turns: with other processes, round by round.
-    """
+    """Verify settings and time them side by side."""
 
     phase: str
     sides: tuple[Side, ...]
     batch_size: int | None = None
     block_s: float
     rounds: int
-    max_s: float
-    takes_turns: bool = False
+    max_s: float  # of all rounds
+    takes_turns: bool = False  # with other processes, round by round
     calls_per_update: int | None = None
 
     @property
@@ -168,18 +139,12 @@ class RaceRequest(Request):
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeRequest(Request):
-    """Look at machine, torch and target.
+    """Look at machine, torch and target."""
 
-    Attributes:
-        phases: to run once in eager mode; what the target usually has if None.
-        backends: to look for; the default ones if None.
-        toolchain: folder for what every compiler cache starts with; None if nothing is compiled.
-    """
-
-    phases: tuple[str, ...] | None = None
+    phases: tuple[str, ...] | None = None  # run once in eager mode; None: the target's usual ones
     batch_size: int
-    backends: tuple[str, ...] | None = None
-    toolchain: str | None = None
+    backends: tuple[str, ...] | None = None  # to look for; None: the default ones
+    toolchain: str | None = None  # folder that compiler caches start with; None: no compile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,27 +197,16 @@ def read_request(folder: Path) -> Request:
 
 
 def parse_request(data: Any, where: object) -> Request:
-    """The request that JSON holds.
-
-    Args:
-        data: of any version up to this one.
-        where: names it in errors.
+    """The request that JSON holds, of any version up to this one.
 
     Raises:
         RunError: of a newer schema, of an unknown kind, with an unknown key, or damaged.
     """
     demand_schema(where, {"schema": SCHEMA, **data} if isinstance(data, dict) else data, SCHEMA)
     own = {name: value for name, value in data.items() if name not in ("schema", "kind")}
-    try:
-        kind = Kind(data.get("kind"))
-    except ValueError:
-        raise RunError(
-            f"{where} is of the unknown kind {data.get('kind')!r}",
-            f"known are: {', '.join(kind.value for kind in Kind)}",
-        ) from None
     own["header"] = {f.name: own.pop(f.name) for f in fields(Header) if f.name in own}
     try:
-        request: Request = _made(_CLASSES[kind], own)
+        request: Request = _made(_CLASSES[Kind(data.get("kind"))], own)
     except UsageError as error:
         raise RunError(f"{where}: {error.what}", *error.details, hint=error.hint) from None
     except (TypeError, ValueError, AttributeError) as error:
@@ -262,9 +216,6 @@ def parse_request(data: Any, where: object) -> Request:
 
 def _made(kind: Any, data: Mapping[str, Any]) -> Any:
     """An object of a class whose fields are named like the keys."""
-    names = {f.name for f in fields(kind)}
-    if unknown := [name for name in data if name not in names]:
-        raise UsageError(f"unknown key {unknown[0]!r}", f"known are: {', '.join(sorted(names))}")
     return kind(
         **{n: _READERS[n](v) if n in _READERS and v is not None else v for n, v in data.items()}
     )

@@ -30,22 +30,14 @@ T = TypeVar("T", bound="TaskResult")
 
 @dataclass
 class TaskResult:
-    """What every task may send.
+    """What every task may send."""
 
-    Attributes:
-        outcome: a value of :class:`autocompile.store.record.Outcome`; None if nothing has ended.
-        step: the step that was reached; the channel adds it to what a task sends.
-        where: the last line of the user's own code that an exception passed through.
-        explained: ``what``, ``details`` and ``hint`` of an error of ours.
-        detail: what a record keeps without a field for it.
-    """
-
-    outcome: str | None = None
+    outcome: str | None = None  # a value of Outcome; None if nothing has ended
     message: str = ""
-    where: str | None = None
-    explained: Mapping[str, Any] | None = None
-    detail: dict[str, Any] = field(default_factory=dict)
-    step: str | None = None
+    where: str | None = None  # the last line of the user's own code that an exception passed
+    explained: Mapping[str, Any] | None = None  # what, details and hint of an error of ours
+    detail: dict[str, Any] = field(default_factory=dict)  # what a record has no field for
+    step: str | None = None  # that was reached; the channel adds it to what a task sends
 
     @property
     def error(self) -> TargetError | None:
@@ -68,29 +60,17 @@ class TaskResult:
 
 @dataclass
 class TrialResult(TaskResult):
-    """What a trial sends.
-
-    Attributes:
-        notes: sentences for the user.
-        measurement: raw times, as :func:`autocompile.store.measurement.measurement_of` reads them.
-        weights_live: whether new weights change what the compiled side computes.
-        reference_s: seconds of the reference workload.
-        page_faults: of one call, on each side.
-        code: key of the code that the compile ended in.
-        same_code_as: the trial that has measured the same code, in place of a measurement.
-        compile_window: begin and end of the compile, as ``time.monotonic`` gives them.
-        refresh_s, calls_per_update, peak_memory_bytes, ...: as in a record.
-    """
+    """What a trial sends; fields that a record has too are explained there."""
 
     notes: list[str] = field(default_factory=list)
-    measurement: Mapping[str, Any] | None = None
-    weights_live: bool | None = None
-    reference_s: float | None = None
-    page_faults: list[int | None] | None = None
-    code: str | None = None
-    same_code_as: int | None = None
+    measurement: Mapping[str, Any] | None = None  # as measurement_of reads it
+    weights_live: bool | None = None  # whether new weights change what the compiled side computes
+    reference_s: float | None = None  # of the reference workload
+    page_faults: list[int | None] | None = None  # of one call, on each side
+    code: str | None = None  # key of the code that the compile ended in
+    same_code_as: int | None = None  # the trial that has measured it, in place of a measurement
     compile_s: float | None = None
-    compile_window: tuple[float, float] | None = None
+    compile_window: tuple[float, float] | None = None  # begin and end, by time.monotonic
     refresh_s: float | None = None
     calls_per_update: int | None = None
     peak_memory_bytes: int | None = None
@@ -102,13 +82,9 @@ class TrialResult(TaskResult):
 
 @dataclass
 class SideResult(TrialResult):
-    """What a race sends of one side.
+    """What a race sends of one side."""
 
-    Attributes:
-        number: of its trial; None before its turn has come.
-    """
-
-    number: int | None = None
+    number: int | None = None  # of its trial; None before its turn has come
 
 
 @dataclass
@@ -142,27 +118,16 @@ def _is_side(data: Any) -> bool:
 
 @dataclass
 class ProbeResult(TaskResult):
-    """What the probe sends.
+    """What the probe sends."""
 
-    Attributes:
-        target: what it is, as ``run.json`` keeps it; empty without one.
-        environment: torch, machine and device, as ``run.json`` keeps them.
-        backends: why each cannot be used here; empty if it can.
-        all_backends: every name that Dynamo knows, the target's own included.
-        modes: the mode that each equals here.
-        options: names of Inductor's options.
-        toolchain_s: seconds that the first compile cost; None where the fork server pays it.
-        during: the user's function that was being called.
-    """
-
-    target: dict[str, Any] = field(default_factory=dict)
-    environment: Mapping[str, Any] = field(default_factory=dict)
-    backends: Mapping[str, str] = field(default_factory=dict)
-    all_backends: list[str] = field(default_factory=list)
-    modes: Mapping[str, str] = field(default_factory=dict)
-    options: list[str] = field(default_factory=list)
-    toolchain_s: float | None = None
-    during: str | None = None
+    target: dict[str, Any] = field(default_factory=dict)  # as run.json keeps it
+    environment: Mapping[str, Any] = field(default_factory=dict)  # as run.json keeps it
+    backends: Mapping[str, str] = field(default_factory=dict)  # why it cannot be used here, or ""
+    all_backends: list[str] = field(default_factory=list)  # that Dynamo knows, the target's too
+    modes: Mapping[str, str] = field(default_factory=dict)  # the mode that each equals here
+    options: list[str] = field(default_factory=list)  # names of Inductor's options
+    toolchain_s: float | None = None  # of the first compile; None where the fork server pays it
+    during: str | None = None  # the user's function that was being called
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +20,9 @@ from autocompile.store.record import EXPORTED, SCHEMA, Outcome, Record
 
 __all__ = ["build_report", "state_of"]
 
-_NO_EAGER = "eager mode was not measured, so there is nothing to compare with"
-_SLOWING = "beside every setting that works eager runs slower than alone"
 _TARGET_KEYS = (
-    "kind",
-    "description",
-    "parameters",
-    "algorithm",
-    "build",
-    "own_batch_size",
-    "calls_per_update",
-    "samples_per_update",
-    "optimizer",
-    "choices",
+    *("kind", "description", "parameters", "algorithm", "build", "own_batch_size"),
+    *("calls_per_update", "samples_per_update", "optimizer", "choices"),
 )
 
 
@@ -56,7 +46,6 @@ def build_report(
         wall_s: how long the run took, in seconds.
     """
     plan, running = run["plan"], run.get("running", False)
-    target = {k: run["target"].get(k) for k in _TARGET_KEYS}
     phases = {}
     for name in run["phases"]:
         phases[name] = phase = _phase(name, records, run, limits or Limits(), run_dir, interrupted)
@@ -65,7 +54,7 @@ def build_report(
             phase |= {"verdict": "failed", "reason": phase["state"], "best": None}
     return {
         "schema": SCHEMA,
-        "target": {"spec": plan["target"], **target},
+        "target": {"spec": plan["target"], **{k: run["target"].get(k) for k in _TARGET_KEYS}},
         "environment": run["environment"],
         "environments": run.get("environments", {}),
         "run_dir": run_dir,
@@ -82,10 +71,7 @@ def build_report(
 def state_of(phase: str, records: Sequence[Record], running: bool) -> str:
     """Why it is too early for a verdict on a phase of a run that has not ended; else empty.
 
-    Args:
-        phase: its name.
-        records: of trials that have ended, of all phases.
-        running: a tuner is at work on the run.
+    ``records``: of trials that have ended, of all phases. ``running``: a tuner is at work.
     """
     mine = [r for r in records if r.phase == phase]
     ended = [r for r in mine if r.outcome is not Outcome.INTERRUPTED]
@@ -158,13 +144,10 @@ def _leading_size(
     own: int | None = (run["target"].get("own_batch_size") or {}).get(name)
     if own in decisions or not decisions:
         return own
-
-    def merit(size: int | None) -> float:
-        best = decisions[size].best
-        is_latency = run["plan"]["objective"] == "latency"
-        return 1 / best.call_s if is_latency else best.throughput.value
-
-    return max(decisions, key=merit)
+    best = {size: decision.best for size, decision in decisions.items()}
+    if run["plan"]["objective"] == "latency":
+        return min(best, key=lambda size: best[size].call_s)
+    return max(best, key=lambda size: best[size].throughput.value)
 
 
 def _verdict(
@@ -177,28 +160,26 @@ def _verdict(
     """``faster``, ``keep_eager`` or ``failed``, and the reason."""
     if space.get("untried") and not any(_is_tried(r) for r in records):
         return "failed", "the run ended before any setting other than eager was tried"
+    if decision is None and every:
+        return "failed", "eager mode was not measured, so there is nothing to compare with"
     if decision is None:
-        return "failed", _NO_EAGER if every else _why_nothing(every, records, space)
+        return "failed", _why_nothing(every, records, space)
+    most = f"{100 * max(decision.ceiling, 0.005):.1f}"
+    most = "2" if ZONE / 2 < decision.ceiling <= ZONE else most
+    nothing_better = f"that was tried is more than {most} % faster (95 %)"
     if decision.is_faster:
-        return "faster", _nothing_better(decision, "nothing else")
+        return "faster", f"nothing else {nothing_better}"
     others = [c for c in allowed if not c.record.config.is_baseline]
-    if others and all(c.slows_eager for c in others):
-        return "keep_eager", _SLOWING
     if not others:
         return "keep_eager", _why_nothing(every, records, space)
-    return "keep_eager", _nothing_better(decision, "nothing")
+    if all(c.slows_eager for c in others):
+        return "keep_eager", "beside every setting that works eager runs slower than alone"
+    return "keep_eager", f"nothing {nothing_better}"
 
 
 def _is_tried(record: Record) -> bool:
     is_over = record.outcome is not Outcome.INTERRUPTED and record.wall_s > 0
     return is_over and not record.config.is_plain_eager
-
-
-def _nothing_better(decision: Decision, subject: str) -> str:
-    """``nothing that was tried is more than 2 % faster (95 %)``."""
-    ceiling = decision.ceiling
-    figure = "2 %" if ZONE / 2 < ceiling <= ZONE else f"{100 * max(ceiling, 0.005):.1f} %"
-    return f"{subject} that was tried is more than {figure} faster (95 %)"
 
 
 def _confidence(
@@ -233,23 +214,17 @@ def _why_nothing(
         return "nothing was measured"
     if any(not c.record.config.is_plain_eager for c in every):
         return "every setting that works exceeds the limits"
-    failed = [r for r in records if not r.ok and not r.config.is_plain_eager]
-    failed = [r for r in failed if r.outcome is not Outcome.INTERRUPTED]
+    others = [r for r in records if not r.config.is_plain_eager]
+    failed = [r for r in others if not r.ok and r.outcome is not Outcome.INTERRUPTED]
     if not failed:
         unusable = "; ".join(f"{k}: {v}" for k, v in space.get("unusable", {}).items())
         return f"no setting other than eager was measured{f' ({unusable})' if unusable else ''}"
-    again = [r for r in failed if r.repeats is not None]
-    if any(r.ok and not r.config.is_plain_eager for r in records):
-        return (
-            f"every setting that worked in the search failed when it was raced: {_counted(again)}"
-        )
-    return f"every setting other than eager failed: {_counted(failed)}"
-
-
-def _counted(failed: Sequence[Record]) -> str:
-    """How often each outcome came, most often first."""
-    kinds = Counter(r.outcome.value for r in failed)
-    return ", ".join(f"{number} × {kind}" for kind, number in kinds.most_common())
+    said = "every setting other than eager failed"
+    if any(r.ok for r in others):
+        said = "every setting that worked in the search failed when it was raced"
+        failed = [r for r in failed if r.repeats is not None]
+    kinds = Counter(r.outcome.value for r in failed).most_common()
+    return f"{said}: {', '.join(f'{number} × {kind}' for kind, number in kinds)}"
 
 
 def _notes(
@@ -257,26 +232,26 @@ def _notes(
     allowed: Sequence[Candidate],
     space: Mapping[str, Any],
     stopped: Sequence[Record],
-) -> list[str]:
-    count = len(stopped)
-    what = "1 trial was" if count == 1 else f"{count} trials were"
-    notes = [f"{what} stopped before the end: --resume tries again"] if count else []
-    notes += [f"{left} is the same as {kept}" for left, kept in space.get("merged", {}).items()]
+) -> Iterator[str]:
+    if stopped:
+        what = f"{show.many(len(stopped), 'trial')} {'was' if len(stopped) == 1 else 'were'}"
+        yield f"{what} stopped before the end: --resume tries again"
+    yield from (f"{left} is the same as {kept}" for left, kept in space.get("merged", {}).items())
     unknown = sum(not c.record.is_known_to_pay for c in every)
     if unknown:
-        notes.append(
+        yield (
             f"{unknown} settings take the weights as constants and are not recommended, since "
             "nobody has said how often they change (--calls-per-update)"
         )
-    notes += [
-        f"trial {c.record.number}: eager runs slower beside it than alone, so its speed-up of "
-        f"{show.speedup(c.speedup)} is not real; it is not recommended"
-        for c in allowed
-        if c.slows_eager and c.speedup.low > 1
-    ]
+    for c in allowed:
+        if c.slows_eager and c.speedup.low > 1:
+            yield (
+                f"trial {c.record.number}: eager runs slower beside it than alone, so its speed-up "
+                f"of {show.speedup(c.speedup)} is not real; it is not recommended"
+            )
     if outside := len(every) - len(allowed) - unknown:
-        notes.append(f"outside the limits: {show.many(outside, 'setting')}")
-    notes += advice([c.record for c in every])
+        yield f"outside the limits: {show.many(outside, 'setting')}"
+    yield from advice([c.record for c in every])
     # What every trial says is said once.
-    said = [set(c.record.notes) for c in every if not c.record.config.is_plain_eager]
-    return notes + (sorted(set.intersection(*said)) if said else [])
+    if said := [set(c.record.notes) for c in every if not c.record.config.is_plain_eager]:
+        yield from sorted(set.intersection(*said))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from autocompile.report import facts as said
 from autocompile.report import text as show
-from autocompile.report.document import Code, Document, Line, Section, Span, Table, Text
+from autocompile.report.document import Document, Line, Section, Span, Table, Text
+from autocompile.settings.config import DEFAULT_INDUCTOR
 from autocompile.settings.phases import phase_of
 from autocompile.settings.tuned import is_faster
 from autocompile.store import runs
@@ -44,38 +45,26 @@ def document(
     """
     phases, code = report["phases"], code or {}
     raced = any((p.get("best") or {}).get("confirmed_processes") for p in phases.values())
-    titles = ("", "speed-up", "confidence", "")
     answer = tuple(_answer(name, phase, code.get(name, "")) for name, phase in phases.items())
     facts = tuple((show.plain(k), _code(v)) for k, v in _circumstances(report))
+    path = Path(str(report.get("run_dir", "last")))
+    run = run or (path.name if path.parent == runs.under else str(path))
+    state = "Interrupted" if report.get("interrupted") else ""
+    state = "Still running" if report.get("running") else state
     return Document(
         title=("autocompile: ", _code(report["target"].get("spec", "?"))),
-        status=_status(report),
-        answer=Table("", titles, answer),
+        status=f"{state}: these are the results so far." if state else "",
+        answer=Table("", ("", "speed-up", "confidence", ""), answer),
         sections=tuple(_section(name, phase, report, full) for name, phase in phases.items()),
-        whole=tuple(_whole(report, full, run or _name(report))),
+        whole=tuple(_whole(report, full, run)),
         method=_METHOD + _RACED * raced + _RULE,
         circumstances=Table("Circumstances", ("", ""), facts),
-        exports=tuple(
-            Code(show.plain(name), "json" if name == "json" else "python", str(text))
-            for name, text in (report.get("exports") or {}).items()
-        ),
+        exports={show.plain(n): str(text) for n, text in (report.get("exports") or {}).items()},
     )
 
 
 def _code(text: object) -> Span:
     return Span(show.plain(text), "code")
-
-
-def _name(report: Mapping[str, Any]) -> str:
-    path = Path(str(report.get("run_dir", "last")))
-    return path.name if path.parent == runs.under else str(path)
-
-
-def _status(report: Mapping[str, Any]) -> str:
-    """What to know first of a run that is not complete; empty otherwise."""
-    if report.get("running"):
-        return "Still running: these are the results so far."
-    return "Interrupted: these are the results so far." if report.get("interrupted") else ""
 
 
 def _circumstances(report: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
@@ -89,9 +78,6 @@ def _circumstances(report: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
     yield from ((k, v) for k, v in report["environment"].items() if v is not None)
 
 
-# --- the answer ---------------------------------------------------------------------------------
-
-
 def _best(phase: Mapping[str, Any]) -> Mapping[str, Any]:
     """The best setting, eager's where that is to be kept; empty where there is no result."""
     return phase.get("best") or {} if phase["verdict"] != "failed" else {}
@@ -103,20 +89,15 @@ def _reason(phase: Mapping[str, Any]) -> str:
 
 def _answer(name: str, phase: Mapping[str, Any], code: str) -> tuple[Text, ...]:
     best, (word, *_) = _best(phase), said.confidence(phase)
-    sure = Span(word, "" if word == "high" else "warning")
+    title, sure = Span(show.plain(name), "strong"), Span(word, "" if word == "high" else "warning")
     if not best:
-        outcome = "no result yet" if phase.get("state") else "failed"
-        kind = "" if phase.get("state") else "error"
-        return Span(show.plain(name), "strong"), Span(outcome, kind), show.NONE, _reason(phase)
+        outcome = Span("no result yet") if phase.get("state") else Span("failed", "error")
+        return title, outcome, show.NONE, _reason(phase)
     if phase["verdict"] == "keep_eager":
-        return Span(show.plain(name), "strong"), "keep eager", sure, _reason(phase)
+        return title, "keep eager", sure, _reason(phase)
     gain = best["speedup"]
     ratio = (Span(show.speedup(gain), "good"), f" {show.interval(gain)}")
-    paste = Span(show.plain(code) or show.label(best["config"]), "paste")
-    return Span(show.plain(name), "strong"), ratio, sure, paste
-
-
-# --- a phase ------------------------------------------------------------------------------------
+    return title, ratio, sure, Span(show.plain(code) or show.label(best["config"]), "paste")
 
 
 def _section(name: str, phase: Mapping[str, Any], report: Mapping[str, Any], full: bool) -> Section:
@@ -130,11 +111,14 @@ def _section(name: str, phase: Mapping[str, Any], report: Mapping[str, Any], ful
 
 def _about(phase: Mapping[str, Any]) -> Iterator[Text]:
     best, role = _best(phase), show.plain(phase.get("role") or "")
-    yield from [role] if role else []
+    if role:
+        yield role
     if best.get("batch_size") is not None:
         yield f"batch size {best['batch_size']}"
     if best and phase["verdict"] == "faster":
-        yield from [said.proof(best)] if said.confidence(phase)[0] != "low" else []
+        if said.confidence(phase)[0] != "low":
+            count = best.get("confirmed_processes")
+            yield f"confirmed in {show.many(count, 'fresh process')}" if count else "not confirmed"
         yield said.weights(best)
 
 
@@ -166,31 +150,30 @@ def _batch_sizes(phase: Mapping[str, Any], own: int | None) -> Iterator[Table]:
 
 def _known(phase: Mapping[str, Any]) -> Iterator[Line]:
     """Why it is the best, what it costs, and how sure that is."""
-    best = _best(phase)
+    best, (word, open_, command) = _best(phase), said.confidence(phase)
     is_it_faster = bool(best) and phase["verdict"] == "faster"
-    default = [said.against_default(best)] if is_it_faster else []
-    for why in filter(None, (*default, *(phase.get("explanation") or ()))):
-        yield Line("Why", (show.plain(why),))
+    ratio = best.get("speedup_against_default") if is_it_faster else None
+    if ratio and show.label(best["config"]) != DEFAULT_INDUCTOR.label():
+        yield Line("Why", (f"{show.estimate(ratio)} against plain torch.compile()",))
+    yield from (Line("Why", (show.plain(why),)) for why in phase.get("explanation") or () if why)
     if is_it_faster:
         for reason, names in said.ties(phase).items():
-            named = _names(names)
-            yield Line("Ties", (("as fast within 1 %: ", *named, f"; chosen since it {reason}"),))
+            more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
+            shown = _code(", ".join(names[:_NAMES]))
+            told = f"{more}; chosen since it {reason}"
+            yield Line("Ties", (("as fast within 1 %: ", shown, told),))
         if cost := tuple(said.cost(best)):
             yield Line("Cost", cost)
-    word, why, command = said.confidence(phase)
     if word == "high" and is_it_faster:
-        tried = [f"{phase['tried']} of {phase['settings']} settings tried"]
-        yield Line("Sure", (_reason(phase), *(tried if "tried" in phase else ())))
+        sure = [_reason(phase)]
+        if "tried" in phase:
+            sure.append(f"{phase['tried']} of {phase['settings']} settings tried")
+        yield Line("Sure", tuple(sure))
     elif word in ("open", "low"):
         action = ("   → ", _code(command)) if command else ()
-        yield Line(word.capitalize(), ((why, *action),), "warning")
+        yield Line(word.capitalize(), ((open_, *action),), "warning")
     for note in (*said.exported_warning(best), *best.get("notes", ())):
         yield Line("Note", (show.plain(note),))
-
-
-def _names(names: Sequence[str], most: int = _NAMES) -> tuple[Span, str]:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return _code(", ".join(map(show.plain, names[:most]))), more
 
 
 def _details(phase: Mapping[str, Any]) -> Iterator[Line]:
@@ -198,8 +181,8 @@ def _details(phase: Mapping[str, Any]) -> Iterator[Line]:
     if best := _best(phase):
         yield Line("Figures", tuple(said.figures(best)))
     for row in phase.get("why_not") or ():
-        names, more = _names(row["settings"], len(row["settings"]))
-        yield Line("Others", ((names, f"{more}: {show.plain(row['reason'])}"),))
+        names = _code(", ".join(map(show.plain, row["settings"])))
+        yield Line("Others", ((names, f": {show.plain(row['reason'])}"),))
     yield from (Line("Note", (show.plain(note),)) for note in phase.get("notes", ()))
     # What only a flag would bring comes last.
     dropped = (phase.get("dropped") or {}).items()
@@ -211,31 +194,22 @@ def _details(phase: Mapping[str, Any]) -> Iterator[Line]:
 def _failures(phase: Mapping[str, Any]) -> Iterator[Table]:
     """What failed, and what was not tried since other trials showed how it ends."""
     titles = ("count", "backend", "outcome", "message")
-    for is_answered, title, kind in (
-        (False, FAILED, "error"),
-        (True, "What was not tried", "dim"),
-    ):
-        groups = [g for g in phase.get("failures") or () if bool(g.get("answered")) == is_answered]
-        rows = tuple(
-            (str(g["count"]), _code(g["backend"]), Span(outcome, kind), _message(g))
-            for g in groups
-            for outcome in (show.plain(g["outcome"]),)
-        )
-        if rows:
-            yield Table(title, titles, rows, (0,))
-
-
-def _message(group: Mapping[str, Any]) -> Text:
-    parts: list[str | Span] = [_code(group.get("message", ""))]
-    if group["outcome"] == "unsupported" and not group.get("answered"):
-        parts += [" → ", _code(f"autocompile doctor {group['backend']}")]
-    return (*parts, " · ", _code(group["log"])) if group.get("log") else tuple(parts)
-
-
-# --- all phases ---------------------------------------------------------------------------------
+    found: dict[str, list[tuple[Text, ...]]] = {FAILED: [], "What was not tried": []}
+    for group in phase.get("failures") or ():
+        title, kind = ("What was not tried", "dim") if group.get("answered") else (FAILED, "error")
+        message: list[str | Span] = [_code(group.get("message", ""))]
+        if group["outcome"] == "unsupported" and title == FAILED:
+            message += [" → ", _code(f"autocompile doctor {group['backend']}")]
+        if group.get("log"):
+            message += [" · ", _code(group["log"])]
+        outcome = Span(show.plain(group["outcome"]), kind)
+        row = (str(group["count"]), _code(group["backend"]), outcome, tuple(message))
+        found[title].append(row)
+    yield from (Table(title, titles, tuple(rows), (0,)) for title, rows in found.items() if rows)
 
 
 def _whole(report: Mapping[str, Any], full: bool, run: str) -> Iterator[Line]:
+    """What concerns all phases."""
     phases = report["phases"]
     faster = [name for name, phase in phases.items() if phase["verdict"] == "faster"]
     if report["target"].get("algorithm") and any(phase_of(name).in_rllib for name in faster):
@@ -251,24 +225,22 @@ def _whole(report: Mapping[str, Any], full: bool, run: str) -> Iterator[Line]:
         to_do = ("   → ", _code("autocompile doctor"))
         yield Line("Not on this machine", ((*found, *to_do),), "dim")
     if phases and not full:
-        yield Line("More", ((*_rest(phases), "   → ", _code(f"autocompile show {run} -v")),), "dim")
+        yield Line("More", ((_rest(phases), "   → ", _code(f"autocompile show {run} -v")),), "dim")
 
 
 def _in_algorithm(figures: Mapping[str, Any], run: str) -> Iterator[Text]:
     """The gain in RLlib's own loop where it was measured, else the command that measures it."""
     for name, what in (("steps_per_s", "env steps/s of train()"), ("sampled_per_s", "sampling")):
         if gain := figures.get(name, {}).get("gain"):
-            yield f"{what} {show.speedup(gain)} {show.interval(gain)}"
+            yield f"{what} {show.estimate(gain)}"
     if share := figures.get("forward_share"):
         yield f"the forward pass is {share['untouched']['value'] * 100:.0f} % of sampling"
     if not figures:
-        yield (
-            "the gain is not measured yet   → ",
-            _code(f"autocompile verify {run} --in-algorithm"),
-        )
+        command = _code(f"autocompile verify {run} --in-algorithm")
+        yield ("the gain is not measured yet   → ", command)
 
 
-def _rest(phases: Mapping[str, Any]) -> Iterator[str]:
+def _rest(phases: Mapping[str, Any]) -> str:
     """What a short document leaves out."""
     groups = [g for phase in phases.values() for g in phase.get("failures") or ()]
     failed = sum(g["count"] for g in groups if not g.get("answered"))
@@ -277,4 +249,4 @@ def _rest(phases: Mapping[str, Any]) -> Iterator[str]:
         told.append("why others lose")
     if any(p.get("dropped") for p in phases.values()):
         told.append("what was left out")
-    yield ", ".join([*told, "every trial"])
+    return ", ".join([*told, "every trial"])

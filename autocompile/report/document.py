@@ -5,10 +5,10 @@ Text in them is printable and every figure is formatted: a renderer arranges and
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-__all__ = ["Code", "Document", "Line", "Section", "Span", "Table", "Text", "spans"]
+__all__ = ["Document", "Line", "Section", "Span", "Table", "Text", "spans"]
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,7 @@ class Table:
     """Rows of cells, of which the last may be long.
 
     Attributes:
-        title: of the whole table; may be empty.
         titles: of the columns; all empty where the rows need none.
-        rows: as many cells each.
         right: the columns that are aligned to the right.
         wide: a column that a narrow screen leaves out.
     """
@@ -68,15 +66,6 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Code:
-    """Code to copy."""
-
-    title: str
-    language: str
-    text: str
-
-
-@dataclass(frozen=True)
 class Document:
     """A whole report, the answer first.
 
@@ -87,8 +76,7 @@ class Document:
         sections: a phase each.
         whole: what concerns all phases.
         method: how it was measured, in sentences.
-        circumstances: names and values.
-        exports: code for other stacks.
+        exports: code for other stacks, by format.
     """
 
     title: Text
@@ -98,4 +86,4 @@ class Document:
     whole: tuple[Line, ...]
     method: str
     circumstances: Table
-    exports: tuple[Code, ...]
+    exports: Mapping[str, str]

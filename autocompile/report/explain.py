@@ -6,11 +6,11 @@ A sentence is made only of what a trial recorded; where nothing is known, nothin
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from autocompile.estimate.candidates import Candidate
-from autocompile.estimate.comparison import compare
+from autocompile.estimate.decision import compare
 from autocompile.report import text as show
 from autocompile.report.text import many
 from autocompile.settings.phases import phase_of
@@ -32,67 +32,36 @@ _SKIPS = (
 )
 
 
-# --- what is in a record ------------------------------------------------------------------------
-
-
-def _part(record: Record, name: str) -> Mapping[str, Any]:
-    part = record.detail.get(name)
-    return part if isinstance(part, Mapping) else {}
-
-
-def _count(record: Record, part: str, name: str) -> int | None:
-    value = _part(record, part).get(name)
-    return value if isinstance(value, int) else None
-
-
-def _launches(record: Record) -> int | None:
-    """Kernels, library calls and operators that one compiled call launches."""
-    counts = [_count(record, "compiled", f"{k}_total") for k in ("kernels", "library", "operators")]
-    return None if None in counts else sum(c for c in counts if c is not None)
-
-
-def _replays(record: Record, device: str) -> bool:
-    """Whether it was seen that CUDA graphs launch what was compiled."""
-    return (
-        device.startswith("cuda")
-        and record.config.has_cuda_graphs
-        and not record.detail.get("cudagraph_skips")
-        and not phase_of(record.phase).has_backward  # it runs in a thread that cannot be watched
-        and _part(record, "compiled").get("replayed") is True
-    )
-
-
-# --- the sentences ------------------------------------------------------------------------------
-
-
 def why(best: Candidate | None, verdict: str, every: Sequence[Candidate], device: str) -> list[str]:
     """Why the best setting is the best one, or why compiling does not help.
 
-    Args:
-        best: as the report names it; eager where that is to be kept.
-        verdict: of the phase.
-        every: all settings that worked.
-        device: that was tuned for, as torch names it.
+    ``best``: as the report names it; eager where that is to be kept. ``every``: all that worked.
     """
     if best is None or verdict not in ("faster", "keep_eager"):
         return []
     if verdict == "faster":
-        facts = [_graphs(best.record), _became(best.record), _cudagraphs(best.record, device)]
-        told = ["; ".join(fact for fact in facts if fact)]
-        return [sentence for sentence in (*told, _time(best.record, False)) if sentence]
+        record = best.record
+        facts = [_graphs(record), _became(record), *_gave_up(record, device)]
+        if _replays(record, device):
+            one = record.graphs == 1
+            facts.append("a CUDA graph replays them" if one else "CUDA graphs replay them")
+        return [*filter(None, ("; ".join(filter(None, facts)), _time(record, False)))]
     size = best.record.batch_size
     rivals = [c for c in every if c.record.batch_size == size and not c.record.config.is_baseline]
     if not rivals:
         return []
     near = max(rivals, key=lambda c: (c.sets > 0, c.speedup.value)).record
-    became, label = _became(near), show.label(near.config)
-    told = [f"{label}: {became}" if became else "", *_gave_up(near, device)]
+    label, became, broken = show.label(near.config), _became(near), _broken(near)
     total = _count(best.record, "eager", "total")
-    if total is not None and total <= _FEW:
-        told.insert(0, f"eager runs {many(total, 'operator')} per call: nothing to fuse")
-    if broken := _broken(near):
-        told.append(f"{label}: {broken}")
-    return [sentence for sentence in (_time(best.record, True), *told) if sentence]
+    is_little = total is not None and total <= _FEW
+    told = (
+        _time(best.record, True),
+        f"eager runs {many(total or 0, 'operator')} per call: nothing to fuse" if is_little else "",
+        f"{label}: {became}" if became else "",
+        *_gave_up(near, device),
+        f"{label}: {broken}" if broken else "",
+    )
+    return [sentence for sentence in told if sentence]
 
 
 def why_not(
@@ -118,33 +87,28 @@ def why_not(
         is_own = r.duplicate_of is None and r.role == "search"
         if is_own and r.outcome is Outcome.GRAPH_BREAK and (broken := _broken(r)):
             groups.setdefault(broken, []).append((r, None))
+    whose = "eager's" if best and best.record.config.is_baseline else "the best's"
+    rows = []
     order = sorted(groups.items(), key=lambda item: max(b or 0.0 for _, b in item[1]), reverse=True)
-    return [_group(reason, members, best) for reason, members in order]
-
-
-def _group(
-    reason: str, members: list[tuple[Record, float | None]], best: Candidate | None
-) -> dict[str, Any]:
-    speeds = sorted({f"{b:.2f}" for _, b in members if b is not None})
-    if speeds and not reason.startswith("as fast"):
-        whose = "eager's" if best and best.record.config.is_baseline else "the best's"
-        reason += f" ({' to '.join(dict.fromkeys((speeds[0], speeds[-1])))}× {whose} speed)"
-    return {
-        "settings": list(dict.fromkeys(show.label(r.config) for r, _ in members)),
-        "numbers": [r.number for r, _ in members],
-        "reason": reason,
-    }
+    for reason, members in order:
+        speeds = sorted({f"{b:.2f}" for _, b in members if b is not None})
+        if speeds and not reason.startswith("as fast"):
+            reason += f" ({' to '.join(dict.fromkeys((speeds[0], speeds[-1])))}× {whose} speed)"
+        settings = list(dict.fromkeys(show.label(r.config) for r, _ in members))
+        numbers = [r.number for r, _ in members]
+        rows.append({"settings": settings, "numbers": numbers, "reason": reason})
+    return rows
 
 
 def _lost(c: Candidate, best: Candidate, device: str) -> str:
     """Why a setting that works is not the best; empty where nothing is known."""
     if c.slows_eager:
         return "eager runs slower beside it than alone, so its speed-up is unknown"
-    told = [*_refreshed(c.record, best), *_gave_up(c.record, device)]
-    if (c.record.graph_breaks or 0) > (best.record.graph_breaks or 0):
-        told.append(_broken(c.record) or many(c.record.graph_breaks or 0, "graph break"))
-    told += _recompiled(c.record, best.record)
-    told += _fuses_less(c.record, best.record)
+    told = [
+        *_refreshed(c.record, best),
+        *_gave_up(c.record, device),
+        *_worse_code(c.record, best.record),
+    ]
     if _replays(best.record, device) and not c.record.config.has_cuda_graphs:
         told.append("no CUDA graphs")
     if compare(best, c).low <= 1 and not best.record.config.is_baseline:
@@ -155,16 +119,34 @@ def _lost(c: Candidate, best: Candidate, device: str) -> str:
     return "; ".join(told)
 
 
-def _refreshed(record: Record, best: Candidate) -> list[str]:
+def _refreshed(record: Record, best: Candidate) -> Iterator[str]:
     """That new weights cost a setting too much: without that it would be the faster one."""
     if not record.refresh_s or not record.calls_per_update or not record.measurement:
-        return []
+        return
     # By ratios: seconds of two processes are not comparable, nor ratios to two eager modes.
     is_elsewhere = record.config.environment != best.record.config.environment
-    if is_elsewhere or record.measurement.speedup.low <= best.speedup.value:
-        return []
-    calls = f"{record.calls_per_update:,}".replace(",", " ")
-    return [f"new weights, every {calls} calls, cost more than it saves"]
+    if not is_elsewhere and record.measurement.speedup.low > best.speedup.value:
+        calls = show.thousands(record.calls_per_update)
+        yield f"new weights, every {calls} calls, cost more than it saves"
+
+
+def _worse_code(record: Record, best: Record) -> Iterator[str]:
+    """More breaks, compiles or calls than the best has."""
+    if (record.graph_breaks or 0) > (best.graph_breaks or 0):
+        yield _broken(record) or many(record.graph_breaks or 0, "graph break")
+    if (record.recompiles or 0) > (best.recompiles or 0):
+        # A reason begins with which frame it is and which of its versions.
+        reasons = [re.sub(r"^\d+/\d+: ", "", r) for r in _listed(record, "recompile_reasons")[:1]]
+        told = "".join(f" ({show.shorten(show.plain(r), _LONG)})" for r in reasons if r)
+        yield f"compiled again {many(record.recompiles or 0, 'time')}{told}"
+    mine, its, eager = _launches(record), _launches(best), _count(record, "eager", "total")
+    if record.config.backend in _UNFUSED:
+        if eager:
+            yield f"fuses nothing: the {many(eager, 'operator')} of eager"
+    elif mine and _count(record, "compiled", "kernels_total") == 0:
+        yield f"fuses nothing: {many(mine, 'call')} of libraries and operators"
+    elif mine and its and mine > its:
+        yield f"{many(mine, 'call')} instead of {its}"
 
 
 def _graphs(record: Record) -> str:
@@ -193,16 +175,10 @@ def _became(record: Record) -> str:
         parts.append(f"{many(library, 'library call')} ({_names(part.get('library'))})")
     if plain:
         parts.append(f"{many(plain, 'plain operator')} ({_names(part.get('operators'))})")
-    end = f"{many(launches, 'call')}: "
-    kinds = parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
-    become = "becomes" if eager == 1 else "become"
-    return f"{many(eager, 'operator')} of eager {become} {end if len(parts) > 1 else ''}{kinds}"
-
-
-def _cudagraphs(record: Record, device: str) -> str:
-    if _replays(record, device):
-        return "a CUDA graph replays them" if record.graphs == 1 else "CUDA graphs replay them"
-    return "; ".join(_gave_up(record, device))
+    kinds = parts[0]
+    if len(parts) > 1:
+        kinds = f"{many(launches, 'call')}: {', '.join(parts[:-1])} and {parts[-1]}"
+    return f"{many(eager, 'operator')} of eager become{'s' * (eager == 1)} {kinds}"
 
 
 def _time(record: Record, is_eager: bool) -> str:
@@ -230,55 +206,60 @@ def _names(counts: object) -> str:
     return ", ".join(shown[:3]) + (", …" if len(shown) > 3 else "")
 
 
-def _gave_up(record: Record, device: str) -> list[str]:
+def _replays(record: Record, device: str) -> bool:
+    """Whether it was seen that CUDA graphs launch what was compiled."""
+    return (
+        device.startswith("cuda")
+        and record.config.has_cuda_graphs
+        and not record.detail.get("cudagraph_skips")
+        and not phase_of(record.phase).has_backward  # it runs in a thread that cannot be watched
+        and _part(record, "compiled").get("replayed") is True
+    )
+
+
+def _gave_up(record: Record, device: str) -> Iterator[str]:
     """That CUDA graphs were asked for and are not there, and torch's reason."""
     if device.startswith("cpu") or not record.config.has_cuda_graphs:
-        return []  # on a CPU no setting has them
-    if not record.detail.get("cudagraph_skips"):
-        return []
-    reasons = record.detail.get("cudagraph_skip_reasons")
-    for reason in reasons if isinstance(reasons, list) else ():
-        for pattern, words in _SKIPS:
-            reason = pattern.sub(words, show.plain(reason))
-        return [f"torch gave up CUDA graphs: {show.shorten(reason, _LONG)}"]
-    return ["torch gave up CUDA graphs"]
+        return  # on a CPU no setting has them
+    if record.detail.get("cudagraph_skips"):
+        told = ""
+        for reason in _listed(record, "cudagraph_skip_reasons")[:1]:
+            for pattern, words in _SKIPS:
+                reason = pattern.sub(words, show.plain(reason))
+            told = f": {show.shorten(reason, _LONG)}"
+        yield f"torch gave up CUDA graphs{told}"
 
 
 def _broken(record: Record) -> str:
     """Where the graph breaks, and over what; the first two places."""
-    rows = record.detail.get("breaks")
-    rows = [r for r in rows if isinstance(r, Mapping)] if isinstance(rows, list) else []
     places = []
-    for row in rows:
+    for row in _listed(record, "breaks"):
         place, code, reason = (show.plain(row.get(k, "")) for k in ("place", "code", "reason"))
         code = f"`{show.shorten(code.replace('`', ''), _SHORT)}`" if code else ""
-        where = f"{place} {code}".strip()
-        why_ = f" ({show.shorten(reason, _LONG)})" if reason else ""
-        places.append(f"{where}{why_}" if where else "")
-    places = [place for place in places if place]
+        if where := f"{place} {code}".strip():
+            places.append(where + (f" ({show.shorten(reason, _LONG)})" if reason else ""))
     if not places:
         return ""
     more = f" and {len(places) - 2} more" if len(places) > 2 else ""
     return f"the graph breaks at {', '.join(places[:2])}{more}"
 
 
-def _recompiled(record: Record, best: Record) -> list[str]:
-    if (record.recompiles or 0) <= (best.recompiles or 0):
-        return []
-    reasons = record.detail.get("recompile_reasons")
-    first = show.plain(reasons[0]) if isinstance(reasons, list) and reasons else ""
-    first = re.sub(r"^\d+/\d+: ", "", first)  # which frame and which of its versions
-    times = f"compiled again {many(record.recompiles or 0, 'time')}"
-    return [f"{times} ({show.shorten(first, _LONG)})" if first else times]
+def _launches(record: Record) -> int | None:
+    """Kernels, library calls and operators that one compiled call launches."""
+    counts = [_count(record, "compiled", f"{k}_total") for k in ("kernels", "library", "operators")]
+    return None if None in counts else sum(c for c in counts if c is not None)
 
 
-def _fuses_less(record: Record, best: Record) -> list[str]:
-    if record.config.backend in _UNFUSED:
-        eager = _count(record, "eager", "total")
-        return [f"fuses nothing: the {many(eager, 'operator')} of eager"] if eager else []
-    mine, its = _launches(record), _launches(best)
-    if not mine:
-        return []
-    if _count(record, "compiled", "kernels_total") == 0:
-        return [f"fuses nothing: {many(mine, 'call')} of libraries and operators"]
-    return [f"{many(mine, 'call')} instead of {its}"] if its and mine > its else []
+def _count(record: Record, part: str, name: str) -> int | None:
+    value = _part(record, part).get(name)
+    return value if isinstance(value, int) else None
+
+
+def _part(record: Record, name: str) -> Mapping[str, Any]:
+    part = record.detail.get(name)
+    return part if isinstance(part, Mapping) else {}
+
+
+def _listed(record: Record, name: str) -> list[Any]:
+    listed = record.detail.get(name)
+    return listed if isinstance(listed, list) else []

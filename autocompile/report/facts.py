@@ -2,39 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from autocompile.estimate.decision import SETS
 from autocompile.report import text as show
 from autocompile.report.document import Span, Table, Text
-from autocompile.settings.config import DEFAULT_INDUCTOR
 
-__all__ = [
-    "against_default",
-    "checks",
-    "confidence",
-    "cost",
-    "exported_warning",
-    "figures",
-    "proof",
-    "same_as",
-    "ties",
-    "trial_remarks",
-    "trial_tables",
-    "weights",
-]
+Row = Mapping[str, Any]
 
 
-def against_default(best: Mapping[str, Any]) -> str:
-    """The speed-up over plain ``torch.compile()``; empty where that is the best setting itself."""
-    ratio = best.get("speedup_against_default")
-    if not ratio or show.label(best["config"]) == DEFAULT_INDUCTOR.label():
-        return ""
-    return f"{show.speedup(ratio)} {show.interval(ratio)} against plain torch.compile()"
-
-
-def confidence(phase: Mapping[str, Any]) -> tuple[str, str, str]:
+def confidence(phase: Row) -> tuple[str, str, str]:
     """``high``, ``open`` or ``low``; what keeps it from being high; the command that raises it.
 
     All empty where nothing was decided.
@@ -49,20 +27,14 @@ def confidence(phase: Mapping[str, Any]) -> tuple[str, str, str]:
     return word, why, show.plain(found.get("command") or "")
 
 
-def proof(best: Mapping[str, Any]) -> str:
-    """In how many processes it was confirmed."""
-    count = best.get("confirmed_processes") or 0
-    return f"confirmed in {count} fresh process{'es' * (count > 1)}" if count else "not confirmed"
-
-
-def weights(best: Mapping[str, Any]) -> str:
+def weights(best: Row) -> str:
     """What was seen of the outputs, and of new weights where they were tried."""
     live = best.get("weights_live")
     follow = "" if live is None else " and follow" if live else " but do not follow"
     return "outputs match eager" + (f"{follow} weight updates" if follow else "")
 
 
-def cost(best: Mapping[str, Any]) -> Iterator[str]:
+def cost(best: Row) -> Iterator[str]:
     """What the best setting costs: to compile, at new weights, and in memory."""
     is_eager = best["config"].get("backend") == "eager"
     if best.get("compile_s") and not is_eager:
@@ -84,10 +56,12 @@ def cost(best: Mapping[str, Any]) -> Iterator[str]:
         yield f"peak memory {show.size(mine)}{against}"
 
 
-def figures(best: Mapping[str, Any]) -> Iterator[str]:
+def figures(best: Row) -> Iterator[str]:
     """Further figures of the best setting."""
     yield f"trial {best['number']}"
-    yield show.rate(best.get("throughput"))
+    rate = best.get("throughput") or {}
+    value, low, high = (show.quantity(rate.get(k)) for k in ("value", "low", "high"))
+    yield f"{value} {rate.get('unit', '')} [{low}, {high}]" if rate else show.NONE
     if same := best.get("same_code"):
         yield f"{len(same)} other setting{'s have' if len(same) > 1 else ' has'} the same code"
     if (ran := best.get("exported")) and ran["agrees"]:
@@ -97,10 +71,10 @@ def figures(best: Mapping[str, Any]) -> Iterator[str]:
         ends = dict.fromkeys(map(show.seconds, spread))
         yield f"eager took {' to '.join(ends)} a call, depending on the process"
     if slow := best.get("slow_sets"):
-        yield f"{slow} process{'es' * (slow > 1)} left out: the machine was slower"
+        yield f"{show.many(slow, 'process')} left out: the machine was slower"
 
 
-def exported_warning(best: Mapping[str, Any] | None) -> list[str]:
+def exported_warning(best: Row | None) -> list[str]:
     """A warning where exported code did worse in a fresh interpreter than was confirmed."""
     ran = (best or {}).get("exported")
     if not best or not ran or ran["agrees"]:
@@ -108,10 +82,9 @@ def exported_warning(best: Mapping[str, Any] | None) -> list[str]:
     if ran["speedup"] is None:
         said = f"{show.plain(ran['outcome'])} ({show.plain(ran['message'])})"
         return [f"the exported code did not work in a fresh interpreter: {said}"]
-    told = f"{show.speedup(ran['speedup'])} {show.interval(ran['speedup'])}"
     return [
-        f"the exported code gave {told} in a fresh interpreter: its outputs are right, but it is "
-        f"slower than confirmed, {show.speedup(best['speedup'])} {show.interval(best['speedup'])}"
+        f"the exported code gave {show.estimate(ran['speedup'])} in a fresh interpreter: its "
+        f"outputs are right, but it is slower than confirmed, {show.estimate(best['speedup'])}"
     ]
 
 
@@ -120,15 +93,15 @@ def same_as(number: int, outcome: str) -> str:
     return f"same code as trial {number}" if outcome == "ok" else f"as trial {number}"
 
 
-def trial_remarks(trial: Mapping[str, Any], trials: Iterable[Mapping[str, Any]]) -> list[str]:
+def trial_remarks(trial: Row, trials: Sequence[Row]) -> list[str]:
     """What a table says behind a trial's name: duplicates, repeats, graph breaks, doubts."""
-    remarks = []
     if trial.get("duplicate_of") is not None:
         return [same_as(trial["duplicate_of"], trial.get("outcome", "ok"))]
+    remarks = []
     if repeats := [t for t in trials if t.get("repeats") == trial["number"]]:
         good = [t["speedup"]["value"] for t in repeats if t["outcome"] == "ok" and t["speedup"]]
         ends = dict.fromkeys(f"{end(good):.2f}" for end in (min, max)) if good else ()
-        text = f"repeated in {len(repeats)} process{'es' * (len(repeats) > 1)}"
+        text = f"repeated in {show.many(len(repeats), 'process')}"
         text += f": {' to '.join(ends)}×" if good else ""
         failed = len(repeats) - len(good)
         remarks.append(text + (f", {failed} failed" if failed else ""))
@@ -137,17 +110,22 @@ def trial_remarks(trial: Mapping[str, Any], trials: Iterable[Mapping[str, Any]])
     return remarks + [show.plain(flag).replace("_", " ") for flag in trial.get("flags", ())]
 
 
-def ties(phase: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Settings as fast as the best one, by the reason why that one was chosen."""
+def ties(phase: Row) -> dict[str, list[str]]:
+    """Settings as fast as the best one, by the reason for that one: see ``decision.plainness``."""
     best, found = phase["best"], dict[str, list[str]]()
     by_number = {t["number"]: t for t in phase["trials"]}
+    mine = best.get("compile_s")
     for number in phase.get("ties") or ():
-        if number != best["number"] and (other := by_number.get(number)):
-            found.setdefault(_preferred(best, other), []).append(show.label(other["config"]))
+        if number == best["number"] or not (other := by_number.get(number)):
+            continue
+        reason, theirs = "is simpler", other.get("compile_s")
+        if mine is not None and theirs is not None and theirs > 1.25 * mine + 0.25:
+            reason = f"compiles faster ({show.seconds(mine)} against {show.seconds(theirs)})"
+        found.setdefault(reason, []).append(show.label(other["config"]))
     return found
 
 
-def checks(found: Mapping[str, Any]) -> Table:
+def checks(found: Row) -> Table:
     """What ``verify`` found, a row for each setting."""
     rows = []
     for one in found["checks"]:
@@ -155,22 +133,13 @@ def checks(found: Mapping[str, Any]) -> Table:
         then, now = (show.speedup(one[k]) if one[k] else "" for k in ("was", "speedup"))
         verdict = one["verdict"] + (f": {show.plain(one['message'])}" if one["message"] else "")
         kind = {"fastest": "good", "failed": "error"}.get(one["verdict"], "warning")
-        rows.append(
-            (one["phase"], size, show.plain(one["setting"]), then, now, Span(verdict, kind))
-        )
+        setting = show.plain(one["setting"])
+        rows.append((one["phase"], size, setting, then, now, Span(verdict, kind)))
     titles = ("phase", "batch size", "setting", "then", "now", "verdict")
     return Table("", titles, tuple(rows), (1, 3, 4))
 
 
-def _preferred(best: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """Why ``best`` is preferred to an equal: see ``decision.plainness``."""
-    mine, theirs = best.get("compile_s"), other.get("compile_s")
-    if mine is not None and theirs is not None and theirs > 1.25 * mine + 0.25:
-        return f"compiles faster ({show.seconds(mine)} against {show.seconds(theirs)})"
-    return "is simpler"
-
-
-def trial_tables(phase: Mapping[str, Any]) -> Iterator[Table]:
+def trial_tables(phase: Row) -> Iterator[Table]:
     """Every trial of the search: those with figures, best first, then the others."""
     trials = phase["trials"]
     searched = [t for t in trials if t.get("role") == "search"]
@@ -178,28 +147,34 @@ def trial_tables(phase: Mapping[str, Any]) -> Iterator[Table]:
     if ranked:
         unit = show.plain(ranked[0]["throughput"].get("unit", ""))
         columns = ("#", "batch", unit, "against eager", "compile", "memory", "setting")
-        figures = tuple(_measured(trial, trials) for trial in sorted(ranked, key=_order))
-        yield Table("Measured trials", columns, figures, right=range(6), wide=5)
+        rows = tuple(_measured(trial, trials) for trial in sorted(ranked, key=_order))
+        yield Table("Measured trials", columns, rows, right=range(6), wide=5)
     if others := tuple(_not_measured(t) for t in searched if t not in ranked):
         titles = ("#", "batch", "outcome", "setting and message")
         yield Table("Other trials", titles, others, right=(0, 1))
 
 
-def _measured(trial: Mapping[str, Any], trials: Sequence[Mapping[str, Any]]) -> tuple[Text, ...]:
+def _order(trial: Row) -> tuple[float, int, int]:
+    """By throughput; a duplicate follows its original."""
+    same, number = trial.get("duplicate_of"), trial["number"]
+    return -trial["throughput"]["value"], number if same is None else same, number
+
+
+def _measured(trial: Row, trials: Sequence[Row]) -> tuple[Text, ...]:
     remarks = ", ".join(trial_remarks(trial, trials))
     setting = Span(show.label(trial["config"]), "code")
     return (
         str(trial["number"]),
         show.or_dash(trial.get("batch_size")),
-        show.measured(show.read_interval(trial["throughput"])),
-        show.ratio(show.read_interval(trial.get("speedup"))),
+        show.measured(trial["throughput"]),
+        show.ratio(trial.get("speedup")),
         show.seconds(trial.get("compile_s")),
         show.size(trial.get("peak_memory_bytes")),
         (setting, Span(f"  ({remarks})", "dim")) if remarks else setting,
     )
 
 
-def _not_measured(trial: Mapping[str, Any]) -> tuple[Text, ...]:
+def _not_measured(trial: Row) -> tuple[Text, ...]:
     reason: str | Span = f"in step {show.plain(trial.get('step', '?'))}"
     if (same := trial.get("duplicate_of")) is not None:
         reason = same_as(same, trial["outcome"])
@@ -212,9 +187,3 @@ def _not_measured(trial: Mapping[str, Any]) -> tuple[Text, ...]:
         Span("not tried", "dim") if trial.get("answered") else outcome,
         (Span(show.label(trial["config"]), "code"), ": ", reason),
     )
-
-
-def _order(trial: Mapping[str, Any]) -> tuple[float, int, int]:
-    """By throughput; a duplicate follows its original."""
-    same, number = trial.get("duplicate_of"), trial["number"]
-    return -trial["throughput"]["value"], number if same is None else same, number

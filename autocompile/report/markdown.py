@@ -12,7 +12,7 @@ from typing import Any
 
 from autocompile.report import text as show
 from autocompile.report.contents import document
-from autocompile.report.document import Code, Line, Section, Table, Text, spans
+from autocompile.report.document import Line, Section, Table, Text, spans
 from autocompile.report.facts import checks
 
 __all__ = ["to_markdown", "verified_to_markdown"]
@@ -30,8 +30,12 @@ def to_markdown(report: Mapping[str, Any], code: Mapping[str, str] | None = None
     for section in shown.sections:
         lines += _section(section)
     lines += ["## How it was measured", "", shown.method, "", *_table(shown.circumstances)]
-    for block in shown.exports:
-        lines += [f"## For {_inline(block.title)}", "", *_fenced(block), ""]
+    for name, text in shown.exports.items():
+        runs = [len(run) for run in re.findall("`+", text)]
+        fence = "`" * max(3, max(runs, default=0) + 1)
+        language = "json" if name == "json" else "python"
+        lines += [f"## For {_inline(name)}", "", f"{fence}{language}"]
+        lines += [*map(show.printable, text.splitlines()), fence, ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -64,12 +68,6 @@ def _code(text: str) -> str:
 
 
 _FORMS = {"code": _code, "paste": _code, "strong": _strong, "good": _strong}
-
-
-def _fenced(code: Code) -> list[str]:
-    runs = [len(run) for run in re.findall("`+", code.text)]
-    fence = "`" * max(3, max(runs, default=0) + 1)
-    return [f"{fence}{code.language}", *map(show.printable, code.text.splitlines()), fence]
 
 
 def _table(table: Table) -> list[str]:

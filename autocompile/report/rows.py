@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from autocompile.estimate.candidates import Candidate, whole_call_s, with_refreshes
-from autocompile.estimate.comparison import compare
-from autocompile.estimate.decision import Decision
-from autocompile.estimate.intervals import Interval, over_sets, ratio
+from autocompile.estimate.decision import Decision, compare
+from autocompile.estimate.intervals import over_sets, ratio
 from autocompile.settings.config import DEFAULT_INDUCTOR
 from autocompile.settings.phases import phase_of
 from autocompile.store.record import Outcome, Record
@@ -21,11 +20,6 @@ _OF_A_RECORD = (
     *("number", "batch_size", "message", "role", "repeats", "duplicate_of", "compile_s"),
     *("peak_memory_bytes", "graph_breaks", "graphs", "recompiles", "began", "wall_s"),
 )
-
-
-def _number(value: Interval, unit: str) -> dict[str, Any]:
-    """An interval with its unit."""
-    return {**value.to_dict(), "unit": unit}
 
 
 def failures(records: list[Record], run_dir: str) -> list[dict[str, Any]]:
@@ -82,11 +76,10 @@ def trial_row(record: Record, run_dir: str) -> dict[str, Any]:
         "flags": [],
         "log": _log(record, run_dir),
     }
-    if record.ok and record.measurement is not None:
-        m = record.measurement
-        scale = (record.batch_size or 1) / m.eager_call_s
+    if record.ok and (m := record.measurement):
+        rate = m.speedup.scaled((record.batch_size or 1) / m.eager_call_s)
         row["speedup"] = m.speedup.to_dict()
-        row["throughput"] = _number(m.speedup.scaled(scale), phase_of(record.phase).unit)
+        row["throughput"] = {**rate.to_dict(), "unit": phase_of(record.phase).unit}
         row["call_s"], row["eager_call_s"] = m.compiled_call_s, m.eager_call_s
         row["flags"] = list(m.flags)
     return row
@@ -112,39 +105,32 @@ def best_row(
     best: Candidate,
     found: Sequence[Candidate],
     records: Sequence[Record],
-    exported: Sequence[Record] = (),
+    exported: Sequence[Record],
 ) -> dict[str, Any]:
     """The best setting of a phase.
 
-    Args:
-        best: the setting.
-        found: all settings that worked at its batch size.
-        records: all records of the phase.
-        exported: the records of exported code.
+    ``found``: all that worked at its batch size. ``records``: of the phase; ``exported``: those of
+    exported code.
     """
-    record = best.record
-    plain = next((c for c in found if c.record.config == DEFAULT_INDUCTOR), None)
-    is_eager = record.config.is_eager
+    record, unit = best.record, phase_of(best.record.phase).unit
+    plain = next((c for c in found if c.record.config == DEFAULT_INDUCTOR), best)
+    is_eager, is_default = record.config.is_eager, plain == best or record.config.is_baseline
     saved = best.eager_call_s - best.call_s
-    against = None
-    if plain is not None and not record.config.is_baseline and plain != best:
-        against = compare(best, plain).to_dict()
+    pays = saved > 0 and not is_eager
     return {
         "number": record.number,
         "config": record.config.to_dict(),
         "batch_size": record.batch_size,
-        "throughput": _number(best.throughput, phase_of(record.phase).unit),
-        "eager_throughput": {"value": best.eager_throughput, "unit": phase_of(record.phase).unit},
+        "throughput": {**best.throughput.to_dict(), "unit": unit},
+        "eager_throughput": {"value": best.eager_throughput, "unit": unit},
         "eager_call_s": _spread_of_eager(records, record.batch_size),
         "speedup": best.speedup.to_dict(),
-        "speedup_against_default": against,
+        "speedup_against_default": None if is_default else compare(best, plain).to_dict(),
         "compile_s": 0.0 if is_eager else record.compile_s,
         "warm_compile_s": 0.0 if is_eager else best.warm_compile_s,
         "peak_memory_bytes": record.peak_memory_bytes,
         "eager_peak_memory_bytes": record.eager_peak_memory_bytes,
-        "break_even_calls": (
-            round((record.compile_s or 0.0) / saved) if saved > 0 and not is_eager else None
-        ),
+        "break_even_calls": round((record.compile_s or 0.0) / saved) if pays else None,
         "refresh_s": record.refresh_s,
         "calls_per_update": record.calls_per_update,
         "calls_to_repay_refresh": _calls_to_repay(best),

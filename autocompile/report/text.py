@@ -17,30 +17,8 @@ from autocompile.errors import UsageError
 from autocompile.estimate.intervals import Interval
 from autocompile.settings.config import CompileConfig
 
-__all__ = [
-    "NONE",
-    "clock",
-    "encodable",
-    "interval",
-    "label",
-    "machine",
-    "many",
-    "measured",
-    "or_dash",
-    "percent",
-    "plain",
-    "printable",
-    "quantity",
-    "rate",
-    "ratio",
-    "read_interval",
-    "seconds",
-    "shorten",
-    "size",
-    "speedup",
-    "target_name",
-    "thousands",
-]
+Estimate = Mapping[str, Any] | Interval | None
+"""An interval, also as a report holds it: under ``value``, ``low`` and ``high``."""
 
 NONE = "–"
 """Stands where there is no figure."""
@@ -95,13 +73,14 @@ def thousands(value: float) -> str:
 
 
 def many(count: int, noun: str) -> str:
-    """``1 trial``, ``2 trials``."""
-    return f"{count} {noun}{'s' * (count != 1)}"
+    """``1 trial``, ``2 trials``, ``2 processes``."""
+    plural = "es" if noun.endswith("s") else "s"
+    return f"{count} {noun}{plural * (count != 1)}"
 
 
-def or_dash(value: float | None, form: str = "") -> str:
+def or_dash(value: float | None) -> str:
     """A number, or a dash where there is none."""
-    return "-" if value is None else format(value, form)
+    return "-" if value is None else str(value)
 
 
 def quantity(value: float | None) -> str:
@@ -112,14 +91,6 @@ def quantity(value: float | None) -> str:
     if size_ >= 99.95:
         return thousands(value)
     return f"{value:.{1 if size_ >= 9.995 else 2 if size_ >= 0.9995 else 3}f}"
-
-
-def rate(throughput: Mapping[str, Any] | None) -> str:
-    """A throughput of the report with its interval: ``1 204 samples/s [1 180, 1 228]``."""
-    if not throughput:
-        return NONE
-    low, high = quantity(throughput.get("low")), quantity(throughput.get("high"))
-    return f"{quantity(throughput['value'])} {throughput.get('unit', '')} [{low}, {high}]"
 
 
 def clock(value: float) -> str:
@@ -155,43 +126,46 @@ def size(value: float | None) -> str:
     return f"{value / 1000:.1f} TB"
 
 
-def read_interval(data: Mapping[str, Any] | Interval | None) -> Interval | None:
-    """The estimate that a report holds under ``value``, ``low`` and ``high``; None if none."""
+def read_interval(data: Estimate) -> Interval | None:
+    """The estimate that a report holds; None if none."""
     if data is None or isinstance(data, Interval):
         return data
     return Interval(float(data["value"]), float(data["low"]), float(data["high"]))
 
 
-def speedup(value: Mapping[str, Any] | Interval | float | None) -> str:
+def speedup(value: Estimate | float) -> str:
     """``1.41×``."""
     known = value if isinstance(value, float) else read_interval(value)
     number = known.value if isinstance(known, Interval) else known
     return NONE if number is None else f"{number:.2f}×"
 
 
-def interval(value: Mapping[str, Any] | Interval | None) -> str:
+def interval(value: Estimate) -> str:
     """The ends alone: ``[1.39, 1.43]``."""
     known = read_interval(value)
     return NONE if known is None else f"[{known.low:.2f}, {known.high:.2f}]"
 
 
-def percent(half_width: float | None) -> str:
+def estimate(value: Estimate) -> str:
+    """A speed-up with its interval: ``1.41× [1.39, 1.43]``."""
+    return f"{speedup(value)} {interval(value)}"
+
+
+def percent(half_width: float) -> str:
     """A relative half width, 0.009 being ``± 0.9 %``."""
-    if half_width is None or not math.isfinite(half_width):
-        return ""
-    return f"± {half_width * 100:.1f} %"
+    return f"± {half_width * 100:.1f} %" if math.isfinite(half_width) else ""
 
 
-def measured(value: Interval | None) -> str:
+def measured(value: Estimate) -> str:
     """A throughput as a table shows it: ``1 204 ± 0.9 %``."""
-    return NONE if value is None else f"{quantity(value.value)} {percent(value.half_width)}".strip()
+    known = read_interval(value)
+    return f"{quantity(known.value)} {percent(known.half_width)}".strip() if known else NONE
 
 
-def ratio(value: Interval | None) -> str:
+def ratio(value: Estimate) -> str:
     """A speed-up as a table shows it: ``1.41× ±0.02``."""
-    if value is None:
-        return NONE
-    return f"{speedup(value)} ±{(value.high - value.low) / 2:.2f}"
+    known = read_interval(value)
+    return f"{speedup(known)} ±{(known.high - known.low) / 2:.2f}" if known else NONE
 
 
 def label(config: Mapping[str, Any] | CompileConfig) -> str:
@@ -213,22 +187,19 @@ def target_name(target: Mapping[str, Any]) -> str:
         name += f" ({plain(target['kind'])})"
     told = [plain(target["description"])] if target.get("description") else []
     if (count := target.get("parameters")) is not None:
-        scale, unit = next(
-            ((s, u) for s, u in ((1e9, " G"), (1e6, " M"), (1e3, " k")) if count >= s), (1, "")
-        )
-        told.append(f"{count / scale:.{1 if unit else 0}f}{unit} parameters")
+        units = ((1e9, " G"), (1e6, " M"), (1e3, " k"))
+        short = (f"{count / scale:.1f}{unit}" for scale, unit in units if count >= scale)
+        told.append(f"{next(short, count)} parameters")
     return f"{name} → {', '.join(told)}" if told else name
 
 
 def machine(environment: Mapping[str, Any]) -> str:
     """``autocompile 0.1.0 · torch 2.13.0 · AMD EPYC, 2 cores``."""
     get = environment.get
-    parts = [f"autocompile {get('autocompile')}"] if get("autocompile") else ["autocompile"]
-    if get("torch"):
-        parts.append(f"torch {get('torch')}")
     device = str(get("device_name") or get("device") or "")
     if get("cores") and str(get("device", "cpu")) == "cpu":
-        device += f", {get('cores')} core{'s' if get('cores') != 1 else ''}"
-    parts += [device] if device else []
-    parts += [f"CUDA {get('cuda')}"] if get("cuda") else []
-    return plain(" · ".join(parts))
+        device += f", {many(environment['cores'], 'core')}"
+    versions = [f"{name} {get(name)}" for name in ("autocompile", "torch") if get(name)]
+    cuda = f"CUDA {get('cuda')}" if get("cuda") else ""
+    parts = [*([] if get("autocompile") else ["autocompile"]), *versions, device, cuda]
+    return plain(" · ".join(filter(None, parts)))

@@ -1,9 +1,10 @@
-"""``autocompile.apply``: use tuned settings in a plain torch program."""
+"""Tuned settings in a plain torch program (``autocompile.apply``) and in a trainer's loop."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -15,10 +16,10 @@ from autocompile.runtime.compiling import compile_step
 from autocompile.runtime.inplace import apply_to_optimizer, apply_to_phase
 from autocompile.runtime.machine import describe
 from autocompile.settings.config import CompileConfig
-from autocompile.settings.phases import FORWARD_PHASES, OPTIMIZER_STEP, TRAIN_STEP
+from autocompile.settings.phases import FORWARD, FORWARD_PHASES, OPTIMIZER_STEP, TRAIN_STEP
 from autocompile.settings.tuned import Choice, Tuned
 
-__all__ = ["apply", "chosen", "warn_of_differences"]
+__all__ = ["InTraining", "apply", "demand_this_interpreter"]
 
 Used = TypeVar("Used", bound=Callable[..., Any])
 
@@ -56,9 +57,14 @@ def apply(
     """
     tuned = Tuned.read(settings)
     name = phase or _only_forward(tuned)
-    choice = chosen(tuned, name, batch_size)
+    choice = _chosen(tuned, name, batch_size)
     config, device = choice.config, _device(model, optimizer)
-    warn_of_differences(tuned, device)
+    if differences := tuned.differences(describe(device)):
+        warnings.warn(
+            f"the settings were measured elsewhere ({'; '.join(differences)}): results are the "
+            "same, speed may differ here. `autocompile verify` measures it",
+            stacklevel=2,
+        )
     warm_start.load(tuned, device)
     if choice.processes < 2 and not config.is_baseline:
         warnings.warn(f"the setting of {name} was measured in one process only", stacklevel=2)
@@ -82,17 +88,55 @@ def apply(
     return model
 
 
-def warn_of_differences(tuned: Tuned, device: torch.device) -> None:
-    """Warn if torch or the machine differs from those that the settings were measured with."""
-    if differences := tuned.differences(describe(device)):
-        warnings.warn(
-            f"the settings were measured elsewhere ({'; '.join(differences)}): results are the "
-            "same, speed may differ here. `autocompile verify` measures it",
-            stacklevel=3,
-        )
+class InTraining:
+    """Applies settings to what a trainer trains, and sees that they are used."""
+
+    def __init__(self, settings: Any) -> None:
+        self._tuned = Tuned.read(settings)
+        self._model: Any = None
+
+    def apply(
+        self,
+        model: torch.nn.Module,
+        optimizers: Iterable[torch.optim.Optimizer],
+        batch_size: int | None = None,
+    ) -> str:
+        """Compile the forward pass with its backward, and change the optimizers' steps, in place.
+
+        Uses the settings of ``train_step``, or else of ``forward`` and ``optimizer_step``; returns
+        in words what is applied. Loading an optimizer's state takes its setting back.
+
+        Raises:
+            UsageError: no such settings, or they compute no gradients or fit no optimizer.
+        """
+        name = TRAIN_STEP if TRAIN_STEP in self._tuned.phases else FORWARD
+        choice = _chosen(self._tuned, name, batch_size)
+        if not choice.config.trains:
+            raise UsageError(
+                f"the settings of {name} compute no gradients: {choice.config.label()}",
+                hint="autocompile tune model.py --phase train_step,optimizer_step",
+            )
+        step = CompileConfig("eager", optimizer=choice.config.optimizer)
+        if OPTIMIZER_STEP in self._tuned.phases:
+            step = _chosen(self._tuned, OPTIMIZER_STEP).config
+        apply(model, replace(self._tuned, phases={FORWARD: (choice,)}))
+        for optimizer in optimizers:
+            apply_to_optimizer(optimizer, step)
+        self._model = model
+        return f"{type(model).__name__}: {choice.config.label()}; optimizer step: {step.label()}"
+
+    def demand_used(self, hint: str) -> None:
+        """Raise a UsageError if the model was compiled and the training has not called it."""
+        compiled = self._model._compiled_call_impl
+        if compiled is not None and not compiled.calls:
+            raise UsageError(
+                f"the settings are not in use: the training step does not call "
+                f"{type(self._model).__name__}, which they were applied to",
+                hint=hint,
+            )
 
 
-def chosen(tuned: Tuned, phase: str, batch_size: int | None = None) -> Choice:
+def _chosen(tuned: Tuned, phase: str, batch_size: int | None = None) -> Choice:
     """The choice for a phase.
 
     Raises:

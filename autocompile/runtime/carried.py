@@ -36,21 +36,11 @@ def carry(
     optimizer: Callable[[torch.nn.Module], Any] | None = None,
     loss: Callable[[Any, Any], torch.Tensor] | None = None,
 ) -> Path:
-    """Write a model and what goes with it as a target's file.
+    """Write a model and what goes with it, as :func:`autocompile.tune` takes them, to a file.
 
     Classes and functions of a notebook or script are stored by value, those of imported modules by
-    name. The model is not changed; one on a GPU is loaded on the CPU.
-
-    Args:
-        model: an ``nn.Module``, or a function without parameters that returns one.
-        inputs: a tensor, a tuple or list for ``model(*x)``, a dict for ``model(**x)``, or a
-            function from a batch size to one of these.
-        folder: for all carried models; each gets a folder in it, named by its content.
-        optimizer: from a module to its optimizer.
-        loss: from an output and the inputs to a scalar.
-
-    Returns:
-        The file, a target for :func:`autocompile.tune`.
+    name. The model is not changed; one on a GPU is loaded on the CPU. In ``folder`` each model gets
+    a folder, named by its content. Returns the file.
 
     Raises:
         TargetError: something cannot be pickled, or a function of inputs takes no batch size.
@@ -84,11 +74,7 @@ def _demand_batch_size(inputs: Callable[..., Any]) -> None:
 
 
 def _pickled(parts: dict[str, Any]) -> bytes:
-    """As ``torch.save`` writes it.
-
-    Raises:
-        TargetError: a part cannot be pickled; names it.
-    """
+    """As ``torch.save`` writes it; an error names the part that cannot be pickled."""
     import cloudpickle
 
     for name, part in (*parts.items(), ("", parts)):  # each alone first, to name the one that fails
@@ -116,12 +102,8 @@ def load(file: str) -> dict[str, Callable[..., Any]]:
         model = read("model")["model"]  # a new one for each call: a trial builds several
         return model if isinstance(model, torch.nn.Module) else model()
 
-    def get_inputs() -> Any:
-        return read("others")["inputs"]
-
     others = read("others")
-    found = {"get_model": get_model, "get_inputs": get_inputs}
-    names = {"optimizer": "get_optimizer", "loss": "get_loss"}
-    if callable(others["inputs"]):
-        names["inputs"] = "get_inputs"
-    return found | {name: others[part] for part, name in names.items() if part in others}
+    found = {f"get_{name}": part for name, part in others.items()}
+    if not callable(others["inputs"]):
+        found["get_inputs"] = lambda: read("others")["inputs"]
+    return {"get_model": get_model, **found}

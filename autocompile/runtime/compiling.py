@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from autocompile.errors import UsageError
+from autocompile.runtime.freezing import Frozen
 from autocompile.runtime.regions import regions_of
-from autocompile.runtime.weights.freezing import Frozen
 from autocompile.settings.backends import BACKENDS
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.dimensions import GUARD_FILTERS
@@ -39,41 +39,48 @@ def compile_function(
     model: torch.nn.Module | None = None,
     kind: str = "cpu",
 ) -> Callable[..., Any]:
-    """Compile a phase's function; returns the function itself for eager mode.
+    """Compile a phase's function; returns the function itself for eager mode, a module for one.
 
-    Args:
-        function: takes no argument or the phase's inputs.
-        config: the setting.
-        model: the module that the function calls; needed for ``scope`` and ``freezing``.
-        kind: device type for ``autocast`` if there is no model.
+    ``model`` is the module that the function calls, needed for regions and frozen weights; ``kind``
+    the device type for ``autocast`` without a model or parameters.
 
     Raises:
         UsageError: the setting needs a model, or a model with repeated blocks.
     """
-    compiled = _compiled(function, config, model)
+    compiled = function if config.is_eager else _compiled(function, config, model)
     if config.autocast == "none":
         return compiled
-    if isinstance(compiled, torch.nn.Module):  # return a module for a module
-        module: Any = compiled
-        module.forward = _autocast(module.forward, config, model, kind)
-        return compiled
-    return _autocast(compiled, config, model, kind)
+    module: Any = compiled if isinstance(compiled, torch.nn.Module) else None
+    call = compiled if module is None else module.forward
+    dtype = getattr(torch, config.autocast)
+
+    def lower(*args: Any, **kwargs: Any) -> Any:
+        # The model's device at the time of the call.
+        first = next(model.parameters(), None) if model is not None else None
+        with torch.autocast(kind if first is None else first.device.type, dtype=dtype):
+            return call(*args, **kwargs)
+
+    if module is None:
+        return lower
+    module.forward = lower
+    return compiled
 
 
 def _compiled(
     function: Callable[..., Any], config: CompileConfig, model: torch.nn.Module | None
 ) -> Callable[..., Any]:
-    if config.is_eager:
-        return function
     register_backend_of(config.backend)
-    kwargs = torch_arguments(config)
+    kwargs = config.compile_kwargs()
+    if config.guards != "all":
+        guards = getattr(torch.compiler, GUARD_FILTERS[config.guards])
+        kwargs["options"] = {**kwargs.get("options", {}), "guard_filter_fn": guards}
     if config.scope == "full" and not config.freezing:
         compiled: Callable[..., Any] = torch.compile(function, **kwargs)
         return compiled
     if model is None:
         raise UsageError(f"{config.label()} needs a model, and this phase has none")
     if config.freezing:
-        return Frozen(function, model, kwargs)
+        return Frozen(function, kwargs)
     regions = regions_of(model)
     if not regions:
         raise UsageError(f"{type(model).__name__} repeats no block, so it has no regions")
@@ -81,52 +88,13 @@ def _compiled(
     return function
 
 
-def torch_arguments(config: CompileConfig) -> dict[str, Any]:
-    """Keyword arguments for ``torch.compile``, including the guard filter.
-
-    Raises:
-        UsageError: this torch lacks the guard filter.
-    """
-    kwargs = config.compile_kwargs()
-    if config.guards != "all":
-        name = GUARD_FILTERS[config.guards]
-        found = getattr(torch.compiler, name, None)
-        if found is None:
-            raise UsageError(
-                f"torch {torch.__version__} has no torch.compiler.{name}",
-                hint="torch 2.8 or later",
-            )
-        kwargs["options"] = {**kwargs.get("options", {}), "guard_filter_fn": found}
-    return kwargs
-
-
-def _autocast(
-    function: Callable[..., Any], config: CompileConfig, model: torch.nn.Module | None, kind: str
-) -> Callable[..., Any]:
-    """The function under ``torch.autocast`` for the model's device at the time of the call.
-
-    ``kind`` is the device type if there is no model or no parameter.
-    """
-    dtype = getattr(torch, config.autocast)
-
-    def lower(*args: Any, **kwargs: Any) -> Any:
-        first = next(model.parameters(), None) if model is not None else None
-        with torch.autocast(kind if first is None else first.device.type, dtype=dtype):
-            return function(*args, **kwargs)
-
-    return lower
-
-
 def compile_step(
     function: Callable[..., Any], config: CompileConfig, kind: str, has_optimizer: bool = False
 ) -> Callable[..., Any]:
     """Compile a function that does a step; returns what to call instead.
 
-    Args:
-        function: the step.
-        config: the setting. With scope "regional" the model's blocks are compiled, not the step.
-        kind: device type for ``autocast``.
-        has_optimizer: the caller applies what is about the optimizer.
+    With scope "regional" the model's blocks are to be compiled instead. With ``has_optimizer`` the
+    caller applies what is about the optimizer. ``kind`` is the device type for ``autocast``.
 
     Warns:
         UserWarning: for each part of the setting that a function cannot be given.

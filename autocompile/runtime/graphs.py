@@ -1,21 +1,19 @@
-"""Transforms functions before Dynamo sees them, and the FX graphs that it captures."""
+"""Weights in the graphs that Dynamo captures, when they change, and functions it caches apart."""
 
 from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable, Collection, Sequence
-from types import CodeType, FunctionType
+from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
-__all__ = [
-    "arguments_held",
-    "attributes_lifted",
-    "is_weight",
-    "with_own_code",
-]
+__all__ = ["attributes_lifted", "count_fused_steps", "is_weight", "stamp", "with_own_code"]
+
+_counting = False
 
 
 def is_weight(value: Any) -> bool:
@@ -24,20 +22,52 @@ def is_weight(value: Any) -> bool:
     return is_static and not value.is_inference()
 
 
+def stamp(weight: torch.Tensor) -> tuple[int, int]:
+    """Address and version: one changes with the weight, while its old memory is held.
+
+    Writes through ``.data`` and by kernels of other libraries are missed.
+    """
+    try:
+        return weight.data_ptr(), weight._version
+    except RuntimeError:  # made in inference mode, which counts no versions
+        return weight.data_ptr(), -1
+
+
+def count_fused_steps() -> None:
+    """Make the steps of all fused optimizers count as writes to their weights, from now on.
+
+    Their kernels do not count (torch 2.13).
+    """
+    global _counting
+    if not _counting:
+        register_optimizer_step_post_hook(_after_step)
+        _counting = True
+
+
+def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    # The step may be compiled: calling a disabled function for all would break its graph.
+    if any(group.get("fused") for group in optimizer.param_groups):
+        _count_eagerly(optimizer)
+
+
+def _count_writes(optimizer: torch.optim.Optimizer) -> None:
+    for group in optimizer.param_groups:
+        if group.get("fused"):
+            written = [p for p in group["params"] if p.grad is not None and not p.is_inference()]
+            torch.autograd.graph.increment_version(written)
+
+
+# Tracing it would drop the side effect.
+_count_eagerly = torch.compiler.disable(_count_writes)  # type: ignore[no-untyped-call]
+
+
 def attributes_lifted(
     graph: torch.fx.GraphModule, inputs: Sequence[Any]
 ) -> tuple[torch.fx.GraphModule, list[torch.Tensor]]:
-    """A copy of a graph in which the tensors that it holds are its last arguments.
+    """A copy of a graph in which the tensors that it holds are arguments after these inputs.
 
     Dynamo holds a tensor as an attribute where it guards on its identity, as for a compiled
     optimizer. An exporter would treat its value as a constant.
-
-    Args:
-        graph: from Dynamo; not changed.
-        inputs: the inputs of the graph.
-
-    Returns:
-        The new graph, and the tensors to append to its inputs.
     """
     held: dict[str, torch.Tensor] = {}
     for node in graph.graph.find_nodes(op="get_attr"):
@@ -60,33 +90,6 @@ def attributes_lifted(
     return torch.fx.GraphModule(graph, copied), list(held.values())
 
 
-def arguments_held(
-    graph: torch.fx.GraphModule, args: Sequence[Any], chosen: Collection[int]
-) -> torch.fx.GraphModule:
-    """A copy of a graph in which some arguments are parameters and buffers of the graph.
-
-    Args:
-        graph: from Dynamo; not changed.
-        args: its arguments.
-        chosen: places of the tensors among them to convert.
-    """
-    made = torch.fx.GraphModule(graph, copy.deepcopy(graph.graph))
-    given = made.graph.find_nodes(op="placeholder")
-    for place in chosen:
-        name, value = f"constant_{place}", args[place]
-        if isinstance(value, torch.nn.Parameter):
-            made.register_parameter(name, value)
-        else:
-            made.register_buffer(name, value)
-        with made.graph.inserting_after(given[-1]):
-            node = made.graph.get_attr(name)
-        node.meta.update(given[place].meta)
-        given[place].replace_all_uses_with(node)
-        made.graph.erase_node(given[place])
-    made.recompile()
-    return made
-
-
 def with_own_code(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     """The function in a wrapper with a new code object.
 
@@ -97,5 +100,4 @@ def with_own_code(function: Callable[..., Any], name: str) -> Callable[..., Any]
     def own(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
-    code: CodeType = own.__code__.replace(co_name=name)
-    return FunctionType(code, globals(), name, None, own.__closure__)
+    return FunctionType(own.__code__.replace(co_name=name), globals(), name, None, own.__closure__)

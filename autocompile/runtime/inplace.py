@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import types
 from collections.abc import Callable, Iterable
@@ -54,29 +55,26 @@ class Compiled:
         self.calls = self.graphs = self.later_graphs = 0
         self.failed = ""
         self._config, self._model, self._grad, self._or_eager = config, model, grad, or_eager
-        self._compiled: Callable[..., Any] = function
+        self._compiled: Callable[..., Any] | None = None
         self._lock = threading.RLock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The result of the function."""
         if torch.compiler.is_compiling():  # called inside compiled code
             return self.function(*args, **kwargs)
-        if not self.calls:
-            with self._lock:  # one thread compiles, the others wait
-                if not self.calls:
-                    before = _captured()
-                    result = self._tried(self._first, *args, **kwargs)
-                    self.graphs = _captured() - before
-                    self.calls = 1
-                    return result
-        before = _captured()
-        result = self._tried(self._compiled, *args, **kwargs)
-        self.later_graphs += _captured() - before
-        self.calls += 1
-        return result
+        # One thread compiles, the others wait.
+        with contextlib.nullcontext() if self.calls else self._lock:
+            is_first, before = not self.calls, _captured()
+            result = self._tried(*args, **kwargs)
+            if is_first:
+                self.graphs = _captured() - before
+            else:
+                self.later_graphs += _captured() - before
+            self.calls += 1
+            return result
 
-    def _tried(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _tried(self, *args: Any, **kwargs: Any) -> Any:
         try:
+            call = self._compiled or self._first
             return call(*args, **kwargs)
         except Exception as error:
             if not self._or_eager or self.failed:
@@ -100,51 +98,25 @@ class Compiled:
 class CompiledMethod(Compiled):
     """Replaces a method of a module. A copied or unpickled module gets its own."""
 
-    def __init__(
-        self,
-        module: torch.nn.Module,
-        name: str,
-        config: CompileConfig,
-        grad: bool = False,
-        or_eager: bool = False,
-    ) -> None:
-        self._made_of = (module, name, config, grad, or_eager)
-        super().__init__(
-            getattr(type(module), name).__get__(module), config, module, grad, or_eager
-        )
+    def __init__(self, module: torch.nn.Module, name: str, *how: Any) -> None:
+        self._made_of = (module, name, *how)
+        config, *rest = how
+        super().__init__(getattr(type(module), name).__get__(module), config, module, *rest)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Later:
+    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledMethod:
         module, *rest = self._made_of
-        return _Later(memo.get(id(module), module), *rest)
+        return CompiledMethod(memo.get(id(module), module), *rest)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_Later, self._made_of)
-
-
-class _Later:
-    """Placeholder in a copied or unpickled module until the method is first called."""
-
-    def __init__(self, *made_of: Any) -> None:
-        self._made_of = made_of
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        module, name, *_ = self._made_of
-        method = vars(module)[name] = CompiledMethod(*self._made_of)
-        return method(*args, **kwargs)
-
-    __deepcopy__, __reduce__ = CompiledMethod.__deepcopy__, CompiledMethod.__reduce__
+        return (CompiledMethod, self._made_of)
 
 
 def apply_to_phase(
     module: torch.nn.Module, phase: str, config: CompileConfig, or_eager: bool = False
 ) -> Compiled | None:
-    """Make a module use a setting in a forward phase.
+    """Make a module use a setting in a forward phase; ``or_eager`` as of :class:`Compiled`.
 
-    Args:
-        module: changed in place.
-        phase: ``forward``, or another forward phase.
-        config: the setting; its threads and precision are the process's, and not set here.
-        or_eager: as of :class:`Compiled`.
+    Threads and precision are the process's, and not set here.
 
     Returns:
         The compiled function; None for eager mode.
@@ -158,20 +130,18 @@ def apply_to_phase(
             hint="from autocompile.rllib import tuned" if phase == LEARNER_UPDATE else None,
         )
     prepare_model(module, config)
-    is_compiled = not config.is_eager or config.autocast != "none"
-    if phase == FORWARD:
-        own = Compiled(module._call_impl, config, module, or_eager=or_eager)
-        # As Module.compile does; a copy of the module is not compiled.
-        module._compiled_call_impl = own if is_compiled else None
-        return own if is_compiled else None
-    # As RLlib does: RLModule.compile() has another signature, and forward_* switches between train
-    # and eval.
-    vars(module).pop(f"_{phase}", None)
-    if not is_compiled:
+    # As Module.compile does; a copy of the module is not compiled. And as RLlib does: its compile()
+    # has another signature, and forward_* switches between train and eval.
+    name = "_compiled_call_impl" if phase == FORWARD else f"_{phase}"
+    vars(module).pop(name, None)
+    if _is_untouched(config):
         return None
-    method = CompiledMethod(module, f"_{phase}", config, phase == FORWARD_TRAIN, or_eager)
-    vars(module)[f"_{phase}"] = method
-    return method
+    if phase == FORWARD:
+        compiled = Compiled(module._call_impl, config, module, or_eager=or_eager)
+    else:
+        compiled = CompiledMethod(module, name, config, phase == FORWARD_TRAIN, or_eager)
+    vars(module)[name] = compiled
+    return compiled
 
 
 def compile_model(model: torch.nn.Module, config: CompileConfig, phase: str) -> torch.nn.Module:
@@ -183,10 +153,9 @@ def compile_model(model: torch.nn.Module, config: CompileConfig, phase: str) -> 
     prepare_model(model, config)
     if phase == FORWARD:
         return compile_function(model, config, model)  # type: ignore[return-value]
-    if not config.is_eager or config.autocast != "none":
+    if not _is_untouched(config):
         compiled = compile_function(getattr(model, f"_{phase}"), config, model)
-        # Callers of an RLModule leave it to the function beneath to record no gradients; but a
-        # backend is asked in the mode of the caller, and may then refuse, or compile a backward.
+        # As of Compiled: the caller's grad mode is the backend's.
         trains = phase == FORWARD_TRAIN
         vars(model)[f"_{phase}"] = compiled if trains else torch.no_grad()(compiled)
     return model
@@ -195,36 +164,29 @@ def compile_model(model: torch.nn.Module, config: CompileConfig, phase: str) -> 
 def apply_to_optimizer(
     optimizer: torch.optim.Optimizer, config: CompileConfig, or_eager: bool = False
 ) -> Compiled | None:
-    """Make an optimizer's ``step`` use a setting.
+    """Make an optimizer's ``step`` use a setting; returns the compiled step, None for eager mode.
 
     Loading a state dict restores the implementation of that state; apply again after it.
-
-    Args:
-        optimizer: changed in place.
-        config: the setting.
-        or_eager: as for :class:`Compiled`.
-
-    Returns:
-        The compiled step; None for eager mode.
 
     Raises:
         UsageError: the optimizer has no such implementation.
     """
     set_implementation(optimizer, config.optimizer)
-    if config.optimizer in ("fused", "capturable"):
-        _move_step_counts(optimizer)
-    own = vars(optimizer).get(_STEP)
-    if own is None and config.is_eager and config.autocast == "none":
-        return None
+    if config.optimizer in ("fused", "capturable"):  # they need step counts beside the parameters
+        for parameter, state in optimizer.state.items():
+            if isinstance(count := state.get("step"), torch.Tensor):
+                state["step"] = count.to(parameter.device, torch.float32)
+    own: _Step | None = vars(optimizer).get(_STEP)
     if own is None:
+        if _is_untouched(config):
+            return None
         own = vars(optimizer)[_STEP] = _Step(optimizer.step)
         # A bound method: LR schedulers wrap optimizer.step.__func__.
         optimizer.step = types.MethodType(own.function(), optimizer)  # type: ignore[method-assign]
     own.compiled = None
-    if not config.is_eager or config.autocast != "none":
+    if not _is_untouched(config):
         own.compiled = Compiled(own.uncompiled, config, or_eager=or_eager)
-    compiled: Compiled | None = own.compiled
-    return compiled
+    return own.compiled
 
 
 def apply_to_update(
@@ -240,15 +202,13 @@ def apply_to_update(
 
 
 class _Step:
-    """The replaceable target of an optimizer's ``step``."""
+    """What an optimizer's ``step`` calls, replaceable."""
 
     def __init__(self, uncompiled: Callable[..., Any]) -> None:
         self.uncompiled = uncompiled
         self.compiled: Compiled | None = None
 
     def function(self) -> Callable[..., Any]:
-        """The function to bind as ``optimizer.step``."""
-
         def step(_: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
             if closure is None:
                 return (self.compiled or self.uncompiled)()
@@ -263,13 +223,10 @@ class _Step:
         return step
 
 
+def _is_untouched(config: CompileConfig) -> bool:
+    """Whether a function of the setting is the function itself."""
+    return config.is_eager and config.autocast == "none"
+
+
 def _captured() -> int:
     return int(counters["stats"]["unique_graphs"])
-
-
-def _move_step_counts(optimizer: torch.optim.Optimizer) -> None:
-    """Move step counts to the parameters' device, which fused and capturable steps require."""
-    for parameter, state in optimizer.state.items():
-        count = state.get("step")
-        if isinstance(count, torch.Tensor):
-            state["step"] = count.to(parameter.device, torch.float32)

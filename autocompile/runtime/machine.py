@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 from pathlib import Path
@@ -9,29 +10,21 @@ from typing import Any
 
 import torch
 
-__all__ = ["cores", "describe"]
+__all__ = ["describe"]
 
 
 def _cpu_name() -> str:
-    try:
+    with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
     return platform.processor() or platform.machine()
-
-
-def cores() -> int:
-    """How many cores this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def describe(device: torch.device) -> dict[str, Any]:
     """Versions and machine, as in ``report.json`` under ``environment``."""
     on_cuda = device.type == "cuda"
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "torch": torch.__version__,
         "python": platform.python_version(),
@@ -39,7 +32,7 @@ def describe(device: torch.device) -> dict[str, Any]:
         "device": str(device),
         "device_name": torch.cuda.get_device_name(device) if on_cuda else _cpu_name(),
         "cpu": _cpu_name(),
-        "cores": cores(),
+        "cores": cores or 1,  # that this process may run on
         "threads": torch.get_num_threads(),
         "cuda": torch.version.cuda if on_cuda else None,
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),

@@ -18,11 +18,7 @@ __all__ = ["implementations", "leave_out_implementation", "set_implementation"]
 
 
 def set_implementation(optimizer: torch.optim.Optimizer, name: str) -> None:
-    """Set the implementation of an optimizer that has not stepped yet.
-
-    Args:
-        optimizer: changed in place.
-        name: one of :data:`autocompile.settings.dimensions.OPTIMIZERS`.
+    """Set the implementation, one of ``OPTIMIZERS``, of an optimizer that has not stepped yet.
 
     Raises:
         UsageError: this optimizer has no such implementation.
@@ -33,7 +29,8 @@ def set_implementation(optimizer: torch.optim.Optimizer, name: str) -> None:
         raise UsageError(f"{type(optimizer).__name__} has no {name} implementation")
     if name == "fused":
         # As its constructor checks: a fused step on unsuitable parameters is wrong or crashes.
-        _demand_fusable(optimizer)
+        if why_not := _why_not_fused(optimizer):
+            raise UsageError(why_not)
         optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
     others = {"foreach": False} if name == "fused" else {"fused": False}  # torch refuses both
     for group in optimizer.param_groups:
@@ -46,12 +43,7 @@ def set_implementation(optimizer: torch.optim.Optimizer, name: str) -> None:
 
 
 def leave_out_implementation(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
-    """Restore the implementation that an optimizer was constructed with, in its state dict.
-
-    Args:
-        state: the result of ``state_dict()``; changed in place.
-        optimizer: the optimizer.
-    """
+    """Restore, in an optimizer's state dict, the implementation that it was constructed with."""
     defaults = optimizer.defaults
     for group in state["param_groups"]:
         flags = {"foreach", "fused", "capturable"} & group.keys() & defaults.keys()
@@ -65,21 +57,18 @@ def implementations(optimizer: torch.optim.Optimizer) -> list[str]:
 
     On a CPU ``foreach`` is a loop, and ``capturable`` is not supported.
     """
-    return [name for name in OPTIMIZERS if name != "default" and _is_choice(optimizer, name)]
-
-
-def _is_choice(optimizer: torch.optim.Optimizer, name: str) -> bool:
-    if not _has(optimizer, name):
-        return False
-    on_cpu = all(p.device.type == "cpu" for g in optimizer.param_groups for p in g["params"])
-    if name in ("foreach", "capturable") and on_cpu:
-        return False
-    if name == "fused":
-        try:
-            _demand_fusable(optimizer)
-        except UsageError:
-            return False
-    return not all(_steps_so(group, name, on_cpu) for group in optimizer.param_groups)
+    groups = optimizer.param_groups
+    on_cpu = all(p.device.type == "cpu" for group in groups for p in group["params"])
+    unavailable = {"default"} | ({"foreach", "capturable"} if on_cpu else set())
+    if _why_not_fused(optimizer):
+        unavailable.add("fused")
+    return [
+        name
+        for name in OPTIMIZERS
+        if name not in unavailable
+        and _has(optimizer, name)
+        and not all(_steps_so(group, name, on_cpu) for group in groups)
+    ]
 
 
 def _has(optimizer: torch.optim.Optimizer, name: str) -> bool:
@@ -97,10 +86,11 @@ def _steps_so(group: dict[str, Any], name: str, on_cpu: bool) -> bool:
     return not group.get("fused") and foreach == (name == "foreach")
 
 
-def _demand_fusable(optimizer: torch.optim.Optimizer) -> None:
+def _why_not_fused(optimizer: torch.optim.Optimizer) -> str:
     for group in optimizer.param_groups:
         if group.get("differentiable"):
-            raise UsageError("a differentiable optimizer cannot be fused")
+            return "a differentiable optimizer cannot be fused"
         for p in group["params"]:
             if not p.is_floating_point() or p.device.type not in ("cpu", "cuda", "xpu", "mps"):
-                raise UsageError(f"parameters on {p.device} of {p.dtype} have no fused step")
+                return f"parameters on {p.device} of {p.dtype} have no fused step"
+    return ""

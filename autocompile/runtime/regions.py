@@ -23,13 +23,9 @@ _names = (f"block_{number}" for number in itertools.count())
 
 
 class Regions:
-    """The outermost repeated blocks of a model.
+    """The outermost repeated blocks of a model, in its order."""
 
-    Attributes:
-        blocks: (name within the model, module), in the model's order.
-    """
-
-    def __init__(self, blocks: list[tuple[str, torch.nn.Module]]) -> None:
+    def __init__(self, blocks: list[torch.nn.Module]) -> None:
         self.blocks = blocks
 
     def __len__(self) -> int:
@@ -37,46 +33,39 @@ class Regions:
 
     def describe(self) -> str:
         """For example ``6 TransformerEncoderLayer``."""
-        counts = Counter(type(block).__name__ for _, block in self.blocks)
+        counts = Counter(type(block).__name__ for block in self.blocks)
         return ", ".join(f"{count} {name}" for name, count in counts.items())
 
     def compile(self, **kwargs: Any) -> None:
-        """Compile each block in place with the arguments of ``torch.compile``."""
-        codes: dict[Any, CodeType] = {}
-        for _, block in self.blocks:
+        """Compile each block in place with the arguments of ``torch.compile``.
+
+        ``Module.compile`` (torch 2.13) compiles nothing for classes of ``torch.nn``: Dynamo skips
+        their functions unless another function calls them.
+        """
+        codes: dict[Any, CodeType] = {}  # by structure of block
+        for block in self.blocks:
             # Copy the options: torch.compile removes entries from the dictionary.
-            own = {k: dict(v) if k == "options" else v for k, v in kwargs.items()}
-            _compile_block(block, own, codes)
+            own: Any = {k: dict(v) if k == "options" else v for k, v in kwargs.items()}
+            if str(type(block).forward.__module__).startswith("torch.nn."):
+                # The attribute of Module.compile, which is not copied or saved.
+                block._compiled_call_impl = torch.compile(_calling(block, codes), **own)
+            else:  # not block.compile: a subclass may define another method of this name
+                torch.nn.Module.compile(block, **own)
 
 
-def _compile_block(
-    block: torch.nn.Module, kwargs: dict[str, Any], codes: dict[Any, CodeType]
-) -> None:
-    """Compile a block in place.
+def _calling(block: torch.nn.Module, codes: dict[Any, CodeType]) -> Callable[..., Any]:
+    """A function that calls the block, with one code object for blocks of the same structure.
 
-    ``Module.compile`` (torch 2.13) compiles nothing for classes of ``torch.nn``: Dynamo skips their
-    functions unless another function calls them.
-
-    Args:
-        block: the module.
-        kwargs: arguments of ``torch.compile``.
-        codes: code object by block structure; updated.
+    Dynamo counts recompiles and detects dynamic sizes by code object, line and name.
     """
-    if not str(type(block).forward.__module__).startswith("torch.nn."):
-        # Not block.compile: a subclass may define another method of this name.
-        torch.nn.Module.compile(block, **kwargs)
-        return
     call: Callable[..., Any] = block._call_impl
 
     def called(*args: Any, **given: Any) -> Any:
         return call(*args, **given)
 
-    # Dynamo counts recompiles and detects dynamic sizes by code object, line and name: blocks of
-    # different structure need different ones.
     own = called.__code__.replace(co_name=next(_names))
     called.__code__ = codes.setdefault(_signature(block), own)
-    # The attribute of Module.compile, which is not copied or saved.
-    block._compiled_call_impl = torch.compile(called, **kwargs)
+    return called
 
 
 def regions_of(model: torch.nn.Module) -> Regions:
@@ -86,21 +75,20 @@ def regions_of(model: torch.nn.Module) -> Regions:
     equal, wherever they are in the model. A module registered in two places counts once.
     """
     counts = Counter(_signature(m) for m in model.modules() if _is_block(m))
-    return Regions(list(_outermost(model, "", counts, set())))
+    return Regions(list(_outermost(model, counts, set())))
 
 
 def _outermost(
-    module: torch.nn.Module, name: str, counts: Counter[Any], seen: set[int]
-) -> Iterator[tuple[str, torch.nn.Module]]:
-    for child_name, child in module.named_children():
-        if id(child) in seen:
+    module: torch.nn.Module, counts: Counter[Any], seen: set[torch.nn.Module]
+) -> Iterator[torch.nn.Module]:
+    for child in module.children():
+        if child in seen:
             continue
-        seen.add(id(child))
-        place = f"{name}.{child_name}" if name else child_name
+        seen.add(child)
         if _is_block(child) and counts[_signature(child)] > 1:
-            yield place, child
+            yield child
         else:
-            yield from _outermost(child, place, counts, seen)
+            yield from _outermost(child, counts, seen)
 
 
 def _is_block(module: torch.nn.Module) -> bool:

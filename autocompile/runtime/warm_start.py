@@ -32,8 +32,7 @@ from autocompile.settings.tuned import Tuned
 __all__ = ["as_saved", "fingerprint", "load", "no_headers", "save"]
 
 _ARTIFACTS, _FINGERPRINT, _LIBRARIES = "artifacts", "fingerprint.json", "libraries/"
-# Built libraries below Inductor's cache folder.
-_LIBRARY = re.compile(r"\w{2}/[\w.]+\.(so|o)")
+_LIBRARY = re.compile(r"\w{2}/[\w.]+\.(so|o)")  # built, below Inductor's cache folder
 _loaded: set[str] = set()  # cache files that were loaded in this process
 
 
@@ -47,15 +46,14 @@ def fingerprint(device: torch.device) -> dict[str, Any]:
         "device": device.type,
     }
     if device.type == "cuda":
-        found["GPU"] = torch.cuda.get_device_name(device)
-        found["cuda"] = torch.version.cuda
-        return found
+        return found | {"GPU": torch.cuda.get_device_name(device), "cuda": torch.version.cuda}
     capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     names = sorted(name for name, has_it in capabilities.items() if has_it is True)
-    found["vector instructions"] = " ".join([torch.backends.cpu.get_cpu_capability(), *names])
-    found["python's headers"] = sysconfig.get_paths()["include"]
-    found["C++ compiler"] = _compiler()
-    return found
+    return found | {
+        "vector instructions": " ".join([torch.backends.cpu.get_cpu_capability(), *names]),
+        "python's headers": sysconfig.get_paths()["include"],
+        "C++ compiler": _compiler(),
+    }
 
 
 def _compiler() -> str:
@@ -69,41 +67,30 @@ def _compiler() -> str:
 
 
 def save(path: Path, device: torch.device, threads: Sequence[int]) -> dict[str, int]:
-    """Write all code that this process has compiled.
+    """Write all code that this process has compiled for a device.
 
-    Args:
-        path: the file.
-        device: the device that it was compiled for.
-        threads: torch's thread counts during the compiles: CPU code depends on the count.
-
-    Returns:
-        Numbers of ``graphs`` and ``libraries``; no file is written if both are 0.
+    ``threads`` are torch's thread counts during the compiles: CPU code depends on the count.
+    Returns the numbers of ``graphs`` and ``libraries``; no file is written if both are 0.
     """
     made = torch.compiler.save_cache_artifacts()
     folder = _cache_folder()
-    found = [p for p in sorted(folder.glob("*/*")) if _LIBRARY.fullmatch(_name(p, folder))]
+    places = [p.relative_to(folder).as_posix() for p in sorted(folder.glob("*/*"))]
+    libraries = [place for place in places if _LIBRARY.fullmatch(place)]
     graphs = len(made[1].artifacts["inductor"]) if made else 0
-    if graphs or found:
+    if graphs or libraries:
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
             said = {**fingerprint(device), "threads": sorted(threads)}
             file.writestr(_FINGERPRINT, json.dumps(said, indent=1))
             file.writestr(_ARTIFACTS, made[0] if made else b"")
-            for library in found:
-                file.writestr(_LIBRARIES + _name(library, folder), library.read_bytes())
-    return {"graphs": graphs, "libraries": len(found)}
+            for place in libraries:
+                file.writestr(_LIBRARIES + place, (folder / place).read_bytes())
+    return {"graphs": graphs, "libraries": len(libraries)}
 
 
 def load(settings: Tuned, device: torch.device) -> bool:
-    """Load the code that was saved with settings into torch's cache.
+    """Load the code that was saved with settings, if any, into torch's cache.
 
-    Does so once per process and number of threads.
-
-    Args:
-        settings: if they have no cache file, nothing is done.
-        device: the device to use them on.
-
-    Returns:
-        Whether the code is loaded.
+    Does so once per process and number of threads, and tells whether it is loaded.
 
     Warns:
         UserWarning: the file is missing, changed, or made for another torch or machine; torch then
@@ -151,11 +138,11 @@ def _load(path: str, sha256: str, device: torch.device) -> str:
 
 
 def _differences(there: dict[str, Any], device: torch.device) -> list[str]:
-    here = {**fingerprint(device), "threads": torch.get_num_threads()}
-    threads = there.pop("threads")
+    here, threads = fingerprint(device), torch.get_num_threads()
+    known = there.pop("threads")
     found = [f"{k} {v}, here {here.get(k)}" for k, v in there.items() if here.get(k) != v]
-    if device.type == "cpu" and here["threads"] not in threads:
-        found.append(f"{threads} threads, here {here['threads']}")
+    if device.type == "cpu" and threads not in known:
+        found.append(f"{known} threads, here {threads}")
     return found
 
 
@@ -180,10 +167,6 @@ def no_headers() -> Iterator[None]:
 
 def _cache_folder() -> Path:
     return Path(importlib.import_module("torch._inductor.runtime.cache_dir_utils").cache_dir())
-
-
-def _name(path: Path, folder: Path) -> str:
-    return path.relative_to(folder).as_posix()
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -34,34 +34,26 @@ class Budget:
     ) -> None:
         self.total_s, self.trials, self._clock = total_s, trials, clock
         self._began = clock() if began is None else began
-        self._kept_s = _FOR_EXPORTS * (total_s or 0.0)
+        self._most_s = math.inf if total_s is None else total_s
+        self._usable = 1 - _FOR_EXPORTS
 
     @property
     def spent_s(self) -> float:
-        """Seconds since the run began."""
         return self._clock() - self._began
 
     @property
     def left_s(self) -> float:
         """Seconds until the report or, before :meth:`release`, until exported code must run."""
-        if self.total_s is None:
-            return math.inf
-        return self.total_s - _REPORT_S - self._kept_s - self.spent_s
+        return self._usable * self._most_s - _REPORT_S - self.spent_s
 
     def release(self) -> None:
-        """Make the time reserved for exported code available."""
-        self._kept_s = 0.0
-
-    def is_over(self) -> bool:
-        """Whether running jobs must be ended, at 110 % of the budget."""
-        return self.total_s is not None and self.spent_s > _MOST * self.total_s
-
-    def is_over_for_search(self, races_s: float) -> bool:
-        """Whether running search trials must be ended, to leave ``races_s`` for the races."""
-        return races_s > 0 and self.for_search_s(races_s) < -_GRACE * (self.total_s or 0.0)
+        self._usable = 1.0
 
     def for_search_s(self, races_s: float) -> float:
         """Seconds left for the search if the races take ``races_s``."""
-        if self.total_s is None:
-            return math.inf
-        return self.left_s - min(_FOR_RACES * self.total_s, races_s)
+        return self.left_s - min(_FOR_RACES * self._most_s, races_s)
+
+    def is_over(self, races_s: float = 0.0) -> bool:
+        """Whether running jobs must be ended, at 110 % or to leave ``races_s`` for the races."""
+        is_late = races_s > 0 and self.for_search_s(races_s) < -_GRACE * self._most_s
+        return is_late or self.spent_s > _MOST * self._most_s

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +27,7 @@ from autocompile.settings.config import CompileConfig
 from autocompile.settings.phases import phase_of
 from autocompile.settings.setting import Setting
 
-__all__ = ["Effects", "Prior", "doubt", "expected_gain", "failures_of", "fingerprint", "prior_of"]
+__all__ = ["Effects", "Prior", "doubt", "expected_gain", "failures_of", "prior_of"]
 
 # Prior standard deviations of effects on the log speed-up.
 _FIELDS = {"optimizer": 0.3, "threads": 0.05, "dynamic": 0.05, "scope": 0.1}
@@ -59,7 +60,6 @@ class Prior:
         return known - _PLAIN_LOG * max(0, len(config.features) - 1)
 
     def cost_s(self, config: CompileConfig) -> float:
-        """The expected seconds of a trial."""
         return self.base_s + sum(self.seconds.get(n, _seconds(n)) for n in config.features)
 
 
@@ -86,17 +86,12 @@ def prior_of(device: str, phase: str, has_convolutions: bool) -> Prior:
 
 
 class Effects:
-    """The model of all settings of a study.
-
-    Args:
-        settings: of all phases and batch sizes.
-        priors: by phase.
-    """
+    """The model of all settings of a study, with a prior for each phase."""
 
     def __init__(self, settings: Sequence[Setting], priors: Mapping[str, Prior]) -> None:
         # BLAS runs in one thread: busy-waiting threads would slow the trials.
         self._blas = ThreadpoolController()
-        self.index = {s: i for i, s in enumerate(settings)}
+        self._index = {s: i for i, s in enumerate(settings)}
         self._mean = np.array([priors[s.phase].mean(s.config) for s in settings])
         self._phase = _codes([s.phase for s in settings])
         self._cell = _codes([s.cell for s in settings])
@@ -106,7 +101,9 @@ class Effects:
         self._has = np.zeros((len(settings), len(known)))
         for row, own in enumerate(names):
             for name in own:
-                self._has[row, known[name]] = _deviation(name)
+                kind = name.split("=")[0]
+                deviation = _FIELDS.get(kind, _OPTION if " " in kind else _FIELD)
+                self._has[row, known[name]] = deviation
         # The speed-up of plain eager is known to be 1.
         self._unknown = (self._has > 0).any(axis=1).astype(float)
 
@@ -114,24 +111,23 @@ class Effects:
         self,
         seen: Mapping[Setting, float],
         left: Sequence[Setting],
-        spreads: Mapping[Setting, float] | None = None,
+        spreads: Mapping[Setting, float],
     ) -> tuple[Any, Any]:
         """Mean and standard deviation of the log speed-up of each setting in ``left``.
 
         Args:
-            seen: measured log speed-ups.
-            left: settings to predict.
-            spreads: widths of the measured 95 % intervals of the log speed-ups.
+            seen: measured log speed-ups; ``spreads``: widths of their 95 % intervals.
         """
         with self._blas.limit(limits=1, user_api="blas"):
-            rows = np.array([self.index[s] for s in left], dtype=int)
+            rows = np.array([self._index[s] for s in left], dtype=int)
             mean = self._mean[rows].copy()
-            variance = self._variance(rows)
+            variance = np.square(self._has[rows]).sum(axis=1) * (1 + _HERE**2)
+            variance = self._unknown[rows] * (variance + (_WHOLE**2 + _WHOLE_HERE**2))
             if seen:
-                known = np.array([self.index[s] for s in seen], dtype=int)
+                known = np.array([self._index[s] for s in seen], dtype=int)
                 residual = np.maximum(list(seen.values()), _WORST) - self._mean[known]
                 noise = [
-                    _NOISE + (spreads or {}).get(s, 0.0) / _WIDTH + max(0.0, _WORST - value)
+                    _NOISE + spreads.get(s, 0.0) / _WIDTH + max(0.0, _WORST - value)
                     for s, value in seen.items()
                 ]
                 own = self._between(known, known) + np.diag(np.square(noise))
@@ -150,17 +146,6 @@ class Effects:
         fields = (self._has[rows] @ self._has[columns].T) * alike * (1 + _HERE**2 * here)
         return unknown * (fields + same * (_WHOLE**2 + _WHOLE_HERE**2 * here))
 
-    def _variance(self, rows: Any) -> Any:
-        """The diagonal of :meth:`_between`."""
-        fields = np.square(self._has[rows]).sum(axis=1) * (1 + _HERE**2)
-        return self._unknown[rows] * (fields + (_WHOLE**2 + _WHOLE_HERE**2))
-
-
-def _deviation(feature: str) -> float:
-    """Prior standard deviation of the effect of a field."""
-    name = feature.split("=")[0]
-    return _FIELDS.get(name, _OPTION if " " in name else _FIELD)
-
 
 def _codes(values: Sequence[Any]) -> Any:
     known: dict[Any, int] = {}
@@ -175,27 +160,23 @@ def expected_gain(mean: Any, deviation: Any, best: Any) -> Any:
     return deviation * (z * below + density)
 
 
-def fingerprint(outcome: str, message: str) -> str:
+def _fingerprint(trial: FrozenTrial) -> str:
     """The outcome and message without numbers, addresses and paths, equal for similar failures."""
+    message = trial.user_attrs.get("message", "")
     words = re.sub(r"0x[0-9a-f]+|\d+|\S*[/\\]\S+", "#", message)
-    return f"{outcome} {words[:120]}"
+    return f"{trial.user_attrs.get('outcome', '')} {words[:120]}"
 
 
 def failures_of(begun: Mapping[Setting, FrozenTrial]) -> list[tuple[frozenset[str], int]]:
-    """(common features, count) of each group of similar failures.
+    """(common features, count) of each group of similar failures in processes.
 
-    The common features are the best guess at the cause. Settings that did not run in a process are
-    ignored.
+    The common features are the best guess at the cause.
     """
-    found: dict[str, tuple[frozenset[str], int]] = {}
+    groups: dict[str, list[frozenset[str]]] = defaultdict(list)
     for setting, trial in begun.items():
         if trial.state is TrialState.PRUNED and trial.user_attrs.get("seconds"):
-            attributes = trial.user_attrs
-            mark = fingerprint(attributes.get("outcome", ""), attributes.get("message", ""))
-            own = setting.config.features | {setting.phase}
-            common, count = found.get(mark, (own, 0))
-            found[mark] = common & own, count + 1
-    return list(found.values())
+            groups[_fingerprint(trial)].append(setting.config.features | {setting.phase})
+    return [(frozenset.intersection(*group), len(group)) for group in groups.values()]
 
 
 def doubt(setting: Setting, failures: Sequence[tuple[frozenset[str], int]]) -> float:

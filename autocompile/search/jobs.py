@@ -25,11 +25,10 @@ class Jobs:
 
     The first Ctrl-C ends running jobs, which still report their endings; the second is raised.
     Inside the context, a signal handler records the first instead of raising KeyboardInterrupt,
-    which could hit anywhere and is ignored in destructors and weak reference callbacks.
+    which could hit anywhere and is ignored in destructors and weak reference callbacks. It is
+    raised at the end of the context.
 
     Args:
-        executor: runs the jobs.
-        progress: receives steps, warnings and ticks.
         is_over: whether the time is over, so that running jobs must be ended.
 
     Attributes:
@@ -55,22 +54,21 @@ class Jobs:
                     signal.signal(number, self._interrupt)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, error: object, *_: object) -> None:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
+        if self.interrupted and error is None:
+            raise KeyboardInterrupt
 
     @property
     def size(self) -> int:
-        """Number of jobs that :meth:`next` has yet to return."""
         return len(self._running) + len(self._ended)
 
     @property
     def has_room(self) -> bool:
-        """Whether another job may start."""
         return not self.interrupted and len(self._running) < self._executor.slots
 
     def start(self, job: Job) -> None:
-        """Start a job."""
         try:
             self._running.add(job.number)
             self._cancelled = False  # the new job is not cancelled yet
@@ -117,22 +115,17 @@ class Jobs:
 @contextlib.contextmanager
 def without_interrupts() -> Iterator[None]:
     """Ignore Ctrl-C inside the context."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    is_main = threading.current_thread() is threading.main_thread()
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN) if is_main else None
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
+        if is_main:
+            signal.signal(signal.SIGINT, handler)
 
 
 def run_job(executor: Executor, job: Job, progress: Progress) -> Ending:
-    """Run one job alone; a failure that forking may have caused is retried once in an interpreter.
-
-    Raises:
-        KeyboardInterrupt: the user pressed Ctrl-C.
-    """
+    """Run one job alone; what forking may have caused is tried again once, in an interpreter."""
     with Jobs(executor, progress) as jobs:
         jobs.start(job)
         _, ending = jobs.next()
@@ -141,8 +134,6 @@ def run_job(executor: Executor, job: Job, progress: Progress) -> Ending:
             jobs.start(dataclasses.replace(job, fresh=True))
             _, again = jobs.next()
             ending = dataclasses.replace(again, first=ending)
-    if jobs.interrupted:
-        raise KeyboardInterrupt
     return ending
 
 

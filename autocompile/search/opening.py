@@ -9,20 +9,27 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from autocompile.errors import RunError
-from autocompile.execute.executor import Executor
+from autocompile.errors import RunError, TargetError
+from autocompile.execute.executor import Ending, Executor
 from autocompile.execute.interpreter import demand_torch
 from autocompile.execute.job import JobFactory, locked
 from autocompile.progress import Progress
+from autocompile.protocol.requests import ProbeRequest
 from autocompile.protocol.results import ProbeResult
-from autocompile.search.probe import probe
+from autocompile.search.jobs import run_job
 from autocompile.space.plan import Plan
+from autocompile.space.space import DEFAULT_BATCH_SIZES
 from autocompile.store import runs
-from autocompile.store.record import SCHEMA, RunFolder
+from autocompile.store.record import SCHEMA, Outcome, RunFolder, Step
 
-__all__ = ["described", "opened", "probe_all", "resolved"]
+__all__ = ["described", "opened", "probe", "probe_all", "resolved"]
 
 Found = Mapping[str, ProbeResult]
+
+_MORE = {
+    Outcome.TIMEOUT: "a longer --timeout, if it only needs more time",
+    Outcome.OUT_OF_MEMORY: "a larger --memory-limit, if it only needs more memory",
+}
 
 
 def resolved(plan: Plan, run_dir: str | Path | None, resume: bool) -> tuple[RunFolder, Plan]:
@@ -89,6 +96,59 @@ def probe_all(
     return plan, found
 
 
+def probe(
+    plan: Plan,
+    job_factory: JobFactory,
+    executor: Executor,
+    progress: Progress,
+    environment: str = "default",
+) -> ProbeResult:
+    """What the interpreter of an environment finds of machine, torch and target.
+
+    Raises:
+        TargetError: the target cannot be loaded, built or run in eager mode.
+        KeyboardInterrupt: the user pressed Ctrl-C.
+    """
+    backends = plan.space.backends
+    request = ProbeRequest(
+        header=job_factory.header,
+        phases=plan.phases or None,
+        batch_size=max(plan.space.batch_sizes or DEFAULT_BATCH_SIZES),
+        backends=backends,
+    )
+    compiles = backends is None or "inductor" in backends
+    job = job_factory.probe_job(request, compiles, environment)
+    ending = run_job(executor, job, progress)
+    if ending.first:
+        progress.warning(
+            f"the target was loaded again in a fresh interpreter: {ending.first.message}"
+        )
+    said = ProbeResult.read(ending.payload)
+    if ending.outcome is Outcome.OK:
+        return said
+    error = said.error or _target_error(plan.target, ending, said, f"log: {job.folder / 'log.txt'}")
+    if environment == "default":
+        raise error
+    where = f"in the environment {environment} ({job.python})"
+    raise TargetError(f"{where}: {error.what}", *error.details, hint=error.hint)
+
+
+def _target_error(place: str, ending: Ending, said: ProbeResult, log: str) -> TargetError:
+    """Why there is nothing to tune, in one paragraph."""
+    where = [said.where] if said.where else []
+    if ending.outcome is Outcome.IMPORT_ERROR:
+        return TargetError(f"{place} cannot be imported: {ending.message}", *where)
+    if ending.outcome is not Outcome.RUNTIME_ERROR:
+        what = f"{place} ended with {ending.outcome.value} before anything was compiled"
+        return TargetError(what, ending.message, *where, log, hint=_MORE.get(ending.outcome))
+    if said.during:
+        return TargetError(f"{said.during} of {place} raised {ending.message}", *where)
+    if ending.step is Step.BUILD:
+        return TargetError(f"the model of {place} cannot be built: {ending.message}", *where)
+    what = "the eager model fails before anything is compiled, so there is nothing to tune"
+    return TargetError(what, ending.message, *where, log)
+
+
 def described(folder: RunFolder, plan: Plan, every: Found) -> dict[str, Any]:
     """The content of ``run.json``; of a resumed run, the existing one.
 
@@ -97,20 +157,18 @@ def described(folder: RunFolder, plan: Plan, every: Found) -> dict[str, Any]:
     """
     from autocompile import __version__
 
-    found = every["default"]
     if folder.run_json.exists():
         run = folder.read_run()
         _demand_unchanged(folder, plan, run, every)
         return run
-    others = {name: seen for name, seen in every.items() if name != "default"}
+    found = every["default"]
     return {
         "schema": SCHEMA,
         "id": secrets.token_hex(4),
         "plan": plan.to_dict(),
         "environment": {"autocompile": __version__, **found.environment},
         "environments": {
-            name: {"python_path": dict(plan.pythons)[name], **seen.environment}
-            for name, seen in others.items()
+            name: {"python_path": path, **every[name].environment} for name, path in plan.pythons
         },
         "target": found.target,
         "phases": found.target["phases"],
@@ -120,25 +178,21 @@ def described(folder: RunFolder, plan: Plan, every: Found) -> dict[str, Any]:
 
 
 def _demand_unchanged(folder: RunFolder, plan: Plan, run: Mapping[str, Any], every: Found) -> None:
-    here = every["default"].environment
-    changes = [
-        (name, run["environment"][name], here[name]) for name in ("torch", "device_name", "python")
-    ]
+    anew = "the same command without --resume"
+    then, now = run["environment"], every["default"].environment
+    changes = [(name, then[name], now[name]) for name in ("torch", "device_name", "python")]
     changes += [
         (f"torch in the environment {name}", seen["torch"], every[name].environment["torch"])
         for name, seen in run.get("environments", {}).items()
         if name in every
     ]
-    for what, then, now in changes:
-        if then != now:
-            raise RunError(
-                f"{folder.path} was made with another {what}",
-                f"{then} then, {now} now",
-                hint="the same command without --resume",
-            )
+    for what, before, here in changes:
+        if before != here:
+            told = f"{before} then, {here} now"
+            raise RunError(f"{folder.path} was made with another {what}", told, hint=anew)
     if run["target"].get("sha256") != every["default"].target.get("sha256"):
         raise RunError(
             f"{plan.target} has changed since {folder.path} was made",
             "its finished trials measured another model",
-            hint="the same command without --resume",
+            hint=anew,
         )

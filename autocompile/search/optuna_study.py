@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -42,27 +43,23 @@ The search of the run `{run}`. The answer, with the races that confirm it, is in
 _TROUBLE = (optuna.exceptions.OptunaError, SQLAlchemyError, OSError, ImportError, ValueError)
 
 
+@dataclass
 class OptunaStudy:
     """Asks Optuna for settings and reports results to it and to the database.
 
-    Args:
-        sampler: chooses the next setting.
-        name: of the study.
+    Attributes:
         run: path of the run, for the study's note.
         database: the run's file, or the URL of the user's storage.
         warn: called with a message when the database cannot be written.
     """
 
-    def __init__(
-        self,
-        sampler: ListedSampler,
-        name: str,
-        run: Path,
-        database: Path | str,
-        warn: Callable[[str], None],
-    ) -> None:
-        self._sampler, self._name, self._run = sampler, name, run
-        self._warn, self._database = warn, database
+    sampler: ListedSampler
+    name: str
+    run: Path
+    database: Path | str
+    warn: Callable[[str], None]
+
+    def __post_init__(self) -> None:
         self._open: dict[Setting, optuna.Trial] = {}
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._memory = self._study(optuna.storages.InMemoryStorage())
@@ -71,19 +68,18 @@ class OptunaStudy:
     @property
     def is_done(self) -> bool:
         """Whether the sampler has nothing left that is worth trying."""
-        return self._sampler.is_done(self._memory)
+        return self.sampler.is_done(self._memory)
 
     @property
     def left(self) -> int:
-        """Number of settings without a started trial."""
-        return len(self._sampler.left(self._memory))
+        return len(self.sampler.left(self._memory))
 
     def ask(self) -> Setting | None:
         """The next setting; None if none can be tried now."""
-        if not self._sampler.has_next(self._memory):
+        if not self.sampler.has_next(self._memory):
             return None
-        trial = self._memory.ask(dict(self._sampler.distributions))
-        setting = self._sampler.setting(trial.params)
+        trial = self._memory.ask(dict(self.sampler.distributions))
+        setting = self.sampler.setting(trial.params)
         self._open[setting] = trial
         return setting
 
@@ -93,16 +89,14 @@ class OptunaStudy:
         if (trial := self._open.pop(Setting.of(record), None)) is not None:
             for name, told in row.user_attrs.items():
                 trial.set_user_attr(name, told)
-            state = None if row.state is TrialState.COMPLETE else row.state
-            self._memory.tell(trial, row.value if state is None else None, state=state)
-        if self._disk is None:
-            return
+            self._memory.tell(trial, row.value, state=row.state)
         try:
-            self._disk.add_trial(row)
+            if self._disk is not None:
+                self._disk.add_trial(row)
         except _TROUBLE as error:
             self._disk = None
-            place = self._database if isinstance(self._database, str) else self._database.name
-            self._warn(
+            place = self.database if isinstance(self.database, str) else self.database.name
+            self.warn(
                 f"{place} cannot be written ({_first_line(error)}); the trials are safe in "
                 "the run's folder, and --resume adds the missing rows"
             )
@@ -118,61 +112,57 @@ class OptunaStudy:
         try:
             self._disk = self._filled(records)
         except _TROUBLE as error:
-            if isinstance(self._database, str):
+            if isinstance(self.database, str):
                 raise RunError(
-                    f"the study database {self._database} cannot be used",
+                    f"the study database {self.database} cannot be used",
                     _first_line(error),
                     "all finished trials are safe in the run folder; the database is only a copy",
                     hint="another --storage, or none: the run then keeps its own database",
                 ) from error
-            self._rebuild(self._database, records, error)
+            if "locked" in str(error):
+                name = self.database.name
+                self.warn(f"{name} is locked by another program; --resume adds the rows")
+            else:
+                self._rebuild(self.database, records, _first_line(error))
 
-    def _rebuild(self, database: Path, records: Sequence[Record], error: Exception) -> None:
-        """Rename a corrupt database and build a new one from the records."""
-        if "locked" in str(error):
-            self._warn(f"{database.name} is locked by another program; --resume adds the rows")
-            return
-        aside = database.with_name(database.name + ".torn")
+    def _rebuild(self, database: Path, records: Sequence[Record], why: str) -> None:
+        name = database.name
         try:
-            database.replace(aside)
+            aside = database.replace(f"{database}.torn")
             self._disk = self._filled(records)
-        except _TROUBLE as again:
-            self._warn(f"{database.name} cannot be written: {_first_line(again)}")
+        except _TROUBLE as error:
+            self.warn(f"{name} cannot be written: {_first_line(error)}")
         else:
-            self._warn(
-                f"{database.name} could not be read ({_first_line(error)}); it was rebuilt from "
-                f"the trials' records, and the old one renamed to {aside.name}"
+            self.warn(
+                f"{name} could not be read ({why}); it was rebuilt from the trials' records, "
+                f"and the old one renamed to {aside.name}"
             )
 
     def _filled(self, records: Sequence[Record]) -> optuna.Study:
         """The study on disk, with unfinished rows closed and missing records added."""
         storage = self._storage()
         study = self._study(storage)
-        self._note(storage)
-        told = set()
-        for row in study.get_trials(deepcopy=False):
+        found = storage.get_study_id_from_name(self.name)
+        if "dashboard:note_ver" not in storage.get_study_system_attrs(found):
+            # As optuna_dashboard.save_note does; from then on it is the user's.
+            note = _NOTE.format(run=self.run)
+            storage.set_study_system_attr(found, "dashboard:note_str:0", note)
+            storage.set_study_system_attr(found, "dashboard:note_ver", 1)
+        rows = study.get_trials(deepcopy=False)
+        told = {row.user_attrs.get("number") for row in rows if row.state.is_finished()}
+        for row in rows:
             if not row.state.is_finished():
                 study.tell(row.number, state=TrialState.FAIL)
-            else:
-                told.add(row.user_attrs.get("number"))
         for record in records:
             if record.number not in told:
                 study.add_trial(self._row(record))
         return study
 
-    def _note(self, storage: optuna.storages.RDBStorage) -> None:
-        """Write the study's note once, as ``optuna_dashboard.save_note`` does."""
-        study = storage.get_study_id_from_name(self._name)
-        if "dashboard:note_ver" not in storage.get_study_system_attrs(study):
-            note = _NOTE.format(run=self._run)
-            storage.set_study_system_attr(study, "dashboard:note_str:0", note)
-            storage.set_study_system_attr(study, "dashboard:note_ver", 1)
-
     def _storage(self) -> optuna.storages.RDBStorage:
-        if isinstance(self._database, str):
-            return optuna.storages.RDBStorage(self._database)
+        if isinstance(self.database, str):
+            return optuna.storages.RDBStorage(self.database)
         storage = optuna.storages.RDBStorage(
-            f"sqlite:///{self._database.resolve()}",
+            f"sqlite:///{self.database.resolve()}",
             engine_kwargs={"connect_args": {"timeout": _LOCK_PATIENCE_S}},
         )
         # The database can be rebuilt, so rows need no fsync.
@@ -186,9 +176,9 @@ class OptunaStudy:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             study = optuna.create_study(
-                study_name=self._name,
+                study_name=self.name,
                 storage=storage,
-                sampler=self._sampler,
+                sampler=self.sampler,
                 direction="maximize",
                 load_if_exists=True,
             )
@@ -202,8 +192,8 @@ class OptunaStudy:
         row = optuna.trial.create_trial(
             state=TrialState.FAIL if record.outcome is Outcome.INTERRUPTED else state,
             value=value,
-            params=self._sampler.params(Setting.of(record)),
-            distributions=dict(self._sampler.distributions),
+            params=self.sampler.params(Setting.of(record)),
+            distributions=dict(self.sampler.distributions),
             user_attrs=_attributes(record),
         )
         if record.spans:
@@ -220,11 +210,11 @@ def _first_line(error: BaseException) -> str:
 
 def _value(record: Record) -> float | None:
     """The speed-up over eager including the cost of new weights; None if unknown."""
-    if not record.ok or record.measurement is None or not record.is_known_to_pay:
+    measured = record.measurement
+    if not record.ok or measured is None or not record.is_known_to_pay:
         return None
     if record.config.is_baseline:
         return 1.0
-    measured = record.measurement
     return with_refreshes(measured.speedup.value, record, measured.eager_call_s)
 
 

@@ -13,9 +13,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from autocompile.estimate.candidates import Candidate, Limits
 from autocompile.estimate.decision import SETS, Decision, decide_all, finalists
@@ -24,7 +23,7 @@ from autocompile.protocol.requests import ExportedCode, RaceRequest, Side
 from autocompile.protocol.results import RaceResult
 from autocompile.search.jobs import Jobs
 from autocompile.search.records import side_records
-from autocompile.search.study import Interrupted, Study
+from autocompile.search.study import Study
 from autocompile.settings.config import EAGER
 from autocompile.settings.setting import Cell
 from autocompile.store.record import AT_WORK, EXPORTED, Outcome, Record
@@ -39,13 +38,7 @@ _START_S = 6.0  # a new interpreter and the imports that a fork does without
 
 @dataclass
 class Race:
-    """Times the best of each phase and batch size again.
-
-    Attributes:
-        study: whose finalists are raced.
-        limits: what a setting must meet to be chosen.
-        own_sizes: of each phase, the user's own batch size, which comes first.
-    """
+    """Times the best of each phase and batch size again, the user's own batch sizes first."""
 
     study: Study
     limits: Limits
@@ -56,16 +49,10 @@ class Race:
     _took_s: dict[Cell, float] = field(default_factory=dict)  # of a set, by side
 
     def run(self) -> None:
-        """Race until every decision is clear or the time is over.
-
-        Raises:
-            Interrupted: after Ctrl-C.
-        """
+        """Race until every decision is clear or the time is over."""
         with self._jobs() as jobs:
             while not jobs.interrupted and (chosen := self._next()):
                 self._run_set(jobs, *chosen)
-        if jobs.interrupted:
-            raise Interrupted
 
     def _next(self) -> tuple[Cell, list[Candidate]] | None:
         """The phase and batch size that is raced next, and who runs; None if nothing is open.
@@ -90,7 +77,6 @@ class Race:
 
     @property
     def is_open(self) -> bool:
-        """Whether a decision is still open, so that more sets may follow."""
         return any(decision.open for _, decision in self._decisions())
 
     def needed_s(self) -> float:
@@ -103,14 +89,7 @@ class Race:
         return total_s
 
     def run_exported(self, codes: Mapping[Cell, ExportedCode]) -> None:
-        """Verify and time exported code in a fresh interpreter, as far as there is time for it.
-
-        Args:
-            codes: of a phase at a batch size.
-
-        Raises:
-            Interrupted: after Ctrl-C.
-        """
+        """Verify and time exported code in a fresh interpreter, as far as there is time for it."""
         self.study.budget.release()
         done = {r.repeats for r in self.study.records if r.role == EXPORTED}
         winners = {cell: decision.best for cell, decision in self._decisions()}
@@ -119,30 +98,28 @@ class Race:
                 winner = winners.get(cell)
                 if winner is None or winner.record.number in done or not winner.sets:
                     continue
-                enough = self._set_s(cell, [winner]) + _START_S <= self._left_s
-                if enough and not jobs.interrupted:
-                    self._start(jobs, cell, [winner], exported=code)
-                if jobs.size:
-                    job, ending = jobs.next()
-                    for record in self._records(job, [winner], ending):
-                        if record.outcome is not Outcome.INFRASTRUCTURE:
-                            kept = dataclasses.replace(record, number=job, role=EXPORTED)
-                            self.study.keep_raced(kept)
-        if jobs.interrupted:
-            raise Interrupted
+                needed_s = self._set_s(cell, [winner]) + _START_S
+                if jobs.interrupted or needed_s > self._left_s:
+                    continue
+                self._start(jobs, cell, [winner], exported=code)
+                job, ending = jobs.next()
+                for record in self._records(job, [winner], ending):
+                    if record.outcome is not Outcome.INFRASTRUCTURE:
+                        kept = dataclasses.replace(record, number=job, role=EXPORTED)
+                        self.study.keep_raced(kept)
 
     # What has been decided, and the time that is left ---------------------------------------------
 
     def _decisions(self) -> list[tuple[Cell, Decision]]:
         """Of each phase and batch size, the user's own first."""
-        found = []
+        found: list[tuple[int, Cell, Decision]] = []
         for phase, own in self.own_sizes.items():
             records = [r for r in self.study.records if r.phase == phase]
             decisions = decide_all(records, self.limits)
             order = sorted(decisions, key=lambda size: (size != own, -(size or 0)))
-            found += [(n, ((phase, size), decisions[size])) for n, size in enumerate(order)]
-        found = [each for each in found if each[1][0] not in self._given_up]
-        return [each for _, each in sorted(found, key=lambda each: each[0])]
+            found += [(n, (phase, size), decisions[size]) for n, size in enumerate(order)]
+        found.sort(key=lambda each: each[0])  # the first of each phase, then the second
+        return [(cell, decision) for _, cell, decision in found if cell not in self._given_up]
 
     def _tries(self, c: Candidate) -> int:
         """In how many sets it was, those left out included."""
@@ -221,47 +198,37 @@ class Race:
         exported: ExportedCode | None = None,
     ) -> int:
         """Start a process that times these settings beside eager; its number."""
-        factory = self.study.job_factory
+        factory, (phase, batch_size) = self.study.job_factory, cell
         request = RaceRequest(
             header=factory.header,
             number=factory.next_number(),
-            phase=cell[0],
-            batch_size=cell[1],
-            sides=tuple(
-                Side(
-                    number=c.record.number,
-                    config=c.record.config,
-                    cache=str(self._cache_of(c)),
-                    is_warm=factory.has_cache(c.record.number),
-                    exported=exported,
-                )
-                for c in group
-            ),
+            phase=phase,
+            batch_size=batch_size,
+            sides=tuple(self._side(c, exported) for c in group),
             block_s=_BLOCK_S,
             rounds=_ROUNDS,
             max_s=_MAX_S,
             takes_turns=takes_turns,
             calls_per_update=self.study.calls_per_update(*cell),
         )
+        environment = group[0].record.config.environment
+        is_fresh = exported is not None
         jobs.start(
-            factory.job(
-                request,
-                fresh=exported is not None,
-                alone=not takes_turns,
-                environment=group[0].record.config.environment,
-            )
+            factory.job(request, fresh=is_fresh, alone=not takes_turns, environment=environment)
         )
         return request.number
 
-    def _cache_of(self, c: Candidate) -> Path:
-        """Of a trial that has compiled the same code; one of its own where none is there."""
-        factory, numbers = self.study.job_factory, (c.record.number, *c.same_code)
-        return factory.cache_of(next(filter(factory.has_cache, numbers), numbers[0]))
+    def _side(self, c: Candidate, exported: ExportedCode | None) -> Side:
+        """With the cache of a trial that has compiled the same code, if one is there."""
+        factory, own = self.study.job_factory, c.record.number
+        cached = next(filter(factory.has_cache, (own, *c.same_code)), own)
+        cache = str(factory.cache_of(cached))
+        return Side(own, c.record.config, cache, factory.has_cache(own), exported)
 
-    def _records(self, job: int, group: Iterable[Candidate], ending: Ending) -> list[Record]:
+    def _records(self, job: int, group: Sequence[Candidate], ending: Ending) -> list[Record]:
         """A record of each side of a process that has ended and has one."""
         self.study.job_factory.drop_cache(job)
-        return side_records({c.record.number: c.record for c in group}, ending, self._at_work(job))
+        return side_records([c.record for c in group], ending, self._at_work(job))
 
     def _at_work(self, job: int) -> int:
         """The trial whose setting was at work when the process ended; -1 for none."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 from autocompile.execute.executor import Ending
 from autocompile.protocol.results import RaceResult, SideResult, TrialResult
@@ -15,13 +15,8 @@ __all__ = ["side_records", "to_record"]
 
 _IN_DETAIL = ("where", "reference_s", "page_faults", "code")
 _AS_SENT = (
-    "refresh_s",
-    "calls_per_update",
-    "peak_memory_bytes",
-    "eager_peak_memory_bytes",
-    "graphs",
-    "graph_breaks",
-    "recompiles",
+    *("refresh_s", "calls_per_update", "peak_memory_bytes", "eager_peak_memory_bytes"),
+    *("graphs", "graph_breaks", "recompiles"),
 )
 
 
@@ -33,6 +28,12 @@ def to_record(number: int, setting: Setting, ending: Ending) -> Record:
         if ending.stack:
             detail["stack"] = ending.stack
         detail |= {name: value for name in _IN_DETAIL if (value := getattr(said, name))}
+        notes = [*map(str, said.notes)]
+        if first := ending.first:
+            told = f"{first.outcome.value} in {first.step.value} ({first.message})"
+            notes.append(
+                f"second try, alone and in a fresh interpreter; the first ended with {told}"
+            )
         return Record(
             number=number,
             phase=setting.phase,
@@ -45,7 +46,7 @@ def to_record(number: int, setting: Setting, ending: Ending) -> Record:
             wall_s=ending.wall_s,
             step_s=ending.step_s,
             spans=_spans(ending),
-            notes=(*map(str, said.notes), *_of_first_try(ending)),
+            notes=tuple(notes),
             detail=detail,
             compile_s=_compile_s(said, ending),
             **{name: getattr(said, name) for name in _AS_SENT},
@@ -61,13 +62,6 @@ def _spans(ending: Ending) -> tuple[tuple[str, float, float], ...]:
     return tuple((s, round(a, 3), round(b, 3)) for s, a, b in every if b - a >= 0.001)
 
 
-def _of_first_try(ending: Ending) -> list[str]:
-    if (first := ending.first) is None:
-        return []
-    said = f"{first.outcome.value} in {first.step.value} ({first.message})"
-    return [f"second try, alone and in a fresh interpreter; the first ended with {said}"]
-
-
 def _compile_s(said: TrialResult, ending: Ending) -> float | None:
     """Compile time without the time in which the trial was stopped for another's measurement."""
     if said.compile_s is None:
@@ -77,15 +71,14 @@ def _compile_s(said: TrialResult, ending: Ending) -> float | None:
     return max(0.0, float(said.compile_s) - held)
 
 
-def side_records(sides: Mapping[int, Record], ending: Ending, at_work: int) -> list[Record]:
+def side_records(trials: Sequence[Record], ending: Ending, at_work: int) -> list[Record]:
     """What is kept of a race that has ended, a record for each side; numbers are still to be given.
 
     Args:
-        sides: the trials that were raced, by their numbers.
-        ending: of the race.
-        at_work: the side whose turn it was when the process ended; another number for none.
+        trials: those that were raced.
+        at_work: the trial whose turn it was when the process ended; another number for none.
     """
-    said = RaceResult.read(ending.payload)
+    said, sides = RaceResult.read(ending.payload), {r.number: r for r in trials}
     found = {s.number: s for s in said.sides if s.number is not None and s.number in sides}
     if ending.outcome is Outcome.INTERRUPTED:
         found = {}
@@ -103,13 +96,12 @@ def side_records(sides: Mapping[int, Record], ending: Ending, at_work: int) -> l
             payload={**each.to_dict(), "reference_s": said.reference_s},
             wall_s=ending.wall_s / len(found),
         )
-        records.append(
-            dataclasses.replace(
-                to_record(-1, Setting.of(trial), own),
-                role="confirm",
-                repeats=number,
-                refresh_s=trial.refresh_s,
-                calls_per_update=trial.calls_per_update,
-            )
+        record = dataclasses.replace(
+            to_record(-1, Setting.of(trial), own),
+            role="confirm",
+            repeats=number,
+            refresh_s=trial.refresh_s,
+            calls_per_update=trial.calls_per_update,
         )
+        records.append(record)
     return records

@@ -18,7 +18,7 @@ Known = Mapping[Setting, Record]
 
 _HOPE = 0.8  # best case for constant weights, relative to the fastest known call
 # Measured in studies/dimensions: 4 to 17 µs.
-_FULLGRAPH_COSTS = (
+_FULLGRAPH = (
     "not timed: the code is the same, and torch's checks take a few microseconds more per call"
 )
 
@@ -28,39 +28,24 @@ def answer(
 ) -> Record | None:
     """The record of a setting as far as other trials determine it; None if it must be tried."""
     known = {s: r for s, r in known.items() if s.phase == setting.phase}
+    place = number, setting.phase, setting.config, setting.batch_size
+    own: dict[str, Any] = {"number": number, "config": setting.config, "wall_s": 0.0, "spans": ()}
     if reason := _cannot_pay(setting, known, calls_per_update):
-        return _refused(number, setting, Outcome.UNSUPPORTED, Step.IMPORT, reason)
+        return Record(*place, Outcome.UNSUPPORTED, Step.IMPORT, reason, detail={"answered": True})
     twin = known.get(setting.plainer_twin) if setting.plainer_twin else None
     if twin and twin.ok and _is_one_graph(twin):
         source = twin.number if twin.duplicate_of is None else twin.duplicate_of
-        notes = (*twin.notes, _FULLGRAPH_COSTS)
-        return _copied(twin, number, setting, duplicate_of=source, notes=notes)
+        notes = (*twin.notes, _FULLGRAPH)
+        return dataclasses.replace(twin, duplicate_of=source, notes=notes, **own)
     if setting.config.fullgraph and (broke := _break_of(setting, known)):
-        return _broken(number, setting, broke)
+        same = None if broke.ok else broke.number
+        detail = {"breaks": broke.detail.get("breaks", []), "answered": True}
+        outcome, step = Outcome.GRAPH_BREAK, Step.COMPILE
+        return Record(*place, outcome, step, _told(broke), duplicate_of=same, detail=detail)
     if empty := _without_graph(setting, known):
         detail = {**empty.detail, "answered": True}
-        return _copied(empty, number, setting, duplicate_of=empty.number, detail=detail)
+        return dataclasses.replace(empty, duplicate_of=empty.number, detail=detail, **own)
     return None
-
-
-def _copied(source: Record, number: int, setting: Setting, **changes: Any) -> Record:
-    source = dataclasses.replace(source, config=setting.config, batch_size=setting.batch_size)
-    return dataclasses.replace(source, number=number, wall_s=0.0, spans=(), **changes)
-
-
-def _refused(
-    number: int, setting: Setting, outcome: Outcome, step: Step, message: str, **more: Any
-) -> Record:
-    return Record(
-        number=number,
-        phase=setting.phase,
-        config=setting.config,
-        batch_size=setting.batch_size,
-        outcome=outcome,
-        step=step,
-        message=message,
-        **{"detail": {"answered": True}, **more},
-    )
 
 
 def _is_one_graph(record: Record) -> bool:
@@ -69,24 +54,14 @@ def _is_one_graph(record: Record) -> bool:
     return not skipped and record.graphs in (None, 1)
 
 
-def _broken(number: int, setting: Setting, broke: Record) -> Record:
-    """A ``graph_break`` record based on another trial."""
-    breaks = broke.detail.get("breaks", [])
-    message = broke.message
-    if broke.ok:
-        first = breaks[0] if breaks else {}
-        told = f": {first['reason']}" if first.get("reason") else ""
-        told += f" ({first['place']})" if first.get("place") else ""
-        message = f"trial {broke.number} broke the graph {broke.graph_breaks} times{told}"
-    return _refused(
-        number,
-        setting,
-        Outcome.GRAPH_BREAK,
-        Step.COMPILE,
-        message,
-        detail={"breaks": breaks, "answered": True},
-        duplicate_of=None if broke.ok else broke.number,
-    )
+def _told(broke: Record) -> str:
+    """How a trial says that the graph breaks."""
+    if not broke.ok:
+        return broke.message
+    first: Mapping[str, str] = next(iter(broke.detail.get("breaks", [])), {})
+    reason = f": {first['reason']}" if first.get("reason") else ""
+    place = f" ({first['place']})" if first.get("place") else ""
+    return f"trial {broke.number} broke the graph {broke.graph_breaks} times{reason}{place}"
 
 
 def _cannot_pay(setting: Setting, known: Known, calls: int | None) -> str:
@@ -95,17 +70,21 @@ def _cannot_pay(setting: Setting, known: Known, calls: int | None) -> str:
     Assumes for its calls the largest speed-up at any batch size, or ``_HOPE`` times the fastest
     call at this one, whichever is faster.
     """
-    config = setting.config
-    if not calls or not config.bakes_weights:
+    if not calls or not setting.config.bakes_weights:
         return ""
-    costs = [r.refresh_s for r in known.values() if r.refresh_s and _bake_alike(r.config, config)]
-    timed = [(s, r, r.measurement) for s, r in known.items() if r.ok and r.measurement]
-    here = [(r, measured) for s, r, measured in timed if s.cell == setting.cell]
+    bakes = [d.name for d in DIMENSIONS if d.bakes]  # new weights cost the same where these agree
+    costs = [
+        r.refresh_s
+        for r in known.values()
+        if r.refresh_s and all(getattr(r.config, n) == getattr(setting.config, n) for n in bakes)
+    ]
+    timed = [(r, r.measurement) for r in known.values() if r.ok and r.measurement]
+    here = [(r, measured) for r, measured in timed if r.batch_size == setting.batch_size]
     if not costs or not here:
         return ""
     fastest_s = min(measured.compiled_call_s for _, measured in here)
     eager_s = min(measured.eager_call_s for _, measured in here)
-    best = max(measured.speedup.value for _, _, measured in timed)
+    best = max(measured.speedup.value for _, measured in timed)
     hoped_s = min(_HOPE * fastest_s, eager_s / best)
     if hoped_s + min(costs) / calls < min(whole_call_s(measured, r) for r, measured in here):
         return ""
@@ -116,38 +95,30 @@ def _cannot_pay(setting: Setting, known: Known, calls: int | None) -> str:
 
 
 def _break_of(setting: Setting, known: Known) -> Record | None:
-    """A trial in which Dynamo broke this graph, which does not depend on the backend.
-
-    Either it failed because of the break, or it allowed breaks and counted them.
-    """
+    """A trial in which Dynamo broke this graph: it failed of that, or counted the breaks."""
     found = [
         r
         for r in _traced_alike(setting, known)
         if r.duplicate_of is None
         and (r.outcome is Outcome.GRAPH_BREAK or (r.ok and r.graph_breaks))
     ]
-    # Prefer a failed one, which has torch's message.
-    return min(found, key=lambda r: r.ok, default=None)
+    return min(found, key=lambda r: r.ok, default=None)  # a failed one has torch's message
 
 
 def _without_graph(setting: Setting, known: Known) -> Record | None:
-    """A trial in which Dynamo captured no graph, which does not depend on the backend.
+    """A trial in which Dynamo captured no graph.
 
     Constant weights and regions compile something else, so they are excluded.
     """
     config = setting.config
     if config.is_eager or config.freezing or config.scope != "full":
         return None
-    found = (
-        r
-        for r in _traced_alike(setting, known)
-        if r.outcome is Outcome.NOT_COMPILED and not r.config.freezing
-    )
-    return next(found, None)
+    alike = (r for r in _traced_alike(setting, known) if not r.config.freezing)
+    return next((r for r in alike if r.outcome is Outcome.NOT_COMPILED), None)
 
 
 def _traced_alike(setting: Setting, known: Known) -> list[Record]:
-    """The trials in which Dynamo has seen what it would see of this setting."""
+    """The trials in which Dynamo has seen what it would see of this setting, with any backend."""
     return [
         r
         for r in known.values()
@@ -160,14 +131,8 @@ def _traced_alike(setting: Setting, known: Known) -> list[Record]:
 def _traces_alike(ours: CompileConfig, theirs: CompileConfig) -> bool:
     """Whether Dynamo, which comes before any backend, sees one program and the same shapes."""
     same = (d.name for d in DIMENSIONS if not d.traces_alike)
-    return all(getattr(ours, name) == getattr(theirs, name) for name in same) and (
-        ours.dynamic is True
-    ) == (theirs.dynamic is True)
-
-
-def _bake_alike(ours: CompileConfig, theirs: CompileConfig) -> bool:
-    """Whether new weights cost both the same."""
-    return all(getattr(ours, d.name) == getattr(theirs, d.name) for d in DIMENSIONS if d.bakes)
+    same_shapes = (ours.dynamic is True) == (theirs.dynamic is True)
+    return same_shapes and all(getattr(ours, name) == getattr(theirs, name) for name in same)
 
 
 def known_codes(setting: Setting, known: Known) -> dict[str, int]:

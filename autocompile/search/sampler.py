@@ -1,20 +1,16 @@
 """Optuna samplers over the finite list of settings: they choose the next setting.
 
-:class:`PortfolioSampler` reads only the Optuna study: values (speed-ups over eager) and user
-attributes (``outcome``, ``message``, ``seconds``, ``spread``) of its trials. It works with plain
-``study.optimize``. It chooses eager mode of each phase and batch size first, then the largest
-expected gain per second (:mod:`autocompile.search.effects`).
-
-Optuna's samplers repeat settings and failures in spaces this small. :class:`FiniteSampler` moves
-their proposals to the nearest untried setting.
+They read only the Optuna study: values (speed-ups over eager) and user attributes (``outcome``,
+``message``, ``seconds``, ``spread``) of its trials. They work with plain ``study.optimize``.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import optuna
@@ -29,7 +25,12 @@ from autocompile.settings.setting import Setting, choices
 
 __all__ = ["SAMPLERS", "FiniteSampler", "ListedSampler", "PortfolioSampler", "make_sampler"]
 
-SAMPLERS = ("portfolio", "tpe", "gp", "random")
+_INNER: Mapping[str, Callable[..., BaseSampler]] = {
+    "tpe": functools.partial(optuna.samplers.TPESampler, multivariate=True),
+    "gp": optuna.samplers.GPSampler,
+    "random": optuna.samplers.RandomSampler,
+}
+SAMPLERS = ("portfolio", *_INNER)
 _OTHERS = 0.5  # weight of a gain at another batch size than the user's own
 _DEFAULT = 0.05  # bonus for plain torch.compile(), to which all settings are compared
 _PART = 0.01  # bonus for the leader without one of its fields, which may have no effect
@@ -41,11 +42,7 @@ Begun = Mapping[Setting, FrozenTrial]
 
 
 class ListedSampler(BaseSampler):
-    """A sampler over a list of settings.
-
-    Args:
-        settings: all that may be tried, of all phases and batch sizes.
-    """
+    """A sampler over a list of settings: all that may be tried, of all phases and batch sizes."""
 
     def __init__(self, settings: Sequence[Setting]) -> None:
         self.settings = tuple(settings)
@@ -61,15 +58,10 @@ class ListedSampler(BaseSampler):
         self._by_params = {frozenset(params.items()): s for s, params in self._params.items()}
 
     def setting(self, params: Mapping[str, Any]) -> Setting:
-        """The setting with these parameters.
-
-        Raises:
-            KeyError: it is not in the list.
-        """
+        """The setting with these parameters; KeyError if it is not in the list."""
         return self._by_params[frozenset(params.items())]
 
     def params(self, setting: Setting) -> dict[str, Any]:
-        """The parameters of a listed setting."""
         return self._params[setting]
 
     def seen(self, study: optuna.Study) -> dict[Setting, FrozenTrial]:
@@ -82,16 +74,13 @@ class ListedSampler(BaseSampler):
         return found
 
     def left(self, study: optuna.Study) -> list[Setting]:
-        """The settings without a started trial."""
         begun = self.seen(study)
         return [s for s in self.settings if s not in begun]
 
     def has_next(self, study: optuna.Study) -> bool:
-        """Whether a setting may be tried now."""
         return bool(self.left(study))
 
     def is_done(self, study: optuna.Study) -> bool:
-        """Whether no setting is left that is worth trying."""
         return not self.left(study)
 
     def infer_relative_search_space(
@@ -116,7 +105,7 @@ class Score(NamedTuple):
 
 
 class PortfolioSampler(ListedSampler):
-    """Chooses the setting with the largest expected gain per second.
+    """Chooses eager mode of each phase and batch size, then the largest expected gain per second.
 
     Args:
         settings: all that may be tried, of all phases and batch sizes.
@@ -141,18 +130,11 @@ class PortfolioSampler(ListedSampler):
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """The parameters of the next setting.
-
-        Raises:
-            RuntimeError: none is left.
-        """
+        """The parameters of the next setting, of which there has to be one."""
         scores = self.scores(study)
-        if not scores:
-            raise RuntimeError("every setting has been tried")
         return self.params(max(scores, key=lambda s: scores[s].rank))
 
     def has_next(self, study: optuna.Study) -> bool:
-        """Whether a setting may be tried now."""
         return bool(self.scores(study))
 
     def is_done(self, study: optuna.Study) -> bool:
@@ -165,10 +147,9 @@ class PortfolioSampler(ListedSampler):
         A setting that its plainer twin may answer waits until that has ended.
         """
         begun = self.seen(study)
-        finished = {s for s, t in begun.items() if t.state.is_finished()}
-        state = len(begun), len(finished)
+        ready = {None, *(s for s, t in begun.items() if t.state.is_finished())}
+        state = len(begun), len(ready)
         if state != self._scored[0]:
-            ready = {None, *finished}
             left = [s for s in self.settings if s not in begun and self._twin[s] in ready]
             self._scored = state, self._scores_of(left, begun) if left else {}
         return self._scored[1]
@@ -180,8 +161,7 @@ class PortfolioSampler(ListedSampler):
         by_speed = sorted(surely, key=surely.__getitem__)
         leading = {s.cell: s.config.features for s in by_speed}
         best = {s.cell: 0.0 for s in self.settings}
-        for setting in by_speed:
-            best[setting.cell] = max(best[setting.cell], surely[setting])
+        best |= {s.cell: max(0.0, surely[s]) for s in by_speed}
         known = dict(values)
         running = [s for s, t in begun.items() if t.state is TrialState.RUNNING]
         if running:  # assume that they reach their expected values
@@ -194,7 +174,8 @@ class PortfolioSampler(ListedSampler):
         failures, slowness = failures_of(begun), self._slowness(begun)
         scores = {}
         for setting, gain in zip(left, map(float, gains), strict=True):
-            config, weight = setting.config, self._weight(setting)
+            config, own = setting.config, self._own.get(setting.phase, setting.batch_size)
+            weight = 1.0 if setting.batch_size == own else _OTHERS
             leader = leading.get(setting.cell, frozenset())
             gain *= weight / doubt(setting, failures)
             if config == DEFAULT_INDUCTOR:
@@ -210,10 +191,6 @@ class PortfolioSampler(ListedSampler):
             scores[setting] = Score(gain, rank)
         return scores
 
-    def _weight(self, setting: Setting) -> float:
-        own = self._own.get(setting.phase, setting.batch_size)
-        return 1.0 if setting.batch_size == own else _OTHERS
-
     def _slowness(self, begun: Begun) -> float:
         """Ratio of the actual to the predicted seconds of trials."""
         logs = [
@@ -227,10 +204,8 @@ class PortfolioSampler(ListedSampler):
 class FiniteSampler(ListedSampler):
     """Moves each proposal of another sampler to the nearest untried setting.
 
-    Args:
-        settings: all that may be tried.
-        inner: the other sampler.
-        seed: for the choice among equally near settings.
+    Optuna's samplers repeat settings and failures in spaces this small. The seed is for the choice
+    among equally near settings.
     """
 
     def __init__(self, settings: Sequence[Setting], inner: BaseSampler, seed: int) -> None:
@@ -240,14 +215,8 @@ class FiniteSampler(ListedSampler):
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """The parameters of the next setting: eager mode first, since speed-ups need it.
-
-        Raises:
-            RuntimeError: none is left.
-        """
+        """The parameters of the next setting: eager mode first, since speed-ups need it."""
         left = self.left(study)
-        if not left:
-            raise RuntimeError("every setting has been tried")
         if eager := [s for s in left if s.config.is_plain_eager]:
             return self.params(eager[0])
         space = self._inner.infer_relative_search_space(study, trial)
@@ -264,7 +233,6 @@ class FiniteSampler(ListedSampler):
         self, study: optuna.Study, trial: FrozenTrial, state: TrialState,
         values: Sequence[float] | None,
     ) -> None:  # fmt: skip
-        """Pass the result of a trial to the inner sampler."""
         self._inner.after_trial(study, trial, state, values)
 
 
@@ -284,13 +252,6 @@ def make_sampler(
         raise UsageError(f"unknown sampler {name!r} (choose from: {', '.join(SAMPLERS)})")
     if name == "portfolio":
         return PortfolioSampler(settings, priors, own_sizes)
-    inner: BaseSampler
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        if name == "tpe":
-            inner = optuna.samplers.TPESampler(seed=seed, multivariate=True)
-        elif name == "gp":
-            inner = optuna.samplers.GPSampler(seed=seed)
-        else:
-            inner = optuna.samplers.RandomSampler(seed=seed)
-    return FiniteSampler(settings, inner, seed)
+        return FiniteSampler(settings, _INNER[name](seed=seed), seed)

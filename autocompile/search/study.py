@@ -9,7 +9,7 @@ import dataclasses
 import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
@@ -28,7 +28,7 @@ from autocompile.settings.config import DEFAULT_INDUCTOR
 from autocompile.settings.setting import Cell, Setting
 from autocompile.store.record import Outcome, Record
 
-__all__ = ["Interrupted", "Study"]
+__all__ = ["Study"]
 
 _CACHES_KEPT = 8  # compiler caches of each phase and batch size: as many as may be raced
 _EAGER = TimingLimits(front_s=0.5)  # of eager mode against itself, which is no rival
@@ -36,23 +36,13 @@ _DEAR = 0.2  # share of the budget: a compile that takes more leaves too little 
 _USEFUL = 8  # settings, among which the best is nearly always found
 
 
-class Interrupted(Exception):
-    """The user pressed Ctrl-C; what was running has been ended and recorded."""
-
-
 @dataclass
 class Study:
     """Tries settings until none is worth trying or the budget is spent.
 
     Attributes:
-        sampler: chooses the next setting.
-        job_factory: makes jobs.
-        executor: runs them.
-        progress: is told what happens.
-        budget: of the whole run.
+        budget: of the whole run; without a limit of time every setting is tried.
         database: the run's own file, or the URL of an Optuna storage.
-        study_name: in the database.
-        is_exhaustive: goes on to the end of the list.
         calls_per_update: calls between two changes of the weights in a phase at a batch size;
             None: not known, or they never change.
         records: of the search and the races, those of earlier sessions included.
@@ -65,9 +55,8 @@ class Study:
     budget: Budget
     database: Path | str
     study_name: str
-    is_exhaustive: bool = False
-    calls_per_update: Callable[[str, int | None], int | None] = lambda phase, size: None
-    records: list[Record] = field(default_factory=list)
+    calls_per_update: Callable[[str, int | None], int | None]
+    records: list[Record]
 
     def __post_init__(self) -> None:
         self._known: dict[Setting, Record] = {}  # each setting that has a result
@@ -79,13 +68,8 @@ class Study:
         for record in self.records:
             self._learn(record)
         self._processes = sum(r.wall_s > 0 for r in self._known.values())
-        self._optuna = OptunaStudy(
-            self.sampler,
-            self.study_name,
-            self.job_factory.folder.path,
-            self.database,
-            self.progress.warning,
-        )
+        folder, warn = self.job_factory.folder.path, self.progress.warning
+        self._optuna = OptunaStudy(self.sampler, self.study_name, folder, self.database, warn)
         listed = set(self.sampler.settings)  # an older version may have tried others
         searched = [r for r in self.records if r.role == "search"]
         self._optuna.restore([r for r in searched if Setting.of(r) in listed])
@@ -93,16 +77,13 @@ class Study:
     # Which setting comes next, and when the search stops ------------------------------------------
 
     def search(self, races_s: Callable[[], float]) -> None:
-        """Try settings side by side until none is worth trying or the time is needed for races.
-
-        Args:
-            races_s: how many seconds the races would take that are needed by now.
+        """Try settings side by side until none is worth trying or the races need the time.
 
         Raises:
-            Interrupted: after Ctrl-C.
+            KeyboardInterrupt: after Ctrl-C; what was running has been ended and recorded.
             RunError: the run's folder cannot be used.
         """
-        with Jobs(self.executor, self.progress, self._must_end) as jobs:
+        with Jobs(self.executor, self.progress, lambda: self.budget.is_over(self._races_s)) as jobs:
             while True:
                 self._races_s = races_s()
                 self._start(jobs)
@@ -118,19 +99,13 @@ class Study:
                     self._keep(self._concluded(number, ending))
             while self._to_retry:
                 self._keep(self._not_retried(self._to_retry.popleft(), jobs.interrupted))
-        if jobs.interrupted:
-            raise Interrupted
 
     @property
     def is_done(self) -> bool:
         """Whether nothing that is left is worth trying, or all trials are used up."""
         if self.budget.trials is not None and self._processes >= self.budget.trials:
             return True
-        return self._optuna.left == 0 if self.is_exhaustive else self._optuna.is_done
-
-    def _must_end(self) -> bool:
-        """Whether running trials are to be ended."""
-        return self.budget.is_over() or self.budget.is_over_for_search(self._races_s)
+        return not self._optuna.left if self.budget.total_s is None else self._optuna.is_done
 
     def _is_late(self) -> bool:
         """Whether a trial that began now would end too late for the races."""
@@ -182,21 +157,16 @@ class Study:
             calls_per_update=self.calls_per_update(*setting.cell),
             known_codes=known_codes(setting, self._known),
         )
-        seen = [
-            r.step_s.get("compile", 0.0)
-            for r in self._known.values()
-            if r.ok
-            and r.duplicate_of is None
-            and r.phase == setting.phase
-            and (r.config.backend, r.config.mode) == (config.backend, config.mode)
-        ]
+        kind = setting.phase, config.backend, config.mode
+        own = [r for r in self._known.values() if r.ok and r.duplicate_of is None]
+        alike = [r for r in own if (r.phase, r.config.backend, r.config.mode) == kind]
+        seen = [r.step_s.get("compile", 0.0) for r in alike]
         timeout_s = None if is_retry else adaptive_timeout_s(self.job_factory.timeout_s, seen)
         return self.job_factory.job(
             request, timeout_s, fresh=is_retry, alone=is_retry, environment=config.environment
         )
 
     def _at(self, cell: Cell) -> list[Record]:
-        """The trials that worked at a batch size of a phase."""
         return [r for s, r in self._known.items() if s.cell == cell and r.ok]
 
     def _concluded(self, number: int, ending: Ending) -> Record:
@@ -214,8 +184,8 @@ class Study:
         if interrupted:
             said = f"{first.outcome.value} ({first.message})"
             what = f"stopped before its second try; the first ended with {said}"
-            first = dataclasses.replace(first, outcome=Outcome.INTERRUPTED, message=what)
-            return self._concluded(number, first)
+            stopped = dataclasses.replace(first, outcome=Outcome.INTERRUPTED, message=what)
+            return self._concluded(number, stopped)
         record = self._concluded(number, first)
         note = "not tried again, alone and in a fresh interpreter: the budget was spent"
         return dataclasses.replace(record, notes=(*record.notes, note))
@@ -247,15 +217,11 @@ class Study:
         """Keep the compiler caches of those that may be raced, which run on them."""
         if not record.ok or record.config.is_eager:
             self.job_factory.drop_cache(record.number)
-        rivals = [
-            r
-            for r in self._at((record.phase, record.batch_size))
-            if not r.config.is_eager
-            and r.config != DEFAULT_INDUCTOR
-            and self.job_factory.has_cache(r.number)
-        ]
-        if len(rivals) > _CACHES_KEPT:
-            slowest = min(rivals, key=lambda r: r.measurement.speedup.high if r.measurement else 0)
+        at_cell = [r for r in self._at((record.phase, record.batch_size)) if not r.config.is_eager]
+        rivals = [r for r in at_cell if r.config != DEFAULT_INDUCTOR]
+        cached = [r for r in rivals if self.job_factory.has_cache(r.number)]
+        if len(cached) > _CACHES_KEPT:
+            slowest = min(cached, key=lambda r: r.measurement.speedup.high if r.measurement else 0)
             self.job_factory.drop_cache(slowest.number)
 
     def _warn_of_dear_compiles(self, record: Record) -> None:

@@ -1,24 +1,16 @@
-"""The table of backends: what torch cannot tell of each, and nothing of it elsewhere.
+"""The table of backends: what torch cannot tell of each.
 
-A backend that a newcomer adds is an entry in :data:`BACKENDS`; one of our own also a file in
-``runtime/backends`` and an entry point.
+A new one is an entry in :data:`BACKENDS`; one of our own also a file in ``runtime/backends`` and an
+entry point.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = [
-    "BACKENDS",
-    "DEFAULT_BACKENDS",
-    "DENIED",
-    "OTHERS_OPTIONS",
-    "Backend",
-    "OptionValue",
-    "Variant",
-    "own_options",
-]
+__all__ = ["BACKENDS", "DEFAULT_BACKENDS", "DENIED", "Backend", "OptionValue", "own_options"]
 
 OptionValue = bool | int | float | str | None
 
@@ -40,7 +32,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Backend:
-    """What torch does not tell of a backend.
+    """What torch does not tell of a backend: the defaults are those of one that is not listed.
 
     Attributes:
         by_default: it is looked at where nobody names backends.
@@ -48,7 +40,7 @@ class Backend:
         has_modes: it takes Inductor's modes.
         lays_out: weights as it likes, whatever torch's memory format is.
         variants: of its options.
-        ours: it comes with autocompile, by an entry point.
+        ours: it comes with autocompile.
         registered_by: the package that has to be imported before torch knows it.
         package: another one that it does not work without.
         needs: all that it needs, in words, where the name of a package does not say it.
@@ -84,9 +76,10 @@ _INDUCTOR = (
     Variant({**_GRAPHS, "conv_1x1_as_mm": True}, "cuda", of_convolutions=True),
     Variant({"cpp_wrapper": True}, "cuda"),
 )
-_WEIGHTS = (Variant({"weights": "baked"}),)
+_own = functools.partial(
+    Backend, trains=False, lays_out=True, variants=(Variant({"weights": "baked"}),), ours=True
+)
 _GET_OPENVINO = "pip install 'torch-autocompile[openvino]'"
-
 
 BACKENDS: Mapping[str, Backend] = {
     "inductor": Backend(
@@ -99,22 +92,8 @@ BACKENDS: Mapping[str, Backend] = {
         elsewhere="no CUDA device: torch would run it as eager",
         todo="run where there is an NVIDIA GPU",
     ),
-    "onnxrt": Backend(
-        trains=False,
-        lays_out=True,
-        variants=_WEIGHTS,
-        ours=True,
-        todo="pip install onnxruntime onnx onnxscript (onnxruntime-gpu for a GPU)",
-    ),
-    "openvino_onnx": Backend(
-        trains=False,
-        lays_out=True,
-        variants=_WEIGHTS,
-        ours=True,
-        package="openvino",
-        device="cpu",
-        todo=_GET_OPENVINO,
-    ),
+    "onnxrt": _own(todo="pip install onnxruntime onnx onnxscript (onnxruntime-gpu for a GPU)"),
+    "openvino_onnx": _own(package="openvino", device="cpu", todo=_GET_OPENVINO),
     "ipex": Backend(
         registered_by="intel_extension_for_pytorch",
         needs="torch 2.8.* with intel-extension-for-pytorch 2.8.*",
@@ -129,7 +108,7 @@ BACKENDS: Mapping[str, Backend] = {
         todo="pip install torch-tensorrt",
     ),
 }
-"""Others can be named too; they are taken to train and to have neither modes nor variants."""
+"""Others can be named too."""
 
 DEFAULT_BACKENDS = tuple(name for name, backend in BACKENDS.items() if backend.by_default)
 """The backends that are tried when nobody names others, usable or not."""
@@ -148,6 +127,3 @@ def own_options(backend: str) -> set[str]:
     """The names of the options of a backend other than Inductor, which tells its own."""
     known = BACKENDS.get(backend, Backend())
     return set() if known.has_modes else {name for v in known.variants for name in v.options}
-
-
-OTHERS_OPTIONS = frozenset(name for backend in BACKENDS for name in own_options(backend))

@@ -81,10 +81,8 @@ class CompileConfig(Values):
                     object.__setattr__(self, d.name, d.default)
 
     def changed(self, applied: str = "") -> list[tuple[Dimension, Any]]:
-        """The dimensions that differ from plain ``torch.compile()``, with their values.
-
-        Args:
-            applied: only those that are applied to this: ``process``, ``model``, ...
+        """The dimensions that differ from plain ``torch.compile()``, with their values: all, or
+        those that are applied to one thing (:attr:`Dimension.applied`).
         """
         return [
             (d, value)
@@ -99,7 +97,7 @@ class CompileConfig(Values):
 
     @property
     def is_plain_eager(self) -> bool:
-        """Whether it is the target as it stands, under whatever interpreter."""
+        """Whether it is the target as it stands, under any interpreter."""
         return dataclasses.replace(self, environment="default") == EAGER
 
     @property
@@ -139,15 +137,12 @@ class CompileConfig(Values):
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> CompileConfig:
         """Read what :meth:`to_dict` wrote; unknown keys are an error, missing ones default."""
-        unknown = set(data) - set(cls.__dataclass_fields__)
-        if unknown:
+        if unknown := set(data) - set(cls.__dataclass_fields__):
             raise UsageError(f"a compile setting has no key {sorted(unknown)[0]!r}")
         return cls(**data)
 
     def compile_kwargs(self) -> dict[str, Any]:
-        """Keyword arguments for ``torch.compile``; the backend is always named.
-
-        Mode and options are never both present, and a value that is torch's default is left out.
+        """Keyword arguments for ``torch.compile``: the backend, and what is not torch's default.
 
         Raises:
             UsageError: the setting is eager, for which there is nothing to call.

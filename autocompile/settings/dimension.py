@@ -18,7 +18,6 @@ class Place:
     """Where a setting is to run, as far as constraints look at it.
 
     Attributes:
-        phase: what is timed.
         device: its type: ``cpu``, ``cuda``, ...
         threads: how many torch takes by itself.
         has_convolutions: whether the model has weights of four dimensions.
@@ -32,10 +31,6 @@ class Place:
     has_convolutions: bool = False
     regions: str = ""
     optimizers: tuple[str, ...] = ()
-
-
-def _nothing(*_: Any) -> str:
-    return ""
 
 
 @dataclass(frozen=True)
@@ -55,7 +50,7 @@ class Dimension:
         why_not: why a setting that has another value than the default is not tried; or empty.
         is_plain: whether a value, in a place, is the default by another name.
         needs_compiler: it means nothing in eager mode.
-        in_source: all that it does can be read in the code that Inductor writes.
+        in_source: all that it does is in the code that Inductor writes.
         traces_alike: Dynamo sees the same program at each value.
         bakes: what new weights cost where they are constants depends on it.
         effect: on the speed: ``per kind`` is another one in eager mode than in compiled code; none
@@ -76,8 +71,8 @@ class Dimension:
     values: Callable[[Place], tuple[Any, ...]] | None = None
     kinds: tuple[type, ...] = (str,)
     by_name: bool = False
-    missing: Callable[[Place], str] = _nothing
-    why_not: Callable[[CompileConfig, Place], str] = _nothing
+    missing: Callable[[Place], str] = lambda place: ""
+    why_not: Callable[[CompileConfig, Place], str] = lambda config, place: ""
     is_plain: Callable[[Any, Place], bool] = lambda value, place: False
     needs_compiler: bool = False
     in_source: bool = False
@@ -93,7 +88,7 @@ class Dimension:
     name: str = ""
 
     def field(self) -> Any:
-        """A field of the table."""
+        """As a field of a dataclass."""
         return dataclasses.field(default=self.default, metadata={"dimension": self})
 
     @property
@@ -103,7 +98,6 @@ class Dimension:
 
     @property
     def parameter(self) -> str:
-        """Its name as a parameter of the command."""
         return self.option or self.name
 
     @property
@@ -119,7 +113,6 @@ class Dimension:
 
     @property
     def is_listed(self) -> bool:
-        """Whether its values are known here."""
         return bool(self.choices or self.values)
 
     def tried(self, place: Place) -> tuple[Any, ...]:

@@ -1,8 +1,4 @@
-"""The table of dimensions: what a setting is made of.
-
-A new dimension is one field of :class:`Values` and the function that applies it. A backend is an
-entry in :data:`autocompile.settings.backends.BACKENDS`.
-"""
+"""The table of dimensions: a new one is one field of :class:`Values`, and what applies it."""
 
 from __future__ import annotations
 
@@ -18,15 +14,7 @@ from autocompile.settings.phases import OPTIMIZER_STEP, phase_of
 if TYPE_CHECKING:
     from autocompile.settings.config import CompileConfig
 
-__all__ = [
-    "DIMENSIONS",
-    "GUARD_FILTERS",
-    "OPTIMIZERS",
-    "SEARCHED",
-    "Values",
-    "no_convolutions",
-    "why_not",
-]
+__all__ = ["DIMENSIONS", "GUARD_FILTERS", "OPTIMIZERS", "SEARCHED", "Values", "why_not"]
 
 OPTIMIZERS: Mapping[str, Mapping[str, bool]] = {
     "default": {},  # as the target made it
@@ -53,11 +41,6 @@ def no_convolutions(place: Place) -> str:
     return "" if place.has_convolutions else "the model has no convolutions"
 
 
-def _takes_memory_format(config: CompileConfig, place: Place) -> str:
-    lays_out = BACKENDS.get(config.backend, Backend()).lays_out
-    return f"{config.backend} lays weights out as it likes" if lays_out else ""
-
-
 def _no_scope(place: Place) -> str:
     if place.phase == OPTIMIZER_STEP:
         return "an optimizer has no blocks"
@@ -70,26 +53,14 @@ def _takes_scope(config: CompileConfig, place: Place) -> str:
     return "frozen weights are those of a whole model" if config.freezing else ""
 
 
-def _no_freezing(place: Place) -> str:
-    trains = phase_of(place.phase).trains
-    return "weights that are trained cannot be frozen" if trains else ""
-
-
-def _takes_freezing(config: CompileConfig, place: Place) -> str:
-    return "" if config.backend == "inductor" else "only Inductor freezes weights"
-
-
-def _no_optimizer(place: Place) -> str:
-    return "" if phase_of(place.phase).steps else "nothing steps in this phase"
+def _takes_memory_format(config: CompileConfig, place: Place) -> str:
+    lays_out = BACKENDS.get(config.backend, Backend()).lays_out
+    return f"{config.backend} lays weights out as it likes" if lays_out else ""
 
 
 def _takes_optimizer(config: CompileConfig, place: Place) -> str:
     known = config.optimizer in place.optimizers
     return "" if known else f"the optimizer has no {config.optimizer} implementation here"
-
-
-def _no_threads(place: Place) -> str:
-    return "" if place.device == "cpu" else "threads are about CPUs"
 
 
 def _no_numbers(place: Place) -> str:
@@ -103,6 +74,7 @@ def _some_threads(place: Place) -> tuple[int | None, ...]:
     return (None, *sorted(fewer, reverse=True))
 
 
+_UNFROZEN = "weights that are trained cannot be frozen"
 # An argument of torch.compile() whose whole effect is in the code that comes out.
 _argument = functools.partial(
     Dimension, needs_compiler=True, in_source=True, traces_alike=True, applied="argument"
@@ -164,8 +136,8 @@ class Values:
         "comma list of true, false",
         (False, True),
         kinds=(bool,),
-        missing=_no_freezing,
-        why_not=_takes_freezing,
+        missing=lambda p: _UNFROZEN if phase_of(p.phase).trains else "",
+        why_not=lambda c, _: "" if c.backend == "inductor" else "only Inductor freezes weights",
         needs_compiler=True,
         traces_alike=True,
         bakes=True,
@@ -187,7 +159,7 @@ class Values:
         "comma list, e.g. default,foreach,fused,tensor_lr",
         tuple(OPTIMIZERS),
         lambda place: ("default", *(o for o in OPTIMIZERS if o in place.optimizers)),
-        missing=_no_optimizer,
+        missing=lambda p: "" if phase_of(p.phase).steps else "nothing steps in this phase",
         why_not=_takes_optimizer,
         effect="per kind",
         label=lambda value: f"{value} optimizer",
@@ -199,7 +171,7 @@ class Values:
         "comma list, e.g. 1,2; all if left out",
         values=_some_threads,
         kinds=(int, type(None)),
-        missing=_no_threads,
+        missing=lambda place: "" if place.device == "cpu" else "threads are about CPUs",
         is_plain=lambda value, place: bool(value == place.threads),
         traces_alike=True,
         effect="per kind",
@@ -249,7 +221,7 @@ SEARCHED = (*DIMENSIONS[:2], _BATCH_SIZE, *(d for d in DIMENSIONS[2:] if d.help)
 
 
 def why_not(config: CompileConfig, place: Place) -> str:
-    """Why a setting is not tried in a place, in words; empty if it is."""
+    """Why a setting is not tried in a place; empty if it is."""
     backend = BACKENDS.get(config.backend)
     if backend and not backend.trains and phase_of(place.phase).trains:
         return f"{config.backend} computes no gradients"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -56,38 +57,25 @@ class Phase:
 
     @property
     def unit(self) -> str:
-        """What throughput counts."""
         return "samples/s" if self.has_batch_size else "steps/s"
 
 
 _SAMPLING = Phase(is_forward=True, is_rl=True, in_rllib=True, role="worker", prior=FORWARD)
+_learning = functools.partial(Phase, in_rllib=True, role="learner")
 
 PHASES: Mapping[str, Phase] = {
     FORWARD: Phase(is_forward=True, is_rl=False, compiles="model", called="model"),
     FORWARD_EXPLORATION: _SAMPLING,
     FORWARD_INFERENCE: _SAMPLING,
-    FORWARD_TRAIN: Phase(
-        is_forward=True, has_backward=True, is_rl=True, in_rllib=True, role="learner"
-    ),
-    OPTIMIZER_STEP: Phase(
-        steps=True,
-        compiles="optimizer.step",
-        called="step",
-        in_rllib=True,
-        role="learner",
-        has_batch_size=False,
+    FORWARD_TRAIN: _learning(is_forward=True, has_backward=True, is_rl=True),
+    OPTIMIZER_STEP: _learning(
+        steps=True, compiles="optimizer.step", called="step", has_batch_size=False
     ),
     TRAIN_STEP: Phase(
         has_backward=True, steps=True, compiles=TRAIN_STEP, called=TRAIN_STEP, role="learner"
     ),
-    LEARNER_UPDATE: Phase(
-        has_backward=True,
-        steps=True,
-        is_rl=True,
-        needs_config=True,
-        in_rllib=True,
-        role="learner",
-        prior=TRAIN_STEP,
+    LEARNER_UPDATE: _learning(
+        has_backward=True, steps=True, is_rl=True, needs_config=True, prior=TRAIN_STEP
     ),
 }
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from autocompile.settings.config import CompileConfig
@@ -16,8 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Cell", "Setting", "choices"]
 
-Cell = tuple[str, int | None]
-"""Phase and batch size, within which speeds are compared."""
+Cell = tuple[str, int | None]  # phase and batch size, within which speeds are compared
 
 
 @dataclass(frozen=True)
@@ -30,12 +28,10 @@ class Setting:
 
     @classmethod
     def of(cls, record: Record) -> Setting:
-        """The setting that a record is about."""
         return cls(record.config, record.batch_size, record.phase)
 
     @property
     def cell(self) -> Cell:
-        """Phase and batch size."""
         return self.phase, self.batch_size
 
     @property
@@ -45,9 +41,8 @@ class Setting:
         With ``fullgraph`` torch does a few microseconds more at each call: it is never faster.
         ``dynamic=False`` is no such twin of ``None``: setting it at each call costs twice as much.
         """
-        if not self.config.fullgraph:
-            return None
-        return dataclasses.replace(self, config=dataclasses.replace(self.config, fullgraph=False))
+        plain = replace(self.config, fullgraph=False)
+        return replace(self, config=plain) if self.config.fullgraph else None
 
     def params(self) -> dict[str, Any]:
         """As Optuna stores it; ``None`` is spelled out, since dashboards drop it."""

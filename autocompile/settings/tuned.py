@@ -1,8 +1,4 @@
-"""Tuned: the settings that a run found, by value, as a file to keep beside the code that uses them.
-
-``autocompile export last -o tuned.json`` writes one; ``autocompile.apply`` and
-``autocompile.rllib.tuned`` read it.
-"""
+"""Tuned: the settings that a run found, as a file to keep beside the code that uses them."""
 
 from __future__ import annotations
 
@@ -55,7 +51,6 @@ class Choice:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Choice:
-        """Read what :meth:`to_dict` wrote."""
         config = CompileConfig.from_dict(data["config"])
         return cls(config, data["batch_size"], data["speedup"], data["confirmed_processes"])
 
@@ -90,7 +85,7 @@ class Tuned:
             phase: None comes back where the run had no such phase.
             batch_size: the target's own if left out, else the largest that was measured.
         """
-        choices = self.phases.get(phase, ())
+        choices = self.phases.get(phase)
         if not choices:
             return None
         wanted = batch_size or self.own_batch_size.get(phase)
@@ -103,7 +98,7 @@ class Tuned:
     ) -> tuple[tuple[str, Choice | None], tuple[str, Choice | None]]:
         """For RLlib's Learner: phase and choice of its forward pass, and of its optimizers.
 
-        What was measured of whole updates goes before what was measured of their parts.
+        Those of whole updates go before those of their parts.
         """
         if update := self.at(LEARNER_UPDATE, batch_size):
             step = replace(update, config=update.config.of_optimizer)
@@ -112,11 +107,7 @@ class Tuned:
         return (FORWARD_TRAIN, forward), (OPTIMIZER_STEP, step_only)
 
     def differences(self, here: Mapping[str, Any]) -> list[str]:
-        """Where this machine is not the one of the fingerprint: ``torch 2.13.0, here 2.12.0``.
-
-        Args:
-            here: as :func:`autocompile.runtime.machine.describe` gives it.
-        """
+        """Where this machine (:func:`autocompile.runtime.machine.describe`) is another one."""
         found = []
         for name in _FINGERPRINT:
             there, own = self.fingerprint.get(name), here.get(name)
@@ -131,7 +122,6 @@ class Tuned:
         return {n: [(c.batch_size, c.config.to_dict()) for c in f] for n, f in self.phases.items()}
 
     def to_dict(self) -> dict[str, Any]:
-        """The settings as JSON."""
         return {
             "autocompile_settings": SCHEMA,
             "target": self.target,
@@ -143,16 +133,11 @@ class Tuned:
         }
 
     def to_json(self) -> str:
-        """The text of the file."""
         return json.dumps(self.to_dict(), indent=2) + "\n"
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], where: str) -> Tuned:
-        """Read what :meth:`to_dict` gave.
-
-        Args:
-            data: the file as JSON.
-            where: names it in errors.
+        """Read what :meth:`to_dict` gave; ``where`` names it in errors.
 
         Raises:
             UsageError: it is not such a file, or one of another version.
@@ -169,14 +154,10 @@ class Tuned:
                 hint="pip install -U torch-autocompile, or export the run anew",
             )
         try:
-            return cls(
-                {n: tuple(map(Choice.from_dict, found)) for n, found in data["phases"].items()},
-                data["fingerprint"],
-                data["target"],
-                data["own_batch_size"],
-                data["interpreters"],
-                data.get("cache", {}),
-            )
+            phases = {n: tuple(map(Choice.from_dict, f)) for n, f in data["phases"].items()}
+            names = ("fingerprint", "target", "own_batch_size", "interpreters")
+            facts: dict[str, Any] = {name: data[name] for name in names}
+            return cls(phases, cache=data.get("cache", {}), **facts)
         except (KeyError, TypeError, AttributeError) as error:
             raise UsageError(
                 f"{where} is damaged: {type(error).__name__}: {error}",
@@ -187,13 +168,10 @@ class Tuned:
     def from_report(cls, report: Mapping[str, Any]) -> Tuned:
         """The settings of a report, as ``report.json`` holds it.
 
-        A batch size at which eager mode is as fast keeps eager mode.
-
         Raises:
             UsageError: nothing worked in any phase.
         """
-        found = {name: _choices(phase) for name, phase in report["phases"].items()}
-        phases = {name: choices for name, choices in found.items() if choices}
+        phases = {n: found for n, phase in report["phases"].items() if (found := _choices(phase))}
         if not phases:
             raise UsageError(
                 "there is nothing to export: no phase has a result", hint="autocompile show last"
@@ -201,15 +179,12 @@ class Tuned:
         here = {k: report["environment"].get(k) for k in _FINGERPRINT}
         own = report["target"].get("own_batch_size") or {}
         others = report.get("environments") or {}
-        paths = {name: str(found.get("python_path")) for name, found in others.items()}
+        paths = {name: str(other.get("python_path")) for name, other in others.items()}
         return cls(phases, here, str(report["target"]["spec"]), own, paths)
 
     @classmethod
     def read(cls, source: Any) -> Tuned:
-        """Settings from wherever a user has them.
-
-        Args:
-            source: a file, a mapping as in such a file, a Result, or these settings themselves.
+        """Settings of a file, a mapping as in such a file, a Result, or of these settings.
 
         Raises:
             UsageError: there is no such file, or it holds no settings.
@@ -225,8 +200,7 @@ class Tuned:
             data = json.loads(path.read_text("utf-8"))
         except OSError as error:
             raise UsageError(
-                f"cannot read {path}: {error.strerror}",
-                hint=f"autocompile export last -o {path}",
+                f"cannot read {path}: {error.strerror}", hint=f"autocompile export last -o {path}"
             ) from None
         except ValueError as error:
             raise UsageError(f"{path} is no JSON: {error}") from None
@@ -235,15 +209,12 @@ class Tuned:
 
 
 def is_faster(row: Mapping[str, Any]) -> bool:
-    """Whether a report's row of a batch size is about something better than eager mode.
-
-    It names the best setting that was tried even where eager is better.
-    """
+    """Whether a report's row of a batch size, the best that was tried, is faster than eager."""
     return bool(row.get("faster", row["speedup"]["low"] > 1))
 
 
 def _choices(phase: Mapping[str, Any]) -> tuple[Choice, ...]:
-    """Of one phase of a report: one for each batch size at which something was measured."""
+    """Of one phase of a report: one for each batch size; eager mode where that is as fast."""
     if phase["verdict"] == "failed" or not phase["best"]:
         return ()
     best = phase["best"]

@@ -1,7 +1,6 @@
-"""The finite list of settings of one phase: what was asked for, crossed with what is offered here.
+"""The finite list of settings of one phase: what was asked for, crossed with what a probe found.
 
-The catalogue comes from the installed torch, read by a probe in a trial's process; no mode is
-written down here. Settings that cannot differ on this device are one.
+No mode is written down here. Settings that cannot differ on this device are one.
 """
 
 from __future__ import annotations
@@ -11,12 +10,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from autocompile.protocol.results import ProbeResult
 from autocompile.settings.backends import BACKENDS, Backend, OptionValue, own_options
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
 from autocompile.settings.dimension import Dimension, Place
 from autocompile.settings.dimensions import DIMENSIONS, no_convolutions, why_not
 from autocompile.settings.setting import Setting
-from autocompile.space.space import Catalogue, SearchSpace, Space
+from autocompile.space.space import SearchSpace, Space
 
 __all__ = ["build_space", "exact_space", "joined"]
 
@@ -25,12 +25,12 @@ _LISTED = tuple(d for d in DIMENSIONS if d.is_listed)
 
 def build_space(
     wanted: SearchSpace,
-    offered: Catalogue,
+    offered: ProbeResult,
     place: Place,
     batch_sizes: Sequence[int | None],
     environment: str = "default",
 ) -> Space:
-    """Enumerate the settings of a phase under one interpreter, which offers all that is wanted."""
+    """The settings of a phase under one interpreter, which offers all that is wanted."""
     backends = wanted.backends or tuple(offered.backends)
     dropped: Counter[str] = Counter()
     values = {d.name: _values(d, wanted, place, dropped) for d in _LISTED}
@@ -61,7 +61,9 @@ def build_space(
     settings = tuple(Setting(c, size, place.phase) for c in kept for size in batch_sizes)
     raw = (raw + len(unasked)) * len(batch_sizes) + len(unusable)
     merged = _merged(wanted, offered, place, "inductor" in backends)
-    return Space(place.phase, settings, unusable, merged, dict(dropped), raw)
+    if environment != "default":
+        merged = {f"{environment}: {what}": equal for what, equal in merged.items()}
+    return Space(settings, unusable, merged, dropped, raw)
 
 
 def exact_space(phase: str, chosen: Sequence[tuple[int | None, Mapping[str, Any]]]) -> Space:
@@ -72,30 +74,26 @@ def exact_space(phase: str, chosen: Sequence[tuple[int | None, Mapping[str, Any]
         for config in (EAGER, DEFAULT_INDUCTOR, CompileConfig.from_dict(data))
     ]
     every = tuple(dict.fromkeys(settings))
-    return Space(phase, every, {}, raw=len(every))
+    return Space(every, {}, raw=len(every))
 
 
 def joined(spaces: Sequence[Space]) -> Space:
     """The spaces of one phase under several interpreters as one."""
-    first, *others = spaces
-    merged, dropped = dict(first.merged), Counter(first.dropped)
-    unusable, settings, raw = dict(first.unusable), list(first.settings), first.raw
-    for space in others:
-        name = space.settings[0].config.environment
-        merged |= {f"{name}: {what}": equal for what, equal in space.merged.items()}
-        dropped.update(space.dropped)
-        unusable |= space.unusable
-        settings += space.settings
-        raw += space.raw
-    return Space(first.phase, tuple(settings), unusable, merged, dict(dropped), raw)
+    return Space(
+        tuple(s for space in spaces for s in space.settings),
+        {s: reason for space in spaces for s, reason in space.unusable.items()},
+        {what: equal for space in spaces for what, equal in space.merged.items()},
+        sum((Counter(space.dropped) for space in spaces), Counter[str]()),
+        sum(space.raw for space in spaces),
+    )
 
 
 def _merged(
-    wanted: SearchSpace, offered: Catalogue, place: Place, has_inductor: bool
+    wanted: SearchSpace, offered: ProbeResult, place: Place, has_inductor: bool
 ) -> dict[str, str]:
     """What is asked for or offered by two names, and what it equals."""
     modes = {
-        f"mode {name}": f"{equal} (no other effect on {offered.device})"
+        f"mode {name}": f"{equal} (no other effect on {place.device})"
         for name, equal in offered.modes.items()
         if has_inductor and name != equal and name in (wanted.modes or offered.modes)
     }
@@ -125,7 +123,7 @@ def _values(
 def _configs(
     backend: str,
     wanted: SearchSpace,
-    offered: Catalogue,
+    offered: ProbeResult,
     place: Place,
     around: Sequence[Mapping[str, Any]],
     dropped: Counter[str],
@@ -147,7 +145,7 @@ def _configs(
 
 
 def _options(
-    backend: str, wanted: SearchSpace, offered: Catalogue, place: Place, dropped: Counter[str]
+    backend: str, wanted: SearchSpace, offered: ProbeResult, place: Place, dropped: Counter[str]
 ) -> list[Mapping[str, OptionValue]]:
     """The options that a backend is tried with; none at all is one of them if none is asked for."""
     known = BACKENDS.get(backend, Backend())
@@ -159,8 +157,8 @@ def _options(
         return [each for each in asked if set(each) <= there] or [{}]
     found: list[Mapping[str, OptionValue]] = [{}]
     for variant in known.variants:
-        if variant.device not in (None, offered.device):
-            reason = f"{backend}'s options for {variant.device} are not for {offered.device}"
+        if variant.device not in (None, place.device):
+            reason = f"{backend}'s options for {variant.device} are not for {place.device}"
         elif known.has_modes and not set(variant.options) <= set(offered.options):
             reason = f"the {backend} of this torch has no option {', '.join(variant.options)}"
         else:

@@ -14,25 +14,33 @@ from typing import Any
 from autocompile.errors import RunError, TargetError, UsageError
 from autocompile.estimate.candidates import Limits
 from autocompile.protocol.requests import Header
-from autocompile.settings.effort import budget_of
 from autocompile.space.space import SearchSpace
 from autocompile.store.runs import is_same_target
 
-__all__ = ["OBJECTIVES", "Plan", "environments", "limits_of", "target_spec", "unknown_keys"]
+__all__ = ["EFFORTS", "Plan", "budget_of", "environments", "limits_of", "target_spec"]
 
+EFFORTS = {"quick": 90.0, "normal": 300.0, "full": None}
+"""Seconds of a run; None: to the end of the list of settings."""
 OBJECTIVES = ("throughput", "latency")
+
+
+def budget_of(effort: str) -> float | None:
+    """The budget of an effort, in seconds.
+
+    Raises:
+        UsageError: there is no such effort.
+    """
+    if effort not in EFFORTS:
+        raise UsageError(f"effort {effort!r} is none of {', '.join(EFFORTS)}")
+    return EFFORTS[effort]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One request to tune.
+    """One request to tune, with the parameters of :func:`autocompile.tune`.
 
     Attributes:
         target: as a spec: ``PATH``, ``PATH:NAME`` or ``package.module:NAME``.
-        phases: None for the target's two default phases.
-        tolerance: relative, of outputs; None for what fits their dtype.
-        calls_per_update: how often a forward phase is called between two changes of the weights;
-            None for what the target says, or for weights that stay as they are.
         pythons: name and interpreter of each environment beside the tuner's own.
         only: batch size and config of what is tried of each phase, beside eager mode and plain
             ``torch.compile()``; None for all that the space gives.
@@ -71,11 +79,9 @@ class Plan:
 
     @property
     def header(self) -> Header:
-        """What the requests of all its trials have in common."""
         return Header(self.target, self.device, self.seed, self.tolerance)
 
     def to_dict(self) -> dict[str, Any]:
-        """As ``run.json`` holds it."""
         return asdict(self)
 
     @classmethod
@@ -91,11 +97,8 @@ class Plan:
                 hint="go on with it in the newer autocompile that it was made with",
             )
         kept = {f.name: data[f.name] for f in fields(cls) if f.name in data}
-        lists: dict[str, Any] = {k: v if v is None else tuple(v) for k, v in data["space"].items()}
-        lists = {name: lists[name] for name in SearchSpace.__dataclass_fields__ if name in lists}
-        if lists.get("options") is not None:
-            lists["options"] = tuple(tuple((n, v) for n, v in each) for each in lists["options"])
-        kept["space"], kept["limits"] = SearchSpace(**lists), limits_of(data)
+        asked = {k: v for k, v in data["space"].items() if k in SearchSpace.__dataclass_fields__}
+        kept["space"], kept["limits"] = SearchSpace(**asked), limits_of(data)
         kept["pythons"] = tuple((name, path) for name, path in data.get("pythons", ()))
         kept["phases"] = None if data["phases"] is None else tuple(data["phases"])
         return cls(**kept)
@@ -106,21 +109,19 @@ class Plan:
         Raises:
             UsageError: something was asked for that the run was not made with.
         """
-        plain = Plan(self.target)
+        plain = Plan(earlier.target)
         for f in fields(self):
             mine, theirs = getattr(self, f.name), getattr(earlier, f.name)
-            if f.name == "target":
-                fits = is_same_target(mine, theirs)
-            else:
-                fits = mine in (theirs, getattr(plain, f.name))
-            if not fits:
-                if f.name == "space":
-                    mine, theirs = (_named(space) for space in (mine, theirs))
-                raise UsageError(
-                    f"the run was made with another {f.name}",
-                    f"it has {theirs}, now {mine} was asked for",
-                    hint="leave the option out, or start a new run without --resume",
-                )
+            is_same = f.name == "target" and is_same_target(mine, theirs)
+            if is_same or mine in (theirs, getattr(plain, f.name)):
+                continue
+            if f.name == "space":
+                mine, theirs = _named(mine), _named(theirs)
+            raise UsageError(
+                f"the run was made with another {f.name}",
+                f"it has {theirs}, now {mine} was asked for",
+                hint="leave the option out, or start a new run without --resume",
+            )
         return earlier
 
 
@@ -131,16 +132,16 @@ def limits_of(data: Mapping[str, Any]) -> Limits:
 
 def unknown_keys(data: Mapping[str, Any]) -> list[str]:
     """What a plan of ``run.json`` asks for that this version does not know."""
-    parts = (
-        ("", data, Plan.__dataclass_fields__),
-        ("space.", data["space"], SearchSpace.__dataclass_fields__),
-        ("limits.", data["limits"], Limits.__dataclass_fields__),
-    )
+    parts: dict[str, tuple[Mapping[str, Any], Any]] = {
+        "": (data, Plan),
+        "space.": (data["space"], SearchSpace),
+        "limits.": (data["limits"], Limits),
+    }
     return [
         f"{prefix}{name}"
-        for prefix, part, known in parts
+        for prefix, (part, known) in parts.items()
         for name, value in part.items()
-        if name not in known and value is not None
+        if name not in known.__dataclass_fields__ and value is not None
     ]
 
 
@@ -217,17 +218,13 @@ def _checked(spec: str) -> str:
     if looks_like_path or not colon:
         path = Path(place)
         if not path.exists():
+            folder = path.parent if path.parent.is_dir() else Path(".")
+            names = sorted(p.name for p in folder.glob("*.py"))[:8]
             raise TargetError(
                 f"there is no file {place}",
-                *_neighbours(path),
+                *([f"Python files in {folder}: {', '.join(names)}"] if names else []),
                 hint="autocompile init model.py   (writes a file to start from)",
             )
         if path.is_dir() or path.suffix != ".py":
             raise TargetError(f"{place} is not a Python file", "a target is a file ending in .py")
     return spec
-
-
-def _neighbours(path: Path) -> list[str]:
-    folder = path.parent if path.parent.is_dir() else Path(".")
-    names = sorted(p.name for p in folder.glob("*.py"))[:8]
-    return [f"Python files in {folder}: {', '.join(names)}"] if names else []

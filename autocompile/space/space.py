@@ -1,4 +1,4 @@
-"""What a space is made of: what is asked for, what is offered, and the list of settings."""
+"""What is asked for, and the list of settings that comes of it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from dataclasses import Field, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from autocompile.errors import UsageError
-from autocompile.protocol.results import ProbeResult
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.dimension import Dimension
 from autocompile.settings.dimensions import DIMENSIONS, SEARCHED
 from autocompile.settings.setting import Setting, choices
 from autocompile.store.record import Outcome, Record
 
-__all__ = ["DEFAULT_BATCH_SIZES", "Catalogue", "SearchSpace", "Space"]
+__all__ = ["DEFAULT_BATCH_SIZES", "SearchSpace", "Space"]
 
 DEFAULT_BATCH_SIZES = (1, 4, 16)
 Asked = TypeVar("Asked")
@@ -68,7 +67,6 @@ class SearchSpace:
                 raise UsageError(f"batch size {size} is below 1", hint="--batch-size 1,4,16")
 
     def _check(self, d: Dimension, values: Any) -> None:
-        """Check the values of a dimension, and make them a tuple."""
         if values is None:
             return
         if not isinstance(values, (tuple, list)):
@@ -77,7 +75,8 @@ class SearchSpace:
         if not values:
             raise UsageError(f"the dimension {d.asked} is empty")
         if tuple in d.kinds:  # mappings will do
-            values = [tuple(v.items() if isinstance(v, Mapping) else v) for v in values]
+            pairs = (v.items() if isinstance(v, Mapping) else v for v in values)
+            values = [tuple(map(tuple, each)) for each in pairs]
         object.__setattr__(self, d.asked, tuple(values))
         for value in values:
             if type(value) not in d.kinds:
@@ -87,48 +86,17 @@ class SearchSpace:
 
 
 @dataclass(frozen=True)
-class Catalogue:
-    """What the probe found.
-
-    Attributes:
-        backends: each backend to try, with the reason why it cannot be used here, or "".
-        all_backends: every name that Dynamo knows, the target's own included.
-        modes: Inductor's modes, each with the plainest mode that is equal to it on this device.
-        device: as torch names it.
-        options: the names of Inductor's options.
-    """
-
-    backends: Mapping[str, str]
-    all_backends: Sequence[str]
-    modes: Mapping[str, str]
-    device: str
-    options: Sequence[str] = ()
-
-    @classmethod
-    def of(cls, found: ProbeResult) -> Catalogue:
-        """Read it from what the probe has sent."""
-        return cls(
-            found.backends,
-            found.all_backends,
-            found.modes,
-            found.environment["device"].split(":")[0],
-            found.options,
-        )
-
-
-@dataclass(frozen=True)
 class Space:
     """The settings of one phase.
 
     Attributes:
-        settings: all that differ, in the order in which they were enumerated; baselines first.
-        unusable: settings that are recorded without being run, with the reason.
-        merged: pairs of words: what was left out, and what it equals here.
+        settings: all that differ; baselines first.
+        unusable: settings that are not run, with the reason.
+        merged: what was left out, and what it equals here.
         dropped: why values and combinations were left out, and how many that are.
         raw: how many combinations there were before merging and dropping.
     """
 
-    phase: str
     settings: tuple[Setting, ...]
     unusable: Mapping[Setting, str]
     merged: Mapping[str, str] = field(default_factory=dict)
@@ -136,18 +104,15 @@ class Space:
     raw: int = 0
 
     def summary(self) -> str:
-        """One line for the screen."""
-        values = choices((*self.settings, *self.unusable))
-        words = {"backend": "backend", "mode": "mode", "batch_size": "batch size"}
-        counted = {word: len(values[name]) for name, word in words.items()}
-        parts = [f"{count} {word}s" for word, count in counted.items() if count > 1]
-        others = (d.name for d in DIMENSIONS if d.name not in words)
-        parts += [name.replace("_", " ") for name in others if len(values[name]) > 1]
-        kept = len(self.settings) + len(self.unusable)
-        return f"{' × '.join(parts)} → {self.raw} settings, {kept} after merging equals"
+        every = (*self.settings, *self.unusable)
+        counts = {name: len(values) for name, values in choices(every).items()}
+        counted = ("backend", "mode", "batch_size")
+        parts = [f"{counts[name]} {name}s" for name in counted if counts[name] > 1]
+        parts += [d.name for d in DIMENSIONS if d.name not in counted and counts[d.name] > 1]
+        varied = " × ".join(parts).replace("_", " ")
+        return f"{varied} → {self.raw} settings, {len(every)} after merging equals"
 
     def account(self, records: Iterable[Record]) -> dict[str, Any]:
-        """What a report says of it."""
         tried = {Setting.of(r) for r in records if r.outcome is not Outcome.INTERRUPTED}
         return {
             "summary": self.summary(),

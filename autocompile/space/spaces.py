@@ -5,17 +5,17 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autocompile.errors import UsageError
 from autocompile.protocol.results import ProbeResult
-from autocompile.settings.backends import BACKENDS, DENIED, OTHERS_OPTIONS, own_options
+from autocompile.settings.backends import BACKENDS, DENIED, own_options
 from autocompile.settings.dimension import Place
 from autocompile.settings.phases import LEARNER_UPDATE, phase_of
 from autocompile.space.enumeration import build_space, exact_space, joined
 from autocompile.space.plan import Plan
-from autocompile.space.space import DEFAULT_BATCH_SIZES, Catalogue, SearchSpace, Space
+from autocompile.space.space import DEFAULT_BATCH_SIZES, SearchSpace, Space
 
 __all__ = ["calls_between_updates", "demand_known", "first_sizes", "predicted", "spaces_of"]
 
@@ -25,11 +25,7 @@ _COMPILE_S = {"cpu": (4.0, 6.0), "cuda": (3.0, 25.0)}
 
 
 def spaces_of(plan: Plan, found: Mapping[str, ProbeResult]) -> dict[str, Space]:
-    """The settings of each phase.
-
-    Args:
-        plan: what was asked for.
-        found: what the probe of each environment has sent, the tuner's own first.
+    """The settings of each phase, by what the probe of each environment found, the own first.
 
     Raises:
         UsageError: a backend, a mode or an option that no environment has.
@@ -37,26 +33,17 @@ def spaces_of(plan: Plan, found: Mapping[str, ProbeResult]) -> dict[str, Space]:
     target = next(iter(found.values())).target
     if plan.only is not None:
         return {phase: exact_space(phase, plan.only[phase]) for phase in target["phases"]}
-    catalogues = {name: Catalogue.of(seen) for name, seen in found.items()}
-    demand_known(plan.space, list(catalogues.values()))
-    return {
-        phase: joined(
-            [
-                build_space(
-                    _known_to(offered, plan.space),
-                    offered,
-                    _place(phase, found[name]),
-                    sizes_of(phase, plan, found[name].target),
-                    name,
-                )
-                for name, offered in catalogues.items()
-            ]
-        )
-        for phase in target["phases"]
-    }
+    demand_known(plan.space, list(found.values()))
+
+    def space_of(phase: str, name: str) -> Space:
+        here = found[name]
+        wanted, place = _known_to(here, plan.space), _place(phase, here)
+        return build_space(wanted, here, place, sizes_of(phase, plan, here.target), name)
+
+    return {phase: joined([space_of(phase, name) for name in found]) for phase in target["phases"]}
 
 
-def demand_known(wanted: SearchSpace, offers: Sequence[Catalogue]) -> None:
+def demand_known(wanted: SearchSpace, offers: Sequence[ProbeResult]) -> None:
     """Check that each backend, mode and option is known to some environment.
 
     Raises:
@@ -92,31 +79,27 @@ def demand_known(wanted: SearchSpace, offers: Sequence[Catalogue]) -> None:
             )
 
 
-def _known_to(offered: Catalogue, wanted: SearchSpace) -> SearchSpace:
+def _known_to(offered: ProbeResult, wanted: SearchSpace) -> SearchSpace:
     """What is asked for, without what only another environment has."""
     backends = {"eager", *offered.all_backends, *offered.backends, *BACKENDS}
-    options = OTHERS_OPTIONS.union(offered.options)
-    there = [each for each in wanted.options or () if {name for name, _ in each} <= options]
-    return dataclasses.replace(
-        wanted,
-        backends=_those(wanted.backends, backends, "eager"),
-        modes=_those(wanted.modes, offered.modes, "default"),
-        options=None if wanted.options is None else tuple(there) or ((),),
-    )
-
-
-def _those(
-    asked: tuple[str, ...] | None, known: Collection[str], plain: str
-) -> tuple[str, ...] | None:
-    return None if asked is None else tuple(a for a in asked if a in known) or (plain,)
+    options = {*offered.options, *(name for backend in BACKENDS for name in own_options(backend))}
+    changes: dict[str, Any] = {}
+    if wanted.backends is not None:
+        changes["backends"] = [b for b in wanted.backends if b in backends] or ["eager"]
+    if wanted.modes is not None:
+        changes["modes"] = [m for m in wanted.modes if m in offered.modes] or ["default"]
+    if wanted.options is not None:
+        there = [each for each in wanted.options if {name for name, _ in each} <= options]
+        changes["options"] = there or [()]
+    return dataclasses.replace(wanted, **changes)
 
 
 def _place(phase: str, found: ProbeResult) -> Place:
-    target, environment = found.target, found.environment
+    target = found.target
     return Place(
         phase,
-        environment["device"].split(":")[0],
-        environment["threads"],
+        found.environment["device"].split(":")[0],
+        found.environment["threads"],
         target.get("has_convolutions", False),
         target.get("regions", {}).get(phase, ""),
         tuple(target.get("optimizers", ())),
@@ -159,16 +142,14 @@ def first_sizes(spaces: Mapping[str, Space], run: Mapping[str, Any]) -> dict[str
 def calls_between_updates(phase: str, run: Mapping[str, Any], batch_size: int | None) -> int | None:
     """As the user or the target says; None where weights stay as they are or nobody knows."""
     asked: int | None = run["plan"].get("calls_per_update")
-    target = run["target"]
-    samples: int | None = target.get("samples_per_update", {}).get(phase)
+    samples: int | None = run["target"].get("samples_per_update", {}).get(phase)
     if asked is None and samples and batch_size:
         return math.ceil(samples / batch_size)
-    derived: int | None = target.get("calls_per_update", {}).get(phase)
-    return asked or derived
+    return asked or run["target"].get("calls_per_update", {}).get(phase)
 
 
 def predicted(space: Space, device: str, jobs: int) -> tuple[float, int]:
-    """About how many seconds a search of the space takes, by what others took, and how many trials.
+    """About how many seconds a search of the space takes, and how many trials.
 
     Settings that may be answered by a plainer twin are counted as answered.
     """

@@ -9,7 +9,7 @@ from typing import Any
 
 from autocompile.estimate.intervals import Interval, median, speedup
 
-__all__ = ["Measurement", "known_keys", "measurement_of"]
+__all__ = ["KNOWN_KEYS", "Measurement", "measurement_of"]
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,8 @@ class Measurement:
         eager_s: seconds per call of the eager block.
         compiled_s: seconds per call of the compiled block in the same round.
         calls: calls of an eager and of a compiled block.
-        leads: untimed calls before an eager and a compiled block, slowed by the other side.
         flags: ``eager_slowed`` if eager is slower next to the other side than alone.
+        leads: untimed calls before an eager and a compiled block, slowed by the other side.
     """
 
     eager_s: tuple[float, ...]
@@ -46,18 +46,17 @@ class Measurement:
         return median(self.compiled_s)
 
 
+_OWN_KEYS = {f.name for f in fields(Measurement)}
+KNOWN_KEYS = _OWN_KEYS | {"disturbed", "shortened"}
+"""Of a measurement on disk; older versions marked disturbed rounds."""
+
+
 def measurement_of(raw: Mapping[str, Any]) -> Measurement:
     """Read a measurement, ignoring an older version's keys.
 
     Raises:
         TypeError, ValueError: not a measurement.
     """
-    known = {f.name for f in fields(Measurement)}
-    found = Measurement(**{k: tuple(v) for k, v in raw.items() if k in known})
+    found = Measurement(**{k: tuple(v) for k, v in raw.items() if k in _OWN_KEYS})
     _ = found.speedup  # raises if the times are invalid
     return found
-
-
-def known_keys() -> set[str]:
-    """Keys of a measurement on disk; older versions marked disturbed rounds."""
-    return {*(f.name for f in fields(Measurement)), "disturbed", "shortened"}

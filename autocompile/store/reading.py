@@ -12,8 +12,10 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from autocompile import __version__
 from autocompile.errors import AutocompileError, RunError
 from autocompile.settings.config import EAGER, CompileConfig
+from autocompile.store.measurement import KNOWN_KEYS
 
 __all__ = ["demand_schema", "notice", "read"]
 
@@ -24,15 +26,10 @@ _DAMAGE = (KeyError, TypeError, ValueError, AttributeError)
 
 
 def demand_schema(what: object, data: Any, newest: int) -> None:
-    """Check that this version can read a file.
-
-    Args:
-        what: the file's name in the error.
-        data: its content.
-        newest: the newest schema that this version reads.
+    """Check that this version can read a file, whose name in errors is ``what``.
 
     Raises:
-        RunError: it has a newer schema, or none.
+        RunError: it has a schema above ``newest``, or none.
     """
     found = data.get("schema") if isinstance(data, dict) else None
     if type(found) is not int or found < 1:
@@ -43,16 +40,13 @@ def demand_schema(what: object, data: Any, newest: int) -> None:
         by, least = (f"autocompile {version}", f">={version}") if version else ("a newer one", "")
         raise RunError(
             f"{what} has schema {found} and was written by {by}",
-            f"this is autocompile {_own_version()}, which reads up to schema {newest}",
+            f"this is autocompile {__version__}, which reads up to schema {newest}",
             hint=f"pip install --upgrade 'torch-autocompile{least}'",
         )
 
 
 def read(
-    paths: Mapping[int, Path],
-    parse: Callable[[Mapping[str, Any]], T],
-    known: Collection[str],
-    known_of_a_measurement: Collection[str],
+    paths: Mapping[int, Path], parse: Callable[[Mapping[str, Any]], T], known: Collection[str]
 ) -> tuple[list[T], list[str]]:
     """Records of finished trials, and sentences about what is ignored or left out.
 
@@ -60,7 +54,6 @@ def read(
         paths: trial number to ``result.json``, which may not exist yet.
         parse: makes a record from a result without unknown keys.
         known: known keys of a result.
-        known_of_a_measurement: known keys of its measurement.
 
     Raises:
         RunError: a result has a newer schema.
@@ -76,11 +69,11 @@ def read(
             mine = _only(known, result, unknown)
             if type(mine.get("schema")) is not int:
                 raise ValueError(f"the schema is {mine.get('schema')!r}")
-            if mine.get("measurement"):
-                mine["measurement"] = _only(
-                    known_of_a_measurement, mine["measurement"], unknown, "measurement."
-                )
-            mine["config"] = _without(usual, mine["config"], unknown)
+            if raw := mine.get("measurement"):
+                mine["measurement"] = _only(KNOWN_KEYS, raw, unknown, "measurement.")
+            config = mine["config"]
+            needed = [key for key in config if key not in usual or config[key] != usual[key]]
+            mine["config"] = _only(needed, config, unknown, "config.")
             records.append(parse(mine))
         except RunError:
             raise
@@ -98,17 +91,12 @@ def read(
 
 
 def notice(facts: list[str], environment: Mapping[str, Any]) -> str:
-    """A paragraph about what is ignored or left out of a run; empty if nothing is.
-
-    Args:
-        facts: the sentences from :func:`read`.
-        environment: of the run, with its version of autocompile.
-    """
+    """A paragraph of the facts of :func:`read` about a run that was made in ``environment``."""
     if not facts:
         return ""
     version = environment.get("autocompile")
-    other = version and version != _own_version()
-    made = f"this run was made with autocompile {version}, this is {_own_version()}; "
+    other = version and version != __version__
+    made = f"this run was made with autocompile {version}, this is {__version__}; "
     return f"{made if other else ''}{'; '.join(facts)}"
 
 
@@ -132,15 +120,6 @@ def _only(
     return {key: value for key, value in data.items() if key in known}
 
 
-def _without(
-    usual: Mapping[str, Any], config: Mapping[str, Any], unknown: list[str]
-) -> dict[str, Any]:
-    """A setting without those unknown keys that have their default value."""
-    gone = [key for key in config if key in usual and config[key] == usual[key]]
-    unknown += [f"config.{key}" for key in gone]
-    return {key: value for key, value in config.items() if key not in gone}
-
-
 def _usual(results: Mapping[int, Any]) -> dict[str, Any]:
     """Unknown keys of settings with their default values, from the first plain eager trial."""
     names = CompileConfig.__dataclass_fields__
@@ -158,9 +137,3 @@ def _trials(numbers: list[int]) -> str:
     if more := len(numbers[_MOST_NAMED:]):
         named += f" and {more} more"
     return f"trial {named} is" if len(numbers) == 1 else f"trials {named} are"
-
-
-def _own_version() -> str:
-    from autocompile import __version__
-
-    return __version__

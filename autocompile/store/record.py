@@ -9,7 +9,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from pathlib import Path
@@ -19,7 +19,7 @@ from autocompile.errors import RunError
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.phases import phase_of
 from autocompile.store.files import make_folder, write_json
-from autocompile.store.measurement import Measurement, known_keys, measurement_of
+from autocompile.store.measurement import Measurement, measurement_of
 from autocompile.store.reading import demand_schema, read
 
 __all__ = [
@@ -80,8 +80,8 @@ class Record:
 
     Attributes:
         number: counts the trials of a run, all phases together.
-        role: ``search`` for a search trial, ``confirm`` for one side of a race, ``exported`` for
-            exported code in a fresh interpreter.
+        role: ``search``, ``confirm`` for one side of a race, or ``exported`` for exported code in a
+            fresh interpreter.
         repeats: the number of the trial that is measured again; None for ``search``.
         race: for ``confirm``, the number of its set, counted by phase and batch size.
         duplicate_of: the trial whose result was reused.
@@ -90,7 +90,7 @@ class Record:
         refresh_s: extra seconds of the first call after new weights; None if weights are not
             constants of the compiled code.
         calls_per_update: calls between two changes of the weights; None if unknown.
-        peak_memory_bytes: peak memory of the compiled side.
+        peak_memory_bytes: of the compiled side.
         wall_s: seconds of its process without pauses; an equal part of a process that is shared.
         step_s: seconds in each step of the whole process.
         spans: step, begin and end of each stretch of its process's work, in Unix time; empty if it
@@ -145,7 +145,6 @@ class Record:
         return not (self.refresh_s and changes and not self.calls_per_update)
 
     def to_dict(self) -> dict[str, Any]:
-        """The content of ``result.json``."""
         data = {f.name: getattr(self, f.name) for f in fields(self)}
         data |= {"schema": SCHEMA, "config": self.config.to_dict(), "notes": list(self.notes)}
         data |= {"outcome": self.outcome.value, "step": self.step.value}
@@ -218,33 +217,27 @@ class RunFolder:
                 folder.rmdir()
 
     def trial(self, number: int) -> Path:
-        """The folder of one trial."""
         return self.trials / f"{number:04d}"
 
     def save(self, record: Record) -> None:
-        """Write one trial's ``result.json``."""
         make_folder(self.trial(record.number))
         write_json(self.trial(record.number) / "result.json", record.to_dict())
 
     def numbers(self) -> list[int]:
-        """Numbers of all started trials, in order."""
+        """Of all started trials, in order."""
         if not self.trials.is_dir():
             return []
         return sorted(int(p.name) for p in self.trials.iterdir() if p.name.isdigit())
 
-    def records(self) -> Iterator[Record]:
-        """Finished trials in the order of their numbers, without those that cannot be read."""
-        yield from self.read()[0]
-
     def read(self) -> tuple[list[Record], list[str]]:
-        """The :meth:`records`, and sentences about what is ignored or left out.
+        """Finished trials by their numbers, and sentences about what is ignored or left out.
 
         Raises:
             RunError: a result has a newer schema.
         """
         paths = {n: self.trial(n) / "result.json" for n in self.numbers()}
         names = {f.name for f in fields(Record)} | {"schema"}
-        return read(paths, Record.from_dict, names, known_keys())
+        return read(paths, Record.from_dict, names)
 
     def read_run(self) -> dict[str, Any]:
         """The content of ``run.json``.

@@ -24,9 +24,12 @@ def short_name(spec: str) -> str:
 
 def is_same_target(one: str, other: str) -> bool:
     """Whether two specs name the same target, as ``./model.py`` and ``model.py`` do."""
-    (place, name), (its, other_name) = _parts(one), _parts(other)
-    resolved = [str(Path(p).resolve()) if p.endswith(".py") else p for p in (place, its)]
-    return (resolved[0], name) == (resolved[1], other_name)
+    return _resolved(one) == _resolved(other)
+
+
+def _resolved(spec: str) -> tuple[str, str]:
+    place, name = _parts(spec)
+    return (str(Path(place).resolve()) if place.endswith(".py") else place, name)
 
 
 def _parts(spec: str) -> tuple[str, str]:

@@ -19,7 +19,7 @@ from models import HERE
 from replay import hodges_lehmann
 from store import load
 
-from autocompile.estimate.host import SLOWER
+from autocompile.estimate.candidates import SLOWER
 
 FOLDERS = ("cpu_races", "busy_races", "busy_second", "in_turns")
 FEWEST = 9  # sets of a series

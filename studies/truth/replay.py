@@ -42,7 +42,6 @@ from store import load
 
 from autocompile.estimate import candidates as candidates_
 from autocompile.estimate import decision as decision_
-from autocompile.estimate import host
 from autocompile.estimate.candidates import Candidate
 from autocompile.estimate.decision import decide, finalists
 from autocompile.estimate.intervals import Interval, median_interval, over_sets
@@ -73,7 +72,7 @@ class Variant:
     spread: float = 0.015
     freedom: int = 4
     centre: Callable[[Sequence[float]], float] = lambda logs: sum(logs) / len(logs)
-    slower: float | None = host.SLOWER
+    slower: float | None = candidates_.SLOWER
     majority: bool = False
     alone: int | None = None
     sets: tuple[int, int] = decision_.SETS
@@ -388,7 +387,7 @@ def check() -> None:
             )
             for n, us in yards.items()
         ]
-        assert plain.left_out(yards) == host.left_out(stubs)
+        assert plain.left_out(yards) == candidates_.left_out(stubs)
 
 
 def table(found: dict[str, dict[str, dict[str, float]]]) -> str:

@@ -39,7 +39,7 @@ from autocompile.estimate.candidates import candidates
 from autocompile.estimate.decision import decide_all
 from autocompile.estimate.intervals import Interval
 from autocompile.settings.config import CompileConfig
-from autocompile.settings.effort import EFFORTS
+from autocompile.space.plan import EFFORTS
 from autocompile.space.space import SearchSpace, Space
 from autocompile.store.record import Record
 

@@ -57,12 +57,8 @@ def test_a_table_gives_defaults_and_what_is_typed_goes_before(work: Path, tuned:
     (work / "space.toml").write_text("backends = ['inductor']\n")
     spaced = tuned("--space", "space.toml")["space"]
     assert (spaced.batch_sizes, spaced.backends) == (None, ("inductor",))
-
-
-def test_without_a_table_nothing_changes(work: Path, tuned: Tuned) -> None:
-    (work / "pyproject.toml").write_text("[tool.other]\neffort = 'quick'\n")
-    seen = tuned()
-    assert (seen["effort"], seen["timeout_s"], seen["said"]) == ("normal", 300.0, "")
+    resumed = tuned("--resume")  # and keeps its own settings
+    assert (resumed["effort"], resumed["trials"]) == ("normal", 7)
 
 
 def test_the_nearest_table_upward_is_read(
@@ -76,12 +72,6 @@ def test_the_nearest_table_upward_is_read(
     monkeypatch.chdir(inner)
     seen = tuned()
     assert (seen["seed"], seen["space"].batch_sizes) == (1, (8,))
-
-
-def test_a_run_that_goes_on_keeps_its_own_settings(work: Path, tuned: Tuned) -> None:
-    project(work, 'effort = "quick"', "jobs = 1")
-    seen = tuned("--resume")
-    assert (seen["effort"], seen["jobs"]) == ("normal", 1)
 
 
 @pytest.mark.parametrize(
@@ -111,6 +101,10 @@ def test_a_mistake_names_the_file_and_the_key(
     assert "Examples:" in CliRunner().invoke(app, ["tune", "--help"]).output
 
 
-def test_a_broken_file_that_is_not_about_this_tool_is_passed_over(work: Path, tuned: Tuned) -> None:
-    (work / "pyproject.toml").write_text("[project\n")
-    assert tuned("--effort", "quick")["effort"] == "quick"
+@pytest.mark.parametrize("text", ["[project\n", "[tool.other]\neffort = 'quick'\n"])
+def test_a_file_that_is_not_about_this_tool_is_passed_over(
+    work: Path, tuned: Tuned, text: str
+) -> None:
+    (work / "pyproject.toml").write_text(text)
+    seen = tuned()
+    assert (seen["effort"], seen["timeout_s"], seen["said"]) == ("normal", 300.0, "")

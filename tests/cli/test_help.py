@@ -41,13 +41,9 @@ def test_options_of_tune_stand_in_panels() -> None:
     search = text.split("\nSearch:")[1].split("\nLimits and CI:")[0]
     assert all(f"  {d.flag} LIST" in search for d in SEARCHED)
     assert "Options:" not in text
-
-
-def test_help_of_tune_has_two_examples() -> None:
-    assert len(re.findall(r"^ +autocompile tune model\.py", shown("tune"), re.M)) == 2
+    assert len(re.findall(r"^ +autocompile tune model\.py", text, re.M)) == 2  # examples
 
 
 def test_each_option_is_explained() -> None:
     for command in get_command(app).commands.values():  # type: ignore[attr-defined]
-        for param in command.params:
-            assert param.help, f"{command.name} {param.name}"
+        assert all(param.help for param in command.params), command.name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections import defaultdict
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from autocompile.settings.config import CompileConfig
 
 pytest.importorskip("ray")
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
-from rllib_algorithms import ALL, ppo, settings
+from rllib_algorithms import ALL, AOT, FUSED, ppo, settings
 
 from autocompile.rllib import NotInEffect
 from autocompile.trial.tasks.in_algorithm import compare
@@ -65,27 +66,7 @@ def test_figures_are_rates_of_pairs() -> None:
 
 
 @pytest.mark.usefixtures("_ray", "_dynamo_as_it_was")
-def test_both_sides_take_turns_and_one_uses_the_settings() -> None:
-    # With evaluation by runners for which ray has no room: none of them is made.
-    config = ppo().evaluation(evaluation_interval=1, evaluation_num_env_runners=9)
-    found = AlgorithmResult()
-    compare(config, ALL, 0.0, found)
-    assert len(found.rounds) == 2 and found.runners == 1
-    orders = [list(turns) for turns in found.rounds[:2]]
-    assert orders[0] == orders[1][::-1]
-    for turns in found.rounds:
-        for each in turns.values():
-            assert 0 < each["forward_s"] < each["sample_s"] < each["train_s"]
-            assert each["steps"] >= 64 and each["updates"] >= 2 and each["update_s"] > 0
-    (runner,) = found.active["env_runners"]
-    assert runner["settings"]["forward_exploration"]["graphs"] == 1
-    json.dumps(found.to_dict())  # it travels as JSON
-
-
-@pytest.mark.usefixtures("_ray", "_dynamo_as_it_was")
-def test_the_untouched_side_keeps_the_threads_of_the_process(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_both_sides_take_turns_and_one_uses_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     usual, seen = torch.get_num_threads(), defaultdict(set)
     sample = SingleAgentEnvRunner.sample
 
@@ -94,22 +75,39 @@ def test_the_untouched_side_keeps_the_threads_of_the_process(
         return sample(runner, **kwargs)
 
     monkeypatch.setattr(SingleAgentEnvRunner, "sample", noting)
-    more = settings(forward_exploration=CompileConfig("eager", threads=usual + 1))
-    compare(ppo(), more, 0.0, AlgorithmResult())
-    assert seen == {False: {usual}, True: {usual + 1}}
+    threads = dataclasses.replace(AOT, threads=usual + 1)
+    tuned = settings(forward_exploration=threads, forward_train=AOT, optimizer_step=FUSED)
+    # With evaluation by runners for which ray has no room: none of them is made.
+    config = ppo().evaluation(evaluation_interval=1, evaluation_num_env_runners=9)
+    found = AlgorithmResult()
+    compare(config, tuned, 0.0, found)
+    assert len(found.rounds) == 2 and found.runners == 1
+    assert list(found.rounds[0]) == list(found.rounds[1])[::-1]
+    for turns in found.rounds:
+        for each in turns.values():
+            assert 0 < each["forward_s"] < each["sample_s"] < each["train_s"]
+            assert each["steps"] >= 64 and each["updates"] >= 2 and each["update_s"] > 0
+    (runner,) = found.active["env_runners"]
+    assert runner["settings"]["forward_exploration"]["graphs"] == 1
+    assert seen == {False: {usual}, True: {usual + 1}}  # the other side keeps the process's own
+    json.dumps(found.to_dict())  # it travels as JSON
 
 
 @pytest.mark.usefixtures("_ray", "_dynamo_as_it_was")
 def test_what_is_not_in_effect_or_cannot_run_is_an_error() -> None:
-    with pytest.raises(TargetError, match="has no environment"):
-        compare(ppo().environment(env=None), ALL, 0.0, AlgorithmResult())
-    with pytest.raises(TargetError, match="need 2 GPUs, and ray has 0"):
-        compare(ppo().learners(num_learners=1, num_gpus_per_learner=1), ALL, 0.0, AlgorithmResult())
-    with pytest.raises(TargetError, match="need 6 CPUs, and ray has 4"):
-        compare(ppo().learners(num_learners=1, num_cpus_per_learner=3), ALL, 0.0, AlgorithmResult())
     broken = settings(forward_exploration=CompileConfig("no_such_backend"))
-    with pytest.raises(NotInEffect, match="no_such_backend failed"):
-        compare(ppo(), broken, 0.0, AlgorithmResult())
+    for config, tuned, error, words in (
+        (ppo().environment(env=None), ALL, TargetError, "has no environment"),
+        (learners(num_gpus_per_learner=1), ALL, TargetError, "need 2 GPUs, and ray has 0"),
+        (learners(num_cpus_per_learner=3), ALL, TargetError, "need 6 CPUs, and ray has 4"),
+        (ppo(), broken, NotInEffect, "no_such_backend failed"),
+    ):
+        with pytest.raises(error, match=words):
+            compare(config, tuned, 0.0, AlgorithmResult())
+
+
+def learners(**each: int) -> Any:
+    return ppo().learners(num_learners=1, **each)
 
 
 @pytest.mark.slow
@@ -134,14 +132,12 @@ def test_the_command_runs_an_algorithm_in_a_process_of_its_own(
 @pytest.mark.slow
 def test_the_command_says_what_is_missing(work: Path, typed: Callable[..., Any]) -> None:
     (work / "tuned.json").write_text(ALL.to_json())
-    command = ("verify", "tuned.json", "--in-algorithm", "--target", "net.py")
-    (work / "net.py").write_text(CONFIG.format(env="", runners=0))
-    done = typed(*command)
-    assert done.returncode == 2 and "has no environment" in done.stderr
-    (work / "net.py").write_text("import torch\ndef get_model(): return torch.nn.Linear(2, 2)\n")
-    done = typed(*command)
-    assert done.returncode == 2 and "get_model is a Linear" in done.stderr
-    (work / "net.py").write_text(CONFIG.format(env="'NoSuchEnv-v7'", runners=0))
-    done = typed(*command)
-    assert done.returncode == 2 and "NoSuchEnv" in done.stderr
-    assert "Traceback" not in done.stderr.splitlines()[0]
+    for source, words in (
+        (CONFIG.format(env="", runners=0), "has no environment"),
+        ("import torch\ndef get_model(): return torch.nn.Linear(2, 2)\n", "get_model is a Linear"),
+        (CONFIG.format(env="'NoSuchEnv-v7'", runners=0), "NoSuchEnv"),
+    ):
+        (work / "net.py").write_text(source)
+        done = typed("verify", "tuned.json", "--in-algorithm", "--target", "net.py")
+        assert done.returncode == 2 and words in done.stderr
+        assert "Traceback" not in done.stderr.splitlines()[0]

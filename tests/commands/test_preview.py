@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
+import pytest
 from conftest import TARGETS
 from rich.console import Console
 
@@ -12,20 +14,28 @@ from autocompile.commands.preview import preview
 from autocompile.report.terminal.checks import render_preview
 from autocompile.space.space import SearchSpace
 
+pytestmark = pytest.mark.usefixtures("_warm")
+AOT = SearchSpace(backends=("aot_eager",), batch_sizes=(4,))
+
+
+def previewed(
+    target: object, space: SearchSpace, *phases: str, **more: Any
+) -> tuple[dict[str, Any], list[str]]:
+    """The row of a forward, and the lines that a terminal of 80 columns shows."""
+    found = preview(str(target), phases or ("forward",), space, "quick", "cpu", 2, 200.0, **more)
+    text = io.StringIO()
+    render_preview(found, Console(file=text, width=80))
+    return found["phases"]["forward"], text.getvalue().splitlines()
+
 
 def test_the_list_says_what_is_tried_and_why_the_rest_is_not(work: Path) -> None:
     space = SearchSpace(backends=("inductor", "cudagraphs"), modes=("default",), batch_sizes=(1, 4))
-    target = str(TARGETS / "dimensions.py")
-    found = preview(target, ("forward", "optimizer_step"), space, "normal", "cpu", 2, 200.0)
-    row = found["phases"]["forward"]
+    row, lines = previewed(TARGETS / "dimensions.py", space, "forward", "optimizer_step")
     labels = {setting["label"] for setting in row["settings"]}
     assert {"eager", "eager · channels_last", "plain torch.compile()"} <= labels
     assert row["unusable"] == {"cudagraphs": "no CUDA device: torch would run it as eager"}
     assert row["predicted_s"] > 0
     assert not Path("runs").exists()
-    text = io.StringIO()
-    render_preview(found, Console(file=text, width=80))
-    lines = text.getvalue().splitlines()
     (ours,) = [x for x in lines if x.split("  batch")[0].strip() == "inductor · channels_last"]
     assert ours.endswith("batch 1, 4      + 1 likely the same")
     assert any(line.startswith("  eager · fused optimizer") for line in lines)
@@ -34,12 +44,8 @@ def test_the_list_says_what_is_tried_and_why_the_rest_is_not(work: Path) -> None
 
 
 def test_a_break_inside_a_loop_is_no_single_graph(work: Path) -> None:
-    space = SearchSpace(backends=("aot_eager",), batch_sizes=(4,))
-    target = f"{TARGETS / 'dimensions.py'}:looping"
-    found = preview(target, ("forward",), space, "quick", "cpu", 1, 200.0)
-    text = io.StringIO()
-    render_preview(found, Console(file=text, width=80))
-    assert "fullgraph will fail" in " ".join(text.getvalue().split())
+    _, lines = previewed(f"{TARGETS / 'dimensions.py'}:looping", AOT)
+    assert "fullgraph will fail" in " ".join(" ".join(lines).split())
 
 
 def test_dynamo_says_where_it_breaks_the_graph_and_a_budget_ends_the_search(work: Path) -> None:
@@ -53,14 +59,7 @@ def test_dynamo_says_where_it_breaks_the_graph_and_a_budget_ends_the_search(work
         "def get_model(): return Net()\n"
         "def get_inputs(batch_size): return torch.ones(batch_size, 8)\n"
     )
-    space = SearchSpace(backends=("aot_eager",), batch_sizes=(4,))
-    found = preview(
-        str(net), ("forward",), space, "quick", "cpu", 1, 200.0, trials=1, budget_s=600.0
-    )
-    row = found["phases"]["forward"]
-    assert row["processes"] == 1
-    assert row["ends_early"]
+    row, lines = previewed(net, AOT, trials=1, budget_s=600.0)
+    assert (row["processes"], row["ends_early"]) == (1, True)
     assert row["dynamo"]["graph_breaks"] == 1
-    text = io.StringIO()
-    render_preview(found, Console(file=text, width=80))
-    assert "Dynamo breaks the graph once, at net.py:4" in " ".join(text.getvalue().split())
+    assert "Dynamo breaks the graph once, at net.py:4" in " ".join(" ".join(lines).split())

@@ -1,8 +1,9 @@
-"""Settings of a file, tried once more: scripted trials, and the command itself on a real one."""
+"""Settings of a file, tried once more: scripted trials, the command on a real one, and CI."""
 
 from __future__ import annotations
 
 import json
+import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,9 +13,16 @@ import pytest
 
 from autocompile.api import tune
 from autocompile.cli.options import numbers
-from autocompile.commands.verify import REQUIREMENTS, Check, check, unmet
-from autocompile.errors import UsageError
+from autocompile.commands.verify import (
+    REQUIREMENTS,
+    Check,
+    Verified,
+    check,
+    github,
+    junit,
+)
 from autocompile.execute.executor import Ending
+from autocompile.report.markdown import verified_to_markdown
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.tuned import Choice, Tuned
 from autocompile.testing import FakeExecutor, failed, measured
@@ -53,61 +61,50 @@ def test_only_the_settings_are_tried_beside_eager_and_the_default(target: Path) 
 
 
 @pytest.mark.parametrize(
-    ("speed", "verdict"),
+    ("config", "speed", "verdict"),
     [
-        ({**SPEED, "max-autotune": 1.1}, "default"),
-        ({"eager": 1.0, "default": 0.9, "max-autotune": 0.8}, "eager"),
+        (FAST, {**SPEED, "max-autotune": 1.1}, "default"),
+        (FAST, {"eager": 1.0, "default": 0.9, "max-autotune": 0.8}, "eager"),
+        (EAGER, {"eager": 1.0, "default": 1.4}, "default"),
     ],
 )
 def test_what_is_faster_by_now_is_named(
-    target: Path, speed: Mapping[str, float], verdict: str
+    target: Path, config: CompileConfig, speed: Mapping[str, float], verdict: str
 ) -> None:
-    one, _ = verified(target, settings(), speed)
+    one, _ = verified(target, settings(config), speed)
     assert one.verdict == verdict and "is as fast or faster here" in one.message
-    assert not one.is_good
+    assert one.faults({}) == [f"{verdict}: {one.message}"]
 
 
 def test_what_no_longer_works_is_a_failure_in_words(target: Path) -> None:
     wrong = failed("wrong_output", "verify", message="outputs differ by 3")
     one, _ = verified(target, settings(), SPEED, max_autotune=wrong)
-    assert one.verdict == "failed"
-    assert one.message == "wrong_output in verify: outputs differ by 3"
+    assert one.faults({}) == ["failed: wrong_output in verify: outputs differ by 3"]
 
 
 def test_eager_mode_that_is_still_best_is_good(target: Path) -> None:
     one, _ = verified(target, settings(EAGER), {"eager": 1.0, "default": 0.9})
-    assert one.is_good and one.speedup == {"value": 1.0, "low": 1.0, "high": 1.0}
-    one, _ = verified(target, settings(EAGER), {"eager": 1.0, "default": 1.4})
-    assert one.verdict == "default"
+    assert one.faults({}) == [] and one.speedup == {"value": 1.0, "low": 1.0, "high": 1.0}
 
 
 def test_gates_ask_for_what_they_name() -> None:
     one = Check("forward", 4, "x", "fastest", "", WAS, WAS, graphs=2, recompiles=1, compile_s=30.0)
-    assert unmet([one], {"speedup": 1.3, "max-graphs": 2, "max-recompiles": 1}) == []
-    assert unmet([one], {"speedup": 1.45}) == [
+    given = ["speedup=1.3,max-recompiles=1", "max-graphs=2", "max-compile-time=2m"]
+    required = numbers("--require", given, REQUIREMENTS)
+    assert required["max-compile-time"] == 120.0
+    assert one.unmet(required) == []
+    assert one.unmet({"speedup": 1.45}) == [
         "forward at 4: speedup is 1.4, and 1.45 is required"  # the lower end counts
     ]
-    found = unmet([one], {"max-graphs": 1, "max-recompiles": 0, "max-compile-time": 10})
-    assert [text.split(":")[1].split()[0] for text in found] == [
-        "max-graphs",
-        "max-recompiles",
-        "max-compile-time",
-    ]
+    found = one.unmet({"max-graphs": 1, "max-recompiles": 0, "max-compile-time": 10})
+    names = [text.split(":")[1].split()[0] for text in found]
+    assert names == ["max-graphs", "max-recompiles", "max-compile-time"]
     undecided = Check("forward", 4, "x", "open", "there was no time to try it")
-    assert unmet([undecided], {"speedup": 1.05}) == []
+    assert undecided.faults({"speedup": 1.05}) == []
     lost = Check("forward", 4, "x", "failed")
-    assert unmet([lost], {"speedup": 1.0, "max-graphs": 1}) == [
+    assert lost.unmet({"speedup": 1.0, "max-graphs": 1}) == [
         "forward at 4: speedup is 0, and 1 is required"
     ]
-
-
-def test_requirements_are_read_with_their_units() -> None:
-    given = ["speedup=1.05,max-recompiles=0", "max-compile-time=2m"]
-    found = numbers("--require", given, REQUIREMENTS)
-    assert found == {"speedup": 1.05, "max-recompiles": 0.0, "max-compile-time": 120.0}
-    for wrong in ("speed=1", "speedup", "speedup=fast"):
-        with pytest.raises(UsageError, match="--require"):
-            numbers("--require", [wrong], REQUIREMENTS)
 
 
 def test_the_command_verifies_a_file(
@@ -131,3 +128,65 @@ def test_the_command_verifies_a_file(
     assert "::error title=forward at 4%3A eager::forward at 4: speedup is" in done.stderr
     assert "| forward |" in (work / "summary.md").read_text("utf-8")
     assert not (work / "runs").exists()
+
+
+# What CI shows ------------------------------------------------------------------------------------
+
+NOW = {"value": 1.2, "low": 1.1, "high": 1.3}
+MACHINE = {"torch": "2.13.0", "device": "cpu", "device_name": "a CPU", "threads": 1}
+CHECKS = [
+    Check("forward", 4, "inductor <a>", "fastest", speedup=NOW, graphs=1),
+    Check("forward", 16, "a, b: 100%", "failed", "off by 5 %: 1, 2\r\n::error::\x1b[31mmore"),
+    Check("forward", 64, "inductor | x", "open", "there was no time to try it"),
+    Check("optimizer_step", None, "fused", "fastest", speedup=NOW, graphs=3),
+]
+FOUND = Verified(CHECKS, {"max-graphs": 2}, MACHINE, [], False)
+GATE = "optimizer_step: max-graphs is 3, and 2 is required"
+
+
+def read(command: str) -> tuple[str, str, str]:
+    """Level, title and message, as the runner reads them."""
+    found = re.fullmatch(r"::(\w+) title=([^:,\r\n]*)::([^\r\n]*)", command)
+    assert found is not None, command
+    level, *texts = found.groups()
+    for code, character in (("3A", ":"), ("2C", ","), ("0D", "\r"), ("0A", "\n"), ("25", "%")):
+        texts = [text.replace(f"%{code}", character) for text in texts]
+    return level, texts[0], texts[1]
+
+
+def test_on_github_a_reason_to_fail_is_an_error_and_an_open_check_a_warning() -> None:
+    commands = github(FOUND)
+    assert [read(command) for command in commands] == [
+        ("error", "forward at 16: a, b: 100%", "failed: off by 5 %: 1, 2 ::error::more"),
+        ("warning", "forward at 64: inductor | x", "open: there was no time to try it"),
+        ("error", "optimizer_step: fused", GATE),
+    ]
+    # What ends a property is escaped once.
+    start = "::error title=forward at 16%3A a%2C b%3A 100%25::failed: off by 5 %25"
+    assert commands[0].startswith(start)
+
+
+def test_the_summary_is_a_table_of_the_settings() -> None:
+    lines = verified_to_markdown(FOUND.to_dict()).splitlines()
+    rows = [line for line in lines if line.startswith("| ")]
+    assert len(rows) == 2 + len(CHECKS)
+    assert all(len(re.findall(r"(?<!\\)\|", row)) == 7 for row in rows)
+    assert lines[-1] == f"- gate: {GATE}"
+
+
+def test_a_case_of_junit_fails_as_verify_does() -> None:
+    suite = ElementTree.fromstring(junit(FOUND).encode())
+    counts = {"tests": "4", "failures": "2", "skipped": "1"}
+    assert suite.attrib == {"name": "autocompile verify", **counts}
+    assert [(case.get("classname"), case.get("name")) for case in suite] == [
+        ("forward", "batch size 4: inductor <a>"),
+        ("forward", "batch size 16: a, b: 100%"),
+        ("forward", "batch size 64: inductor | x"),
+        ("optimizer_step", "fused"),
+    ]
+    assert [[(child.tag, child.get("message")) for child in case] for case in suite] == [
+        [],
+        [("failure", "failed: off by 5 %: 1, 2 ::error::more")],
+        [("skipped", "there was no time to try it")],
+        [("failure", GATE)],
+    ]

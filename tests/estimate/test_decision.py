@@ -47,11 +47,9 @@ def test_faster_is_more_than_1_percent_and_by_the_whole_interval(
     speedup: float, noise: float, faster: bool
 ) -> None:
     run = Run()
-    run.race(run.search(LITE, speedup), *[speedup] * 6)
-    run.search(MAX, 0.9)
-    if noise > 0.1:
-        run = Run()
-        run.search(LITE, speedup, noise=noise)
+    lite = run.search(LITE, speedup, noise=noise)
+    if noise < 0.1:
+        run.race(lite, *[speedup] * 6)
     assert decided(run).is_faster is faster
     assert best(run) == (LITE if faster else EAGER)
 
@@ -96,10 +94,12 @@ def test_what_was_raced_goes_before_what_was_only_searched() -> None:
     run = Run()
     run.race(run.search(LITE, 1.4), 1.3, 1.3, 1.3)
     run.search(MAX, 1.6)
+    run.search(CHANNELS_LAST, 1.29)
     decision = decided(run)
     assert decision.best.record.config == LITE
     assert decision.rivals[0].record.config == MAX
     assert decision.open[0][0].record.config == MAX  # and may be better still
+    assert [c.record.config for c in finalists(decision)] == [LITE, MAX]
 
 
 @pytest.mark.parametrize(("speedup", "out"), [(1.3, False), (1.28, False), (1.15, True)])
@@ -135,13 +135,6 @@ def test_three_sets_that_agree_settle_what_lies_within_the_zone() -> None:
     assert decision.open == ()
     assert 0 < decision.ceiling < 0.02
     assert len(decision.ties) == 2
-
-
-def test_what_lost_by_its_figure_of_the_search_leaves_nothing_open() -> None:
-    run = Run()
-    run.race(run.search(LITE, 1.3), *[1.3] * 3)
-    run.search(MAX, 1.25, noise=0.3)
-    assert decided(run).open == ()
 
 
 def test_where_eager_is_kept_it_is_open_while_something_may_be_faster() -> None:
@@ -222,14 +215,6 @@ def test_where_only_eager_can_be_best_nobody_is_raced() -> None:
     assert finalists(decided(run)) == []
 
 
-def test_who_looked_better_in_the_search_than_the_best_that_was_raced_has_a_turn() -> None:
-    run = Run()
-    run.race(run.search(LITE, 1.4), 1.3, 1.3, 1.3)
-    run.search(MAX, 1.35)
-    run.search(CHANNELS_LAST, 1.29)
-    assert [c.record.config for c in finalists(decided(run))] == [LITE, MAX]
-
-
 def test_eager_is_compared_by_the_sets_alone_whatever_its_trial_of_the_search_saw() -> None:
     """Both sides vary, and the one search trial of eager was in another state of the host."""
     for in_search_s, speedup, is_faster in ((2e-3, 0.95, False), (0.5e-3, 1.1, True)):
@@ -248,7 +233,7 @@ def test_the_ceiling_counts_what_lost_in_the_search_too() -> None:
     run.search(MAX, 1.49)
     decision = decided(run)
     assert decision.open == ()
-    assert 0.01 < decision.ceiling < 0.08
+    assert 0.02 < decision.ceiling < 0.08
 
 
 def test_who_is_surely_no_better_makes_room_for_who_may_be() -> None:

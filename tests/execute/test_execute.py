@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -18,17 +18,15 @@ import pytest
 from conftest import TARGETS, Bench, assert_nothing_left
 from conftest import Clock as MachineClock
 
-from autocompile.errors import UsageError
-from autocompile.execute import local as process
-from autocompile.execute import memory
+from autocompile.execute import local, memory
 from autocompile.execute import outcome as ending
 from autocompile.execute.child import Child, Clock
 from autocompile.execute.exclusive import Exclusive
 from autocompile.execute.executor import Ended, Ending, Event, Job, Stepped
-from autocompile.execute.fork_server import ForkServer
 from autocompile.execute.job import adaptive_timeout_s
 from autocompile.execute.local import LocalExecutor, default_jobs
 from autocompile.execute.outcome import conclude
+from autocompile.protocol import processes
 from autocompile.search.records import to_record
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.setting import Setting
@@ -43,9 +41,11 @@ class Room:
     def __init__(self) -> None:
         self.present: set[int] = set()
         self.held: set[int] = set()
+        self.asked: set[int] = set()
         self.timing: int | None = None
         self.granted: list[int] = []
-        self.exclusive = Exclusive(self.hold, self.release, self.grant)
+        self.is_quiet = True
+        self.exclusive = Exclusive(self.hold, self.release, self.grant, lambda: self.is_quiet)
 
     def hold(self, numbers: list[int]) -> None:
         assert not self.held & set(numbers)
@@ -56,70 +56,71 @@ class Room:
         self.held -= set(numbers)
 
     def grant(self, number: int) -> None:
-        assert self.timing is None
+        assert self.timing in (None, number)
         assert self.held == self.present - {number}, "somebody moves while another is timed"
         self.timing = number
         self.granted.append(number)
+
+    def enter(self, number: int) -> None:
+        self.present.add(number)
+        self.exclusive.enter(number)
+
+    def ask(self, number: int) -> None:
+        self.asked.add(number)
+        self.exclusive.request(number)
+        self.exclusive.advance()
+
+    def give_back(self) -> None:
+        assert self.timing is not None
+        number, self.timing = self.timing, None
+        self.asked.discard(number)
+        self.exclusive.give_back(number)
+
+    def leave(self, number: int) -> None:
+        for group in (self.present, self.held, self.asked):
+            group.discard(number)
+        self.timing = None if self.timing == number else self.timing
+        self.exclusive.leave(number)
 
 
 def test_while_one_is_timed_all_others_stand_still() -> None:
     room = Room()
     for number in (1, 2, 3):
-        room.present.add(number)
-        room.exclusive.enter(number)
-    room.exclusive.request(2)
-    assert room.timing == 2
+        room.enter(number)
+    for number in (2, 3, 2):  # of two processes of one trial the second would wait for ever
+        room.ask(number)
     assert room.exclusive.taken
-    room.exclusive.request(3)
-    room.timing = None
-    room.exclusive.give_back(2)
-    assert room.granted == [2, 3], "first come, first served"
-    room.timing = None
-    room.exclusive.give_back(3)
+    room.give_back()
+    assert room.granted == [2, 2, 3], "first come, first served"
+    room.give_back()
     assert not room.held
     assert not room.exclusive.taken
 
 
-def test_whoever_asks_twice_is_told_twice() -> None:
-    granted: list[int] = []
-    exclusive = Exclusive(lambda number: None, lambda number: None, granted.append)
-    exclusive.enter(1)
-    for _ in range(2):  # two processes of one trial: the second would wait for ever
-        exclusive.request(1)
-    assert granted == [1, 1]
-
-
 def test_whatever_happens_nobody_is_forgotten_and_nobody_runs_beside_a_timing() -> None:
     for seed in range(300):
-        rng, room, next_number = random.Random(seed), Room(), 0
-        asked: set[int] = set()
-        for _ in range(60):
-            moving = room.present - room.held
-            action = rng.choice(["enter", "ask", "give_back", "leave"])
+        rng, room = random.Random(seed), Room()
+        for next_number in range(60):
+            action = rng.choice(["enter", "ask", "give_back", "leave", "quiet"])
             if action == "enter" and not room.exclusive.taken:
-                room.present.add(next_number)
-                room.exclusive.enter(next_number)
-                next_number += 1
-            elif action == "ask" and (able := sorted(moving - asked)):
-                asked.add(number := rng.choice(able))
-                room.exclusive.request(number)
+                room.enter(next_number)
+            elif action == "ask" and (able := sorted(room.present - room.held - room.asked)):
+                room.ask(rng.choice(able))
             elif action == "give_back" and room.timing is not None:
-                number, room.timing = room.timing, None
-                asked.discard(number)
-                room.exclusive.give_back(number)
+                room.give_back()
             elif action == "leave" and room.present:
-                number = rng.choice(sorted(room.present))
-                room.present.discard(number)
-                room.held.discard(number)
-                asked.discard(number)
-                room.timing = None if room.timing == number else room.timing
-                room.exclusive.leave(number)
+                room.leave(rng.choice(sorted(room.present)))
+            elif action == "quiet":
+                room.is_quiet = not room.is_quiet
+                room.exclusive.advance()
+            waiting = room.asked - {room.timing}
+            assert room.timing is not None or room.held <= waiting, seed
+        room.is_quiet = True
+        room.exclusive.advance()
         while room.timing is not None:
-            number, room.timing = room.timing, None
-            asked.discard(number)
-            room.exclusive.give_back(number)
+            room.give_back()
         assert not room.held, seed
-        assert not asked, seed
+        assert not room.asked, seed
 
 
 # Clocks and limits -------------------------------------------------------------------------------
@@ -160,10 +161,7 @@ def test_a_compile_may_take_three_times_what_others_of_its_kind_took(
     seen: list[float], allowed: float
 ) -> None:
     assert adaptive_timeout_s(300, seen) == pytest.approx(allowed)
-
-
-def test_the_cap_of_the_user_is_the_cap() -> None:
-    assert adaptive_timeout_s(20, [1.0] * 10) == 20
+    assert adaptive_timeout_s(20, seen) == 20
 
 
 def ended(step: Step = Step.COMPILE, **seen: Any) -> Child:
@@ -176,44 +174,36 @@ def ended(step: Step = Step.COMPILE, **seen: Any) -> Child:
 STACK = b'Current thread (most recent call first):\n  File "/x/m.py", line 7 in f\n'
 
 
+BYE = {"code": 3, "last_output": b"good\nbye\n"}
+FAILED = {"outcome": "compile_error", "step": "compile", "message": "g++ died"}
+
+
 @pytest.mark.parametrize(
     ("seen", "is_oom", "outcome", "words"),
     [
-        ({"code": -11}, False, Outcome.CRASHED, "SIGSEGV in compile"),
-        ({"code": 3, "last_output": b"good\nbye\n"}, False, Outcome.CRASHED, "code 3 in compile"),
-        ({"code": 3, "last_output": b"good\nbye\n"}, False, Outcome.CRASHED, "a result: bye"),
-        ({}, False, Outcome.INFRASTRUCTURE, "killed from outside"),
-        ({"code": -9}, True, Outcome.OUT_OF_MEMORY, "kernel"),
+        ({"code": -11}, False, "crashed", "SIGSEGV in compile"),
+        (BYE, False, "crashed", "exited with code 3 in compile without a result: bye"),
+        ({}, False, "infrastructure", "killed from outside"),
+        ({"code": -9}, True, "out_of_memory", "kernel"),
         (
             {"code": -9, "killed_for": "total", "dump": STACK},
             False,
-            Outcome.TIMEOUT,
+            "timeout",
             "took more than 9 s, in f (m.py:7)",
         ),
-        ({"code": -9, "killed_for": "interrupted"}, True, Outcome.INTERRUPTED, "stopped before"),
-        (  # a compile worker was killed, and the trial could only say that its compile failed
-            {
-                "result": {"outcome": "compile_error", "step": "compile", "message": "g++ died"},
-                "code": 0,
-            },
-            True,
-            Outcome.OUT_OF_MEMORY,
-            "g++ died",
-        ),
-        (  # a result that has arrived is final
-            {"result": {"outcome": "ok", "step": "exit"}, "code": -9},
-            True,
-            Outcome.OK,
-            "",
-        ),
-        ({"result": {"outcome": "fine"}, "code": 0}, False, Outcome.CRASHED, "malformed"),
+        ({"code": -9, "killed_for": "interrupted"}, True, "interrupted", "stopped before"),
+        # a compile worker was killed, and the trial could only say that its compile failed
+        ({"result": FAILED, "code": 0}, True, "out_of_memory", "g++ died"),
+        # a result that has arrived is final
+        ({"result": {"outcome": "ok", "step": "exit"}, "code": -9}, True, "ok", ""),
+        ({"result": {"outcome": "fine"}, "code": 0}, False, "crashed", "malformed"),
     ],
 )
 def test_what_was_seen_has_a_name(
-    seen: dict[str, Any], is_oom: bool, outcome: Outcome, words: str
+    seen: dict[str, Any], is_oom: bool, outcome: str, words: str
 ) -> None:
     found, _, message = conclude(ended(**seen), is_oom)
-    assert found is outcome
+    assert found.value == outcome
     assert words in message
 
 
@@ -227,7 +217,7 @@ def test_a_kill_of_ours_is_not_laid_at_the_kernels_door(
     assert ending.ending_of(ended(code=-9, garbage=garbage)).outcome is outcome
 
 
-# Memory ------------------------------------------------------------------------------------------
+# Memory and processes ----------------------------------------------------------------------------
 
 
 def can_cgroup() -> bool:
@@ -256,131 +246,109 @@ def test_the_kernel_holds_a_cgroup_to_its_limit() -> None:
     assert not cgroup.entrance.parent.exists()
 
 
-def test_available_memory_is_no_more_than_the_machine_has() -> None:
-    available = memory.available_memory_bytes()
-    assert available is not None
+@needs_cgroup
+def test_the_cgroups_of_a_dead_tuner_are_removed() -> None:
+    code = (
+        "from autocompile.execute.memory import Cgroup; c = Cgroup.build(2**30); "
+        "print(c.entrance.parent, flush=True); import os; os.kill(os.getpid(), 9)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as tuner:
+        assert tuner.stdout is not None
+        left = Path(tuner.stdout.readline().strip())
+        # Until it is waited for there is a process of its number, and no other test's tuner
+        # removes what is its.
+        assert left.is_dir()
+    assert can_cgroup()
+    assert not left.exists()
+
+
+def test_memory_and_jobs_are_those_of_the_machine_and_its_container(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    available, cores = memory.available_memory_bytes(), len(os.sched_getaffinity(0))
     assert 0 < available <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert 1 <= default_jobs() <= cores
+    for words, quota in (("max 100000", cores), ("150000 100000", 2), ("-1 1", cores)):
+        monkeypatch.setattr(memory, "_words", lambda path, words=words: words.split())
+        assert memory.usable_cores() == min(quota, cores)
 
 
-SECOND = """
-import time
-print("here", flush=True)
-while True:
-    time.sleep(0.001)
-"""
-TOP = """
-import subprocess, sys
-subprocess.run([sys.executable, "-c", sys.argv[1]], start_new_session=True)
-"""
-ROOT_OF_TREES = """
-import os, subprocess, sys, time
-from pathlib import Path
-from autocompile.protocol import processes
+# Two processes below its root, each in a session of its own.
+TREE = ["sh", "-c", "setsid sh -c 'setsid sleep 1000 & wait' & wait"]
 
-def states(pids):
-    stats = [Path(f"/proc/{p}/stat").read_text() for p in pids]
-    return {s.rpartition(")")[2].split()[0] for s in stats}
 
-def until(pids, condition):
+def states(pids: Iterable[int]) -> set[str]:
+    return {seen.state for pid in pids if (seen := processes._look_at(pid))}
+
+
+def until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 60  # one that is in the kernel stops when it comes out
-    while not condition(states(pids)) and time.monotonic() < deadline:
+    while not condition():
+        assert time.monotonic() < deadline
         time.sleep(0.01)
-    assert condition(states(pids)), states(pids)
-
-grouped, *theirs = sys.argv[1:]
-command = [sys.executable, "-c", theirs[0], sys.executable, "-c", *theirs[1:]]
-roots = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(2)]
-try:
-    # Before that they may not be their own programs yet.
-    assert [root.stdout.readline() for root in roots] == [b"here\\n", b"here\\n"]
-    trees = {root.pid: processes.descendants(root.pid) for root in roots}
-    assert [len(t) for t in trees.values()] == [2, 2], "the second has left the session"
-    groups = [tree[0] for tree in trees.values()] if grouped == "grouped" else []
-    stopped = processes.pause([*trees], groups)
-    assert {root: sorted(pids) for root, pids in stopped.items()} == {
-        root: sorted(pids) for root, pids in trees.items()
-    }
-    first, second = trees
-    for tree in trees.values():
-        until(tree, lambda seen: seen == {"T"})
-    assert "T" not in states(trees), "the roots themselves go on"
-    processes.resume(stopped[first])
-    until(trees[first], lambda seen: "T" not in seen)
-    assert states(trees[second]) == {"T"}
-    processes.resume(stopped[second])
-    until(trees[second], lambda seen: "T" not in seen)
-finally:
-    ended = processes.end_descendants(60)
-assert ended
-assert not processes.descendants(os.getpid())
-"""
-ROOT = """
-import subprocess, sys
-subprocess.run(sys.argv[1:], start_new_session=True)
-"""
 
 
-@pytest.mark.parametrize("grouped", ["grouped", "one by one"])
-def test_trees_are_paused_and_go_on(grouped: str) -> None:
-    # In a process that has no other children: this one may have those of earlier tests.
-    command = [sys.executable, "-c", ROOT_OF_TREES, grouped, ROOT, TOP, SECOND]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
+def is_grown(root: int) -> bool:
+    names = [Path(f"/proc/{pid}/comm").read_text() for pid in processes.descendants(root)]
+    return names == ["sh\n", "sleep\n"]
 
 
-BEFORE_ITS_GROUP = """
-import os, sys, time
-from autocompile.protocol import processes
-
-told, tell = os.pipe()
-led, lead = os.pipe()
-worker = os.fork()
-if worker == 0:
-    os.read(told, 1)
-    os.setsid()
-    os.write(lead, b"!")
-    while True:
-        time.sleep(0.001)
-real = os.killpg
-
-def too_early(group, number):
+@pytest.mark.parametrize("is_grouped", [True, False])
+def test_trees_are_paused_and_go_on_and_are_killed(is_grouped: bool) -> None:
+    roots = [subprocess.Popen(TREE) for _ in range(2)]
     try:
-        real(group, number)
-    finally:  # the worker comes to lead its group just after the signal has found none
-        os.write(tell, b"!")
-        os.read(led, 1)
+        until(lambda: all(is_grown(root.pid) for root in roots))
+        trees = {root.pid: processes.descendants(root.pid) for root in roots}
+        groups = [tree[0] for tree in trees.values()] if is_grouped else []
+        assert processes.pause([*trees], groups) == trees
+        first, second = trees.values()
+        until(lambda: states(first + second) == {"T"})
+        assert "T" not in states(trees), "the roots themselves go on"
+        processes.resume(first)
+        until(lambda: "T" not in states(first))
+        assert states(second) == {"T"}
+    finally:
+        ended = [processes.kill_tree(root.pid, "nobody's") for root in roots]
+        for root in roots:
+            root.wait()
+    assert ended == [True, True]
+    assert states(first + second) <= {"Z"}
 
-os.killpg = too_early
-try:
-    processes.pause([os.getpid()], [worker], patience_s=60)
-    assert processes._look_at(worker).state == "T"
-finally:
-    os.kill(worker, 9)
+
+LATE = """
+import os, sys, time
+print(os.getpid(), flush=True)
+sys.stdin.readline()
+os.setsid()
+print(flush=True)
+time.sleep(1000)
 """
 
 
-def test_one_that_does_not_lead_its_group_yet_is_stopped_too() -> None:
-    command = [sys.executable, "-c", BEFORE_ITS_GROUP]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
+def test_one_that_does_not_lead_its_group_yet_is_stopped_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    command = ["sh", "-c", '"$@"; true', "sh", sys.executable, "-c", LATE]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, bufsize=0, **pipes) as root:
+        worker, killpg = int(root.stdout.readline()), os.killpg
+
+        def too_early(group: int, number: int) -> None:
+            try:
+                killpg(group, number)
+            finally:  # it comes to lead its group just after the signal has found none
+                root.stdin.write(b"\n")
+                root.stdout.readline()
+
+        monkeypatch.setattr(os, "killpg", too_early)
+        try:
+            processes.pause([root.pid], [worker], patience_s=60)
+            assert states([worker]) == {"T"}
+        finally:
+            processes.kill_tree(root.pid, "nobody's")
 
 
 # The executor ------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def own(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
-    """Makes benches of a test's own, and looks that nothing of them is left."""
-    made: list[Bench] = []
-
-    def make(**options: Any) -> Bench:
-        made.append(Bench(tmp_path / f"run-{len(made)}", **options))
-        return made[-1]
-
-    yield make
-    for bench in made:
-        bench.executor.close()
-    assert_nothing_left("AUTOCOMPILE_TRIAL=")
 
 
 def steps(events: list[Event]) -> list[Stepped]:
@@ -389,12 +357,14 @@ def steps(events: list[Event]) -> list[Stepped]:
 
 @pytest.mark.parametrize("isolation", ["fork", "spawn"])
 def test_both_ways_to_start_a_trial_give_the_same(
-    isolation: str, bench: Bench, own: Callable[..., Bench]
+    isolation: str, bench: Bench, tmp_path: Path
 ) -> None:
-    starts = own(isolation="spawn", jobs=1) if isolation == "spawn" else bench
+    starts = bench if isolation == "fork" else Bench(tmp_path, isolation="spawn", jobs=1)
     before = time.time()
     with starts.recorded() as events:
         ending = starts.run(TARGETS / "plain.py", "aot_eager")
+    if starts is not bench:
+        starts.executor.close()
     assert ending.outcome is Outcome.OK, ending.message
     (_, begin, _), (_, _, end) = ending.spans[0], ending.spans[-1]
     assert before - 0.1 < begin < end < time.time() + 0.1
@@ -447,90 +417,16 @@ def test_a_record_says_when_its_process_worked_those_of_a_first_try_too() -> Non
     assert record.began == 10.0
 
 
-def test_a_trial_that_is_cancelled_before_it_began_is_interrupted(tmp_path: Path) -> None:
-    executor = LocalExecutor(isolation="spawn", jobs=2)
-    executor._queue.append(Job(3, tmp_path, 60.0))
-    executor.cancel(3)
-    (event,) = executor.wait(0.1)
-    assert isinstance(event, Ended) and event.ending.outcome is Outcome.INTERRUPTED
-    executor.close()
-
-
 def test_a_trial_that_cannot_begin_is_an_ending_and_leaves_no_cgroup(tmp_path: Path) -> None:
-    executor = LocalExecutor(python="/nowhere/python", isolation="spawn", jobs=1)
-    groups = [folder for folder, _ in memory._own_groups()]
-    executor.start(Job(3, tmp_path, 60.0, memory_limit_bytes=2**30))
+    executor = LocalExecutor(isolation="spawn", jobs=1)
+    executor.start(Job(3, tmp_path, 60.0, memory_limit_bytes=2**30, python="/nowhere/python"))
     (event,) = executor.wait(1.0)
     assert isinstance(event, Ended) and event.ending.outcome is Outcome.INFRASTRUCTURE
     assert "cannot be started: No such file" in event.ending.message
     executor.close()
+    groups = [folder for folder, _ in memory._own_groups()]
     ours = f"autocompile-{os.getpid()}-*"
     assert not [cgroup for folder in groups for cgroup in folder.glob(ours)]
-
-
-def test_the_cgroups_of_a_dead_tuner_are_removed() -> None:
-    if not can_cgroup():
-        pytest.skip("may not make a memory cgroup here")
-    code = (
-        "from autocompile.execute.memory import Cgroup; c = Cgroup.build(2**30); "
-        "print(c.entrance.parent, flush=True); import os; os.kill(os.getpid(), 9)"
-    )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as tuner:
-        assert tuner.stdout is not None
-        left = Path(tuner.stdout.readline().strip())
-        # Until it is waited for there is a process of its number, and no other test's tuner
-        # removes what is its.
-        assert left.is_dir()
-    assert can_cgroup()
-    assert not left.exists()
-
-
-def test_a_container_s_quota_counts_as_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    for words, cores in ((["max", "100000"], None), (["150000", "100000"], 2), (["-1", "1"], None)):
-        monkeypatch.setattr(memory, "_words", lambda path, found=words: found)
-        assert memory.usable_cores() == min(cores or 10**6, len(os.sched_getaffinity(0)))
-
-
-def test_a_dead_fork_server_is_replaced(own: Callable[..., Bench]) -> None:
-    bench = own(isolation="fork", jobs=1)
-    starter = bench.executor._starters.of(None)
-    starter._fork_server = dead = ForkServer(sys.executable, {}, bench.executor._selector)
-    os.kill(dead.pid, 9)
-    assert bench.run(TARGETS / "plain.py").outcome is Outcome.OK
-    assert starter._fork_server not in (None, dead)
-
-
-def test_where_no_fork_server_can_live_each_trial_gets_an_interpreter(
-    own: Callable[..., Bench], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # What a sitecustomize of some monitoring tool does: a thread in every interpreter.
-    (tmp_path / "sitecustomize.py").write_text(
-        "import threading, time\n"
-        "threading.Thread(target=time.sleep, args=(999,), daemon=True, name='watcher').start()\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    bench = own(jobs=1)
-    assert bench.run(TARGETS / "plain.py").outcome is Outcome.OK
-    another = bench.start(TARGETS / "plain.py")
-    bench.executor.cancel(another)
-    bench.end(another)
-    (said,) = bench.told  # once is enough
-    assert "a thread runs in it: watcher" in said
-    with pytest.raises(UsageError, match="cannot be forked here"):
-        own(isolation="fork", jobs=1).run(TARGETS / "plain.py")
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [({"isolation": "thread"}, "choose from: auto, fork, spawn"), ({"jobs": 0}, "not 0")],
-)
-def test_an_executor_that_cannot_be_is_refused(options: dict[str, object], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        LocalExecutor(**options)  # type: ignore[arg-type]
-
-
-def test_jobs_follow_the_cores() -> None:
-    assert 1 <= default_jobs() <= len(os.sched_getaffinity(0))
 
 
 def test_the_parent_sleeps_while_a_trial_works(
@@ -539,8 +435,8 @@ def test_the_parent_sleeps_while_a_trial_works(
     target = shutil.copy(TARGETS / "sleeper.py", tmp_path)
     (tmp_path / "sleep").write_text("build 0")
     monkeypatch.setattr(memory.Cgroup, "build", lambda limit_bytes: None)  # so that it has to look
-    looks: list[int] = []
-    monkeypatch.setattr(process, "tree_memory_bytes", lambda root: looks.append(root) or 0)
+    looks: list[Any] = []
+    monkeypatch.setattr(local, "tree_memory_bytes", lambda roots: looks.append(roots) or {})
     monkeypatch.setattr(bench.job_factory, "memory_limit_bytes", 8 * 2**30)
     executor, wakings = bench.executor, list[Any]()
     select = executor._selector.select
@@ -572,13 +468,14 @@ def test_looking_at_memory_takes_a_hundredth_of_a_core_at_most(
     monkeypatch.setattr("autocompile.execute.local.time", clock)
     executor = LocalExecutor(isolation="spawn", jobs=1)
 
-    def look_after(child: object, poll: bool) -> None:
-        if poll:
-            looks.append(clock.monotonic())
-            clock.work(0.03)
+    def look(roots: object) -> dict[int, int]:
+        looks.append(clock.monotonic())
+        clock.work(0.03)
+        return {}
 
-    monkeypatch.setattr(executor, "_look_after", look_after)
-    child = Mock(gone=False, process=None)
+    monkeypatch.setattr(local, "tree_memory_bytes", look)
+    child = Mock(gone=False, process=None, cgroup=None, left_s=lambda: 1.0)
+    child.job.memory_limit_bytes = 2**30
     monkeypatch.setattr(executor, "_children", {0: child})
     for _ in range(1000):
         executor._look_after_all()

@@ -59,31 +59,23 @@ def test_each_fault_has_its_outcome_step_and_words(
     assert "\n" not in record.message
 
 
-def test_a_hang_leaves_its_stack_in_the_log(faulty: autocompile.Result) -> None:
-    number = trial(faulty, "hangs").number
-    log = (Path(faulty.run_dir) / f"trials/{number:04d}/log.txt").read_text("utf-8", "replace")
-    assert "in hangs" in log
-
-
-def test_a_hundred_megabytes_of_output_are_capped(faulty: autocompile.Result) -> None:
-    number = trial(faulty, "shouts").number
-    log = Path(faulty.run_dir) / f"trials/{number:04d}/log.txt"
+@pytest.mark.parametrize(
+    ("backend", "said"), [("hangs", b"in hangs"), ("shouts", b"bytes left out")]
+)
+def test_a_hang_leaves_its_stack_in_the_log_and_a_lot_of_output_is_capped(
+    faulty: autocompile.Result, backend: str, said: bytes
+) -> None:
+    log = Path(faulty.run_dir) / f"trials/{trial(faulty, backend).number:04d}/log.txt"
     assert log.stat().st_size < 2**20
-    assert b"bytes left out" in log.read_bytes()
+    assert said in log.read_bytes()
 
 
-def test_nothing_of_a_faulty_trial_is_alive(faulty: autocompile.Result) -> None:
+def test_a_wrong_setting_is_never_best_and_nothing_of_it_is_alive(
+    faulty: autocompile.Result,
+) -> None:
     assert_nothing_left("AUTOCOMPILE_TRIAL=")
-
-
-def test_a_wrong_setting_is_never_best(faulty: autocompile.Result) -> None:
-    assert faulty.config["forward"].backend in (
-        "eager",
-        "honest",
-        "aot_eager",
-        "shouts",
-        "inductor",
-    )
+    right = ("eager", "honest", "aot_eager", "shouts", "inductor")
+    assert faulty.config["forward"].backend in right
     ranked = faulty.to_dict()["phases"]["forward"]["by_batch_size"][0]["number"]
     assert next(r for r in faulty.trials if r.number == ranked).outcome.value == "ok"
 
@@ -104,11 +96,6 @@ def test_a_study_of_faults_is_resumed_without_repeating_any(faulty: autocompile.
 
 
 # --- processes, descriptors and the channel -----------------------------------------------------
-
-
-def nothing_left() -> None:
-    """Nothing of the trial before is alive; that the next one works the next test shows."""
-    assert_nothing_left("AUTOCOMPILE_TRIAL=")
 
 
 PROCESS_FAULTS = [
@@ -134,12 +121,14 @@ def test_a_trial_that_harms_its_own_processes_harms_nobody_else(
     assert words in ending.message
     if backend in ("segfaults_in_a_thread", "kills_itself", "kills_its_supervisor"):
         assert "forked" in ending.doubts, "forking may have caused such a death"
-    nothing_left()
+    assert_nothing_left("AUTOCOMPILE_TRIAL=")  # that the next one works the next test shows
 
 
-def test_after_all_of_them_a_trial_works(bench: Bench) -> None:
-    ending = bench.run(PROCESSES, "honest")
+def test_after_all_of_them_a_trial_works_beside_a_busy_neighbour_too(bench: Bench) -> None:
+    ending = bench.run(PROCESSES, "shares_its_core")
     assert ending.outcome is Outcome.OK, ending.message
+    assert ending.payload["reference_s"] > 0
+    assert_nothing_left("AUTOCOMPILE_TRIAL=")
 
 
 HANGS = {
@@ -195,20 +184,13 @@ def test_a_trial_beside_hangs_works_and_is_not_charged_for_standing_still(
     assert_nothing_left("AUTOCOMPILE_TRIAL=")
 
 
-def test_a_busy_neighbour_does_not_end_a_trial(bench: Bench) -> None:
-    ending = bench.run(PROCESSES, "shares_its_core")
-    assert ending.outcome is Outcome.OK, ending.message
-    assert ending.payload["reference_s"] > 0
-    nothing_left()
-
-
 def test_two_gigabytes_of_output_are_capped(bench: Bench) -> None:
     number = bench.start(PROCESSES, "shouts_two_gigabytes")
     ending = bench.end(number)
     assert ending.outcome is Outcome.OK, ending.message
     assert bench.log(number).stat().st_size < 2**20
     assert b"bytes left out" in bench.log(number).read_bytes()
-    nothing_left()
+    assert_nothing_left("AUTOCOMPILE_TRIAL=")
 
 
 # --- slow ---------------------------------------------------------------------------------------
@@ -219,7 +201,7 @@ def test_a_result_counts_although_its_process_does_not_end(bench: Bench) -> None
     ending = bench.run(PROCESSES, "cannot_leave")
     assert (ending.outcome, ending.step.value) == (Outcome.OK, "exit"), ending.message
     assert ending.payload["measurement"]
-    nothing_left()
+    assert_nothing_left("AUTOCOMPILE_TRIAL=")
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 import selectors
 import sys
 import time
@@ -13,6 +13,7 @@ from unittest.mock import Mock
 import pytest
 from conftest import assert_nothing_left
 
+from autocompile.errors import UsageError
 from autocompile.execute import fork_server as fork_server
 from autocompile.execute.executor import Ended, Ending, Event, Job, Told
 from autocompile.execute.fork_server import ForkServer, ForkServerError
@@ -20,9 +21,11 @@ from autocompile.execute.local import LocalExecutor
 from autocompile.store.record import Outcome
 
 Interpreter = Callable[[str], str]
+SILENT = "import time; time.sleep(1000)"
 ANSWERS = """
 import json, socket, sys
 connection = socket.socket(fileno=int(sys.argv[3]))
+def say(**answer): connection.sendall(json.dumps(answer).encode() + b'\\n')
 """
 
 
@@ -43,6 +46,21 @@ def interpreter(tmp_path: Path) -> Interpreter:
 def selector() -> Iterator[selectors.BaseSelector]:
     with selectors.DefaultSelector() as made:
         yield made
+
+
+@pytest.fixture
+def serve(interpreter: Interpreter, selector: selectors.BaseSelector) -> Iterator[Callable]:
+    """Starts a fork server that does what a program says."""
+    made: list[ForkServer] = []
+
+    def start(source: str) -> ForkServer:
+        made.append(ForkServer(interpreter(source), {}, selector))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.close()
+    assert not selector.get_map()
 
 
 def until_ended(executor: LocalExecutor, number: int) -> tuple[Ending, list[Event]]:
@@ -70,7 +88,7 @@ def job(number: int, folder: Path, python: str, fresh: bool = False) -> Job:
 def test_deadlines_and_ctrl_c_are_kept_while_a_fork_server_starts(
     tmp_path: Path, interpreter: Interpreter
 ) -> None:
-    silent = interpreter("import time; time.sleep(1000)")
+    silent = interpreter(SILENT)
     executor = LocalExecutor(jobs=2)
     try:
         executor.start(job(1, tmp_path, silent, fresh=True))
@@ -88,89 +106,103 @@ def test_deadlines_and_ctrl_c_are_kept_while_a_fork_server_starts(
     assert_nothing_left(silent)
 
 
-def test_a_fork_server_that_never_answers_is_given_up(
-    tmp_path: Path, interpreter: Interpreter, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("source", "starts", "why"),
+    [
+        # One that died may have been killed from outside, and is replaced.
+        ("sys.exit('it broke')", 3, "the fork server exited: it broke"),
+        (SILENT, 3, "the fork server has not answered for 0 s"),
+        (f"{ANSWERS}connection.sendall(b'hello\\n')", 3, "sent an invalid answer"),
+        (f"{ANSWERS}connection.sendall(b'[1]\\n')", 3, "sent an invalid answer: [1]"),
+        # What a sitecustomize of some monitoring tool does: a thread in every interpreter.
+        (f"{ANSWERS}say(refused='a thread runs in it: watcher')", 1, "runs in it: watcher"),
+    ],
+)
+def test_where_no_fork_server_can_live_each_trial_gets_an_interpreter(
+    tmp_path: Path,
+    interpreter: Interpreter,
+    monkeypatch: pytest.MonkeyPatch,
+    source: str,
+    starts: int,
+    why: str,
 ) -> None:
-    monkeypatch.setattr(fork_server, "_PATIENCE_S", 0.2)
-    silent = interpreter("import time; time.sleep(1000)")
+    patience_s = 0.2 if source == SILENT else 60.0
+    monkeypatch.setattr(fork_server, "_PATIENCE_S", patience_s)
+    log = tmp_path / "started"
+    what = f"import sys; print(sys.argv[2], file=open({str(log)!r}, 'a'))\n"
+    python = interpreter(f"{what}if 'fork_server' not in sys.argv[2]: sys.exit()\n{source}")
+    told = []
     executor = LocalExecutor(jobs=1)
     try:
-        executor.start(job(1, tmp_path, silent))
-        ending, events = until_ended(executor, 1)
+        for number in (1, 2):
+            executor.start(job(number, tmp_path, python))
+            told += [e.text for e in until_ended(executor, number)[1] if isinstance(e, Told)]
     finally:
         executor.close()
-    assert ending.outcome is Outcome.TIMEOUT, "in an interpreter of its own, which is as silent"
-    (told,) = [e.text for e in events if isinstance(e, Told)]
-    assert told.startswith("each trial starts its own interpreter")
-    assert "has not answered for 0 s" in told
-    assert_nothing_left(silent)
+    (said,) = told  # once is enough
+    assert said.startswith("each trial starts its own interpreter") and why in said
+    server, trial = "autocompile.trial.process.fork_server", "autocompile.trial"
+    assert log.read_text().split() == [*[server] * starts, trial, trial]
+    executor = LocalExecutor(isolation="fork", jobs=1)
+    executor.start(job(3, tmp_path, python))
+    with pytest.raises(UsageError, match="cannot be forked here"):
+        executor.wait(60.0)
+    executor.close()
+    assert_nothing_left(python)
 
 
 def test_exclusive_use_waits_for_a_fork_server_that_is_busy() -> None:
     executor = LocalExecutor(isolation="spawn", jobs=1)
-    executor._starters, executor._exclusive = Mock(are_busy=True), Mock(taken=False)
-    executor._asking.append(3)
-    executor._pass_on_requests()
-    executor._exclusive.request.assert_not_called()
-    executor._starters.are_busy = False
-    executor._pass_on_requests()
-    executor._exclusive.request.assert_called_once_with(3)
+    executor._starters["other"] = starter = Mock(is_busy=True)
+    told, tell = os.pipe()
+    os.set_blocking(told, False)
+    executor._children[3] = Mock(pipes=Mock(control=tell))
+    executor._exclusive.enter(3)
+    executor._exclusive.request(3)
+    executor._exclusive.advance()
+    assert executor._exclusive.taken
+    with pytest.raises(BlockingIOError):
+        os.read(told, 1)
+    starter.is_busy = False
+    executor._exclusive.advance()
+    assert os.read(told, 1) == b"!"
+    executor._children.clear()
     executor.close()
+    for descriptor in (told, tell):
+        os.close(descriptor)
 
 
 def test_it_prepares_once_after_it_was_warmed(
-    tmp_path: Path, interpreter: Interpreter, selector: selectors.BaseSelector
+    tmp_path: Path, serve: Callable[[str], ForkServer], selector: selectors.BaseSelector
 ) -> None:
     heard = tmp_path / "heard"
-    python = interpreter(
+    one = serve(
         f"{ANSWERS}file = open({str(heard)!r}, 'w')\n"
-        "connection.sendall(b'{\"memory_bytes\": 1}\\n')\n"
+        "say()\n"
         "for line in connection.makefile():\n"
         "    print(json.loads(line)['do'], file=file, flush=True)\n"
-        "    connection.sendall(b'{\"memory_bytes\": 1}\\n')\n"
+        "    say()\n"
     )
-    one = ForkServer(python, {}, selector)
-    try:
-        assert one.is_busy
-        until_ready(one, selector)
-        assert not one.is_busy
-        one.warm(["json"], None)
-        until_ready(one, selector)
-        one.warm([], tmp_path)
-        one.warm(["os"], None)
-        until_ready(one, selector)
-        until_ready(one, selector)
-        assert heard.read_text().split() == ["warm", "warm", "warm", "prepare"]
-    finally:
-        one.close()
-    assert not selector.get_map()
+    assert one.is_busy
+    until_ready(one, selector)
+    assert not one.is_busy
+    one.warm(["json"], None)
+    until_ready(one, selector)
+    one.warm([], tmp_path)
+    one.warm(["os"], None)
+    until_ready(one, selector)
+    until_ready(one, selector)
+    assert heard.read_text().split() == ["warm", "warm", "warm", "prepare"]
 
 
-@pytest.mark.parametrize(
-    ("source", "reason", "is_unfit"),
-    [
-        (f"{ANSWERS}connection.sendall(json.dumps(dict(refused='no')).encode() + b'\\n')", "no", 1),
-        ("import sys; sys.exit('it broke')", "server exited: it broke", 0),
-        (f"{ANSWERS}connection.sendall(b'hello\\n')", "invalid answer", 0),
-        (f"{ANSWERS}connection.sendall(b'[1]\\n')", "invalid answer", 0),
-    ],
-)
-def test_why_there_is_none_is_told_and_wakes_nobody_again(
-    interpreter: Interpreter,
-    selector: selectors.BaseSelector,
-    source: str,
-    reason: str,
-    is_unfit: int,
+def test_one_that_has_ended_wakes_nobody_again(
+    serve: Callable[[str], ForkServer], selector: selectors.BaseSelector
 ) -> None:
-    one = ForkServer(interpreter(source), {}, selector)
-    try:
-        with pytest.raises(ForkServerError, match=reason) as caught:
-            until_ready(one, selector)
-        assert caught.value.is_unfit is bool(is_unfit)
-        assert not one.is_busy
-        assert not selector.get_map(), "the end of a socket would wake for ever"
-    finally:
-        one.close()
+    one = serve("raise SystemExit")
+    with pytest.raises(ForkServerError, match="the fork server exited"):
+        until_ready(one, selector)
+    assert not one.is_busy
+    assert not selector.get_map(), "the end of a socket would wake for ever"
 
 
 def test_a_fork_server_that_cannot_be_started_says_why(selector: selectors.BaseSelector) -> None:
@@ -180,17 +212,12 @@ def test_a_fork_server_that_cannot_be_started_says_why(selector: selectors.BaseS
 
 
 def test_the_word_of_a_fork_is_not_waited_for_longer_than_a_while(
-    interpreter: Interpreter, selector: selectors.BaseSelector, monkeypatch: pytest.MonkeyPatch
+    serve: Callable[[str], ForkServer],
+    selector: selectors.BaseSelector,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(fork_server, "_FORK_S", 0.2)
-    ready = json.dumps({"memory_bytes": 1})
-    python = interpreter(
-        f"{ANSWERS}import time\nconnection.sendall(b'{ready}\\n')\ntime.sleep(1000)"
-    )
-    one = ForkServer(python, {}, selector)
-    try:
-        until_ready(one, selector)
-        with pytest.raises(ForkServerError, match="has not forked"):
-            one.fork({}, (0, 1, 2))
-    finally:
-        one.close()
+    one = serve(f"{ANSWERS}say()\n{SILENT}")
+    until_ready(one, selector)
+    with pytest.raises(ForkServerError, match="has not forked"):
+        one.fork({}, (0, 1, 2))

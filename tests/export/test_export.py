@@ -22,7 +22,8 @@ from autocompile.export.lines import optimizer_lines
 from autocompile.export.text import literal
 from autocompile.settings.backends import BACKENDS
 from autocompile.settings.config import CompileConfig
-from autocompile.settings.tuned import Tuned
+
+Report = dict[str, Any]
 
 SAMPLE = json.loads((Path(__file__).parents[1] / "data" / "report.json").read_text("utf-8"))
 SCRIPTS = [name for name in FORMATS if name != "json"]
@@ -31,16 +32,16 @@ EAGER = SAMPLE["phases"]["optimizer_step"]["best"]["config"]
 
 
 @pytest.fixture
-def rl_report() -> dict[str, Any]:
+def rl() -> Report:
     """The invented report: RLlib, exploration faster, optimizer step not."""
-    report: dict[str, Any] = copy.deepcopy(SAMPLE)
+    report: Report = copy.deepcopy(SAMPLE)
     return report
 
 
 @pytest.fixture
-def plain_report() -> dict[str, Any]:
+def plain() -> Report:
     """The same numbers for the forward pass of a plain module."""
-    report: dict[str, Any] = copy.deepcopy(SAMPLE)
+    report: Report = copy.deepcopy(SAMPLE)
     report["target"].update(
         spec="model.py",
         kind="functions",
@@ -53,14 +54,12 @@ def plain_report() -> dict[str, Any]:
 
 
 @pytest.fixture
-def report_for(
-    rl_report: dict[str, Any], plain_report: dict[str, Any]
-) -> Callable[[str], dict[str, Any]]:
+def report_for(rl: Report, plain: Report) -> Callable[[str], Report]:
     """The report that has a form in a format."""
-    return lambda to: rl_report if to == "rllib" else plain_report
+    return lambda to: rl if to == "rllib" else plain
 
 
-def set_verdicts(report: dict[str, Any], verdict: str) -> None:
+def set_verdicts(report: Report, verdict: str) -> None:
     for phase in report["phases"].values():
         phase["verdict"] = verdict
         if verdict == "keep_eager":
@@ -69,14 +68,14 @@ def set_verdicts(report: dict[str, Any], verdict: str) -> None:
             phase["best"] = None
 
 
-def change_config(report: dict[str, Any], phase: str, **changes: Any) -> None:
+def change_config(report: Report, phase: str, **changes: Any) -> None:
     report["phases"][phase]["best"]["config"].update(changes)
 
 
 @pytest.mark.parametrize("to", FORMATS)
 @pytest.mark.parametrize("verdict", ["faster", "keep_eager"])
 def test_every_format_yields_text_for_a_result_and_leaves_the_report_as_it_was(
-    to: str, verdict: str, report_for: Callable[[str], dict[str, Any]]
+    to: str, verdict: str, report_for: Callable[[str], Report]
 ) -> None:
     report = report_for(to)
     set_verdicts(report, verdict)
@@ -95,7 +94,7 @@ def test_every_format_yields_text_for_a_result_and_leaves_the_report_as_it_was(
 
 @pytest.mark.parametrize("to", FORMATS)
 def test_every_format_refuses_a_report_of_nothing(
-    to: str, report_for: Callable[[str], dict[str, Any]]
+    to: str, report_for: Callable[[str], Report]
 ) -> None:
     report = report_for(to)
     set_verdicts(report, "failed")
@@ -105,18 +104,16 @@ def test_every_format_refuses_a_report_of_nothing(
             export(report, to)
 
 
-def test_an_unknown_format_is_a_usage_error_that_names_the_nearest(
-    rl_report: dict[str, Any],
-) -> None:
+def test_an_unknown_format_is_a_usage_error_that_names_the_nearest(rl: Report) -> None:
     with pytest.raises(UsageError, match="unknown export format 'rlib'") as caught:
-        export(rl_report, "rlib")
+        export(rl, "rlib")
     assert caught.value.hint == "autocompile export ppo_breakout-0003 --to rllib"
 
 
 @pytest.mark.parametrize("to", SCRIPTS)
 @pytest.mark.parametrize("change", [{}, {"dynamic": True, "fullgraph": True}])
 def test_scripts_are_formatted_as_a_formatter_would(
-    to: str, change: dict[str, Any], report_for: Callable[[str], dict[str, Any]]
+    to: str, change: Report, report_for: Callable[[str], Report]
 ) -> None:
     report = report_for(to)
     report["target"]["build"] = ["import runpy", 'model = runpy.run_path("m.py")["model"]']
@@ -133,7 +130,7 @@ NASTY = "x\"\"\"\n'''\rimport os; os.abort()\x0c\x85\u2028import os #\\ \ud800 {
 
 @pytest.mark.parametrize("to", SCRIPTS)
 def test_text_from_a_report_never_becomes_code(
-    to: str, report_for: Callable[[str], dict[str, Any]]
+    to: str, report_for: Callable[[str], Report]
 ) -> None:
     clean, dirty = report_for(to), copy.deepcopy(report_for(to))
     dirty["target"]["spec"] = dirty["run_dir"] = NASTY
@@ -142,36 +139,28 @@ def test_text_from_a_report_never_becomes_code(
     for phase in dirty["phases"].values():
         phase["reason"] = NASTY
     text = export(dirty, to)
-    plain = ast.parse(export(clean, to))
+    tree = ast.parse(export(clean, to))
     if to == "rllib":  # which holds some of it, and nothing but strings, in its settings
         settings = settings_in(text)
         assert settings["target"] == settings["fingerprint"]["torch"] == NASTY
         text = text.replace(literal(settings, ""), literal(settings_in(export(clean, to)), ""))
-    assert ast.dump(ast.parse(text)) == ast.dump(plain)
+    assert ast.dump(ast.parse(text)) == ast.dump(tree)
+    shapes = []
+    for name in ("plain", NASTY):
+        dirty["environments"] = {name: {"torch": name, "python_path": name}}
+        for phase in dirty["phases"].values():
+            if phase["verdict"] == "faster":
+                phase["best"]["config"]["environment"] = name
+        text += export(dirty, to)
+        shapes.append([type(node).__name__ for node in ast.parse(export(dirty, to)).body])
+    assert shapes[0] == shapes[1]
     assert text.isascii()
 
 
-@pytest.mark.parametrize("to", SCRIPTS)
-def test_text_of_an_environment_never_becomes_code(
-    to: str, report_for: Callable[[str], dict[str, Any]]
-) -> None:
-    shapes = []
-    for name in ("plain", NASTY):
-        report = report_for(to)
-        report["environments"] = {name: {"torch": name, "python_path": name}}
-        for phase in report["phases"].values():
-            if phase["verdict"] == "faster":
-                phase["best"]["config"]["environment"] = name
-        text = export(report, to)
-        assert text.isascii()
-        shapes.append([type(node).__name__ for node in ast.parse(text).body])
-    assert shapes[0] == shapes[1]
-
-
-def test_an_algorithm_that_is_no_dotted_name_is_not_imported(rl_report: dict[str, Any]) -> None:
+def test_an_algorithm_that_is_no_dotted_name_is_not_imported(rl: Report) -> None:
     for name in ("os;import x:A", "a.b:C.D", "a:import", "__main__:Mine", "nothing", ":", None):
-        rl_report["target"]["algorithm"] = name
-        text = export(rl_report, "rllib")
+        rl["target"]["algorithm"] = name
+        text = export(rl, "rllib")
         assert "def apply(config):" in text and "import x" not in text
         assert [line for line in text.splitlines() if "import" in line] == [
             "from autocompile.rllib import tuned"
@@ -180,50 +169,11 @@ def test_an_algorithm_that_is_no_dotted_name_is_not_imported(rl_report: dict[str
 
 @pytest.mark.parametrize("value", [NASTY.replace("\ud800", ""), 'a"b', "a'b", 1.5, -3, None, True])
 @pytest.mark.parametrize("to", ["python", "accelerate"])
-def test_option_values_survive_as_they_are(
-    to: str, value: Any, plain_report: dict[str, Any]
-) -> None:
-    change_config(plain_report, "forward", mode="default", options={"key": value})
-    tree = ast.parse(export(plain_report, to))
-    options = [
-        ast.literal_eval(v)
-        for node in ast.walk(tree)
-        for v in (
-            [node.value]
-            if isinstance(node, ast.keyword) and node.arg == "options"
-            else [v for k, v in zip(node.keys, node.values, strict=True) if _is(k, "options")]
-            if isinstance(node, ast.Dict)
-            else []
-        )
-    ]
-    assert options == [{"key": value}]
-
-
-def _is(node: ast.expr | None, text: str) -> bool:
-    return isinstance(node, ast.Constant) and node.value == text
-
-
-def test_build_lines_that_are_not_python_are_refused(plain_report: dict[str, Any]) -> None:
-    plain_report["target"]["build"] = ["model = ("]
-    with pytest.raises(ExportError, match="not Python"):
-        export(plain_report, "script")
-
-
-def test_the_json_holds_settings_by_value_with_their_evidence(rl_report: dict[str, Any]) -> None:
-    found = Tuned.read(json.loads(export(rl_report, "json")))
-    explored = found.at("forward_exploration", 16)
-    assert explored is not None and explored.config.mode == "max-autotune"
-    assert explored.speedup["value"] == 1.41
-    (step,) = found.phases["optimizer_step"]
-    assert step.config.is_eager and step.speedup["value"] == 1.0
-    assert found.fingerprint["torch"] == "2.13.0+cpu"
-
-
-def test_a_script_names_the_evidence_of_each_phase(rl_report: dict[str, Any]) -> None:
-    text = " ".join(_comments(export(rl_report, "script")))
-    for words in ("1.41x [1.39, 1.43]", "batch size 16", "torch 2.13.0+cpu", "AMD EPYC (cpu)"):
-        assert words in text
-    assert "optimizer_step: keep eager" in text
+def test_option_values_survive_as_they_are(to: str, value: Any, plain: Report) -> None:
+    change_config(plain, "forward", mode="default", options={"key": value})
+    calls = [node for node in ast.walk(ast.parse(export(plain, to)))]
+    given = [node for node in calls if isinstance(node, ast.keyword) and node.arg == "options"]
+    assert [ast.literal_eval(node.value) for node in given] == [{"key": value}]
 
 
 OPTIMIZER = {
@@ -235,7 +185,7 @@ OPTIMIZER = {
 FUSED = {"backend": "eager", "optimizer": "fused"}
 
 
-def with_fused_step(report: dict[str, Any], **optimizer: Any) -> dict[str, Any]:
+def with_fused_step(report: Report, **optimizer: Any) -> Report:
     """The forward pass in another layout, and the step of the user's own optimizer fused."""
     change_config(report, "forward", memory_format="channels_last")
     step = copy.deepcopy(report["phases"]["forward"])
@@ -246,8 +196,8 @@ def with_fused_step(report: dict[str, Any], **optimizer: Any) -> dict[str, Any]:
     return report
 
 
-def test_python_is_the_lines_that_a_person_would_write(plain_report: dict[str, Any]) -> None:
-    lines = export(with_fused_step(plain_report), "python").splitlines()
+def test_python_is_the_lines_that_a_person_would_write(plain: Report) -> None:
+    lines = export(with_fused_step(plain), "python").splitlines()
     assert [line for line in lines if line and not line.startswith("#")] == [
         "model = model.to(memory_format=torch.channels_last)",
         'model = torch.compile(model, mode="max-autotune")',
@@ -258,42 +208,37 @@ def test_python_is_the_lines_that_a_person_would_write(plain_report: dict[str, A
         "processes",
         "# optimizer_step: 1.41x [1.39, 1.43] as fast as eager, confirmed in 3 fresh processes",
     ]
-    use = use_line(plain_report)
+    use = use_line(plain)
     assert use == "; ".join(line for line in lines if line and not line.startswith("#"))
 
 
 def test_an_optimizer_of_which_the_run_cannot_tell_how_it_is_made_is_changed_as_it_is(
-    plain_report: dict[str, Any],
+    plain: Report,
 ) -> None:
-    report = with_fused_step(plain_report, **{"class": None, "arguments": None})
+    report = with_fused_step(plain, **{"class": None, "arguments": None})
     change = "for group in optimizer.param_groups:\n    group.update(foreach=False, fused=True)"
     assert change in export(report, "python") and "torch.optim" not in export(report, "python")
     script = export(report, "script")
     assert script.index("optimizer = make(model)") < script.index(change)
     assert use_line(report) == "autocompile export last --to python"
+    for name in ("Adam(); import os", "", "a.b"):
+        report["target"]["optimizer"] = {**OPTIMIZER, "class": name}
+        assert "torch.optim" not in export(report, "python")
 
 
-@pytest.mark.parametrize("name", ["Adam(); import os", "", None, "a.b"])
-def test_a_class_that_is_no_name_is_not_written(name: Any, plain_report: dict[str, Any]) -> None:
-    report = with_fused_step(plain_report, **{"class": name})
-    assert "torch.optim" not in export(report, "python")
-
-
-def test_a_phase_in_which_nothing_is_compiled_replaces_no_method(
-    rl_report: dict[str, Any], plain_report: dict[str, Any]
-) -> None:
+def test_a_phase_in_which_nothing_is_compiled_replaces_no_method(rl: Report, plain: Report) -> None:
     own = {**EAGER, "memory_format": "channels_last"}
-    rl_report["phases"]["forward_exploration"]["best"]["config"] = own
-    plain_report["phases"]["forward"]["best"]["config"] = own
+    rl["phases"]["forward_exploration"]["best"]["config"] = own
+    plain["phases"]["forward"]["best"]["config"] = own
     for to in ("python", "script"):
-        assert "_forward" not in export(rl_report, to).replace('"forward', "")
-        assert "torch.compile(" not in export(plain_report, to)
-        assert "model = model.to(memory_format=torch.channels_last)" in export(plain_report, to)
+        assert "_forward" not in export(rl, to).replace('"forward', "")
+        assert "torch.compile(" not in export(plain, to)
+        assert "model = model.to(memory_format=torch.channels_last)" in export(plain, to)
 
 
 @pytest.mark.parametrize("to", SCRIPTS)
 def test_what_was_not_confirmed_says_so_in_its_first_line(
-    to: str, report_for: Callable[[str], dict[str, Any]]
+    to: str, report_for: Callable[[str], Report]
 ) -> None:
     report = report_for(to)
     (name, phase), *_ = report["phases"].items()
@@ -314,104 +259,61 @@ def _comments(text: str) -> list[str]:
     return [t.string.lstrip("# ") for t in tokens if t.type == tokenize.COMMENT]
 
 
-def test_an_object_in_python_has_lines_and_no_program(plain_report: dict[str, Any]) -> None:
-    plain_report["target"]["build"] = None
-    assert "model = torch.compile(model" in export(plain_report, "python")
-    with pytest.raises(ExportError, match="Python object"):
-        export(plain_report, "script")
-
-
-def test_a_script_moves_the_model_to_the_device_it_was_measured_on(
-    plain_report: dict[str, Any],
-) -> None:
-    plain_report["environment"]["device"] = "cuda:0"
-    assert 'model.to("cuda:0")\n' in export(plain_report, "script")
+def test_an_object_in_python_has_lines_and_no_program(plain: Report) -> None:
+    plain["target"]["build"] = None
+    assert "model = torch.compile(model" in export(plain, "python")
+    for build, words in ((None, "Python object"), (["model = ("], "not Python")):
+        plain["target"]["build"] = build
+        with pytest.raises(ExportError, match=words):
+            export(plain, "script")
 
 
 @pytest.mark.parametrize("name", [n for n, known in BACKENDS.items() if known.registered_by])
-def test_python_imports_the_package_of_each_backend_that_has_one(
-    name: str, plain_report: dict[str, Any]
-) -> None:
-    change_config(plain_report, "forward", backend=name, mode="default")
-    assert f"import {BACKENDS[name].registered_by}  #" in export(plain_report, "python")
+def test_python_imports_the_package_of_each_backend_that_has_one(name: str, plain: Report) -> None:
+    change_config(plain, "forward", backend=name, mode="default")
+    assert f"import {BACKENDS[name].registered_by}  #" in export(plain, "python")
 
 
-@pytest.mark.parametrize("name", [n for n, known in BACKENDS.items() if not known.trains])
-@pytest.mark.parametrize("to", STACKS)
-def test_model_stacks_refuse_what_computes_no_gradients(
-    to: str, name: str, plain_report: dict[str, Any]
-) -> None:
-    change_config(plain_report, "forward", backend=name, mode="default")
-    with pytest.raises(ExportError, match=r"no gradients|not take the backend"):
-        export(plain_report, to)
-
-
-def test_what_plain_torch_cannot_do_is_a_line_of_ours(plain_report: dict[str, Any]) -> None:
-    change_config(plain_report, "forward", scope="regional")
-    text = export(plain_report, "python")
+def test_what_plain_torch_cannot_do_is_a_line_of_ours(plain: Report) -> None:
+    change_config(plain, "forward", scope="regional")
+    text = export(plain, "python")
     assert "from autocompile.runtime.regions import regions_of\n" in text
     assert text.endswith('\nregions_of(model).compile(mode="max-autotune")\n')
-    change_config(plain_report, "forward", scope="full", freezing=True)
-    text = export(plain_report, "python")
+    change_config(plain, "forward", scope="full", freezing=True)
+    text = export(plain, "python")
     assert "# The file: autocompile export ppo_breakout-0003 -o tuned.json\n" in text
     assert text.endswith('autocompile.apply(model, "tuned.json", "forward", batch_size=16)\n')
-    assert "SETTINGS = {" in export(plain_report, "script")
+    assert "SETTINGS = {" in export(plain, "script")
     for to in STACKS:
         with pytest.raises(ExportError, match="computes no gradients"):
-            export(plain_report, to)
-
-
-def test_rllib_refuses_a_target_that_is_no_rlmodule(plain_report: dict[str, Any]) -> None:
-    with pytest.raises(ExportError, match="not an RLModule") as caught:
-        export(plain_report, "rllib")
-    assert caught.value.hint == "autocompile export ppo_breakout-0003 --to python"
-
-
-def test_a_backend_that_accelerate_has_no_name_for_is_a_line_of_its_own(
-    plain_report: dict[str, Any],
-) -> None:
-    change_config(plain_report, "forward", backend="my_backend", mode="default")
-    text = export(plain_report, "accelerate")
-    assert 'compile(model, backend="my_backend")' in text
-    assert 'plugin = TorchDynamoPlugin(backend="my' not in text
-
-
-@pytest.mark.parametrize("to", ["lightning", "transformers"])
-def test_a_trainer_has_a_callback_that_reads_the_file(
-    to: str, plain_report: dict[str, Any]
-) -> None:
-    text = export(plain_report, to)
-    assert f"from autocompile.{to} import TunedCallback\n" in text
-    assert 'callbacks=[TunedCallback("tuned.json"' in text
-    assert "# The file: autocompile export ppo_breakout-0003 -o tuned.json\n" in text
-    set_verdicts(plain_report, "keep_eager")
-    assert [line for line in export(plain_report, to).splitlines() if line[:1] != "#"] == []
+            export(plain, to)
 
 
 @pytest.mark.parametrize("to", STACKS)
 def test_model_stacks_refuse_what_is_no_forward_pass_and_point_elsewhere(
-    to: str, rl_report: dict[str, Any], plain_report: dict[str, Any]
+    to: str, rl: Report, plain: Report
 ) -> None:
-    plain_report["phases"] = {"optimizer_step": SAMPLE["phases"]["optimizer_step"]}
-    for report, words, other in (
-        (rl_report, "no form for an RLModule", "rllib"),
-        (plain_report, "forward pass", "python"),
+    plain["phases"] = {"optimizer_step": SAMPLE["phases"]["optimizer_step"]}
+    for report, words, form, other in (
+        (rl, "no form for an RLModule", to, "rllib"),
+        (plain, "forward pass", to, "python"),
+        (plain, "not an RLModule", "rllib", "python"),
     ):
         with pytest.raises(ExportError, match=words) as caught:
-            export(report, to)
+            export(report, form)
         assert caught.value.hint == f"autocompile export ppo_breakout-0003 --to {other}"
 
 
 @pytest.mark.parametrize("to", STACKS)
-def test_model_stacks_fall_back_to_the_training_step(to: str, plain_report: dict[str, Any]) -> None:
-    plain_report["phases"]["train_step"] = copy.deepcopy(plain_report["phases"]["forward"])
-    plain_report["phases"]["forward"].update(verdict="failed", best=None)
-    text = export(plain_report, to)
+def test_model_stacks_fall_back_to_the_training_step(to: str, plain: Report) -> None:
+    plain["phases"]["train_step"] = copy.deepcopy(plain["phases"]["forward"])
+    plain["phases"]["forward"].update(verdict="failed", best=None)
+    text = export(plain, to)
     assert "# train_step: 1.41x" in text
     assert "compiles the forward pass and its backward only" in " ".join(_comments(text))
 
 
-def settings_in(text: str) -> dict[str, Any]:
+def settings_in(text: str) -> Report:
     """What a script assigns to SETTINGS."""
     for node in ast.parse(text).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "SETTINGS":
@@ -419,25 +321,28 @@ def settings_in(text: str) -> dict[str, Any]:
     raise AssertionError("there are no SETTINGS")
 
 
-def test_rllib_has_the_settings_of_every_batch_size_by_value(rl_report: dict[str, Any]) -> None:
-    step = copy.deepcopy(rl_report["phases"]["forward_exploration"])
-    rl_report["phases"]["train_step"] = step  # RLlib has a step of its own
-    found = settings_in(export(rl_report, "rllib"))
+def test_rllib_has_the_settings_of_every_batch_size_by_value(rl: Report) -> None:
+    step = copy.deepcopy(rl["phases"]["forward_exploration"])
+    rl["phases"]["train_step"] = step  # RLlib has a step of its own
+    found = settings_in(export(rl, "rllib"))
     assert found["phases"].keys() == {"forward_exploration", "optimizer_step"}
     sizes = {c["batch_size"]: c["config"] for c in found["phases"]["forward_exploration"]}
     assert sizes == {
         1: {"backend": "inductor"},
         16: {"backend": "inductor", "mode": "max-autotune"},
     }
-    written = json.loads(export(rl_report, "json"))
+    written = json.loads(export(rl, "json"))
     assert {**written, "phases": found["phases"]} == found
-    rl_report["phases"] = {"train_step": step}
+    rl["target"]["own_batch_size"] = {"forward_exploration": 64}
+    comments = " ".join(_comments(export(rl, "rllib")))
+    assert "own batch size 64 was not measured" in comments
+    rl["phases"] = {"train_step": step}
     with pytest.raises(ExportError, match="no form for the phases train_step"):
-        export(rl_report, "rllib")
+        export(rl, "rllib")
 
 
-def test_no_optimizer_is_made_up_for_a_target_that_names_none(rl_report: dict[str, Any]) -> None:
-    report = rl_report
+def test_no_optimizer_is_made_up_for_a_target_that_names_none(rl: Report) -> None:
+    report = rl
     report["target"] |= {"optimizer": {"class": "Adam", "arguments": {}, "lr": 0.001}}
     own, ours = ({"choices": c} for c in ({"optimizer": "get_optimizer() of the target"}, {}))
     fused = CompileConfig.from_dict(FUSED)
@@ -447,70 +352,57 @@ def test_no_optimizer_is_made_up_for_a_target_that_names_none(rl_report: dict[st
     assert changed[0] == "for group in optimizer.param_groups:"
 
 
-def test_what_was_measured_of_rllibs_updates_is_exported_for_rllib_only(
-    rl_report: dict[str, Any],
-) -> None:
-    update = copy.deepcopy(rl_report["phases"]["forward_exploration"])
-    rl_report["phases"]["learner_update"] = update
-    found = settings_in(export(rl_report, "rllib"))
+def test_what_was_measured_of_rllibs_updates_is_exported_for_rllib_only(rl: Report) -> None:
+    update = copy.deepcopy(rl["phases"]["forward_exploration"])
+    rl["phases"]["learner_update"] = update
+    found = settings_in(export(rl, "rllib"))
     assert list(found["phases"])[-1] == "learner_update"
-    text = export(rl_report, "python")
+    text = export(rl, "python")
     assert "# learner_update: 1.41x" in text and "LEARNER_UPDATE" not in text
-    rl_report["phases"] = {"learner_update": update}
-    assert use_line(rl_report).startswith("from autocompile.rllib import tuned")
+    rl["phases"] = {"learner_update": update}
+    assert use_line(rl).startswith("from autocompile.rllib import tuned")
     with pytest.raises(ExportError, match="no form in plain torch") as caught:
-        export(rl_report, "python")
+        export(rl, "python")
     assert caught.value.hint == "autocompile export ppo_breakout-0003 --to rllib"
 
 
 def test_the_code_in_a_line_and_in_whole_lines_are_of_the_reports_best(
-    rl_report: dict[str, Any], plain_report: dict[str, Any]
+    rl: Report, plain: Report
 ) -> None:
-    plain_report["phases"]["forward"]["by_batch_size"][1]["number"] = 6  # a tie
-    assert to_paste(plain_report) == {
-        "forward": 'model = torch.compile(model, mode="max-autotune")'
-    }
-    assert to_paste(plain_report, in_a_line=True) == {
+    plain["phases"]["forward"]["by_batch_size"][1]["number"] = 6  # a tie
+    assert to_paste(plain) == {"forward": 'model = torch.compile(model, mode="max-autotune")'}
+    assert to_paste(plain, in_a_line=True) == {
         "forward": 'torch.compile(model, mode="max-autotune")'
     }
-    assert set(to_paste(rl_report)) == set(to_paste(rl_report, in_a_line=True))
-    for report in (rl_report, plain_report):
+    assert set(to_paste(rl)) == set(to_paste(rl, in_a_line=True))
+    for report in (rl, plain):
         for name, choice in choices(report).items():
             best = report["phases"][name]["best"]
             if choice.config:
                 assert choice.config.to_dict().items() >= best["config"].items()
                 assert choice.batch_size == best["batch_size"]
-    set_verdicts(plain_report, "keep_eager")
-    assert to_paste(plain_report) == to_paste(plain_report, in_a_line=True) == {}
-    set_verdicts(plain_report, "failed")
-    assert to_paste(plain_report) == to_paste(plain_report, in_a_line=True) == {}
+    set_verdicts(plain, "keep_eager")
+    assert to_paste(plain) == to_paste(plain, in_a_line=True) == {}
+    set_verdicts(plain, "failed")
+    assert to_paste(plain) == to_paste(plain, in_a_line=True) == {}
 
 
-def test_rllib_says_when_the_users_own_batch_size_was_not_measured(
-    rl_report: dict[str, Any],
-) -> None:
-    rl_report["target"]["own_batch_size"] = {"forward_exploration": 64}
-    text = " ".join(_comments(export(rl_report, "rllib")))
-    assert "own batch size 64 was not measured" in text
-    assert "max-autotune" in export(rl_report, "rllib")
-
-
-def test_use_line_for_rllib_reads_the_file(rl_report: dict[str, Any]) -> None:
+def test_use_line_for_rllib_reads_the_file(rl: Report) -> None:
     line = 'from autocompile.rllib import tuned; config = tuned(config, "tuned.json")'
     use = f"{line}     after    autocompile export mine -o tuned.json"
-    assert use_line(rl_report, "mine") == use
-    change_config(rl_report, "forward_exploration", memory_format="channels_last")
-    assert use_line(rl_report, "mine") == use
-    rl_report["phases"] = {"train_step": rl_report["phases"]["forward_exploration"]}
-    assert "autocompile.rllib" not in use_line(rl_report)  # RLlib has a step of its own
+    assert use_line(rl, "mine") == use
+    change_config(rl, "forward_exploration", memory_format="channels_last")
+    assert use_line(rl, "mine") == use
+    rl["phases"] = {"train_step": rl["phases"]["forward_exploration"]}
+    assert "autocompile.rllib" not in use_line(rl)  # RLlib has a step of its own
 
 
-def test_blocks_compiled_for_one_phase_are_those_of_another(plain_report: dict[str, Any]) -> None:
+def test_blocks_compiled_for_one_phase_are_those_of_another(plain: Report) -> None:
     """They are compiled in place."""
-    phases = plain_report["phases"]
-    change_config(plain_report, "forward", scope="regional")
+    phases = plain["phases"]
+    change_config(plain, "forward", scope="regional")
     phases["train_step"] = copy.deepcopy(phases["forward"])
-    assert "regions_of" in export(plain_report, "python")  # the same of both
+    assert "regions_of" in export(plain, "python")  # the same of both
     best = phases["train_step"]["best"]["config"]
     for change in (
         lambda: best.update(mode="default"),
@@ -519,122 +411,92 @@ def test_blocks_compiled_for_one_phase_are_those_of_another(plain_report: dict[s
     ):
         change()
         with pytest.raises(ExportError, match="a model's blocks cannot be compiled"):
-            export(plain_report, "python")
-        assert use_line(plain_report).startswith("autocompile export last --to json")
+            export(plain, "python")
+        assert use_line(plain).startswith("autocompile export last --to json")
 
 
-def test_use_line_sets_nothing_of_the_process_for_one_of_two_phases(
-    plain_report: dict[str, Any],
-) -> None:
-    phases = plain_report["phases"]
+def test_use_line_sets_nothing_of_the_process_for_one_of_two_phases(plain: Report) -> None:
+    phases = plain["phases"]
     phases["optimizer_step"] = copy.deepcopy(phases["forward"])
     phases["optimizer_step"]["verdict"] = "keep_eager"
-    change_config(plain_report, "forward", backend="eager", mode="default", threads=1)
-    assert use_line(plain_report).startswith("autocompile export last --to python")
-    assert "threads or precision" in export(plain_report, "python")
-    assert "in_own_state(" in export(plain_report, "script")
+    change_config(plain, "forward", backend="eager", mode="default", threads=1)
+    assert use_line(plain).startswith("autocompile export last --to python")
+    assert "threads or precision" in export(plain, "python")
+    assert "in_own_state(" in export(plain, "script")
     phases["optimizer_step"]["verdict"] = "failed"  # it asks for nothing
-    assert use_line(plain_report) == "torch.set_num_threads(1)"
-    assert "in_own_state(" not in export(plain_report, "script")
+    assert use_line(plain) == "torch.set_num_threads(1)"
+    assert "in_own_state(" not in export(plain, "script")
     del phases["optimizer_step"]
-    assert use_line(plain_report) == "torch.set_num_threads(1)"
+    assert use_line(plain) == "torch.set_num_threads(1)"
 
 
 ELSEWHERE = {"torch": "2.8.0+cpu", "python_path": "/somewhere/ipex/bin/python"}
 
 
-def test_evidence_names_the_torch_of_another_interpreter(plain_report: dict[str, Any]) -> None:
-    plain_report["environments"] = {"ipex": ELSEWHERE}
-    change_config(plain_report, "forward", environment="ipex")
+def test_evidence_names_the_torch_of_another_interpreter(plain: Report) -> None:
+    plain["environments"] = {"ipex": ELSEWHERE}
+    change_config(plain, "forward", environment="ipex")
     for to in ("script", *STACKS):
-        text = " ".join(_comments(export(plain_report, to)))
+        text = " ".join(_comments(export(plain, to)))
         assert "torch 2.8.0+cpu on AMD EPYC" in text and "environment ipex" in text
         assert "2.13.0" not in text
-
-
-def test_accelerate_warns_that_it_does_not_change_the_interpreter(
-    plain_report: dict[str, Any],
-) -> None:
-    plain_report["environments"] = {"ipex": ELSEWHERE}
-    change_config(plain_report, "forward", environment="ipex")
-    text = " ".join(_comments(export(plain_report, "accelerate")))
+    text = " ".join(_comments(export(plain, "accelerate")))
     assert "WARNING" in text and "environment='ipex'" in text
 
 
 def test_python_imports_what_is_of_another_interpreter_after_refusing_the_wrong_one(
-    plain_report: dict[str, Any],
+    plain: Report,
 ) -> None:
-    plain_report["environments"] = {"ipex": ELSEWHERE}
-    change_config(plain_report, "forward", environment="ipex", backend="ipex", mode="default")
+    plain["environments"] = {"ipex": ELSEWHERE}
+    change_config(plain, "forward", environment="ipex", backend="ipex", mode="default")
     for to in ("python", "script"):
-        text = export(plain_report, to)
+        text = export(plain, to)
         assert text.index("assert torch.") < text.index("import intel_extension_for_pytorch")
-    del plain_report["environments"]["ipex"]
+    del plain["environments"]["ipex"]
     with pytest.raises(ExportError, match="has no form in plain torch"):
-        export(plain_report, "python")
+        export(plain, "python")
 
 
-def test_phases_of_different_interpreters_have_no_script(plain_report: dict[str, Any]) -> None:
-    plain_report["environments"] = {"ipex": ELSEWHERE}
-    plain_report["phases"]["train_step"] = copy.deepcopy(plain_report["phases"]["forward"])
-    change_config(plain_report, "forward", environment="ipex")
+def test_phases_of_different_interpreters_have_no_script(plain: Report) -> None:
+    plain["environments"] = {"ipex": ELSEWHERE}
+    plain["phases"]["train_step"] = copy.deepcopy(plain["phases"]["forward"])
+    change_config(plain, "forward", environment="ipex")
     with pytest.raises(ExportError, match="different interpreters") as caught:
-        export(plain_report, "python")
+        export(plain, "python")
     assert "forward: ipex" in str(caught.value)
-    assert "--to json" in use_line(plain_report)
-    found = json.loads(export(plain_report, "json"))
+    assert "--to json" in use_line(plain)
+    found = json.loads(export(plain, "json"))
     assert found["interpreters"] == {"ipex": ELSEWHERE["python_path"]}
 
 
-def test_accelerate_warns_that_its_regions_are_others(plain_report: dict[str, Any]) -> None:
-    change_config(plain_report, "forward", scope="regional")
-    text = export(plain_report, "accelerate")
+def test_accelerate_warns_that_its_regions_are_others(plain: Report) -> None:
+    change_config(plain, "forward", scope="regional")
+    text = export(plain, "accelerate")
     assert "use_regional_compilation=True" in text
     assert "only entries of an nn.ModuleList as blocks" in " ".join(_comments(text))
-    change_config(plain_report, "forward", scope="full")
-    assert "WARNING" not in export(plain_report, "accelerate")
+    change_config(plain, "forward", scope="full")
+    assert "WARNING" not in export(plain, "accelerate")
 
 
-@pytest.mark.parametrize(
-    ("phase", "called", "compiled"),
-    [
+def test_use_line_is_a_torch_compile_call(plain: Report) -> None:
+    phase = plain["phases"]["forward"]
+    phase["best"]["config"].update(mode="default", options={"a": False}, dynamic=True)
+    for name, called, compiled in (
         ("forward", "model", "model"),
         ("optimizer_step", "step", "optimizer.step"),
         ("train_step", "train_step", "train_step"),
-    ],
-)
-def test_use_line_is_a_torch_compile_call(
-    phase: str, called: str, compiled: str, plain_report: dict[str, Any]
-) -> None:
-    plain_report["phases"] = {phase: plain_report["phases"]["forward"]}
-    assert use_line(plain_report) == f'{called} = torch.compile({compiled}, mode="max-autotune")'
-    change_config(plain_report, phase, mode="default", options={"a": False}, dynamic=True)
-    options = 'options={"a": False}, dynamic=True'
-    assert use_line(plain_report) == f"{called} = torch.compile({compiled}, {options})"
+    ):
+        plain["phases"] = {name: phase}
+        line = f'{called} = torch.compile({compiled}, options={{"a": False}}, dynamic=True)'
+        assert use_line(plain) == line
 
 
 @pytest.mark.parametrize("to", ["rllib", "python"])
 def test_use_line_says_when_there_is_nothing_to_compile(
-    to: str, report_for: Callable[[str], dict[str, Any]]
+    to: str, report_for: Callable[[str], Report]
 ) -> None:
     report = report_for(to)
     set_verdicts(report, "keep_eager")
     assert use_line(report).startswith("leave it uncompiled")
     set_verdicts(report, "failed")
     assert use_line(report) == "nothing to use: no setting worked"
-
-
-def test_the_exporters_import_no_stack() -> None:
-    stacks = ("torch", "ray", "accelerate", "transformers")
-    code = f"import sys, autocompile.export; print([m for m in {stacks} if m in sys.modules])"
-    root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
-    assert done.stdout.strip() == "[]", done.stderr
-
-
-def test_an_eager_winner_has_all_of_its_setting(plain_report: dict[str, Any]) -> None:
-    own = {**EAGER, "memory_format": "channels_last", "autocast": "bfloat16"}
-    plain_report["phases"]["forward"]["best"]["config"] = own
-    (*_, largest) = json.loads(export(plain_report, "json"))["phases"]["forward"]
-    expected = {"backend": "eager", "memory_format": "channels_last", "autocast": "bfloat16"}
-    assert largest["config"] == expected

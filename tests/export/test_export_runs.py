@@ -1,7 +1,4 @@
-"""What is exported, run in a process of its own against the real stacks.
-
-One of each format is piped to a new interpreter; the others are forked from a warm one.
-"""
+"""What is exported, run against the real stacks, each in a process forked from a warm python."""
 
 from __future__ import annotations
 
@@ -22,6 +19,8 @@ from conftest import ROOT
 
 from autocompile.export import export
 from autocompile.export.accelerate import ACCELERATE_READ, BACKENDS
+
+Report = dict[str, Any]
 
 SAMPLE = json.loads((Path(__file__).parents[1] / "data" / "report.json").read_text("utf-8"))
 SETTING = {**SAMPLE["phases"]["optimizer_step"]["best"]["config"], "backend": "aot_eager"}
@@ -85,17 +84,13 @@ for line in sys.stdin:
 """
 
 
-def where_autocompile_is_not() -> dict[str, str]:
-    clean = {k: v for k, v in os.environ.items() if not k.startswith("ACCELERATE_")}
-    clean.pop("PYTHONPATH", None)
-    return {**clean, "CUDA_VISIBLE_DEVICES": ""}
-
-
 @pytest.fixture(scope="module")
 def warm() -> Iterator[subprocess.Popen[str]]:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("ACCELERATE_")}
+    clean.pop("PYTHONPATH", None)
     with subprocess.Popen(
         [sys.executable, "-c", WARM],
-        env={**where_autocompile_is_not(), "TORCHINDUCTOR_COMPILE_THREADS": "1"},
+        env={**clean, "CUDA_VISIBLE_DEVICES": "", "TORCHINDUCTOR_COMPILE_THREADS": "1"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -109,7 +104,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def run(warm: subprocess.Popen[str], tmp_path: Path) -> Run:
-    """As :func:`piped`, without seconds of imports."""
+    """Runs a script as one that is piped to python, without seconds of imports."""
 
     def forked(text: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
         out, err = tmp_path / "stdout", tmp_path / "stderr"
@@ -125,32 +120,17 @@ def run(warm: subprocess.Popen[str], tmp_path: Path) -> Run:
     return forked
 
 
-def piped(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Pipe a script to python, as a user does; autocompile cannot be imported there."""
-    done = subprocess.run(
-        [sys.executable, "-"],
-        input=text,
-        cwd=folder,
-        env=where_autocompile_is_not(),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    return done
-
-
-def faster(**config: Any) -> dict[str, Any]:
+def faster(**config: Any) -> Report:
     """A phase in which one cheap setting won."""
-    phase: dict[str, Any] = copy.deepcopy(SAMPLE["phases"]["forward_exploration"])
+    phase: Report = copy.deepcopy(SAMPLE["phases"]["forward_exploration"])
     phase["best"]["config"] = {**SETTING, **config}
     return phase
 
 
-def plain(folder: Path, phases: dict[str, Any], source: str = MODEL) -> dict[str, Any]:
+def plain(folder: Path, phases: Report, source: str = MODEL) -> Report:
     """The report of a file with ``get_model``, which is written too."""
     (folder / "model.py").write_text(source)
-    report: dict[str, Any] = copy.deepcopy(SAMPLE)
+    report: Report = copy.deepcopy(SAMPLE)
     source = "vars(importlib.import_module('model'))['get_model']()"
     build = ["import importlib", "import sys", "sys.path.insert(0, '.')", f"model = {source}"]
     adam = {"class": "Adam", "arguments": {"lr": 0.01}, "lr": 0.01, "build": ""}
@@ -160,16 +140,16 @@ def plain(folder: Path, phases: dict[str, Any], source: str = MODEL) -> dict[str
     return report
 
 
-def owning(report: dict[str, Any]) -> dict[str, Any]:
+def owning(report: Report) -> Report:
     """The same of a target that names its optimizer."""
     report["target"]["choices"] = {"optimizer": "get_optimizer() of the target"}
     return report
 
 
-def rl(folder: Path, phases: dict[str, Any]) -> dict[str, Any]:
+def rl(folder: Path, phases: Report) -> Report:
     """The report of a file with a PPOConfig over four numbers, which is written too."""
     (folder / "ppo.py").write_text(RL_CONFIG)
-    report: dict[str, Any] = copy.deepcopy(SAMPLE)
+    report: Report = copy.deepcopy(SAMPLE)
     expression = "runpy.run_path('ppo.py')['config'].get_rl_module_spec().build()"
     report["target"].update(spec="ppo.py:config", own_batch_size={})
     report["target"]["build"] = ["import runpy", f"model = {expression}"]
@@ -223,46 +203,23 @@ def train_step(inputs):
 
 
 @pytest.mark.parametrize(
-    "phase",
+    ("phase", "setting", "call", "said"),
     [
-        "forward_exploration",
-        pytest.param("forward_inference", marks=pytest.mark.slow),
-        pytest.param("forward_train", marks=pytest.mark.slow),
+        ("forward_exploration", {"dynamic": False}, "", "graphs 1"),
+        # As RLlib calls it: nobody has entered no_grad outside, and the backend refuses gradients.
+        ("forward_exploration", {"backend": "onnxrt"}, "", "graphs 1"),
+        pytest.param("forward_inference", {}, "", "graphs 1", marks=pytest.mark.slow),
+        pytest.param("forward_train", {}, "", "graphs 1", marks=pytest.mark.slow),
+        ("train_step", {}, 'train_step({"obs": torch.ones(2, 4)})', "graphs"),
     ],
 )
 def test_the_script_compiles_each_phase_of_an_rlmodule(
-    phase: str, tmp_path: Path, run: Run
+    phase: str, setting: Report, call: str, said: str, tmp_path: Path, run: Run
 ) -> None:
-    text = export(rl(tmp_path, {phase: faster(dynamic=False)}), "script")
-    call = f'model.{phase}({{"obs": torch.zeros(2, 4)}})'
-    lines = run(f"{text}\n{call}\n{COUNT}", tmp_path).stdout.splitlines()
-    assert lines[-1] == "graphs 1"
-
-
-def test_a_policy_acts_through_a_backend_that_refuses_gradients(tmp_path: Path, run: Run) -> None:
-    """As RLlib calls it: nobody has entered no_grad outside."""
-    text = export(rl(tmp_path, {"forward_exploration": faster(backend="onnxrt")}), "script")
-    call = (
-        'print(model.forward_exploration({"obs": torch.zeros(2, 4)})["action_dist_inputs"].shape)'
-    )
-    assert run(f"{text}\n{call}", tmp_path).stdout.splitlines()[-1] == "torch.Size([2, 2])"
-
-
-def test_the_script_trains_an_rlmodule(tmp_path: Path, run: Run) -> None:
-    text = export(rl(tmp_path, {"train_step": faster()}), "script")
-    call = 'train_step({"obs": torch.ones(2, 4)})'
-    assert int(run(f"{text}\n{call}\n{COUNT}", tmp_path).stdout.split()[-1]) >= 1
-
-
-def test_a_phase_is_left_alone_that_is_faster_uncompiled(tmp_path: Path, run: Run) -> None:
-    text = export(plain(tmp_path, {"forward": KEEP_EAGER}), "script")
-    assert run(f"{text}\nmodel(torch.zeros(2, 4))\n{COUNT}", tmp_path).stdout == "graphs 0\n"
-
-
-def test_the_script_finds_a_backend_that_the_target_registers(tmp_path: Path, run: Run) -> None:
-    report = plain(tmp_path, {"forward": faster(backend="counting")}, CUSTOM_BACKEND + MODEL)
-    text = export(report, "script") + "\nmodel(torch.zeros(2, 4))\n"
-    assert "counting backend called" in run(text, tmp_path).stdout
+    text = export(rl(tmp_path, {phase: faster(**setting)}), "script")
+    call = call or f'assert model.{phase}({{"obs": torch.zeros(2, 4)}})'
+    last = run(f"{text}\n{call}\n{COUNT}", tmp_path).stdout.splitlines()[-1]
+    assert last.startswith(said) and last != "graphs 0"
 
 
 WIDE = """
@@ -282,38 +239,58 @@ def get_model():
     return torch.nn.Sequential(Block(), Block(), Block())
 """
 X = "torch.ones(2, 3, 8, 8)"
-
-
-def test_the_script_lays_weights_out_and_compiles_nothing(tmp_path: Path, run: Run) -> None:
-    phase = faster(backend="eager", memory_format="channels_last", threads=1)
-    text = export(plain(tmp_path, {"forward": phase}, WIDE), "script")
-    look = (
-        f"model({X})\nprint(torch.get_num_threads(), "
-        "model[0].inner.weight.is_contiguous(memory_format=torch.channels_last))"
-    )
-    lines = run(f"{text}\n{look}\n{COUNT}", tmp_path).stdout.splitlines()
-    assert lines == ["1 True", "graphs 0"]
-
-
-OF_TORCHS_OWN = """
-import torch
-
-def get_model():
-    def block():
-        return torch.nn.Sequential(torch.nn.Conv2d(3, 3, 3, padding=1), torch.nn.ReLU())
-
-    return torch.nn.Sequential(block(), block(), block())
+LAID_OUT = f"""
+model({X})
+print(torch.get_num_threads(),
+      model[0].inner.weight.is_contiguous(memory_format=torch.channels_last))
+"""
+LOWERED = f"""
+off = (model({X}) - model._orig_mod({X})).abs().max()
+print(bool(1e-5 < off < 1), torch.get_float32_matmul_precision())
+"""
+FOLLOWS = f"""
+x = {X}
+with torch.no_grad():
+    before = model(x)
+    model[1].outer.weight.mul_(2.0)
+    print(torch.equal(before, model(x)), torch.allclose(model(x), model._call_impl(x), atol=1e-5))
 """
 
 
-@pytest.mark.parametrize("source", [WIDE, OF_TORCHS_OWN])
-def test_the_script_compiles_the_blocks_that_a_model_repeats(
-    source: str, tmp_path: Path, run: Run
+@pytest.mark.parametrize(
+    ("setting", "source", "look", "said"),
+    [
+        (None, MODEL, "model(torch.zeros(2, 4))", ["graphs 0"]),
+        (
+            {"backend": "counting"},  # which the target registers
+            CUSTOM_BACKEND + MODEL,
+            "model(torch.zeros(2, 4))",
+            ["counting backend called", "graphs 1"],
+        ),
+        (
+            {"backend": "eager", "memory_format": "channels_last", "threads": 1},
+            WIDE,
+            LAID_OUT,
+            ["1 True", "graphs 0"],
+        ),
+        ({"scope": "regional"}, WIDE, f"with torch.no_grad(): model({X})", ["graphs 1"]),
+        (
+            {"autocast": "bfloat16", "precision": "high", "guards": "skip_inbuilt_modules"},
+            WIDE,
+            LOWERED,
+            ["True high", "graphs 1"],
+        ),
+        ({"backend": "inductor", "freezing": True}, WIDE, FOLLOWS, ["False True"]),
+    ],
+)
+def test_the_script_runs_the_forward_pass_with_its_setting(
+    setting: Report | None, source: str, look: str, said: list[str], tmp_path: Path, run: Run
 ) -> None:
-    report = plain(tmp_path, {"forward": faster(scope="regional")}, source)
-    look = f"with torch.no_grad(): model({X})"
-    lines = run(f"{export(report, 'script')}\n{look}\n{COUNT}", tmp_path).stdout.splitlines()
-    assert lines[-1] == "graphs 1"
+    phase = KEEP_EAGER if setting is None else faster(**setting)
+    text = export(plain(tmp_path, {"forward": phase}, source), "script")
+    lines = run(f"{text}\n{look}\n{COUNT}", tmp_path).stdout.splitlines()
+    found = lines if said[-1].startswith("graphs") else lines[:-1]
+    assert found[-len(said) :] == said
 
 
 def test_the_script_refuses_another_torch_than_it_was_measured_with(
@@ -326,19 +303,6 @@ def test_the_script_refuses_another_torch_than_it_was_measured_with(
     there["torch"] = "2.8.0"
     with pytest.raises(AssertionError, match=r"torch 2\.8\.0: run it with /somewhere/bin/python"):
         exec(export(report, "python"), {"torch": torch})
-
-
-def test_the_script_freezes_weights_and_follows_them(tmp_path: Path, run: Run) -> None:
-    report = plain(tmp_path, {"forward": faster(backend="inductor", freezing=True)}, WIDE)
-    look = f"""
-x = {X}
-with torch.no_grad():
-    before = model(x)
-    model[1].outer.weight.mul_(2.0)
-    print(torch.equal(before, model(x)), torch.allclose(model(x), model._call_impl(x), atol=1e-5))
-"""
-    done = run(f"{export(report, 'script')}\n{look}", tmp_path)
-    assert done.stdout.splitlines()[-1] == "False True"
 
 
 @pytest.mark.parametrize("how", ["made", "changed"])
@@ -363,7 +327,7 @@ def test_the_optimizer_is_the_users_own_and_steps_as_the_one_that_won(
 FUSED = {"optimizer_step": faster(backend="eager", optimizer="fused")}
 
 
-def test_accelerate_trains_with_all_of_the_setting(tmp_path: Path) -> None:
+def test_accelerate_trains_with_all_of_the_setting(tmp_path: Path, run: Run) -> None:
     own = faster(memory_format="channels_last", fullgraph=True)
     text = export(owning(plain(tmp_path, {"forward": own, **FUSED}, WIDE)), "accelerate")
     look = f"""
@@ -372,7 +336,7 @@ optimizer.step()
 last = next(model.parameters()).is_contiguous(memory_format=torch.channels_last)
 print(plugin.to_kwargs(), last, optimizer.param_groups[0]["fused"])
 """
-    lines = piped(f"{BEFORE}{text}{look}{COUNT}", tmp_path).stdout.splitlines()
+    lines = run(f"{BEFORE}{text}{look}{COUNT}", tmp_path).stdout.splitlines()
     assert lines == ["{'backend': 'aot_eager', 'fullgraph': True} True True", "graphs 1"]
 
 
@@ -417,26 +381,20 @@ def get_model():
         ({"autocast": "bfloat16"}, MODEL, "False bf16"),
         ({"guards": "skip_all", "dynamic": False}, MODEL, "False no"),
         ({"backend": "counting"}, CUSTOM_BACKEND + MODEL, "False no"),
+        (None, MODEL, "False no"),
     ],
 )
 def test_accelerate_carries_what_it_has_a_line_for(
-    setting: dict[str, Any], source: str, said: str, tmp_path: Path, run: Run
+    setting: Report | None, source: str, said: str, tmp_path: Path, run: Run
 ) -> None:
-    text = export(plain(tmp_path, {"forward": faster(**setting)}, source), "accelerate")
+    phase = KEEP_EAGER if setting is None else faster(**setting)
+    text = export(plain(tmp_path, {"forward": phase}, source), "accelerate")
     look = """
 model(torch.zeros(2, 4))
 print(plugin.use_regional_compilation, accelerator.mixed_precision)
 """
     lines = run(f"{BEFORE}{text}{look}{COUNT}", tmp_path).stdout.splitlines()
-    assert lines[-2] == said and int(lines[-1].split()[1]) >= 1
-
-
-def test_accelerate_leaves_a_model_alone_that_is_faster_uncompiled(
-    tmp_path: Path, run: Run
-) -> None:
-    text = export(plain(tmp_path, {"forward": KEEP_EAGER}), "accelerate")
-    done = run(f"{BEFORE}{text}\nmodel(torch.zeros(2, 4))\n{COUNT}", tmp_path)
-    assert done.stdout == "graphs 0\n"
+    assert lines[-2] == said and (lines[-1] == "graphs 0") == (setting is None)
 
 
 def test_the_list_of_accelerates_backends_is_the_installed_one() -> None:
@@ -445,7 +403,7 @@ def test_the_list_of_accelerates_backends_is_the_installed_one() -> None:
     assert tuple(installed) == BACKENDS, f"read from {ACCELERATE_READ}, installed {version}"
 
 
-def with_file(report: dict[str, Any], to: str, folder: Path) -> str:
+def with_file(report: Report, to: str, folder: Path) -> str:
     """An export that reads a file, which is written too; autocompile can be imported."""
     (folder / "tuned.json").write_text(export(report, "json"))
     return f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{export(report, to)}"
@@ -486,37 +444,14 @@ def test_the_trainer_trains_with_all_of_the_setting(tmp_path: Path, run: Run) ->
     assert lines[-2:] == ["True True 2", "graphs 1"]
 
 
-FIT = """
-from pytorch_lightning import LightningModule
-
-class Lit(LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.net = model
-
-    def training_step(self, x, _):
-        print(self.optimizers().param_groups[0]["fused"])
-        return self.net(x).square().mean()
-
-    def configure_optimizers(self):
-        return torch.optim.Adam(self.parameters(), lr=0.01)
-
-own = [each for each in trainer.callbacks if isinstance(each, TunedCallback)]
-quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-fitter = Trainer(max_steps=2, accelerator="cpu", enable_checkpointing=False, callbacks=own, **quiet)
-fitter.fit(Lit(), torch.utils.data.DataLoader(torch.ones(4, 3, 8, 8), batch_size=2))
-print(next(model.parameters()).is_contiguous(memory_format=torch.channels_last))
-"""
+def test_the_lightning_trainer_has_the_callback(tmp_path: Path, run: Run) -> None:
+    """What it does in a training is held by tests/runtime/test_trainers.py."""
+    text = with_file(plain(tmp_path, {"forward": faster()}), "lightning", tmp_path)
+    look = "print([type(each).__name__ for each in trainer.callbacks])"
+    assert "'TunedCallback'" in run(f"{BEFORE}{text}{look}", tmp_path).stdout
 
 
-def test_lightning_fits_with_all_of_the_setting(tmp_path: Path, run: Run) -> None:
-    phase = faster(memory_format="channels_last", fullgraph=True)
-    text = with_file(plain(tmp_path, {"forward": phase, **FUSED}, WIDE), "lightning", tmp_path)
-    lines = run(f"{BEFORE}{text}{FIT}{COUNT}", tmp_path).stdout.splitlines()
-    assert lines[-4:] == ["True", "True", "True", "graphs 1"]
-
-
-def test_the_rllib_script_gives_a_config_whose_runners_compile(tmp_path: Path) -> None:
+def test_the_rllib_script_gives_a_config_whose_runners_compile(tmp_path: Path, run: Run) -> None:
     report = rl(tmp_path, {"forward_exploration": faster(), "train_step": faster()})
     look = """
 import warnings
@@ -528,7 +463,7 @@ warnings.simplefilter("ignore")  # of another machine
 runner = config.env_runner_cls(config=config)
 print(runner.tell_active()["settings"]["forward_exploration"]["graphs"])
 """
-    assert piped(export(report, "rllib") + look, tmp_path).stdout == "1\n"
+    assert run(export(report, "rllib") + look, tmp_path).stdout == "1\n"
 
 
 def test_the_rllib_script_works_without_an_algorithm_of_its_own(tmp_path: Path, run: Run) -> None:
@@ -567,17 +502,6 @@ for what in ("forward_train", "complete_update"):
 def test_the_fields_of_ray_still_do_not_compile_what_was_measured(tmp_path: Path, run: Run) -> None:
     lines = run(CLAIMS, tmp_path).stdout.splitlines()
     assert lines == ["uses 1", "forward_train False False", "complete_update False True"]
-
-
-def test_the_script_computes_in_the_precision_that_won(tmp_path: Path, run: Run) -> None:
-    phase = faster(autocast="bfloat16", precision="high", guards="skip_inbuilt_modules")
-    text = export(plain(tmp_path, {"forward": phase}, WIDE), "script")
-    look = f"""
-off = (model({X}) - model._orig_mod({X})).abs().max()
-print(bool(1e-5 < off < 1), torch.get_float32_matmul_precision())
-"""
-    lines = run(f"{text}\n{look}\n{COUNT}", tmp_path).stdout.splitlines()
-    assert lines[-2:] == ["True high", "graphs 1"]
 
 
 def test_phases_that_differ_in_what_torch_has_one_of_do_not_overwrite_it(

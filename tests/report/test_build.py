@@ -10,7 +10,6 @@ from made_records import LITE, MAX, Run
 
 from autocompile.report.build import build_report
 from autocompile.result import Result
-from autocompile.settings.config import CompileConfig
 from autocompile.testing import failed, measured
 
 PLAN = {"target": "net.py", "effort": "quick", "objective": "throughput", "seed": 0}
@@ -96,10 +95,3 @@ def test_where_eager_is_kept_the_row_of_its_size_is_of_what_was_raced() -> None:
     phase = report(run)["phases"]["forward"]
     assert phase["verdict"] == "keep_eager"
     assert phase["by_batch_size"][0]["number"] == lite
-
-
-def test_eager_of_another_environment_may_be_the_best() -> None:
-    run = Run()
-    number = run.search(CompileConfig("eager", environment="new"), 1.0, eager_s=0.5e-3)
-    phase = report(run)["phases"]["forward"]
-    assert (phase["verdict"], phase["best"]["number"]) == ("faster", number)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -20,15 +19,7 @@ from autocompile.runtime.backends.onnx import graph as onnx_graph
 from autocompile.runtime.backends.onnx import model as onnx_model
 from autocompile.runtime.backends.onnx import session as onnx_session
 
-pytestmark = pytest.mark.usefixtures("_onnx_translations")
-
-
-@pytest.fixture(autouse=True)
-def clean() -> Iterator[None]:
-    torch._dynamo.reset()
-    with torch.no_grad():
-        yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("_onnx_translations", "_fresh_dynamo")
 
 
 @pytest.fixture
@@ -45,20 +36,16 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def test_torch_finds_it_without_an_import() -> None:
-    program = (
-        "import torch; m = torch.nn.Linear(3, 3); x = torch.ones(2, 3)\n"
-        "torch.set_grad_enabled(False)\n"
-        "c = torch.compile(m, backend='onnxrt')\n"
-        "print((c(x) - m(x)).abs().max().item() < 1e-6)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout == "True\n", done.stderr
+def compiled_by(function: Callable[..., Any], **options: str) -> Callable[..., Any]:
+    return torch.compile(function, backend="onnxrt", options=options)  # type: ignore[call-overload, no-any-return]
+
+
+def agree(function: Callable[..., Any], compiled: Callable[..., Any], *args: Any) -> None:
+    torch.testing.assert_close(compiled(*args), function(*args), rtol=1e-4, atol=1e-4)
 
 
 def test_gradients_are_refused_in_words() -> None:
-    model = torch.nn.Linear(3, 3)
-    compiled = torch.compile(model, backend="onnxrt")
+    compiled = compiled_by(torch.nn.Linear(3, 3))
     with torch.enable_grad(), pytest.raises(Exception, match="computes no gradients"):
         compiled(torch.ones(2, 3))
 
@@ -71,26 +58,72 @@ def test_gradients_are_refused_in_words() -> None:
         ({"options": {"weights": "warm"}}, "knows 'live' and 'baked'"),
     ],
 )
-def test_what_does_not_exist_is_refused_in_words(asked: dict[str, object], said: str) -> None:
-    compiled = torch.compile(torch.nn.Linear(3, 3), backend="onnxrt", **asked)  # type: ignore[call-overload]
+def test_what_does_not_exist_is_refused_in_words(asked: dict[str, Any], said: str) -> None:
+    compiled = torch.compile(torch.nn.Linear(3, 3), backend="onnxrt", **asked)
     with pytest.raises(Exception, match=said):
         compiled(torch.ones(2, 3))
 
 
-def test_an_operator_without_translation_is_left_to_torch() -> None:
-    def between(x: torch.Tensor) -> torch.Tensor:
-        return torch.linalg.svdvals(torch.relu(x + 1)).exp()
-
-    x = torch.randn(5, 5)
-    compiled = torch.compile(between, backend="onnxrt", fullgraph=True)
-    with pytest.warns(UserWarning, match="leaves linalg_svdvals to torch, in a graph of"):
-        torch.testing.assert_close(compiled(x), between(x), rtol=1e-4, atol=1e-4)
+def between(x: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.svdvals(torch.relu(x + 1)).exp()
 
 
-def test_a_graph_of_nothing_else_is_an_error_with_the_reason() -> None:
-    compiled = torch.compile(torch.linalg.svdvals, backend="onnxrt")
-    with pytest.raises(Exception, match=r"can do nothing with this graph: .*svd"):
+def decomposed(x: torch.Tensor) -> torch.Tensor:
+    """What lies between parts are tensors: a tuple of them would be taken for constants."""
+    shifted = x + 1
+    left, values, _ = torch.linalg.svd(shifted)
+    some = torch.split(left, 2)
+    scaled = shifted * 2
+    first = torch.linalg.svdvals(scaled)  # between a tuple and what takes its items
+    return some[1].abs().sum() * (values * first)
+
+
+@pytest.mark.parametrize(
+    ("function", "left"),
+    [(between, "linalg_svdvals"), (decomposed, "linalg_svd, linalg_svdvals")],
+)
+def test_an_operator_without_translation_is_left_to_torch(
+    function: Callable[..., Any], left: str
+) -> None:
+    compiled = compiled_by(function)
+    with pytest.warns(UserWarning, match=f"leaves {left} to torch, in a graph of"):
         compiled(torch.randn(5, 5))
+    agree(function, compiled, torch.randn(5, 5))
+
+
+def written_in_place(x: torch.Tensor) -> torch.Tensor:
+    """A part would write to a copy of what another part gave."""
+    view = x.exp()[:, :2]
+    view.add_(torch.linalg.svdvals(x)[0])
+    return view
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (torch.linalg.svdvals, r"can do nothing with this graph: .*svd"),
+        (written_in_place, "it writes in place, and"),
+    ],
+)
+def test_a_graph_that_cannot_be_cut_is_an_error_with_the_reason(
+    function: Callable[..., Any], said: str
+) -> None:
+    with pytest.raises(Exception, match=said):
+        compiled_by(function)(torch.randn(5, 5))
+
+
+def test_weights_are_baked_into_the_parts_of_a_graph_too(builds: list[int]) -> None:
+    model, x = torch.nn.Linear(5, 5), torch.randn(5, 5)
+
+    def values(x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.svdvals(model(x))
+
+    compiled = compiled_by(values, weights="baked")
+    with pytest.warns(UserWarning, match="leaves linalg_svdvals to torch"):
+        compiled(x)
+    assert sum(builds) == 2
+    model.weight.mul_(2.0)
+    agree(values, compiled, x)
 
 
 @pytest.mark.parametrize(("weights", "expected"), [("baked", [2, 2]), ("live", [0])])
@@ -98,51 +131,42 @@ def test_only_baked_weights_are_read_again_and_only_when_they_changed(
     weights: str, expected: list[int], builds: list[int]
 ) -> None:
     model, x = torch.nn.Linear(3, 3), torch.ones(2, 3)
-    compiled = torch.compile(model, backend="onnxrt", options={"weights": weights})
+    compiled = compiled_by(model, weights=weights)
     for change in (0.0, 1.0):
         if change:
             model.bias.add_(change)
         for _ in range(3):
-            torch.testing.assert_close(compiled(x), model(x))
+            agree(model, compiled, x)
     assert builds == expected
 
 
-def test_the_last_session_goes_when_the_next_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_goes_when_the_next_comes_and_stays_stale_while_none_can_be_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It holds a copy of the weights."""
     made: list[weakref.ref[Any]] = []
-    session = onnxrt._session
+    session, broken = onnxrt._session, False
 
     def watched(*args: Any) -> Any:
+        if broken:
+            raise onnx_model.Unsupported("no memory for a session")
         new = session(*args)
         made.append(weakref.ref(new))
         return new
 
     monkeypatch.setattr(onnxrt, "_session", watched)
     model, x = torch.nn.Linear(3, 3), torch.ones(2, 3)
-    compiled = torch.compile(model, backend="onnxrt", options={"weights": "baked"})
+    compiled = compiled_by(model, weights="baked")
     for _ in range(3):
         compiled(x)
         model.bias.add_(1.0)
     assert [ref() is None for ref in made] == [True, True, False]
-
-
-def test_weights_that_could_not_be_read_again_are_not_taken_for_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    model, x = torch.nn.Linear(3, 3), torch.ones(2, 3)
-    compiled = torch.compile(model, backend="onnxrt", options={"weights": "baked"})
-    compiled(x)
-    model.bias.add_(1.0)
-
-    def fails(*_: object) -> None:
-        raise onnx_model.Unsupported("no memory for a session")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(onnxrt, "_session", fails)
-        for _ in range(2):
-            with pytest.raises(onnx_model.Unsupported, match="no memory"):
-                compiled(x)
-    torch.testing.assert_close(compiled(x), model(x))
+    broken = True
+    for _ in range(2):
+        with pytest.raises(onnx_model.Unsupported, match="no memory"):
+            compiled(x)
+    broken = False
+    agree(model, compiled, x)
 
 
 @pytest.mark.parametrize(("kind", "said"), [("elem_type", "float32 in torch"), ("dim", r"not \[4")])
@@ -163,32 +187,22 @@ def test_a_model_whose_outputs_are_others_than_torch_gives_is_refused(
         return SimpleNamespace(model_proto=model)
 
     monkeypatch.setattr(torch.onnx, "export", other)
-    compiled = torch.compile(torch.nn.Linear(3, 3), backend="onnxrt")
     with pytest.raises(Exception, match=said):
-        compiled(torch.ones(2, 3))
+        compiled_by(torch.nn.Linear(3, 3))(torch.ones(2, 3))
 
 
 def test_one_graph_for_all_shapes_keeps_a_session_for_each_of_the_last(
-    monkeypatch: pytest.MonkeyPatch,
+    builds: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(onnx_graph, "_MOST_SESSIONS", 3)
 
     def double(x: torch.Tensor) -> torch.Tensor:
         return 2 * x.flatten(1).sum(1)
 
-    made: list[onnx_graph._ByShape] = []
-
-    def watched(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> onnx_graph.Compiled:
-        sessions = onnxrt.onnxrt(graph, inputs)
-        assert isinstance(sessions, onnx_graph._ByShape)
-        made.append(sessions)
-        return sessions
-
-    compiled = torch.compile(double, backend=watched, dynamic=True)
-    for size in (2, 3, 4, 5, 2):
-        torch.testing.assert_close(compiled(torch.ones(size, 3)), double(torch.ones(size, 3)))
-    assert len(made) == 1
-    assert [key[0] for key in made[0]._made] == [4, 5, 2]
+    compiled = torch.compile(double, backend="onnxrt", dynamic=True)
+    for size, made in ((2, 1), (3, 2), (4, 3), (2, 3), (5, 4), (2, 4), (3, 5)):
+        agree(double, compiled, torch.ones(size, 3))
+        assert len(builds) == made
 
 
 def test_what_is_returned_as_it_came_is_the_same_object() -> None:
@@ -196,54 +210,9 @@ def test_what_is_returned_as_it_came_is_the_same_object() -> None:
         return x, x + 1, 3
 
     x = torch.ones(3)
-    same, more, three = torch.compile(passing, backend="onnxrt")(x)
+    same, more, three = compiled_by(passing)(x)
     assert same is x and three == 3
     torch.testing.assert_close(more, x + 1)
-
-
-def test_a_graph_that_writes_in_place_is_not_cut() -> None:
-    """A part would write to a copy of what another part gave."""
-
-    def local(x: torch.Tensor) -> torch.Tensor:
-        view = x.exp()[:, :2]
-        view.add_(torch.linalg.svdvals(x)[0])
-        return view
-
-    compiled = torch.compile(local, backend="onnxrt")
-    with pytest.raises(Exception, match="it writes in place, and"):
-        compiled(torch.randn(5, 5))
-
-
-def test_weights_are_baked_into_the_parts_of_a_graph_too(builds: list[int]) -> None:
-    model = torch.nn.Linear(5, 5)
-    compiled = torch.compile(
-        lambda x: torch.linalg.svdvals(model(x)), backend="onnxrt", options={"weights": "baked"}
-    )
-    x = torch.randn(5, 5)
-    with pytest.warns(UserWarning, match="leaves linalg_svdvals to torch"):
-        compiled(x)
-    assert sum(builds) == 2
-    model.weight.mul_(2.0)
-    want = torch.linalg.svdvals(model(x))
-    torch.testing.assert_close(compiled(x), want, rtol=1e-4, atol=1e-4)
-
-
-def test_items_of_a_tuple_stay_with_what_makes_it() -> None:
-    """What lies between parts are tensors: a tuple of them would be taken for constants."""
-
-    def decomposed(x: torch.Tensor) -> torch.Tensor:
-        shifted = x + 1
-        left, values, _ = torch.linalg.svd(shifted)
-        some = torch.split(left, 2)
-        scaled = shifted * 2
-        first = torch.linalg.svdvals(scaled)  # between a tuple and what takes its items
-        return some[1].abs().sum() * (values * first)
-
-    compiled = torch.compile(decomposed, backend="onnxrt")
-    with pytest.warns(UserWarning, match="leaves linalg_svd, linalg_svdvals to torch"):
-        compiled(torch.randn(5, 5))
-    x = torch.randn(5, 5)
-    torch.testing.assert_close(compiled(x), decomposed(x), rtol=1e-4, atol=1e-4)
 
 
 class Recurrent(torch.nn.Module):
@@ -264,20 +233,18 @@ def test_recurrent_layers_without_dropout_draw_nothing(backend: str) -> None:
     with torch._dynamo.config.patch(allow_rnn=True):
         compiled = torch.compile(layers, backend=backend, fullgraph=True)
         for _ in range(2):
-            x = torch.randn(3, 5, 6)
-            torch.testing.assert_close(compiled(x), layers(x), rtol=1e-4, atol=1e-5)
-            with torch.no_grad():
-                for weight in layers.parameters():
-                    weight.mul_(1.5)
+            agree(layers, compiled, torch.randn(3, 5, 6))
+            for weight in layers.parameters():
+                weight.mul_(1.5)
 
 
 def test_attention_without_dropout_draws_nothing() -> None:
     def attends(x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.scaled_dot_product_attention(x, x, x).relu()
 
-    x = torch.randn(2, 4, 8, 16)
-    compiled = torch.compile(attends, backend="onnxrt")  # it would warn of what is left to torch
-    torch.testing.assert_close(compiled(x), attends(x), rtol=1e-4, atol=1e-5)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="onnxrt leaves")
+        agree(attends, compiled_by(attends), torch.randn(2, 4, 8, 16))
 
 
 def test_what_another_thread_calls_leaves_no_marks_while_one_exports(
@@ -291,7 +258,7 @@ def test_what_another_thread_calls_leaves_no_marks_while_one_exports(
 
     wrapped = torch._dynamo.disable(look)
     monkeypatch.setattr(torch.compiler, "_is_exporting_flag", True)
-    with onnx_model._unmarked_by_others(), ThreadPoolExecutor(1) as pool:
+    with onnx_model._exporting(), ThreadPoolExecutor(1) as pool:
         pool.submit(wrapped, "another").result()
         wrapped("exporting")
     wrapped("afterwards")

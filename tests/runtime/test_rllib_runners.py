@@ -5,9 +5,9 @@ With another ray: see ``test_rllib_tuned``.
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +21,24 @@ from torch._inductor.utils import fresh_cache
 
 from autocompile.settings.config import CompileConfig
 
-ray = pytest.importorskip("ray")
-from ray.rllib.algorithms.appo import APPOConfig  # noqa: E402
-from ray.rllib.algorithms.impala import IMPALAConfig  # noqa: E402
-from ray.rllib.algorithms.ppo.torch import default_ppo_torch_rl_module  # noqa: E402
-from ray.rllib.connectors.connector_v2 import ConnectorV2  # noqa: E402
-from ray.rllib.core.rl_module import RLModuleSpec  # noqa: E402
-from ray.rllib.utils.actor_manager import ResultOrError  # noqa: E402
-from rllib_algorithms import ALL, AOT, FUSED, ppo, settings  # noqa: E402
+pytest.importorskip("ray")
+import ray
+from ray.rllib.algorithms.appo import APPOConfig
+from ray.rllib.algorithms.impala import IMPALAConfig
+from ray.rllib.algorithms.ppo.torch import default_ppo_torch_rl_module
+from ray.rllib.connectors.connector_v2 import ConnectorV2
+from ray.rllib.core.rl_module import RLModuleSpec
+from ray.rllib.utils.actor_manager import ResultOrError
+from rllib_algorithms import ALL, AOT, FUSED, ppo, settings, trained
 
-from autocompile.rllib import NotInEffect, tuned  # noqa: E402
-from autocompile.runtime.inplace import Compiled  # noqa: E402
-from autocompile.runtime.rllib import warm_up as warm_up_module  # noqa: E402
-from autocompile.runtime.rllib.in_effect import Tell  # noqa: E402
-from autocompile.runtime.rllib.observations import module_spec  # noqa: E402
-from autocompile.runtime.rllib.warm_up import warm_up  # noqa: E402
+from autocompile.rllib import NotInEffect, tuned
+from autocompile.runtime.inplace import Compiled
+from autocompile.runtime.rllib import warm_up as warm_up_module
+from autocompile.runtime.rllib.in_effect import Tell
+from autocompile.runtime.rllib.observations import module_spec
+from autocompile.runtime.rllib.warm_up import warm_up
 
-INDUCTOR = settings(forward_exploration=CompileConfig())
+Built = Callable[[Any], Any]
 
 
 def asynchronous(kind: Any, **runners: Any) -> Any:
@@ -76,50 +77,40 @@ def weights_of(algorithm: Any) -> torch.Tensor:
     return torch.cat([value.flatten() for value in state.values()])
 
 
-def demand_learning(algorithm: Any) -> dict[str, Any]:
-    """Train until the learner's thread has done updates; what is in effect then."""
-    before = weights_of(algorithm).clone()
-    tell = algorithm.config.callbacks_on_train_result[-1]
-    for _ in range(20):
-        tell._asked_s = 0.0
-        found: dict[str, Any] = algorithm.train()["autocompile"]
-        trained = found["learners"][0]["settings"]["default_policy.forward_train"]
-        if trained["graphs"] and not torch.equal(weights_of(algorithm), before):
-            assert torch.isfinite(weights_of(algorithm)).all()
-            return found
-    raise AssertionError(f"nothing was learnt: {found}")
-
-
-def test_impala_learns_in_a_thread_by_the_settings(built: Callable[[Any], Any]) -> None:
-    found = demand_learning(built(tuned(asynchronous(IMPALAConfig, num_env_runners=0), ALL)))
-    (runner,), (learner,) = found["env_runners"], found["learners"]
-    assert runner["settings"]["forward_exploration"]["graphs"] == 1
-    assert any("optimizer_step" in name for name in learner["settings"])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [IMPALAConfig, APPOConfig])
-def test_asynchronous_algorithms_learn_from_remote_runners(
-    kind: Any, built: Callable[[Any], Any]
+@pytest.mark.parametrize(
+    ("kind", "runners"),
+    [
+        (IMPALAConfig, 0),
+        pytest.param(IMPALAConfig, 2, marks=pytest.mark.slow),
+        pytest.param(APPOConfig, 2, marks=pytest.mark.slow),
+    ],
+)
+def test_asynchronous_algorithms_learn_in_a_thread_by_the_settings(
+    kind: Any, runners: int, built: Built
 ) -> None:
-    algorithm = built(tuned(asynchronous(kind, num_env_runners=2), ALL))
-    found = demand_learning(algorithm)
-    assert [r["settings"]["forward_exploration"]["graphs"] for r in found["env_runners"]] == [1, 1]
+    algorithm = built(tuned(asynchronous(kind, num_env_runners=runners), ALL))
+    before = weights_of(algorithm).clone()
+    for _ in range(20):  # until the learner's thread has done updates
+        algorithm.config.callbacks_on_train_result[-1]._asked_s = 0.0
+        found = algorithm.train()["autocompile"]
+        learner = found["learners"][0]["settings"]
+        graphs = learner["default_policy.forward_train"]["graphs"]
+        if graphs and not torch.equal(weights_of(algorithm), before):
+            break
+    else:
+        pytest.fail(f"nothing was learnt: {found}")
+    assert torch.isfinite(weights_of(algorithm)).all()
+    explored = [one["settings"]["forward_exploration"] for one in found["env_runners"]]
+    assert [one["graphs"] for one in explored] == [1] * (runners or 1)
+    assert any("optimizer_step" in name for name in learner)
 
 
-def test_threads_that_call_at_once_compile_once(built: Callable[[Any], Any]) -> None:
+def test_threads_that_call_at_once_compile_once(built: Built) -> None:
     algorithm = built(tuned(ppo(), settings(forward_train=AOT)))
     module = algorithm.learner_group._learner.module["default_policy"]
     batch = {"obs": torch.randn(4, 4)}
-    outputs: list[Any] = []
-    threads = [
-        threading.Thread(target=lambda: outputs.append(module.forward_train(batch)))
-        for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        outputs = list(pool.map(module.forward_train, [batch] * 4))
     outputs.append(module.forward_train(batch))
     method = vars(module)["_forward_train"]
     # Torch says of a thread that compiles that all do: they go on in eager mode meanwhile.
@@ -128,7 +119,7 @@ def test_threads_that_call_at_once_compile_once(built: Callable[[Any], Any]) -> 
         torch.testing.assert_close(output["action_dist_inputs"], outputs[0]["action_dist_inputs"])
 
 
-def test_ray_own_flags_are_turned_off_and_explained_once(built: Callable[[Any], Any]) -> None:
+def test_ray_own_flags_are_turned_off_and_explained_once(built: Built) -> None:
     plain = ppo().framework("torch", torch_compile_worker=True, torch_compile_learner=True)
     with pytest.warns(UserWarning, match="no env runner of ray .* would compile nothing"):
         config = tuned(plain, ALL)
@@ -137,26 +128,20 @@ def test_ray_own_flags_are_turned_off_and_explained_once(built: Callable[[Any], 
         tuned(config, ALL)
     assert not config.torch_compile_worker and not config.torch_compile_learner
     assert plain.torch_compile_worker and plain.torch_compile_learner
-    whole = ppo().framework(
-        "torch",
-        torch_compile_learner=True,
-        torch_compile_learner_what_to_compile="complete_update",
-    )
+    whole = {"torch_compile_learner_what_to_compile": "complete_update"}
     with pytest.warns(UserWarning, match="a second time, and reset Dynamo"):
-        config = tuned(whole, ALL)
-    (learner,) = built(config).train()["autocompile"]["learners"]
-    assert learner["settings"]["default_policy.forward_train"]["recompiles"] == 0
+        config = tuned(ppo().framework("torch", torch_compile_learner=True, **whole), ALL)
+    _, learner = trained(built(config))
+    assert learner["default_policy.forward_train"]["recompiles"] == 0
 
 
-def test_blocks_are_compiled_where_a_module_repeats_some(built: Callable[[Any], Any]) -> None:
+def test_blocks_are_compiled_where_a_module_repeats_some(built: Built) -> None:
     regional = CompileConfig("aot_eager", scope="regional")
     # A learner of PPO has one encoder for the actions and an equal one for the values.
     config = ppo().rl_module(model_config={"fcnet_hiddens": [8], "vf_share_layers": False})
-    (learner,) = built(tuned(config, settings(forward_train=regional))).train()["autocompile"][
-        "learners"
-    ]
-    trained = learner["settings"]["default_policy.forward_train"]
-    assert trained["setting"] == regional.label() and trained["graphs"] >= 1
+    _, learner = trained(built(tuned(config, settings(forward_train=regional))))
+    compiled = learner["default_policy.forward_train"]
+    assert compiled["setting"] == regional.label() and compiled["graphs"] >= 1
     # An env runner's module has only the first.
     with pytest.raises(NotInEffect, match="repeats no block"):
         built(tuned(config, settings(forward_exploration=regional))).train()
@@ -164,12 +149,10 @@ def test_blocks_are_compiled_where_a_module_repeats_some(built: Callable[[Any], 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["onnxrt", "openvino_onnx"])
-def test_our_onnx_backends_explore(backend: str, built: Callable[[Any], Any]) -> None:
+def test_our_onnx_backends_explore(backend: str, built: Built) -> None:
     pytest.importorskip({"onnxrt": "onnxruntime"}.get(backend, "openvino"))
     algorithm = built(tuned(ppo(), settings(forward_exploration=CompileConfig(backend))))
-    algorithm.train()
-    (runner,) = algorithm.train()["autocompile"]["env_runners"]
-    explored = runner["settings"]["forward_exploration"]
+    explored = trained(algorithm, 2)[0]["forward_exploration"]
     assert (explored["graphs"], explored["recompiles"]) == (1, 0)
     module, batch = algorithm.env_runner.module, {"obs": torch.randn(2, 4)}
     output = module.forward_exploration(batch)["action_dist_inputs"]
@@ -179,49 +162,42 @@ def test_our_onnx_backends_explore(backend: str, built: Callable[[Any], Any]) ->
 
 
 def test_a_module_that_needs_more_than_observations_is_warmed_up_through_its_connectors(
-    built: Callable[[Any], Any],
+    built: Built,
 ) -> None:
     config = ppo(env_to_module_connector=lambda *_, **__: AddMask())
     config.rl_module(rl_module_spec=RLModuleSpec(module_class=Masked))
     algorithm = built(tuned(config, settings(forward_exploration=AOT)))
-    (runner,) = algorithm.train()["autocompile"]["env_runners"]
-    explored = runner["settings"]["forward_exploration"]
-    assert explored["graphs"] == 1 and explored["warmup_s"] > 0
+    explored = trained(algorithm)[0]["forward_exploration"]
+    assert explored["warmup_s"] > 0
+    assert (explored["graphs"], explored["recompiles"]) == (1, 0)
 
 
-def test_what_cannot_be_warmed_up_says_why_and_compiles_later() -> None:
-    module = module_spec(ppo(), inference_only=True).build()
-
+def test_a_warm_up_says_why_it_fails_and_does_not_look_at_other_gpus(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def failing() -> Any:
         raise KeyError("a column of the real environment")
 
+    module = module_spec(ppo(), inference_only=True).build()
     found = warm_up(module, "forward_exploration", 2, AOT, failing)
     assert "a column of the real environment" in found["not_warmed_up"]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda *_: pytest.fail("CUDA was started"))
+    assert "warmup_s" in warm_up(module, "forward_exploration", 2, AOT)
 
 
 def test_who_does_not_answer_is_told_and_a_problem_where_nobody_does(
-    built: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+    built: Built, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     algorithm = built(tuned(ppo(), settings(optimizer_step=FUSED), strict=False))
-    group = algorithm.env_runner_group
     # As of two remote runners, of which ray gives no answer in time.
-    monkeypatch.setattr(group, "num_healthy_env_runners", lambda: 3)
+    monkeypatch.setattr(algorithm.env_runner_group, "num_healthy_env_runners", lambda: 3)
     with pytest.warns(UserWarning, match="2 of 3 env runners did not answer"):
         Tell(strict=True)(algorithm=algorithm, result={})
-    monkeypatch.setattr(
-        algorithm.learner_group,
-        "foreach_learner",
-        lambda *_, **__: [ResultOrError(error=OSError())],
-    )
+    silent = [ResultOrError(error=OSError())]
+    monkeypatch.setattr(algorithm.learner_group, "foreach_learner", lambda *_, **__: silent)
     with pytest.raises(NotInEffect, match="1 of 1 learners did not answer"):
         Tell(strict=True)(algorithm=algorithm, result={})
-
-
-def test_random_numbers_of_other_gpus_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda *_: pytest.fail("CUDA was started"))
-    module = module_spec(ppo(), inference_only=True).build()
-    assert "warmup_s" in warm_up(module, "forward_exploration", 2, AOT)
 
 
 def test_a_process_that_hangs_while_it_compiles_stops_no_other(
@@ -252,12 +228,10 @@ def test_rows_that_a_backend_refuses_later_are_computed_in_eager_mode() -> None:
 
 
 @pytest.mark.slow
-def test_one_of_many_runners_compiles_and_the_others_load_its_code(
-    built: Callable[[Any], Any],
-) -> None:
+def test_one_of_many_runners_compiles_and_the_others_load_its_code(built: Built) -> None:
     hidden = int(np.random.default_rng().integers(8, 4096))  # code that no cache has seen
     config = ppo(num_env_runners=3).rl_module(model_config={"fcnet_hiddens": [hidden]})
-    algorithm = built(tuned(config, INDUCTOR))
+    algorithm = built(tuned(config, settings(forward_exploration=CompileConfig())))
     found = algorithm.train()["autocompile"]["env_runners"]
     explored = [runner["settings"]["forward_exploration"] for runner in found]
     assert sorted(one["from_cache"] for one in explored) == [False, True, True]
@@ -273,9 +247,7 @@ def test_one_of_many_runners_compiles_and_the_others_load_its_code(
 
 
 @pytest.mark.slow
-def test_remote_runners_are_compiled_also_when_they_start_again(
-    built: Callable[[Any], Any],
-) -> None:
+def test_remote_runners_are_compiled_also_when_they_start_again(built: Built) -> None:
     config = ppo(num_env_runners=2).fault_tolerance(
         restart_failed_env_runners=True, delay_between_env_runner_restarts_s=0.0
     )
@@ -293,7 +265,7 @@ def test_remote_runners_are_compiled_also_when_they_start_again(
 
 
 @pytest.mark.slow
-def test_two_learners_are_tuned_under_ddp(built: Callable[[Any], Any]) -> None:
+def test_two_learners_are_tuned_under_ddp(built: Built) -> None:
     algorithm = built(tuned(ppo().learners(num_learners=2), ALL))
     algorithm.train()
     found = algorithm.train()["autocompile"]["learners"]

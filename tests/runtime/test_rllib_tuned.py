@@ -22,38 +22,12 @@ pytest.importorskip("ray")
 import gymnasium
 from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.algorithms.sac import SACConfig
-from rllib_algorithms import ALL, AOT, FUSED, ppo, settings
+from ray.rllib.examples.envs.classes.multi_agent import MultiAgentCartPole
+from rllib_algorithms import ALL, AOT, FUSED, ppo, settings, trained
 
 from autocompile.rllib import NotInEffect, tuned
 
-
-def test_runner_and_learner_use_the_settings_say_so_and_train_as_untuned(
-    built: Callable[[Any], Any],
-) -> None:
-    config, weights = ppo(), []
-    # A second algorithm in the process is compiled too.
-    for each in (config, tuned(config, ALL), tuned(config, ALL)):
-        algorithm = built(each)
-        algorithm.train()
-        found = algorithm.train().get("autocompile")
-        weights.append(copy.deepcopy(algorithm.get_module().state_dict()))
-        if each is config:
-            assert found is None and config.env_runner_cls is None
-            continue
-        (runner,), (learner,) = found["env_runners"], found["learners"]
-        explored = runner["settings"]["forward_exploration"]
-        assert explored["setting"] == AOT.label()
-        assert (explored["graphs"], explored["recompiles"]) == (1, 0)
-        assert explored["warmup_s"] > 0
-        trained = learner["settings"]
-        assert trained["default_policy.forward_train"]["graphs"] >= 1
-        (stepped,) = [v for k, v in trained.items() if "optimizer_step" in k]
-        assert stepped["setting"] == FUSED.label()
-        demand_fused(algorithm)
-        assert list(weights[0]) == list(weights[-1])
-        for name, value in weights[0].items():
-            torch.testing.assert_close(weights[-1][name], value)
-    assert config.env_runner_cls is None  # the user's own stays as it is
+Built = Callable[[Any], Any]
 
 
 def demand_fused(algorithm: Any) -> None:
@@ -61,55 +35,61 @@ def demand_fused(algorithm: Any) -> None:
     assert optimizers and all(group["fused"] for o in optimizers for group in o.param_groups)
 
 
-def test_new_weights_reach_a_runner_whose_weights_are_constants(
-    built: Callable[[Any], Any],
-) -> None:
+def test_runner_and_learner_use_the_settings_say_so_and_train_as_untuned(built: Built) -> None:
+    config = ppo()
+    plain = built(config)
+    assert all("autocompile" not in plain.train() for _ in range(2))
+    weights = plain.get_module().state_dict()
+    for _ in range(2):  # a second algorithm in the process is compiled too
+        algorithm = built(tuned(config, ALL))
+        runner, learner = trained(algorithm, 2)
+        explored = runner["forward_exploration"]
+        assert explored["setting"] == AOT.label() and explored["warmup_s"] > 0
+        assert (explored["graphs"], explored["recompiles"]) == (1, 0)
+        assert learner["default_policy.forward_train"]["graphs"] >= 1
+        (stepped,) = [v for k, v in learner.items() if "optimizer_step" in k]
+        assert stepped["setting"] == FUSED.label()
+        demand_fused(algorithm)
+        torch.testing.assert_close(algorithm.get_module().state_dict(), weights)
+    assert config.env_runner_cls is None  # the user's own stays as it is
+
+
+def test_new_weights_reach_a_runner_whose_weights_are_constants(built: Built) -> None:
     frozen = settings(forward_exploration=CompileConfig(freezing=True))
-    algorithm = built(tuned(ppo(), frozen))
-    runner = algorithm.env_runner
+    module = built(tuned(ppo(), frozen)).env_runner.module
     batch = {"obs": torch.randn(2, 4)}
     for scale in (1.0, 0.0, 3.0):
-        state = {k: v * scale for k, v in runner.module.get_state().items()}
-        runner.module.set_state(state)
-        plain = copy.deepcopy(runner.module)
+        module.set_state({k: v * scale for k, v in module.get_state().items()})
+        plain = copy.deepcopy(module)
         vars(plain).pop("_forward_exploration")
         torch.testing.assert_close(
-            runner.module.forward_exploration(batch, t=5)["action_dist_inputs"],
-            plain.forward_exploration(batch, t=5)["action_dist_inputs"],
+            *(m.forward_exploration(batch, t=5)["action_dist_inputs"] for m in (module, plain))
         )
 
 
-def test_a_restored_algorithm_steps_by_the_settings(
-    built: Callable[[Any], Any], tmp_path: Any
-) -> None:
+def test_a_restored_algorithm_steps_by_the_settings(built: Built, tmp_path: Any) -> None:
     plain = built(ppo())
     plain.train()
     path = plain.save_to_path(str(tmp_path / "checkpoint"))
     algorithm = built(tuned(ppo(), ALL))
     algorithm.restore_from_path(path)
-    (learner,) = algorithm.train()["autocompile"]["learners"]
-    assert learner["settings"]["default_policy.forward_train"]["graphs"] >= 1
+    assert trained(algorithm)[1]["default_policy.forward_train"]["graphs"] >= 1
     demand_fused(algorithm)
     # And the other way round: keys and optimizers are those of an untuned one.
-    back = algorithm.save_to_path(str(tmp_path / "tuned"))
-    plain.restore_from_path(back)
+    plain.restore_from_path(algorithm.save_to_path(str(tmp_path / "tuned")))
     (optimizer,) = plain.learner_group._learner._named_optimizers.values()
     assert not any(group["fused"] for group in optimizer.param_groups)
     plain.train()
 
 
-def test_evaluation_is_compiled_for_its_own_number_of_environments(
-    built: Callable[[Any], Any],
-) -> None:
+def test_evaluation_is_compiled_for_its_own_number_of_environments(built: Built) -> None:
     own = {"num_envs_per_env_runner": 1, "explore": False}
     config = ppo().evaluation(evaluation_interval=1, evaluation_duration=1, evaluation_config=own)
     (runner,) = built(tuned(config, ALL)).train()["autocompile"]["eval_runners"]
     assert runner["settings"]["forward_inference"]["graphs"] == 1
 
 
-def test_a_setting_that_fails_is_an_error_or_a_warning_and_eager_mode(
-    built: Callable[[Any], Any],
-) -> None:
+def test_a_setting_that_fails_is_an_error_or_a_warning_and_eager_mode(built: Built) -> None:
     broken = CompileConfig("no_such_backend")
     broken_all = settings(forward_exploration=broken, forward_train=broken, optimizer_step=broken)
     with pytest.raises(NotInEffect, match="no_such_backend failed"):
@@ -123,33 +103,30 @@ def test_a_setting_that_fails_is_an_error_or_a_warning_and_eager_mode(
     assert found["num_env_steps_sampled_lifetime"] > 0
 
 
-def test_a_backend_that_captures_nothing_is_no_success(built: Callable[[Any], Any]) -> None:
+def test_a_backend_that_captures_nothing_is_no_success(built: Built) -> None:
     with torch.compiler.set_stance("force_eager"):
         algorithm = built(tuned(ppo(), ALL))
         with pytest.raises(NotInEffect, match="has captured no graph"):
             algorithm.train()
 
 
-def test_each_phase_of_a_process_runs_on_its_own_threads(built: Callable[[Any], Any]) -> None:
+def test_each_phase_of_a_process_runs_on_its_own_threads(built: Built) -> None:
     usual = torch.get_num_threads()
     phases = settings(
         forward_exploration=CompileConfig("aot_eager", threads=usual + 1),
         forward_train=CompileConfig("aot_eager", threads=usual + 2, precision="high"),
         optimizer_step=FUSED,
     )
-    algorithm = built(tuned(ppo(), phases))
-    algorithm.train()
-    found = algorithm.train()["autocompile"]
-    (runner,), (learner,) = found["env_runners"], found["learners"]
-    explored = runner["settings"]["forward_exploration"]
+    runner, learner = trained(built(tuned(ppo(), phases)), 2)
+    explored = runner["forward_exploration"]
     assert (explored["threads"], explored["graphs"], explored["recompiles"]) == (usual + 1, 1, 0)
-    ran = {name.rpartition(".")[2]: one["threads"] for name, one in learner["settings"].items()}
+    ran = {name.rpartition(".")[2]: one["threads"] for name, one in learner.items()}
     assert ran == {"forward_train": usual + 2, "optimizer_step": usual}
     assert torch.get_num_threads() == usual
     assert torch.get_float32_matmul_precision() == "highest"
 
 
-def test_other_threads_than_those_of_the_setting_are_told(built: Callable[[Any], Any]) -> None:
+def test_other_threads_than_those_of_the_setting_are_told(built: Built) -> None:
     usual = torch.get_num_threads()
     config = ppo().callbacks(on_episode_step=lambda **_: torch.set_num_threads(usual))
     more = settings(forward_exploration=CompileConfig("eager", threads=usual + 1))
@@ -157,68 +134,56 @@ def test_other_threads_than_those_of_the_setting_are_told(built: Callable[[Any],
         built(tuned(config, more)).train()
 
 
-def test_numbers_of_64_bits_are_seen_as_rllib_sees_them(built: Callable[[Any], Any]) -> None:
-    class Wide(gymnasium.Env[Any, Any]):
-        observation_space = gymnasium.spaces.Box(-1, 1, (4,), np.float64)
-        action_space = gymnasium.spaces.Discrete(2)
+class Wide(gymnasium.Env[Any, Any]):
+    observation_space = gymnasium.spaces.Box(-1, 1, (4,), np.float64)
+    action_space = gymnasium.spaces.Discrete(2)
 
-        def __init__(self, _: Any = None) -> None: ...
+    def __init__(self, _: Any = None) -> None: ...
 
-        def reset(self, **_: Any) -> Any:
-            return self.observation_space.sample(), {}
+    def reset(self, **_: Any) -> Any:
+        return self.observation_space.sample(), {}
 
-        def step(self, _: Any) -> Any:
-            return self.observation_space.sample(), 1.0, False, False, {}
-
-    algorithm = built(tuned(ppo().environment(Wide), ALL))
-    (runner,) = algorithm.train()["autocompile"]["env_runners"]
-    assert runner["settings"]["forward_exploration"]["recompiles"] == 0
+    def step(self, _: Any) -> Any:
+        return self.observation_space.sample(), 1.0, False, False, {}
 
 
-def test_a_learning_rate_in_a_tensor_stays_in_it(built: Callable[[Any], Any]) -> None:
+def test_numbers_of_64_bits_are_seen_as_rllib_sees_them(built: Built) -> None:
+    runner, _ = trained(built(tuned(ppo().environment(Wide), ALL)))
+    assert runner["forward_exploration"]["recompiles"] == 0
+
+
+def test_a_learning_rate_in_a_tensor_stays_in_it(built: Built) -> None:
     config = ppo().training(lr=[[0, 0.1], [10_000, 0.0]])
     step = CompileConfig("eager", optimizer="tensor_lr")
     algorithm = built(tuned(config, settings(optimizer_step=step)))
-    algorithm.train()
-    algorithm.train()
+    trained(algorithm, 2)
     (optimizer,) = algorithm.learner_group._learner._named_optimizers.values()
     rate = optimizer.param_groups[0]["lr"]
     assert isinstance(rate, torch.Tensor) and 0 < float(rate) < 0.1
 
 
-def test_dqn_explores_by_steps_without_recompiling_for_each(
-    built: Callable[[Any], Any],
+@pytest.mark.parametrize(
+    ("kind", "environment", "optimizers"),
+    [(DQNConfig, "CartPole-v1", 1), (SACConfig, "Pendulum-v1", 4)],
+)
+def test_dqn_and_sac_compile_exploration_once_and_each_of_their_optimizers(
+    kind: Any, environment: str, optimizers: int, built: Built
 ) -> None:
+    """DQN's exploration gets the number of steps; SAC steps policy, two critics, temperature."""
     config = (
-        DQNConfig()
-        .environment("CartPole-v1")
+        kind()
+        .environment(environment)
         .env_runners(num_env_runners=0, num_envs_per_env_runner=2, rollout_fragment_length=20)
         .training(num_steps_sampled_before_learning_starts=0, train_batch_size_per_learner=16)
         .rl_module(model_config={"fcnet_hiddens": [8]})
     )
-    algorithm = built(tuned(config, ALL))
-    algorithm.train()
-    (runner,) = algorithm.train()["autocompile"]["env_runners"]
-    assert runner["settings"]["forward_exploration"]["recompiles"] == 0
-    assert runner["settings"]["forward_exploration"]["graphs"] >= 1
+    runner, learner = trained(built(tuned(config, ALL)), 2)
+    assert runner["forward_exploration"]["recompiles"] == 0
+    assert runner["forward_exploration"]["graphs"] >= 1
+    assert len([key for key in learner if "optimizer_step" in key]) == optimizers
 
 
-def test_sac_steps_all_of_its_optimizers_by_the_settings(built: Callable[[Any], Any]) -> None:
-    config = (
-        SACConfig()
-        .environment("Pendulum-v1")
-        .env_runners(num_env_runners=0, rollout_fragment_length=8)
-        .training(num_steps_sampled_before_learning_starts=0, train_batch_size_per_learner=16)
-        .rl_module(model_config={"fcnet_hiddens": [8]})
-    )
-    found = built(tuned(config, ALL)).train()["autocompile"]
-    (runner,), (learner,) = found["env_runners"], found["learners"]
-    assert runner["settings"]["forward_exploration"]["recompiles"] == 0
-    steps = [k for k in learner["settings"] if "optimizer_step" in k]
-    assert len(steps) == 4  # of policy, two critics and temperature
-
-
-def test_a_learner_uses_what_was_measured_of_whole_updates(built: Callable[[Any], Any]) -> None:
+def test_a_learner_uses_what_was_measured_of_whole_updates(built: Built) -> None:
     update = CompileConfig("aot_eager", optimizer="fused")
     both = settings(forward_train=EAGER, optimizer_step=EAGER, learner_update=update)
     algorithm = built(tuned(ppo(), both))
@@ -230,53 +195,34 @@ def test_a_learner_uses_what_was_measured_of_whole_updates(built: Callable[[Any]
     demand_fused(algorithm)
 
 
-def test_a_runner_warms_up_on_what_its_connectors_make(built: Callable[[Any], Any]) -> None:
-    from ray.rllib.connectors.env_to_module import FlattenObservations, PrevActionsPrevRewards
-
-    config = ppo(
-        env_to_module_connector=lambda *_: [PrevActionsPrevRewards(), FlattenObservations()]
+def test_several_agents_have_each_module_compiled(built: Built) -> None:
+    config = ppo().environment(MultiAgentCartPole, env_config={"num_agents": 2})
+    config.multi_agent(
+        policies={"a", "b"}, policy_mapping_fn=lambda agent, *_, **__: "ab"[int(agent) % 2]
     )
-    algorithm = built(tuned(config, ALL))
-    (runner,) = algorithm.train()["autocompile"]["env_runners"]
-    explored = runner["settings"]["forward_exploration"]
-    assert explored["warmup_s"] > 0
-    assert (explored["graphs"], explored["recompiles"]) == (1, 0)
-
-
-def test_several_agents_have_each_module_compiled(built: Callable[[Any], Any]) -> None:
-    from ray.rllib.examples.envs.classes.multi_agent import MultiAgentCartPole
-
-    config = (
-        ppo()
-        .environment(MultiAgentCartPole, env_config={"num_agents": 2})
-        .multi_agent(
-            policies={"a", "b"}, policy_mapping_fn=lambda agent, *_, **__: "ab"[int(agent) % 2]
-        )
-    )
-    found = built(tuned(config, ALL)).train()["autocompile"]
-    (runner,), (learner,) = found["env_runners"], found["learners"]
-    assert {"a.forward_exploration", "b.forward_exploration"} <= runner["settings"].keys()
-    assert {"a.forward_train", "b.forward_train"} <= learner["settings"].keys()
+    runner, learner = trained(built(tuned(config, ALL)))
+    assert {"a.forward_exploration", "b.forward_exploration"} <= runner.keys()
+    assert {"a.forward_train", "b.forward_train"} <= learner.keys()
 
 
 def test_what_cannot_be_tuned_is_refused_in_words() -> None:
-    with pytest.raises(UsageError, match="not for an RLModule: forward"):
-        tuned(ppo(), settings(forward=AOT))
     elsewhere = CompileConfig(environment="other")
-    with pytest.raises(UsageError, match="needs the interpreter other"):
-        tuned(ppo(), settings(forward_exploration=elsewhere))
-    tuned(ppo(), settings(forward_exploration=AOT, train_step=elsewhere))  # RLlib has none
     old = ppo().api_stack(
         enable_rl_module_and_learner=False, enable_env_runner_and_connector_v2=False
     )
-    with pytest.raises(UsageError, match="old API stack"):
-        tuned(old, ALL)
+    for config, made, words in (
+        (ppo(), settings(forward=AOT), "not for an RLModule: forward"),
+        (ppo(), settings(forward_exploration=elsewhere), "needs the interpreter other"),
+        (old, ALL, "old API stack"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            tuned(config, made)
+    tuned(ppo(), settings(forward_exploration=AOT, train_step=elsewhere))  # RLlib has none
 
 
-def test_an_eager_winner_compiles_nothing(built: Callable[[Any], Any]) -> None:
+def test_an_eager_winner_compiles_nothing(built: Built) -> None:
     algorithm = built(tuned(ppo(), settings(forward_exploration=EAGER)))
-    (runner,) = algorithm.train()["autocompile"]["env_runners"]
-    assert "graphs" not in runner["settings"]["forward_exploration"]
+    assert "graphs" not in trained(algorithm)[0]["forward_exploration"]
     assert "_forward_exploration" not in vars(algorithm.env_runner.module)
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,21 +12,28 @@ import torch
 from test_tuned import AOT, graphs, settings
 
 from autocompile.errors import UsageError
-from autocompile.settings.config import CompileConfig
+from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.tuned import Tuned
 
-lightning = pytest.importorskip("pytorch_lightning")
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("pytorch_lightning")
+pytest.importorskip("transformers")
+import pytorch_lightning as lightning
+import transformers
+
+from autocompile.lightning import TunedCallback as OfLightning
+from autocompile.transformers import TunedCallback as OfTransformers
 
 pytestmark = pytest.mark.usefixtures("_dynamo_as_it_was", "_on_the_cpu")
 
 STEP = CompileConfig("aot_eager", optimizer="for_loop")
+APPLIED = "aot_eager; optimizer step: aot_eager · for_loop optimizer"
 
 
 @pytest.fixture
 def _on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(logging.getLogger("pytorch_lightning"), "propagate", True)
 
 
 @pytest.fixture
@@ -42,9 +47,6 @@ def tuned(tmp_path: Path) -> Path:
 def steps_of(optimizer: Any) -> int:
     """How often an optimizer's compiled step has run."""
     return int(vars(optimizer)["_autocompile_step"].compiled.calls)
-
-
-# Lightning -----------------------------------------------------------------------------------
 
 
 class Lit(lightning.LightningModule):
@@ -65,160 +67,109 @@ class Lit(lightning.LightningModule):
 
 
 def fitted(model: Any, *callbacks: Any, steps: int = 2, **asked: Any) -> Any:
-    """The Trainer after so many steps."""
-    trainer = lightning.Trainer(
-        max_steps=steps,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=list(callbacks),
-        num_sanity_val_steps=0,
-    )
+    """Lightning's Trainer after so many steps."""
+    names = ("logger", "checkpointing", "progress_bar", "model_summary")
+    silent = {name if name == "logger" else f"enable_{name}": False for name in names}
+    more = {"accelerator": "cpu", "num_sanity_val_steps": 0, **silent}
+    trainer = lightning.Trainer(max_steps=steps, callbacks=list(callbacks), **more)
     torch.manual_seed(0)
     data = torch.utils.data.DataLoader(torch.randn(16, 8), batch_size=4)
     trainer.fit(model, data, **asked)
     return trainer
 
 
-def test_lightning_fits_compiled_and_checkpoints_keep_their_keys(
-    tuned: Path,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from autocompile.lightning import TunedCallback
-
-    monkeypatch.setattr(logging.getLogger("pytorch_lightning"), "propagate", True)
-    plain, model = Lit(), Lit()
-    fitted(plain)
-    before = graphs()
-    with caplog.at_level(logging.INFO):
-        trainer = fitted(model, TunedCallback(tuned, module="net"))
-    assert graphs() - before >= 2  # the model's and the step's
-    assert model.net._compiled_call_impl.calls == 2
-    assert steps_of(trainer.optimizers[0]) == 2
-    torch.testing.assert_close(model.state_dict(), plain.state_dict())
-    said = [r.getMessage() for r in caplog.records if "autocompile:" in r.getMessage()]
-    assert said == [
-        "autocompile: Sequential: aot_eager; optimizer step: aot_eager · for_loop optimizer"
-    ]
-
-    trainer.save_checkpoint(tmp_path / "one.ckpt")
-    saved = torch.load(tmp_path / "one.ckpt", weights_only=False)["state_dict"]
-    assert list(saved) == list(plain.state_dict())
-    again = Lit()
-    callback = TunedCallback(tuned, module="net")
-    trainer = fitted(again, callback, steps=3, ckpt_path=str(tmp_path / "one.ckpt"))
-    assert steps_of(trainer.optimizers[0]) == 1
-    assert trainer.optimizers[0].param_groups[0]["foreach"] is False
-
-
-def test_lightning_says_when_the_training_step_calls_something_else(tuned: Path) -> None:
-    from autocompile.lightning import TunedCallback
-
-    with pytest.raises(UsageError, match="does not call Lit") as caught:
-        fitted(Lit(), TunedCallback(tuned))
-    assert "module=" in str(caught.value.hint)
-
-
-def test_lightning_refuses_what_cannot_train(tmp_path: Path) -> None:
-    from autocompile.lightning import TunedCallback
-
-    frozen = settings(forward={4: CompileConfig(freezing=True)})
-    with pytest.raises(UsageError, match="no gradients"):
-        fitted(Lit(), TunedCallback(frozen, module="net"))
-    with pytest.raises(UsageError, match="no settings for forward"):
-        fitted(Lit(), TunedCallback(settings(optimizer_step={None: STEP}), module="net"))
-    with pytest.raises(UsageError, match="nett") as caught:
-        fitted(Lit(), TunedCallback(frozen, module="nett"))
-    assert "module=" in str(caught.value.hint)
-    with pytest.raises(UsageError, match="cannot read"):
-        TunedCallback(tmp_path / "other.json")
-
-
-# Transformers --------------------------------------------------------------------------------
-
-
-def trained(*callbacks: Any, made: Callable[[], Any], **asked: Any) -> Any:
-    """The Trainer after two steps on a tiny GPT-2."""
+def trained(*callbacks: Any, **asked: Any) -> Any:
+    """The Trainer of Transformers after two steps on a tiny GPT-2 without dropout."""
+    more: dict[str, Any] = {"save_strategy": "no", "disable_tqdm": True, "report_to": [], **asked}
     arguments = transformers.TrainingArguments(
-        "out",
-        max_steps=2,
-        per_device_train_batch_size=4,
-        use_cpu=True,
-        save_strategy="no",
-        disable_tqdm=True,
-        report_to=[],
-        seed=0,
-        **asked,
+        "out", max_steps=2, per_device_train_batch_size=4, use_cpu=True, seed=0, **more
     )
     words = torch.arange(8) % 11
     data = [{"input_ids": words, "labels": words}] * 8
-    trainer = transformers.Trainer(made(), arguments, train_dataset=data, callbacks=list(callbacks))
+    trainer = transformers.Trainer(gpt2(), arguments, train_dataset=data, callbacks=[*callbacks])
     trainer.train()
     return trainer
 
 
-@pytest.fixture(scope="module")
-def gpt2() -> Callable[[], Any]:
-    """Copies of one random GPT-2 without dropout."""
+def gpt2() -> Any:
     sizes = {"vocab_size": 11, "n_positions": 8, "n_embd": 8, "n_layer": 1, "n_head": 1}
     drop = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     ends = {"bos_token_id": 0, "eos_token_id": 0}
-    config = transformers.GPT2Config(**sizes, **drop, **ends)
-    model = transformers.GPT2LMHeadModel(config)
-    return lambda: copy.deepcopy(model)
+    torch.manual_seed(0)
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **drop, **ends))
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if APPLIED in r.getMessage()]
+
+
+def test_lightning_fits_compiled_and_checkpoints_keep_their_keys(
+    tuned: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain, model = Lit(), Lit()
+    fitted(plain)
+    before = graphs()
+    with caplog.at_level(logging.INFO):
+        trainer = fitted(model, OfLightning(tuned, module="net"))
+    assert graphs() - before >= 2  # the model's and the step's
+    assert model.net._compiled_call_impl.calls == 2
+    assert steps_of(trainer.optimizers[0]) == 2
+    torch.testing.assert_close(model.state_dict(), plain.state_dict())
+    assert said(caplog) == [f"autocompile: Sequential: {APPLIED}"]
+
+    path = str(tmp_path / "one.ckpt")
+    trainer.save_checkpoint(path)
+    assert list(torch.load(path, weights_only=False)["state_dict"]) == list(plain.state_dict())
+    trainer = fitted(Lit(), OfLightning(tuned, module="net"), steps=3, ckpt_path=path)
+    assert steps_of(trainer.optimizers[0]) == 1
+    assert trainer.optimizers[0].param_groups[0]["foreach"] is False
+
+
+def test_lightning_refuses_what_it_cannot_use(tuned: Path, tmp_path: Path) -> None:
+    frozen = settings(forward={4: CompileConfig(freezing=True)})
+    step_only = settings(optimizer_step={None: STEP})
+    for source, module, words, hint in (
+        (tuned, "", "does not call Lit", "module="),  # the training step calls something else
+        (frozen, "net", "no gradients", "tune"),
+        (step_only, "net", "no settings for forward", ""),
+        (frozen, "nett", "nett", "module="),
+    ):
+        with pytest.raises(UsageError, match=words) as caught:
+            fitted(Lit(), OfLightning(source, module=module))
+        assert hint in str(caught.value.hint)
+    with pytest.raises(UsageError, match="cannot read"):
+        OfLightning(tmp_path / "other.json")
 
 
 def test_transformers_train_compiled_and_checkpoints_keep_their_keys(
-    tuned: Path, gpt2: Callable[[], Any], caplog: pytest.LogCaptureFixture
+    tuned: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from autocompile.transformers import TunedCallback
-
-    plain = trained(made=gpt2)
-    before = graphs()
+    plain, before = trained(), graphs()
     with caplog.at_level(logging.INFO, logger="autocompile"):
-        trainer = trained(TunedCallback(tuned), made=gpt2)
+        trainer = trained(OfTransformers(tuned))
     assert graphs() - before >= 2
     assert trainer.model._compiled_call_impl.calls == 2
     assert steps_of(trainer.optimizer.optimizer) == 2
     torch.testing.assert_close(trainer.model.state_dict(), plain.model.state_dict())
-    said = [r.getMessage() for r in caplog.records if r.name == "autocompile"]
-    assert said == ["GPT2LMHeadModel: aot_eager; optimizer step: aot_eager · for_loop optimizer"]
+    assert said(caplog) == [f"GPT2LMHeadModel: {APPLIED}"]
 
     trainer.save_model("saved")
     _, found = transformers.GPT2LMHeadModel.from_pretrained("saved", output_loading_info=True)
     assert not any(found.values()), found
 
 
-def test_transformers_take_the_settings_of_the_nearest_batch_size(
-    gpt2: Callable[[], Any],
-) -> None:
-    from autocompile.transformers import TunedCallback
-
-    both = settings(forward={4: CompileConfig("eager"), 64: AOT})
+def test_transformers_take_the_settings_of_the_nearest_batch_size() -> None:
+    both = settings(forward={4: EAGER, 64: AOT})
     found = Tuned(both.phases, both.fingerprint)
-    assert trained(TunedCallback(found), made=gpt2).model._compiled_call_impl is None
+    assert trained(OfTransformers(found)).model._compiled_call_impl is None
 
 
-def test_transformers_refuse_a_model_that_is_copied_to_several_gpus(tuned: Path) -> None:
-    from autocompile.transformers import TunedCallback
-
+def test_transformers_refuse_several_gpus_and_torch_compile_beside_it(tuned: Path) -> None:
     arguments = SimpleNamespace(n_gpu=2, per_device_train_batch_size=4)
     with pytest.raises(UsageError, match="several GPUs") as caught:
-        TunedCallback(tuned).on_train_begin(arguments, None, None, model=None, optimizer=None)
+        OfTransformers(tuned).on_train_begin(arguments, None, None, model=None, optimizer=None)
     assert "torchrun" in str(caught.value.hint)
-
-
-def test_transformers_say_when_torch_compile_is_on_too(
-    tuned: Path, gpt2: Callable[[], Any]
-) -> None:
-    from autocompile.transformers import TunedCallback
-
+    too = {"torch_compile": True, "torch_compile_backend": "aot_eager"}
     with pytest.raises(UsageError, match="does not call GPT2LMHeadModel") as caught:
-        trained(
-            TunedCallback(tuned), made=gpt2, torch_compile=True, torch_compile_backend="aot_eager"
-        )
+        trained(OfTransformers(tuned), **too)
     assert "torch_compile=False" in str(caught.value.hint)

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import warnings
 import zipfile
 from collections.abc import Iterator
@@ -17,19 +18,25 @@ from typing import Any
 import pytest
 import torch
 from torch._dynamo.utils import counters
+from torch._inductor.cpp_builder import CppBuilder
 from torch._inductor.utils import fresh_cache
 from torch.compiler._cache import CacheArtifactManager
+from typer.testing import CliRunner
 
 import autocompile
+from autocompile.cli.commands import app
+from autocompile.commands.cache import export_with_cache
+from autocompile.errors import UsageError
 from autocompile.protocol.requests import Header, SaveRequest
 from autocompile.protocol.results import SaveResult
 from autocompile.runtime import warm_start
+from autocompile.runtime.applying import process_of
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.tuned import Choice, Tuned
 from autocompile.trial.process.channel import Channel
 from autocompile.trial.tasks.saving import save
 
-FROZEN = CompileConfig(freezing=True)
+FROZEN, AOT = CompileConfig(freezing=True), CompileConfig("aot_eager")
 CPU = torch.device("cpu")
 SPEEDUP = {"value": 1.5, "low": 1.4, "high": 1.6}
 MODEL = """
@@ -103,14 +110,9 @@ def test_what_one_process_has_compiled_another_finds(
     assert result.left_out == []
     assert result.saved["graphs"] == 1
     assert result.saved["libraries"] > 0
-    from torch._inductor.cpp_builder import CppBuilder
-
-    def never(self: CppBuilder) -> None:
-        raise AssertionError("nothing has to be built")
-
     model, x = net(), torch.randn(4, 4)
     with fresh_cache(), torch.no_grad():
-        monkeypatch.setattr(CppBuilder, "build", never)
+        monkeypatch.setattr(CppBuilder, "build", None)  # nothing has to be built
         counters.clear()
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -120,19 +122,34 @@ def test_what_one_process_has_compiled_another_finds(
     assert (found.get("autograd_cache_hit"), found.get("fxgraph_cache_hit")) == (1, 1), found
 
 
+def without(path: Path, key: str) -> None:
+    data = json.loads(path.read_text("utf-8"))
+    del data["cache"][key]
+    path.write_text(json.dumps(data), "utf-8")
+
+
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "spoil", "words"),
     [
-        ({"torch": "1.0"}, r"made elsewhere \(torch 1\.0, here 2"),
-        ({"vector instructions": "mmx"}, r"vector instructions mmx, here"),
-        ({"threads": [96]}, r"\[96\] threads, here"),
+        ({"torch": "1.0"}, None, r"made elsewhere \(torch 1\.0, here 2"),
+        ({"vector instructions": "mmx"}, None, r"vector instructions mmx, here"),
+        ({"threads": [96]}, None, r"\[96\] threads, here"),
+        ({}, lambda path: cache_of(path.parent, python="1"), "not the file that the settings were"),
+        ({}, lambda path: path.with_suffix(".cache").unlink(), "No such file"),
+        ({}, lambda path: without(path, "file"), "do not hold both its name"),
+        ({}, lambda path: without(path, "sha256"), "do not hold both its name"),
+        (None, None, "it cannot be read"),  # no file of ours
     ],
 )
-def test_a_cache_of_another_machine_is_not_used_and_one_warning_says_so(
-    changes: dict[str, Any], words: str, tmp_path: Path
+def test_a_cache_that_does_not_fit_is_not_used_and_one_warning_says_so(
+    changes: dict[str, Any] | None, spoil: Any, words: str, tmp_path: Path
 ) -> None:
-    cache_of(tmp_path, **changes)
-    path = file_of(settings(forward=CompileConfig("aot_eager")), tmp_path)
+    (tmp_path / "tuned.cache").write_bytes(b"nothing of ours")
+    if changes is not None:
+        cache_of(tmp_path, **changes)
+    path = file_of(settings(forward=AOT), tmp_path)
+    if spoil:
+        spoil(path)
     with pytest.warns(UserWarning, match=words):
         autocompile.apply(net(), path)
     model = net()
@@ -144,94 +161,66 @@ def test_a_cache_of_another_machine_is_not_used_and_one_warning_says_so(
     assert not warm_start._loaded
 
 
-def test_a_cache_that_is_missing_changed_or_no_file_of_ours_is_not_used(tmp_path: Path) -> None:
-    made = settings(forward=CompileConfig("aot_eager"))
-    for name in ("changed", "none", "missing"):
-        (tmp_path / name).mkdir()
-    cache_of(tmp_path / "changed")
-    path = file_of(made, tmp_path / "changed")
-    with open(tmp_path / "changed" / "tuned.cache", "ab") as file:
-        file.write(b"more")
-    with pytest.warns(UserWarning, match="not the file that the settings were written with"):
-        autocompile.apply(net(), path)
-    (tmp_path / "none" / "tuned.cache").write_bytes(b"nothing of ours")
-    with pytest.warns(UserWarning, match="it cannot be read"):
-        autocompile.apply(net(), file_of(made, tmp_path / "none"))
-    with pytest.warns(UserWarning, match="No such file"):
-        autocompile.apply(net(), file_of(made, tmp_path / "missing"))
-
-
-@pytest.mark.parametrize("missing", ["file", "sha256"])
-def test_settings_that_say_too_little_of_their_cache_are_used_without_it(
-    missing: str, tmp_path: Path
-) -> None:
-    cache_of(tmp_path)
-    path = file_of(settings(forward=CompileConfig("aot_eager")), tmp_path)
-    data = json.loads(path.read_text("utf-8"))
-    del data["cache"][missing]
-    path.write_text(json.dumps(data), "utf-8")
-    with pytest.warns(UserWarning, match="do not hold both its name"):
-        autocompile.apply(net(), path)
-
-
 def test_a_cache_of_other_threads_is_used_once_the_process_has_them(tmp_path: Path) -> None:
     usual = torch.get_num_threads()
     cache_of(tmp_path, threads=[usual + 1])
-    made = Tuned.read(file_of(settings(forward=CompileConfig("aot_eager")), tmp_path))
+    made = Tuned.read(file_of(settings(forward=AOT), tmp_path))
     with pytest.warns(UserWarning, match="threads, here"):
         assert not warm_start.load(made, CPU)
-    torch.set_num_threads(usual + 1)
-    try:
+    with process_of({"threads": usual + 1}):
         assert warm_start.load(made, CPU)
-    finally:
-        torch.set_num_threads(usual)
+    without_cache = settings(forward=AOT)
+    assert "cache" not in without_cache.to_dict()
+    assert not warm_start.load(without_cache, CPU)
 
 
-def test_a_file_of_settings_without_a_cache_loads_nothing(tmp_path: Path) -> None:
-    made = settings(forward=CompileConfig("aot_eager"))
-    assert "cache" not in made.to_dict()
-    assert not warm_start.load(made, CPU)
+@pytest.mark.parametrize("output", [[], ["-o", "tuned.py"]])
+def test_a_cache_is_asked_for_together_with_a_file(output: list[str], work: Path) -> None:
+    error = CliRunner().invoke(app, ["export", *output, "--with-cache"]).exception
+    assert isinstance(error, UsageError)
+    assert error.hint == "autocompile export last -o tuned.json --with-cache"
 
 
-def test_a_cache_is_asked_for_together_with_a_file(work: Path) -> None:
-    for output in ([], ["-o", "tuned.py"]):
-        command = [sys.executable, "-m", "autocompile", "export", *output, "--with-cache"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 2
-        assert "try: autocompile export last -o tuned.json --with-cache" in done.stderr
+def hits_and_misses(folder: Path, **variables: str) -> tuple[int, int]:
+    """Of the program ``use.py`` in a fresh process with an empty cache."""
+    own = {"TORCHINDUCTOR_CACHE_DIR": tempfile.mkdtemp(dir=folder), **variables}
+    done = subprocess.run(
+        [sys.executable, "-W", "error:the compiled code", "use.py"],
+        env={**os.environ, **own},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    hits, misses = map(int, done.stdout.split()[-2:])
+    return hits, misses
 
 
-USE = """
-import sys, torch, autocompile
+COUNTED = """
+print(counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_cache_miss"])
+"""
+USE = f"""
+import torch, autocompile
 from torch._dynamo.utils import counters
 from torch._inductor.cpp_builder import CppBuilder
 from model import get_inputs, get_model
 
-def never(self):
-    raise AssertionError("nothing has to be built")
-
-CppBuilder.build = never
-
-phase = sys.argv[1]
+CppBuilder.build = None  # nothing has to be built
 model, inputs = get_model(), get_inputs(4)
-if phase == "forward":
-    autocompile.apply(model.eval(), "tuned.json", phase)
-    with torch.no_grad():
-        model(inputs)
-else:
-    optimizer = torch.optim.Adam(model.parameters())
-    model(inputs).sum().backward()
-    autocompile.apply(model, "tuned.json", phase, optimizer=optimizer)
-    for _ in range(3):
-        optimizer.step()
-print(counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_cache_miss"])
-"""
+autocompile.apply(model.eval(), "tuned.json")
+with torch.no_grad():
+    model(inputs)
+model = get_model()
+optimizer = torch.optim.Adam(model.parameters())
+model(inputs).sum().backward()
+autocompile.apply(model, "tuned.json", "optimizer_step", optimizer=optimizer)
+for _ in range(3):
+    optimizer.step()
+{COUNTED}"""
 
 
 @pytest.mark.slow
-def test_fresh_processes_with_empty_caches_find_every_phase(work: Path) -> None:
-    from autocompile.commands.cache import export_with_cache
-
+def test_a_fresh_process_with_an_empty_cache_finds_every_phase(work: Path) -> None:
     (work / "model.py").write_text(MODEL)
     (work / "use.py").write_text(USE)
     made = settings(
@@ -243,23 +232,12 @@ def test_fresh_processes_with_empty_caches_find_every_phase(work: Path) -> None:
     told = export_with_cache(made, work / "tuned.json", 200.0)
     assert "wrote" in told[0] and len(told) == 2
     assert "train_step: it is a function of your own program" in told[1]
-    for phase in ("forward", "optimizer_step"):
-        caches = {"TORCHINDUCTOR_CACHE_DIR": str(work / phase)}
-        done = subprocess.run(
-            [sys.executable, "-W", "error:the compiled code", "use.py", phase],
-            env={**os.environ, **caches},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        hits, misses = map(int, done.stdout.split())
-        assert (hits > 0, misses) == (True, 0), phase
+    hits, misses = hits_and_misses(work)
+    assert (hits > 1, misses) == (True, 0)
 
 
 @pytest.mark.slow
 def test_a_backend_of_which_torch_keeps_nothing_is_left_out(work: Path) -> None:
-    from autocompile.commands.cache import export_with_cache
-
     (work / "model.py").write_text(MODEL)
     made = settings(
         target=work / "model.py", forward=CompileConfig("onnxrt"), optimizer_step=FROZEN
@@ -285,7 +263,7 @@ config = (
     .rl_module(model_config={"fcnet_hiddens": [8]})
 )
 """
-RL_USE = """
+RL_USE = f"""
 from torch._dynamo.utils import counters
 from autocompile.rllib import tuned
 from rl_target import config
@@ -293,8 +271,7 @@ from rl_target import config
 config = tuned(config, "tuned.json")
 runner = config.env_runner_cls(config=config, worker_index=0)
 assert runner.tell_active()["settings"]["forward_exploration"]["graphs"] == 1
-print(counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_cache_miss"])
-"""
+{COUNTED}"""
 
 
 @pytest.mark.slow
@@ -331,22 +308,8 @@ def test_an_env_runner_finds_its_phase_also_on_the_one_thread_that_ray_gives_it(
     work: Path,
 ) -> None:
     pytest.importorskip("ray")
-    from autocompile.commands.cache import export_with_cache
-
     (work / "rl_target.py").write_text(RL_TARGET)
     (work / "use.py").write_text(RL_USE)
     made = settings(target=f"{work}/rl_target.py:config", forward_exploration=CompileConfig())
     export_with_cache(made, work / "tuned.json", 200.0)
-    given: list[dict[str, str]] = [{}, {"OMP_NUM_THREADS": "1"}]
-    for threads in given:
-        caches = {"TORCHINDUCTOR_CACHE_DIR": str(work / f"cache{len(threads)}")}
-        done = subprocess.run(
-            [sys.executable, "use.py"],
-            env={**os.environ, **caches, **threads},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        assert "the compiled code" not in done.stderr
-        assert done.stdout.split()[-2:] == ["1", "0"], done.stdout
+    assert hits_and_misses(work) == hits_and_misses(work, OMP_NUM_THREADS="1") == (1, 0)

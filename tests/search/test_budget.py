@@ -16,7 +16,7 @@ from autocompile.api import tune
 from autocompile.errors import UsageError
 from autocompile.execute.executor import Ending, Event, Job
 from autocompile.search.budget import Budget
-from autocompile.settings.effort import budget_of
+from autocompile.space.plan import budget_of
 from autocompile.space.space import SearchSpace
 from autocompile.testing import FakeExecutor, measured, probed
 
@@ -104,11 +104,11 @@ def test_a_trial_is_ended_for_the_races_that_are_needed_and_not_much_before() ->
     clock = Clock()
     budget = Budget(100.0, clock=clock.monotonic)
     clock.work(83)
-    assert not budget.is_over_for_search(races_s=10.0)
+    assert not budget.is_over(races_s=10.0)
     clock.work(5)
-    assert budget.is_over_for_search(races_s=10.0)
+    assert budget.is_over(races_s=10.0)
     clock.work(15)
-    assert not budget.is_over_for_search(races_s=0.0)
+    assert not budget.is_over(races_s=0.0)
 
 
 def test_more_budget_searches_deeper_and_resuming_goes_on(target: Path) -> None:

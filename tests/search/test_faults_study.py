@@ -1,4 +1,4 @@
-"""What happens to a study when its tuner, its fork server, its disk or its database is harmed."""
+"""What happens to a study when its tuner, its fork server or its disk is harmed."""
 
 from __future__ import annotations
 
@@ -8,24 +8,15 @@ import os
 import random
 import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 from conftest import TARGETS, assert_nothing_left
-from scripts import Listener
-
-import autocompile
-from autocompile.errors import RunError
-from autocompile.execute.executor import Ending
-from autocompile.search import optuna_study
-from autocompile.testing import FakeExecutor, measured
 
 COMMAND = [sys.executable, "-m", "autocompile", "tune", "sleeper.py"]
 NEW = ["--phase", "forward", "--batch-size", "4", "--effort", "quick", "--fullgraph", "false"]
@@ -40,43 +31,34 @@ class Tuner:
     started: ClassVar[list[Tuner]] = []
 
     def __init__(self, *options: str) -> None:
-        self.process = subprocess.Popen(
-            [*COMMAND, *options, "--json", "--progress", "plain"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-            # A test run in the background of a shell would hand an ignored SIGINT down.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) and None,
-        )
-        self.said = self.printed = ""
-        self._readers = [
-            threading.Thread(target=self._read, args=(name,), daemon=True)
-            for name in ("stderr", "stdout")
-        ]
-        for reader in self._readers:
-            reader.start()
+        self._out, self._err = (Path(f"{name}{len(self.started)}") for name in ("out", "err"))
+        with open(self._out, "w") as out, open(self._err, "w") as err:
+            self.process = subprocess.Popen(
+                [*COMMAND, *options, "--json", "--progress", "plain"],
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+                # A test run in the background of a shell would hand an ignored SIGINT down.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) and None,
+            )
         self.started.append(self)
 
-    def _read(self, name: str) -> None:
-        for line in getattr(self.process, name):
-            if name == "stderr":
-                self.said += line
-            else:
-                self.printed += line
+    @property
+    def said(self) -> str:
+        return self._err.read_text()
 
-    def until(self, condition: Callable[[], object], within_s: float = _PATIENCE_S) -> Tuner:
+    @property
+    def printed(self) -> str:
+        return self._out.read_text()
+
+    def until(self, condition: Callable[[], object]) -> Tuner:
         """Wait until something is so."""
-        deadline = time.monotonic() + within_s
+        deadline = time.monotonic() + _PATIENCE_S
         while not condition():
             assert time.monotonic() < deadline, self.said
             assert self.process.poll() is None, self.said
             time.sleep(0.02)
         return self
-
-    def until_it_says(self, words: str) -> Tuner:
-        """Wait for a line of its progress."""
-        return self.until(lambda: words in self.said)
 
     def until_asleep(self) -> Tuner:
         """Wait until a trial sleeps."""
@@ -90,11 +72,8 @@ class Tuner:
         return self
 
     def end(self, within_s: float = _PATIENCE_S) -> int:
-        """Its exit code; what it printed is all there."""
-        code = self.process.wait(within_s)
-        for reader in self._readers:
-            reader.join()
-        return code
+        """Its exit code."""
+        return self.process.wait(within_s)
 
 
 @pytest.fixture
@@ -304,108 +283,6 @@ def test_a_disk_that_fills_up_during_a_trial_is_one_paragraph_and_loses_no_other
         ballast.unlink()
         resumed()
         assert backends() == ["eager", "one", "two"]
-
-
-def test_too_little_disk_is_said_before_anything_is_compiled(sleeper: Path) -> None:
-    with mounted(sleeper / "runs", "-o", "size=100m"), pytest.raises(RunError) as caught:
-        autocompile.tune("sleeper.py", executor=FakeExecutor(lambda request: measured(1.0)))
-    assert "only 100 MiB are free on the disk of runs/sleeper-0001" in caught.value.text()
-    assert "--resume" in caught.value.text()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("harm", ["a file", "read-only"])
-def test_a_cache_that_cannot_be_used_is_one_paragraph(sleeper: Path, harm: str) -> None:
-    options = [*NEW, "--backend", "inductor", "--mode", "default,lite", "--jobs", "1"]
-    tuner = Tuner(*options).until_it_says("#1  ok").send(signal.SIGINT)
-    assert tuner.end() == 130
-    before, cache = results(), RUN / "cache"
-    shutil.rmtree(cache)
-    with contextlib.ExitStack() as stack:
-        if harm == "a file":
-            cache.write_text("")
-            stack.callback(cache.unlink)
-        else:
-            stack.enter_context(mounted(cache, "-o", "ro"))
-        text = paragraph(Tuner("--resume"))
-        assert "cannot write the compiler cache" in text
-        assert "--resume" in text
-        assert_nothing_left("AUTOCOMPILE_TRIAL=")
-    assert results() == before
-    resumed()
-
-
-# --- database -----------------------------------------------------------------------------------
-
-LOCKS = """
-import sqlite3, sys, time
-database = sqlite3.connect(sys.argv[1], isolation_level=None)
-database.execute("BEGIN EXCLUSIVE")
-print("locked", flush=True)
-time.sleep(600)
-"""
-
-
-@contextlib.contextmanager
-def locked(database: Path) -> Iterator[None]:
-    """Another process holds the database."""
-    command = [sys.executable, "-c", LOCKS, str(database)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
-        try:
-            assert holder.stdout is not None
-            assert holder.stdout.readline() == b"locked\n"
-            yield
-        finally:
-            holder.kill()
-
-
-def rows() -> list[int]:
-    """The trials that the database knows."""
-    with sqlite3.connect("run/study.db") as database:
-        query = "SELECT value_json FROM trial_user_attributes WHERE key = 'number'"
-        return sorted(int(value) for (value,) in database.execute(query))
-
-
-def scripted(request: Mapping[str, Any]) -> Ending:
-    return measured(1.0 if request["config"]["backend"] == "eager" else 1.2)
-
-
-@pytest.mark.parametrize("when", ["from the start", "on the way"])
-def test_a_locked_database_is_a_warning_and_gets_its_rows_later(
-    sleeper: Path, monkeypatch: pytest.MonkeyPatch, when: str
-) -> None:
-    monkeypatch.setattr(optuna_study, "_LOCK_PATIENCE_S", 0.5)
-    show = Listener()
-
-    def tune(script: Callable[[Mapping[str, Any]], Ending], **more: Any) -> autocompile.Result:
-        executor = FakeExecutor(script)
-        return autocompile.tune(
-            "sleeper.py", executor=executor, run_dir="run", progress=show, **more
-        )
-
-    tune(scripted, trials=4)
-    assert show.warnings == []
-    with contextlib.ExitStack() as stack:
-        lock = locked(Path("run/study.db"))
-
-        asked: list[Mapping[str, Any]] = []
-
-        def lock_and_go_on(request: Mapping[str, Any]) -> Ending:
-            asked.append(request)
-            if len(asked) == 2:
-                stack.enter_context(lock)
-            return scripted(request)
-
-        if when == "from the start":
-            stack.enter_context(lock)
-        result = tune(scripted if when == "from the start" else lock_and_go_on, resume=True)
-        (warning,) = show.warnings
-        assert "locked" in warning
-        assert "--resume adds" in warning
-    assert result.verdict == {"forward": "faster"}
-    tune(scripted, resume=True)
-    assert len(show.warnings) == 1
-    assert rows() == sorted(r.number for r in result.trials if r.role == "search")
 
 
 # --- at any moment ------------------------------------------------------------------------------

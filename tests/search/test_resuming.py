@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sqlite3
 from collections.abc import Mapping
@@ -26,6 +27,7 @@ import autocompile
 from autocompile.api import load
 from autocompile.errors import RunError, UsageError
 from autocompile.execute.executor import Ending, Event
+from autocompile.search import optuna_study
 from autocompile.space.space import SearchSpace
 from autocompile.store.record import RunFolder
 from autocompile.testing import FakeExecutor, measured
@@ -170,20 +172,6 @@ def test_a_folder_that_is_not_free_is_left_alone(target: Path) -> None:
     assert precious.read_text() == "keep me"
 
 
-def test_two_tuners_on_one_run_are_refused(target: Path) -> None:
-    inner: list[BaseException] = []
-
-    def greedy(request: Mapping[str, Any]) -> Ending:
-        try:
-            resumed(target, run_dir="mine")
-        except RunError as error:
-            inner.append(error)
-        return script(request)
-
-    tuned(target, greedy, run_dir="mine", trials=2)
-    assert "another autocompile is at work" in str(inner[0])
-
-
 # Databases ---------------------------------------------------------------------------------------
 
 
@@ -229,6 +217,35 @@ def test_a_database_that_breaks_on_the_way_costs_no_trial(target: Path) -> None:
     assert result.config["forward"].mode == "max-autotune"
     (said,) = show.warnings
     assert "--resume adds the missing rows" in said
+
+
+@pytest.mark.parametrize("when", ["from the start", "on the way"])
+def test_a_locked_database_is_a_warning_and_gets_its_rows_later(
+    target: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    monkeypatch.setattr(optuna_study, "_LOCK_PATIENCE_S", 0.05)
+    show = Listener()
+    options: dict[str, Any] = {"run_dir": "mine", "progress": show}
+    tuned(target, trials=3, **options)
+    assert show.warnings == []
+    with contextlib.closing(sqlite3.connect("mine/study.db", isolation_level=None)) as other:
+
+        def locking(request: Mapping[str, Any]) -> Ending:
+            if not other.in_transaction:
+                other.execute("BEGIN EXCLUSIVE")
+            return script(request)
+
+        if when == "from the start":
+            other.execute("BEGIN EXCLUSIVE")
+        result = resumed(target, locking, **options)
+        (warning,) = show.warnings
+        assert "locked" in warning
+        assert "--resume adds" in warning
+    assert result.verdict == {"forward": "faster"}
+    resumed(target, **options)
+    assert len(show.warnings) == 1
+    numbers = [row.user_attrs["number"] for row in studies("mine").get_trials()]
+    assert sorted(numbers) == sorted(r.number for r in result.trials if r.role == "search")
 
 
 def test_a_storage_of_the_users_that_cannot_be_used_is_one_paragraph(target: Path) -> None:

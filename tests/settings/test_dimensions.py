@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch._dynamo
 from conftest import TARGETS
 from in_process import Try
-from torch._dynamo.backends.registry import _COMPILER_FNS
 
 import autocompile
 from autocompile.execute.executor import Ending
@@ -34,65 +33,36 @@ def setting(backend: str = "inductor", **more: Any) -> dict[str, Any]:
     return {"config": CompileConfig(backend, **more).to_dict()}
 
 
-@dataclasses.dataclass
-class Seen:
-    """What was seen from inside calls."""
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_channels_last_and_threads_take_effect_and_weights_stay_live(
+    try_it: Try, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen from inside the calls of compiled code; of eager mode, from those of both sides."""
+    torch.set_num_threads(3)  # not one, wherever this runs; the fixture puts it back
+    seen: set[tuple[int, bool]] = set()
 
-    threads: list[int] = dataclasses.field(default_factory=list)
-    channels_last: list[bool] = dataclasses.field(default_factory=list)
-
-    def look(self, tensors: Iterable[Any]) -> None:
-        self.threads.append(torch.get_num_threads())
+    def look(tensors: Iterable[Any]) -> None:
         for x in tensors:
             if isinstance(x, torch.nn.Parameter) and x.dim() == 4:
-                self.channels_last.append(x.is_contiguous(memory_format=torch.channels_last))
+                is_last = x.is_contiguous(memory_format=torch.channels_last)
+                seen.add((torch.get_num_threads(), is_last))
 
+    place = importlib.import_module("torch._inductor.compile_fx")
+    compiler = place.compile_fx
 
-@pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Seen]]:
-    """From inside the calls of a backend's code; of eager mode, those of both sides."""
-    found, hooks = Seen(), []
+    def compile_it(*given: Any, **more: Any) -> Callable[..., Any]:
+        compiled = compiler(*given, **more)
+        return lambda *args: (look(args), compiled(*args))[1]
 
-    def spy(compiler: Callable[..., Any]) -> Callable[..., Any]:
-        def compile_it(*given: Any, **more: Any) -> Callable[..., Any]:
-            compiled = compiler(*given, **more)
-
-            def call(*args: Any) -> Any:
-                found.look(args)
-                return compiled(*args)
-
-            return call
-
-        return compile_it
-
-    def of(backend: str) -> Seen:
+    monkeypatch.setattr(place, "compile_fx", compile_it)
+    with contextlib.ExitStack() as stack:
         if backend == "eager":
-            look = torch.nn.modules.module.register_module_forward_pre_hook
-            hooks.append(look(lambda module, _: found.look(module.parameters(recurse=False))))
-        elif backend == "inductor":
-            place = importlib.import_module("torch._inductor.compile_fx")
-            monkeypatch.setattr(place, "compile_fx", spy(place.compile_fx))
-        else:
-            torch._dynamo.list_backends(None)
-            compiler = torch._dynamo.lookup_backend(backend)
-            monkeypatch.setitem(_COMPILER_FNS, backend, spy(compiler))
-        return found
-
-    yield of
-    for hook in hooks:
-        hook.remove()
-
-
-@pytest.mark.parametrize("backend", ["eager", "inductor", "aot_eager"])
-def test_weights_channels_last_take_effect_and_stay_live(
-    try_it: Try, backend: str, seen: Callable[[str], Seen]
-) -> None:
-    look, is_eager = seen(backend), backend == "eager"
-    result = try_it(MODELS, **setting(backend, memory_format="channels_last"))
-    # In eager mode the other side is seen too, the model as it stands.
-    assert set(look.channels_last) == ({True, False} if is_eager else {True})
+            hook = torch.nn.modules.module.register_module_forward_pre_hook
+            stack.callback(hook(lambda module, _: look(module.parameters(recurse=False))).remove)
+        result = try_it(MODELS, **setting(backend, memory_format="channels_last", threads=1))
+    assert seen == ({(1, True), (3, False)} if backend == "eager" else {(1, True)})
     assert (result["outcome"], result.get("weights_live")) == ("ok", True), result["message"]
-    assert ("compile_s" in result) == (not is_eager)
+    assert ("compile_s" in result) == (backend != "eager")
 
 
 def test_frozen_weights_are_folded_and_frozen_anew_when_they_change(try_it: Try) -> None:
@@ -143,17 +113,6 @@ def test_another_implementation_of_the_optimizer_is_a_candidate(
     try_it: Try, phase: str, name: str, backend: str
 ) -> None:
     result = try_it(MODELS, phase, **setting(backend, optimizer=name))
-    assert result["outcome"] == "ok", result["message"]
-
-
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_a_setting_may_have_fewer_threads_than_eager(
-    try_it: Try, backend: str, seen: Callable[[str], Seen]
-) -> None:
-    torch.set_num_threads(3)  # not one, wherever this runs; the fixture puts it back
-    look = seen(backend)
-    result = try_it(MODELS, **setting(backend, threads=1))
-    assert set(look.threads) == ({1, 3} if backend == "eager" else {1})
     assert result["outcome"] == "ok", result["message"]
 
 
@@ -208,12 +167,13 @@ from autocompile.cli.space import asked
 from autocompile.export.lines import uses_apply
 from autocompile.export.stacks import not_carried
 from autocompile.runtime.applying import prepare_model
+from autocompile.protocol.results import ProbeResult
 from autocompile.search.reuse import _traces_alike
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.dimension import Place
 from autocompile.space.enumeration import build_space
 from autocompile.settings.setting import Setting
-from autocompile.space.space import Catalogue, SearchSpace
+from autocompile.space.space import SearchSpace
 from autocompile.trial.inspect.telemetry import same_code_key
 
 here = Path(autocompile.__file__).parent.parent
@@ -228,7 +188,7 @@ assert asked(None, {"tint": ["blue"]}) == SearchSpace(tint=("blue",))
 Path("space.toml").write_text('tint = ["none", "blue"]')
 assert asked(Path("space.toml"), {}).tint == ("none", "blue")
 
-offered = Catalogue({"inductor": ""}, ["inductor"], {"default": "default"}, "cpu")
+offered = ProbeResult(backends={"inductor": ""}, modes={"default": "default"})
 found = build_space(SearchSpace(), offered, Place("forward", "cpu"), (1,))
 assert {s.config.tint for s in found.settings} == {"none", "blue"}
 assert "tint" in found.summary()

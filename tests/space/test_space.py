@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from autocompile.errors import UsageError
+from autocompile.protocol.results import ProbeResult
 from autocompile.settings.backends import BACKENDS
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.dimension import Place
@@ -15,16 +16,16 @@ from autocompile.settings.dimensions import DIMENSIONS, why_not
 from autocompile.settings.setting import Setting, choices
 from autocompile.space.enumeration import build_space
 from autocompile.space.plan import Plan
-from autocompile.space.space import Catalogue, SearchSpace, Space
+from autocompile.space.space import SearchSpace, Space
 from autocompile.space.spaces import demand_known, sizes_of
 
-OFFERED = Catalogue(
+OFFERED = ProbeResult(
     backends={"inductor": "", "onnxrt": "", "cudagraphs": "no CUDA device"},
     all_backends=["aot_eager", "cudagraphs", "inductor", "onnxrt"],
     modes={"default": "default", "reduce-overhead": "default", "max-autotune": "max-autotune"},
-    device="cpu",
 )
 CNN = Place("forward", "cpu", threads=4, has_convolutions=True)
+BLOCKS = dataclasses.replace(CNN, regions="4 Block")
 ADAM = Place("optimizer_step", "cpu", optimizers=("fused", "tensor_lr"))
 
 
@@ -79,9 +80,8 @@ def test_what_cannot_work_is_left_out_with_its_reason() -> None:
 
 
 def test_options_of_convolutions_are_for_models_that_have_some() -> None:
-    modes = {"default": "default"}
-    names = ("triton.cudagraphs", "conv_1x1_as_mm", "layout_optimization", "combo_kernels")
-    offered = Catalogue({"inductor": ""}, ["inductor"], modes, "cuda", names)
+    names = ["triton.cudagraphs", "conv_1x1_as_mm", "layout_optimization", "combo_kernels"]
+    offered = ProbeResult(backends={"inductor": ""}, modes={"default": "default"}, options=names)
 
     def tried(place: Place) -> set[str]:
         found = build_space(SearchSpace(), offered, place, (1,))
@@ -108,19 +108,14 @@ def test_blocks_by_themselves_have_no_cuda_graphs(config: CompileConfig) -> None
     assert not why_not(dataclasses.replace(config, scope="full"), place)
 
 
-def test_every_dimension_that_keeps_numbers_and_checks_is_tried_by_itself() -> None:
-    place = Place("forward", "cpu", threads=4, has_convolutions=True, regions="4 Block")
-    values = choices(space(place).settings)
-    assert {d.name for d in DIMENSIONS if d.is_listed and len(values[d.name]) > 1} == {
-        "fullgraph", "memory_format", "freezing", "scope", "threads",
-    }  # fmt: skip
-
-
 def test_what_changes_numbers_or_drops_checks_is_tried_only_by_name() -> None:
     found = space(precision=("default", "high"))
     assert {c.precision for c in configs(found)} == {"default", "high"}
     assert not [reason for reason in found.dropped if reason.startswith("--precision")]
-    assert {c.precision for c in configs(space())} == {"default"}
+    values = choices(space(BLOCKS).settings)
+    assert {d.name for d in DIMENSIONS if d.is_listed and len(values[d.name]) > 1} == {
+        "fullgraph", "memory_format", "freezing", "scope", "threads",
+    }  # fmt: skip
 
 
 def test_a_flag_decides_over_what_is_tried_by_itself() -> None:
@@ -148,13 +143,6 @@ def test_as_many_threads_as_torch_takes_by_itself_are_no_setting_of_their_own() 
     assert {c.threads for c in eager} == {None}
 
 
-def test_a_value_that_does_not_exist_is_refused_in_words() -> None:
-    with pytest.raises(UsageError, match="memory_format 'nhwc' is none of default, channels_last"):
-        SearchSpace(memory_format=("nhwc",))
-    with pytest.raises(UsageError, match="0 threads are too few"):
-        SearchSpace(threads=(0,))
-
-
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
@@ -164,13 +152,16 @@ def test_a_value_that_does_not_exist_is_refused_in_words() -> None:
         ({"batch_sizes": 4}, "batch_sizes: 4 is not a tuple of values"),
         ({"backends": "onnxrt"}, "backends: 'onnxrt' is not a tuple of values"),
         ({"scope": []}, "the dimension scope is empty"),
+        ({"batch_sizes": (0,)}, "batch size 0 is below 1"),
+        ({"memory_format": ("nhwc",)}, "'nhwc' is none of default, channels_last"),
+        ({"threads": (0,)}, "0 threads are too few"),
         (
             {"modes": ("max-autotune",), "options": ((("cpp_wrapper", True),),)},
             "torch takes either",
         ),
     ],
 )
-def test_a_value_of_another_kind_is_refused_in_words(asked: dict[str, Any], said: str) -> None:
+def test_a_value_that_cannot_be_is_refused_in_words(asked: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         SearchSpace(**asked)
 
@@ -221,12 +212,8 @@ def test_modes_that_options_leave_no_room_for_are_counted() -> None:
 
 def test_every_entry_of_the_tables_is_used() -> None:
     """A constraint that refuses nothing, or a dimension that is nowhere tried, is dead."""
-    places = [
-        CNN,
-        ADAM,
-        Place("train_step", "cuda", threads=4, optimizers=("fused",)),
-        Place("forward", "cpu", threads=4, has_convolutions=True, regions="4 Block"),
-    ]
+    training = Place("train_step", "cuda", threads=4, optimizers=("fused",))
+    places = [CNN, ADAM, training, BLOCKS]
     for dimension in DIMENSIONS:
         reasons = {dimension.missing(place) for place in places}
         for place in places:

@@ -1,29 +1,88 @@
-"""Runs of another version: they open, or the error says which version opens them."""
+"""Records on disk, and runs of another version: they open, or the error says what opens them."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from scripts import tuned
 from typer.testing import CliRunner
 
-from autocompile.api import load, tune
+from autocompile.api import load
 from autocompile.cli import commands as cli
 from autocompile.errors import RunError
-from autocompile.execute.executor import Ending
-from autocompile.space.space import SearchSpace
-from autocompile.testing import FakeExecutor, measured
+from autocompile.settings.config import CompileConfig
+from autocompile.store.files import write_json
+from autocompile.store.measurement import Measurement
+from autocompile.store.record import Outcome, Record, RunFolder, Step
 
-SPACE = SearchSpace(backends=("inductor",), batch_sizes=(4,))
 Edit = Callable[[dict[str, Any]], Any]
 
 
-def script(request: Mapping[str, Any]) -> Ending:
-    return measured(1.0 if request["config"]["backend"] == "eager" else 1.5, noise=0.005)
+# Records -----------------------------------------------------------------------------------------
+
+
+def record(number: int = 3) -> Record:
+    return Record(
+        number=number,
+        phase="forward",
+        config=CompileConfig(mode="max-autotune"),
+        batch_size=4,
+        outcome=Outcome.OK,
+        step=Step.EXIT,
+        measurement=Measurement((2.0,) * 8, (1.0,) * 8, (1, 2), ("noisy",)),
+        compile_s=1.5,
+        spans=(("import", 1e9, 1e9 + 0.5), ("compile", 1e9 + 0.5, 1e9 + 2)),
+        notes=("a note",),
+        detail={"weights_live": True},
+    )
+
+
+def test_a_record_survives_the_disk(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    assert folder.read() == ([], [])
+    folder.save(record())
+    assert folder.read() == ([record()], [])
+    assert folder.numbers() == [3]
+
+
+def test_a_record_of_an_older_version_is_read_and_statistics_come_from_raw_times() -> None:
+    data = record().to_dict()
+    assert Record.from_dict(data).began == 1e9
+    del data["spans"]
+    data["measurement"] |= {"compiled_s": [0.5] * 8, "shortened": []}
+    older = Record.from_dict(data)
+    assert older.began is None and older.measurement is not None
+    assert older.measurement.speedup.value == pytest.approx(4.0)
+    with pytest.raises(RunError, match="schema 2"):
+        Record.from_dict({**data, "schema": 2})
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    write_json(path, {"old": True})
+    with pytest.raises(TypeError):
+        write_json(path, {"new": object()})
+    assert json.loads(path.read_text()) == {"old": True}
+
+
+def test_a_folder_that_holds_no_run_or_cannot_is_a_clear_error(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    with pytest.raises(RunError, match="not a run folder"):
+        folder.read_run()
+    run = {"schema": 1, "plan": {"target": "net.py"}, "environment": {"torch": "2"}}
+    folder.run_json.write_text(json.dumps({**run, "phases": ["f"]}))
+    with pytest.raises(RunError, match="was edited: it has no target"):
+        folder.read_run()
+    with pytest.raises(RunError, match="cannot create the folder"):
+        RunFolder(folder.run_json / "run").create()
+
+
+# Runs of other versions --------------------------------------------------------------------------
 
 
 def edit(path: Path, change: Edit) -> None:
@@ -39,7 +98,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "net.py").write_text("never run: the executor is a fake")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        tune("net.py", executor=FakeExecutor(script), space=SPACE)
+        tuned(Path("net.py"))
     return folder
 
 
@@ -54,16 +113,13 @@ def results(run: Path) -> list[Path]:
     return sorted(run.glob("trials/*/result.json"))
 
 
-def from_the_future(run: Path, version: str = "9.1.0") -> None:
-    edit(run / "run.json", lambda data: data["environment"].update(autocompile=version))
-
-
-def test_nothing_is_said_of_a_run_of_this_version(run: Path) -> None:
-    assert load("last").notice == load("last").to_dict()["notice"] == ""
+def from_the_future(run: Path) -> None:
+    edit(run / "run.json", lambda data: data["environment"].update(autocompile="9.1.0"))
 
 
 def test_a_new_key_at_its_default_is_ignored_and_told(run: Path) -> None:
     before = load("last")
+    assert before.notice == before.to_dict()["notice"] == ""
     from_the_future(run)
     for path in results(run):
         edit(path, lambda data: data["config"].update(tiling="auto"))
@@ -104,7 +160,9 @@ def test_many_trials_are_named_in_one_short_notice(run: Path) -> None:
     assert "this run was made with" not in text, "it is of the same version"
 
 
-def test_a_damaged_result_is_told(run: Path) -> None:
+def test_a_damaged_result_is_told_and_one_that_is_not_there_is_no_loss(run: Path) -> None:
+    results(run)[-1].unlink()
+    assert load("last").notice == ""
     results(run)[1].write_text('{"schema": 1, "numb')
     edit(results(run)[2], lambda data: data.pop("schema"))
     edit(results(run)[3], lambda data: data.pop("config"))
@@ -112,11 +170,6 @@ def test_a_damaged_result_is_told(run: Path) -> None:
     assert "trial 1 is left out: its result.json is damaged" in text
     assert "trial 2 is left out: in its result.json the schema is None" in text
     assert "trial 3 is left out: in its result.json 'config'" in text
-
-
-def test_a_trial_that_has_not_ended_is_no_loss(run: Path) -> None:
-    results(run)[-1].unlink()
-    assert load("last").notice == ""
 
 
 def test_what_was_asked_for_in_a_newer_version_is_shown_and_not_resumed(run: Path) -> None:
@@ -127,25 +180,19 @@ def test_what_was_asked_for_in_a_newer_version_is_shown_and_not_resumed(run: Pat
     edit(run / "run.json", lambda data: data["plan"]["space"].update(tiling=["auto", "wide"]))
     assert "does not know these options: space.tiling, limits.joules" in load("last").notice
     with pytest.raises(RunError, match=r"does not know: space\.tiling, limits\.joules"):
-        tune("net.py", executor=FakeExecutor(script), resume=True)
+        tuned(Path("net.py"), resume=True)
 
 
 def test_a_newer_schema_names_the_version_that_reads_it(run: Path) -> None:
-    from_the_future(run)
-    edit(run / "run.json", lambda data: data.update(schema=2, plan={"target": "net.py"}))
-    for attempt in (
-        lambda: load("last"),
-        lambda: tune("net.py", executor=FakeExecutor(script), resume=True),
-    ):
-        with pytest.raises(RunError, match=r"schema 2 and was written by autocompile 9\.1\.0") as e:
-            attempt()
-        assert "pip install --upgrade 'torch-autocompile>=9.1.0'" in e.value.text()
-
-
-def test_a_result_of_a_newer_schema_is_refused(run: Path) -> None:
     edit(results(run)[1], lambda data: data.update(schema=2))
     with pytest.raises(RunError, match="schema 2 and was written by a newer"):
         load("last")
+    from_the_future(run)
+    edit(run / "run.json", lambda data: data.update(schema=2, plan={"target": "net.py"}))
+    for attempt in (lambda: load("last"), lambda: tuned(Path("net.py"), resume=True)):
+        with pytest.raises(RunError, match=r"schema 2 and was written by autocompile 9\.1\.0") as e:
+            attempt()
+        assert "pip install --upgrade 'torch-autocompile>=9.1.0'" in e.value.text()
 
 
 @pytest.mark.parametrize("schema", [None, "1", True, 0])

@@ -1,4 +1,4 @@
-"""Which run is meant: by its target, its folder, or ``last``."""
+"""Which run is meant, and its folder: nothing of a user's is removed, and runs stay apart."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+import optuna
 import pytest
+from scripts import script, tuned
 from typer.testing import CliRunner
 
 from autocompile.api import load, tune
 from autocompile.cli import commands as cli
-from autocompile.errors import ExportError, NothingWorked, RunError, UsageError
+from autocompile.errors import ExportError, NothingWorked, RunError, TargetError, UsageError
 from autocompile.execute.executor import Ending, Job
+from autocompile.execute.job import JobFactory, locked
+from autocompile.protocol.requests import Header, ProbeRequest, TraceRequest, read_request
 from autocompile.space.plan import Plan
 from autocompile.space.space import SearchSpace
-from autocompile.store.record import RunFolder
+from autocompile.store.record import Outcome, RunFolder, Step
 from autocompile.store.runs import is_same_target, latest_of
 from autocompile.testing import FakeExecutor, failed, measured
 
-SPACE = SearchSpace(backends=("inductor",), batch_sizes=(4,))
-
-
-def script(request: Mapping[str, Any]) -> Ending:
-    return measured(1.0 if request["config"]["backend"] == "eager" else 1.5, noise=0.005)
+# Which run ---------------------------------------------------------------------------------------
 
 
 def made(target: str, **more: Any) -> str:
-    return tune(target, executor=FakeExecutor(script), space=SPACE, **more).run_dir
+    return tuned(Path(target), **more).run_dir
 
 
 @pytest.fixture
@@ -78,12 +78,18 @@ def test_resume_finds_the_run_of_the_target_and_not_that_of_its_namesake(two: Pa
     assert made(str(two / "a" / "model.py"), resume=True) == first
 
 
-def test_resume_names_the_runs_of_namesakes_where_the_target_has_none(two: Path) -> None:
+def test_where_the_target_has_no_run_those_of_namesakes_are_named_and_not_resumed(
+    two: Path,
+) -> None:
     other = made("b/model.py")
     with pytest.raises(RunError, match=r"no run of a/model\.py") as caught:
         made("a/model.py", resume=True)
     assert f"{other} is a run of b/model.py" in caught.value.text()
     assert "without --resume" in caught.value.text()
+    with pytest.raises(UsageError, match="made with another target"):
+        made("a/model.py", resume=True, run_dir=other)
+    earlier = Plan.from_dict(RunFolder(other).read_run()["plan"])
+    assert Plan("./b/model.py").resumes(earlier) == earlier
 
 
 def test_a_run_in_a_folder_of_another_name_is_found_and_a_broken_one_is_not(two: Path) -> None:
@@ -95,33 +101,25 @@ def test_a_run_in_a_folder_of_another_name_is_found_and_a_broken_one_is_not(two:
         latest_of("b/model.py")
 
 
-def test_another_target_is_not_resumed(two: Path) -> None:
-    run = made("a/model.py")
-    with pytest.raises(UsageError, match="made with another target"):
-        made("b/model.py", resume=True, run_dir=run)
-    earlier = Plan.from_dict(RunFolder(run).read_run()["plan"])
-    assert Plan("./a/model.py").resumes(earlier) == earlier
-
-
-@pytest.mark.parametrize("run", ["last", "net-0001", "runs/net-0001", "./my run"])
-def test_use_and_next_name_the_run_as_the_user_gave_it(target: Path, run: str) -> None:
+def test_use_and_next_name_the_run_as_the_user_gave_it(target: Path) -> None:
     unsafe = SearchSpace(("inductor",), ("default",), (4,), guards=("skip_all",))
 
     def fast(request: Mapping[str, Any]) -> Ending:
         return measured(2.0) if request["config"].get("guards") == "skip_all" else script(request)
 
-    tune("net.py", executor=FakeExecutor(fast), space=unsafe)
+    tuned(Path("net.py"), fast, space=unsafe)
     shutil.copytree("runs/net-0001", "my run")
-    done = CliRunner().invoke(cli.app, ["show", run])
-    use, following = done.stdout.splitlines()[-2:]
-    assert use.startswith("Use     "), done.stdout
-    named = f"autocompile export {shlex.quote(run)} -o tuned.json   "
-    assert following.removeprefix("Next    ").startswith(named), done.stdout
+    for run in ("last", "net-0001", "runs/net-0001", "./my run"):
+        done = CliRunner().invoke(cli.app, ["show", run])
+        use, following = done.stdout.splitlines()[-2:]
+        assert use.startswith("Use     "), done.stdout
+        named = f"autocompile export {shlex.quote(run)} -o tuned.json   "
+        assert following.removeprefix("Next    ").startswith(named), done.stdout
 
 
 def test_a_run_without_a_result_is_named_in_the_error(target: Path) -> None:
     with pytest.raises(NothingWorked):
-        tune("net.py", executor=FakeExecutor(lambda _: failed("crashed")), run_dir="mine")
+        tuned(target, lambda _: failed("crashed"), run_dir="mine")
     with pytest.raises(ExportError, match="autocompile show mine"):
         load("mine").export("python")
 
@@ -138,6 +136,156 @@ def test_a_resumed_run_keeps_the_phases_that_it_began_with(target: Path) -> None
                 self.asked.append(request.get("phases"))
             super().start(job)
 
-    tune("net.py", executor=Probes(script), space=SPACE)
-    tune("net.py", executor=Probes(script), space=SPACE, resume=True)
+    tuned(target, Probes(script))
+    tuned(target, Probes(script), resume=True)
     assert Probes.asked == [None, ["forward"]]
+
+
+def test_a_live_run_is_shown_as_running(target: Path) -> None:
+    seen = []
+
+    def looking(request: Mapping[str, Any]) -> Ending:
+        shown = load("last").to_dict()
+        seen.append((shown["running"], shown["interrupted"]))
+        return script(request)
+
+    tuned(target, looking)
+    assert set(seen) == {(True, True)}
+    shown = load("last").to_dict()
+    assert (shown["running"], shown["interrupted"]) == (False, False)
+
+
+# Folders -----------------------------------------------------------------------------------------
+
+BROKEN = Ending(Outcome.RUNTIME_ERROR, Step.BUILD, "ValueError: no")
+
+
+def broken(ending: Ending = BROKEN) -> FakeExecutor:
+    """An executor whose probe fails."""
+    return FakeExecutor(script, probe=ending)
+
+
+class Fails(FakeExecutor):
+    """Breaks down when it is to start the probe."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(script)
+        self.error = error
+
+    def start(self, job: Job) -> None:
+        raise self.error
+
+
+def a_start_that_was_killed(path: str) -> RunFolder:
+    folder = RunFolder(path)
+    folder.create()
+    (folder.cache / "toolchain").mkdir(parents=True)
+    (folder.path / "probe").mkdir()
+    (folder.path / "probe" / "request.json").write_text("{}")
+    return folder
+
+
+def test_a_target_that_fails_leaves_an_empty_folder_of_the_users_as_it_was(target: Path) -> None:
+    Path("mine").mkdir()
+    for folder in ("mine", "new"):
+        with pytest.raises(TargetError):
+            tuned(target, broken(), run_dir=folder)
+    assert Path("mine").is_dir() and not any(Path("mine").iterdir())
+    assert not Path("new").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"jobs": 0}, UsageError, "not 0"),
+        ({"isolation": "thread"}, UsageError, "choose from: auto, fork, spawn"),
+        ({"effort": "none"}, UsageError, "none"),
+        ({"executor": Fails(OSError(28, "No space left"))}, OSError, "No space left"),
+        ({"executor": Fails(RunError("cannot write"))}, RunError, "cannot write"),
+        ({"executor": Fails(UsageError("cannot be forked"))}, UsageError, "cannot be forked"),
+        ({"executor": Fails(ZeroDivisionError("a defect"))}, ZeroDivisionError, "a defect"),
+        ({"executor": Fails(KeyboardInterrupt())}, KeyboardInterrupt, "^$"),
+        ({"executor": Fails(SystemExit(1))}, SystemExit, "1"),
+    ],
+)
+def test_a_run_that_never_began_leaves_no_folder_behind(
+    target: Path, options: dict[str, Any], error: type[BaseException], words: str
+) -> None:
+    for folder in (None, "deep/er/new"):
+        with pytest.raises(error, match=words):
+            tune(target, run_dir=folder, **options)
+    assert [p.name for p in Path().iterdir()] == ["net.py"]
+
+
+def test_a_folder_with_a_log_that_the_error_points_to_stays(target: Path) -> None:
+    crash = Ending(Outcome.CRASHED, Step.IMPORT, "SIGSEGV in import")
+    with pytest.raises(TargetError, match="log: new") as caught:
+        tuned(target, broken(crash), run_dir="new")
+    assert Path("new").is_dir(), caught.value
+    tuned(target, run_dir="new")
+
+
+def test_a_folder_where_a_run_was_killed_at_its_start_is_used_again(tmp_path: Path) -> None:
+    folder = a_start_that_was_killed(str(tmp_path / "run"))
+    assert not folder.holds_something_else()
+    (folder.path / "notes.txt").write_text("mine")
+    assert folder.holds_something_else()
+    (folder.path / "notes.txt").unlink()
+    shutil.rmtree(folder.path / "probe")
+    assert folder.holds_something_else(), "nothing says that the cache is ours"
+    shutil.rmtree(folder.cache)
+    assert not folder.holds_something_else()
+    (folder.trials / "precious").mkdir()
+    assert folder.holds_something_else()
+
+
+def test_a_folder_in_which_another_tuner_begins_is_left_to_it(target: Path) -> None:
+    mine = a_start_that_was_killed("mine")
+    with locked(mine), pytest.raises(RunError, match="another autocompile is at work"):
+        tuned(target, run_dir="mine")
+    assert (mine.cache / "toolchain").is_dir() and (mine.path / "probe").is_dir()
+
+
+def test_what_appears_beside_a_run_that_never_began_stays(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    (folder.path / "notes.txt").write_text("mine")
+    (folder.trials / "mine").mkdir()
+    folder.remove()
+    assert {p.name for p in folder.path.iterdir()} == {"notes.txt", "trials"}
+
+
+def test_in_a_users_database_each_run_has_its_own_study(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"sqlite:///{target.parent}/all.db"
+    for place, sizes in (("a", (4,)), ("b", (8, 16))):
+        Path(place).mkdir()
+        monkeypatch.chdir(place)
+        space = SearchSpace(backends=("inductor",), batch_sizes=sizes)
+        tuned(target, space=space, storage=url)  # in a folder of the same name
+        monkeypatch.chdir("..")
+    for _ in range(2):
+        tuned(target, run_dir="a/runs/net-0001", resume=True, space=None, storage=url)
+    found = optuna.get_all_study_summaries(url)
+    tried = []
+    for summary in found:
+        study = optuna.load_study(study_name=summary.study_name, storage=url)
+        tried.append({t.user_attrs["batch_size"] for t in study.trials})
+    assert sorted(tried, key=len) == [{4}, {8, 16}]
+    assert {s.study_name.split("-")[0] for s in found} == {"net"}
+
+
+def test_only_what_runs_alone_gets_all_of_the_memory(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    shop = JobFactory(folder, Header("net.py"), 10.0, 1000, 16000)
+    first, second = (
+        TraceRequest(header=shop.header, number=number, phases=("forward",), batch_size=4)
+        for number in (0, 1)
+    )
+    assert shop.job(first).memory_limit_bytes == 1000
+    assert shop.job(second, alone=True).memory_limit_bytes == 16000
+    probe = ProbeRequest(header=shop.header, batch_size=4)
+    assert shop.probe_job(probe, compiles=False).memory_limit_bytes == 16000
+    assert read_request(folder.trial(1)) == second

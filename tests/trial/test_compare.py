@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from autocompile.trial.verify.compare import compare, mismatch_scale
-from autocompile.trial.verify.outputs import copy_view, dense
+from autocompile.trial.verify.outputs import copy_view
 
 Pair = namedtuple("Pair", "logits value")
 INF, NAN = float("inf"), float("nan")
@@ -48,7 +48,9 @@ def test_another_structure_is_refused(expected: Any, actual: Any) -> None:
     assert "another structure" in problem and "\n" not in problem
 
 
+NOISE = {"['outputs'][0]": 1e9}
 ONES, COUNT = torch.ones(4), torch.arange(100_000)
+CLEAN, HOLED = torch.tensor([1.0, 2.0]), torch.tensor([1.0, NAN])
 SPIRAL = torch.complex(values(8), values(8).flip(0))
 
 
@@ -71,11 +73,19 @@ SPIRAL = torch.complex(values(8), values(8).flip(0))
         (None, 0, "instead of"),
         (3, 3.0, "is a float instead of a int"),
         (np.arange(4.0), np.arange(4.0) + 1, "is off by"),
-        (torch.tensor([1.0, 2.0]), torch.tensor([1.0, NAN]), "NaN where eager has none"),
+        (CLEAN, HOLED, "NaN where eager has none, or the reverse, in 1 elements"),
+        (HOLED, CLEAN, "NaN where eager has none, or the reverse, in 1 elements"),
         (torch.tensor([NAN, 1.0, 2.0]), torch.tensor([NAN, 1.0, 2.1]), "is off by"),
+        (torch.tensor([1.0, -INF, INF]), torch.tensor([-1.0, INF, -INF]), "is off by"),
+        (torch.tensor([1.0, -INF, INF]), torch.tensor([1.0, -1e30, INF]), "is off by"),
+        (CLEAN.bool(), ~CLEAN.bool(), "['outputs'][0] differs in 2 elements"),
+        (CLEAN.byte(), 2 * CLEAN.byte(), "['outputs'][0] differs in 2 elements"),
         (COUNT, COUNT.clone().put_(torch.tensor(50), torch.tensor(51)), "differs in 1 elements"),
         (values(10_000), values(10_000).index_fill(0, torch.tensor(1234), 9.0), "is off by"),
         (SPIRAL, SPIRAL.conj().resolve_conj(), "is off by"),
+        (SPIRAL, torch.complex(SPIRAL.real * 1.01, SPIRAL.imag), "is off by"),
+        (0.3, 0.3 * 1.01, "instead of 0.3"),
+        (0.3, NAN, "instead of 0.3"),
     ],
 )
 def test_what_rounding_cannot_explain_is_refused(
@@ -86,26 +96,18 @@ def test_what_rounding_cannot_explain_is_refused(
     wide = {torch.float32: torch.float64, torch.complex64: torch.complex128}
     is_tensor = isinstance(expected, torch.Tensor)
     golden = expected.to(wide.get(expected.dtype, expected.dtype)) if is_tensor else expected
-    reference = (lambda: out(golden)) if has_reference else None
+    reference = (lambda: out(golden)) if has_reference else (lambda: None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert words in str(compare(out(expected), out(actual), reference=reference))
+        if isinstance(expected, torch.Tensor) and "off by" not in words:
+            assert words in str(compare(out(expected), out(actual), noise=NOISE))
 
 
-def test_nan_passes_only_where_eager_has_it() -> None:
-    clean, holed = torch.tensor([1.0, 2.0]), torch.tensor([1.0, NAN])
-    assert compare(out(holed), out(holed.clone())) is None
-    for expected, actual in ((clean, holed), (holed, clean)):
-        assert "NaN where eager has none, or the reverse, in 1 elements" in str(
-            compare(out(expected), out(actual), noise=1e9)
-        )
-
-
-def test_infinities_must_be_in_the_same_places_with_the_same_sign() -> None:
-    expected = torch.tensor([1.0, -INF, INF])
-    assert compare(out(expected), out(expected.clone())) is None
-    assert compare(out(expected), out(-expected)) is not None
-    assert compare(out(expected), out(torch.tensor([1.0, -1e30, INF]))) is not None
+def test_equal_infinities_and_python_numbers_with_rounding_pass() -> None:
+    infinities = torch.tensor([1.0, -INF, INF])
+    expected, actual = out(infinities, 0.3, NAN), out(infinities.clone(), 0.3 * (1 + 1e-6), NAN)
+    assert compare(expected, actual) is None
 
 
 @pytest.mark.parametrize("part", ["gradients", "updates"])
@@ -117,25 +119,6 @@ def test_equal_infinities_pass_in_gradients_and_updates(part: str) -> None:
 def test_infinities_do_not_hide_that_two_runs_differ() -> None:
     first, second = torch.tensor([1.0, -INF]), torch.tensor([2.0, -INF])
     assert mismatch_scale(out(first), out(second)) > 0.1
-
-
-@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool])
-def test_integers_must_be_equal(dtype: torch.dtype) -> None:
-    expected = torch.tensor([0, 1, 1, 0]).to(dtype)
-    actual = torch.tensor([0, 1, 0, 0]).to(dtype)
-    assert compare(out(expected), out(expected.clone())) is None
-    assert compare(out(expected), out(actual), noise=10.0) == (
-        "['outputs'][0] differs in 1 elements"
-    )
-
-
-@pytest.mark.parametrize("part", ["real", "imag"])
-def test_complex_numbers_are_compared_in_both_parts(part: str) -> None:
-    expected = torch.complex(values(8), values(8).flip(0))
-    actual = expected.clone()
-    getattr(actual, part).mul_(1.01)
-    assert compare(out(expected), out(expected.clone())) is None
-    assert "off by" in str(compare(out(expected), out(actual)))
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-12, 1e-6, 1.0, 1e12])
@@ -176,8 +159,9 @@ def test_each_dtype_has_its_own_tolerance(dtype: torch.dtype, passes: float, fai
 def test_self_noise_widens_the_tolerance_to_three_times_itself() -> None:
     expected = values(64)
     assert compare(out(expected), out(expected * 1.02)) is not None
-    assert compare(out(expected), out(expected * 1.02), noise=0.01) is None
-    assert compare(out(expected), out(expected * 1.05), noise=0.01) is not None
+    noise = {"['outputs'][0]": 0.01}
+    assert compare(out(expected), out(expected * 1.02), noise=noise) is None
+    assert compare(out(expected), out(expected * 1.05), noise=noise) is not None
 
 
 def test_self_noise_is_relative_and_ignores_integers() -> None:
@@ -197,14 +181,6 @@ def test_rounding_that_is_as_good_as_eagers_passes_beside_a_float64_run() -> Non
     assert compare(eager, compiled) is not None
     assert compare(eager, compiled, reference=lambda: golden) is None
     assert compare(eager, out(torch.zeros(32)), reference=lambda: golden) is not None
-
-
-def test_a_real_error_is_refused_beside_a_float64_run() -> None:
-    exact = values(2000, dtype=torch.float64)
-    eager = out(exact.float())
-    for wrong in (exact * 1.01, exact.roll(1), torch.zeros_like(exact)):
-        problem = compare(eager, out(wrong.float()), reference=lambda: out(exact))
-        assert problem is not None
 
 
 def test_an_overflow_of_eager_does_not_excuse_everything() -> None:
@@ -284,31 +260,3 @@ def test_no_step_is_no_step_also_where_eagers_direction_is_noise() -> None:
     for wrong in (torch.zeros(1000), other * 5):
         actual = {"updates": {"w": wrong}}
         assert "is off by" in str(compare(expected, actual, reference=lambda: golden))
-
-
-def test_a_number_of_python_is_held_to_the_tolerance_of_its_tensor() -> None:
-    mean = 0.3
-    assert compare(out(mean, NAN), out(mean * (1 + 1e-6), NAN)) is None
-    assert compare(out(mean), out(mean * 1.01)) is not None
-    assert compare(out(mean), out(NAN)) is not None
-    assert compare(out(3), out(3.0)) is not None
-
-
-def test_a_copied_view_does_not_change_with_the_original() -> None:
-    tensor = torch.ones(3, requires_grad=True)
-    view = out({"a": tensor * 1, "b": [tensor]}, 5)
-    copied = copy_view(view)
-    with torch.no_grad():
-        view["outputs"][0]["a"].zero_()
-        tensor.zero_()
-    assert torch.equal(copied["outputs"][0]["a"], torch.ones(3))
-    assert torch.equal(copied["outputs"][0]["b"][0], torch.ones(3))
-    assert not copied["outputs"][0]["a"].requires_grad
-
-
-def test_what_has_no_elements_to_go_through_is_left_out_of_the_inputs() -> None:
-    tree = {"edges": torch.eye(3).to_sparse(), "x": torch.ones(3), "name": "graph"}
-    found = dense(tree)
-    assert found["edges"] is None
-    assert found["x"] is tree["x"]
-    assert found["name"] == "graph"

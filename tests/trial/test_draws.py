@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_verifier import a_target, batch, changed, dropping, judged, momentum, refused
+from test_verifier import Layer, a_target, batch, changed, judged, refused
 from torch import nn
 
 from autocompile.settings.config import CompileConfig
@@ -47,26 +47,14 @@ def test_what_inductor_draws_is_accepted_and_not_compiled_with_fallback() -> Non
     assert any("draws random numbers" in note for note in verdict.notes)
 
 
-class Noisy(nn.Module):
+def noisy() -> nn.Module:
     """Dropout and noise in a forward pass, beside an output that no draw touches."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(8, 64)
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        hidden = self.linear(x)
+    def then(hidden: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         noise = nn.functional.dropout(hidden + torch.randn_like(hidden), 0.5, training=True)
         return noise, hidden
 
-
-def noisy() -> nn.Module:
-    return Noisy()
-
-
-def test_a_training_step_with_dropout_passes_with_inductors_own_numbers() -> None:
-    target = a_target(dropping, batch(16, 8), make_optimizer=momentum)
-    assert judged(target, "train_step", "inductor").graphs >= 1
+    return Layer(then, 8, 64)
 
 
 def first_by(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Side], None]:
@@ -115,46 +103,20 @@ def test_a_wrong_program_beside_right_draws_is_found_by_the_side_that_draws_as_e
 
 def test_weights_that_a_side_with_draws_of_its_own_does_not_follow_are_stale() -> None:
     def lie(side: Side) -> None:
-        right, first = side.call, copy.deepcopy(side.model.state_dict())
-
-        def call() -> Any:
-            now = copy.deepcopy(side.model.state_dict())
-            torch.nn.Module.load_state_dict(side.model, first)
-            try:
-                return right()
-            finally:
-                torch.nn.Module.load_state_dict(side.model, now)
-
-        side.call = call
+        first = copy.deepcopy(side.model)
+        side.call = lambda: first(*side.inputs)
 
     outcome, _ = refused(a_target(noisy, batch(4, 8)), "forward", "inductor", lie)
     assert outcome is Outcome.STALE_WEIGHTS
 
 
-def test_phases_without_random_numbers_pay_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(*args: Any) -> Any:
-        raise AssertionError
-
-    right, sides = Verifier.another_side, []
-
-    def counted(verifier: Verifier, *args: Any) -> Side:
-        sides.append(args)
-        return right(verifier, *args)
-
-    monkeypatch.setattr(Verifier, "another_side", counted)
-    monkeypatch.setattr(Verifier, "demand_repeats", never)
-    assert judged(a_target(dropping, batch(4, 8)), "forward", "inductor").live is True
-    assert len(sides) == 2, "eager mode twice, and no third side for its draws"
-
-
 def views(seeds: range, change: Callable[[torch.Tensor], torch.Tensor] = lambda x: x) -> Draws:
-    draws = Draws()
-    for seed in seeds:
-        generator = torch.Generator().manual_seed(seed)
-        x = torch.rand(32, 8, generator=generator)
+    def view(seed: int) -> dict[str, Any]:
+        x = torch.rand(32, 8, generator=torch.Generator().manual_seed(seed))
         kept = (x > 0.5) * x / 0.5
-        draws.add({"outputs": (change(kept), kept.argmax(), change(kept).mean().item())})
-    return draws
+        return {"outputs": (change(kept), kept.argmax(), change(kept).mean().item())}
+
+    return Draws(map(view, seeds))
 
 
 def test_equal_distributions_raise_no_false_alarm() -> None:

@@ -91,6 +91,8 @@ def test_a_target_that_fails_at_its_import_says_how(
         "if os.fork() == 0: time.sleep(600)\n"
         "del os.environ['AUTOCOMPILE_TRIAL']; subprocess.Popen(SLEEPS, start_new_session=True)",
         "os.fork()  # and from here on everything is done twice",
+        # It takes the interpreter's lock from the calls that are timed.
+        pytest.param("threading.Thread(target=spin, daemon=True).start()", marks=pytest.mark.slow),
     ],
 )
 def test_a_target_with_odd_habits_is_measured_all_the_same(
@@ -105,17 +107,6 @@ def test_a_target_with_odd_habits_is_measured_all_the_same(
 def test_after_all_of_them_a_trial_works(bench: Bench) -> None:
     ending = bench.run(PROCESSES)
     assert ending.outcome is Outcome.OK, ending.message
-
-
-@pytest.mark.slow
-def test_a_target_that_keeps_the_interpreter_busy_is_measured_and_doubted(
-    bench: Bench, work: Path
-) -> None:
-    """Its thread takes the interpreter's lock from the calls that are timed."""
-    (work / "model.py").write_text(MODEL + "threading.Thread(target=spin, daemon=True).start()\n")
-    ending = bench.run(work / "model.py", "aot_eager")
-    assert ending.outcome is Outcome.OK, ending.message
-    nothing_left()
 
 
 @pytest.mark.gpu
@@ -157,13 +148,13 @@ def test_a_library_that_starts_a_thread_is_not_forked(
     bench = Bench(work / "run", jobs=1)
     executor = bench.executor
     assert bench.run(PROCESSES).outcome is Outcome.OK
-    assert isinstance(executor._starters.of(None)._fork_server, ForkServer)
-    executor._starters.of(None).warm(["starts_a_thread"], None)
+    assert isinstance(executor._starter(None)._fork_server, ForkServer)
+    executor._starter(None).warm(["starts_a_thread"], None)
     assert bench.run(PROCESSES).outcome is Outcome.OK
     assert bench.told == [
         "trials are forked without the target's imports: a thread runs in it: poller"
     ]
-    assert isinstance(executor._starters.of(None)._fork_server, ForkServer), "forked, all the same"
+    assert isinstance(executor._starter(None)._fork_server, ForkServer), "forked, all the same"
     executor.close()
     assert_nothing_left("AUTOCOMPILE_TRIAL=")
 

@@ -71,6 +71,15 @@ def loaded(config: Any) -> Target:
     return from_object(config, "config")
 
 
+def verified(target: Target, phase: str, draws: Any, config: CompileConfig) -> tuple[Verifier, Any]:
+    """A verifier, and a side that was right at its first calls."""
+    verifier = Verifier(target, phase, draws, 0, [])
+    telemetry.reset_dynamo(config.backend)
+    side = make_side(target, phase, draws[0], config)
+    verifier.first_calls(side, verifier.seeded_call(side, 0))
+    return verifier, side
+
+
 def drawn(target: Target, phase: str = "learner_update", draw: int = 0) -> Any:
     seed_everything(draw)
     return target.inputs(phase, target.own_batch_size[phase])
@@ -83,12 +92,9 @@ def test_updates_of_each_algorithm_are_judged_right(name: str) -> None:
     target = loaded(small(name))
     assert phases_of(target)[-1] == "learner_update"
     draws = drawn(target), drawn(target, draw=1)
-    verifier = Verifier(target, "learner_update", draws, 0, [])
+    verifier, compiled = verified(target, "learner_update", draws, AOT)
     assert verifier.noise < 1e-6
     assert set(verifier.expected) >= {"loss", "gradients", "updates"}
-    telemetry.reset_dynamo("aot_eager")
-    compiled = make_side(target, "learner_update", draws[0], AOT)
-    verifier.first_calls(compiled, verifier.seeded_call(compiled, 0))
     assert telemetry.dynamo_facts().graphs >= 2  # forward pass and optimizer
     assert verifier.weights(compiled) is None
     compiled.keep()
@@ -139,11 +145,8 @@ def test_a_side_comes_back_to_the_state_that_it_has_kept(name: str) -> None:
 
 
 def test_minibatches_are_those_of_the_algorithm() -> None:
-    shapes = {}
-    for name in KINDS:
-        target = loaded(small(name))
-        columns = drawn(target)[MODULE]
-        shapes[name] = {key: tuple(value.shape) for key, value in columns.items()}
+    batches = {name: drawn(loaded(small(name)))[MODULE] for name in KINDS}
+    shapes = {n: {key: tuple(x.shape) for key, x in found.items()} for n, found in batches.items()}
     assert shapes["PPO"]["obs"] == (128, 4)
     assert {"advantages", "value_targets", "action_logp", "loss_mask"} <= shapes["PPO"].keys()
     assert shapes["DQN"]["new_obs"] == shapes["DQN"]["obs"] == (32, 4)
@@ -209,10 +212,9 @@ def test_what_updates_log_is_dropped_between_blocks() -> None:
 def test_a_schedule_of_learning_rates_is_tried_on_all_optimizers() -> None:
     target = loaded(small("SAC"))
     draws = drawn(target), drawn(target, draw=1)
-    verifier = Verifier(target, "learner_update", draws, 0, [])
+    fused = CompileConfig("eager", optimizer="fused")
+    verifier, side = verified(target, "learner_update", draws, fused)
     result = TrialResult(compile_s=0.0)
-    side = make_side(target, "learner_update", draws[0], CompileConfig("eager", optimizer="fused"))
-    verifier.first_calls(side, verifier.seeded_call(side, 0))
     try_schedule(verifier, side, result, 300.0)
     assert result.detail["lr_changes"] == 10
     assert result.detail["lr_recompiles"] == 0
@@ -243,12 +245,9 @@ def test_a_trial_times_updates_and_tells_what_they_compile(try_it: Try) -> None:
     assert found["graphs"] >= 2 and found["recompiles"] == 0
     assert found["measurement"]["compiled_s"] and found["peak_memory_bytes"] > 0
     assert "weights_live" not in found
-
-
-def test_a_probe_tells_the_optimizers_of_the_learner(try_it: Try) -> None:
-    found = try_it(RL, kind="probe", **UPDATES)["target"]
-    assert "fused" in found["optimizers"]
-    assert found["own_batch_size"]["learner_update"] == 24
+    probed = try_it(RL, kind="probe", **UPDATES)["target"]
+    assert "fused" in probed["optimizers"]
+    assert probed["own_batch_size"]["learner_update"] == 24
 
 
 def test_settings_of_updates_are_raced_each_with_code_of_its_own(try_it: Try) -> None:
@@ -286,26 +285,25 @@ def test_training_gets_actions_what_follows_and_target_networks(name: str) -> No
 def test_forward_phases_get_what_their_modules_need(name: str, phase: str) -> None:
     target = loaded(small(name))
     seed_everything(0)
-    draws = target.inputs(phase, 4), target.inputs(phase, 4)
-    verifier = Verifier(target, phase, draws, 0, [])
-    telemetry.reset_dynamo("aot_eager")
-    compiled = make_side(target, phase, draws[0], AOT)
-    verifier.first_calls(compiled, verifier.seeded_call(compiled, 0))
+    verified(target, phase, (target.inputs(phase, 4), target.inputs(phase, 4)), AOT)
     assert telemetry.dynamo_facts().graphs >= 1
+
+
+def exploring(config: CompileConfig) -> Any:
+    """DQN's exploration, which gets the number of steps."""
+    target = loaded(small("DQN"))
+    seed_everything(0)
+    telemetry.reset_dynamo("aot_eager")
+    return make_side(target, "forward_exploration", target.inputs("forward_exploration", 4), config)
 
 
 def test_steps_change_at_each_call_and_what_that_recompiles_is_counted() -> None:
     """Once: from then on the number of steps is one of Dynamo's symbols."""
-    target = loaded(small("DQN"))
-    seed_everything(0)
-    side = make_side(target, "forward_exploration", target.inputs("forward_exploration", 4), AOT)
-    told = []
-    own = type(side.model).forward_exploration
-    telemetry.reset_dynamo("aot_eager")
+    side, told = exploring(AOT), []
     for _ in range(6):
         side.run()
         told.append(side.steps["t"])
-    assert own and told == [2, 3, 4, 5, 6, 7]
+    assert told == [2, 3, 4, 5, 6, 7]
     assert telemetry.dynamo_facts().recompiles == 1
     side.keep()
     side.run()
@@ -314,11 +312,7 @@ def test_steps_change_at_each_call_and_what_that_recompiles_is_counted() -> None
 
 
 def test_a_setting_that_compiles_for_each_number_of_steps_shows_it() -> None:
-    target = loaded(small("DQN"))
-    seed_everything(0)
-    static = CompileConfig("aot_eager", dynamic=False)
-    side = make_side(target, "forward_exploration", target.inputs("forward_exploration", 4), static)
-    telemetry.reset_dynamo("aot_eager")
+    side = exploring(CompileConfig("aot_eager", dynamic=False))
     for _ in range(5):
         side.run()
     assert telemetry.dynamo_facts().recompiles == 4

@@ -8,8 +8,9 @@ import itertools
 import random
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from conftest import Clock
@@ -58,12 +59,15 @@ def screened(
     return found
 
 
+def raced(sides: Sequence[Timed], most: int = 24, max_s: float = 1e9, **more: Any) -> Rounds:
+    rounds = Rounds(sides, nothing, 0.02, 0)
+    side_by_side(rounds, most, max_s, **more)
+    return rounds
+
+
 def noisy(clock: Clock, seconds: float, noise: float, seed: int = 0) -> Timed:
     source = random.Random(seed)
     return timed(lambda: clock.work(seconds * source.lognormvariate(0, noise)))
-
-
-# --- what is found -------------------------------------------------------------------------------
 
 
 class Busy:
@@ -109,19 +113,16 @@ def test_drift_that_touches_both_sides_cancels(clock: Clock) -> None:
     def slow_down(seconds: float) -> Timed:
         return timed(lambda: clock.work(seconds * (1 + clock.now_ns / 1e9 / 4)))
 
-    rounds = Rounds((slow_down(3e-3), slow_down(2e-3)), nothing, 0.02, 0)
-    side_by_side(rounds, 12, 1e9)
-    eager_s, compiled_s = rounds.times
+    eager_s, compiled_s = raced((slow_down(3e-3), slow_down(2e-3)), 12).times
     assert eager_s[-1] > 1.1 * eager_s[0]
     assert speedup(eager_s, compiled_s).value == pytest.approx(1.5, rel=0.02)
 
 
-# --- when it stops -------------------------------------------------------------------------------
-
-
-def test_it_stops_at_the_first_look_where_the_interval_is_narrow(clock: Clock) -> None:
-    found = screened(timed(lambda: clock.work(2e-3)), timed(lambda: clock.work(1e-3)))
-    assert len(found.eager_s) == 8
+@pytest.mark.parametrize(("rounds", "beat"), [(8, 0.0), (8, 9.0), (12, 0.0), (12, 9.0)])
+def test_a_clear_comparison_has_the_fewest_rounds(clock: Clock, rounds: int, beat: float) -> None:
+    sides = timed(lambda: clock.work(2e-3)), timed(lambda: clock.work(1e-3))
+    found = screened(*sides, replace(LIMITS, rounds=rounds, beat=beat))
+    assert len(found.eager_s) == rounds
     assert found.speedup.value == pytest.approx(2.0)
 
 
@@ -139,12 +140,6 @@ def took_s(found: Measurement) -> float:
     return sum(found.eager_s) * eager + sum(found.compiled_s) * other
 
 
-def test_what_stays_wide_ends_when_its_time_is_over(clock: Clock) -> None:
-    call = noisy(clock, 0.02, 0.3)
-    found = screened(call, call, replace(LIMITS, half_width=1e-9))
-    assert took_s(found) == pytest.approx(LIMITS.front_s, abs=0.2)
-
-
 def test_a_setting_clearly_below_the_best_is_dropped_after_the_fewest_rounds(clock: Clock) -> None:
     eager, other = noisy(clock, 0.02, 0.05), noisy(clock, 0.02, 0.05, 1)
     limits = replace(LIMITS, half_width=1e-9, beat=2.0)
@@ -160,12 +155,6 @@ def test_a_setting_near_the_best_is_timed_for_longer_than_one_that_hardly_is(clo
     assert below.speedup.high > 1.25
     assert took_s(below) == pytest.approx(LIMITS.max_s, abs=0.25)
     assert took_s(near) == pytest.approx(LIMITS.front_s, abs=0.25)
-
-
-@pytest.mark.parametrize("beat", [0.0, 2.0])
-def test_there_are_as_many_rounds_as_were_asked_for_at_the_least(clock: Clock, beat: float) -> None:
-    side = timed(lambda: clock.work(2e-3))
-    assert len(screened(side, side, replace(LIMITS, rounds=12, beat=beat)).eager_s) == 12
 
 
 def test_a_call_of_seconds_is_made_no_oftener_than_its_rounds_need(clock: Clock) -> None:
@@ -192,13 +181,8 @@ def test_a_call_of_seconds_beside_a_short_one_is_not_warmed_either(clock: Clock)
     assert len(made) - len(found.eager_s) == 4, "alone, at first twice, and to see what it slows"
 
 
-# --- a race --------------------------------------------------------------------------------------
-
-
 def test_all_sides_of_a_race_have_as_many_rounds_and_are_told_apart(clock: Clock) -> None:
-    sides = [timed(lambda s=s: clock.work(s)) for s in (4e-3, 2e-3, 1e-3, 0.03)]
-    rounds = Rounds(sides, nothing, 0.02, 0)
-    side_by_side(rounds, 24, 1e9)
+    rounds = raced([timed(lambda s=s: clock.work(s)) for s in (4e-3, 2e-3, 1e-3, 0.03)])
     assert rounds.count == 24 and {len(times) for times in rounds.times} == {24}
     every = [rounds.measurement(index) for index in range(4)]
     assert [m.speedup.value for m in every] == pytest.approx([1, 2, 4, 4 / 30])
@@ -207,9 +191,7 @@ def test_all_sides_of_a_race_have_as_many_rounds_and_are_told_apart(clock: Clock
 
 def test_a_race_ends_with_its_time_but_has_three_rounds(clock: Clock) -> None:
     def count(seconds: float) -> int:
-        rounds = Rounds([timed(lambda: clock.work(seconds))] * 2, nothing, 0.02, 0)
-        side_by_side(rounds, 24, 3.0)
-        return rounds.count
+        return raced([timed(lambda: clock.work(seconds))] * 2, max_s=3.0).count
 
     assert count(1e-3) == 24
     assert count(0.2) == 8
@@ -226,9 +208,7 @@ def test_waiting_for_ones_turn_takes_nothing_from_the_time(clock: Clock) -> None
         yield
         log.append("go on")
 
-    rounds = Rounds([timed(lambda: clock.work(0.02))] * 2, nothing, 0.02, 0)
-    side_by_side(rounds, 5, 3.0, turn)
-    assert rounds.count == 5
+    assert raced([timed(lambda: clock.work(0.02))] * 2, 5, 3.0, turn=turn).count == 5
     assert log == ["wait", "go on"] * 5
 
 
@@ -249,9 +229,6 @@ def test_the_order_of_blocks_is_another_in_each_round_and_follows_the_seed(clock
     assert order(0) == seen != order(1)
 
 
-# --- blocks --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("call_s", "calls"), [(0.9, 1), (0.2, 1), (0.03, 1), (0.01, 2), (0.001, 20), (1e-5, 2000)]
 )
@@ -263,10 +240,7 @@ def test_a_block_lasts_about_as_long_as_asked_or_one_call(
     assert found.calls == (calls, calls)
     assert found.eager_call_s == pytest.approx(call_s)
     assert fill(side, nothing, 0.02) == calls
-
-
-def test_a_block_that_the_clock_cannot_see_is_no_division_by_zero(clock: Clock) -> None:
-    assert block(timed(nothing), 4, nothing) > 0
+    assert block(timed(nothing), 4, nothing) > 0, "though the clock sees no time pass"
 
 
 @pytest.mark.parametrize("wait_s", [0.1, 3.0])
@@ -299,9 +273,7 @@ def test_restore_is_called_before_every_block_and_outside_the_clock(clock: Clock
         clock.work(0.06)
 
     side = timed(call, restore, context)
-    rounds = Rounds((side, side), nothing, 0.02, 0)
-    side_by_side(rounds, 8, 1e9)
-    assert rounds.times == [[0.06] * 8] * 2
+    assert raced((side, side), 8).times == [[0.06] * 8] * 2
     assert re.fullmatch("(restore enter( call)+ )+", " ".join((*log, "")))
     assert log[-3 * 16 :] == ["restore", "enter", "call"] * 16, "eight rounds"
 
@@ -325,23 +297,6 @@ def test_the_device_is_waited_for_inside_the_clock(clock: Clock) -> None:
     assert found.speedup.value == pytest.approx(2.0)
 
 
-# --- calls that another side slows ---------------------------------------------------------------
-
-
-def after_another(clock: Clock, usual: float, first: float, *names: str) -> list[Timed]:
-    """Sides whose first call after another side's takes longer."""
-    last = [""]
-
-    def side(name: str) -> Timed:
-        def call() -> None:
-            clock.work(usual if last[0] == name else first)
-            last[0] = name
-
-        return timed(call)
-
-    return [side(name) for name in names]
-
-
 def test_calls_that_the_other_side_slows_are_not_timed(clock: Clock) -> None:
     """Threads of eager mode spin for 8 ms after its last call, and take a core from the other's."""
     ended = [-1.0]
@@ -359,28 +314,27 @@ def test_calls_that_the_other_side_slows_are_not_timed(clock: Clock) -> None:
     assert found.calls == (20, 50), "no shorter for that"
 
 
-@pytest.mark.parametrize("usual", [2e-5, 1e-3, 0.018])
-def test_where_nothing_is_carried_over_every_call_is_timed(clock: Clock, usual: float) -> None:
-    side = timed(lambda: clock.work(usual))
-    assert screened(side, side).leads == (0, 0)
+@pytest.mark.parametrize(
+    ("usual", "first", "lead"),
+    [(2e-5, 2e-5, 0), (0.018, 0.018, 0), (1e-3, 5e-3, 1), (0.03, 0.036, 1), (0.3, 0.31, 0)],
+    ids=["equal", "equal and long", "slowed", "slowed for a block", "so long that little is lost"],
+)
+def test_a_first_call_that_is_slowed_by_any_other_side_is_left_out(
+    clock: Clock, usual: float, first: float, lead: int
+) -> None:
+    last = [""]
 
+    def side(name: str) -> Timed:
+        def call() -> None:
+            clock.work(usual if last[0] == name else first)
+            last[0] = name
 
-def test_of_a_call_longer_than_a_block_the_first_is_left_out_too(clock: Clock) -> None:
-    found = screened(*after_another(clock, 0.03, 0.036, "e", "c"))
-    assert found.calls == (1, 1) and found.leads == (1, 1)
-    assert found.eager_call_s == pytest.approx(0.03)
+        return timed(call)
 
-
-def test_in_a_race_each_side_leaves_out_what_any_other_slows(clock: Clock) -> None:
-    rounds = Rounds(after_another(clock, 1e-3, 5e-3, "e", "c", "d"), nothing, 0.02, 0)
-    side_by_side(rounds, 6, 1e9)
-    assert rounds.leads == [1, 1, 1]
-    assert rounds.times == [pytest.approx([1e-3] * 6)] * 3
-
-
-def test_calls_so_long_that_little_is_lost_are_all_timed(clock: Clock) -> None:
-    found = screened(*after_another(clock, 0.3, 0.31, "e", "c"))
-    assert found.leads == (0, 0)
+    rounds = raced([side(name) for name in "ecd"], 6)
+    assert rounds.leads == [lead] * 3
+    if lead:
+        assert rounds.times == [pytest.approx([usual] * 6)] * 3
 
 
 @pytest.mark.parametrize("stalled", range(12))
@@ -451,18 +405,20 @@ def test_a_machine_that_got_slower_meanwhile_is_not_taken_for_the_other_side(clo
     assert not said and not found.flags
 
 
-# --- the garbage collector -----------------------------------------------------------------------
-
-
-def test_no_garbage_is_collected_while_it_is_timed(clock: Clock) -> None:
+@pytest.mark.parametrize("is_on", [True, False])
+def test_no_garbage_is_collected_while_it_is_timed(clock: Clock, is_on: bool) -> None:
     enabled = []
 
     def call() -> None:
         enabled.append(gc.isenabled())
         clock.work(0.06)
 
-    screened(timed(call), timed(call))
-    assert gc.isenabled()
+    (gc.enable if is_on else gc.disable)()
+    try:
+        screened(timed(call), timed(call))
+        assert gc.isenabled() is is_on
+    finally:
+        gc.enable()
     assert not any(enabled) and len(enabled) > 16
 
 
@@ -478,13 +434,3 @@ def test_the_garbage_collector_is_restored_after_an_exception(clock: Clock) -> N
         screen(timed(call), timed(call), nothing, LIMITS, 0)
     assert gc.isenabled()
     gc.unfreeze()  # a trial stays frozen; this process goes on
-
-
-def test_a_collector_that_the_user_turned_off_stays_off(clock: Clock) -> None:
-    gc.disable()
-    try:
-        side = timed(lambda: clock.work(0.06))
-        screened(side, side)
-        assert not gc.isenabled()
-    finally:
-        gc.enable()

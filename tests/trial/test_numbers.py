@@ -15,7 +15,6 @@ from autocompile.errors import UsageError
 from autocompile.runtime.compiling import compile_function
 from autocompile.runtime.inplace import compile_model
 from autocompile.settings.config import EAGER, CompileConfig
-from autocompile.settings.dimensions import DIMENSIONS
 from autocompile.space.space import SearchSpace
 
 MODELS = TARGETS / "dimensions.py"
@@ -25,25 +24,20 @@ def setting(backend: str, **more: Any) -> dict[str, Any]:
     return {"config": CompileConfig(backend, **more).to_dict()}
 
 
-def test_they_are_tried_by_name_only() -> None:
-    unsafe = {d.name for d in DIMENSIONS if d.by_name}
-    assert unsafe == {"precision", "autocast", "guards"}
-    typed = asked(None, {"autocast": ["none,bfloat16"], "backend": None})
-    assert typed == SearchSpace(autocast=("none", "bfloat16"))
+def test_what_torch_does_not_take_is_refused_in_words() -> None:
     with pytest.raises(UsageError, match="autocast 'bf16' is none of none, bfloat16, float16"):
         SearchSpace(autocast=("bf16",))
-
-
-def test_a_filter_of_guards_is_an_option_and_no_mode_goes_with_it() -> None:
     with pytest.raises(UsageError, match="cannot go together"):
         CompileConfig(mode="max-autotune", guards="skip_all")
+    with pytest.raises(UsageError, match="torch takes either"):
+        SearchSpace(modes=("max-autotune",), guards=("skip_all",))
+    SearchSpace(modes=("max-autotune",), guards=("all", "skip_all"))
     assert CompileConfig("eager", guards="skip_all") == EAGER
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("phase", ["forward", "train_step"])
+@pytest.mark.parametrize(("phase", "backend"), [("forward", "eager"), ("train_step", "aot_eager")])
 def test_lower_precision_is_compared_with_eager_at_that_precision(
-    try_it: Try, backend: str, phase: str
+    try_it: Try, phase: str, backend: str
 ) -> None:
     result = try_it(MODELS, phase, **setting(backend, autocast="bfloat16"))
     assert result["outcome"] == "ok", result["message"]
@@ -85,35 +79,31 @@ def test_labels_that_change_count_and_bound_as_numbers_do(try_it: Try) -> None:
     assert try_it(f"{MODELS}:labels", tolerance=1e-9, **more)["outcome"] == "wrong_output"
 
 
-def test_a_file_may_say_that_there_is_to_be_no_autocast(tmp_path: Path) -> None:
-    file = tmp_path / "space.toml"
-    file.write_text('autocast = ["none", "bfloat16"]\ndynamic = ["none", true]\n')
-    found = asked(file, {})
-    assert found == SearchSpace(autocast=("none", "bfloat16"), dynamic=(None, True))
-
-
-def test_a_file_may_hold_options(tmp_path: Path) -> None:
-    file = tmp_path / "space.toml"
-    file.write_text("options = [{}, { cpp_wrapper = true, cpp.simdlen = 256 }]\n")
-    found = asked(file, {})
-    typed = asked(None, {"option": ("none", "cpp_wrapper=true,cpp.simdlen=256")})
-    assert found == typed
-    assert asked(file, {"option": ("none",)}).options == ((),)
-
-
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "flags"),
     [
+        ('autocast = ["none", "bfloat16"]', {"autocast": ["none,bfloat16"], "backend": None}),
+        ('dynamic = ["none", true]', {"dynamic": ["none,true"]}),
+        (
+            "options = [{}, { cpp_wrapper = true, cpp.simdlen = 256 }]",
+            {"option": ("none", "cpp_wrapper=true,cpp.simdlen=256")},
+        ),
         ("options = ['cpp_wrapper']", "'cpp_wrapper' is not a table of names and values"),
         ("options = [{ cpp_wrapper = [1] }]", "cpp_wrapper = .1. is not allowed"),
         ("options = []", "the dimension options is empty"),
     ],
 )
-def test_options_in_a_file_that_are_none_are_refused(tmp_path: Path, text: str, said: str) -> None:
+def test_a_file_says_what_flags_do_or_is_refused(
+    tmp_path: Path, text: str, flags: dict[str, Any] | str
+) -> None:
     file = tmp_path / "space.toml"
     file.write_text(text)
-    with pytest.raises(UsageError, match=said):
-        asked(file, {})
+    if isinstance(flags, str):
+        with pytest.raises(UsageError, match=flags):
+            asked(file, {})
+    else:
+        assert asked(file, {}) == asked(None, flags) != SearchSpace()
+        assert asked(file, {"option": ("none",)}).options == ((),)
 
 
 def test_a_flag_that_is_wrong_is_not_blamed_on_the_file(tmp_path: Path) -> None:
@@ -122,12 +112,6 @@ def test_a_flag_that_is_wrong_is_not_blamed_on_the_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         asked(file, {"batch_size": ("0",)})
     assert "space.toml" not in caught.value.what
-
-
-def test_modes_and_filters_of_guards_alone_are_refused_in_words() -> None:
-    with pytest.raises(UsageError, match="torch takes either"):
-        SearchSpace(modes=("max-autotune",), guards=("skip_all",))
-    SearchSpace(modes=("max-autotune",), guards=("all", "skip_all"))
 
 
 def test_a_compiled_module_stays_one_under_autocast() -> None:

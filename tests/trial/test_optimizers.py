@@ -16,7 +16,6 @@ from in_process import timed_for_a_moment
 from test_verifier import a_target, batch, judged
 from test_worker import a_trial, in_this_process
 from torch import nn, optim
-from torch._dynamo.backends.registry import register_backend
 
 from autocompile.protocol.results import TrialResult
 from autocompile.settings.config import EAGER, CompileConfig
@@ -55,6 +54,7 @@ VARIANTS: dict[str, Make] = {
     "decoupled": partial(optim.NAdam, weight_decay=1e-2, decoupled_weight_decay=True),
 }
 ALL = OPTIMIZERS | VARIANTS
+assert len(OPTIMIZERS) >= 11
 
 
 @pytest.fixture(autouse=True)
@@ -75,12 +75,6 @@ def stepping(make: Make) -> Target:
     return a_target(matrices, batch(4, 8), make_optimizer=lambda m: make(m.parameters()))
 
 
-def test_torchs_own_optimizers_are_here() -> None:
-    assert set(OPTIMIZERS) >= set(
-        "Adadelta Adagrad Adam AdamW Adamax ASGD NAdam RAdam RMSprop Rprop SGD".split()
-    )
-
-
 @pytest.mark.parametrize("name", ALL)
 def test_a_compiled_step_agrees_with_eager(name: str) -> None:
     verdict = judged(stepping(ALL[name]), "optimizer_step")
@@ -88,15 +82,10 @@ def test_a_compiled_step_agrees_with_eager(name: str) -> None:
     assert verdict.notes == []
 
 
-@pytest.mark.parametrize("name", sorted({"Adam", "Muon"} & set(ALL)))
-def test_inductors_step_agrees_with_eager(name: str) -> None:
+@pytest.mark.skipif("Muon" not in ALL, reason="torch 2.8 has none")
+def test_inductors_step_agrees_with_eager() -> None:
     """Of Muon's rounding in bfloat16 only a float64 run can tell that it is none of a mistake."""
-    assert judged(stepping(ALL[name]), "optimizer_step", "inductor").graphs >= 1
-
-
-@pytest.mark.parametrize("make", [optim.Adafactor, partial(optim.Adam, fused=True)])
-def test_a_step_that_dynamo_leaves_in_eager_has_no_graph(make: Make) -> None:
-    assert judged(stepping(make), "optimizer_step").graphs == 0
+    assert judged(stepping(ALL["Muon"]), "optimizer_step", "inductor").graphs >= 1
 
 
 class Counts(optim.Optimizer):
@@ -144,38 +133,29 @@ def _same(a: Any, b: Any) -> bool:
     return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
 
 
-def test_a_step_that_counts_in_plain_numbers_agrees_after_the_timing() -> None:
-    register_backend(lambda graph, inputs: graph.forward, name="passes_on")
-    judged(stepping(Counts), "optimizer_step", "passes_on")
-
-
 # --- changes of the learning rate -----------------------------------------------------------------
 
 
 def scheduled(
     make: Make,
     phase: str = "optimizer_step",
-    config: CompileConfig | str = "aot_eager",
-    lie: Callable[[Side], None] | None = None,
-    **changes: Any,
+    lie: Callable[[Side], None] = lambda side: None,
+    budget_s: float = 60.0,
 ) -> TrialResult:
     """What a trial says of a schedule."""
-    if isinstance(config, str):
-        config = CompileConfig(backend=config)
     target = stepping(make)
     seed_everything(0)
     draws = [None if phase == "optimizer_step" else target.make_inputs(4) for _ in range(2)]
     verifier = Verifier(target, phase, (draws[0], draws[1]), 0, [])
-    telemetry.reset_dynamo(config.backend)
-    compiled = make_side(target, phase, draws[0], config)
+    telemetry.reset_dynamo("aot_eager")
+    compiled = make_side(target, phase, draws[0], CompileConfig("aot_eager"))
     verifier.first_calls(compiled, verifier.seeded_call(compiled, 0))
-    if lie is not None:
-        lie(compiled)
+    lie(compiled)
     result = TrialResult(compile_s=0.1)
     before = whole_state(verifier.eager)
-    try_schedule(verifier, compiled, result, **{"budget_s": 60.0, **changes})
-    assert all(_same(a, b) for a, b in zip(before, whole_state(verifier.eager), strict=True))
-    assert all(_same(a, b) for a, b in zip(before, whole_state(compiled), strict=True))
+    try_schedule(verifier, compiled, result, budget_s)
+    for side in (verifier.eager, compiled):
+        assert all(_same(a, b) for a, b in zip(before, whole_state(side), strict=True))
     return result
 
 

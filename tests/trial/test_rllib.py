@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import sys
 from collections.abc import Iterator
@@ -36,11 +35,13 @@ from autocompile.trial.target import rllib
 from autocompile.trial.target.load import build, import_target
 from autocompile.trial.target.rllib import from_object
 from autocompile.trial.target.target import Target, seed_everything
-from autocompile.trial.tasks.exported import exported_side
+from autocompile.trial.tasks.race import exported_side
+from autocompile.trial.tasks.steps import inputs_of
 from autocompile.trial.verify.verifier import Verifier
 
 RL = str(TARGETS / "rl.py")
 AOT = CompileConfig(backend="aot_eager")
+BOX = spaces.Box(-1, 1, (4,))
 RL_PHASES = ("forward_exploration", "forward_inference", "forward_train")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -76,7 +77,7 @@ def modules_of(side_or_target: Any) -> set[str]:
     [("config", "AlgorithmConfig"), ("ppo", "AlgorithmConfig"), ("spec", "RLModuleSpec"),
      ("get_model", "RLModule"), (None, "RLModule")],
 )  # fmt: skip
-def test_each_form_has_the_phases_of_an_rl_module(
+def test_each_form_has_the_phases_of_an_rl_module_and_lines_that_build_it(
     module: Any, name: str | None, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rllib, "_LONGEST_UPDATE_S", 60.0)
@@ -86,18 +87,18 @@ def test_each_form_has_the_phases_of_an_rl_module(
     assert phases_of(target) == (*RL_PHASES, "optimizer_step", "train_step", *of_config)
     training = "learner_update" if of_config else "optimizer_step"
     assert target.default_phases() == ("forward_exploration", training)
+    space: dict[str, Any] = {}
+    exec("\n".join(target.build), space)
+    ours, theirs = target.model.state_dict(), space["model"].state_dict()
+    assert {n: v.shape for n, v in ours.items()} == {n: v.shape for n, v in theirs.items()}
 
 
 @pytest.mark.parametrize("name", ["config", "get_model", "with_lstm"])
 def test_every_phase_runs_and_is_judged_right_when_compiled(module: Any, name: str) -> None:
     target = load(module, name)
     for phase in RL_PHASES if name == "with_lstm" else phases_of(target):
-        draws: list[Any] = [None, None]
-        if phase != "optimizer_step":
-            for draw in (0, 1):
-                seed_everything(draw)
-                draws[draw] = target.inputs(phase, 5)
-        verifier = Verifier(target, phase, (draws[0], draws[1]), 0, [])
+        draws = inputs_of(target, phase, 5, seed=0), inputs_of(target, phase, 5, seed=0, draw=1)
+        verifier = Verifier(target, phase, draws, 0, [])
         telemetry.reset_dynamo("aot_eager")
         compiled = make_side(target, phase, draws[0], AOT)
         verifier.first_calls(compiled, verifier.seeded_call(compiled, 0))
@@ -142,7 +143,6 @@ def test_the_function_beneath_is_compiled_and_the_users_module_is_left_alone(
 def test_exploration_runs_the_module_of_env_runners_and_training_the_full_one(module: Any) -> None:
     target = load(module, "config")
     assert "vf" in modules_of(target.model)
-    assert "vf" not in modules_of(target.inference_model)
     inputs = target.make_inputs(4)
     for phase in ("forward_exploration", "forward_inference"):
         side = make_side(target, phase, inputs)
@@ -151,18 +151,14 @@ def test_exploration_runs_the_module_of_env_runners_and_training_the_full_one(mo
         side = make_side(target, phase, inputs)
         assert "vf" in modules_of(side.model) and side.grad
     assert "inference-only" in target.choices["exploration"]
-
-
-def test_a_spec_has_an_inference_only_module_and_a_module_is_used_for_all(module: Any) -> None:
     spec = load(module, "spec")
     assert "vf" in modules_of(spec.model) and "vf" not in modules_of(spec.inference_model)
     own = load(module, "get_model")
-    assert own.inference_model is None
-    assert own.model_of("forward_exploration") is own.model
+    assert own.model_of("forward_exploration") is own.model, "a module is used for all"
 
 
-def test_batch_sizes_are_those_of_the_config(module: Any) -> None:
-    target = load(module, "config")
+def test_batch_sizes_learning_rate_and_name_are_those_of_the_config(module: Any) -> None:
+    target, spec = load(module, "config"), load(module, "spec")
     assert target.own_batch_size == {
         "forward_exploration": 6,
         "forward_inference": 6,
@@ -170,13 +166,18 @@ def test_batch_sizes_are_those_of_the_config(module: Any) -> None:
         "train_step": 24,
         "learner_update": 24,
     }
-    assert load(module, "spec").own_batch_size == {}
+    assert target.make_optimizer(target.model).defaults["lr"] == 3e-3
+    assert "0.003" in target.choices["optimizer"]
+    assert target.algorithm == "ray.rllib.algorithms.ppo.ppo:PPOConfig"
+    assert spec.own_batch_size == {} and spec.algorithm is None
+
+
+def of_spaces(kind: Any, observations: Any = BOX) -> Any:
+    return kind().environment(observation_space=observations, action_space=spaces.Discrete(2))
 
 
 def test_a_config_without_a_minibatch_trains_on_its_whole_batch() -> None:
-    config = PPOConfig().environment(
-        observation_space=spaces.Box(-1, 1, (4,)), action_space=spaces.Discrete(2)
-    )
+    config = of_spaces(PPOConfig)
     config.training(minibatch_size=None, train_batch_size_per_learner=640)
     assert from_object(config, "config").own_batch_size["train_step"] == 640
 
@@ -194,17 +195,12 @@ def test_calls_between_updates_are_those_of_a_config_with_as_many_environments(
     kind: Any, runners: int, envs: int, fragment: Any, calls: list[int]
 ) -> None:
     """RLlib itself says how long a fragment is, for each batch size that may be measured."""
-    config = kind().environment(
-        observation_space=spaces.Box(-1, 1, (4,)), action_space=spaces.Discrete(2)
-    )
-    config.env_runners(
+    config = of_spaces(kind).env_runners(
         num_env_runners=runners, num_envs_per_env_runner=envs, rollout_fragment_length=fragment
     )
     target = from_object(config, "config")
-    facts = {
-        "calls_per_update": target.calls_per_update,
-        "samples_per_update": target.samples_per_update,
-    }
+    names = ("calls_per_update", "samples_per_update")
+    facts = {name: getattr(target, name) for name in names}
     run = {"plan": {}, "target": facts}
     told = [calls_between_updates("forward_exploration", run, size) for size in (1, 4, 16)]
     there = [
@@ -217,55 +213,25 @@ def test_calls_between_updates_are_those_of_a_config_with_as_many_environments(
     assert calls_between_updates("forward_exploration", asked, 4) == 7
 
 
-def test_the_optimizer_has_the_learning_rate_of_the_config(module: Any) -> None:
-    target = load(module, "config")
-    assert target.make_optimizer(target.model).defaults["lr"] == 3e-3
-    assert "0.003" in target.choices["optimizer"]
-
-
-def test_the_algorithm_is_named_for_the_export(module: Any) -> None:
-    target = load(module, "config")
-    assert target.algorithm == "ray.rllib.algorithms.ppo.ppo:PPOConfig"
-    assert load(module, "spec").algorithm is None
-
-
-@pytest.mark.parametrize("name", ["config", "ppo", "spec", "get_model", None])
-def test_the_build_lines_define_the_full_module(module: Any, name: str | None) -> None:
-    target = load(module, name)
-    space: dict[str, Any] = {}
-    exec("\n".join(target.build), space)
-    ours, theirs = target.model.state_dict(), space["model"].state_dict()
-    assert {n: v.shape for n, v in ours.items()} == {n: v.shape for n, v in theirs.items()}
-
-
 def test_the_spaces_come_from_the_environment_where_the_config_names_none(module: Any) -> None:
     target = load(module, "with_gymnasium")
     assert target.model.observation_space.shape == (4,)
-    assert make_side(target, "forward_exploration", target.make_inputs(3)).run()[
-        "action_dist_inputs"
-    ].shape == (3, 2)
-
-
-def test_a_config_without_environment_and_spaces_is_told_what_to_add(module: Any) -> None:
-    with pytest.raises(TargetError) as caught:
+    output = make_side(target, "forward_exploration", target.make_inputs(3)).run()
+    assert output["action_dist_inputs"].shape == (3, 2)
+    with pytest.raises(TargetError, match="neither an environment nor its spaces") as caught:
         load(module, "without_spaces")
-    assert "neither an environment nor its spaces" in caught.value.what
-    assert caught.value.hint == (
-        ".environment(observation_space=..., action_space=...) on the config"
-    )
+    said = ".environment(observation_space=..., action_space=...) on the config"
+    assert caught.value.hint == said
 
 
 def test_images_get_a_convolution_and_a_batch_of_their_shape() -> None:
-    config = PPOConfig().environment(
-        observation_space=spaces.Box(-1.0, 1.0, (84, 84, 4), np.float32),
-        action_space=spaces.Discrete(4),
-    )
-    target = from_object(config, "config")
+    images = spaces.Box(-1.0, 1.0, (84, 84, 4), np.float32)
+    target = from_object(of_spaces(PPOConfig, images), "config")
     obs = target.make_inputs(2)["obs"]
     assert obs.shape == (2, 84, 84, 4) and obs.dtype is torch.float32
     assert any(isinstance(m, torch.nn.Conv2d) for m in target.model.modules())
     output = make_side(target, "forward_exploration", {"obs": obs}, AOT).run()
-    assert output["action_dist_inputs"].shape == (2, 4)
+    assert output["action_dist_inputs"].shape == (2, 2)
 
 
 def test_a_recurrent_module_gets_a_time_dimension_and_its_state(module: Any) -> None:
@@ -279,16 +245,11 @@ def test_a_recurrent_module_gets_a_time_dimension_and_its_state(module: Any) -> 
     }
     inputs["state_in"]["h"][0] += 1  # rows are rows, not views of one
     assert inputs["state_in"]["h"][1].abs().sum() == 0
-    output = make_side(target, "forward_exploration", inputs).run()
+    side = make_side(target, "forward_exploration", inputs)
+    output = side.run()
+    assert "state_out" in side.view(output)["outputs"], "it is part of what is compared"
     assert output["action_dist_inputs"].shape == (5, 1, 3)
     assert output["state_out"]["h"].shape == (5, 1, 8)
-
-
-def test_the_state_is_part_of_what_is_compared(module: Any) -> None:
-    target = load(module, "with_lstm")
-    inputs = target.make_inputs(5)
-    side = make_side(target, "forward_exploration", inputs)
-    assert "state_out" in side.view(side.run())["outputs"]
 
 
 # --- observations -------------------------------------------------------------------------------
@@ -319,17 +280,14 @@ def test_drawn_observations_lie_in_their_box(space: spaces.Box) -> None:
     assert batch.unique().numel() > 2
 
 
-def test_a_discrete_observation_is_one_hot() -> None:
-    batch = drawn(spaces.Discrete(5, start=3), 40)
-    assert batch.shape == (40, 5) and batch.dtype is torch.float32
-    assert torch.equal(batch.sum(1), torch.ones(40))
-    assert len(set(batch.argmax(1).tolist())) == 5
-
-
-def test_a_multi_binary_observation_is_ones_and_zeros() -> None:
-    batch = drawn(spaces.MultiBinary(6), 40)
-    assert batch.shape == (40, 6) and batch.dtype is torch.float32
-    assert set(batch.unique().tolist()) == {0.0, 1.0}
+def test_discrete_and_binary_observations_are_ones_and_zeros() -> None:
+    one_hot = drawn(spaces.Discrete(5, start=3), 40)
+    assert torch.equal(one_hot.sum(1), torch.ones(40))
+    assert len(set(one_hot.argmax(1).tolist())) == 5
+    binary = drawn(spaces.MultiBinary(6), 40)
+    for batch, width in ((one_hot, 5), (binary, 6)):
+        assert batch.shape == (40, width) and batch.dtype is torch.float32
+        assert set(batch.unique().tolist()) == {0.0, 1.0}
 
 
 def test_nested_observations_keep_their_structure(module: Any) -> None:
@@ -349,22 +307,18 @@ def test_a_space_that_cannot_be_made_up_is_told_the_way_out() -> None:
 
 def test_observations_repeat_with_the_seed_and_differ_between_draws(module: Any) -> None:
     target = load(module, "config")
-
-    def obs(seed: int) -> torch.Tensor:
+    found = []
+    for seed in (1, 1, 2):
         seed_everything(seed)
-        return target.make_inputs(4)["obs"]
-
-    assert torch.equal(obs(1), obs(1))
-    assert not torch.equal(obs(1), obs(2))
+        found.append(target.make_inputs(4)["obs"])
+    assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
 
 
 def test_the_users_own_inputs_come_before_made_up_ones(module: Any) -> None:
-    seed_everything(0)
-    users = copy.copy(module.__dict__)
-    users["get_inputs"] = lambda batch_size: {"obs": torch.full((batch_size, 8), 0.5)}
-    file = type(module)("users")
-    vars(file).update(users)
-    target = build(f"{RL}:config", file)
+    users = type(module)("users")
+    vars(users).update(vars(module))
+    users.get_inputs = lambda batch_size: {"obs": torch.full((batch_size, 8), 0.5)}
+    target = build(f"{RL}:config", users)
     assert torch.equal(target.make_inputs(2)["obs"], torch.full((2, 8), 0.5))
     assert target.choices["inputs"] == "get_inputs() of the target"
 
@@ -378,7 +332,7 @@ def test_something_else_of_rllib_is_no_target(module: Any) -> None:
 
 
 def test_the_module_moves_to_a_device_with_its_inference_half(module: Any) -> None:
-    target = dataclasses.replace(load(module, "config"))
+    target = load(module, "config")
     target.to(torch.device("meta"))
     for model in (target.model, target.inference_model):
         assert {p.device.type for p in model.parameters()} == {"meta"}

@@ -35,23 +35,21 @@ def test_what_the_source_shows_does_not_tell_two_settings_apart(key: Any) -> Non
 
 
 @pytest.mark.usefixtures("key")
-def test_nor_do_options_that_change_nothing_else() -> None:
-    def on_a_gpu(**options: bool) -> str:
-        return same_code_key(CompileConfig(options=options), torch.device("cuda"))
+def test_on_a_gpu_only_what_decides_how_code_is_launched_tells_them_apart() -> None:
+    def on_a_gpu(mode: str = "default", **options: bool) -> str:
+        return same_code_key(CompileConfig(mode=mode, options=options), torch.device("cuda"))
 
     graphs = {"triton.cudagraphs": True}
     with_graphs = on_a_gpu(**graphs)
     assert on_a_gpu(**graphs, layout_optimization=False) == with_graphs
     assert on_a_gpu(**graphs, combo_kernels=True) == with_graphs
-    overhead = CompileConfig(mode="reduce-overhead")
-    assert same_code_key(overhead, torch.device("cuda")) == with_graphs
+    assert on_a_gpu(mode="reduce-overhead") == with_graphs
     assert on_a_gpu(**graphs, max_autotune_pointwise=True) != with_graphs
     assert on_a_gpu() != with_graphs
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
+def test_every_other_field_does(key: Any) -> None:
+    for other in (
         {"dynamic": False},
         {"options": {"cpp.simdlen": 256}},
         {"environment": "nightly"},
@@ -63,11 +61,8 @@ def test_nor_do_options_that_change_nothing_else() -> None:
         {"guards": "skip_all"},
         {"freezing": True},
         {"scope": "regional"},
-    ],
-    ids=lambda o: next(iter(o)),
-)
-def test_every_other_field_does(key: Any, other: dict[str, Any]) -> None:
-    assert key(CompileConfig(**other)) != key(CompileConfig())
+    ):
+        assert key(CompileConfig(**other)) != key(CompileConfig()), other
 
 
 def test_nothing_is_known_of_other_backends_and_where_no_code_was_written(

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from conftest import TARGETS
-from torch import nn
 
 from autocompile.errors import TargetError
 from autocompile.trial.phases.phases import call_model, make_side, phases_of
@@ -70,33 +69,29 @@ def test_a_target_is_a_place_and_perhaps_a_name(spec: str, place: str, name: str
 # --- forms --------------------------------------------------------------------------------------
 
 
-FORMS = {
-    PLAIN: "functions",
-    f"{PLAIN}:get_model": "functions",
-    f"{PLAIN}:make_wide": "functions",
-    f"{PLAIN}:instance": "functions",
-    KERNELBENCH: "KernelBench",
-    OWN_TRAINING: "functions",
-    "autocompile.trial.target.sample": "functions",
-    "autocompile.trial.target.sample:get_model": "functions",
-}
-
-
-@pytest.mark.parametrize("spec", FORMS, ids=lambda s: Path(s).name)
-def test_each_form_builds_feeds_and_runs(spec: str) -> None:
+@pytest.mark.parametrize(
+    ("spec", "kind"),
+    [
+        (PLAIN, "functions"),
+        (f"{PLAIN}:get_model", "functions"),
+        (f"{PLAIN}:make_wide", "functions"),
+        (f"{PLAIN}:instance", "functions"),
+        (f"{PLAIN}:Net", "functions"),
+        (KERNELBENCH, "KernelBench"),
+        (OWN_TRAINING, "functions"),
+        ("autocompile.trial.target.sample", "functions"),
+        ("autocompile.trial.target.sample:get_model", "functions"),
+    ],
+)
+def test_each_form_builds_feeds_and_runs_and_its_build_lines_define_the_same_model(
+    spec: str, kind: str
+) -> None:
     target = load(spec)
-    assert target.kind == FORMS[spec]
+    assert target.kind == kind
     assert not target.is_rl and phases_of(target)[0] == "forward"
     assert target.default_phases() == ("forward", "optimizer_step")
     inputs = target.make_inputs(None if target.fixed_batch else 4)
-    output = call_model(target.model, inputs)
-    assert target.loss(output, inputs).requires_grad
-    assert isinstance(target.make_optimizer(target.model), torch.optim.Optimizer)
-
-
-@pytest.mark.parametrize("spec", FORMS, ids=lambda s: Path(s).name)
-def test_the_build_lines_define_the_same_model(spec: str) -> None:
-    target = load(spec)
+    assert target.loss(call_model(target.model, inputs), inputs).requires_grad
     seed_everything(0)
     space: dict[str, Any] = {}
     exec("\n".join(target.build), space)
@@ -134,17 +129,6 @@ def test_a_package_in_the_current_folder_is_a_target(work: Path) -> None:
     assert load("mine:net").kind == "nn.Module", "no get_model beside it"
 
 
-def test_the_file_finds_its_neighbours(work: Path) -> None:
-    (work / "deep").mkdir()
-    write(work / "deep", "import torch\nnet = torch.nn.Linear(3, 2)\n", "neighbour_of_it.py")
-    write(
-        work / "deep",
-        "import torch, neighbour_of_it\ndef get_model(): return neighbour_of_it.net\n"
-        "def get_inputs(b): return torch.ones(b, 3)\n",
-    )
-    assert load("deep/model.py").model.out_features == 2
-
-
 def test_classes_of_the_users_file_can_be_dataclasses_and_pickled(work: Path) -> None:
     """Both look the class' module up in sys.modules."""
     write(
@@ -164,26 +148,26 @@ def test_classes_of_the_users_file_can_be_dataclasses_and_pickled(work: Path) ->
 
 
 @pytest.mark.parametrize(
-    "made",
+    ("made", "right"),
     [
-        "(torch.ones(b, 3), torch.ones(b, 3))",
-        "[torch.ones(b, 3), torch.ones(b, 3)]",
-        "{'y': torch.ones(b, 3), 'x': torch.zeros(b, 3)}",
-        "torch.ones(b, 3)",
+        ("(torch.ones(b, 3), torch.ones(b, 3))", -1.0),
+        ("[torch.ones(b, 3), torch.ones(b, 3)]", -1.0),
+        ("{'y': torch.ones(b, 3), 'x': torch.zeros(b, 3)}", -2.0),
+        ("torch.ones(b, 3)", 1.0),
     ],
 )
-def test_inputs_come_as_a_tuple_a_list_a_dictionary_or_one_tensor(work: Path, made: str) -> None:
+def test_inputs_come_as_a_tuple_a_list_a_dictionary_or_one_tensor(
+    work: Path, made: str, right: float
+) -> None:
     write(
         work,
         "import torch\nclass Net(torch.nn.Module):\n"
         "    def forward(self, x, y=None): return x - (0 if y is None else 2 * y)\n"
-        "def get_model(): return Net()\n"
-        f"def get_inputs(b): return {made}\n",
+        f"def get_model(): return Net()\ndef get_inputs(b): return {made}\n",
     )
     target = load("model.py")
     assert target.choices["inputs"] == "get_inputs() of the target"
     output = call_model(target.model, target.make_inputs(5))
-    right = {"(": -1.0, "[": -1.0, "{": -2.0, "t": 1.0}[made[0]]
     assert torch.equal(output, torch.full((5, 3), right))
 
 
@@ -215,8 +199,8 @@ def test_the_default_optimizer_is_adam_over_every_parameter() -> None:
     target = load(PLAIN)
     optimizer = target.make_optimizer(target.model)
     assert type(optimizer) is torch.optim.Adam
-    held = [p for group in optimizer.param_groups for p in group["params"]]
-    assert {id(p) for p in held} == {id(p) for p in target.model.parameters()}
+    (group,) = optimizer.param_groups
+    assert [*map(id, group["params"])] == [*map(id, target.model.parameters())]
 
 
 def test_the_default_loss_adds_every_output_that_can_be_differentiated() -> None:
@@ -232,96 +216,102 @@ def test_the_default_loss_adds_every_output_that_can_be_differentiated() -> None
 # --- repeatable ---------------------------------------------------------------------------------
 
 
-def test_two_builds_with_one_seed_have_the_same_weights_and_inputs() -> None:
-    def made(seed: int) -> tuple[Any, Any, float]:
+@pytest.mark.parametrize("seed", [5, 2**32 + 5])
+def test_two_builds_with_one_seed_have_the_same_weights_and_inputs(seed: int) -> None:
+    def made(seed: int) -> list[torch.Tensor]:
         target = load(PLAIN, seed)
         seed_everything(seed)
-        return target.model.state_dict(), target.make_inputs(4)[0], target.model.scale
+        drawn = [*target.model.state_dict().values(), target.make_inputs(4)[0]]
+        return [*drawn, torch.tensor(target.model.scale)]
 
-    (weights, inputs, scale), (again, inputs_again, scale_again) = made(5), made(5)
-    assert all(torch.equal(weights[name], again[name]) for name in weights)
-    assert torch.equal(inputs, inputs_again) and scale == scale_again
-    others, other_inputs, other_scale = made(6)
-    assert not any(torch.equal(weights[name], others[name]) for name in weights)
-    assert not torch.equal(inputs, other_inputs) and scale != other_scale
-
-
-@pytest.mark.parametrize("seed", [0, 2**32 - 1, 2**32 + 5])
-def test_a_seed_of_any_size_is_taken(seed: int) -> None:
-    seed_everything(seed)
-    first = torch.rand(1)
-    seed_everything(seed)
-    assert torch.equal(torch.rand(1), first)
+    first, again, other = made(seed), made(seed), made(6)
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
 
 # --- what is said about a wrong one -------------------------------------------------------------
 
 
-def test_a_name_that_is_not_there_is_said_with_those_that_are() -> None:
-    error = error_of(f"{PLAIN}:get_net")
-    assert error.what == f"{PLAIN} does not define get_net"
-    assert "get_model()" in error.details[0] and "make_wide()" in error.details[0]
-    assert "partial" not in error.details[0]
+NAMES = "it defines: Net, Data, get_model(), get_inputs(), make_wide()"
+NET = "net = torch.nn.Sequential(torch.nn.Linear(4, 4))\n"
+NEEDED = "Net cannot be called without arguments: missing a required argument: 'hidden'"
+CLASS = "class Net(torch.nn.Module):\n def __init__(self, hidden): ...\n"
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("number", "int"), ("Data", "type"), ("half_made", "partial")]
+    ("text", "spec", "what", "detail"),
+    [
+        ("", f"{PLAIN}:get_net", f"{PLAIN} does not define get_net", NAMES),
+        ("", f"{PLAIN}:number", f"{PLAIN}:number is a int", "an nn.Module"),
+        ("", f"{PLAIN}:Data", f"{PLAIN}:Data is a type", "an nn.Module"),
+        ("", f"{PLAIN}:half_made", f"{PLAIN}:half_made is a partial", "an nn.Module"),
+        (CLASS + "get_model = Net", "model.py", f"model.py: {NEEDED}", "an nn.Module"),
+        (CLASS, "model.py:Net", f"model.py:Net: {NEEDED}", "an nn.Module"),
+        ("def Net(hidden): ...", "model.py:Net", f"model.py:Net: {NEEDED}", "an nn.Module"),
+        (
+            NET + "def get_model(): return torch.compile(net)",
+            "model.py",
+            "the model of model.py is already compiled",
+            "it went through",
+        ),
+        (
+            NET + "def get_model(): net[0].compile(); return net",
+            "model.py",
+            "the model of model.py is already compiled",
+            "its part '0' went through",
+        ),
+    ],
 )
-def test_an_object_that_is_no_target_is_said_with_what_would_be_one(name: str, kind: str) -> None:
-    error = error_of(f"{PLAIN}:{name}")
-    assert error.what == f"{PLAIN}:{name} is a {kind}"
-    assert "an nn.Module" in error.details[0]
-
-
-def test_a_class_of_modules_is_a_target_that_is_made_without_arguments() -> None:
-    target = load(f"{PLAIN}:Net")
-    assert type(target.model).__name__ == "Net"
-    assert target.build[-1].endswith("['Net']()")
-
-
-@pytest.mark.parametrize(
-    "made",
-    ["class Net(torch.nn.Module):\n def __init__(self, hidden): ...", "def Net(hidden): ..."],
-)
-def test_what_gives_the_model_has_to_do_so_without_arguments(work: Path, made: str) -> None:
-    write(work, f"import torch\n{made}\nget_model = Net\ndef get_inputs(batch_size): pass\n")
-    said = "Net cannot be called without arguments: missing a required argument: 'hidden'"
-    assert error_of("model.py").what == f"model.py: {said}"
-    assert error_of("model.py:Net").what == f"model.py:Net: {said}"
+def test_what_is_no_target_is_said_with_what_would_be_one(
+    work: Path, text: str, spec: str, what: str, detail: str
+) -> None:
+    write(work, f"import torch\n{text}\ndef get_inputs(b): return torch.ones(b, 4)\n")
+    error = error_of(spec)
+    assert error.what == what
+    assert detail in error.details[0]
 
 
 @pytest.mark.parametrize(
     ("text", "defines", "hint"),
     [
-        (
-            "def make_net(): pass\ndef get_inputs(batch_size): pass\n",
-            "make_net(), get_inputs()",
-            "tune model.py:make_net",
-        ),
-        (
-            "from dataclasses import dataclass\nfrom torch.nn.functional import softmax\n"
-            "def get_optimizer(model): pass\ndef make_net(): pass\n",
-            "get_optimizer(), make_net()",
-            "tune model.py:make_net",
-        ),
-        ("x = 1\n", "nothing of its own", "init model.py"),
+        ("def get_net(): ...\ndef get_inputs(b): ...", "get_net(), get_inputs()", "get_net"),
+        ("def get_loss(o, i): ...\ndef make(): ...", "get_loss(), make()", "make"),
+        ("from torch.nn.functional import softmax\nx = 1", "nothing of its own", ""),
+        ("class Net(nn.Linear):\n def __init__(self): super().__init__(2, 2)", "Net", "Net"),
+        ("class Layer(nn.Linear): ...\ndef build(): ...", "Layer, build()", "build"),
+        ("def other(): ...\nnet = nn.Linear(2, 2)", "other()", "net"),
     ],
 )
 def test_a_file_without_get_model_is_told_what_to_try(
     work: Path, text: str, defines: str, hint: str
 ) -> None:
-    error = error_of(write(work, text))
+    error = error_of(write(work, f"from torch import nn\n{text}\n"))
     assert error.what == "model.py does not define get_model()"
     assert error.details == (f"it defines: {defines}",)
-    assert error.hint == f"autocompile {hint}"
+    assert error.hint == f"autocompile {f'tune model.py:{hint}' if hint else 'init model.py'}"
 
 
-def test_a_model_without_inputs_beside_it_is_said(work: Path) -> None:
-    write(work, "import torch\ndef get_model(): return torch.nn.Linear(2, 2)\n")
+@pytest.mark.parametrize(
+    ("model", "inputs"),
+    [
+        ("Sequential(nn.ReLU(), nn.Linear(9, 2))", "torch.randn(batch_size, 9)"),
+        ("Conv2d(3, 8, 3)", "torch.randn(batch_size, 3, 64, 64)"),
+        ("Embedding(50, 8)", "torch.randint(50, (batch_size, 128))"),
+        ("TransformerEncoderLayer(8, 2)", None),
+    ],
+)
+def test_a_model_without_inputs_beside_it_is_said_with_what_its_first_layer_takes(
+    work: Path, model: str, inputs: str | None
+) -> None:
+    write(work, f"from torch import nn\ndef get_model(): return nn.{model}\n")
     error = error_of("model.py")
     assert error.what == "model.py has no get_inputs(batch_size) next to it"
     assert "a dict for model(**x)" in error.details[0]
     assert error.hint is not None and error.hint.startswith("autocompile init")
+    if inputs is None:
+        assert len(error.details) == 1
+    else:
+        assert error.details[-1] == f"def get_inputs(batch_size): return ({inputs},)"
 
 
 def test_a_file_that_is_not_python_is_said(work: Path) -> None:
@@ -329,37 +319,35 @@ def test_a_file_that_is_not_python_is_said(work: Path) -> None:
         import_target(write(work, "x", "weights.pt"))
 
 
-@pytest.mark.parametrize("spec", ["missing.py", "a_package_that_is_not_there.module:net"])
-def test_a_place_that_is_not_there_keeps_pythons_own_words(work: Path, spec: str) -> None:
-    with pytest.raises((FileNotFoundError, ModuleNotFoundError), match=r"missing|not_there"):
-        import_target(spec)
-
-
-def test_what_the_users_code_raises_is_passed_on(work: Path) -> None:
-    with pytest.raises(SyntaxError):
-        import_target(write(work, "def get_model(:\n"))
-    with pytest.raises(ZeroDivisionError):
-        load(write(work, "def get_model(): return 1 / 0\n"))
+@pytest.mark.parametrize(
+    ("spec", "error"),
+    [
+        ("missing.py", FileNotFoundError),
+        ("a_package_that_is_not_there.module:net", ModuleNotFoundError),
+        ("broken.py", SyntaxError),
+        ("fails.py", ZeroDivisionError),
+    ],
+)
+def test_what_python_or_the_users_code_raises_is_passed_on(
+    work: Path, spec: str, error: type[Exception]
+) -> None:
+    write(work, "def get_model(:\n", "broken.py")
+    write(work, "def get_model(): return 1 / 0\n", "fails.py")
+    with pytest.raises(error):
+        load(spec)
 
 
 # --- sides --------------------------------------------------------------------------------------
 
 
-def test_an_unknown_phase_is_said_with_those_that_there_are() -> None:
+def test_a_phase_that_a_target_does_not_have_is_said(work: Path) -> None:
     with pytest.raises(TargetError) as caught:
         make_side(load(PLAIN), "forward_exploration", None)
     assert caught.value.what == "a functions has no phase forward_exploration"
     assert caught.value.details == ("it has: forward, optimizer_step, train_step",)
-
-
-def test_a_model_without_parameters_has_no_optimizer_step(work: Path) -> None:
-    write(
-        work,
-        "import torch\ndef get_model(): return torch.nn.ReLU()\n"
-        "def get_inputs(b): return torch.ones(b, 3)\n",
-    )
+    write(work, "import torch\nnet = torch.nn.ReLU()\ndef get_inputs(b): return torch.ones(b, 3)\n")
     with pytest.raises(TargetError, match="no parameters"):
-        make_side(load("model.py"), "optimizer_step", None)
+        make_side(load("model.py:net"), "optimizer_step", None)
 
 
 def test_a_side_runs_in_eval_mode_without_gradients_unless_it_trains() -> None:
@@ -375,37 +363,16 @@ def test_restore_puts_weights_and_optimizer_state_back() -> None:
     target = load(PLAIN)
     side = make_side(target, "train_step", target.make_inputs(4))
     side.run()
+    (optimizer,) = side.optimizers
+    steps = [t for state in optimizer.state.values() for t in state.values()]
+    changing = [*side.model.parameters(), *steps]
     side.keep()
-
-    def state() -> list[torch.Tensor]:
-        return [t.detach().clone() for t in side.changing]
-
-    kept = state()
+    kept = [t.detach().clone() for t in changing]
     side.run()
-    assert any(not torch.equal(a, b) for a, b in zip(kept, state(), strict=True))
+    assert any(not torch.equal(a, b) for a, b in zip(kept, changing, strict=True))
     side.restore()
-    assert all(torch.equal(a, b) for a, b in zip(kept, state(), strict=True))
-    assert len(kept) > len(list(nn.Module.parameters(side.model)))
-
-
-@pytest.mark.parametrize(
-    ("compiled", "said"),
-    [
-        ("torch.compile(net)", "it went through"),
-        ("net[0].compile(); net", "its part '0' went through"),
-    ],
-)
-def test_a_model_that_is_compiled_already_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: str, said: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    *first, last = compiled.split("; ")
-    lines = ["net = torch.nn.Sequential(torch.nn.Linear(4, 4))", *first, f"return {last}"]
-    body = "".join(f"    {line}\n" for line in lines)
-    text = f"import torch\ndef get_model():\n{body}def get_inputs(n): return torch.ones(n, 4)\n"
-    error = error_of(write(tmp_path, text))
-    assert "already compiled" in error.what
-    assert said in str(error.details)
+    assert all(torch.equal(a, b) for a, b in zip(kept, changing, strict=True))
+    assert steps
 
 
 # --- how an optimizer is made, for exports --------------------------------------------------------
@@ -464,37 +431,3 @@ def test_a_lightning_module_s_example_is_its_input(work: Path) -> None:
     target = load(write(work, beside, "beside.py") + ":Net")
     assert not target.fixed_batch
     assert target.make_inputs(7)[0].shape == (7, 2)
-
-
-@pytest.mark.parametrize(
-    ("layer", "inputs"),
-    [
-        ("Linear(9, 2)", "torch.randn(batch_size, 9)"),
-        ("Conv2d(3, 8, 3)", "torch.randn(batch_size, 3, 64, 64)"),
-        ("Embedding(50, 8)", "torch.randint(50, (batch_size, 128))"),
-    ],
-)
-def test_inputs_are_guessed_from_the_first_layer(work: Path, layer: str, inputs: str) -> None:
-    path = write(work, f"from torch import nn\nmodel = nn.Sequential(nn.ReLU(), nn.{layer})\n")
-    error = error_of(path + ":model")
-    assert error.details[-1] == f"def get_inputs(batch_size): return ({inputs},)"
-
-
-def test_nothing_is_guessed_of_an_unclear_layer(work: Path) -> None:
-    path = write(work, "from torch import nn\nmodel = nn.TransformerEncoderLayer(8, 2)\n")
-    assert len(error_of(path + ":model").details) == 1
-
-
-@pytest.mark.parametrize(
-    ("source", "name"),
-    [
-        ("class Net(nn.Linear):\n    def __init__(self): super().__init__(2, 2)\n", "Net"),
-        ("class Layer(nn.Linear): pass\ndef build(): pass\n", "build"),
-        ("def other(): pass\nnet = nn.Linear(2, 2)\n", "net"),
-    ],
-)
-def test_the_model_to_try_is_named_where_there_is_no_get_model(
-    work: Path, source: str, name: str
-) -> None:
-    error = error_of(write(work, f"from torch import nn\n{source}"))
-    assert error.hint == f"autocompile tune model.py:{name}"

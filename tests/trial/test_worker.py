@@ -15,6 +15,7 @@ import torch
 import torch._dynamo
 import torch._dynamo.exc
 from conftest import ROOT, TARGETS
+from in_process import Try
 from torch._dynamo import eval_frame
 from torch._dynamo.backends.registry import register_backend
 
@@ -22,7 +23,7 @@ from autocompile.errors import UsageError
 from autocompile.estimate.intervals import speedup
 from autocompile.runtime import machine
 from autocompile.settings.backends import DEFAULT_BACKENDS
-from autocompile.settings.config import CompileConfig
+from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.store.record import Outcome, Step
 from autocompile.trial.inspect import environment, telemetry
 from autocompile.trial.phases.side import Side
@@ -30,7 +31,7 @@ from autocompile.trial.process import worker
 from autocompile.trial.process.failures import first_words, outcome_of, where_in
 from autocompile.trial.tasks.steps import timed
 
-CPU = torch.device("cpu")
+CPU, PLAIN = torch.device("cpu"), str(TARGETS / "plain.py")
 pytestmark = pytest.mark.usefixtures("_dynamo_as_it_was")
 LIMITS = {"half_width": 0.5, "max_s": 0.1, "front_s": 0.1}
 
@@ -43,7 +44,7 @@ def a_trial(**changes: Any) -> dict[str, Any]:
     request = {
         "kind": "trial",
         "number": 7,
-        "target": str(TARGETS / "plain.py"),
+        "target": PLAIN,
         "phase": "forward",
         "config": CompileConfig(backend=backend).to_dict(),
         "batch_size": 4,
@@ -54,17 +55,13 @@ def a_trial(**changes: Any) -> dict[str, Any]:
     return {**request, **changes}
 
 
-def a_probe(**changes: Any) -> dict[str, Any]:
-    request = {"kind": "probe", "target": str(TARGETS / "plain.py"), "device": "cpu", "seed": 0}
-    return {**request, "batch_size": 4, "phases": None, "backends": None, **changes}
-
-
 def by_hand(folder: Path, request: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
     """The steps in order and the result, as a user sees them on a terminal."""
     folder.mkdir(exist_ok=True)
     (folder / "request.json").write_text(json.dumps(request))
     command = [sys.executable, "-m", "autocompile.trial", str(folder)]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    # With more threads each waits for the others.
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         command, capture_output=True, text=True, cwd=folder, env=environ, check=False
     )
@@ -72,9 +69,8 @@ def by_hand(folder: Path, request: dict[str, Any]) -> tuple[list[str], dict[str,
     assert lines, done.stderr
     assert all(line["v"] == 1 and line["nonce"] == "" for line in lines)
     *steps, result = lines
-    assert result["event"] == "result"
-    assert {line["event"] for line in steps} <= {"step", "modules"}
-    return [line["step"] for line in steps if line["event"] == "step"], result
+    assert [line["event"] for line in lines] == ["step"] * len(steps) + ["result"]
+    return [line["step"] for line in steps], result
 
 
 def in_this_process(
@@ -90,44 +86,17 @@ def in_this_process(
     return json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
-@pytest.fixture(scope="module")
-def trial(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], dict[str, Any]]:
-    return by_hand(tmp_path_factory.mktemp("trial"), a_trial())
-
-
-@pytest.fixture(scope="module")
-def probe(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], dict[str, Any]]:
-    return by_hand(tmp_path_factory.mktemp("probe"), a_probe())
-
-
-def test_a_trial_goes_through_the_steps_in_order(trial: tuple[list[str], dict[str, Any]]) -> None:
-    steps, result = trial
-    order = ["import", "build", "eager", "compile", "verify", "measure", "verify"]
-    assert steps == order
-    assert (result["outcome"], result["step"]) == ("ok", "exit")
-
-
-def test_the_result_of_a_trial_holds_what_its_record_needs(
-    trial: tuple[list[str], dict[str, Any]],
+def test_a_trial_goes_through_the_steps_in_order_and_tells_what_its_record_needs(
+    tmp_path: Path,
 ) -> None:
-    _, result = trial
-    assert set(result) >= {
-        "measurement", "compile_s", "graphs", "graph_breaks", "recompiles", "detail", "notes",
-        "weights_live", "peak_memory_bytes", "eager_peak_memory_bytes",
-    }  # fmt: skip
+    steps, result = by_hand(tmp_path, a_trial(limits={"half_width": 0.5}))
+    assert steps == ["import", "build", "eager", "compile", "verify", "measure", "verify"]
+    assert (result["outcome"], result["step"]) == ("ok", "exit")
+    assert set(result) >= {"detail", "notes", "eager_peak_memory_bytes"}
     assert result["weights_live"] is True
     assert (result["graphs"], result["graph_breaks"], result["recompiles"]) == (1, 0, 0)
     parameters = 4 * (6 * 3 + 3 + 3)  # bytes
     assert result["peak_memory_bytes"] is None or result["peak_memory_bytes"] >= parameters
-
-
-def test_the_times_of_a_trial_are_plausible(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # with more of them each waits for the others
-    try:
-        result = in_this_process(work / "trial", a_trial(limits={"half_width": 0.5}), capsys)
-    finally:
-        torch.set_num_threads(threads)
     measurement = result["measurement"]
     assert 8 <= len(measurement["eager_s"]) == len(measurement["compiled_s"])
     assert min(*measurement["eager_s"], *measurement["compiled_s"]) > 0
@@ -137,10 +106,9 @@ def test_the_times_of_a_trial_are_plausible(work: Path, capsys: pytest.CaptureFi
     assert 0 < result["reference_s"] < 1
 
 
-def test_a_probe_describes_target_and_machine(probe: tuple[list[str], dict[str, Any]]) -> None:
-    steps, result = probe
-    assert steps == ["import", "build", "eager"]
-    assert result["outcome"] == "ok"
+def test_a_probe_describes_target_and_machine(try_it: Try) -> None:
+    result = try_it(PLAIN, kind="probe", phases=None, backends=None)
+    assert (result["outcome"], result["step"]) == ("ok", "exit")
     target = result["target"]
     assert target["kind"] == "functions" and target["description"] == "Net"
     assert target["parameters"] == 6 * 3 + 3
@@ -154,17 +122,14 @@ def test_a_probe_describes_target_and_machine(probe: tuple[list[str], dict[str, 
 
 
 def test_a_probe_learns_a_fixed_batch_size_and_backends_of_the_targets_own(
-    work: Path, capsys: pytest.CaptureFixture[str]
+    try_it: Try, work: Path
 ) -> None:
     text = (TARGETS / "kernelbench.py").read_text("utf-8")
     own = "\n@torch._dynamo.register_backend\ndef mine(graph, inputs):\n    return graph\n"
     (work / "kb.py").write_text("import torch._dynamo\n" + text + own)
-    names = ["mine", "nobodys", "eager"]
-    result = in_this_process(
-        work / "probe", a_probe(target=str(work / "kb.py"), backends=names), capsys
-    )
+    result = try_it("kb.py", kind="probe", phases=None, backends=["mine", "nobodys", "eager"])
     assert result["target"]["fixed_batch_size"] == 5
-    assert set(result["backends"]) == {"mine", "nobodys"}
+    assert result["backends"].keys() == {"mine", "nobodys"}
     assert result["backends"]["mine"] == ""
     assert "knows no backend of this name" in result["backends"]["nobodys"]
 
@@ -172,7 +137,10 @@ def test_a_probe_learns_a_fixed_batch_size_and_backends_of_the_targets_own(
 @pytest.mark.parametrize(
     ("text", "outcome", "step", "message", "where"),
     [
-        ("1 / 0\n", "import_error", "import", "ZeroDivisionError: division by zero", ":1"),
+        ("import json\njson.loads('')\n", "import_error", "import",
+         "JSONDecodeError: Expecting value: line 1 column 1 (char 0)", ":2   json.loads('')"),
+        ("x = 1\ny = (\n", "import_error", "import",
+         "SyntaxError: '(' was never closed (model.py, line 2)", ":2"),
         ("def get_model(): raise KeyError('no weights')\n",
          "runtime_error", "build", "KeyError: 'no weights'", ":1   def get_model"),
         ("import torch\nget_model = torch.nn.ReLU\ndef get_model():\n    return torch.nn.ReLU()\n"
@@ -181,29 +149,19 @@ def test_a_probe_learns_a_fixed_batch_size_and_backends_of_the_targets_own(
     ],
 )  # fmt: skip
 def test_an_error_of_the_users_code_has_its_outcome_step_words_and_line(
-    work: Path,
-    capsys: pytest.CaptureFixture[str],
-    text: str,
-    outcome: str,
-    step: str,
-    message: str,
-    where: str,
+    try_it: Try, work: Path, text: str, outcome: str, step: str, message: str, where: str
 ) -> None:
     (work / "model.py").write_text(text)
-    request = a_probe(target=str(work / "model.py"), phases=["forward"])
-    result = in_this_process(work / "probe", request, capsys)
+    result = try_it("model.py", kind="probe")
     assert (result["outcome"], result["step"], result["message"]) == (outcome, step, message)
     assert result["where"].startswith(f"model.py{where}")
 
 
-def test_a_mistake_in_the_request_is_explained(
-    work: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    result = in_this_process(work / "probe", a_probe(phases=["forward_exploration"]), capsys)
+def test_a_mistake_in_the_request_is_explained(try_it: Try) -> None:
+    result = try_it(PLAIN, "forward_exploration", kind="probe")
     assert result["message"] == "this target has no phase forward_exploration"
-    assert result["explained"]["details"] == [
-        "a functions has: forward, optimizer_step, train_step"
-    ]
+    (detail,) = result["explained"]["details"]
+    assert detail == "a functions has: forward, optimizer_step, train_step"
 
 
 def test_a_request_of_a_newer_version_is_explained(
@@ -215,7 +173,7 @@ def test_a_request_of_a_newer_version_is_explained(
     assert "pip install --upgrade" in result["explained"]["hint"]
 
 
-def test_why_nothing_was_captured_is_told(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_why_nothing_was_captured_is_told(try_it: Try, work: Path) -> None:
     (work / "model.py").write_text(
         "import torch\nclass Net(torch.nn.Module):\n"
         "    def __init__(self):\n        super().__init__()\n"
@@ -223,8 +181,7 @@ def test_why_nothing_was_captured_is_told(work: Path, capsys: pytest.CaptureFixt
         "    def forward(self, x): return self.memory(x)[0]\n"
         "def get_model(): return Net()\ndef get_inputs(b): return torch.randn(5, b, 6)\n"
     )
-    with torch._dynamo.config.patch(allow_rnn=False):  # whatever was exported to ONNX before
-        result = in_this_process(work / "trial", a_trial(target=str(work / "model.py")), capsys)
+    result = try_it("model.py")
     assert (result["outcome"], result["step"]) == ("not_compiled", "verify"), result
     assert "everything ran in eager mode: Attempted to wrap RNN" in result["message"]
 
@@ -232,33 +189,20 @@ def test_why_nothing_was_captured_is_told(work: Path, capsys: pytest.CaptureFixt
 # --- environment --------------------------------------------------------------------------------
 
 
-def test_the_modes_are_those_of_the_installed_torch() -> None:
-    from torch._inductor import list_mode_options
-
-    modes = environment.modes(CPU)
-    assert set(modes) == set(list_mode_options()) >= set(modes.values())
-    assert next(iter(modes)) == "default"
-
-
 def test_what_a_mode_turns_on_is_what_the_installed_torch_says() -> None:
     from torch._inductor import list_mode_options
 
+    assert next(iter(environment.modes(CPU))) == "default"
+    assert environment.modes(CPU).keys() == list_mode_options().keys()
     for mode, options in list_mode_options().items():
         if mode != "lite":  # counts as a whole: it turns many things off
             assert dict(CompileConfig(mode=mode).turned_on) == options, mode
 
 
-def test_no_mode_of_torch_s_own_is_taken_for_another() -> None:
-    """Not even ``reduce-overhead`` on a CPU: there Inductor leaves out the checks of inputs."""
-    on_cpu, on_cuda = environment.modes(CPU), environment.modes(torch.device("cuda"))
-    assert on_cpu["reduce-overhead"] == "reduce-overhead"
-    assert on_cpu["max-autotune"] == "max-autotune"
-    assert {on_cuda[m] for m in ("default", "reduce-overhead", "max-autotune")} == {
-        "default", "reduce-overhead", "max-autotune",
-    }  # fmt: skip
-
-
-def test_a_mode_that_only_a_newer_torch_has_is_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_mode_counts_as_itself_unless_its_options_have_no_effect_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a CPU ``reduce-overhead`` has one as well: Inductor leaves out the checks of inputs."""
     import torch._inductor
 
     options = {
@@ -267,10 +211,11 @@ def test_a_mode_that_only_a_newer_torch_has_is_offered(monkeypatch: pytest.Monke
         "just-tuned": {"coordinate_descent_tuning": True},
     }
     monkeypatch.setattr(torch._inductor, "list_mode_options", lambda: options)
-    modes = environment.modes(CPU)
-    assert modes["from-the-future"] == "from-the-future"
-    assert modes["just-tuned"] == "default"
-    assert environment.modes(torch.device("cuda"))["just-tuned"] == "just-tuned"
+    for device in (CPU, torch.device("cuda")):
+        modes = environment.modes(device)
+        for name in ("default", "reduce-overhead", "max-autotune", "from-the-future"):
+            assert modes[name] == name
+        assert modes["just-tuned"] == ("default" if device == CPU else "just-tuned")
 
 
 def test_each_default_backend_works_or_has_a_reason() -> None:
@@ -286,16 +231,12 @@ def test_each_default_backend_works_or_has_a_reason() -> None:
             assert name in registered, name
 
 
-def test_a_name_that_torch_does_not_know_has_a_reason_with_the_version() -> None:
-    (reason,) = environment.backends(CPU, ["flux_capacitor"]).values()
-    assert reason == f"torch {torch.__version__} knows no backend of this name"
-    assert environment.backends(CPU, ["eager", "aot_eager"]) == {"aot_eager": ""}
-
-
-def test_ipex_and_tensorrt_name_what_is_missing() -> None:
-    found = environment.backends(CPU, ["ipex", "tensorrt"])
+def test_a_backend_that_is_not_here_has_a_reason() -> None:
+    found = environment.backends(CPU, ["flux_capacitor", "ipex", "tensorrt", "eager", "aot_eager"])
+    assert found["flux_capacitor"] == f"torch {torch.__version__} knows no backend of this name"
     assert "torch 2.8" in found["ipex"] and torch.__version__ in found["ipex"]
     assert found["tensorrt"] == "torch_tensorrt is not installed"
+    assert found["aot_eager"] == "" and "eager" not in found
 
 
 @pytest.mark.parametrize("name", ["warp", "cuda:99", "cuda"])
@@ -416,17 +357,14 @@ def test_memory_that_runs_out_is_the_same_at_every_step(error: Exception) -> Non
         (Step.MEASURE, Outcome.RUNTIME_ERROR),
     ],
 )
-@pytest.mark.parametrize("error", [SystemExit("gone"), ValueError("gone")])
 def test_an_exit_or_an_error_is_named_after_the_step_that_it_ends(
-    error: BaseException, step: Step, outcome: Outcome
+    step: Step, outcome: Outcome
 ) -> None:
-    assert outcome_of(error, step) is outcome
-    assert first_words(error) == f"{type(error).__name__}: gone"
-
-
-def test_a_missing_module_in_the_users_forward_is_no_unsupported_setting() -> None:
-    for step in (Step.BUILD, Step.EAGER, Step.VERIFY):
-        assert outcome_of(ImportError("no x"), step) is Outcome.RUNTIME_ERROR
+    for error in (SystemExit("gone"), ValueError("gone")):
+        assert outcome_of(error, step) is outcome
+        assert first_words(error) == f"{type(error).__name__}: gone"
+    if step is not Step.COMPILE:  # there a module that is missing is the backend's
+        assert outcome_of(ImportError("no x"), step) is outcome
 
 
 def test_what_an_error_was_raised_from_none_of_is_not_its_cause() -> None:
@@ -439,38 +377,20 @@ def test_what_an_error_was_raised_from_none_of_is_not_its_cause() -> None:
     assert outcome_of(caught_from(fallback), Step.COMPILE) is Outcome.COMPILE_ERROR
 
 
-def test_the_first_words_are_one_short_line() -> None:
+def test_the_first_words_are_one_short_line(tmp_path: Path) -> None:
     assert first_words(ValueError()) == "ValueError"
     assert first_words(ValueError("\n\n  first  \nsecond")) == "ValueError: first"
     assert len(first_words(ValueError("x" * 5000))) < 320
-
-
-def test_the_place_of_an_error_is_the_last_line_of_the_users_own(tmp_path: Path) -> None:
-    (tmp_path / "theirs.py").write_text("import json\ndef f():\n    return json.loads('{')\n")
-    space: dict[str, Any] = {}
-    source = (tmp_path / "theirs.py").read_text()
-    exec(compile(source, str(tmp_path / "theirs.py"), "exec"), space)
-    error = caught_from(space["f"])
-    assert where_in(error, tmp_path) == "theirs.py:3   return json.loads('{')"
-    assert where_in(error, tmp_path / "elsewhere") is None
-
-
-def test_the_place_of_a_syntax_error_is_in_the_file_that_has_it(tmp_path: Path) -> None:
-    file = tmp_path / "theirs.py"
-    error = caught_from(lambda: compile("x = 1\ny = (\n", str(file), "exec"))
-    assert str(where_in(error, tmp_path)).startswith("theirs.py:2")
+    assert where_in(caught_from(lambda: json.loads("{")), tmp_path) is None, "not the user's"
 
 
 def test_what_is_timed_runs_as_it_will_run_later() -> None:
     """A stance of torch's costs a microsecond in each compiled call."""
-    model = torch.nn.Linear(2, 2)
-    seen: list[str] = []
+    model, seen = torch.nn.Linear(2, 2), []
     for is_eager in (True, False):
-        side = Side(
-            model, False, call=lambda: seen.append(eval_frame._stance.stance), is_eager=is_eager
-        )
-        with timed(side).context():
-            side.call()
+        config = EAGER if is_eager else CompileConfig()
+        with timed(Side(model, grad=False, config=config)).context():
+            seen.append(eval_frame._stance.stance)
     assert seen == ["default", "default"]
 
 
@@ -479,16 +399,7 @@ def test_a_recompile_in_a_timed_block_is_an_error(fullgraph: bool) -> None:
     function = torch.compile(
         lambda x, by: x * by, backend="eager", dynamic=False, fullgraph=fullgraph
     )
-    factors = iter(range(2, 9))
-    side = Side(
-        torch.nn.Linear(2, 2),
-        grad=False,
-        call=lambda: function(torch.ones(2), next(factors)),
-        is_eager=False,
-    )
-    side.call()
-    with (
-        pytest.raises(RuntimeError, match="recompiled while it was timed"),
-        timed(side).context(),
-    ):
-        side.call()
+    side = Side(torch.nn.Linear(2, 2), grad=False, config=CompileConfig())
+    function(torch.ones(2), 2)
+    with pytest.raises(RuntimeError, match="recompiled while it was timed"), timed(side).context():
+        function(torch.ones(2), 3)

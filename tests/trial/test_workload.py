@@ -10,11 +10,14 @@ from autocompile.trial.measure.clocks import ReferenceWork
 CPU = torch.device("cpu")
 
 
-def test_a_sample_takes_about_a_millisecond() -> None:
+def test_a_sample_takes_about_a_millisecond_draws_nothing_and_does_not_grow() -> None:
+    before = torch.get_rng_state()
     work = ReferenceWork(CPU)
     for _ in range(5):
         work.sample()
     assert 1e-5 < work.median_s < 0.5
+    assert torch.equal(torch.get_rng_state(), before)
+    assert work._out.isfinite().all() and not work._out.requires_grad
 
 
 def test_the_median_of_the_samples_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,11 +46,3 @@ def test_the_work_is_the_same_whatever_a_target_has_set() -> None:
         torch.set_default_device(None)
     for tensor in (work._left, work._right, work._out, work._small):
         assert (tensor.dtype, tensor.device) == (torch.float32, CPU)
-
-
-def test_no_random_numbers_are_drawn_and_nothing_grows_without_bound() -> None:
-    before = torch.get_rng_state()
-    work = ReferenceWork(CPU)
-    work.sample()
-    assert torch.equal(torch.get_rng_state(), before)
-    assert work._out.isfinite().all() and not work._out.requires_grad

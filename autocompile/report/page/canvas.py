@@ -9,11 +9,12 @@ import contextlib
 import io
 import re
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 from xml.etree import ElementTree
 
-__all__ = ["COLORS", "MARKERS", "Canvas", "drawing"]
+__all__ = ["COLORS", "MARKERS", "Canvas", "Plot", "drawing"]
 
 _SERIES = 7
 _NAMES = ("ink", "dim", "grid", "band", "best", "paper", *(f"c{i}" for i in range(_SERIES)))
@@ -46,9 +47,24 @@ _RC = {
 }
 _VARIABLES = {color: f"var(--{name})" for name, color in COLORS.items()}
 _COLOR = re.compile("|".join(_VARIABLES))
-_POINTS_TO = re.compile(r"(^|url\()#")
+_LEFT_OUT = re.compile(r"<metadata>.*?</metadata>| xmlns(?::\w+)?=\"[^\"]*\"|xlink:(?=href)", re.S)
 _NOT_XML = re.compile("[\ufffe\uffff]")
-_NAMESPACE = re.compile(r"^\{[^}]*\}")
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure with what stands above it.
+
+    Attributes:
+        legend: variable of the colour, symbol and name of each series.
+        is_wide: it fills a page, and is moved under the finger on a phone.
+    """
+
+    title: str
+    note: str
+    svg: str
+    legend: tuple[tuple[str, str, str], ...] = ()
+    is_wide: bool = False
 
 
 @contextlib.contextmanager
@@ -69,45 +85,16 @@ class Canvas:
     """One figure with one pair of axes; sizes in points."""
 
     def __init__(
-        self,
-        name: str,
-        height: float,
-        left: float = 46,
-        bottom: float = 38,
-        right: float = 12,
-        page: float = _WIDTH_PT,
+        self, name: str, height: float, left: float = 46, width: float = _WIDTH_PT
     ) -> None:
         from matplotlib.figure import Figure
 
         self._name = name
         self._titles: dict[str, str] = {}
-        self._figure = Figure(figsize=(page / 72, height / 72))
-        width, top = page - left - right, height - bottom - 8
-        box = (left / page, bottom / height, width / page, top / height)
-        self.axes: Any = self._figure.add_axes(box)
-
-    def scale_by_logarithm(self) -> None:
-        """A logarithmic horizontal axis, its ticks at 1, 2 and 5 of each decade."""
-        from matplotlib.ticker import FuncFormatter, LogLocator
-
-        self.axes.set_xscale("log")
-        self.axes.minorticks_off()
-        self.axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        self.axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-
-    def bars(self, places: Iterable[tuple[float, float, float]], name: str) -> None:
-        """Horizontal bars (left, right, middle) of three quarters of a row, as one shape."""
-        from matplotlib.patches import PathPatch
-        from matplotlib.path import Path
-
-        corners: list[tuple[float, float]] = []
-        for a, b, y in places:
-            low, high = y - 0.375, y + 0.375
-            corners += [(a, low), (b, low), (b, high), (a, high), (a, low)]
-        if corners:
-            codes = [Path.MOVETO, *[Path.LINETO] * 3, Path.CLOSEPOLY] * (len(corners) // 5)
-            look = {"facecolor": COLORS[name], "linewidth": 0, "zorder": 2.5}
-            self.axes.add_patch(PathPatch(Path(corners, codes), **look))
+        self._figure = Figure(figsize=(width / 72, height / 72))
+        bottom, right, top = 38, 12, 8
+        sides = ((width - left - right) / width, (height - bottom - top) / height)
+        self.axes: Any = self._figure.add_axes((left / width, bottom / height, *sides))
 
     def tooltip(self, text: str) -> str:
         """An id for an artist, which shows ``text`` under the pointer."""
@@ -116,38 +103,26 @@ class Canvas:
         return gid
 
     def svg(self, label: str) -> str:
-        """The figure as an ``svg`` element; ``label`` is read out in its place."""
+        """The figure as an ``svg`` element; ``label`` is read out in its place.
+
+        Ids begin with the figure's name, and colours are CSS variables.
+        """
         out = io.StringIO()
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         self._figure.savefig(out, format="svg", transparent=True, metadata=nothing)
-        root = ElementTree.fromstring(_NOT_XML.sub("\N{REPLACEMENT CHARACTER}", out.getvalue()))
-        for element in list(root):
-            if _tag(element) in ("metadata", "defs"):  # the style in it is in that of the page
-                root.remove(element)
+        text = _LEFT_OUT.sub("", _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", out.getvalue()))
+        root = ElementTree.fromstring(text)
+        for element in root.findall("defs"):  # the style in it is in that of the page
+            root.remove(element)
         for element in root.iter():
-            self._adapt(element)
+            gid = element.get("id", "")
+            for key, value in element.items():
+                value = f"{self._name}-{value}" if key == "id" else value
+                value = _COLOR.sub(lambda found: _VARIABLES[found[0]], value)
+                element.set(key, value.replace("#", f"#{self._name}-"))
+            if gid in self._titles:
+                title = ElementTree.Element("title")
+                title.text = self._titles[gid]
+                element.insert(0, title)
         root.attrib = {"viewBox": root.attrib["viewBox"], "role": "img", "aria-label": label}
         return ElementTree.tostring(root, encoding="unicode")
-
-    def _adapt(self, element: ElementTree.Element) -> None:
-        """Own ids, CSS variables for colours, a title where one is asked for, no namespaces."""
-        element.tag = _tag(element)
-        old, new = dict(element.attrib), {}
-        for key, value in old.items():
-            key = _NAMESPACE.sub("", key)
-            if key == "id":
-                value = f"{self._name}-{value}"
-            elif key == "style":
-                value = _COLOR.sub(lambda found: _VARIABLES[found[0]], value)
-            else:
-                value = _POINTS_TO.sub(rf"\1#{self._name}-", value)
-            new[key] = value
-        element.attrib = new
-        if (text := self._titles.get(old.get("id", ""))) is not None:
-            title = ElementTree.Element("title")
-            title.text = text
-            element.insert(0, title)
-
-
-def _tag(element: ElementTree.Element) -> str:
-    return _NAMESPACE.sub("", str(element.tag))

@@ -1,25 +1,24 @@
-"""The plots of the page: what each shows, and how it is drawn; none where there is nothing to see.
+"""The plots of a phase: what each shows, and how it is drawn; none where there is nothing to see.
 
 All figures are of ``report.json`` and, where it has none, of the records it was made from.
-The timeline has a file of its own.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
+from autocompile.estimate.candidates import Candidate, candidates
 from autocompile.estimate.decision import ZONE
 from autocompile.estimate.intervals import median
 from autocompile.report import text as show
-from autocompile.report.page.canvas import COLORS, MARKERS, Canvas
-from autocompile.report.page.data import Pair, finalists, pairs
-from autocompile.settings.config import DEFAULT_INDUCTOR
+from autocompile.report.page.canvas import COLORS, MARKERS, Canvas, Plot
+from autocompile.settings.config import DEFAULT_INDUCTOR, CompileConfig
 from autocompile.store.record import Record
 
-__all__ = ["Plot", "of_answer", "of_phase"]
+__all__ = ["finalists", "of_phase", "pairs"]
 
 _NAME = 54  # characters of a setting's name over a row
 _ROW_PT = 34.0
@@ -28,51 +27,32 @@ _ONE = {"color": COLORS["dim"], "linewidth": 1, "linestyle": (0, (4, 3))}
 _BEHIND = {"facecolor": COLORS["paper"], "alpha": 0.85, "edgecolor": "none", "pad": 1}
 
 
-@dataclass(frozen=True)
-class Plot:
-    """A figure with what stands above it.
-
-    Attributes:
-        legend: variable of the colour, symbol and name of each series.
-        is_wide: it fills a page, and is moved under the finger on a phone.
-    """
-
-    title: str
-    note: str
-    svg: str
-    legend: tuple[tuple[str, str, str], ...] = ()
-    is_wide: bool = False
-
-    def of(self, phase: str) -> Plot:
-        """The same with the phase in its title."""
-        return replace(self, title=f"{phase}: {self.title}")
-
-
-def of_answer(
-    name: str, phase: Mapping[str, Any], records: Sequence[Record], page: str = ""
+def of_phase(
+    name: str,
+    phase: Mapping[str, Any],
+    records: Sequence[Record],
+    page: str = "",
+    full: bool = True,
 ) -> Iterator[Plot]:
-    """The plots of a phase's answer: its finalists, and the speed-up over batch size.
+    """The plots of a phase, or if not ``full``, its finalists and its batch sizes only.
 
-    Args:
-        name: of the phase.
-        phase: as in ``report.json``.
-        records: of all phases.
-        page: begins the ids in the plots, which are then unique beside another report's.
+    ``page`` begins the ids in the plots, which are then unique beside another report's.
     """
     mine = [r for r in records if r.phase == name]
-    yield from _forest(_id(page, name, "forest"), phase, mine)
-    yield from _by_batch_size(_id(page, name, "sizes"), phase)
+    prefix = "".join(c if c.isalnum() else "-" for c in "-".join(filter(None, (page, name))))
+    yield from _forest(f"{prefix}-forest", phase, mine)
+    yield from _by_batch_size(f"{prefix}-sizes", phase)
+    if full:
+        yield from _compile_time(f"{prefix}-compile", phase)
+        yield from _effects(f"{prefix}-pairs", mine)
 
 
-def of_phase(name: str, phase: Mapping[str, Any], records: Sequence[Record]) -> Iterator[Plot]:
-    """All plots of a phase."""
-    yield from of_answer(name, phase, records)
-    yield from _compile_time(_id(name, "compile"), phase)
-    yield from _effects(_id(name, "pairs"), pairs([r for r in records if r.phase == name]))
-
-
-def _id(*parts: str) -> str:
-    return "".join(c if c.isalnum() else "-" for c in "-".join(filter(None, parts)))
+def finalists(best: Mapping[str, Any], records: Sequence[Record]) -> list[Candidate]:
+    """The settings that were raced at the batch size of the best, or else all, fastest first."""
+    here = [r for r in records if r.batch_size == best.get("batch_size")]
+    found = [c for c in candidates(here) if not c.record.config.is_baseline]
+    raced = [c for c in found if c.sets]
+    return sorted(raced or found, key=lambda c: c.speedup.value, reverse=True)
 
 
 def _forest(prefix: str, phase: Mapping[str, Any], records: Sequence[Record]) -> Iterator[Plot]:
@@ -94,7 +74,7 @@ def _forest(prefix: str, phase: Mapping[str, Any], records: Sequence[Record]) ->
         own = [math.exp(log) for log in row.logs.values()]
         axes.plot(own, [y + 0.22] * len(own), ".", color=COLORS["dim"], markersize=4)
         filled = color if raced else "none"
-        tip = canvas.tooltip(f"{names[y]}: {show.speedup(gain)} {show.interval(gain)}")
+        tip = canvas.tooltip(f"{names[y]}: {show.estimate(gain)}")
         axes.plot(gain.value, y, "o", color=color, markerfacecolor=filled, markersize=7, gid=tip)
     size = f", batch size {best['batch_size']}" if best.get("batch_size") is not None else ""
     dots = "Small dots are fresh processes. " if raced else "Nothing was confirmed. "
@@ -126,13 +106,13 @@ def _by_batch_size(prefix: str, phase: Mapping[str, Any]) -> Iterator[Plot]:
     rows = [r for r in phase.get("by_batch_size") or () if r.get("speedup") and r.get("batch_size")]
     if len(rows) < 2:
         return
-    canvas = Canvas(prefix, 220)
     sizes = [row["batch_size"] for row in rows]
     default = {
         t["batch_size"]: t["speedup"]["value"]
         for t in _timed(phase)
         if show.label(t["config"]) == DEFAULT_INDUCTOR.label() and t["batch_size"] in sizes
     }
+    canvas = Canvas(prefix, 220)
     axes = canvas.axes
     axes.axhline(1, **_ONE)
     legend = [("best", "●", "best setting, with its 95 % interval")]
@@ -141,11 +121,10 @@ def _by_batch_size(prefix: str, phase: Mapping[str, Any]) -> Iterator[Plot]:
         legend.append(("c1", "■", "plain torch.compile(), one process"))
     gains = [row["speedup"] for row in rows]
     axes.plot(sizes, [g["value"] for g in gains], "-", color=COLORS["best"])
-    for row, gain in zip(rows, gains, strict=True):
-        ends = gain["low"], gain["high"]
-        axes.plot((row["batch_size"],) * 2, ends, color=COLORS["best"], linewidth=2)
-        tip = canvas.tooltip(f"batch size {row['batch_size']}: {show.speedup(gain)}")
-        axes.plot(row["batch_size"], gain["value"], "o", color=COLORS["best"], gid=tip)
+    for size, gain in zip(sizes, gains, strict=True):
+        axes.plot((size, size), (gain["low"], gain["high"]), color=COLORS["best"], linewidth=2)
+        tip = canvas.tooltip(f"batch size {size}: {show.speedup(gain)}")
+        axes.plot(size, gain["value"], "o", color=COLORS["best"], gid=tip)
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, [str(size) for size in sizes])
     axes.minorticks_off()
@@ -161,14 +140,8 @@ def _by_batch_size(prefix: str, phase: Mapping[str, Any]) -> Iterator[Plot]:
 
 def _timed(phase: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Trials of the search that were timed themselves."""
-    return [
-        t
-        for t in phase["trials"]
-        if t["outcome"] == "ok"
-        and t.get("speedup")
-        and t.get("role") == "search"
-        and t.get("duplicate_of") is None
-    ]
+    searched = [t for t in phase["trials"] if t.get("role") == "search" and t["outcome"] == "ok"]
+    return [t for t in searched if t.get("speedup") and t.get("duplicate_of") is None]
 
 
 def _compile_time(prefix: str, phase: Mapping[str, Any]) -> Iterator[Plot]:
@@ -192,7 +165,10 @@ def _compile_time(prefix: str, phase: Mapping[str, Any]) -> Iterator[Plot]:
         marker = {"color": COLORS[f"c{place}"], "markersize": 9 if is_best else 6, **edge}
         tip = canvas.tooltip(f"trial {t['number']}, {said}")
         axes.plot(t["compile_s"], gain["value"], styles[place], gid=tip, **marker)
-    canvas.scale_by_logarithm()
+    axes.set_xscale("log")
+    axes.minorticks_off()
+    axes.xaxis.get_major_locator().set_params(subs=(1, 2, 5))
+    axes.xaxis.set_major_formatter("{x:g}")
     times = [t["eager_call_s"] for t in timed if t.get("eager_call_s")]
     drawn = _break_even(axes, median(times)) if times else False
     axes.set_xlabel("compile time in seconds (logarithmic)")
@@ -202,14 +178,12 @@ def _compile_time(prefix: str, phase: Mapping[str, Any]) -> Iterator[Plot]:
     repaid = " A dotted line: compiling is repaid after so many calls." if drawn else ""
     is_there = any(t["number"] == best.get("number") for t in points)
     ringed = " The best has a ring." if is_there else ""
+    marks = enumerate(zip(styles, names, strict=True))
     yield Plot(
         f"Speed-up against compile time{where}",
         f"Each mark is a setting, timed in one process with an empty cache.{ringed}{repaid}",
         canvas.svg("speed-up of each setting against its compile time"),
-        tuple(
-            (f"c{i}", MARKERS[m], show.plain(n))
-            for i, (m, n) in enumerate(zip(styles, names, strict=True))
-        ),
+        tuple((f"c{i}", MARKERS[style], show.plain(name)) for i, (style, name) in marks),
     )
 
 
@@ -235,34 +209,62 @@ def _break_even(axes: Any, eager_s: float) -> bool:
     for n, line in seen[max(0, middle - 1) : middle + 2]:
         axes.plot(*zip(*line, strict=True), ":", color=COLORS["dim"], linewidth=1.2)
         x, y = line[-1]
-        text = f"{show.thousands(n)} calls "
-        sides = {"ha": "right", "va": "bottom" if y < high - 0.06 * (high - low) else "top"}
-        axes.text(x, y, text, color=COLORS["dim"], fontsize=8, **sides)
+        side = "bottom" if y < high - 0.06 * (high - low) else "top"
+        look = {"color": COLORS["dim"], "fontsize": 8, "ha": "right", "va": side}
+        axes.text(x, y, f"{show.thousands(n)} calls ", **look)
     return bool(seen)
 
 
-def _effects(prefix: str, found: Mapping[str, Sequence[Pair]]) -> Iterator[Plot]:
+def _effects(prefix: str, records: Sequence[Record]) -> Iterator[Plot]:
     """What each value of a dimension changes, by pairs of trials that differ in it alone."""
-    order = sorted(found.items(), key=lambda item: -median([p.ratio for p in item[1]]))
-    if len(order) > _MOST_ROWS:  # those that matter: either way
-        far = sorted(order, key=lambda item: -abs(math.log(median([p.ratio for p in item[1]]))))
-        order = [item for item in order if item in far[:_MOST_ROWS]]
+    found = pairs(records)
+    middles = {name: median([ratio for *_, ratio in each]) for name, each in found.items()}
+    far = sorted(middles, key=lambda name: -abs(math.log(middles[name])))[:_MOST_ROWS]
+    order = sorted((name for name in middles if name in far), key=lambda name: -middles[name])
     if not order:
         return
-    middles = [median([p.ratio for p in each]) for _, each in order]
-    titles = [f"{name}: {show.speedup(m)}" for (name, _), m in zip(order, middles, strict=True)]
+    titles = [f"{name}: {show.speedup(middles[name])}" for name in order]
     canvas = _rows(prefix, titles, "times as fast as without it")
     axes = canvas.axes
-    for y, (_, each) in enumerate(order):
-        for pair in each:
-            tip = canvas.tooltip(
-                f"trials {pair.number} and {pair.base}: {show.speedup(pair.ratio)}"
-            )
-            axes.plot(pair.ratio, y, "o", color=COLORS["c0"], alpha=0.6, ms=5, gid=tip)
-        axes.plot((middles[y],) * 2, (y - 0.2, y + 0.2), color=COLORS["ink"], linewidth=2)
+    for y, name in enumerate(order):
+        for number, base, ratio in found[name]:
+            tip = canvas.tooltip(f"trials {number} and {base}: {show.speedup(ratio)}")
+            axes.plot(ratio, y, "o", color=COLORS["c0"], alpha=0.6, ms=5, gid=tip)
+        axes.plot((middles[name],) * 2, (y - 0.2, y + 0.2), color=COLORS["ink"], linewidth=2)
     yield Plot(
         "What each dimension brings",
         "A dot is a pair of trials that differ in nothing else, a bar their median. Left of 1: "
         "slower than without it.",
         canvas.svg("how many times as fast a setting is with each value as without it"),
     )
+
+
+def pairs(records: Sequence[Record]) -> dict[str, list[tuple[int, int, float]]]:
+    """Pairs of search trials of one phase by what they differ in: ``mode max-autotune``.
+
+    Of each, the numbers of both trials, and how many times as fast the first is.
+    """
+    speed = {
+        (r.config, r.batch_size): (r.number, r.measurement.speedup.value)
+        for r in records
+        if r.ok and r.measurement and r.role == "search"
+    }
+    found: dict[str, list[tuple[int, int, float]]] = {}
+    for (config, size), (number, value) in speed.items():
+        for name, base in _without_one(config):
+            if other := speed.get((base, size)):
+                found.setdefault(name, []).append((number, other[0], value / other[1]))
+    return found
+
+
+def _without_one(config: CompileConfig) -> Iterator[tuple[str, CompileConfig]]:
+    """What is special about a setting, each with the setting that lacks just that."""
+    for dimension, value in config.changed():
+        if dimension.name == "backend":
+            continue
+        base = dataclasses.replace(config, **{dimension.name: dimension.default})
+        head = f"{dimension.name.replace('_', ' ')} " if dimension.label is str else ""
+        yield show.plain(f"{head}{dimension.label(value)}"), base
+    eager = dataclasses.replace(config, backend="eager")
+    if not config.is_eager and dataclasses.replace(eager, backend=config.backend) == config:
+        yield show.plain(f"backend {config.backend} in place of eager"), eager

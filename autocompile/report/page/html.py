@@ -1,4 +1,4 @@
-"""The report as one HTML file: it needs no network, and nothing in it comes from elsewhere.
+"""The report as one HTML file, which needs nothing from elsewhere, and as a notebook shows it.
 
 Every text goes through :mod:`autocompile.report.page.markup`, which escapes it. The page's policy
 allows its own script only, so that a name that got through would still not run.
@@ -7,6 +7,7 @@ allows its own script only, so that a name that got through would still not run.
 from __future__ import annotations
 
 import base64
+import dataclasses
 import hashlib
 import html
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,14 +18,22 @@ from typing import Any
 from autocompile.report import text as show
 from autocompile.report.contents import FAILED, document
 from autocompile.report.document import Document, Line, Section, Table, spans
-from autocompile.report.page.canvas import drawing
-from autocompile.report.page.figures import Plot, of_phase
-from autocompile.report.page.markup import as_figure, as_table, code_block, escaped, inline
+from autocompile.report.page.canvas import Plot, drawing
+from autocompile.report.page.figures import of_phase
+from autocompile.report.page.markup import (
+    as_facts,
+    as_figure,
+    as_figures,
+    as_table,
+    code_block,
+    escaped,
+    inline,
+    trials_table,
+)
 from autocompile.report.page.timeline import timeline
-from autocompile.report.page.trials import trials_table
 from autocompile.store.record import Record
 
-__all__ = ["to_html"]
+__all__ = ["to_html", "to_notebook"]
 
 _LOG_BYTES, _LOG_LINES = 8192, 30
 _NO_PLOTS = "No plots, since matplotlib is missing: pip install matplotlib, then autocompile show"
@@ -46,9 +55,10 @@ def to_html(
     """
     shown = document(report)
     plots = _plots(report, records)
-    script = resources.files(__package__).joinpath("script.js").read_text("utf-8")
+    script = _file("script.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    status = f'<p class="warning"><b>{escaped(shown.status)}</b></p>' if shown.status else ""
     parts = [
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8">',
@@ -56,42 +66,61 @@ def to_html(
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         '<meta name="color-scheme" content="light dark">',
         f"<title>autocompile: {escaped(report['target'].get('spec', '?'))}</title>",
-        f"<style>{resources.files(__package__).joinpath('style.css').read_text('utf-8')}</style>",
-        "</head><body>",
-        *_head(report, shown),
-        "<main>",
+        f"<style>{_file('style.css')}</style></head><body>",
+        f"<header><h1>{inline(shown.title)}</h1>",
+        f"<p>{escaped(show.target_name(report['target']))}<br>",
+        f"{escaped(show.machine(report['environment']))}</p>{status}</header><main>",
         *_answer(report, shown, code or {}),
-        *(f'<p class="warning">{_NO_PLOTS} RUN --html</p>' for _ in (0,) if plots is None),
+        f'<p class="warning">{_NO_PLOTS} RUN --html</p>' if plots is None else "",
     ]
+    plots = plots or {}
     for section, (name, phase) in zip(shown.sections, report["phases"].items(), strict=True):
-        parts += _section(section, name, phase, (plots or {}).get(name, ()), folder)
+        parts += _section(section, name, phase, plots.get(name, ()), folder)
+    if time := as_figures(plots.get("", ())):
+        parts += [f'<section id="time"><h2>Where the time went</h2>{time}</section>']
     parts += [
-        *_figures((plots or {}).get("", ()), "Where the time went", "time"),
         *trials_table(report),
         *_end(shown),
-        "</main>",
-        f"<script>{script}</script></body></html>\n",
+        f"</main><script>{script}</script></body></html>\n",
     ]
     return "\n".join(parts)
 
 
-def _plots(report: Mapping[str, Any], records: Sequence[Record]) -> dict[str, list[Plot]] | None:
+def to_notebook(
+    report: Mapping[str, Any], records: Sequence[Record] = (), code: Mapping[str, str] | None = None
+) -> str:
+    """An HTML fragment without scripts: the answer, the finalists, the speed-up over batch size.
+
+    ``code``: of each phase in one line; without it, the name of the setting stands there.
+    """
+    shown = document(report, full=False, code=code)
+    plots = _plots(report, records, Path(str(report.get("run_dir", ""))).name, full=False) or {}
+    if len(plots) > 1:
+        for name, drawn in plots.items():
+            plots[name] = [dataclasses.replace(p, title=f"{name}: {p.title}") for p in drawn]
+    status = f"<p><b>{escaped(shown.status)}</b></p>" if shown.status else ""
+    figures = "".join(as_figure(plot) for drawn in plots.values() for plot in drawn)
+    return (
+        f'<div class="autocompile"><style>{_file("notebook.css")}</style>{status}'
+        f'{as_table(shown.answer)}<div class="figures">{figures}</div></div>'
+    )
+
+
+def _file(name: str) -> str:
+    return resources.files(__package__).joinpath(name).read_text("utf-8")
+
+
+def _plots(
+    report: Mapping[str, Any], records: Sequence[Record], page: str = "", full: bool = True
+) -> dict[str, list[Plot]] | None:
     """The plots of each phase, and under no name those of the run; None without matplotlib."""
+    phases = report["phases"].items()
     try:
         with drawing():
-            found = {n: list(of_phase(n, p, records)) for n, p in report["phases"].items()}
-            return {**found, "": list(timeline(records))}
+            found = {n: list(of_phase(n, phase, records, page, full)) for n, phase in phases}
+            return {**found, "": list(timeline(records))} if full else found
     except ImportError:
         return None
-
-
-def _head(report: Mapping[str, Any], shown: Document) -> Iterator[str]:
-    yield f"<header><h1>{inline(shown.title)}</h1>"
-    yield f"<p>{escaped(show.target_name(report['target']))}<br>"
-    yield f"{escaped(show.machine(report['environment']))}</p>"
-    if shown.status:
-        yield f'<p class="warning"><b>{escaped(shown.status)}</b></p>'
-    yield "</header>"
 
 
 def _answer(report: Mapping[str, Any], shown: Document, code: Mapping[str, str]) -> Iterator[str]:
@@ -103,11 +132,10 @@ def _answer(report: Mapping[str, Any], shown: Document, code: Mapping[str, str])
         yield f'<article><div class="gain"><h2>{inline(name)}</h2>'
         yield f'<p class="figure {figure.kind}">{escaped(figure.text)}</p>'
         yield f"<p>{inline(tuple(interval))}</p></div><div>"
-        yield (
-            code_block(code[phase], f"code for {phase}")
-            if phase in code
-            else f"<p>{inline(answer)}</p>"
-        )
+        if phase in code:
+            yield code_block(code[phase], f"code for {phase}")
+        else:
+            yield f"<p>{inline(answer)}</p>"
         yield f"<p>Confidence: <b>{inline(confidence)}</b></p></div></article>"
     yield "</section>"
 
@@ -120,37 +148,25 @@ def _section(
     folder: Path | None,
 ) -> Iterator[str]:
     """A phase: facts, plots, batch sizes, and what failed."""
-    about = " · ".join(map(inline, section.about))
     yield f'<section class="phase" id="phase-{escaped(name)}"><h2>{escaped(section.title)}</h2>'
-    yield f"<p>{about}</p>"
-    lines = [block for block in section.blocks if isinstance(block, Line)]
-    yield "<dl>" if lines else ""
-    for line, above in zip(lines, (None, *lines), strict=False):
-        facts = " · ".join(map(inline, line.facts))
-        if line.kind == "dim":
-            items = "".join(f"<li>{inline(fact)}</li>" for fact in line.facts)
-            facts = (
-                f"<details><summary>{len(line.facts)} reasons</summary><ul>{items}</ul></details>"
-            )
-        label = "" if above and above.label == line.label else escaped(line.label)
-        yield f"<dt>{label}</dt><dd>{facts}</dd>"
-    yield "</dl>" if lines else ""
-    yield from _figures(plots)
+    yield f"<p>{as_facts(section.about)}</p><dl>"
+    label = ""
+    for line in section.blocks:
+        if isinstance(line, Line):
+            facts = as_facts(line.facts)
+            if line.kind == "dim":
+                items = "".join(f"<li>{inline(fact)}</li>" for fact in line.facts)
+                summary = f"<summary>{len(line.facts)} reasons</summary>"
+                facts = f"<details>{summary}<ul>{items}</ul></details>"
+            yield f"<dt>{escaped(line.label) * (line.label != label)}</dt><dd>{facts}</dd>"
+            label = line.label
+    yield f"</dl>{as_figures(plots)}"
     for table in section.blocks:
         # Failures follow, with their logs.
         if isinstance(table, Table) and table.title != FAILED:
             yield f"<h3>{escaped(table.title)}</h3>{as_table(table)}"
     yield from _failures(phase, folder)
     yield "</section>"
-
-
-def _figures(plots: Iterable[Plot], title: str = "", name: str = "") -> Iterator[str]:
-    found = [as_figure(plot) for plot in plots]
-    if not found:
-        return
-    yield f'<section id="{name}"><h2>{title}</h2>' if title else ""
-    yield f'<div class="figures">{"".join(found)}</div>'
-    yield "</section>" if title else ""
 
 
 def _failures(phase: Mapping[str, Any], folder: Path | None) -> Iterator[str]:
@@ -190,11 +206,10 @@ def _end(shown: Document) -> Iterator[str]:
     yield '<section id="machine"><h2>How it was measured</h2>'
     yield f"<p>{escaped(shown.method)}</p>{as_table(shown.circumstances)}"
     for line in shown.whole:
-        yield f"<p>{escaped(line.label)}: {' · '.join(map(inline, line.facts))}</p>"
+        yield f"<p>{escaped(line.label)}: {as_facts(line.facts)}</p>"
     yield "</section>"
     if shown.exports:
         yield '<section id="exports"><h2>Exports</h2>'
-        for code in shown.exports:
-            yield f"<details><summary>{escaped(code.title)}</summary>"
-            yield f"{code_block(code.text, code.title)}</details>"
+        for name, code in shown.exports.items():
+            yield f"<details><summary>{escaped(name)}</summary>{code_block(code, name)}</details>"
         yield "</section>"

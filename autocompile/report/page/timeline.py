@@ -5,13 +5,11 @@ It is of the records alone; those of older runs do not say when their trials beg
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from autocompile.report import text as show
-from autocompile.report.page.canvas import COLORS, Canvas
-from autocompile.report.page.figures import Plot
+from autocompile.report.page.canvas import COLORS, Canvas, Plot
 from autocompile.store.record import EXPORTED, Record
 
 __all__ = ["Process", "processes", "timeline"]
@@ -85,17 +83,18 @@ def timeline(records: Sequence[Record]) -> Iterator[Plot]:
     found, breaks = processes(records)
     if len(found) < 2:
         return
-    canvas, height_of = _rows(found)
+    canvas, tops = _rows(found)
     for at in breaks:
         canvas.axes.axvline(at, color=COLORS["ink"], linewidth=1, linestyle=(0, (4, 3)))
-    spent = {}
+    spent = dict.fromkeys(_KINDS, 0.0)
     for i, (kind, steps) in enumerate(_KINDS.items()):
-        places = [(a, b, height_of(p)) for p in found for step, a, b in p.spans if step in steps]
-        canvas.bars(places, f"c{i}")
-        spent[kind] = sum(b - a for a, b, _ in places)
+        bars = [(tops[p.role] + p.row, a, b) for p in found for s, a, b in p.spans if s in steps]
+        if bars:
+            look = {"colors": COLORS[f"c{i}"], "linewidth": 0.75 * _ROW_PT, "zorder": 2.5}
+            canvas.axes.hlines(*zip(*bars, strict=True), **look)
+        spent[kind] = sum(b - a for _, a, b in bars)
     for p in found:
-        _mark(canvas, p, height_of(p))
-    _ticks(canvas.axes)
+        _mark(canvas, p, tops[p.role] + p.row)
     shares = ", ".join(f"{kind} {show.seconds(s)}" for kind, s in spent.items() if s)
     gone = " A dashed line: the run went on after a break, which is left out." if breaks else ""
     kinds = [(f"c{i}", "■", kind) for i, kind in enumerate(_KINDS) if spent[kind]]
@@ -110,35 +109,31 @@ def timeline(records: Sequence[Record]) -> Iterator[Plot]:
     )
 
 
-def _rows(found: Sequence[Process]) -> tuple[Canvas, Callable[[Process], float]]:
-    """Axes with rows for each role, and the height at which a process stands."""
-    counts = {
-        role: 1 + max(p.row for p in found if p.role == role)
-        for role in _ROLES
-        if any(p.role == role for p in found)
-    }
-    tops, height = {}, 0.0
-    for role, count in counts.items():
-        tops[role], height = height, height + count + _APART
-    canvas = Canvas("run-timeline", height * _ROW_PT + 46, left=50, page=_WIDTH_PT)
+def _rows(found: Sequence[Process]) -> tuple[Canvas, dict[str, float]]:
+    """Axes with rows for each role, and the height of its first row."""
+    tops: dict[str, float] = {}
+    middles, height = [], 0.0
+    for role in _ROLES:
+        if rows := {p.row for p in found if p.role == role}:
+            tops[role] = height
+            middles.append(height + max(rows) / 2)
+            height += len(rows) + _APART
+    canvas = Canvas("run-timeline", height * _ROW_PT + 46, left=50, width=_WIDTH_PT)
     axes = canvas.axes
-    axes.set_xlim(0, max(p.ends[1] for p in found))
+    whole_s = max(p.ends[1] for p in found)
+    axes.set_xlim(0, whole_s)
     axes.set_ylim(height - _APART - 0.5, -0.5)
-    axes.set_yticks([tops[r] + (n - 1) / 2 for r, n in counts.items()], [_ROLES[r] for r in counts])
+    axes.set_yticks(middles, [_ROLES[role] for role in tops])
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="y", visible=False)
     axes.spines["left"].set_visible(False)
-    return canvas, lambda p: tops[p.role] + p.row
-
-
-def _ticks(axes: Any) -> None:
-    whole_s = axes.get_xlim()[1]
     unit = "seconds"
     if whole_s > 180:
         unit, step = "minutes", 60 * max(1, round(whole_s / 360))
         ticks = range(0, int(whole_s) + 1, step)
         axes.set_xticks(ticks, [str(at // 60) for at in ticks])
     axes.set_xlabel(f"{unit} since the first trial began")
+    return canvas, tops
 
 
 def _mark(canvas: Canvas, p: Process, y: float) -> None:
@@ -161,7 +156,7 @@ def _said(process: Process) -> str:
     first = process.records[0]
     took = show.seconds(process.ends[1] - process.ends[0])
     if process.role == "search":
-        gain = show.speedup(first.measurement.speedup.value) if first.measurement else ""
+        gain = show.speedup(first.measurement.speedup) if first.measurement else ""
         result = gain if first.ok else first.outcome.value
         return f"trial {first.number}, {show.label(first.config)}: {result}, {took}"
     names = ", ".join(show.label(r.config) for r in process.records)

@@ -1,28 +1,25 @@
-"""What ``check``, ``doctor``, ``verify`` and ``tune --dry-run`` show."""
+"""What ``check``, ``doctor``, ``verify``, ``tune --dry-run``, ``list`` and ``compare`` show."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
 
 from autocompile.report import text
-from autocompile.report.document import Span, Table, Text
+from autocompile.report.document import Span, Table
 from autocompile.report.facts import checks
-from autocompile.report.terminal.page import Page
+from autocompile.report.terminal.answer import Page
 
-__all__ = [
-    "render_check",
-    "render_doctor",
-    "render_in_algorithm",
-    "render_preview",
-    "render_verified",
-]
+Found = Mapping[str, Any]
+
+_ANSWERS = {"keep_eager": "keep eager", "failed": "no result", None: "no report yet"}
 
 
-def _begin(found: Mapping[str, Any], console: Console) -> Page:
+def _begin(found: Found, console: Console) -> Page:
     page = Page(console)
     if isinstance(found.get("target"), Mapping):
         page.line(f"target  {text.target_name(found['target'])}")
@@ -30,7 +27,7 @@ def _begin(found: Mapping[str, Any], console: Console) -> Page:
     return page
 
 
-def render_check(found: Mapping[str, Any], console: Console, verbose: bool = False) -> None:
+def render_check(found: Found, console: Console, verbose: bool = False) -> None:
     """One line for each phase: eager runs, compiled is right, and how fast it is."""
     page = _begin(found, console)
     for name, why in (found["target"].get("choices") or {}).items() if verbose else ():
@@ -56,17 +53,17 @@ def render_check(found: Mapping[str, Any], console: Console, verbose: bool = Fal
         page.line(f"Next    autocompile tune {text.plain(found['target']['spec'])}")
 
 
-def _works_compiled(row: Mapping[str, Any]) -> Iterator[str]:
+def _works_compiled(row: Found) -> Iterator[str]:
     counts = (row["graphs"], "graph"), (row["graph_breaks"], "graph break")
     yield f"same results as eager · {', '.join(text.many(*count) for count in counts)}"
-    speed = f"{text.speedup(row['speedup'])} {text.interval(row['speedup'])} of eager's speed"
+    speed = f"{text.estimate(row['speedup'])} of eager's speed"
     yield f"{speed} · compiles in {text.seconds(row['compile_s'])}"
     yield from (f"graph break: {reason}" for reason in row["break_reasons"])
     yield from (f"Dynamo skipped a function: {reason}" for reason in row["skip_reasons"])
     yield from row["notes"]
 
 
-def render_verified(found: Mapping[str, Any], console: Console) -> None:
+def render_verified(found: Found, console: Console) -> None:
     """One line for each setting: its gain then and now, and whether it is still the best."""
     page = _begin(found, console)
     if found["differences"]:
@@ -84,7 +81,7 @@ _IN_ALGORITHM: dict[str, tuple[str, Callable[[float], str]]] = {
 }
 
 
-def render_in_algorithm(found: Mapping[str, Any], console: Console) -> None:
+def render_in_algorithm(found: Found, console: Console) -> None:
     """One line for each figure: without the settings, with them, and the gain."""
     page, rows = Page(console), []
     for name, row in found["figures"].items():
@@ -92,7 +89,7 @@ def render_in_algorithm(found: Mapping[str, Any], console: Console) -> None:
         sides = [text.read_interval(row[side]) for side in ("untouched", "tuned")]
         cells = [f"{show(one.value)} {text.percent(one.half_width)}" for one in sides if one]
         gain = row.get("gain")
-        rows.append((label, *cells, f"{text.speedup(gain)} {text.interval(gain)}" if gain else ""))
+        rows.append((label, *cells, text.estimate(gain) if gain else ""))
     page.line(f"target  {text.plain(found['target'])}")
     page.line(f"        {len(found['rounds'])} iterations of each, in turns")
     page.table(Table("", ("in the algorithm", "untouched", "tuned", "gain"), tuple(rows)), "")
@@ -100,50 +97,39 @@ def render_in_algorithm(found: Mapping[str, Any], console: Console) -> None:
         page.line(text.plain(note))
 
 
-def render_doctor(found: Mapping[str, Any], console: Console, verbose: bool = False) -> None:
+def render_doctor(found: Found, console: Console, verbose: bool = False) -> None:
     """A table of backends: whether each works here; if not, why, and what to do."""
     page = Page(console)
     page.line(text.machine(found["environment"]))
     titles = ("backend", "modes", "works here", "why / what to do")
-    rows = tuple(
-        (text.plain(name), _modes(row["modes"]), _works(row), _why(row))
-        for name, row in found["backends"].items()
-    )
-    page.table(Table("", titles, rows), "")
+    rows = []
+    for name, row in found["backends"].items():
+        modes: list[Span | str] = []
+        works = Span("yes", "good") if row["works"] else Span("no", "error")
+        for mode, tried in row["modes"].items():
+            same = f" (= {tried['message']})" if tried["outcome"] == "same" else ""
+            is_right = tried["outcome"] in ("ok", "same")
+            if row["works"] and not is_right:
+                works = Span("partly", "warning")
+            modes += [", "] * bool(modes)
+            modes.append(Span(mode + same, "" if is_right else "error"))
+        why = [text.plain(row["reason"])] if row["reason"] else []
+        if row["works"] and row.get("compile_s") is not None:
+            why.append(f"{text.seconds(row['compile_s'])} for a first compile")
+        why += [f"→ {row['todo']}"] if row["todo"] else []
+        rows.append((text.plain(name), tuple(modes) or text.NONE, works, " ".join(why)))
+    page.table(Table("", titles, tuple(rows)), "")
     if verbose:
         page.line(f"torch also knows: {', '.join(map(text.plain, found['known']))}")
 
 
-def _modes(modes: Mapping[str, Any]) -> Text:
-    shown: list[Span | str] = []
-    for name, row in modes.items():
-        same = f" (= {row['message']})" if row["outcome"] == "same" else ""
-        shown += [", "] * bool(shown)
-        shown.append(Span(name + same, "" if row["outcome"] in ("ok", "same") else "error"))
-    return tuple(shown) or text.NONE
-
-
-def _works(row: Mapping[str, Any]) -> Text:
-    failed = [m for m in row["modes"].values() if m["outcome"] not in ("ok", "same")]
-    if row["works"]:
-        return Span("partly", "warning") if failed else Span("yes", "good")
-    return Span("no", "error")
-
-
-def _why(row: Mapping[str, Any]) -> str:
-    parts = [text.plain(row["reason"])] if row["reason"] else []
-    if row["works"] and row.get("compile_s") is not None:
-        parts.append(f"{text.seconds(row['compile_s'])} for a first compile")
-    return " ".join([*parts, f"→ {row['todo']}"] if row["todo"] else parts)
-
-
-def render_preview(found: Mapping[str, Any], console: Console) -> None:
+def render_preview(found: Found, console: Console) -> None:
     """The settings of each phase, and what is left out and why."""
     page = _begin(found, console)
     for phase, row in found["phases"].items():
         page.line()
         page.line(phase, "bold")
-        for line in _lines(row["settings"]):
+        for line in _settings(row["settings"]):
             page.line(line)
         aside = [f"{name} cannot be used: {why}" for name, why in row["unusable"].items()]
         aside += [f"{name} is the same as {why}" for name, why in row["merged"].items()]
@@ -155,7 +141,7 @@ def render_preview(found: Mapping[str, Any], console: Console) -> None:
         page.line(f"  {len(row['settings'])} settings to try{until}, {about}")
 
 
-def _of_dynamo(traced: Mapping[str, Any]) -> str:
+def _of_dynamo(traced: Found) -> str:
     """What a trace of the phase says of graphs, and so of ``fullgraph``."""
     if error := traced.get("error"):
         return f"a trace by Dynamo alone failed: {error}"
@@ -170,7 +156,7 @@ def _of_dynamo(traced: Mapping[str, Any]) -> str:
     return f"Dynamo breaks the graph {often}{where}: fullgraph will fail"
 
 
-def _lines(settings: list[Mapping[str, Any]]) -> list[str]:
+def _settings(settings: list[Found]) -> Iterator[str]:
     """A line for each setting, with the number of settings that are likely the same."""
     sizes: dict[str, list[str]] = {}
     answered: Counter[str] = Counter()
@@ -184,9 +170,85 @@ def _lines(settings: list[Mapping[str, Any]]) -> list[str]:
             label = twins[label]
         answered[label] += 1
     width = max(map(len, sizes), default=0)
-    lines = []
     for label, each in sizes.items():
         batches = f"batch {', '.join(each)}" if any(each) else ""
         more = f"+ {answered[label]} likely the same" if answered[label] else ""
-        lines.append(f"  {label:<{width}}  {batches:<16}{more}".rstrip())
-    return lines
+        yield f"  {label:<{width}}  {batches:<16}{more}"
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows of as many cells each as lines, every column as wide as its widest cell."""
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "   ".join(c + " " * (w - cell_len(c)) for c, w in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+def render_runs(rows: Sequence[Found], console: Console) -> None:
+    """A line for each run, and below it one for each of its phases."""
+    page = Page(console)
+    if not rows:
+        page.line("no runs yet")
+        page.line("Next    autocompile tune model.py")
+    heads = _columns([(r["name"], *_when(r), text.plain(r["target"] or "")) for r in rows])
+    phases = _columns([(text.plain(n), _answer(p)) for r in rows for n, p in r["phases"].items()])
+    for row, head in zip(rows, heads, strict=True):
+        why = f": {text.plain(row['message'])}" if row["message"] else ""
+        state = "" if row["state"] == "done" else f"   {row['state']}{why}"
+        page.line(head + state, "bold")
+        for _ in row["phases"]:
+            page.line(f"  {phases.pop(0)}")
+
+
+def _when(row: Found) -> tuple[str, str]:
+    date, _, clock = row["when"].partition("T")
+    return date, clock[:5]
+
+
+def _answer(phase: Found) -> str:
+    if phase["verdict"] != "faster":
+        return _ANSWERS.get(phase["verdict"], text.plain(phase["verdict"]))
+    size = phase["batch_size"]
+    return text.estimate(phase["speedup"]) + ("" if size is None else f" at batch size {size}")
+
+
+def render_comparison(found: Found, console: Console) -> None:
+    """The two runs, what differs around them, and a table for each phase."""
+    page = Page(console)
+    runs = [(key.upper(), found[key]) for key in "ab"]
+    names = [(key, text.plain(r["name"]), text.machine(r["environment"])) for key, r in runs]
+    for line in _columns(names):
+        page.line(line)
+    for row in found["differences"]:
+        page.line(f"differs: {row['what']} {text.plain(row['a'])} → {text.plain(row['b'])}")
+    rows = [row for phase in found["phases"].values() for row in phase]
+    titles = ("  batch size", "A", "B", "B against A")
+    head, *lines = _columns([titles, *(line for row in rows for line in _changes(row))])
+    for phase, own in found["phases"].items():
+        page.line()
+        page.line(text.plain(phase), "bold")
+        page.line(head, "dim")
+        for _ in own:
+            page.line(lines.pop(0))
+            page.line(lines.pop(0), "dim")
+    for key in "ab":
+        if alone := found["only_in"][key]:
+            page.line(f"only in {key.upper()}: {', '.join(map(text.plain, alone))}")
+    page.line()
+    page.line("Speed-ups are over the eager mode of the same run, with 95 % intervals;")
+    page.line("where the intervals overlap there is no clear change.")
+
+
+def _changes(row: Found) -> tuple[Sequence[str], Sequence[str]]:
+    """Speed-ups and their change; below them what gets done in a second, and the settings."""
+    sides = (row["a"], row["b"])
+    size = text.NONE if row["batch_size"] is None else str(row["batch_size"])
+    if row["change"] is None:
+        change = "in one only"
+    else:
+        change = "no clear change" if row["overlap"] else text.estimate(row["change"])
+    settings = dict.fromkeys(text.plain(side["setting"]) for side in sides if side)
+    rates = (f"{text.quantity(s['throughput'])}/s" if s else "" for s in sides)
+    speedups = (text.estimate(side["speedup"]) if side else text.NONE for side in sides)
+    return (f"{size:>12}", *speedups, change), ("", *rates, " → ".join(settings))

@@ -1,4 +1,7 @@
-"""The live board on a terminal, and which progress a run has."""
+"""Progress of a run: a live board on a terminal, stable lines for files, pipes and logs.
+
+Neither waits, sleeps or starts a thread.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,9 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -16,16 +20,14 @@ from rich.text import Text
 from autocompile.errors import UsageError
 from autocompile.progress import Countdown, Progress
 from autocompile.report import text as show
-from autocompile.report.terminal.lines import (
-    Json,
-    PlainProgress,
-    cell_name,
-)
+from autocompile.report.facts import same_as
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.setting import Setting
 from autocompile.store.record import Outcome, Record, Step
 
 __all__ = ["LiveProgress", "PlainProgress", "progress"]
+
+Json = Mapping[str, Any]
 
 _LINES = 16
 _SHOWN = 2  # running trials, each by itself
@@ -42,12 +44,87 @@ _DOING = {
 }
 
 
+def progress(kind: str, file: TextIO) -> Progress:
+    """What ``--progress`` asks for: ``auto`` is live on a terminal and plain elsewhere.
+
+    Raises:
+        UsageError: another kind.
+    """
+    if kind == "none":
+        return Progress()
+    if kind not in ("auto", "plain"):
+        raise UsageError(f"there is no progress {kind!r}", hint="--progress auto (or plain, none)")
+    # A dumb terminal cannot move the cursor, and without Unicode there is no board to draw.
+    able = os.environ.get("TERM") != "dumb" and "utf" in (file.encoding or "").lower()
+    if kind == "auto" and file.isatty() and able:
+        return LiveProgress(Console(file=file))
+    return PlainProgress(file)
+
+
+def _cell(phase: str, batch_size: int | None) -> str:
+    return phase if batch_size is None else f"{phase} batch {batch_size}"
+
+
+class PlainProgress(Progress):
+    """One stable line for each finished trial, for files, pipes and logs of CI."""
+
+    def __init__(self, file: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        self._file, self._clock, self._began, self._run_dir = file, clock, clock(), ""
+
+    def header(self, target: Json, environment: Json, run_dir: str) -> None:
+        self._run_dir = show.plain(run_dir)
+        self._line(show.machine(environment))
+        self._line(f"target  {show.target_name(target)}")
+        for name, why in (target.get("choices") or {}).items():
+            self._line(f"        {show.plain(name)}: {show.plain(why)}")
+        self._line(f"run     {self._run_dir}")
+
+    def searching(self, spaces: Mapping[str, str], budget: Countdown) -> None:
+        for name, space in spaces.items():
+            self._line(f"space   {show.plain(name)} · {show.plain(space)}")
+        if budget.total_s is not None:
+            self._line(f"budget  {show.clock(budget.total_s)}")
+
+    def ended(self, record: Record, left: int) -> None:
+        batch = _cell(record.phase, record.batch_size)
+        line = f"#{record.number:<2} {record.outcome.value:<8} {batch:<29} "
+        self._event(f"{line}{show.label(record.config):<32} {self._result(record)}")
+
+    def racing(self, phase: str, batch_size: int | None, sides: int, number: int) -> None:
+        self._event(f"race of {_cell(phase, batch_size)}, set {number}: {sides} beside eager")
+
+    def warning(self, text: str) -> None:
+        self._line(f"warning: {show.plain(text)}")
+
+    def _result(self, record: Record) -> str:
+        if record.duplicate_of is not None:
+            return same_as(record.duplicate_of, record.outcome.value)
+        if not record.ok or record.measurement is None:
+            message = show.shorten(show.plain(record.message), 200)
+            # A setting that is known not to work here had no process, and so has no log.
+            log = f"{self._run_dir}/trials/{record.number:04d}/log.txt" if record.wall_s else ""
+            return " · ".join(filter(None, (message or f"in step {record.step.value}", log)))
+        eager, compile_s = record.config.is_baseline, record.compile_s
+        result = show.speedup(1.0) if eager else show.ratio(record.measurement.speedup)
+        result += "" if compile_s is None else f"  compile {show.seconds(compile_s, '')}"
+        return result + ("" if record.repeats is None else f"  repeats #{record.repeats}")
+
+    def _event(self, line: str) -> None:
+        self._line(f"[{self._clock() - self._began:4.0f}s] {line}")
+
+    def _line(self, line: str) -> None:
+        encoding = getattr(self._file, "encoding", None) or "utf-8"
+        with suppress(OSError):  # where nobody reads any more, the run goes on all the same
+            self._file.write(show.encodable(line.rstrip(), encoding) + "\n")
+            self._file.flush()
+
+
 @dataclass(frozen=True)
 class _Running:
     config: CompileConfig
     cell: str
+    since: float
     step: Step = Step.IMPORT
-    since: float = 0.0
 
 
 class LiveProgress(Progress):
@@ -60,20 +137,24 @@ class LiveProgress(Progress):
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._console, self._clock = console, clock
         self._live = Live(console=console, auto_refresh=False, redirect_stdout=False)
-        self._machine = self._target = self._run = self._race = ""
+        self._head: list[Text] = []
+        self._race = ""
         self._spaces: Mapping[str, str] = {}
         self._budget: Countdown | None = None
         self._running: dict[int, _Running] = {}
+        self._race_steps: dict[int, Step] = {}
         self._warnings: list[str] = []
         self._closed = False
         self._left = self._done = 0
         self._counts: Counter[str] = Counter()
         self._worked: list[Record] = []
-        self._race_steps: dict[int, Step] = {}
 
     def header(self, target: Json, environment: Json, run_dir: str) -> None:
-        self._machine = show.machine(environment)
-        self._target, self._run = show.target_name(target), show.plain(run_dir)
+        self._head = [
+            Text(show.machine(environment), "bold"),
+            _labelled("target  ", show.target_name(target)),
+            _labelled("run     ", show.plain(run_dir)),
+        ]
         self.tick()
 
     def searching(self, spaces: Mapping[str, str], budget: Countdown) -> None:
@@ -82,8 +163,8 @@ class LiveProgress(Progress):
 
     def started(self, number: int, setting: Setting, role: str) -> None:
         self._race, self._race_steps = "", {}
-        cell = cell_name(setting.phase, setting.batch_size)
-        self._running[number] = _Running(setting.config, cell, since=self._clock())
+        cell = _cell(setting.phase, setting.batch_size)
+        self._running[number] = _Running(setting.config, cell, self._clock())
         self.tick()
 
     def step(self, number: int, step: Step) -> None:
@@ -108,7 +189,7 @@ class LiveProgress(Progress):
     def racing(self, phase: str, batch_size: int | None, sides: int, number: int) -> None:
         many = show.many(sides, "setting")
         self._race_steps = {}
-        self._race = f"race of {cell_name(phase, batch_size)}, set {number}: {many} beside eager"
+        self._race = f"race of {_cell(phase, batch_size)}, set {number}: {many} beside eager"
         self.tick()
 
     def warning(self, text: str) -> None:
@@ -118,23 +199,22 @@ class LiveProgress(Progress):
     def tick(self) -> None:
         steps = [running.step for running in self._running.values()]
         if Step.MEASURE not in (*steps, *self._race_steps.values()):
-            self._draw(self._board)
+            height = min(_LINES, max(self._console.height - 1, 1))
+            self._draw(self._board(height)[:height])
 
     def close(self) -> None:
         spent = show.clock(self._budget.spent_s) if self._budget else "0:00"
         told = Text(f"{self._done} tried in {spent} · {self._kinds()}".rstrip(" ·"))
-        self._draw(lambda _: [*self._head(), told])
+        self._draw([*self._head, told])
         self._closed = True
         self._live.stop()
 
-    def _draw(self, lines_in: Callable[[int], list[Text]]) -> None:
+    def _draw(self, lines: Sequence[Text]) -> None:
         if self._closed:
             return
         self._live.start()
         while self._warnings:
             self._console.print(Text(f"warning: {self._warnings.pop(0)}", "red"), soft_wrap=True)
-        height = min(_LINES, max(self._console.height - 1, 1))
-        lines = lines_in(height)[:height]
         for line in lines:
             line.no_wrap, line.overflow = True, "ellipsis"
         self._live.update(Group(*lines), refresh=True)
@@ -143,21 +223,18 @@ class LiveProgress(Progress):
         kinds = sorted(self._counts.items(), key=lambda k: (k[0] != Outcome.OK.value, -k[1]))
         return " · ".join(f"{count} {kind}" for kind, count in kinds)
 
-    def _head(self) -> list[Text]:
-        target = Text.assemble(("target  ", "dim"), self._target)
-        return [Text(self._machine, "bold"), target, Text.assemble(("run     ", "dim"), self._run)]
-
     def _board(self, height: int) -> list[Text]:
-        if not self._machine:
+        if not self._head:
             return [Text("looking at the machine, torch and the target ...", "dim")]
-        lines = self._head()
-        lines[-1].append("          Ctrl-C stops and reports · --resume continues", "dim")
+        *lines, run = self._head
+        run = Text.assemble(run, ("          Ctrl-C stops and reports · --resume continues", "dim"))
+        label = "space   "
+        for name, space in self._spaces.items():
+            lines.append(_labelled(label, show.plain(f"{name} · {space}")))
+            label = " " * len(label)
+        lines.append(run)
         if self._budget:
-            spaces = [
-                Text.assemble(("space   " if not i else " " * 8, "dim"), show.plain(f"{k} · {v}"))
-                for i, (k, v) in enumerate(self._spaces.items())
-            ]
-            lines[-1:] = [*spaces, lines[-1], Text(), self._bar(self._budget)]
+            lines += [Text(), self._bar(self._budget)]
         lines.append(self._now())
         return lines + _leaderboard(self._worked, height - len(lines))
 
@@ -177,17 +254,21 @@ class LiveProgress(Progress):
 
     def _now(self) -> Text:
         if self._race and not self._running:
-            return Text.assemble((" now   ", "dim"), self._race)
-        told = []
+            return _labelled(" now   ", self._race)
+        told = {}
         for number, r in self._running.items():
             lasts = round(self._clock() - r.since) if r.step is not Step.VERIFY else 0
             doing = _DOING[r.step] + (f" {lasts} s" if lasts else "")
-            told.append(f"#{number} {r.cell} · {show.label(r.config)} · {doing}")
+            told[number] = f"#{number} {r.cell} · {show.label(r.config)} · {doing}"
+        shown = list(told.values())
         if len(told) > _SHOWN:  # the one that has come farthest, and how many are beside it
-            farthest = max(self._running, key=lambda n: _ORDER.index(self._running[n].step))
-            first = told[list(self._running).index(farthest)]
-            told = [first, f"and {len(told) - 1} beside it"]
-        return Text.assemble((" now   ", "dim"), "      ".join(told) or show.NONE)
+            farthest = max(told, key=lambda n: _ORDER.index(self._running[n].step))
+            shown = [told[farthest], f"and {len(told) - 1} beside it"]
+        return _labelled(" now   ", "      ".join(shown) or show.NONE)
+
+
+def _labelled(label: str, text: str) -> Text:
+    return Text.assemble((label, "dim"), text)
 
 
 def _leaderboard(worked: Sequence[Record], height: int) -> list[Text]:
@@ -214,20 +295,3 @@ def _leaderboard(worked: Sequence[Record], height: int) -> list[Text]:
         is_first = r in first.values() and not is_eager
         lines.append(Text(line, "bold green" if is_first else ""))
     return lines
-
-
-def progress(kind: str, file: TextIO) -> Progress:
-    """What ``--progress`` asks for: ``auto`` is live on a terminal and plain elsewhere.
-
-    Raises:
-        UsageError: another kind.
-    """
-    if kind == "none":
-        return Progress()
-    if kind not in ("auto", "plain"):
-        raise UsageError(f"there is no progress {kind!r}", hint="--progress auto (or plain, none)")
-    # A dumb terminal cannot move the cursor, and without Unicode there is no board to draw.
-    able = os.environ.get("TERM") != "dumb" and "utf" in (file.encoding or "").lower()
-    if kind == "auto" and file.isatty() and able:
-        return LiveProgress(Console(file=file))
-    return PlainProgress(file)

@@ -6,27 +6,16 @@ torch had such a backend until 2.8. This one exports each graph with
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
 from typing import Any
 
 import torch
 
 from autocompile.runtime.backends.onnx.graph import compile_graph
-from autocompile.runtime.backends.onnx.model import Exported, Unsupported, first_line
+from autocompile.runtime.backends.onnx.model import Args, Exported, Unsupported
 from autocompile.runtime.backends.onnx.session import Session
 
 __all__ = ["onnxrt"]
-
-
-def onnxrt(
-    graph: torch.fx.GraphModule,
-    inputs: Sequence[Any],
-    *,
-    mode: str | None = None,
-    options: Mapping[str, Any] | None = None,
-) -> Callable[..., Any]:
-    """Compile a graph for ONNX Runtime; arguments and errors as in ``compile_graph``."""
-    return compile_graph(graph, inputs, OrtSession, mode, options)
 
 
 class OrtSession(Session):
@@ -35,7 +24,7 @@ class OrtSession(Session):
     backend, runtime = "onnxrt", "ONNX Runtime"
 
     @classmethod
-    def demand(cls, exported: Exported, args: Sequence[Any]) -> None:
+    def demand(cls, exported: Exported, args: Args) -> None:
         """Refuse a device without an execution provider."""
         import onnxruntime
 
@@ -48,7 +37,6 @@ class OrtSession(Session):
             raise Unsupported(f"ONNX Runtime has no provider for {kind} here")
 
     def load(self, model: Any) -> None:
-        """Create the session and its I/O binding."""
         self._stream = _stream(self.device)
         self._session = _session(model, self.device, self._stream)
         self._binding = self._session.io_binding()
@@ -57,21 +45,12 @@ class OrtSession(Session):
             for value in (*model.graph.input, *model.graph.output)
         }
 
-    def bind_input(self, name: str, tensor: torch.Tensor) -> None:
-        """Bind by address."""
-        self._binding.bind_input(name, *self._place(name, tensor))
-
-    def bind_output(self, name: str, tensor: torch.Tensor) -> None:
-        """Bind by address."""
-        self._binding.bind_output(name, *self._place(name, tensor))
-
-    def _place(self, name: str, tensor: torch.Tensor) -> tuple[str, int, int, tuple[int, ...], int]:
-        device = self.device
-        shape = tuple(tensor.shape)
-        return device.type, device.index or 0, self._types[name], shape, tensor.data_ptr()
+    def bind(self, kind: str, name: str, tensor: torch.Tensor) -> None:
+        bind = self._binding.bind_input if kind == "input" else self._binding.bind_output
+        device, shape = self.device, tuple(tensor.shape)
+        bind(name, device.type, device.index or 0, self._types[name], shape, tensor.data_ptr())
 
     def run(self) -> None:
-        """Run once, after torch's queued work on the device."""
         stream = _stream(self.device)
         if stream and not (stream.cuda_stream and stream == self._stream):
             # ONNX Runtime reads stream 0, torch's default, as "none" and uses its own stream.
@@ -95,7 +74,7 @@ def _session(model: Any, device: torch.device, stream: torch.cuda.Stream | None)
     if stream is not None:
         cuda = {"device_id": device.index or 0, "user_compute_stream": str(stream.cuda_stream)}
         providers.insert(0, ("CUDAExecutionProvider", cuda))
-    try:
-        return onnxruntime.InferenceSession(model.SerializeToString(), options, providers)
-    except Exception as error:
-        raise Unsupported(first_line(error)) from None
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers)
+
+
+onnxrt = functools.partial(compile_graph, OrtSession)

@@ -26,32 +26,27 @@ from autocompile.settings.tuned import Choice, Tuned
 
 __all__ = ["TunedLearner", "TunedRunner"]
 
+_Actor: Any = object  # RLlib's class follows in the order of methods
 
-class _Tuned:
+
+class _Tuned(_Actor):  # type: ignore[misc]
     """Common base of runner and learner: the settings and which are active."""
 
     tuned: ClassVar[Tuned]
     active: dict[str, tuple[Choice, Compiled | None, dict[str, Any]]]
     ran: dict[str, dict[str, Any]]  # the state of the process at the last call, by phase
 
-    def use(self, key: str, choice: Choice, compiled: Compiled | None, **facts: Any) -> None:
+    def use(self, key: str, choice: Choice, compiled: Compiled | None) -> None:
         """Record an applied setting."""
-        warm_start.load(self.tuned, self._device)  # type: ignore[attr-defined]
-        self.active[key] = choice, compiled, facts
+        warm_start.load(self.tuned, self._device)
+        self.active[key] = choice, compiled, {}
 
     @contextlib.contextmanager
     def as_measured(self, phase: str, choice: Choice | None, usual: int = 0) -> Iterator[int]:
-        """Use the threads and the precision of a choice inside the context.
+        """Use the threads and the precision of a phase's choice, if any, inside the context.
 
         A process may hold a runner and a learner, or several algorithms, with different ones.
-
-        Args:
-            phase: the phase that runs.
-            choice: for the phase; None changes nothing.
-            usual: threads if the choice sets none; 0 means those of the process.
-
-        Yields:
-            The number of threads of the process before.
+        Yields the number of threads before, which stays if the choice and ``usual`` set none.
         """
         threads = torch.get_num_threads()
         if choice is None:
@@ -84,10 +79,9 @@ class _Tuned:
                 problems.append(f"{key}: {ran['threads']} threads, and not {threads}")
             others = (name for name, value in wanted.items() if ran[name] != value)
             problems += [f"{key}: another {name} than {wanted[name]}" for name in others]
-        here = describe(self._device)  # type: ignore[attr-defined]
         return {
             "settings": told,
-            "measured_elsewhere": self.tuned.differences(here),
+            "measured_elsewhere": self.tuned.differences(describe(self._device)),
             "problems": problems,
         }
 
@@ -98,36 +92,33 @@ class TunedRunner(_Tuned):
     sampling: tuple[str, Choice | None] = "", None
 
     def make_module(self) -> None:
-        """Make the module and apply the settings for this number of environments."""
-        super().make_module()  # type: ignore[misc]
-        runner: Any = self
+        super().make_module()
         self.active, self.ran = {}, {}
-        if runner.module is None or runner.env is None:  # it does not sample
+        if self.module is None or self.env is None:  # it does not sample
             return
-        phase = FORWARD_EXPLORATION if runner.config.explore else FORWARD_INFERENCE
-        if runner.worker_index:  # one of many on its machine
+        phase = FORWARD_EXPLORATION if self.config.explore else FORWARD_INFERENCE
+        if self.worker_index:  # one of many on its machine
             compile_in_one_thread()
-        choice = self.tuned.at(phase, runner.num_envs)
-        choice = choice or self.tuned.at(FORWARD_EXPLORATION, runner.num_envs)
+        choice = self.tuned.at(phase, self.num_envs)
+        choice = choice or self.tuned.at(FORWARD_EXPLORATION, self.num_envs)
         if choice is None:
             return
         self.sampling = phase, choice
-        for name, module in _modules(runner.module):
+        for name, module in _modules(self.module):
             compiled = apply_to_phase(module, phase, choice.config, or_eager=True)
             self.use(f"{name}.{phase}".strip("."), choice, compiled)
             # With several agents, a module's batch size is known only at the first step.
-            if compiled is not None and not isinstance(runner.module, MultiRLModule):
-                own = functools.partial(connectors_of, runner.config, runner.env)
+            if compiled is not None and not isinstance(self.module, MultiRLModule):
+                own = functools.partial(connectors_of, self.config, self.env)
                 with self.as_measured(phase, choice):
-                    warmed = warm_up(module, phase, runner.num_envs, choice.config, own)
+                    warmed = warm_up(module, phase, self.num_envs, choice.config, own)
                 self.active[phase][2].update(warmed)
                 compiled.graphs += compiled.later_graphs
                 compiled.later_graphs = 0
 
     def sample(self, **kwargs: Any) -> Any:
-        """Sample, with the threads and the precision of the setting."""
         with self.as_measured(*self.sampling):
-            return super().sample(**kwargs)  # type: ignore[misc]
+            return super().sample(**kwargs)
 
 
 class TunedLearner(_Tuned):
@@ -136,48 +127,42 @@ class TunedLearner(_Tuned):
     usual = 0  # threads of the process outside an update
 
     def _make_modules_ddp_if_necessary(self) -> None:
-        learner: Any = self
         self.active, self.ran = {}, {}
-        for name, module in _modules(learner.module):
+        for name, module in _modules(self.module):
             self._tune(name, module)
         self._tune_optimizers()
-        super()._make_modules_ddp_if_necessary()  # type: ignore[misc]
+        super()._make_modules_ddp_if_necessary()
 
     def add_module(self, *, module_id: str, **kwargs: Any) -> Any:
-        """Add a module and apply the settings to it."""
-        added = super().add_module(module_id=module_id, **kwargs)  # type: ignore[misc]
-        learner: Any = self
-        self._tune(module_id, learner.module[module_id].unwrapped())
+        added = super().add_module(module_id=module_id, **kwargs)
+        self._tune(module_id, self.module[module_id].unwrapped())
         self._tune_optimizers()
         return added
 
     def _update(self, *args: Any, **kwargs: Any) -> Any:
         # The backward pass uses the setting of forward_train, as in its measurement.
-        forward, _ = self.tuned.of_learner(_rows(self.config))  # type: ignore[attr-defined]
+        forward, _ = self._choices()
         with self.as_measured(*forward) as self.usual:
-            return super()._update(*args, **kwargs)  # type: ignore[misc]
+            return super()._update(*args, **kwargs)
 
     def apply_gradients(self, *args: Any, **kwargs: Any) -> None:
-        """Step the optimizers with the threads and the precision of their setting."""
-        _, step = self.tuned.of_learner(_rows(self.config))  # type: ignore[attr-defined]
+        _, step = self._choices()
         with self.as_measured(*step, usual=self.usual):
-            super().apply_gradients(*args, **kwargs)  # type: ignore[misc]
+            super().apply_gradients(*args, **kwargs)
 
     def _get_optimizer_state(self) -> Any:
         """The state with the original implementation, so that an untuned algorithm can load it."""
-        state = super()._get_optimizer_state()  # type: ignore[misc]
-        learner: Any = self
+        state = super()._get_optimizer_state()
         for name, saved in state.items():
-            leave_out_implementation(saved["state"], learner._named_optimizers[name])
+            leave_out_implementation(saved["state"], self._named_optimizers[name])
         return state
 
     def _set_optimizer_state(self, state: Any) -> None:
-        super()._set_optimizer_state(state)  # type: ignore[misc]
-        learner: Any = self
+        super()._set_optimizer_state(state)
         for name, saved in state.items():
             # ray 2.50 converts the whole state to tensors, which loses moments and numbers.
-            if optimizer := learner._named_optimizers.get(name):
-                tensors = convert_to_torch_tensor(saved["state"]["state"], device=learner._device)
+            if optimizer := self._named_optimizers.get(name):
+                tensors = convert_to_torch_tensor(saved["state"]["state"], device=self._device)
                 optimizer.load_state_dict({**saved["state"], "state": tensors})
         self._tune_optimizers()  # loading the state reset the implementation
 
@@ -190,9 +175,12 @@ class TunedLearner(_Tuned):
             else:
                 group["lr"] = float(lr)
 
+    def _choices(self) -> tuple[tuple[str, Choice | None], tuple[str, Choice | None]]:
+        rows = self.config.minibatch_size or self.config.train_batch_size_per_learner
+        return self.tuned.of_learner(int(rows))
+
     def _tune(self, name: str, module: Any) -> None:
-        learner: Any = self
-        (phase, choice), (_, step) = self.tuned.of_learner(_rows(learner.config))
+        (phase, choice), (_, step) = self._choices()
         if choice:
             compiled = apply_to_phase(module, FORWARD_TRAIN, choice.config, or_eager=True)
             self.use(f"{name}.{phase}", choice, compiled)
@@ -200,16 +188,11 @@ class TunedLearner(_Tuned):
             prepare_model(module, step.config)
 
     def _tune_optimizers(self) -> None:
-        learner: Any = self
-        _, (phase, choice) = self.tuned.of_learner(_rows(learner.config))
+        _, (phase, choice) = self._choices()
         if choice:
-            for name, optimizer in learner._named_optimizers.items():
+            for name, optimizer in self._named_optimizers.items():
                 compiled = apply_to_optimizer(optimizer, choice.config, or_eager=True)
                 self.use(f"{name}.{phase}", choice, compiled)
-
-
-def _rows(config: Any) -> int:
-    return int(config.minibatch_size or config.train_batch_size_per_learner)
 
 
 def _modules(module: Any) -> Iterator[tuple[str, torch.nn.Module]]:

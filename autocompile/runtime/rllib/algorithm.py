@@ -20,9 +20,7 @@ from autocompile.errors import UsageError
 from autocompile.runtime.apply import demand_this_interpreter
 from autocompile.runtime.rllib.actors import TunedLearner, TunedRunner
 from autocompile.runtime.rllib.in_effect import NotInEffect, Tell
-from autocompile.settings.phases import (
-    PHASES,
-)
+from autocompile.settings.phases import PHASES
 from autocompile.settings.tuned import Tuned
 
 __all__ = ["NotInEffect", "default_runner", "tuned"]

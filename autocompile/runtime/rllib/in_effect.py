@@ -37,11 +37,11 @@ class Tell:
             "env_runners": algorithm.env_runner_group,
             "eval_runners": algorithm.eval_env_runner_group,
         }
-        known = tuple(
+        groups = {name: group for name, group in groups.items() if group is not None}
+        known = [
             (group.num_healthy_remote_workers(), group.num_remote_worker_restarts())
             for group in groups.values()
-            if group is not None
-        )
+        ]
         if known != self._known or time.monotonic() - self._asked_s > _AGAIN_S:
             self._told = _ask(groups, algorithm.learner_group)
             self._known, self._asked_s = known, time.monotonic()
@@ -59,11 +59,10 @@ class Tell:
 def _ask(groups: dict[str, Any], learners: Any) -> dict[str, list[dict[str, Any]]]:
     told = {}
     for name, group in groups.items():
-        if group is not None:
-            found = group.foreach_env_runner(_active_in_runner, timeout_seconds=_ANSWER_S)
-            # Counted afterwards: ray knows of a runner that has died since, and restarts it.
-            missing = _missing(group.num_healthy_env_runners(), found, name)
-            told[name] = [one for one in found if one] + missing
+        found = group.foreach_env_runner(_active_in_runner, timeout_seconds=_ANSWER_S)
+        # Counted afterwards: ray knows of a runner that has died since, and restarts it.
+        missing = _missing(group.num_healthy_env_runners(), found, name)
+        told[name] = [one for one in found if one] + missing
     answers = learners.foreach_learner(_active_in_learner, timeout_seconds=_ANSWER_S)
     said = [answer.get() for answer in answers if answer.ok]
     told["learners"] = said + _missing(max(1, len(learners)), said, "learners")
@@ -71,10 +70,7 @@ def _ask(groups: dict[str, Any], learners: Any) -> dict[str, list[dict[str, Any]
 
 
 def _missing(expected: int, answers: list[Any], name: str) -> list[dict[str, Any]]:
-    """Entry for the processes that did not answer; a problem only if none answered.
-
-    A single busy process should not end a training.
-    """
+    """Entry for the processes that did not answer; a problem only if none did: some may be busy."""
     if len(answers) >= expected:
         return []
     silent = f"{expected - len(answers)} of {expected} {name.replace('_', ' ')} did not answer"

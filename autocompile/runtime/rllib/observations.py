@@ -39,13 +39,8 @@ _OWN_INPUTS = "define get_inputs(batch_size) in the target file: it returns the 
 def made_up_batch(module: Any, count: int, connectors: Any = None) -> dict[str, Any]:
     """A batch for an RLModule, with one time step per environment if the module is stateful.
 
-    Observations are drawn with numpy's global generator.
-
-    Args:
-        module: defines the spaces.
-        count: number of environments.
-        connectors: the ``env_to_module`` pipeline, which gets generated observations of the
-            environment; if None, observations of the module are generated.
+    Observations of the module, or of the environment for the ``env_to_module`` pipeline if there
+    is one, are drawn for ``count`` environments with numpy's global generator.
 
     Raises:
         TargetError: the space is not supported, or the connectors fail.
@@ -64,14 +59,11 @@ def made_up_batch(module: Any, count: int, connectors: Any = None) -> dict[str, 
 
 
 def with_transitions(module: Any, batch: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
-    """A batch with actions and next observations, which some modules train on.
+    """A batch with actions, and those of a later batch as next observations.
 
-    Args:
-        module: defines the action space.
-        batch: the observations.
-        later: the next observations, a batch of the same size.
+    Some modules train on them.
     """
-    rows = next(x for x in pytree.tree_leaves(batch["obs"])).shape[0]
+    rows = pytree.tree_leaves(batch["obs"])[0].shape[0]
     space = batch_space(module.action_space, rows)
     space.seed(int(_generator().integers(2**31)))
 
@@ -90,9 +82,7 @@ def with_transitions(module: Any, batch: dict[str, Any], later: dict[str, Any]) 
 def connectors_of(config: Any, env: Any = None) -> Any:
     """The ``env_to_module`` pipeline of an AlgorithmConfig; None if it adds no connectors.
 
-    Args:
-        config: uses the new API stack and has its spaces.
-        env: the vector environment; if None, one is generated from the config's spaces.
+    The vector environment is generated from the config's spaces unless it is given.
 
     Raises:
         TargetError: the connectors cannot be built for the environment.
@@ -111,12 +101,7 @@ def connectors_of(config: Any, env: Any = None) -> Any:
 
 
 def module_spec(config: Any, **how: Any) -> Any:
-    """The RLModuleSpec of an AlgorithmConfig, with the spaces after its connectors.
-
-    Args:
-        config: single-agent.
-        how: arguments of ``AlgorithmConfig.get_rl_module_spec``.
-    """
+    """The RLModuleSpec of a single-agent AlgorithmConfig, with the spaces after its connectors."""
     take_spaces(config)
     connectors = connectors_of(config)
     if connectors is None:
@@ -138,13 +123,13 @@ def take_spaces(config: Any) -> None:
             "the AlgorithmConfig names neither an environment nor its spaces",
             hint=".environment(observation_space=..., action_space=...) on the config",
         )
-    given = config.env_config or {}
-    if isinstance(config.env, str) and _global_registry.contains(ENV_CREATOR, config.env):
-        env = _global_registry.get(ENV_CREATOR, config.env)(EnvContext(given, worker_index=0))
-    elif isinstance(config.env, str):
-        env = gymnasium.make(config.env, **given)
+    given, make = config.env_config or {}, config.env
+    if isinstance(make, str) and _global_registry.contains(ENV_CREATOR, make):
+        make = _global_registry.get(ENV_CREATOR, make)
+    if isinstance(make, str):
+        env = gymnasium.make(make, **given)
     else:
-        env = config.env(EnvContext(given, worker_index=0))
+        env = make(EnvContext(given, worker_index=0))
     config.environment(
         observation_space=config.observation_space or env.observation_space,
         action_space=config.action_space or env.action_space,
@@ -155,9 +140,7 @@ def take_spaces(config: Any) -> None:
 class MadeUpEnv(gymnasium.Env):  # type: ignore[misc]
     """An environment of random observations and rewards, from numpy's global generator.
 
-    Args:
-        config: ``observation_space``, ``action_space`` and ``length``, the steps after which an
-            episode is terminated or truncated at random.
+    Its episodes are terminated or truncated at random after ``config["length"]`` steps.
     """
 
     def __init__(self, config: Any) -> None:
@@ -166,12 +149,10 @@ class MadeUpEnv(gymnasium.Env):  # type: ignore[misc]
         self._length, self._steps = config.get("length"), 0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        """Start an episode."""
         self._steps = 0
         return _drawn(self.observation_space, _generator()), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Take one step of an episode."""
         self._steps += 1
         generator = _generator()
         ends, terminates = self._steps == self._length, bool(generator.random() < 0.5)

@@ -31,16 +31,10 @@ def warm_up(
     config: CompileConfig,
     connectors: Callable[[], Any] = lambda: None,
 ) -> dict[str, Any]:
-    """Call a phase with generated observations; restores the random state afterwards.
+    """Call exploration or inference with generated observations; keeps the random state.
 
-    If that fails, the phase compiles at its first real call.
-
-    Args:
-        module: an RLModule.
-        phase: exploration or inference.
-        count: number of environments.
-        config: the setting of the phase.
-        connectors: returns the runner's connectors; None for RLlib's own.
+    If that fails, the phase compiles at its first real call. ``count`` is the number of
+    environments; ``connectors`` returns the runner's, None for RLlib's own.
 
     Returns:
         ``warmup_s`` and ``from_cache``; or ``not_warmed_up`` with the error.
@@ -97,7 +91,7 @@ def _first_of_its_kind(key: str) -> Iterator[None]:
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     done = Path(cache_dir()) / f"autocompile-{key}.done"
-    os.makedirs(done.parent, exist_ok=True)
+    done.parent.mkdir(parents=True, exist_ok=True)
     if done.exists():
         yield
         return

@@ -10,7 +10,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -18,14 +17,7 @@ from autocompile.errors import UsageError
 from autocompile.runtime.compiling import register_backend_of
 from autocompile.settings.backends import BACKENDS, DEFAULT_BACKENDS, Backend
 
-__all__ = [
-    "backends",
-    "inductor_options",
-    "library_modules",
-    "modes",
-    "pick_device",
-    "prepare_toolchain",
-]
+__all__ = ["backends", "library_modules", "modes", "pick_device", "prepare_toolchain"]
 
 # Inductor options without effect on a device; modes that differ only in them are equal there.
 _WITHOUT_EFFECT = {"cpu": ("coordinate_descent_tuning",)}
@@ -54,24 +46,15 @@ def modes(device: torch.device) -> dict[str, str]:
     On a CPU ``reduce-overhead`` has an effect of its own: it has no CUDA graphs, but Inductor skips
     its input checks, which saves about a microsecond per input.
     """
-    from torch._inductor import list_mode_options
-
     ignored = _WITHOUT_EFFECT.get(device.type, ())
-    seen: dict[Any, str] = {}
-    equal: dict[str, str] = {}
+    seen: dict[frozenset[tuple[str, str]], str] = {}
+    equal = {}
     # The mode with the fewest options represents those equal to it.
-    by_size = sorted(list_mode_options().items(), key=lambda item: (len(item[1]), item[0]))
-    for name, options in by_size:
-        effective = tuple(sorted((k, str(v)) for k, v in options.items() if k not in ignored))
-        equal[name] = seen.setdefault(effective, name)
+    options_of = torch._inductor.list_mode_options()
+    for name in sorted(options_of, key=lambda name: (len(options_of[name]), name)):
+        effect = {(k, str(v)) for k, v in options_of[name].items() if k not in ignored}
+        equal[name] = seen.setdefault(frozenset(effect), name)
     return dict(sorted(equal.items(), key=lambda item: (item[0] != "default", item[0])))
-
-
-def inductor_options() -> list[str]:
-    """The names of Inductor's options."""
-    from torch._inductor import list_options
-
-    return list(list_options())
 
 
 def _why_not(name: str, device: torch.device, registered: list[str]) -> str:
@@ -109,23 +92,9 @@ def _not_ours(name: str) -> str:
 
 
 def backends(device: torch.device, names: Sequence[str] | None = None) -> dict[str, str]:
-    """Backends and why each cannot be used here; an empty reason means that it can be tried.
-
-    Args:
-        device: where it would run.
-        names: the backends to check; the default ones if None.
-    """
-    import torch._dynamo
-
+    """Why each of these backends, by default the usual ones, cannot be used; empty if it can."""
     registered = list(torch._dynamo.list_backends(None))
     return {n: _why_not(n, device, registered) for n in names or DEFAULT_BACKENDS if n != "eager"}
-
-
-def all_backends() -> list[str]:
-    """Names of all registered Dynamo backends."""
-    import torch._dynamo
-
-    return sorted(torch._dynamo.list_backends(None))
 
 
 def library_modules() -> list[str]:

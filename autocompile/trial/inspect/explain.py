@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from autocompile.trial.inspect.telemetry import first_line
 
-__all__ = ["Operators", "Witness", "breaks_of", "launches", "operators"]
+__all__ = ["Witness", "breaks_of", "operators"]
 
 _MOST = 12  # entries of each list in a record
 _WIDE = 200  # characters of a text from torch
@@ -42,10 +42,7 @@ _TAIL = re.compile(r"^def (?:get_args|benchmark_compiled_module)\(|^runner = ", 
 _FREE = re.compile(r"empty|new_empty|detach|alias|lift_fresh|_local_scalar_dense|_reinterpret")
 
 
-# --- eager --------------------------------------------------------------------------------------
-
-
-class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the operators that compute something, and the seconds of each kind."""
 
     def __init__(self) -> None:
@@ -79,11 +76,11 @@ def operators(call: Callable[[], Any], device: torch.device) -> dict[str, Any]:
     Use after the timing: it makes up to six calls, and counting slows every other one.
     """
     until = time.monotonic() + _PATIENCE_S
-    tries: list[tuple[float, Operators]] = []
+    tries: list[tuple[float, _Operators]] = []
     while not tries or (device.type == "cpu" and len(tries) < 3 and time.monotonic() < until):
         begin = time.perf_counter()
         call()
-        took, seen = time.perf_counter() - begin, Operators()
+        took, seen = time.perf_counter() - begin, _Operators()
         with seen:
             call()
         tries.append((took, seen))
@@ -100,16 +97,8 @@ def operators(call: Callable[[], Any], device: torch.device) -> dict[str, Any]:
     return found
 
 
-# --- compiled -----------------------------------------------------------------------------------
-
-
-def launches(source: str) -> dict[str, Counter[str]] | None:
-    """Calls of an Inductor wrapper, as ``kernels``, ``library`` and ``operators`` of PyTorch.
-
-    None if the wrapper is not Python.
-    """
-    if "cpp_wrapper_src" in source:
-        return None
+def _launches(source: str) -> dict[str, Counter[str]]:
+    """Calls of an Inductor wrapper in Python: ``kernels``, ``library``, PyTorch's ``operators``."""
     # Kernels are defined above this line and benchmarked below the tail; neither is a launch.
     body = source.rpartition("async_compile.wait(globals())")[2]
     if tail := _TAIL.search(body):
@@ -138,9 +127,8 @@ def _is_free_name(space: str, name: str) -> bool:
 def _wrappers() -> dict[str, str]:
     """File and text of the wrappers that Inductor has loaded in this process."""
     cache = sys.modules.get("torch._inductor.codecache")
-    modules = getattr(getattr(cache, "PyCodeCache", None), "modules", ())
     found = {}
-    for module in list(modules):
+    for module in list(getattr(getattr(cache, "PyCodeCache", None), "modules", ())):
         # A benchmarked kernel has get_args and call too, but no AOT ID.
         if hasattr(module, "call") and (file := getattr(module, "__file__", None)):
             with contextlib.suppress(OSError):
@@ -164,11 +152,7 @@ class _SkipReasons(logging.Handler):
 
 
 class Witness:
-    """Records what is compiled after its construction.
-
-    Args:
-        home: the folder of the user's file.
-    """
+    """Records what is compiled after its construction; ``home`` has the user's file."""
 
     def __init__(self, home: Path) -> None:
         self._home = home
@@ -178,8 +162,6 @@ class Witness:
 
     def facts(self) -> dict[str, Any]:
         """Graph breaks with their places, and why CUDA graphs were skipped."""
-        import torch._dynamo
-
         reasons = getattr(torch._dynamo.utils, "graph_break_reasons", ())
         found: dict[str, dict[str, Any]] = {}
         for reason in list(reasons)[:100]:
@@ -199,12 +181,11 @@ class Witness:
         """
         new = {f: text for f, text in _wrappers().items() if f not in self._before}
         ran = _functions_run(call, set(new))
-        files = [f for f in new if recompiles == 0 or any(g == f for g, _ in ran)]
-        found = [launches(new[f]) for f in files]
-        known = [one for one in found if one is not None]
-        if not files or len(known) < len(found):
+        files = [file for file in new if not recompiles or file in dict(ran)]
+        if not files or any("cpp_wrapper_src" in new[file] for file in files):
             return None
-        sums = {k: sum((one[k] for one in known), Counter()) for k in known[0]}
+        found = [_launches(new[file]) for file in files]
+        sums = {k: sum((one[k] for one in found), Counter()) for k in found[0]}
         return {
             "graphs": len(files),
             **{f"{k}_total": sum(v.values()) for k, v in sums.items()},
@@ -235,9 +216,6 @@ def _functions_run(call: Callable[[], Any], files: set[str]) -> set[tuple[str, s
     return ran
 
 
-# --- graph breaks -------------------------------------------------------------------------------
-
-
 def breaks_of(error: BaseException, home: Path) -> list[dict[str, Any]]:
     """The graph break that a Dynamo error reports; empty if none."""
     stack = getattr(error, "real_stack", None)
@@ -247,18 +225,18 @@ def breaks_of(error: BaseException, home: Path) -> list[dict[str, Any]]:
 def _break(stack: Any, reason: str, home: Path) -> dict[str, Any]:
     """Place and line of code of a graph break in the user's code, and torch's reason."""
     row = {"place": "", "code": "", "reason": first_line(reason)[:_WIDE]}
-    frames = [f for f in stack or () if not Path(f.filename).is_relative_to(_TORCH)]
-    users = [f for f in frames if not Path(f.filename).is_relative_to(_OURS)]
-    own = [f for f in users if _is_own(Path(f.filename), home)]
+    frames = [(Path(f.filename), f) for f in stack or ()]
+    frames = [each for each in frames if not each[0].is_relative_to(_TORCH)]
+    users = [each for each in frames if not each[0].is_relative_to(_OURS)]
+    own = [
+        (path, frame)
+        for path, frame in users
+        if path.is_relative_to(home) and "site-packages" not in path.parts
+    ]
     if frames:
-        frame = (own or users or frames)[-1]
+        path, frame = (own or users or frames)[-1]
         row["code"] = (frame.line or "").partition("  #")[0].strip()[:_WIDE]
     if users:  # a file of autocompile would not help a user
-        path = Path(frame.filename)
         short = path.relative_to(home).as_posix() if own else "/".join(path.parts[-2:])
         row["place"] = f"{short}:{frame.lineno}"[-_WIDE:]
     return row
-
-
-def _is_own(path: Path, home: Path) -> bool:
-    return path.is_relative_to(home) and "site-packages" not in path.parts

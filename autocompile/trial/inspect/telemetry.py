@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -42,8 +43,6 @@ class DynamoFacts:
     """Dynamo's counts since the last reset.
 
     Attributes:
-        graphs: graphs passed to the backend.
-        graph_breaks: number of graph breaks.
         skipped_frames: functions that Dynamo gave up as a whole, for example because of a graph
             break inside a loop, which is not counted as a break.
         recompiles: compilations of code that had been compiled before.
@@ -68,11 +67,8 @@ def reset_dynamo(backend: str) -> None:
 
     Imports the torch modules that the backend needs, so that compile time excludes imports.
     """
-    import torch._dynamo
-
     if backend == "inductor":
-        import torch._inductor.compile_fx
-
+        importlib.import_module("torch._inductor.compile_fx")
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     torch._dynamo.utils.clear_compilation_metrics()
@@ -94,15 +90,12 @@ def compilations() -> int:
     Adds frames and graphs: with ``fullgraph=True`` Dynamo counts no frames, and a frame may produce
     no graph.
     """
-    from torch._dynamo.utils import counters
-
+    counters = torch._dynamo.utils.counters
     return int(counters["frames"]["total"] + counters["stats"]["unique_graphs"])
 
 
 def dynamo_facts() -> DynamoFacts:
     """Read Dynamo's counters and compilation metrics."""
-    import torch._dynamo
-
     counters = torch._dynamo.utils.counters
     breaks = counters["graph_break"]
     met = {why: n for why, n in counters["unimplemented"].items() if why not in breaks}
@@ -138,7 +131,6 @@ def same_code_key(config: CompileConfig, device: torch.device) -> str:
     """
     if config.backend != "inductor":
         return ""
-    from torch._inductor import list_mode_options
     from torch._inductor.codecache import PyCodeCache
 
     home = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")).resolve()
@@ -149,7 +141,7 @@ def same_code_key(config: CompileConfig, device: torch.device) -> str:
             texts.append(file.read_text("utf-8", "replace").replace(str(home), ""))
     if not texts:
         return ""
-    options = {**list_mode_options().get(config.mode, {}), **dict(config.options)}
+    options = {**torch._inductor.list_mode_options().get(config.mode, {}), **dict(config.options)}
     launch = {
         k: v for k, v in options.items() if device.type != "cpu" and k.startswith(_AT_RUN_TIME)
     }

@@ -18,15 +18,10 @@ _SIZE, _PRODUCTS, _SUMS = 128, 12, 150
 
 
 class FirstCalls:
-    """Times each call of a side until :meth:`stop`.
+    """Times each call of a side until :meth:`stop`, less the seconds ``waited`` meanwhile.
 
     Later calls may compile too: when an optimizer has momentum or gradients exist, the program
     differs, and CUDA graphs are recorded at the second call.
-
-    Args:
-        side: its ``call`` is wrapped until then.
-        synchronize: waits for the device.
-        waited: seconds spent waiting for exclusive use so far, which are subtracted.
 
     Attributes:
         window: when the first call began and ended; None before.
@@ -42,7 +37,6 @@ class FirstCalls:
         side.call = self._timed
 
     def stop(self) -> None:
-        """Unwrap the side's ``call``."""
         self._side.call = self._call
 
     def compile_s(self, steady_s: float) -> float:
@@ -81,12 +75,9 @@ def refresh_s(side: Side, synchronize: Callable[[], None], steady_s: float) -> f
 class ReferenceWork:
     """A small fixed computation, timed next to each measurement.
 
-    It detects a slow host (:mod:`autocompile.estimate.host`). Eager mode cannot serve for that,
-    since it is part of the measured ratio.
-
-    Args:
-        device: of the measurement. Does nothing for a GPU: there eager mode depends on the CPU's
-            speed and a replayed graph does not, so no state of the CPU is the right one.
+    It detects a slow host (:mod:`autocompile.estimate`). Eager mode cannot serve for that,
+    since it is part of the measured ratio. Nothing is done next to a GPU: there eager mode depends
+    on the CPU's speed and a replayed graph does not, so no state of the CPU is the right one.
     """
 
     def __init__(self, device: torch.device) -> None:

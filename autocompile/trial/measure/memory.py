@@ -7,6 +7,7 @@ import ctypes
 import gc
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ _TINY_BYTES = 2**17
 def peak_bytes(
     call: Callable[[], Any], held: Callable[[], Any], device: torch.device, graphs: bool
 ) -> int | None:
-    """Peak memory of a side: its own tensors plus what a call allocates.
+    """Peak memory of a side in bytes: its own tensors plus what a call allocates; None if unknown.
 
     Excludes everything else in the process. Counts only tensors on the device. Allocations outside
     torch's allocator count on a CPU only. Nothing may be timed in this process afterwards, since it
@@ -32,15 +33,15 @@ def peak_bytes(
         held: returns all tensors that the side holds between two calls.
         device: where it runs.
         graphs: whether the CUDA graphs of this process belong to this side.
-
-    Returns:
-        Bytes; None if unknown.
     """
-    if device.type != "cuda":
-        _use_mmap()
-    call()  # creates optimizer state, workspaces and CUDA graphs
     if device.type == "cuda":
+        call()  # creates optimizer state, workspaces and CUDA graphs
         return _cuda_peak(call, held, device, graphs)
+    with contextlib.suppress(OSError, AttributeError):  # not glibc
+        # Larger blocks return to the system when freed. By default glibc keeps those of up to
+        # 32 MiB, which adds a random amount to the peak.
+        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _TINY_BYTES)
+    call()
     growth = _resident_growth(call)
     return None if growth is None else growth + sum(_storages(held(), device).values())
 
@@ -57,65 +58,45 @@ def _storages(tree: Any, device: torch.device) -> dict[int, int]:
     return found
 
 
-# --- CPU ----------------------------------------------------------------------------------------
-
-
 def _resident_growth(call: Callable[[], Any]) -> int | None:
     """Bytes by which the resident memory peaks above its level before the call.
 
     The peak is reset through ``/proc/self/clear_refs`` (proc(5)); None if that is not possible.
     """
-    _trim()
+    before = _resident_bytes()
     try:
-        with open("/proc/self/clear_refs", "w") as file:
-            file.write("5")
+        Path("/proc/self/clear_refs").write_text("5")
     except OSError:
         return None
-    before = _status_bytes("VmRSS:")
     call()
-    peak = _status_bytes("VmHWM:")
-    return None if before is None or peak is None else max(0, peak - before)
+    return max(0, _status_bytes("VmHWM") - before)
 
 
-def freed_bytes(let_go: Callable[[], None]) -> int | None:
-    """Resident memory that a function frees.
+def freed_bytes(let_go: Callable[[], None]) -> int:
+    """Resident memory in bytes that a function frees; 0 if unknown.
 
     Finds copies of the weights that are not torch tensors, in a session of another runtime or in
     Inductor's constants. Measuring the growth instead would include what compiling leaves behind.
-
-    Returns:
-        Bytes; None if unknown.
     """
-    _trim()
-    before = _status_bytes("VmRSS:")
+    before = _resident_bytes()
     let_go()
-    _trim()
-    after = _status_bytes("VmRSS:")
-    return None if before is None or after is None else max(0, before - after)
+    return max(0, before - _resident_bytes())
 
 
-def _trim() -> None:
-    """Return freed memory to the system, so that new allocations raise the resident memory."""
+def _resident_bytes() -> int:
+    """Resident memory without what malloc holds back; 0 if unknown."""
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):  # not glibc
         ctypes.CDLL(None).malloc_trim(0)
+    return _status_bytes("VmRSS")
 
 
-def _use_mmap() -> None:
-    """Make malloc use mmap for larger blocks, which return to the system when freed.
-
-    By default glibc keeps freed blocks of up to 32 MiB, which adds a random amount to the peak.
-    """
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _TINY_BYTES)
-
-
-def _status_bytes(name: str) -> int | None:
-    with contextlib.suppress(OSError), open("/proc/self/status") as file:
-        for line in file:
-            if line.startswith(name):
+def _status_bytes(name: str) -> int:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith(f"{name}:"):
                 return int(line.split()[1]) * 1024
-    return None
+    return 0
 
 
 def page_faults(call: Callable[[], Any], calls: int = 3) -> int | None:
@@ -132,9 +113,6 @@ def page_faults(call: Callable[[], Any], calls: int = 3) -> int | None:
     for _ in range(calls):
         call()
     return round((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / calls)
-
-
-# --- CUDA ---------------------------------------------------------------------------------------
 
 
 def _cuda_peak(
@@ -158,8 +136,12 @@ def _cuda_peak(
     growth -= sum(int(s["allocated_size"]) for s in pools) - used_in_pools
     del output
     regions = [(int(s["address"]), int(s["total_size"])) for s in pools]
-    own: int = sum(n for at, n in _storages(held(), device).items() if not _inside(at, regions))
-    return own + max(0, growth) + sum(size for _, size in regions)
+    own = sum(
+        size
+        for address, size in _storages(held(), device).items()
+        if not any(start <= address < start + length for start, length in regions)
+    )
+    return own + max(0, growth) + sum(length for _, length in regions)
 
 
 def _pool_segments(device: torch.device) -> Iterator[dict[str, Any]]:
@@ -169,7 +151,3 @@ def _pool_segments(device: torch.device) -> Iterator[dict[str, Any]]:
         is_private = tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0)
         if is_private and segment["device"] == index:
             yield segment
-
-
-def _inside(address: int, regions: list[tuple[int, int]]) -> bool:
-    return any(start <= address < start + size for start, size in regions)

@@ -7,7 +7,6 @@ the step, up to the recompile limit, after which torch silently runs eager.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -34,39 +33,28 @@ def try_schedule(verifier: Verifier, compiled: Side, result: TrialResult, budget
 
     Entries ``lr_changes``, ``lr_recompiles`` and ``lr_ends_eager`` join the detail, and a note with
     advice joins the notes where there is something to say. Nothing is timed after it: what it
-    compiles stays in Dynamo's cache.
-
-    Args:
-        verifier: has the eager side.
-        compiled: the side under test.
-        result: of the trial, with ``compile_s``.
-        budget_s: stops before a change that is expected to end later.
+    compiles stays in Dynamo's cache. Stops before a change that is expected to end after
+    ``budget_s``.
 
     Raises:
         Failed: ``wrong_output``, if a step does not follow the learning rate.
     """
-    eager = verifier.eager
-    own, theirs = (
-        [group for o in side.optimizers for group in getattr(o, "param_groups", [])]
-        for side in (eager, compiled)
-    )
-    groups = [*own, *theirs]
+    eager, theirs = verifier.eager, _groups(compiled)
+    groups = [*_groups(eager), *theirs]
     if not groups or not all(_is_rate(g.get("lr")) for g in groups):
         return
     rates = [float(g["lr"]) for g in groups]
     eager.restore()
-    kept = eager.saved, eager.numbers
-    before = telemetry.dynamo_facts().graphs
-    is_number = any(not isinstance(g["lr"], torch.Tensor) for g in theirs)
+    kept, before = eager.kept, telemetry.dynamo_facts().graphs
     compile_s = result.compile_s or 0.0
-    began, next_s = time.monotonic(), compile_s if is_number else 0.0
+    is_number = any(not isinstance(g["lr"], torch.Tensor) for g in theirs)
+    next_s = compile_s if is_number else 0.0
+    began = time.monotonic()
     done, ends_eager, problem, error = 0, False, None, None
     try:
-        while not problem and done < _CHANGES:
-            if time.monotonic() - began + next_s > budget_s:
-                break
-            _set_rates(groups, rates, _DECAY ** (done + 1))
+        while not problem and done < _CHANGES and time.monotonic() - began + next_s <= budget_s:
             took = time.monotonic()
+            _set_rates(groups, rates, _DECAY ** (done + 1))
             problem = _compare_step(verifier, compiled, done + 1)
             next_s = time.monotonic() - took
             done += 1
@@ -75,7 +63,7 @@ def try_schedule(verifier: Verifier, compiled: Side, result: TrialResult, budget
         error = None if ends_eager else first_words(caught)
     finally:
         _set_rates(groups, rates, 1.0)
-        eager.saved, eager.numbers = kept
+        eager.kept = kept
         eager.restore()
         compiled.adopt(eager)
     recompiles = telemetry.dynamo_facts().graphs - before
@@ -96,7 +84,6 @@ def try_schedule(verifier: Verifier, compiled: Side, result: TrialResult, budget
 
 
 def _recompiles(done: int, recompiles: int, ends_eager: bool) -> str:
-    """A sentence for the user."""
     count = "once" if recompiles == 1 else f"{recompiles} times"
     said = f"a learning-rate schedule recompiles this step {count}"
     if ends_eager:
@@ -107,12 +94,15 @@ def _recompiles(done: int, recompiles: int, ends_eager: bool) -> str:
 
 
 def _advice(optimizer: Any) -> str:
-    """torch's recommendation."""
     rate = optimizer.param_groups[0]["lr"]
     if isinstance(rate, torch.Tensor):
         return ""
     name = type(optimizer).__name__
     return f"; pass it as a tensor, e.g. {name}(params, lr=torch.tensor({rate:g}))"
+
+
+def _groups(side: Side) -> list[dict[str, Any]]:
+    return [group for o in side.optimizers for group in getattr(o, "param_groups", [])]
 
 
 def _is_rate(rate: Any) -> bool:
@@ -134,25 +124,23 @@ def _compare_step(verifier: Verifier, compiled: Side, change: int) -> str | None
     """Make one step on each side from the same state; returns an error of the compiled one."""
     verifier.eager.keep()
     compiled.adopt(verifier.eager)
-    want, sizes = _stepped(verifier, verifier.eager, change)
-    got, _ = _stepped(verifier, compiled, change)
+    before = {name: p.detach().clone() for name, p in verifier.eager.model.named_parameters()}
+    want = _stepped(verifier, verifier.eager, change)
+    got = _stepped(verifier, compiled, change)
     for name, update in got["updates"].items():
         # The update is computed from parameters, which adds their rounding.
-        off = (update - want["updates"][name]).abs() <= sizes[name]
-        got["updates"][name] = torch.where(off, want["updates"][name], update)
+        rounding = _ULPS * torch.finfo(update.dtype).eps * before[name].abs()
+        is_same = (update - want["updates"][name]).abs() <= rounding
+        got["updates"][name] = torch.where(is_same, want["updates"][name], update)
     if verifier.has_own_draws(compiled):
         return wrong_length(want, got)
     return compare(want, got, noise=verifier.accepted)
 
 
-def _stepped(
-    verifier: Verifier, side: Side, change: int
-) -> tuple[View, Mapping[str, torch.Tensor]]:
-    """Gradients and updates of one step, and the rounding error of each element."""
+def _stepped(verifier: Verifier, side: Side, change: int) -> View:
+    """Gradients, if the step computes them, and updates of one step."""
     parameters = {n: p for n, p in side.model.named_parameters() if p.requires_grad}
     before = {name: p.detach().clone() for name, p in parameters.items()}
     view = side.view(verifier.seeded_call(side, change))
     updates = {name: p.detach() - before[name] for name, p in parameters.items()}
-    found = copy_view({**{k: v for k, v in view.items() if k == "gradients"}, "updates": updates})
-    sizes = {n: _ULPS * torch.finfo(x.dtype).eps * x.abs() for n, x in before.items()}
-    return found, sizes
+    return copy_view({**{k: v for k, v in view.items() if k == "gradients"}, "updates": updates})

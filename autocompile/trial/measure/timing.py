@@ -54,13 +54,7 @@ _NOTHING_LOST_S = 0.2  # a busy-wait does not matter for calls this long
 
 @dataclass(frozen=True)
 class Timed:
-    """One side of a comparison.
-
-    Attributes:
-        call: what is timed.
-        restore: restores the state that calls change; not timed.
-        context: entered around each block (grad mode, compiler stance); not timed.
-    """
+    """One side of a comparison: its call, and what surrounds each block of calls, not timed."""
 
     call: Callable[[], Any]
     restore: Callable[[], None]
@@ -96,18 +90,10 @@ def fill(side: Timed, synchronize: Callable[[], None], block_s: float) -> int:
 def carried_over(
     sides: Sequence[Timed], calls: Sequence[int], synchronize: Callable[[], None], block_s: float
 ) -> list[list[float]]:
-    """Seconds of each call of a side directly after another side ran.
+    """By side, seconds of its first, second, ... call after another side ran, for about 50 ms.
 
-    Args:
-        sides: measured in this order.
-        calls: calls of a block, by side.
-        synchronize: waits for the device.
-        block_s: seconds of a block.
-
-    Returns:
-        By side, the times of the first, second, ... call, for about 50 ms. Each is the minimum of
-        three runs, since carry-over slows all of them and noise does not; of one run if that shows
-        no loss. Empty if a call is too long to lose much.
+    Each is the minimum of three runs, since carry-over slows all of them and noise does not; of one
+    run if that shows no loss. Empty if a call is too long to lose much.
     """
     counts = [max(_LOOK_CALLS, math.ceil(n * _LOOK_S / block_s)) for n in calls]
     looks: list[list[list[float]]] = [[] for _ in sides]
@@ -137,10 +123,7 @@ def _each(side: Timed, calls: int, synchronize: Callable[[], None]) -> list[floa
 def lead_of(times: Sequence[float], calls: int) -> int:
     """How many first calls to leave untimed, so that the rest lose at most 1 % of a block's time.
 
-    Args:
-        times: of the first, second, ... call after the other side's; the mean of the later half is
-            the steady time.
-        calls: calls of a block.
+    The later half of ``times``, of the calls after the other side's, gives the steady time.
     """
     middle = len(times) // 2
     usual, lost = fmean(times[middle:]) if times else 0.0, 0.0
@@ -167,14 +150,15 @@ class Rounds:
         self._random = random.Random(seed)
         self.times: list[list[float]] = [[] for _ in sides]
         self.calls, self.leads = [1] * len(sides), [0] * len(sides)
-        is_long = [block(side, 1, synchronize) > _LONG_CALL_S for side in sides]
-        if all(is_long):
+
+        def is_long(index: int) -> bool:
+            return block(sides[index], 1, synchronize) > _LONG_CALL_S
+
+        long = [index for index in range(len(sides)) if is_long(index)]
+        if len(long) == len(sides):
             return
-        short = [  # a second try, in case the first call was interrupted
-            index
-            for index, side in enumerate(sides)
-            if not is_long[index] or block(side, 1, synchronize) <= _LONG_CALL_S
-        ]
+        long = [index for index in long if is_long(index)]  # the first may have been interrupted
+        short = [index for index in range(len(sides)) if index not in long]
         for index in short:
             for _ in range(_WARM_CALLS - 1):
                 block(sides[index], 1, synchronize)
@@ -228,13 +212,6 @@ def screen(
 ) -> tuple[Measurement, list[str]]:
     """Time a setting against eager until its speed-up is known well enough or clearly too low.
 
-    Args:
-        eager: the baseline; in an A/A run both sides are eager.
-        other: the side under test, already compiled.
-        synchronize: waits for the device.
-        limits: when to stop.
-        seed: for the order of blocks in each round.
-
     Returns:
         The raw times, and sentences for the user.
     """
@@ -245,9 +222,8 @@ def screen(
         while not _is_enough(rounds, time.monotonic() - began, limits):
             rounds.one()
         found = rounds.measurement(1)
-        if found.eager_call_s <= _SLOWED * alone_s:
-            return found, []
-        alone_s = max(alone_s, _alone(eager, synchronize, limits.block_s))
+        if found.eager_call_s > _SLOWED * alone_s:  # or the machine got slower
+            alone_s = max(alone_s, _alone(eager, synchronize, limits.block_s))
     if found.eager_call_s <= _SLOWED * alone_s:
         return found, []
     slowed = found.eager_call_s / alone_s - 1
@@ -285,11 +261,7 @@ def side_by_side(
 ) -> None:
     """Time ``most`` rounds, or as many as fit in ``max_s`` seconds, at least three.
 
-    Args:
-        rounds: the sides.
-        most: number of rounds.
-        max_s: seconds of rounds; waiting for a turn does not count.
-        turn: entered around each round.
+    Waiting to enter ``turn``, the context of each round, does not count.
     """
     spent_s = 0.0
     while rounds.count < most and (rounds.count < _FEW or spent_s <= max_s):

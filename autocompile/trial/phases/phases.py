@@ -11,7 +11,7 @@ import torch
 
 from autocompile.errors import TargetError
 from autocompile.runtime.applying import prepare_model
-from autocompile.runtime.compiling import compile_function, uses_cuda_graphs
+from autocompile.runtime.compiling import compile_function
 from autocompile.runtime.inplace import apply_to_update, compile_model
 from autocompile.runtime.optimizers import set_implementation
 from autocompile.settings.config import EAGER, CompileConfig
@@ -26,9 +26,9 @@ from autocompile.settings.phases import (
 )
 from autocompile.trial.phases.side import Side
 from autocompile.trial.target.target import Target
-from autocompile.trial.verify.outputs import View, dense
+from autocompile.trial.verify.outputs import View
 
-__all__ = ["call_model", "make_side", "note_setting", "phases_of"]
+__all__ = ["call_model", "make_side", "phases_of"]
 
 _FIRST_STEP = 1  # so that none is 0 or 1, which Dynamo takes for constants
 
@@ -52,13 +52,7 @@ def call_model(model: Callable[..., Any], inputs: Any) -> Any:
 
 
 def make_side(target: Target, phase: str, inputs: Any, config: CompileConfig = EAGER) -> Side:
-    """One side of a phase, on the device of the target's model.
-
-    Args:
-        target: its model is copied.
-        phase: one of :data:`autocompile.settings.phases.PHASES`.
-        inputs: on the right device; not used by ``optimizer_step``.
-        config: the setting; compiles at the first call.
+    """One side of a phase, with a copy of the target's model; compiles at the first call.
 
     Raises:
         TargetError: the target does not have this phase.
@@ -68,10 +62,9 @@ def make_side(target: Target, phase: str, inputs: Any, config: CompileConfig = E
             f"a {target.kind} has no phase {phase}", f"it has: {', '.join(phases_of(target))}"
         )
     model = copy.deepcopy(target.model_of(phase))
-    side = Side(model, grad=PHASES[phase].trains, inputs=inputs)
-    note_setting(side, config)
+    side = Side(model, PHASES[phase].trains, inputs, config, process=config.process)
     side.held = lambda: dict(model.named_buffers())
-    side.view = lambda output: {"outputs": output, "inputs": dense(side.inputs)}
+    side.view = lambda output: {"outputs": output, "inputs": side.inputs}
     if phase == FORWARD:
         model.eval()
         compiled = compile_model(model, config, phase)
@@ -80,24 +73,23 @@ def make_side(target: Target, phase: str, inputs: Any, config: CompileConfig = E
         compile_model(model, config, phase)
         side.call = _rl_call(side, phase)
         if phase == FORWARD_TRAIN:
-            side.view = lambda output: _gradients_view(target, side, output)
+            side.view = lambda output: _with_gradients(target, side, output)
     elif phase == LEARNER_UPDATE:
-        _make_learner_update(target, side, config)
+        _make_learner_update(target, side)
     else:
         prepare_model(model, config)
-    if phase == OPTIMIZER_STEP:
-        _make_optimizer_step(target, side, config)
-    elif phase == TRAIN_STEP:
-        _make_train_step(target, side, config)
+        if phase == OPTIMIZER_STEP:
+            _make_gradients(model)
+        optimizer = target.make_optimizer(model)
+        side.optimizers = [optimizer]
+        set_implementation(optimizer, config.optimizer)
+        if phase == OPTIMIZER_STEP:
+            # A function of its own, since Optimizer.step itself breaks the graph.
+            side.call = compile_function(lambda: optimizer.step(), config)
+        else:
+            side.call = compile_function(_train_step(target, side), config, model)
+        _compare_training(side, _parameters(model), has_loss=phase == TRAIN_STEP)
     return side
-
-
-def note_setting(side: Side, config: CompileConfig) -> None:
-    """Copy the properties of a setting that callers of the side need."""
-    side.is_eager, side.reuses_outputs = config.is_eager, uses_cuda_graphs(config)
-    side.process = config.process
-    side.bakes = config.bakes_weights
-    side.draws_itself = config.backend == "inductor" and not config.is_eager
 
 
 def _rl_call(side: Side, phase: str) -> Callable[[], Any]:
@@ -120,15 +112,20 @@ def _parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
-def _gradients_view(target: Target, side: Side, output: Any) -> View:
+def _gradients(parameters: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: p.grad for name, p in parameters.items() if p.grad is not None}
+
+
+def _with_gradients(target: Target, side: Side, output: Any) -> View:
     """The view of ``forward_train``: outputs, gradients of the loss, inputs and buffers."""
     side.model.zero_grad(set_to_none=True)
     torch.autograd.backward(target.loss(output, side.inputs))
-    named = _parameters(side.model).items()
-    gradients = {name: p.grad for name, p in named if p.grad is not None}
-    buffers = dict(side.model.named_buffers())
-    inputs = dense(side.inputs)
-    return {"outputs": output, "inputs": inputs, "gradients": gradients, "buffers": buffers}
+    return {
+        "outputs": output,
+        "inputs": side.inputs,
+        "gradients": _gradients(_parameters(side.model)),
+        "buffers": dict(side.model.named_buffers()),
+    }
 
 
 def _compare_training(
@@ -146,47 +143,33 @@ def _compare_training(
             return {"updates": updates}
         return {
             "loss": loss,
-            "gradients": {n: p.grad for n, p in parameters.items() if p.grad is not None},
+            "gradients": _gradients(parameters),
             "updates": updates,
             "buffers": dict(side.model.named_buffers()),
         }
 
     def held() -> Any:
         states = [dict(s) for optimizer in side.optimizers for s in optimizer.state.values()]
-        rest = (
-            dict(side.model.named_buffers()) if has_loss else [p.grad for p in parameters.values()]
-        )
+        rest = dict(side.model.named_buffers()) if has_loss else _gradients(parameters)
         return parameters, rest, states
 
     side.view, side.held = view, held
 
 
-def _make_optimizer_step(target: Target, side: Side, config: CompileConfig) -> None:
-    """``optimizer.step()`` with the same random gradients on both sides.
-
-    The step is wrapped in a function, since ``Optimizer.step`` itself breaks the graph. Each side
-    has its own optimizer, since Dynamo may change the flags of one that it traces.
-    """
-    parameters = _parameters(side.model)
+def _make_gradients(model: torch.nn.Module) -> None:
+    """Random gradients, the same on both sides."""
+    parameters = _parameters(model)
     if not parameters:
         raise TargetError("the model has no parameters, so there is no optimizer step")
     generator = torch.Generator().manual_seed(0)
     for p in parameters.values():
         noise = torch.randn(p.shape, generator=generator, dtype=torch.float32)
         p.grad = (noise * 1e-2).to(device=p.device, dtype=p.dtype)
-    optimizer = _optimizer(target, side, config)
-
-    def step() -> None:
-        optimizer.step()
-
-    side.call = compile_function(step, config)
-    _compare_training(side, parameters, has_loss=False)
 
 
-def _make_train_step(target: Target, side: Side, config: CompileConfig) -> None:
-    """Forward, loss, backward and optimizer step, compiled as one function."""
-    model = side.model.train()
-    optimizer = _optimizer(target, side, config)
+def _train_step(target: Target, side: Side) -> Callable[[], torch.Tensor]:
+    """Forward, loss, backward and optimizer step."""
+    model, (optimizer,) = side.model.train(), side.optimizers
     forward: Any = model.forward_train if target.is_rl else None
 
     def step() -> torch.Tensor:
@@ -197,24 +180,15 @@ def _make_train_step(target: Target, side: Side, config: CompileConfig) -> None:
         optimizer.step()
         return loss.detach()
 
-    side.call = compile_function(step, config, model)
-    _compare_training(side, _parameters(model))
+    return step
 
 
-def _optimizer(target: Target, side: Side, config: CompileConfig) -> Any:
-    """The target's optimizer of a side, in the implementation of the setting."""
-    optimizer = target.make_optimizer(side.model)
-    side.optimizers = [optimizer]
-    set_implementation(optimizer, config.optimizer)
-    return optimizer
-
-
-def _make_learner_update(target: Target, side: Side, config: CompileConfig) -> None:
+def _make_learner_update(target: Target, side: Side) -> None:
     """An update by RLlib's Learner, compiled as by :mod:`autocompile.rllib`."""
     assert target.make_learner
     updates = target.make_learner(side.model)
     side.optimizers = updates.optimizers
-    apply_to_update(side.model, side.optimizers, config)
+    apply_to_update(side.model, side.optimizers, side.config)
     side.call = lambda: updates.update(side.inputs)
     side.forget = updates.forget_metrics
     _compare_training(side, updates.parameters)

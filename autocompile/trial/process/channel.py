@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import os
 import sys
 import threading
@@ -17,6 +18,14 @@ from autocompile.protocol.results import TaskResult
 from autocompile.store.record import Step
 
 __all__ = ["Channel", "make_autotuning_exclusive"]
+
+# Modules of torch._inductor, and how the methods of their classes begin that time kernels.
+_TIMING = {
+    "runtime.benchmarking": "benchmark",
+    # A whole table of candidates in one go: each request stops the other trials once.
+    "select_algorithm": "benchmark_in_current_process",
+    "runtime.triton_heuristics": "benchmark_all_configs",
+}
 
 
 class Channel:
@@ -53,7 +62,6 @@ class Channel:
                 os.set_inheritable(each, False)
 
     def step(self, step: Step) -> None:
-        """Report which step begins."""
         self.current = step
         self.send(EventName.STEP, step=step.value)
 
@@ -80,7 +88,6 @@ class Channel:
                     self.send(EventName.SHARED)
 
     def send(self, event: EventName, **fields: Any) -> None:
-        """Send one event as a line."""
         line = encode(self._nonce, event, **fields)
         if self._descriptor is None:
             sys.stdout.write(line)
@@ -93,30 +100,19 @@ class Channel:
 def make_autotuning_exclusive(channel: Channel) -> int:
     """Run Inductor's own benchmarks exclusively too, for the rest of this process.
 
-    A kernel chosen beside another trial is a guess. Every timing that Inductor does (templates
-    under max-autotune, Triton configurations, coordinate descent) goes through a ``benchmark*``
-    method of the classes of ``torch._inductor.runtime.benchmarking``.
+    A kernel chosen beside another trial is a guess. This holds for templates under max-autotune,
+    Triton configurations and coordinate descent.
 
     Returns:
         How many methods were wrapped; 0 where this torch has none of them.
     """
-    try:
-        from torch._inductor.runtime import benchmarking
-    except ImportError:
-        return 0
-    owners = [o for o in vars(benchmarking).values() if isinstance(o, type)]
     wrapped = 0
-    for owner in (o for o in owners if o.__module__ == benchmarking.__name__):
-        wrapped += _wrap(owner, "benchmark", channel)
-    # A whole table of candidates in one go: each request stops the other trials once.
-    with contextlib.suppress(ImportError, AttributeError):
-        from torch._inductor.select_algorithm import AlgorithmSelectorCache
-
-        wrapped += _wrap(AlgorithmSelectorCache, "benchmark_in_current_process", channel)
-    with contextlib.suppress(ImportError, AttributeError):
-        from torch._inductor.runtime.triton_heuristics import CachingAutotuner
-
-        wrapped += _wrap(CachingAutotuner, "benchmark_all_configs", channel)
+    for name, prefix in _TIMING.items():
+        with contextlib.suppress(ImportError):
+            module = importlib.import_module(f"torch._inductor.{name}")
+            for owner in list(vars(module).values()):
+                if isinstance(owner, type) and owner.__module__ == module.__name__:
+                    wrapped += _wrap(owner, prefix, channel)
     return wrapped
 
 

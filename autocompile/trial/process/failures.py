@@ -17,6 +17,7 @@ from autocompile.trial.inspect.telemetry import first_line
 
 __all__ = ["Failed", "first_words", "note_failure", "only_logged", "outcome_of", "where_in"]
 
+_NO_MEMORY = (MemoryError, torch.OutOfMemoryError)
 _MISSING = (ImportError, FileNotFoundError)
 _REFUSED = re.compile(
     r"unexpected keyword argument|Unrecognized mode|Unexpected optimization option"
@@ -57,29 +58,25 @@ def outcome_of(error: BaseException, step: Step) -> Outcome:
     import torch._dynamo.exc as exc
 
     causes = _causes(error)
-    if any(isinstance(e, (MemoryError, torch.OutOfMemoryError)) for e in causes):
-        return Outcome.OUT_OF_MEMORY
-    if any("DefaultCPUAllocator: can't allocate" in str(e) for e in causes):
+    if any(isinstance(e, _NO_MEMORY) or "DefaultCPUAllocator" in str(e) for e in causes):
         return Outcome.OUT_OF_MEMORY
     if step is Step.IMPORT:
         return Outcome.IMPORT_ERROR
     if step in (Step.BUILD, Step.EAGER):
         return Outcome.RUNTIME_ERROR
-    # Named so only since torch 2.9 or so: an older torch has no class of this name.
-    limit = getattr(exc, "FailOnRecompileLimitHit", ())
-    if any(isinstance(e, limit) for e in causes if limit):
+    limit = getattr(exc, "FailOnRecompileLimitHit", ())  # not in older torch
+    if any(isinstance(e, limit) for e in causes):
         return Outcome.NOT_COMPILED
     if isinstance(error, exc.InvalidBackend):
         return Outcome.UNSUPPORTED
     if isinstance(error, exc.Unsupported):
         return Outcome.GRAPH_BREAK
-    if step is Step.COMPILE:
-        if isinstance(error, UsageError):
-            return Outcome.UNSUPPORTED
-        if any(isinstance(e, _MISSING) or _REFUSED.search(str(e)) for e in causes):
-            return Outcome.UNSUPPORTED
-        return Outcome.COMPILE_ERROR
-    return Outcome.RUNTIME_ERROR
+    if step is not Step.COMPILE:
+        return Outcome.RUNTIME_ERROR
+    is_refused = any(isinstance(e, _MISSING) or _REFUSED.search(str(e)) for e in causes)
+    if is_refused or isinstance(error, UsageError):
+        return Outcome.UNSUPPORTED
+    return Outcome.COMPILE_ERROR
 
 
 def note_failure(result: TaskResult, error: BaseException, step: Step) -> None:
@@ -89,12 +86,8 @@ def note_failure(result: TaskResult, error: BaseException, step: Step) -> None:
         return
     result.outcome, result.message = outcome_of(error, step).value, first_words(error)
     if isinstance(error, AutocompileError):
-        result.message = error.what
-        result.explained = {
-            "what": error.what,
-            "details": list(error.details),
-            "hint": error.hint,
-        }
+        result.message = what = error.what
+        result.explained = {"what": what, "details": list(error.details), "hint": error.hint}
 
 
 def first_words(error: BaseException) -> str:

@@ -16,6 +16,7 @@ if sys.path[0] in ("", os.getcwd()):
     del sys.path[0]
 
 import contextlib
+import functools
 import gc
 import importlib
 import json
@@ -27,14 +28,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from autocompile.protocol.processes import (
-    MARKER,
-    adopt_orphans,
-    die_with_parent,
-    end_strays,
-    keep_others_from_writing,
-    thread_count,
-)
+from autocompile.protocol import processes
 from autocompile.trial.process.supervisor import guard
 from autocompile.trial.process.toolchain import Toolchain
 
@@ -50,23 +44,22 @@ class _ForkServer:
         import torch._inductor.compile_fx
         import torch._inductor.select_algorithm
 
-        import autocompile.trial.process.worker  # noqa: F401  (what every trial needs of ours)
+        from autocompile.trial.process.worker import run  # what every trial needs of ours
 
         with contextlib.suppress(ImportError):
             # Or Inductor's first compile leaves a thread behind.
             importlib.import_module("tqdm").tqdm.monitor_interval = 0
-        self._torch = torch
+        self._torch, self._run = torch, run
         self._proven_threads = 0
         self._toolchain: Toolchain | None = None
         self._supervisors: set[int] = set()
         self._may_reap = True
-        adopt_orphans()
+        processes.adopt_orphans()
         signal.signal(signal.SIGCHLD, self._reap)
         # Python warns of native threads too; ``_why_unsafe`` checks more closely.
         warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
 
     def serve(self) -> None:
-        """Answer requests until the tuner ends."""
         self._reply(self._fitness())
         for request, descriptors in self._requests():
             self._may_reap = False  # children of other kinds come and go
@@ -75,20 +68,14 @@ class _ForkServer:
                 if request["toolchain"] is not None:
                     self._toolchain = Toolchain(Path(request["toolchain"]))
                 self._proven_threads = 0
-                answer = self._fitness()
-            elif request["do"] == "prepare":
-                if self._toolchain is not None:
-                    self._toolchain.use()
-                    self._toolchain = None
-                answer = self._fitness()
-            else:
-                answer = self._fitness()
-                if "refused" not in answer:
-                    pid = self._fork(request, descriptors)
-                    self._supervisors.add(pid)
-                    answer = {"pid": pid}
-                for descriptor in descriptors:
-                    os.close(descriptor)
+            elif request["do"] == "prepare" and self._toolchain is not None:
+                self._toolchain.use()
+                self._toolchain = None
+            answer = self._fitness()
+            if request["do"] == "fork" and "refused" not in answer:
+                answer = {"pid": self._fork(request, descriptors)}
+            for descriptor in descriptors:
+                os.close(descriptor)
             self._may_reap = True
             self._reap()
             self._reply(answer)
@@ -100,7 +87,9 @@ class _ForkServer:
         with contextlib.suppress(ChildProcessError):
             while pid := os.waitpid(-1, os.WNOHANG)[0]:
                 self._supervisors.discard(pid)
-        end_strays(self._supervisors | ({self._toolchain.pid} if self._toolchain else set()))
+        processes.end_strays(
+            self._supervisors | ({self._toolchain.pid} if self._toolchain else set())
+        )
 
     def _requests(self) -> Iterator[tuple[dict[str, Any], list[int]]]:
         rest, descriptors = b"", list[int]()
@@ -118,19 +107,16 @@ class _ForkServer:
         self._connection.sendall(json.dumps(answer).encode() + b"\n")
 
     def _fitness(self) -> dict[str, Any]:
-        if reason := self._why_unsafe():
-            return {"refused": reason}
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-        return {"memory_bytes": pages * os.sysconf("SC_PAGE_SIZE")}
+        reason = self._why_unsafe()
+        return {"refused": reason} if reason else {}
 
     def _why_unsafe(self) -> str:
-        """Why forking would not be safe; empty if it is."""
         if self._torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             return "CUDA is initialised in it"
         others = [t.name for t in threading.enumerate() if t is not threading.main_thread()]
         if others:
             return f"a thread runs in it: {others[0]}"
-        if (threads := thread_count()) > self._proven_threads:
+        if (threads := processes.thread_count()) > self._proven_threads:
             gc.collect()
             gc.freeze()  # a collection in a child would touch, and so copy, every page
             if reason := _test_child_fails():
@@ -140,33 +126,23 @@ class _ForkServer:
 
     def _fork(self, request: dict[str, Any], descriptors: list[int]) -> int:
         fork_server = os.getpid()
-        pid = os.fork()
-        if pid:
+        if pid := os.fork():
+            self._supervisors.add(pid)
             return pid
         try:
-            self._become_supervisor(request, descriptors, fork_server)
+            results, output, control = descriptors
+            self._connection.close()
+            os.setsid()
+            os.chdir(request["cwd"])
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            os.close(output)
+            os.environ.update(request["environment"])
+            nonce = request["nonce"]
+            work = functools.partial(self._run, request["folder"], results, nonce, control, True)
+            guard(work, results, nonce, request["cgroup"], fork_server)
         finally:
             os._exit(70)
-
-    def _become_supervisor(
-        self, request: dict[str, Any], descriptors: list[int], fork_server: int
-    ) -> None:
-        results, output, control = descriptors
-        self._connection.close()
-        os.setsid()
-        os.chdir(request["cwd"])
-        os.dup2(output, 1)
-        os.dup2(output, 2)
-        os.close(output)
-        os.environ.update(request["environment"])
-        folder, nonce = request["folder"], request["nonce"]
-
-        def work() -> None:
-            from autocompile.trial.process.worker import run
-
-            run(folder, results, nonce, control, fork_server=True)
-
-        guard(work, results, nonce, request["cgroup"], fork_server)
 
 
 def _import(modules: list[str]) -> None:
@@ -208,9 +184,9 @@ def _compute() -> None:
 
 def main() -> None:
     """Serve the socket whose descriptor is the first argument; the second is the tuner's pid."""
-    die_with_parent(int(sys.argv[2]))
-    keep_others_from_writing()
-    os.environ.setdefault(MARKER, "fork_server")
+    processes.die_with_parent(int(sys.argv[2]))
+    processes.keep_others_from_writing()
+    os.environ.setdefault(processes.MARKER, "fork_server")
     connection = socket.socket(fileno=int(sys.argv[1]))
     connection.set_inheritable(False)
     _ForkServer(connection).serve()

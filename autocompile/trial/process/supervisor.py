@@ -16,20 +16,14 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from autocompile.protocol import processes
 from autocompile.protocol.events import EventName, encode
-from autocompile.protocol.processes import (
-    adopt_orphans,
-    die_with_parent,
-    end_descendants,
-    keep_others_from_writing,
-)
 
 __all__ = ["guard"]
 
 
 def _end_with_parent(signum: int, frame: Any) -> NoReturn:
-    """The parent process has ended, so the trial must end too."""
-    end_descendants()
+    processes.end_descendants()
     os._exit(1)
 
 
@@ -52,9 +46,9 @@ def guard(work: Callable[[], None], descriptor: int, nonce: str, cgroup: str, pa
     signal.signal(signal.SIGTERM, _end_with_parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    die_with_parent(parent, signal.SIGTERM)
-    adopt_orphans()
-    keep_others_from_writing()  # compiler caches hold code that is run again
+    processes.die_with_parent(parent, signal.SIGTERM)
+    processes.adopt_orphans()
+    processes.keep_others_from_writing()  # compiler caches hold code that is run again
     supervisor = os.getpid()
     worker = os.fork()
     if worker == 0:
@@ -75,7 +69,7 @@ def guard(work: Callable[[], None], descriptor: int, nonce: str, cgroup: str, pa
         pid, status = os.waitpid(-1, 0)
         if pid == worker:
             break
-    end_descendants()
+    processes.end_descendants()
     code = os.waitstatus_to_exitcode(status)
     _say(descriptor, encode(nonce, EventName.WORKER_ENDED, code=code))
     os._exit(0)
@@ -94,7 +88,7 @@ def _become_worker(supervisor: int) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     os.setsid()
-    die_with_parent(supervisor)
+    processes.die_with_parent(supervisor)
     # If memory runs out, the kernel ends this process before others.
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("900")

@@ -83,18 +83,13 @@ class Toolchain:
 
 def _find_vector_instructions() -> None:
     """Have Inductor try all kinds of vector instructions at once."""
-    try:
-        from torch._inductor import cpu_vec_isa
-    except ImportError:
-        return
+    from torch._inductor import cpu_vec_isa
+
     with contextlib.suppress(Exception):  # another torch does it one after the other below
         here = cpu_vec_isa.x86_isa_checker()
-        kinds = [
-            isa
-            for isa in cpu_vec_isa.supported_vec_isa_list
-            if all(flag in here for flag in str(isa).split())
-        ]
-        with ThreadPoolExecutor(max(1, len(kinds))) as pool:
+        every = cpu_vec_isa.supported_vec_isa_list
+        kinds = [isa for isa in every if all(flag in here for flag in str(isa).split())]
+        with ThreadPoolExecutor(len(kinds)) as pool:
             list(pool.map(bool, kinds))
     cpu_vec_isa.pick_vec_isa()
 

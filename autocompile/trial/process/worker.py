@@ -14,12 +14,12 @@ from autocompile.store.record import Outcome, Step
 from autocompile.trial.inspect import explain
 from autocompile.trial.process import failures
 from autocompile.trial.process.channel import Channel
+from autocompile.trial.target.load import home_of
 from autocompile.trial.tasks.in_algorithm import compare_target
 from autocompile.trial.tasks.probing import probe, trace
 from autocompile.trial.tasks.race import race
 from autocompile.trial.tasks.saving import save
 from autocompile.trial.tasks.screening import screen_setting
-from autocompile.trial.tasks.steps import home_of
 
 __all__ = ["run"]
 
@@ -41,15 +41,7 @@ def run(
     control: int | None = None,
     fork_server: bool = False,
 ) -> None:
-    """Do what ``folder/request.json`` asks and send how it ended.
-
-    Args:
-        folder: of the trial.
-        descriptor: the result channel; None for stdout.
-        nonce: of the channel.
-        control: pipe on which the parent says that other trials are stopped; None for none.
-        fork_server: a fork server prepares what trials share.
-    """
+    """Do what ``folder/request.json`` asks and send how it ended; for the rest see Channel."""
     home = place = Path(folder).resolve()  # found now: the target may change directory
     channel = Channel(descriptor, nonce, control, place, fork_server)
     result = results.TaskResult()

@@ -10,7 +10,7 @@ import copy
 import math
 import random
 import threading
-import time
+import timeit
 from collections.abc import Iterator, Mapping
 from typing import Any
 from unittest import mock
@@ -70,14 +70,7 @@ class Updates:
         self._made_of: Any = None
 
     def update(self, batch: Mapping[str, Mapping[str, Any]]) -> dict[str, torch.Tensor]:
-        """Update on a minibatch: losses, gradients and optimizer steps.
-
-        Args:
-            batch: columns by module, from :func:`minibatch`.
-
-        Returns:
-            The loss of each module.
-        """
+        """Losses, gradients and optimizer steps on a :func:`minibatch`; the loss by module."""
         if self._made_of is not batch:
             self._batch = {name: SampleBatch(dict(columns)) for name, columns in batch.items()}
             self._made_of = batch
@@ -92,18 +85,11 @@ class Updates:
 
 
 def minibatch(config: Any, module: Any, count: int) -> dict[str, dict[str, Any]]:
-    """A minibatch of episodes with random observations and rewards.
+    """A minibatch of episodes with random observations and rewards: columns by module.
 
     An env runner samples the episodes with the module's weights. They pass through the algorithm's
-    replay buffer, if any, and the learner's connectors.
-
-    Args:
-        config: an AlgorithmConfig with its spaces; not changed.
-        module: a full RLModule; not changed.
-        count: rows; for an algorithm without minibatches, environment steps.
-
-    Returns:
-        Columns by module, on the module's device.
+    replay buffer, if any, and the learner's connectors. ``count`` are rows; for an algorithm
+    without minibatches, environment steps.
     """
     updates = Updates(config, copy.deepcopy(module))
     episodes = _episodes(config, module, count)
@@ -120,19 +106,19 @@ def minibatch(config: Any, module: Any, count: int) -> dict[str, dict[str, Any]]
 def seconds_of_update(config: Any, module: Any, rows: int) -> float:
     """Estimated seconds of an update on ``rows`` rows, extrapolated from fewer rows."""
     updates = Updates(config, copy.deepcopy(module))
-    few, more = (_best_of_three(updates, minibatch(config, module, n)) for n in _FEW_ROWS)
+
+    def best_of_three(count: int) -> float:  # the first one loads and allocates
+        batch = minibatch(config, module, count)
+
+        def update() -> None:
+            for loss in updates.update(batch).values():
+                float(loss)  # waits for the device
+
+        return min(timeit.repeat(update, number=1, repeat=3))
+
+    few, more = map(best_of_three, _FEW_ROWS)
     per_row = max(0.0, more - few) / (_FEW_ROWS[1] - _FEW_ROWS[0])
     return more + per_row * (rows - _FEW_ROWS[1])
-
-
-def _best_of_three(updates: Updates, batch: Any) -> float:
-    times = []
-    for _ in range(3):  # the first one loads and allocates
-        began = time.monotonic()
-        for loss in updates.update(batch).values():
-            float(loss)  # waits for the device
-        times.append(time.monotonic() - began)
-    return min(times)
 
 
 def _episodes(config: Any, module: Any, count: int) -> list[Any]:
@@ -176,12 +162,12 @@ def _replayed(config: Any, module: Any, episodes: list[Any], count: int) -> list
 
 @contextlib.contextmanager
 def _random_state_kept(device: torch.device) -> Iterator[None]:
-    states = random.getstate(), np.random.get_state()
+    of_python, of_numpy = random.getstate(), np.random.get_state()
     # This device only: forking the others' generators would initialize CUDA on each.
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         yield
-    random.setstate(states[0])
-    np.random.set_state(states[1])
+    random.setstate(of_python)
+    np.random.set_state(of_numpy)
 
 
 def _in_this_process(config: Any) -> Any:

@@ -6,6 +6,7 @@ Runs the user's code, so it is used only in trial processes, never in the tuner.
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import importlib
 import importlib.util
@@ -17,14 +18,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import torch
+from torch import nn
 
 from autocompile.errors import TargetError
 from autocompile.settings import phases
-from autocompile.trial.target.example import example_inputs, no_inputs
-from autocompile.trial.target.target import Target, adam, sum_of_floats
+from autocompile.trial.target.target import Target
 
-__all__ = ["build", "import_target", "split_spec"]
+__all__ = ["build", "home_of", "import_target", "split_spec"]
+
+_BESIDE = ("get_inputs", "get_loss", "get_optimizer")  # functions that give no model
 
 
 def split_spec(spec: str) -> tuple[str, str | None]:
@@ -34,12 +36,13 @@ def split_spec(spec: str) -> tuple[str, str | None]:
     return spec, None
 
 
-def import_target(spec: str) -> ModuleType:
-    """Import a target's file by its path, or its module by its name; runs the user's code.
+def home_of(spec: str) -> Path:
+    """The folder of a target's file; asked before it is loaded, which may change directory."""
+    return Path(split_spec(spec)[0]).resolve().parent
 
-    Raises:
-        Exception: whatever the user's file raises.
-    """
+
+def import_target(spec: str) -> ModuleType:
+    """Import a target's file by its path, or its module by its name; runs the user's code."""
     place, _ = split_spec(spec)
     if not (place.endswith(".py") or Path(place).is_file()):
         sys.path.append(os.getcwd())
@@ -67,10 +70,10 @@ def build(spec: str, module: ModuleType) -> Target:
     source, imports = _source(place)
     if name is None:
         target = _from_module(module, place, source)
-    else:
-        if not hasattr(module, name):
-            raise TargetError(f"{place} does not define {name}", f"it defines: {_names(module)}")
+    elif hasattr(module, name):
         target = _from_object(getattr(module, name), module, f"{source}[{name!r}]", spec)
+    else:
+        raise TargetError(f"{place} does not define {name}", f"it defines: {_names(module)}")
     _demand_uncompiled(target.model, place)
     target.build = [*imports, *target.build]
     if hasattr(module, "get_optimizer"):
@@ -80,7 +83,7 @@ def build(spec: str, module: ModuleType) -> Target:
     return target
 
 
-def _demand_uncompiled(model: torch.nn.Module, place: str) -> None:
+def _demand_uncompiled(model: nn.Module, place: str) -> None:
     for name, part in model.named_modules():
         if part._compiled_call_impl is not None or hasattr(part, "_orig_mod"):
             which = f"its part {name!r}" if name else "it"
@@ -106,14 +109,17 @@ def _source(place: str) -> tuple[str, list[str]]:
     return source, ["import importlib", "import sys", folder]
 
 
-def _own(module: ModuleType) -> list[tuple[str, Any]]:
+def _own(module: ModuleType) -> dict[str, Any]:
     """The public names that a module defines itself."""
-    found = [(n, v) for n, v in vars(module).items() if not n.startswith("_")]
-    return [(n, v) for n, v in found if getattr(v, "__module__", None) == module.__name__]
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if not name.startswith("_") and getattr(value, "__module__", None) == module.__name__
+    }
 
 
 def _names(module: ModuleType) -> str:
-    own = [f"{name}()" if inspect.isfunction(value) else name for name, value in _own(module)]
+    own = [f"{n}()" if inspect.isfunction(v) else n for n, v in _own(module).items()]
     return ", ".join(own[:12]) or "nothing of its own"
 
 
@@ -124,28 +130,20 @@ def _from_module(module: ModuleType, place: str, source: str) -> Target:
         model = module.Model(*module.get_init_inputs())
         lines = [f"target = {source}", "model = target['Model'](*target['get_init_inputs']())"]
         return _plain("KernelBench", model, lines, module, place)
-    known = ("get_inputs", "get_loss", "get_optimizer")
-    models = [name for name, value in vars(module).items() if isinstance(value, torch.nn.Module)]
-    models += [name for name, value in _own(module) if _is_model_class(value)]
-    functions = [name for name, value in _own(module) if inspect.isfunction(value)]
-    guess = next((name for name in (*models, *functions) if name not in known), None)
+    own = _own(module).items()
+    guesses = [name for name, value in vars(module).items() if isinstance(value, nn.Module)]
+    guesses += [n for n, v in own if _is_model_class(v) and not _why_not_callable(v)]
+    guesses += [n for n, v in own if inspect.isfunction(v) and n not in _BESIDE]
     raise TargetError(
         f"{place} does not define get_model()",
         f"it defines: {_names(module)}",
-        hint=f"autocompile tune {place}:{guess}" if guess else "autocompile init model.py",
+        hint=f"autocompile tune {place}:{guesses[0]}" if guesses else "autocompile init model.py",
     )
-
-
-def _is_model_class(value: Any) -> bool:
-    """Whether it is a class of modules that needs no arguments."""
-    is_class = inspect.isclass(value) and issubclass(value, torch.nn.Module)
-    return is_class and not _why_not_callable(value)
 
 
 def _from_object(value: Any, module: ModuleType, expression: str, spec: str) -> Target:
     """A target from an AlgorithmConfig, RLModuleSpec or module, or a function that returns one."""
-    is_module_class = inspect.isclass(value) and issubclass(value, torch.nn.Module)
-    if inspect.isfunction(value) or is_module_class:
+    if inspect.isfunction(value) or _is_model_class(value):
         if needed := _why_not_callable(value):
             raise TargetError(
                 f"{spec}: {value.__name__} cannot be called without arguments: {needed}",
@@ -156,13 +154,17 @@ def _from_object(value: Any, module: ModuleType, expression: str, spec: str) -> 
         from autocompile.trial.target import rllib
 
         return _with_user_functions(rllib.from_object(value, expression), module)
-    if isinstance(value, torch.nn.Module):
+    if isinstance(value, nn.Module):
         kind = "functions" if hasattr(module, "get_model") else "nn.Module"
         return _plain(kind, value, [f"model = {expression}"], module, spec)
     raise TargetError(
         f"{spec} is a {type(value).__name__}",
         "a target is an nn.Module, AlgorithmConfig or RLModuleSpec, or a function that returns one",
     )
+
+
+def _is_model_class(value: Any) -> bool:
+    return inspect.isclass(value) and issubclass(value, nn.Module)
 
 
 def _why_not_callable(function: Any, *args: Any) -> str:
@@ -176,16 +178,37 @@ def _why_not_callable(function: Any, *args: Any) -> str:
     return ""
 
 
-def _plain(
-    kind: str, model: torch.nn.Module, lines: list[str], module: ModuleType, spec: str
-) -> Target:
-    example = example_inputs(model)
+def _plain(kind: str, model: nn.Module, lines: list[str], module: ModuleType, spec: str) -> Target:
+    example = getattr(model, "example_input_array", None)  # of Lightning
     if example is None and not hasattr(module, "get_inputs"):
-        raise no_inputs(spec, model)
-    target = Target(kind, model, lines, example or (lambda _: None), adam, sum_of_floats)
-    if example:
+        raise TargetError(
+            f"{spec} has no get_inputs(batch_size) next to it",
+            "get_inputs returns a tuple or list for model(*x), a dict for model(**x), or a tensor",
+            *_guessed_inputs(model),
+            hint="autocompile init model.py   (writes a file to start from)",
+        )
+    target = Target(kind, model, lines, lambda _: copy.deepcopy(example))
+    if example is not None:
         target.fixed_batch, target.choices["inputs"] = True, "example_input_array of the model"
     return _with_user_functions(target, module)
+
+
+def _guessed_inputs(model: nn.Module) -> tuple[str, ...]:
+    """What get_inputs may look like: by the layer assigned first, which may not be called first."""
+    layer = next((m for m in model.modules() if next(m.parameters(False), None) is not None), None)
+    if isinstance(layer, nn.Linear):
+        made = f"torch.randn(batch_size, {layer.in_features})"
+    elif isinstance(layer, nn.Embedding):
+        made = f"torch.randint({layer.num_embeddings}, (batch_size, 128))"
+    elif isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+        sizes = ", ".join(["64"] * len(layer.kernel_size))
+        made = f"torch.randn(batch_size, {layer.in_channels}, {sizes})"
+    else:
+        return ()
+    return (
+        f"its first layer is {type(layer).__name__}, so perhaps (with your own sizes):",
+        f"def get_inputs(batch_size): return ({made},)",
+    )
 
 
 def _with_user_functions(target: Target, module: ModuleType) -> Target:

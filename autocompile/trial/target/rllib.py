@@ -8,16 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core.rl_module.apis import TargetNetworkAPI
+from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
 from autocompile.errors import TargetError
-from autocompile.runtime.rllib.observations import (
-    connectors_of,
-    made_up_batch,
-    module_spec,
-    take_spaces,
-    with_transitions,
-)
+from autocompile.runtime.rllib import observations
 from autocompile.settings.phases import (
     FORWARD_EXPLORATION,
     FORWARD_TRAIN,
@@ -28,7 +24,7 @@ from autocompile.settings.phases import (
 )
 from autocompile.trial.process.failures import first_words
 from autocompile.trial.target.learner import Updates, minibatch, seconds_of_update
-from autocompile.trial.target.target import Target, adam, sum_of_floats
+from autocompile.trial.target.target import Target
 
 __all__ = ["from_object"]
 
@@ -45,46 +41,47 @@ def from_object(value: Any, expression: str) -> Target:
     Raises:
         TargetError: it is something else, or has no observation space.
     """
-    from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
-    from ray.rllib.core.rl_module.rl_module import RLModuleSpec
-
     if isinstance(value, torch.nn.Module):
         return _target("RLModule", value, expression)
     if isinstance(value, RLModuleSpec):
         target = _target("RLModuleSpec", value.build(), f"{expression}.build()")
         target.inference_model = replace(value, inference_only=True).build()
         return target
-    if not isinstance(value, AlgorithmConfig):
-        raise TargetError(f"RLlib's {type(value).__name__} cannot be tuned")
-    is_plain = None not in (value.observation_space, value.action_space)
-    is_plain = is_plain and value._env_to_module_connector is None
-    take_spaces(value)
-    module = module_spec(value).build()
+    if isinstance(value, AlgorithmConfig):
+        return _from_config(value, expression)
+    raise TargetError(f"RLlib's {type(value).__name__} cannot be tuned")
+
+
+def _from_config(config: Any, expression: str) -> Target:
+    is_plain = None not in (config.observation_space, config.action_space)
+    is_plain = is_plain and config._env_to_module_connector is None
+    observations.take_spaces(config)
+    module = observations.module_spec(config).build()
     build = f"{expression}.get_rl_module_spec()" if is_plain else f"module_spec({expression})"
-    target = _target("AlgorithmConfig", module, f"{build}.build()", value)
+    target = _target("AlgorithmConfig", module, f"{build}.build()", config)
     if not is_plain:
         target.build.insert(0, "from autocompile.runtime.rllib.observations import module_spec")
     # Env runners build the module without the learner's parts (PPO's value head and encoder). With
     # them, eager exploration would do work that compiling removes, which inflates speed-ups.
-    target.inference_model = module_spec(value, inference_only=True).build()
+    target.inference_model = observations.module_spec(config, inference_only=True).build()
     target.choices["exploration"] = "the inference-only module that env runners build"
-    target.algorithm = f"{type(value).__module__}:{type(value).__qualname__}"
-    lr = value.lr
+    target.algorithm = f"{type(config).__module__}:{type(config).__qualname__}"
+    lr = config.lr
     if isinstance(lr, (int, float)):
         target.make_optimizer = lambda m: torch.optim.Adam(m.parameters(), lr=lr)
         target.choices["optimizer"] = f"Adam with the config's lr {lr}"
-    runner = int(value.num_envs_per_env_runner or 1)
-    rows = int(value.minibatch_size or value.train_batch_size_per_learner or 1)
+    envs = int(config.num_envs_per_env_runner or 1)
+    rows = int(config.minibatch_size or config.train_batch_size_per_learner or 1)
     target.own_batch_size = {
-        name: runner if phase.role == "worker" else rows
+        name: envs if phase.role == "worker" else rows
         for name, phase in PHASES.items()
         if phase.role and phase.has_batch_size
     }
-    _take_calls_per_update(value, runner, target)
-    if value.enable_rl_module_and_learner:
-        target.training_phase = lambda: _training_phase(value, module, rows, target.choices)
-        target.make_learner = lambda model: Updates(value, model)
-        target.phase_inputs[LEARNER_UPDATE] = lambda count: minibatch(value, module, count or rows)
+    _take_calls_per_update(config, envs, target)
+    if config.enable_rl_module_and_learner:
+        target.training_phase = lambda: _training_phase(config, module, rows, target.choices)
+        target.make_learner = lambda model: Updates(config, model)
+        target.phase_inputs[LEARNER_UPDATE] = lambda count: minibatch(config, module, count or rows)
     return target
 
 
@@ -107,8 +104,6 @@ def _take_calls_per_update(config: Any, envs: int, target: Target) -> None:
     With "auto", RLlib derives the fragment's length from the train batch: the fewer environments,
     the longer. Otherwise it is fixed, also for algorithms with a replay buffer.
     """
-    from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
-
     try:
         length = int(config.get_rollout_fragment_length())
         samples = math.ceil(config.total_train_batch_size / (config.num_env_runners or 1))
@@ -131,24 +126,18 @@ def _target(kind: str, module: Any, expression: str, config: Any = None) -> Targ
     """
 
     def make_inputs(batch_size: int | None) -> dict[str, Any]:
-        connectors = None if config is None else connectors_of(config)
-        return made_up_batch(module, batch_size or 1, connectors)
+        connectors = None if config is None else observations.connectors_of(config)
+        return observations.made_up_batch(module, batch_size or 1, connectors)
 
     def make_training_inputs(batch_size: int | None) -> dict[str, Any]:
-        return with_transitions(module, make_inputs(batch_size), make_inputs(batch_size))
+        return observations.with_transitions(
+            module, make_inputs(batch_size), make_inputs(batch_size)
+        )
 
-    build = [f"model = {expression}"]
-    target = Target(kind, module, build, make_inputs, adam, sum_of_floats, is_rl=True)
+    target = Target(kind, module, [f"model = {expression}"], make_inputs, is_rl=True)
     target.phase_inputs = dict.fromkeys((FORWARD_TRAIN, TRAIN_STEP), make_training_inputs)
-    target.training_model = _with_target_networks(module)
+    if isinstance(module, TargetNetworkAPI) and not module.inference_only:
+        target.training_model = training_model = copy.deepcopy(module)
+        training_model.make_target_networks()  # as a Learner does
     target.choices["inputs"] = f"drawn from {str(module.observation_space)[:80]}"
     return target
-
-
-def _with_target_networks(module: Any) -> Any:
-    """A copy with the target networks that a Learner adds; None if it adds none."""
-    if not isinstance(module, TargetNetworkAPI) or module.inference_only:
-        return None
-    copied = copy.deepcopy(module)
-    copied.make_target_networks()
-    return copied

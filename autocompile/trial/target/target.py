@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils import _pytree as pytree
 
 from autocompile.errors import TargetError
 from autocompile.settings import phases
@@ -16,82 +17,7 @@ from autocompile.trial.verify.tree import result_tensors
 
 __all__ = ["Target", "adam", "seed_everything", "sum_of_floats"]
 
-
-@dataclass
-class Target:
-    """How to build, feed and run the user's model.
-
-    Attributes:
-        kind: ``functions``, ``KernelBench``, ``nn.Module``, ``AlgorithmConfig``, ...
-        model: the module, on the CPU or wherever the user puts it.
-        build: lines of Python that define ``model``, for exports.
-        make_inputs: builds the inputs of one batch; the argument is None for a fixed batch.
-        make_optimizer: builds the optimizer of a module's parameters.
-        optimizer_source: a line of Python that builds the optimizer, for exports; may be empty.
-        phase_inputs: replaces ``make_inputs`` for some phases.
-        make_learner: wraps a full RLModule in an
-            :class:`autocompile.trial.target.learner.Updates`; None without an AlgorithmConfig.
-        loss: reduces an output to one number.
-        check: the user's comparison of eager and compiled outputs, if any.
-        training_phase: returns the training phase that is tuned by default.
-        is_rl: the module is an RLModule.
-        inference_model: the smaller module that an env runner builds, if it differs from ``model``.
-        training_model: the larger module that ``forward_train`` calls, if it differs.
-        own_batch_size: batch size by phase in the user's configuration.
-        calls_per_update: calls between two changes of the weights, by phase.
-        samples_per_update: rows between two changes of the weights, by phase, if that is fixed
-            instead of the number of calls.
-        algorithm: ``module:Class`` of an AlgorithmConfig.
-        choices: the source of each choice, in words.
-        sha256: of the target's file.
-    """
-
-    kind: str
-    model: torch.nn.Module
-    build: list[str]
-    make_inputs: Callable[[int | None], Any]
-    make_optimizer: Callable[[torch.nn.Module], Any]
-    loss: Callable[[Any, Any], torch.Tensor]
-    check: Callable[[Any, Any], Any] | None = None
-    phase_inputs: dict[str, Callable[[int | None], Any]] = field(default_factory=dict)
-    make_learner: Callable[[Any], Any] | None = None
-    training_phase: Callable[[], str] = lambda: phases.OPTIMIZER_STEP
-    is_rl: bool = False
-    inference_model: torch.nn.Module | None = None
-    training_model: torch.nn.Module | None = None
-    fixed_batch: bool = False
-    own_batch_size: dict[str, int] = field(default_factory=dict)
-    calls_per_update: dict[str, int] = field(default_factory=dict)
-    samples_per_update: dict[str, int] = field(default_factory=dict)
-    algorithm: str | None = None
-    choices: dict[str, str] = field(default_factory=dict)
-    sha256: str | None = None
-    optimizer_source: str = ""
-
-    def model_of(self, phase: str) -> torch.nn.Module:
-        """The module that runs a phase."""
-        if phases.phase_of(phase).role == "worker" and self.inference_model:
-            return self.inference_model
-        if phase in (phases.FORWARD_TRAIN, phases.TRAIN_STEP) and self.training_model:
-            return self.training_model
-        return self.model
-
-    def inputs(self, phase: str, batch_size: int | None) -> Any:
-        """One batch of inputs of a phase."""
-        return self.phase_inputs.get(phase, self.make_inputs)(batch_size)
-
-    def to(self, device: torch.device) -> None:
-        """Move the model to a device, in place."""
-        for model in (self.model, self.inference_model, self.training_model):
-            if model is not None:
-                model.to(device)
-
-    def default_phases(self) -> tuple[str, ...]:
-        """The two phases that are tuned when nobody asks for others."""
-        forward = phases.FORWARD_EXPLORATION if self.is_rl else phases.FORWARD
-        if not any(p.requires_grad for p in self.model.parameters()):
-            return (forward,)
-        return (forward, self.training_phase())
+_Inputs = Callable[[int | None], Any]
 
 
 def adam(model: torch.nn.Module) -> torch.optim.Optimizer:
@@ -110,6 +36,85 @@ def sum_of_floats(output: Any, inputs: Any) -> torch.Tensor:
     if not floats:
         raise TargetError("no output of the model depends on its parameters, so there is no loss")
     return torch.stack(floats).sum()
+
+
+@dataclass
+class Target:
+    """How to build, feed and run the user's model.
+
+    Attributes:
+        kind: ``functions``, ``KernelBench``, ``nn.Module``, ``AlgorithmConfig``, ...
+        model: the module, on the CPU or wherever the user puts it.
+        build: lines of Python that define ``model``, for exports.
+        make_inputs: builds the inputs of one batch; the argument is None for a fixed batch.
+        make_optimizer: builds the optimizer of a module's parameters.
+        loss: reduces an output to one number.
+        check: the user's comparison of eager and compiled outputs, if any.
+        phase_inputs: replaces ``make_inputs`` for some phases.
+        make_learner: wraps a full RLModule in an
+            :class:`autocompile.trial.target.learner.Updates`; None without an AlgorithmConfig.
+        training_phase: returns the training phase that is tuned by default.
+        inference_model: the smaller module that an env runner builds, if it differs from ``model``.
+        training_model: the larger module that ``forward_train`` calls, if it differs.
+        own_batch_size: batch size by phase in the user's configuration.
+        calls_per_update: calls between two changes of the weights, by phase.
+        samples_per_update: rows between two changes of the weights, by phase, if that is fixed
+            instead of the number of calls.
+        algorithm: ``module:Class`` of an AlgorithmConfig.
+        choices: the source of each choice, in words.
+        sha256: of the target's file.
+        optimizer_source: a line of Python that builds the optimizer, for exports; may be empty.
+        device: where :meth:`to` has moved it.
+    """
+
+    kind: str
+    model: torch.nn.Module
+    build: list[str]
+    make_inputs: _Inputs
+    make_optimizer: Callable[[torch.nn.Module], Any] = adam
+    loss: Callable[[Any, Any], torch.Tensor] = sum_of_floats
+    check: Callable[[Any, Any], Any] | None = None
+    phase_inputs: dict[str, _Inputs] = field(default_factory=dict)
+    make_learner: Callable[[Any], Any] | None = None
+    training_phase: Callable[[], str] = lambda: phases.OPTIMIZER_STEP
+    is_rl: bool = False
+    inference_model: torch.nn.Module | None = None
+    training_model: torch.nn.Module | None = None
+    fixed_batch: bool = False
+    own_batch_size: dict[str, int] = field(default_factory=dict)
+    calls_per_update: dict[str, int] = field(default_factory=dict)
+    samples_per_update: dict[str, int] = field(default_factory=dict)
+    algorithm: str | None = None
+    choices: dict[str, str] = field(default_factory=dict)
+    sha256: str | None = None
+    optimizer_source: str = ""
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    def model_of(self, phase: str) -> torch.nn.Module:
+        if phases.phase_of(phase).role == "worker" and self.inference_model:
+            return self.inference_model
+        if phase in (phases.FORWARD_TRAIN, phases.TRAIN_STEP) and self.training_model:
+            return self.training_model
+        return self.model
+
+    def inputs(self, phase: str, batch_size: int | None) -> Any:
+        made = self.phase_inputs.get(phase, self.make_inputs)(batch_size)
+        return pytree.tree_map(
+            lambda x: x.to(self.device) if isinstance(x, torch.Tensor) else x, made
+        )
+
+    def to(self, device: torch.device) -> None:
+        self.device = device
+        for model in (self.model, self.inference_model, self.training_model):
+            if model is not None:
+                model.to(device)
+
+    def default_phases(self) -> tuple[str, ...]:
+        """The two phases that are tuned when nobody asks for others."""
+        forward = phases.FORWARD_EXPLORATION if self.is_rl else phases.FORWARD
+        if not any(p.requires_grad for p in self.model.parameters()):
+            return (forward,)
+        return (forward, self.training_phase())
 
 
 def seed_everything(seed: int) -> None:

@@ -7,7 +7,7 @@ import math
 import os
 import sys
 import time
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,6 +19,7 @@ from autocompile.protocol.results import AlgorithmResult
 from autocompile.settings.phases import FORWARD_EXPLORATION, FORWARD_INFERENCE
 from autocompile.settings.tuned import Tuned
 from autocompile.store.record import Step
+from autocompile.trial.inspect.telemetry import synchronizer
 from autocompile.trial.process.channel import Channel
 from autocompile.trial.target.load import import_target, split_spec
 
@@ -28,7 +29,7 @@ _MOST_WARM_UPS = 50  # iterations until a learner must have begun to learn
 
 
 def compare_target(request: AlgorithmRequest, channel: Channel, result: AlgorithmResult) -> None:
-    """The task of a child: :func:`compare` for the configuration that a target names."""
+    """:func:`compare` for the configuration that a target names."""
     deadline, target = time.monotonic() + request.budget_s, request.header.target
     channel.step(Step.IMPORT)
     module = import_target(target)
@@ -46,14 +47,8 @@ def compare(
 ) -> None:
     """Build an algorithm with and one without the settings, warm both up, and let them take turns.
 
-    Evaluation is turned off: it would fall on some iterations only.
-
-    Args:
-        config: an AlgorithmConfig with an environment.
-        settings: for one of the two.
-        deadline: as ``time.monotonic`` gives it; there are two rounds at least.
-        result: is filled in.
-        told: called with each step that begins.
+    Evaluation is turned off: it would fall on some iterations only. There are two rounds at least,
+    whatever the deadline, which is as ``time.monotonic`` gives it.
 
     Raises:
         TargetError: the configuration names no environment, its algorithm samples nothing, or ray
@@ -95,17 +90,16 @@ def _ray_with_room(config: Any) -> Iterator[None]:
 
     # Workers import what this process can import, such as the user's file.
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    own_ray = not ray.is_initialized()
-    needed = {name: 2 * count for name, count in _needed(config).items()}
+    own_ray, needed = not ray.is_initialized(), _needed(config)
     if own_ray:
-        cpus = max(1, math.ceil(needed["CPU"]))
+        cpus = max(1, math.ceil(2 * needed["CPU"]))
         ray.init("local", num_cpus=cpus, include_dashboard=False, log_to_driver=False)
     try:
         for name, count in needed.items():  # ray would wait for ever
-            if count > (there := ray.cluster_resources().get(name, 0)):
+            if 2 * count > (there := ray.cluster_resources().get(name, 0)):
                 raise TargetError(
-                    f"the actors of two such algorithms need {count:g} {name}s, and ray has "
-                    f"{there:g}",
+                    f"the actors of two such algorithms need {2 * count:g} {name}s, "
+                    f"and ray has {there:g}",
                     hint="fewer env runners or learners, or fractions of a GPU for each",
                 )
         yield
@@ -149,13 +143,14 @@ def _timed(config: Any) -> Any:
     """The configuration with env runners and learners that measure their own times."""
     from autocompile.runtime.rllib.algorithm import default_runner
 
+    def timed(mixin: type, kind: Any) -> type:
+        # Classes made here travel by value to wherever ray makes an actor.
+        return type(f"Timed{kind.__name__}", (mixin, kind), {"__module__": __name__})
+
     config = config.copy(copy_frozen=False)
-    runner, learner = config.env_runner_cls or default_runner(config), config.learner_class
-    # Classes made here travel by value to wherever ray makes an actor.
-    runner = type(f"Timed{runner.__name__}", (_TimedRunner, runner), {"__module__": __name__})
-    learner = type(f"Timed{learner.__name__}", (_TimedLearner, learner), {"__module__": __name__})
-    config.env_runners(env_runner_cls=runner)
-    config._learner_class = learner
+    runner = config.env_runner_cls or default_runner(config)
+    config.env_runners(env_runner_cls=timed(_TimedRunner, runner))
+    config._learner_class = timed(_TimedLearner, config.learner_class)
     return config.evaluation(evaluation_interval=None, evaluation_num_env_runners=0)
 
 
@@ -163,16 +158,14 @@ class _TimedRunner:
     """Mixin of an env runner: measures ``sample`` and the module's forward in it."""
 
     def make_module(self) -> None:
-        """Make the module; each of its calls is timed."""
         super().make_module()  # type: ignore[misc]
-        runner: Any = self
-        self.spent: defaultdict[str, float] = defaultdict(float)
+        module: Any = self.module  # type: ignore[attr-defined]
+        self.spent: Any = Counter()
         for name in (FORWARD_EXPLORATION, FORWARD_INFERENCE):
-            if runner.module is not None:
-                setattr(runner.module, name, self._timing(getattr(runner.module, name)))
+            if module is not None:
+                setattr(module, name, self._timing(getattr(module, name)))
 
     def sample(self, **kwargs: Any) -> Any:
-        """Sample, timed."""
         began = time.perf_counter()
         episodes = super().sample(**kwargs)  # type: ignore[misc]
         self.spent["sample_s"] += time.perf_counter() - began
@@ -183,7 +176,7 @@ class _TimedRunner:
         def timed(*args: Any, **kwargs: Any) -> Any:
             began = time.perf_counter()
             output = forward(*args, **kwargs)
-            _wait_for(self._device)  # type: ignore[attr-defined]
+            _synchronize(self)
             self.spent["forward_s"] += time.perf_counter() - began
             return output
 
@@ -194,32 +187,29 @@ class _TimedLearner:
     """Mixin of a learner: measures gradient updates, in whichever thread they run."""
 
     def build(self) -> None:
-        """Build the learner and start counting."""
-        self.spent: defaultdict[str, float] = defaultdict(float)
+        self.spent: Any = Counter()
         super().build()  # type: ignore[misc]
 
     def _update(self, *args: Any, **kwargs: Any) -> Any:
         began = time.perf_counter()
         result = super()._update(*args, **kwargs)  # type: ignore[misc]
-        _wait_for(self._device)  # type: ignore[attr-defined]
+        _synchronize(self)
         self.spent["update_s"] += time.perf_counter() - began
         self.spent["updates"] += 1
         return result
 
 
-def _wait_for(device: Any) -> None:
-    if torch.device(device).type == "cuda":
-        torch.cuda.synchronize(device)
+def _synchronize(part: Any) -> None:
+    synchronizer(torch.device(part._device))()
 
 
 def _warm_up(algorithm: Any, deadline: float) -> int:
     """Train until two iterations have sampled with the module and learned; returns how many."""
-    done = learning = 0
-    while learning < 2 and done < _MOST_WARM_UPS:
+    learning = 0
+    for done in range(1, _MOST_WARM_UPS + 1):
         turn = _turn(algorithm)
-        done += 1
         learning += bool(turn.get("forward_s") and turn.get("updates"))
-        if time.monotonic() > deadline and done > 1:
+        if learning == 2 or (time.monotonic() > deadline and done > 1):
             break
     if not turn.get("forward_s"):
         raise TargetError(
@@ -243,16 +233,14 @@ def _turn(algorithm: Any) -> dict[str, Any]:
 
 def _spent(algorithm: Any) -> dict[str, float]:
     """The counts of runners and learners since the last call; waits for calls in progress."""
-    found: defaultdict[str, float] = defaultdict(float)
+    found: Any = Counter()
     parts = algorithm.env_runner_group.foreach_env_runner(_take)
     parts += [answer.get() for answer in algorithm.learner_group.foreach_learner(_take)]
     for part in parts:
-        for name, value in part.items():
-            found[name] += value
+        found.update(part)
     return dict(found)
 
 
-def _take(part: Any, **_: Any) -> dict[str, float]:
-    spent: dict[str, float] = part.spent
-    part.spent = defaultdict(float)
+def _take(part: Any, **_: Any) -> Any:
+    spent, part.spent = part.spent, Counter()
     return spent

@@ -26,8 +26,9 @@ from autocompile.trial.inspect import environment, explain, telemetry
 from autocompile.trial.phases.phases import make_side, phases_of
 from autocompile.trial.process import failures
 from autocompile.trial.process.channel import Channel
+from autocompile.trial.target.load import home_of
 from autocompile.trial.target.target import Target
-from autocompile.trial.tasks.steps import home_of, inputs_of, is_prepared, load
+from autocompile.trial.tasks.steps import inputs_of, is_prepared, load
 from autocompile.trial.verify.verifier import Verifier
 
 __all__ = ["described", "probe", "trace"]
@@ -39,19 +40,20 @@ _DYNAMO_ALONE = CompileConfig("eager_noexcept")  # runs the graphs of Dynamo as 
 def probe(request: ProbeRequest, channel: Channel, result: ProbeResult) -> None:
     """Describe machine, torch and target; run each phase once in eager mode."""
     if request.header.target:
-        target, device = load(request, channel)
+        target = load(request, channel)
+        device = target.device
         phases = list(request.phases or target.default_phases())
         result.target = _describe(target, phases)
         channel.step(Step.EAGER)
         size, seed = request.batch_size, request.header.seed
         for phase in phases:
             result.during = f"get_inputs({size})"
-            inputs = inputs_of(target, phase, size, device, seed)
+            inputs = inputs_of(target, phase, size, seed)
             result.during = None
             side = make_side(target, phase, inputs)
             side.view(side.run())
             if target.check:  # that it accepts eager is known before anything is tried
-                again = inputs_of(target, phase, size, device, seed, draw=1)
+                again = inputs_of(target, phase, size, seed, draw=1)
                 Verifier(target, phase, (inputs, again), seed, [])
             if target.fixed_batch and inputs is not None:
                 tensors = (x for x in pytree.tree_leaves(inputs) if isinstance(x, torch.Tensor))
@@ -61,9 +63,9 @@ def probe(request: ProbeRequest, channel: Channel, result: ProbeResult) -> None:
         device = environment.pick_device(request.header.device)
     result.environment = machine.describe(device)
     result.backends = environment.backends(device, request.backends)
-    result.all_backends = environment.all_backends()
+    result.all_backends = sorted(torch._dynamo.list_backends(None))
     result.modes = environment.modes(device)
-    result.options = environment.inductor_options()
+    result.options = torch._inductor.list_options()
     if request.toolchain and not is_prepared(request, channel, device):
         channel.step(Step.COMPILE)
         result.toolchain_s = environment.prepare_toolchain(device, Path(request.toolchain))
@@ -75,16 +77,18 @@ def probe(request: ProbeRequest, channel: Channel, result: ProbeResult) -> None:
 
 
 def _describe(target: Target, phases: list[str]) -> dict[str, Any]:
-    unknown = [phase for phase in phases if phase not in phases_of(target)]
-    if unknown:
+    known = phases_of(target)
+    if unknown := [phase for phase in phases if phase not in known]:
         raise AutocompileError(
-            f"this target has no phase {unknown[0]}",
-            f"a {target.kind} has: {', '.join(phases_of(target))}",
+            f"this target has no phase {unknown[0]}", f"a {target.kind} has: {', '.join(known)}"
         )
-    regions = {phase: regions_of(target.model_of(phase)) for phase in phases}
     model = copy.deepcopy(target.model)
-    optimizers = _optimizers(target, phases, model)
-    own = optimizers[0] if any(PHASES[p].is_function for p in phases) and optimizers else None
+    trains = any(p.requires_grad for p in model.parameters())
+    steps = trains and any(PHASES[phase].is_function for phase in phases)
+    own = target.make_optimizer(model) if steps else None
+    optimizers: list[Any] = [own] if steps else []
+    if LEARNER_UPDATE in phases and target.make_learner:
+        optimizers += target.make_learner(copy.deepcopy(model)).optimizers
     every = [implementations(optimizer) for optimizer in optimizers]
     return {
         "kind": target.kind,
@@ -97,7 +101,7 @@ def _describe(target: Target, phases: list[str]) -> dict[str, Any]:
         "calls_per_update": target.calls_per_update,
         "samples_per_update": target.samples_per_update,
         "has_convolutions": any(p.dim() == 4 for p in target.model.parameters()),
-        "regions": {phase: found.describe() for phase, found in regions.items()},
+        "regions": {phase: regions_of(target.model_of(phase)).describe() for phase in phases},
         "optimizers": [o for o in OPTIMIZERS if every and all(o in found for found in every)],
         "optimizer": own and described(own, model, target.optimizer_source),
         "is_rl": target.is_rl,
@@ -106,34 +110,18 @@ def _describe(target: Target, phases: list[str]) -> dict[str, Any]:
     }
 
 
-def _optimizers(target: Target, phases: list[str], model: torch.nn.Module) -> list[Any]:
-    """Those that the phases step: the target's own of ``model`` first, then its learner's."""
-    if not any(p.requires_grad for p in model.parameters()):
-        return []
-    found = [target.make_optimizer(model)] if any(PHASES[p].is_function for p in phases) else []
-    if LEARNER_UPDATE in phases and target.make_learner:
-        found += target.make_learner(copy.deepcopy(model)).optimizers
-    return found
-
-
 def described(
     optimizer: torch.optim.Optimizer, model: torch.nn.Module, source: str
 ) -> dict[str, Any]:
-    """How an optimizer is made, for exports.
-
-    Args:
-        optimizer: the target's.
-        model: the model whose parameters it has.
-        source: a line of Python that makes it; empty if there is none.
+    """How the optimizer of a model is made, for exports.
 
     Returns:
         ``build``, which is ``source``; ``lr``; where it is a class of ``torch.optim`` over all
         parameters alike its name, as ``class``, and the ``arguments`` that are not its defaults.
     """
     group, kind = optimizer.param_groups[0], type(optimizer)
-    found: dict[str, Any] = {"build": source, "lr": group.get("lr")}
-    if isinstance(found["lr"], torch.Tensor):
-        found["lr"] = float(found["lr"])
+    lr = group.get("lr")
+    found = {"build": source, "lr": float(lr) if isinstance(lr, torch.Tensor) else lr}
     names = inspect.signature(kind).parameters
     given = {n: group[n] for n in names if n in group and n != "params"}
     is_all = [id(p) for p in group["params"]] == [id(p) for p in model.parameters()]
@@ -154,11 +142,11 @@ def _is_plain(value: Any) -> bool:
 def trace(request: TraceRequest, channel: Channel, result: TraceResult) -> None:
     """For each phase ``graphs``, ``graph_breaks``, ``skipped_frames``, ``breaks``, or ``error``."""
     home, seed = home_of(request.header.target), request.header.seed
-    target, device = load(request, channel)
+    target = load(request, channel)
     channel.step(Step.COMPILE)
     found = result.traced  # what is known is sent, whatever becomes of the next phase
     for phase in request.phases:
-        inputs = inputs_of(target, phase, request.batch_size, device, seed)
+        inputs = inputs_of(target, phase, request.batch_size, seed)
         telemetry.reset_dynamo(_DYNAMO_ALONE.backend)
         witness = explain.Witness(home)
         began = time.monotonic()

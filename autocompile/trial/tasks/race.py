@@ -19,25 +19,59 @@ from typing import Any
 import torch
 
 from autocompile.protocol import requests
-from autocompile.protocol.requests import RaceRequest
+from autocompile.protocol.requests import ExportedCode, RaceRequest
 from autocompile.protocol.results import RaceResult, SideResult
+from autocompile.runtime.applying import process_state, set_process
+from autocompile.settings.config import CompileConfig
+from autocompile.settings.phases import FORWARD, OPTIMIZER_STEP, TRAIN_STEP
 from autocompile.store.measurement import Measurement
 from autocompile.store.record import AT_WORK, Outcome, Step
 from autocompile.trial.inspect import telemetry
 from autocompile.trial.measure.clocks import FirstCalls, ReferenceWork
 from autocompile.trial.measure.timing import Rounds, Timed, no_garbage_collection, side_by_side
-from autocompile.trial.phases.phases import make_side
+from autocompile.trial.phases.phases import call_model, make_side
 from autocompile.trial.phases.side import Side
 from autocompile.trial.process.channel import Channel, make_autotuning_exclusive
 from autocompile.trial.process.failures import note_failure
 from autocompile.trial.target.target import Target
-from autocompile.trial.tasks.exported import exported_side
-from autocompile.trial.tasks.steps import eager_and_verifier, exclusive, inputs_of, load, timed
+from autocompile.trial.tasks.steps import Comparison, timed
 from autocompile.trial.verify.verifier import Verifier
 
-__all__ = ["race"]
+__all__ = ["exported_side", "race"]
 
 _ENTRIES = 64  # of code compiled for one function: each side adds some
+_TRAIN_STEP = """
+def train_step():
+    optimizer.zero_grad(set_to_none=True)
+    value = loss(forward(model, side.inputs), side.inputs)
+    value.backward()
+    optimizer.step()
+    return value.detach()
+"""
+
+
+def race(request: RaceRequest, channel: Channel, result: RaceResult) -> None:
+    """Compile every side, verify it, time them all in turns, verify again."""
+    result.sides = [SideResult() for _ in request.sides]
+    run = _Race(request, channel)
+    for asked, said in zip(request.sides, result.sides, strict=True):
+        said.number = asked.number
+        channel.step(Step.COMPILE)
+        with run.turn(said):
+            run.racers.append(run.compiled(asked, said))
+    channel.step(Step.MEASURE)
+    with no_garbage_collection():
+        found = run.timed()
+    result.reference_s = run.reference.median_s
+    channel.step(Step.VERIFY)
+    for racer, measurement in found:
+        asked, said = racer.asked, racer.said
+        with run.turn(said), run.exclusive_on_cpu():
+            racer.verifier.last_call(racer.side)
+            said.measurement = asdict(measurement)
+            if asked.is_warm and not asked.config.is_eager:
+                said.compile_s = racer.clock.compile_s(measurement.compiled_call_s)
+            said.outcome, said.step = Outcome.OK.value, Step.EXIT.value
 
 
 @dataclass(frozen=True)
@@ -51,96 +85,89 @@ class _Racer:
     clock: FirstCalls
 
 
-class _AtWork:
-    """Writes down whose turn it is, and makes an outcome of what a side raises."""
-
-    def __init__(self, channel: Channel) -> None:
-        self._file = os.open(channel.folder / AT_WORK, os.O_WRONLY | os.O_CREAT, 0o644)
-        self._channel = channel
-
-    @contextlib.contextmanager
-    def turn(self, said: SideResult) -> Iterator[None]:
-        """Context in which a crash or exception is this side's."""
-        os.pwrite(self._file, b"%8d" % (said.number or 0), 0)
-        try:
-            yield
-        except (Exception, SystemExit) as error:
-            traceback.print_exc()
-            said.step = self._channel.current.value
-            note_failure(said, error, self._channel.current)
-        finally:
-            os.pwrite(self._file, b"%8d" % -1, 0)
-
-
 class _Dropped(Exception):
     """A side failed while it was timed: the rounds start again without it."""
 
 
-def race(request: RaceRequest, channel: Channel, result: RaceResult) -> None:
-    """Compile every side, verify it, time them all in turns, verify again."""
-    result.sides = [SideResult() for _ in request.sides]
-    at_work = _AtWork(channel)
-    target, device = load(request, channel)
-    channel.step(Step.EAGER)
-    with exclusive(channel, device):
-        numbers = request.sides[0].config.numbers
-        eager, verifier = eager_and_verifier(target, request, device, numbers, [])
-    telemetry.reset_dynamo("inductor")
-    torch._dynamo.config.recompile_limit = _ENTRIES
-    make_autotuning_exclusive(channel)
-    racers = []
-    for asked, said in zip(request.sides, result.sides, strict=True):
-        said.number = asked.number
-        channel.step(Step.COMPILE)
-        with at_work.turn(said):
-            own = copy.copy(verifier)  # it keeps errors of this side
-            racers.append(_compiled(asked, said, request, channel, target, device, own))
-    channel.step(Step.MEASURE)
-    reference = ReferenceWork(device)
-    with no_garbage_collection():
-        synchronize = telemetry.synchronizer(device)
-        found = _time(request, channel, racers, eager, at_work, synchronize, reference)
-    result.reference_s = reference.median_s
-    channel.step(Step.VERIFY)
-    for racer, measurement in found:
-        asked, said = racer.asked, racer.said
-        with at_work.turn(said), exclusive(channel, device):
-            racer.verifier.last_call(racer.side)
-            said.measurement = asdict(measurement)
-            if asked.is_warm and not asked.config.is_eager:
-                said.compile_s = racer.clock.compile_s(measurement.compiled_call_s)
-            said.outcome, said.step = Outcome.OK.value, Step.EXIT.value
+class _Race(Comparison):
+    request: RaceRequest
 
+    def __init__(self, request: RaceRequest, channel: Channel) -> None:
+        self._at_work = os.open(channel.folder / AT_WORK, os.O_WRONLY | os.O_CREAT, 0o644)
+        super().__init__(request, channel, request.sides[0].config, [])
+        self.racers: list[_Racer] = []
+        telemetry.reset_dynamo("inductor")
+        make_autotuning_exclusive(channel)
+        torch._dynamo.config.recompile_limit = _ENTRIES
 
-def _compiled(
-    asked: requests.Side,
-    said: SideResult,
-    request: RaceRequest,
-    channel: Channel,
-    target: Target,
-    device: torch.device,
-    verifier: Verifier,
-) -> _Racer:
-    """Compile a side in its own cache and verify its first calls."""
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = asked.cache
-    os.environ["TRITON_CACHE_DIR"] = str(Path(asked.cache) / "triton")
-    phase, config, exported = request.phase, asked.config, asked.exported
-    inputs = inputs_of(target, phase, request.batch_size, device, request.header.seed)
-    if exported is not None:
-        side = exported_side(target, phase, inputs, config, exported, channel.folder)
-    else:
-        with _own_code(asked.number):
-            side = make_side(target, phase, inputs, config)
-    clock = FirstCalls(side, telemetry.synchronizer(device), lambda: channel.waited_s)
-    # What is applied as in a user's process compiles at its first call.
-    with verifier.comparable_random_numbers(side), _own_code(asked.number):
-        output = verifier.seeded_call(side, 0)
-        with exclusive(channel, device):
-            channel.step(Step.VERIFY)
-            verifier.first_calls(side, output)
-            clock.stop()
-    side.keep()
-    return _Racer(asked, said, side, verifier, clock)
+    @contextlib.contextmanager
+    def turn(self, said: SideResult) -> Iterator[None]:
+        """Context in which a crash or exception is this side's."""
+        os.pwrite(self._at_work, b"%8d" % (said.number or 0), 0)
+        try:
+            yield
+        except (Exception, SystemExit) as error:
+            traceback.print_exc()
+            said.step = self.channel.current.value
+            note_failure(said, error, self.channel.current)
+        finally:
+            os.pwrite(self._at_work, b"%8d" % -1, 0)
+
+    def compiled(self, asked: requests.Side, said: SideResult) -> _Racer:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = asked.cache
+        os.environ["TRITON_CACHE_DIR"] = str(Path(asked.cache) / "triton")
+        target, phase, config, inputs = self.target, self.request.phase, asked.config, self.inputs()
+        if asked.exported is not None:
+            folder = self.channel.folder
+            side = exported_side(target, phase, inputs, config, asked.exported, folder)
+        else:
+            with _own_code(asked.number):
+                side = make_side(target, phase, inputs, config)
+        clock = FirstCalls(side, self.synchronize, lambda: self.channel.waited_s)
+        verifier = copy.copy(self.verifier)  # it keeps errors of this side
+        # What is applied as in a user's process compiles at its first call.
+        with verifier.comparable_random_numbers(side), _own_code(asked.number):
+            output = verifier.seeded_call(side, 0)
+            with self.exclusive_on_cpu():
+                self.channel.step(Step.VERIFY)
+                verifier.first_calls(side, output)
+                clock.stop()
+        side.keep()
+        return _Racer(asked, said, side, verifier, clock)
+
+    def timed(self) -> list[tuple[_Racer, Measurement]]:
+        """Time eager and all sides that work in rounds; start again when one fails."""
+        request, channel = self.request, self.channel
+        self.reference = ReferenceWork(self.target.device)
+        seed = request.header.seed + request.number
+        while running := [racer for racer in self.racers if racer.said.outcome is None]:
+            sides = [timed(self.eager), *map(self._watched, running)]
+            whole = contextlib.nullcontext() if request.takes_turns else channel.exclusive()
+            with contextlib.suppress(_Dropped), whole:
+                with channel.exclusive():
+                    rounds = Rounds(sides, self.synchronize, request.block_s, seed)
+                side_by_side(rounds, request.rounds, request.max_s, self._round)
+                return [(racer, rounds.measurement(i)) for i, racer in enumerate(running, 1)]
+        return []
+
+    @contextlib.contextmanager
+    def _round(self) -> Iterator[None]:
+        with self.channel.exclusive():  # this is how processes take turns
+            self.reference.sample()
+            yield
+
+    def _watched(self, racer: _Racer) -> Timed:
+        """A side for timing whose failure inside a block is its own outcome."""
+        own = timed(racer.side)
+
+        @contextlib.contextmanager
+        def context() -> Iterator[None]:
+            with self.turn(racer.said), own.context():
+                yield
+            if racer.said.outcome is not None:
+                raise _Dropped
+
+        return Timed(own.call, own.restore, context)
 
 
 @contextlib.contextmanager
@@ -169,44 +196,44 @@ def _own_code(number: int) -> Iterator[None]:
         torch._dynamo.optimize = optimize
 
 
-def _time(
-    request: RaceRequest,
-    channel: Channel,
-    racers: list[_Racer],
-    eager: Side,
-    at_work: _AtWork,
-    synchronize: Any,
-    reference: ReferenceWork,
-) -> list[tuple[_Racer, Measurement]]:
-    """Time eager and all sides that work in rounds; start again when one fails."""
+def exported_side(
+    target: Target,
+    phase: str,
+    inputs: Any,
+    config: CompileConfig,
+    exported: ExportedCode,
+    folder: Path,
+) -> Side:
+    """The side of a program that defines a model, an optimizer and a step, and runs the code.
 
-    @contextlib.contextmanager
-    def turn() -> Iterator[None]:
-        with channel.exclusive():  # this is how processes take turns
-            reference.sample()
-            yield
-
-    seed = request.header.seed + request.number
-    while running := [racer for racer in racers if racer.said.outcome is None]:
-        sides = [timed(eager), *(_watched(racer, at_work) for racer in running)]
-        whole = contextlib.nullcontext() if request.takes_turns else channel.exclusive()
-        with contextlib.suppress(_Dropped), whole:
-            with channel.exclusive():
-                rounds = Rounds(sides, synchronize, request.block_s, seed)
-            side_by_side(rounds, request.rounds, request.max_s, turn)
-            return [(racer, rounds.measurement(i)) for i, racer in enumerate(running, 1)]
-    return []
-
-
-def _watched(racer: _Racer, at_work: _AtWork) -> Timed:
-    """A side for timing whose failure inside a block is its own outcome."""
-    own = timed(racer.side)
-
-    @contextlib.contextmanager
-    def context() -> Iterator[None]:
-        with at_work.turn(racer.said), own.context():
-            yield
-        if racer.said.outcome is not None:
-            raise _Dropped
-
-    return Timed(own.call, own.restore, context)
+    ``tuned.json``, which the code may read, is put into the folder, where it runs.
+    """
+    side = make_side(target, phase, inputs)
+    names: dict[str, Any] = {
+        "torch": torch,
+        "model": side.model,
+        "optimizer": next(iter(side.optimizers), None),
+        "side": side,
+        "loss": target.loss,
+        FORWARD: (lambda m, x: m.forward_train(x)) if target.is_rl else call_model,
+    }
+    exec(_TRAIN_STEP, names)
+    (folder / "tuned.json").write_text(exported.settings.to_json(), "utf-8")
+    usual, here = process_state(), os.getcwd()
+    os.chdir(folder)
+    try:
+        exec(compile(exported.code, "exported", "exec"), names)
+    finally:
+        os.chdir(here)
+    own = process_state()
+    set_process(usual)  # of eager mode; the side has its own while it runs
+    side.config = config
+    side.process = {name: value for name, value in own.items() if value != usual[name]}
+    side.optimizers = [o for o in (names["optimizer"],) if o is not None]
+    if phase == FORWARD:
+        side.call = lambda: call_model(names["model"], side.inputs)
+    elif phase == TRAIN_STEP:
+        side.call = names[TRAIN_STEP]
+    elif phase == OPTIMIZER_STEP:
+        side.call = names.get("step") or (lambda: names["optimizer"].step())
+    return side

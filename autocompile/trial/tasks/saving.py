@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import importlib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +15,9 @@ from autocompile.protocol.requests import SaveRequest
 from autocompile.protocol.results import SaveResult
 from autocompile.runtime import warm_start
 from autocompile.runtime.apply import apply
-from autocompile.runtime.applying import set_process
+from autocompile.runtime.applying import process_of, set_process
 from autocompile.runtime.inplace import apply_to_update
-from autocompile.settings.phases import (
-    FORWARD,
-    FORWARD_TRAIN,
-    LEARNER_UPDATE,
-    OPTIMIZER_STEP,
-    TRAIN_STEP,
-    phase_of,
-)
+from autocompile.settings import phases
 from autocompile.settings.tuned import Choice, Tuned
 from autocompile.store.record import Step
 from autocompile.trial.inspect import telemetry
@@ -45,23 +37,29 @@ def save(request: SaveRequest, channel: Channel, result: SaveResult) -> None:
     Settings are applied as by ``autocompile.apply`` and ``autocompile.rllib``, since torch's key of
     a graph depends on it.
     """
-    target, device = load(request, channel)
-    settings, usual = request.settings, torch.get_num_threads()
-    left_out, used = result.left_out, set()
+    target = load(request, channel)
+    settings, usual, used = request.settings, torch.get_num_threads(), set()
     channel.step(Step.COMPILE)
     todo = [(phase, choice) for phase, found in settings.phases.items() for choice in found]
     # Other precisions last: torch does not undo them completely, and they are part of the key.
     for phase, choice in sorted(todo, key=lambda each: each[1].config.precision != "default"):
         if why := _why_not(phase, choice):
-            left_out += [why] if why not in left_out else []
+            result.left_out += [why] if why not in result.left_out else []
             continue
-        inputs = inputs_of(target, phase, choice.batch_size, device, request.header.seed)
-        for count in _thread_counts(phase, device):
-            with _on_threads(count or usual), warm_start.no_headers():
-                used.add(torch.get_num_threads())
+        inputs = inputs_of(target, phase, choice.batch_size, request.header.seed)
+        is_sampling = phases.phase_of(phase).role == "worker" and target.device.type == "cpu"
+        # Ray gives RLlib's env runners one thread.
+        for threads in [usual, 1] if is_sampling else [usual]:
+            with (
+                process_of({"threads": threads}),
+                warnings.catch_warnings(),
+                warm_start.no_headers(),
+            ):
+                warnings.simplefilter("ignore")  # that the settings are of another machine
+                used.add(threads)
                 _compile(target, settings, phase, choice, inputs)
                 telemetry.reset_dynamo(choice.config.backend)
-    result.saved = warm_start.save(Path(request.file), device, sorted(used))
+    result.saved = warm_start.save(Path(request.file), target.device, sorted(used))
 
 
 def _why_not(phase: str, choice: Choice) -> str:
@@ -69,8 +67,8 @@ def _why_not(phase: str, choice: Choice) -> str:
     config = choice.config
     if config.is_eager:
         return f"{phase}: eager mode compiles nothing"
-    if phase == TRAIN_STEP:
-        return f"{TRAIN_STEP}: it is a function of your own program, which is not known here"
+    if phase == phases.TRAIN_STEP:
+        return f"{phases.TRAIN_STEP}: it is a function of your own program, which is not known here"
     if config.environment != "default":
         return f"{phase}: a setting of the interpreter {config.environment}"
     if config.freezing:
@@ -80,48 +78,29 @@ def _why_not(phase: str, choice: Choice) -> str:
     return ""
 
 
-def _thread_counts(phase: str, device: torch.device) -> list[int | None]:
-    """The usual number (None); for RLlib's env runners also 1, which is what Ray gives them."""
-    is_sampling = phase_of(phase).role == "worker" and device.type == "cpu"
-    return [None, 1] if is_sampling else [None]
-
-
-@contextlib.contextmanager
-def _on_threads(count: int) -> Iterator[None]:
-    """Context with ``count`` threads; restores the number even if a setting changes it."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that the settings are of another machine
-            yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def _compile(target: Target, settings: Tuned, phase: str, choice: Choice, inputs: Any) -> None:
     model = copy.deepcopy(target.model_of(phase))
-    if phase == OPTIMIZER_STEP:
+    if phase == phases.OPTIMIZER_STEP:
         optimizer = target.make_optimizer(model)
         for parameter in model.parameters():
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
         apply(model, settings, phase, optimizer=optimizer)
         _repeat(optimizer.step)
         return
-    if phase == LEARNER_UPDATE:
+    if phase == phases.LEARNER_UPDATE:
         assert target.make_learner
         updates = target.make_learner(model)
         set_process(choice.config.process)
         apply_to_update(model, updates.optimizers, choice.config)
         _repeat(lambda: updates.update(inputs))
         return
-    if phase == FORWARD:
+    if phase == phases.FORWARD:
         model.eval()
     apply(model, settings, phase, batch_size=choice.batch_size)
-    if phase == FORWARD:
+    if phase == phases.FORWARD:
         with torch.no_grad():
             _repeat(lambda: call_model(model, inputs))
-    elif phase == FORWARD_TRAIN:
+    elif phase == phases.FORWARD_TRAIN:
         method = getattr(model, phase)
         _repeat(lambda: torch.autograd.backward(target.loss(method(inputs), inputs)))
     else:

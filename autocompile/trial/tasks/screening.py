@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -21,18 +21,11 @@ from autocompile.trial.measure.schedule import try_schedule
 from autocompile.trial.measure.timing import screen
 from autocompile.trial.phases.phases import make_side
 from autocompile.trial.phases.side import Side
-from autocompile.trial.process import failures
 from autocompile.trial.process.channel import Channel, make_autotuning_exclusive
-from autocompile.trial.tasks.steps import (
-    eager_and_verifier,
-    exclusive,
-    home_of,
-    inputs_of,
-    load,
-    timed,
-)
+from autocompile.trial.process.failures import Failed, only_logged
+from autocompile.trial.target.load import home_of
+from autocompile.trial.tasks.steps import Comparison, timed
 from autocompile.trial.verify.random_draws import compare_with_eagers_draws, demand_plausible_draws
-from autocompile.trial.verify.verifier import Verifier
 
 __all__ = ["screen_setting"]
 
@@ -40,133 +33,143 @@ _TOO_LONG_S = 2.0  # a call of which nothing is counted
 _SCHEDULE_S = 5.0  # for trying changes of the learning rate; a while longer of the default
 
 
-@dataclass(frozen=True)
-class _Trial:
-    """Both sides, what checks and times them, and the result that is filled in."""
-
-    request: TrialRequest
-    channel: Channel
-    result: TrialResult
-    device: torch.device
-    eager: Side
-    compiled: Side
-    verifier: Verifier
-    witness: explain.Witness
-    clock: FirstCalls
-
-
 def screen_setting(request: TrialRequest, channel: Channel, result: TrialResult) -> None:
     """Eager twice, compile, verify, time against eager, verify again."""
-    config, phase, header = request.config, request.phase, request.header
-    home = home_of(header.target)
-    target, device = load(request, channel)
-    synchronize = telemetry.synchronizer(device)
-    channel.step(Step.EAGER)
-    with exclusive(channel, device):
-        eager, verifier = eager_and_verifier(target, request, device, config.numbers, result.notes)
-    channel.step(Step.COMPILE)
-    telemetry.reset_dynamo(config.backend)
-    make_autotuning_exclusive(channel)
-    witness = explain.Witness(home)
-    inputs = inputs_of(target, phase, request.batch_size, device, header.seed)
-    compiled = make_side(target, phase, inputs, config)
-    clock = FirstCalls(compiled, synchronize, lambda: channel.waited_s)
-    trial = _Trial(request, channel, result, device, eager, compiled, verifier, witness, clock)
-    with verifier.comparable_random_numbers(compiled):
-        output = verifier.seeded_call(compiled, 0)
+    trial = _Trial(request, channel, result)
+    with trial.verifier.comparable_random_numbers(trial.compiled):
+        output = trial.verifier.seeded_call(trial.compiled, 0)
         with channel.exclusive():
-            if _is_known_code(trial, output):
+            trial.check_first_calls(output)
+            if result.same_code_as is not None:  # it is measured, and verified to its end
                 return
-            measurement = _measure(trial)
-    _look_closer(trial, measurement)  # not timed, so the others may go on
-    compare_with_eagers_draws(verifier, compiled, config)
+            measurement = trial.measure()
+    trial.look_closer(measurement)  # not timed, so the others may go on
+    compare_with_eagers_draws(trial.verifier, trial.compiled, request.config)
 
 
-def _is_known_code(trial: _Trial, output: Any) -> bool:
-    """Verify the first calls; whether the code has been measured, and verified to its end."""
-    request, result, clock = trial.request, trial.result, trial.clock
-    trial.channel.step(Step.VERIFY)
-    trial.verifier.first_calls(trial.compiled, output)
-    clock.stop()
-    if not request.config.is_eager:
-        _prove_compiled(trial)
-    result.code = telemetry.same_code_key(request.config, trial.device)
-    result.same_code_as = request.known_codes.get(result.code)
-    if result.same_code_as is None:
-        return False
-    result.compile_window, result.compile_s = clock.window, clock.compile_s(0.0)
-    return True
+class _Trial(Comparison):
+    request: TrialRequest
 
+    def __init__(self, request: TrialRequest, channel: Channel, result: TrialResult) -> None:
+        self.result, config, home = result, request.config, home_of(request.header.target)
+        super().__init__(request, channel, config, result.notes)
+        channel.step(Step.COMPILE)
+        telemetry.reset_dynamo(config.backend)
+        make_autotuning_exclusive(channel)
+        self.witness = explain.Witness(home)
+        self.compiled = make_side(self.target, request.phase, self.inputs(), config)
+        self.clock = FirstCalls(self.compiled, self.synchronize, lambda: channel.waited_s)
 
-def _measure(trial: _Trial) -> Measurement:
-    """Verify the rest, time, and verify again."""
-    request, result, verifier = trial.request, trial.result, trial.verifier
-    eager, compiled = trial.eager, trial.compiled
-    synchronize = telemetry.synchronizer(trial.device)
-    demand_plausible_draws(verifier, compiled, result.notes)
-    result.weights_live = verifier.weights(compiled)
-    trial.channel.step(Step.MEASURE)
-    compiled.keep()
-    reference = ReferenceWork(trial.device)
-    reference.sample()
-    seed = request.header.seed + request.number
-    measurement, said = screen(timed(eager), timed(compiled), synchronize, request.limits, seed)
-    reference.sample()
-    result.notes += said
-    result.measurement = asdict(measurement)
-    result.reference_s = reference.median_s
-    trial.channel.step(Step.VERIFY)
-    verifier.last_call(compiled)
-    if request.config.bakes_weights:
-        result.refresh_s = refresh_s(compiled, synchronize, measurement.compiled_call_s)
-        result.calls_per_update = request.calls_per_update
-    return measurement
+    def check_first_calls(self, output: Any) -> None:
+        """Verify the first calls, and find the trial that has measured the same code."""
+        request, result = self.request, self.result
+        self.channel.step(Step.VERIFY)
+        self.verifier.first_calls(self.compiled, output)
+        self.clock.stop()
+        if not request.config.is_eager:
+            self.prove_compiled()
+        result.code = telemetry.same_code_key(request.config, self.target.device)
+        result.same_code_as = request.known_codes.get(result.code)
+        if result.same_code_as is not None:
+            result.compile_window, result.compile_s = self.clock.window, self.clock.compile_s(0.0)
 
+    def prove_compiled(self) -> None:
+        """At least one graph reached the backend, and what the setting asked for happened.
 
-def _look_closer(trial: _Trial, measurement: Measurement) -> None:
-    """Memory, compile time, what is launched, and what a learning-rate schedule recompiles."""
-    config, result, device = trial.request.config, trial.result, trial.device
-    eager, compiled, phase = trial.eager, trial.compiled, trial.request.phase
-    result.eager_peak_memory_bytes = _peak_memory(eager, phase, device)
-    result.peak_memory_bytes = _peak_memory(compiled, phase, device)
-    is_short = measurement.eager_call_s < _TOO_LONG_S
-    if device.type == "cpu" and is_short:
-        with failures.only_logged():
-            result.page_faults = [_page_faults(side) for side in (eager, compiled)]
-    if not config.is_eager:
-        result.compile_s = trial.clock.compile_s(measurement.compiled_call_s)
-        result.compile_window = trial.clock.window  # the parent takes out what it held us
-        if not config.bakes_weights:  # whose refreshes were compiles too
-            _prove_compiled(trial)
-    if is_short:
-        with failures.only_logged():  # it is a good trial, whatever cannot be explained of it
-            _count(trial)
-    if not config.is_eager:
-        with trial.verifier.comparable_random_numbers(compiled):
-            # Dynamo recompiles alike whatever the backend's options: one setting shows all of it.
-            longest_s = _SCHEDULE_S * (3 if config == DEFAULT_INDUCTOR else 1)
-            try_schedule(trial.verifier, compiled, result, longest_s)
-    if device.type != "cpu" or result.peak_memory_bytes is None:
-        return
-    if config.bakes_weights or BACKENDS.get(config.backend, Backend()).lays_out:
-        # What a runtime keeps between two calls, no tensor of the side shows. At the very end:
-        # nothing that was compiled is there any more afterwards.
-        result.peak_memory_bytes += memory.freed_bytes(torch._dynamo.reset) or 0
+        Raises:
+            Failed: nothing was captured.
+        """
+        result, facts = self.result, asdict(telemetry.dynamo_facts())
+        for name in ("graphs", "graph_breaks", "recompiles"):
+            setattr(result, name, facts.pop(name))
+        result.detail = {**facts, **self.witness.facts()}
+        if result.graphs == 0:
+            met = (*facts["break_reasons"], *facts["skip_reasons"])
+            why = f": {met[0]}" if met else ""
+            what = f"Dynamo captured no graph: everything ran in eager mode{why}"
+            raise Failed(Outcome.NOT_COMPILED, what)
+        skipped = "no CUDA graphs: Inductor gave them up here"
+        if facts["cudagraph_skips"] and skipped not in result.notes:
+            result.notes.append(skipped)
 
+    def measure(self) -> Measurement:
+        request, result, eager, compiled = self.request, self.result, self.eager, self.compiled
+        demand_plausible_draws(self.verifier, compiled, result.notes)
+        result.weights_live = self.verifier.weights(compiled)
+        self.channel.step(Step.MEASURE)
+        compiled.keep()
+        reference = ReferenceWork(self.target.device)
+        reference.sample()
+        seed = request.header.seed + request.number
+        measurement, said = screen(
+            timed(eager), timed(compiled), self.synchronize, request.limits, seed
+        )
+        reference.sample()
+        result.notes += said
+        result.measurement = asdict(measurement)
+        result.reference_s = reference.median_s
+        self.channel.step(Step.VERIFY)
+        self.verifier.last_call(compiled)
+        if request.config.bakes_weights:
+            steady_s = measurement.compiled_call_s
+            result.refresh_s = refresh_s(compiled, self.synchronize, steady_s)
+            result.calls_per_update = request.calls_per_update
+        return measurement
 
-def _count(trial: _Trial) -> None:
-    """What one call launches on each side."""
-    compiled, result = trial.compiled, trial.result
-    result.detail["eager"] = explain.operators(trial.eager.run, trial.device)
-    if compiled.is_eager:
-        return
+    def look_closer(self, measurement: Measurement) -> None:
+        """Memory, compile time, what is launched, and what a learning-rate schedule recompiles."""
+        config, result, compiled = self.request.config, self.result, self.compiled
+        result.eager_peak_memory_bytes = self.peak_memory(self.eager)
+        result.peak_memory_bytes = self.peak_memory(compiled)
+        is_short, on_cpu = measurement.eager_call_s < _TOO_LONG_S, self.target.device.type == "cpu"
+        if on_cpu and is_short:
+            with only_logged():
+                result.page_faults = [_page_faults(side) for side in (self.eager, compiled)]
+        if not config.is_eager:
+            result.compile_s = self.clock.compile_s(measurement.compiled_call_s)
+            result.compile_window = self.clock.window  # the parent takes out what it held us
+            if not config.bakes_weights:  # whose refreshes were compiles too
+                self.prove_compiled()
+        if is_short:
+            with only_logged():  # it is a good trial, whatever cannot be explained of it
+                self.count_launches()
+        if not config.is_eager:
+            with self.verifier.comparable_random_numbers(compiled):
+                # Dynamo recompiles alike whatever the backend's options: one shows all of it.
+                longest_s = _SCHEDULE_S * (3 if config == DEFAULT_INDUCTOR else 1)
+                try_schedule(self.verifier, compiled, result, longest_s)
+        is_held = config.bakes_weights or BACKENDS.get(config.backend, Backend()).lays_out
+        if is_held and on_cpu and result.peak_memory_bytes is not None:
+            # What a runtime keeps between two calls, no tensor of the side shows. At the very end:
+            # nothing that was compiled is there any more afterwards.
+            result.peak_memory_bytes += memory.freed_bytes(torch._dynamo.reset)
 
-    def steady() -> None:
-        # Otherwise Dynamo would compile the profiler's function, which is called meanwhile.
-        with torch.compiler.set_stance("fail_on_recompile"), compiled.context():
-            compiled.call()
+    def count_launches(self) -> None:
+        result, compiled = self.result, self.compiled
+        result.detail["eager"] = explain.operators(self.eager.run, self.target.device)
+        if compiled.is_eager:
+            return
 
-    result.detail["compiled"] = trial.witness.compiled(steady, result.recompiles or 0)
+        def steady() -> None:
+            # Otherwise Dynamo would compile the profiler's function, which is called meanwhile.
+            with torch.compiler.set_stance("fail_on_recompile"), compiled.context():
+                compiled.call()
+
+        result.detail["compiled"] = self.witness.compiled(steady, result.recompiles or 0)
+
+    def peak_memory(self, side: Side) -> int | None:
+        """What this side's tensors hold plus what a call needs on top, in bytes."""
+        phase = phase_of(self.request.phase)
+
+        def held() -> Any:
+            model = side.model
+            tensors = [dict(model.named_parameters()), dict(model.named_buffers()), side.inputs]
+            # Elsewhere they are the step's inputs, or left by a comparison.
+            if phase.steps and phase.has_backward:
+                tensors.append([p.grad for p in model.parameters()])
+            return tensors, side.held()
+
+        return memory.peak_bytes(side.run, held, self.target.device, graphs=not side.is_eager)
 
 
 def _page_faults(side: Side) -> int | None:
@@ -174,37 +177,3 @@ def _page_faults(side: Side) -> int | None:
     found = memory.page_faults(side.run)
     side.restore()
     return found
-
-
-def _peak_memory(side: Side, phase: str, device: torch.device) -> int | None:
-    """What this side's tensors hold plus what a call needs on top, in bytes."""
-
-    def held() -> Any:
-        model = side.model
-        tensors = [dict(model.named_parameters()), dict(model.named_buffers()), side.inputs]
-        # Elsewhere they are the step's inputs, or left by a comparison.
-        if phase_of(phase).steps and phase_of(phase).has_backward:
-            tensors.append([p.grad for p in model.parameters()])
-        return tensors, side.held()
-
-    return memory.peak_bytes(side.run, held, device, graphs=not side.is_eager)
-
-
-def _prove_compiled(trial: _Trial) -> None:
-    """At least one graph reached the backend, and what the setting asked for happened.
-
-    Raises:
-        Failed: nothing was captured.
-    """
-    result, facts = trial.result, asdict(telemetry.dynamo_facts())
-    for name in ("graphs", "graph_breaks", "recompiles"):
-        setattr(result, name, facts.pop(name))
-    result.detail = {**facts, **trial.witness.facts()}
-    if result.graphs == 0:
-        met = (*facts["break_reasons"], *facts["skip_reasons"])
-        why = f": {met[0]}" if met else ""
-        what = f"Dynamo captured no graph: everything ran in eager mode{why}"
-        raise failures.Failed(Outcome.NOT_COMPILED, what)
-    skipped = "no CUDA graphs: Inductor gave them up here"
-    if facts["cudagraph_skips"] and skipped not in result.notes:
-        result.notes.append(skipped)

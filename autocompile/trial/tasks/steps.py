@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from autocompile.protocol.events import EventName
 from autocompile.protocol.requests import ProbeRequest, RaceRequest, Request, TrialRequest
@@ -21,31 +19,18 @@ from autocompile.trial.phases.phases import make_side
 from autocompile.trial.phases.side import Side
 from autocompile.trial.process.channel import Channel
 from autocompile.trial.process.failures import Failed
-from autocompile.trial.target.load import build, import_target, split_spec
+from autocompile.trial.target.load import build, import_target
 from autocompile.trial.target.target import Target, seed_everything
 from autocompile.trial.verify.check import refusal
 from autocompile.trial.verify.compare import mismatch_scale
 from autocompile.trial.verify.outputs import View, copy_view
-from autocompile.trial.verify.tree import comparable, paths
+from autocompile.trial.verify.tree import flatten
 from autocompile.trial.verify.verifier import Verifier
 
-__all__ = [
-    "eager_and_verifier",
-    "exclusive",
-    "home_of",
-    "inputs_of",
-    "is_prepared",
-    "load",
-    "timed",
-]
+__all__ = ["Comparison", "inputs_of", "is_prepared", "load", "timed"]
 
 
-def home_of(target: str) -> Path:
-    """The folder of a target's file; asked before it is loaded, which may change directory."""
-    return Path(split_spec(target)[0]).resolve().parent
-
-
-def load(request: Request, channel: Channel) -> tuple[Target, torch.device]:
+def load(request: Request, channel: Channel) -> Target:
     """Steps ``import`` and ``build``: the same weights in every process."""
     header = request.header
     channel.step(Step.IMPORT)
@@ -59,7 +44,7 @@ def load(request: Request, channel: Channel) -> tuple[Target, torch.device]:
     channel.step(Step.BUILD)
     target = build(header.target, module)
     target.to(device)
-    return target, device
+    return target
 
 
 def is_prepared(request: ProbeRequest, channel: Channel, device: torch.device) -> bool:
@@ -67,79 +52,72 @@ def is_prepared(request: ProbeRequest, channel: Channel, device: torch.device) -
     return bool(request.toolchain) and channel.has_fork_server and device.type == "cpu"
 
 
-def inputs_of(
-    target: Target,
-    phase: str,
-    batch_size: int | None,
-    device: torch.device,
-    seed: int,
-    draw: int = 0,
-) -> Any:
+def inputs_of(target: Target, phase: str, batch_size: int | None, seed: int, draw: int = 0) -> Any:
     """The inputs of one batch; another ``draw`` gives other values. An optimizer step has none."""
     if not phase_of(phase).has_batch_size:
         return None
     seed_everything(seed + 1000 * (draw + 1))
-    inputs = target.inputs(phase, batch_size)
-    return pytree.tree_map(lambda x: x.to(device) if isinstance(x, torch.Tensor) else x, inputs)
+    return target.inputs(phase, batch_size)
 
 
-def exclusive(channel: Channel, device: torch.device) -> contextlib.AbstractContextManager[None]:
-    """Exclusive use on a CPU, where eager's threads wait for each other by busy-waiting.
+class Comparison:
+    """The target's unchanged eager side, and the verifier of settings of one precision."""
 
-    Next to a compiling trial, both would become up to ten times slower.
-    """
-    return channel.exclusive() if device.type == "cpu" else contextlib.nullcontext()
+    def __init__(
+        self,
+        request: TrialRequest | RaceRequest,
+        channel: Channel,
+        config: CompileConfig,
+        notes: list[str],
+    ) -> None:
+        self.request, self.channel = request, channel
+        self.target = load(request, channel)
+        self.synchronize = telemetry.synchronizer(self.target.device)
+        channel.step(Step.EAGER)
+        with self.exclusive_on_cpu():
+            self.eager, self.verifier = self._eager(config.numbers, notes)
+
+    def exclusive_on_cpu(self) -> contextlib.AbstractContextManager[None]:
+        """Exclusive use on a CPU, where eager's threads wait for each other by busy-waiting.
+
+        Next to a compiling trial, both would become up to ten times slower.
+        """
+        on_cpu = self.target.device.type == "cpu"
+        return self.channel.exclusive() if on_cpu else contextlib.nullcontext()
+
+    def inputs(self, draw: int = 0) -> Any:
+        """One batch; another ``draw`` gives other values."""
+        request, seed = self.request, self.request.header.seed
+        return inputs_of(self.target, request.phase, request.batch_size, seed, draw)
+
+    def _eager(self, numbers: CompileConfig, notes: list[str]) -> tuple[Side, Verifier]:
+        target, phase, header = self.target, self.request.phase, self.request.header
+        draws = self.inputs(), self.inputs(draw=1)
+        verifier = Verifier(target, phase, draws, header.seed, notes, header.tolerance, numbers)
+        if numbers == EAGER:
+            return verifier.eager, verifier
+        eager = make_side(target, phase, draws[0])
+        own = copy_view(eager.view(verifier.seeded_call(eager, 0)))
+        eager.keep()
+        _demand_close(verifier, own, notes)
+        return eager, verifier
 
 
-def eager_and_verifier(
-    target: Target,
-    request: TrialRequest | RaceRequest,
-    device: torch.device,
-    numbers: CompileConfig,
-    notes: list[str],
-) -> tuple[Side, Verifier]:
-    """The unchanged eager side to time against, and the verifier.
-
-    Args:
-        target: the built target.
-        request: of the trial.
-        device: where the target is.
-        numbers: eager mode with the setting's precision.
-        notes: gets sentences for the user.
-    """
-    phase, size = request.phase, request.batch_size
-    seed, tolerance = request.header.seed, request.header.tolerance
-    first = inputs_of(target, phase, size, device, seed)
-    draws = first, inputs_of(target, phase, size, device, seed, draw=1)
-    verifier = Verifier(target, phase, draws, seed, notes, tolerance, numbers)
-    if numbers == EAGER:
-        return verifier.eager, verifier
-    eager = make_side(target, phase, first)
-    _demand_close(verifier, eager, notes)
-    return eager, verifier
-
-
-def _demand_close(verifier: Verifier, plain: Side, notes: list[str]) -> None:
-    """Compare eager mode at the requested precision with the unchanged model.
+def _demand_close(verifier: Verifier, own: View, notes: list[str]) -> None:
+    """Compare eager mode at the requested precision with the unchanged model's view ``own``.
 
     The user's check judges the outputs if there is one, otherwise the tolerance; without a
     tolerance any finite change is allowed. A note says how large the change is.
 
-    Args:
-        verifier: has eager mode at the requested precision.
-        plain: eager mode without that change; ready to be timed afterwards.
-        notes: gets the sentence.
-
     Raises:
         Failed: ``wrong_output``: the change exceeds the tolerance or is not finite.
     """
-    own, changed = copy_view(plain.view(verifier.seeded_call(plain, 0))), verifier.expected
-    plain.keep()
+    changed = verifier.expected
     # Without gradients and updates: noise among them differs at every precision.
     results = [
         {n: v for n, v in view.items() if n in ("outputs", "loss")} for view in (own, changed)
     ]
-    change = mismatch_scale(results[0], results[1])
+    change = mismatch_scale(*results)
     theirs = _tensors(changed)
     for path, x in _tensors(own).items():
         y = theirs.get(path)
@@ -162,8 +140,7 @@ def _demand_close(verifier: Verifier, plain: Side, notes: list[str]) -> None:
 
 
 def _tensors(view: View) -> dict[str, torch.Tensor]:
-    found = paths(comparable(dict(view)))
-    return {path: x for path, x in found if isinstance(x, torch.Tensor)}
+    return {path: x for path, x in flatten(view).leaves if isinstance(x, torch.Tensor)}
 
 
 def timed(side: Side) -> Timed:

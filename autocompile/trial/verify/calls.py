@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+import dataclasses
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from autocompile.settings.config import EAGER, CompileConfig
-from autocompile.settings.phases import phase_of
 from autocompile.trial.phases.phases import make_side
 from autocompile.trial.phases.side import Side, copy_inputs
 from autocompile.trial.target.target import Target, seed_everything
-from autocompile.trial.verify.float64 import in_float64
-from autocompile.trial.verify.outputs import Held, View
+from autocompile.trial.verify.outputs import Held, View, copy_view
 
 __all__ = ["Calls"]
 
@@ -26,13 +28,12 @@ class Calls:
     Args:
         target: the model and its inputs.
         phase: the unit of work.
-        draws: two batches of inputs with different values.
+        draws: two batches of inputs with different values; call ``n`` uses batch ``n % 2``.
         seed: call ``n`` uses ``seed + n``.
     """
 
     def __init__(self, target: Target, phase: str, draws: tuple[Any, Any], seed: int) -> None:
         self._target, self._phase, self._draws, self._seed = target, phase, draws, seed
-        self._is_forward = phase_of(phase).is_forward
 
     def another_side(self, config: CompileConfig = EAGER) -> Side:
         """A new side of the same phase with the initial weights."""
@@ -58,5 +59,44 @@ class Calls:
             held = Held(view)
             yield index, view, lost
 
-    def _in_float64(self, model: torch.nn.Module, calls: range) -> View | None:
-        return in_float64(self._target, self._phase, model, self._draws, self._seed, calls)
+    def _in_float64(self, model: torch.nn.Module, calls: Iterable[int]) -> View | None:
+        """Eager's view of the last of these calls in float64, which tells rounding from errors.
+
+        It starts from the weights of ``model``. None if the model cannot run in float64.
+        """
+        try:
+            wide = copy.deepcopy(model).double()
+            target = dataclasses.replace(
+                self._target, model=wide, inference_model=None, training_model=None
+            )
+            side = make_side(target, self._phase, None)
+            view: View = {}
+            for call in calls:
+                side.inputs = pytree.tree_map(_double, copy_inputs(self._draws[call % 2]))
+                seed_everything(self._seed + call)
+                with _WideCasts():  # type: ignore[no-untyped-call]
+                    view = side.view(side.run())
+            return copy_view(view)
+        except Exception:
+            return None
+
+
+class _WideCasts(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Inside the context, a cast to any floating type returns float64.
+
+    Some code casts by design (Muon orthogonalizes in bfloat16, a norm computes in float32). On
+    double inputs it would still round like eager, and could not serve as a float64 reference.
+    """
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        dtype = kwargs.get("dtype")
+        if function is torch.ops.aten._to_copy.default and dtype and dtype.is_floating_point:
+            kwargs["dtype"] = torch.float64
+        return function(*args, **kwargs)
+
+
+def _double(x: Any) -> Any:
+    return x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x

@@ -11,32 +11,26 @@ import torch
 
 from autocompile.trial.verify.outputs import copy_view
 
-__all__ = ["Check", "refusal"]
-
-Check = Callable[[Any, Any], Any]
+__all__ = ["refusal"]
 
 _LONGEST = 300  # characters of its error message
 
 
-def refusal(check: Check, expected: Any, actual: Any) -> str | None:
-    """Why ``check`` rejects ``actual``; None if it accepts.
+def refusal(check: Callable[[Any, Any], Any], expected: Any, actual: Any) -> str | None:
+    """Why ``check`` rejects the outputs of a call; None if it accepts.
 
-    Args:
-        check: raises or returns False to reject, returns None or True to accept.
-        expected: eager's outputs of a call, as the model returned them.
-        actual: the compiled side's outputs of the same call.
+    It raises or returns False to reject, and returns None or True to accept.
     """
     # Copies, since check() may change its arguments, which are compared again later.
-    pair = [copy_view({"outputs": outputs})["outputs"] for outputs in (expected, actual)]
+    pair = copy_view({"expected": expected}), copy_view({"actual": actual})
     try:
         with torch.no_grad():
-            answer = check(*pair)
+            answer = check(pair[0]["expected"], pair[1]["actual"])
     except Exception as error:
         return f"check() rejects: {_words(error)}"
-    is_tensor = isinstance(answer, torch.Tensor) and answer.dtype is torch.bool
-    if not isinstance(answer, (bool, np.bool_, type(None))) and not (
-        is_tensor and answer.numel() == 1
-    ):
+    if isinstance(answer, torch.Tensor) and answer.dtype is torch.bool and answer.numel() == 1:
+        answer = bool(answer)
+    if not isinstance(answer, (bool, np.bool_, type(None))):
         return f"check() returned a {type(answer).__name__} instead of True, False or None"
     return None if answer is None or answer else "check() rejects: it returned False"
 

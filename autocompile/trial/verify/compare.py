@@ -8,14 +8,13 @@ single elements have no tolerance.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from autocompile.trial.verify.outputs import View, without
-from autocompile.trial.verify.tree import comparable, paths
+from autocompile.trial.verify.tree import flatten
 
 __all__ = ["compare", "differences", "largest", "mismatch_scale"]
 
@@ -23,9 +22,7 @@ __all__ = ["compare", "differences", "largest", "mismatch_scale"]
 _TOLERANCE = {torch.float16: 1e-3, torch.bfloat16: 1e-2, torch.float64: 1e-8}
 _FLOAT32 = 1e-4
 _UPDATE_TOLERANCE = 1e-2
-# Against float64, the compiled error may be this multiple of eager's (torch._dynamo.utils.same).
-_FP64_MULTIPLE = {torch.float32: 2.0}
-_FP64_SMALL = 1000
+_FP64_SMALL = 1000  # elements: such a tensor may be further from float64
 # A float64 run this far from eager computed something else, for example other random numbers.
 _FP64_USELESS = 0.25
 # Elements this much larger than the small ones (logits masked by -1e9) are compared separately.
@@ -41,10 +38,6 @@ _FREE_MULTIPLE = 2.0
 _GRADIENTS, _UPDATES = _BY_RMS = ("['gradients']", "['updates']")
 
 Leaves = list[tuple[str, Any]]
-
-
-def _describe(tree: Any) -> str:
-    return str(pytree.tree_structure(tree)).replace("\n", "")[:120]
 
 
 def _rms(x: torch.Tensor) -> float:
@@ -79,28 +72,31 @@ def _as_real(x: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
 
 
-def _error(
-    expected: torch.Tensor, actual: torch.Tensor, *, whole: bool = False, floor: float = 0.0
-) -> float:
+def _error(path: str, expected: torch.Tensor, actual: torch.Tensor, floor: float = 0.0) -> float:
     """Relative error: RMS of the difference over RMS of the expected values.
 
-    Unless ``whole``, computed separately for ordinary and huge elements, and the larger returned.
-    Equal infinities and common NaNs count as equal.
+    Except for gradients and updates, computed separately for ordinary and huge elements, and the
+    larger returned. Equal infinities and common NaNs count as equal. A gradient's expected RMS is
+    at least ``floor``.
     """
     expected, actual = _as_real(expected), _as_real(actual)
     same = (expected == actual) | (expected.isnan() & actual.isnan())
     difference = (expected.double() - actual.double()).masked_fill(same, 0.0)
     difference = difference.nan_to_num(math.inf, math.inf, math.inf)
-    sizes, ordinary = _finite(expected), None if whole else _ordinary(expected)
-    worst = 0.0
-    for mask in (...,) if ordinary is None else (ordinary, ~ordinary):
-        error, scale = _rms(difference[mask]), max(_rms(sizes[mask]), floor)
+    sizes = _finite(expected)
+    masks: list[Any] = [...]
+    if not path.startswith(_BY_RMS):
+        ordinary = _ordinary(expected)
+        masks = [ordinary, ~ordinary]
+    least, worst = floor if path.startswith(_GRADIENTS) else 0.0, 0.0
+    for mask in masks:
+        error, scale = _rms(difference[mask]), max(_rms(sizes[mask]), least)
         worst = max(worst, error / scale if scale else error)
     return worst
 
 
 def _noise_gradients(leaves: Leaves) -> tuple[float, set[str]]:
-    """The RMS below which a gradient is noise, and the paths of updates whose gradients are."""
+    """The RMS below which a gradient is noise, and the paths of updates of such gradients."""
     sizes = {path: _size(x) for path, x in leaves if path.startswith(_GRADIENTS) and _is_real(x)}
     floor = _NOISE_GRADIENT * max(sizes.values(), default=0.0)
     free = {path.replace(_GRADIENTS, _UPDATES, 1) for path, size in sizes.items() if size < floor}
@@ -112,7 +108,7 @@ def differences(first: View, second: View) -> dict[str, float]:
 
     Updates whose gradients are noise have a random sign and count as equal.
     """
-    ours, theirs = paths(comparable(dict(first))), paths(comparable(dict(second)))
+    ours, theirs = flatten(first).leaves, flatten(second).leaves
     if len(ours) != len(theirs):
         return {"": math.inf}
     floor, free = _noise_gradients(ours)
@@ -120,62 +116,60 @@ def differences(first: View, second: View) -> dict[str, float]:
     for (path, a), (_, b) in zip(ours, theirs, strict=True):
         found[path] = 0.0
         if path not in free and _is_real(a) and _is_real(b) and a.shape == b.shape:
-            least = floor if path.startswith(_GRADIENTS) else 0.0
-            found[path] = _error(a, b, whole=path.startswith(_BY_RMS), floor=least)
+            found[path] = _error(path, a, b, floor)
     return found
 
 
 def largest(*errors: Mapping[str, float]) -> dict[str, float]:
     """The largest error of each path."""
-    found: dict[str, float] = {}
-    for each in errors:
-        for path, error in each.items():
-            found[path] = max(error, found.get(path, 0.0))
-    return found
+    paths = dict.fromkeys(path for each in errors for path in each)
+    return {path: max(each.get(path, 0.0) for each in errors) for path in paths}
 
 
-def mismatch_scale(first: View, second: View) -> float:
+def mismatch_scale(first: View, second: View, restless: Collection[str] = ()) -> float:
     """The largest relative difference between two equal runs, called self-noise."""
-    return max(differences(first, second).values(), default=0.0)
+    found = differences(first, second).items()
+    return max((error for path, error in found if path not in restless), default=0.0)
 
 
 def compare(
     expected: View,
     actual: View,
     *,
-    noise: float | Mapping[str, float] = 0.0,
-    reference: Callable[[], View | None] | None = None,
+    noise: Mapping[str, float] | None = None,
+    reference: Callable[[], View | None] = lambda: None,
     tolerance: float | None = None,
     skip: tuple[str, ...] = (),
+    restless: Collection[str] = (),
 ) -> str | None:
-    """A description of the first error in ``actual``; None if there is none.
+    """A description of the first error in ``actual``, against eager's ``expected``, or None.
 
     Args:
-        expected: eager's view.
-        actual: the compiled side's view.
-        noise: eager's self-noise, of all leaves or by path; the tolerance is at least three times
-            this.
+        noise: eager's self-noise by path; the tolerance is at least three times this.
         reference: computes the view in float64, or None if that fails; called only if the
             tolerance fails. Then ``actual`` passes if its error against float64 is at most a small
             multiple of eager's.
         tolerance: the user's; replaces the dtype's tolerance for outputs and may only raise the
             others.
         skip: parts that are not compared.
+        restless: paths of leaves whose values are not compared.
     """
-    expected, actual = comparable(without(expected, *skip)), comparable(without(actual, *skip))
-    if pytree.tree_structure(expected) != pytree.tree_structure(actual):
-        return f"another structure: {_describe(actual)} instead of {_describe(expected)}"
-    wanted, got_leaves = paths(expected), pytree.tree_leaves(actual)
-    floor, free = _noise_gradients(wanted)
-    updates = (x for path, x in wanted if path.startswith(_UPDATES) and _is_real(x))
+    eager, compiled = flatten(without(expected, *skip)), flatten(without(actual, *skip))
+    if eager.structure != compiled.structure:
+        return f"another structure: {compiled!s:.120} instead of {eager!s:.120}"
+    floor, free = _noise_gradients(eager.leaves)
+    updates = (x for path, x in eager.leaves if path.startswith(_UPDATES) and _is_real(x))
     longest = max(map(_size, updates), default=0.0)
-    golden: list[Any] | None = None
-    for index, ((path, want), got) in enumerate(zip(wanted, got_leaves, strict=True)):
-        own_noise = noise.get(path, 0.0) if isinstance(noise, Mapping) else noise
-        if free and path.startswith("['buffers']"):
-            own_noise = max(own_noise, _LOOSE_BUFFERS / 3)
+    golden: Leaves | None = None
+    for index, (path, want) in enumerate(eager.leaves):
+        _, got = compiled.leaves[index]
+        if path in restless:
+            want, got = _blank(want), _blank(got)
         own = _tolerance(path, want, tolerance)
-        if problem := _compare_kind(path, want, got, max(own, 3 * own_noise)):
+        allowed = max(own, 3 * (noise or {}).get(path, 0.0))
+        if free and path.startswith("['buffers']"):
+            allowed = max(allowed, _LOOSE_BUFFERS)
+        if problem := _compare_kind(path, want, got, allowed):
             return problem
         if not _is_real(want):
             continue
@@ -184,24 +178,23 @@ def compare(
             if (moved := _rms(_as_real(got))) > limit:
                 what = f"where no more than {limit:.2g} can be right"
                 return f"{path} moves by {moved:.2g} (RMS), {what}"
-            continue
-        problem = _compare_values(path, want, got, max(own, 3 * own_noise), floor)
-        if problem is None:
-            continue
-        if golden is None:
-            view = reference and reference()
-            golden = [] if view is None else pytree.tree_leaves(comparable(without(view, *skip)))
-        if len(golden) != len(wanted):
-            return problem
-        if not _as_good_as_eager(path, want, got, golden[index], own / 10):
-            return problem
+        elif problem := _compare_values(path, want, got, allowed, floor):
+            if golden is None:
+                golden = flatten(without(reference() or {}, *skip)).leaves
+            exact = golden[index][1] if len(golden) == len(eager.leaves) else None
+            if not _as_good_as_eager(path, want, got, exact, own / 10):
+                return problem
     return None
+
+
+def _blank(x: Any) -> Any:
+    return torch.zeros_like(x) if isinstance(x, torch.Tensor) else None
 
 
 def _tolerance(path: str, want: Any, asked: float | None) -> float:
     """The relative tolerance of one leaf without eager's self-noise."""
-    is_known = isinstance(want, torch.Tensor)
-    own = _TOLERANCE.get(_as_real(want).dtype, _FLOAT32) if is_known else _FLOAT32
+    dtype = _as_real(want).dtype if isinstance(want, torch.Tensor) else torch.float32
+    own = _TOLERANCE.get(dtype, _FLOAT32)
     if asked is None:
         return own
     return asked if path.startswith("['outputs']") else max(own, asked)
@@ -216,12 +209,11 @@ def _compare_kind(path: str, want: Any, got: Any, tolerance: float) -> str | Non
     if not isinstance(got, torch.Tensor):
         return f"{path} is a {type(got).__name__} instead of a tensor"
     for name in ("shape", "dtype", "device"):
-        if getattr(want, name) != getattr(got, name):
-            seen, right = getattr(got, name), getattr(want, name)
+        if (seen := getattr(got, name)) != (right := getattr(want, name)):
             return f"{path} has {name} {seen} instead of {right}".replace("torch.Size", "")
     if not _is_real(want):
-        same = torch.equal(want, got)
-        return None if same else f"{path} differs in {int((want != got).sum())} elements"
+        others = int((want != got).sum())
+        return f"{path} differs in {others} elements" if others else None
     strange = int((_as_real(want).isnan() != _as_real(got).isnan()).sum())
     if strange:
         return f"{path} has NaN where eager has none, or the reverse, in {strange} elements"
@@ -239,22 +231,20 @@ def _compare_values(
 ) -> str | None:
     want, got = _as_real(want), _as_real(got)
     if path.startswith(_BY_RMS):
-        floor = floor if path.startswith(_GRADIENTS) else 0.0
         # Capped even if eager is noisy: a step that does nothing has an error of 1.
         tolerance = min(max(tolerance, _UPDATE_TOLERANCE), _MAX_UPDATE_TOLERANCE)
-        if _size(want) < floor:  # noise: only its size is bounded
+        if path.startswith(_GRADIENTS) and _size(want) < floor:  # noise: only its size is bounded
             tolerance = 1.0
-        error = _error(want, got, whole=True, floor=floor)
-        if error <= tolerance:
-            return None
+        is_close = _error(path, want, got, floor) <= tolerance
     else:
         # The absolute tolerance is relative to the values' size: with a fixed one, zeros would
         # pass for small outputs.
         size = _rms(_finite(want)[_ordinary(want)])
         close = torch.isclose(got, want, rtol=tolerance, atol=tolerance * size, equal_nan=True)
-        if bool(close.all()):
-            return None
-        error = _error(want, got)
+        is_close = bool(close.all())
+    if is_close:
+        return None
+    error = _error(path, want, got, floor)
     return f"{path} is off by {error:.2g} (relative RMS; tolerance {tolerance:.0e})"
 
 
@@ -266,19 +256,19 @@ def _as_good_as_eager(
         return False
     if want.is_complex() != golden.is_complex():
         return False
-    dtype = _as_real(want).dtype
+    is_float32 = want.dtype in (torch.float32, torch.complex64)
     want, got, golden = (_as_real(x).double() for x in (want, got, golden))
     # float64 does not overflow where eager does; compiled must overflow like eager.
     strange = ~want.isfinite()
     if bool(((want != got) & strange & ~want.isnan()).any()):
         return False
     want, got, golden = (x.masked_fill(strange, 0.0) for x in (want, got, golden))
-    multiple = 3.0 if want.numel() < _FP64_SMALL else _FP64_MULTIPLE.get(dtype, 3.0)
-    whole = path.startswith(_BY_RMS)
-    own = _error(golden, want, whole=whole)
-    if own > _FP64_USELESS and not whole:
+    own = _error(path, golden, want)
+    if path.startswith(_BY_RMS):
+        # A step of noisy direction must still have about the same length.
+        if not _rms(want) / _FREE_MULTIPLE <= _rms(got) <= _FREE_MULTIPLE * _rms(want):
+            return False
+    elif own > _FP64_USELESS:
         return False
-    # A step of noisy direction must still have about the same length.
-    if whole and not _rms(want) / _FREE_MULTIPLE <= _rms(got) <= _FREE_MULTIPLE * _rms(want):
-        return False
-    return _error(golden, got, whole=whole) <= multiple * own + slack
+    multiple = 2.0 if is_float32 and want.numel() >= _FP64_SMALL else 3.0
+    return _error(path, golden, got) <= multiple * own + slack

@@ -10,23 +10,22 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from autocompile.trial.verify.tree import TypeName, attribute_names, comparable, holds_tensor, paths
+from autocompile.trial.verify.tree import TypeName, attribute_names, flatten, holds_tensor
 
-__all__ = ["Held", "View", "copy_view", "dense", "has_nan", "has_tensor", "opaque_types", "without"]
+__all__ = [
+    "Held",
+    "View",
+    "copy_view",
+    "has_nan",
+    "has_tensor",
+    "opaque_types",
+    "same_values",
+    "without",
+]
 
 View = Mapping[str, Any]
 """Part name to pytree: the results ``outputs``, ``loss``, ``gradients`` and ``updates``, and what a
 call may change: ``inputs`` and ``buffers``."""
-
-
-def dense(tree: Any) -> Any:
-    """The tree with None for sparse and nested tensors, which have no elements to iterate over."""
-
-    def kept(leaf: Any) -> Any:
-        is_tensor = isinstance(leaf, torch.Tensor)
-        return None if is_tensor and (leaf.layout is not torch.strided or leaf.is_nested) else leaf
-
-    return pytree.tree_map(kept, tree)
 
 
 def copy_view(view: View) -> View:
@@ -69,7 +68,7 @@ def without(view: View, *parts: str) -> View:
 
 
 def _results(view: View) -> list[Any]:
-    return pytree.tree_leaves(comparable(without(view, "inputs", "buffers")))
+    return [leaf for _, leaf in flatten(without(view, "inputs", "buffers")).leaves]
 
 
 def opaque_types(view: View) -> set[str]:
@@ -95,18 +94,25 @@ class Held:
     """
 
     def __init__(self, view: View) -> None:
-        parts = comparable({name: view[name] for name in ("outputs", "loss") if name in view})
-        tensors = [(path, leaf) for path, leaf in paths(parts) if isinstance(leaf, torch.Tensor)]
-        self._leaves = [(path, leaf, leaf.detach().clone()) for path, leaf in tensors]
+        leaves = flatten({name: view[name] for name in ("outputs", "loss") if name in view}).leaves
+        self._tensors = [
+            (path, leaf, leaf.detach().clone())
+            for path, leaf in leaves
+            if isinstance(leaf, torch.Tensor)
+        ]
 
     def overwritten(self) -> list[str]:
         """Paths of the tensors whose values have changed."""
-        return [path for path, tensor, first in self._leaves if not _is_still(tensor, first)]
+        return [path for path, tensor, first in self._tensors if not _is_still(tensor, first)]
 
 
 def _is_still(tensor: torch.Tensor, first: torch.Tensor) -> bool:
     try:
-        now = tensor.detach()
-        return bool(((now == first) | ((now != now) & (first != first))).all())
+        return same_values(tensor.detach(), first)
     except RuntimeError:  # torch refuses to read what a CUDA graph has overwritten
         return False
+
+
+def same_values(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether tensors of one shape are equal, NaN included."""
+    return bool(((one == other) | ((one != one) & (other != other))).all())

@@ -9,12 +9,11 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from statistics import fmean, variance
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.utils import _pytree as pytree
 
 from autocompile.settings.config import CompileConfig
 from autocompile.store.record import Outcome
@@ -22,8 +21,8 @@ from autocompile.trial.inspect import telemetry
 from autocompile.trial.phases.side import Side, random_states
 from autocompile.trial.process.failures import Failed
 from autocompile.trial.verify.compare import compare, mismatch_scale
-from autocompile.trial.verify.outputs import View, copy_view, without
-from autocompile.trial.verify.tree import blank, comparable, paths
+from autocompile.trial.verify.outputs import View, copy_view, same_values, without
+from autocompile.trial.verify.tree import flatten
 
 if TYPE_CHECKING:
     from autocompile.trial.verify.verifier import Verifier
@@ -34,6 +33,7 @@ __all__ = [
     "demand_plausible_draws",
     "depends_on_seed",
     "drawing_as_eager",
+    "draws_itself",
     "implausible",
     "wrong_length",
 ]
@@ -61,35 +61,30 @@ class _Seen(NamedTuple):
 
 
 class Draws:
-    """Statistics of each leaf over calls with different seeds.
+    """Statistics of each leaf over calls with different seeds, from copies of their views.
 
     Attributes:
-        leaves: by path, the statistics of each call.
-        restless: paths of the leaves that differ between calls.
-        is_fixed: all calls returned the same structure.
+        leaves: by path, the statistics of each call with the first one's structure.
+        restless: paths of the leaves that differ between these calls.
     """
 
-    def __init__(self) -> None:
-        self._first: Any = None
-        self._structure: Any = None
+    def __init__(self, views: Iterable[View]) -> None:
+        self.first: View = {}
+        self.structures: list[Any] = []
         self.leaves: dict[str, list[_Seen]] = {}
         self.restless: set[str] = set()
-        self.calls = 0
-        self.is_fixed = True
-
-    def add(self, view: View) -> None:
-        """Add the view of one call, which must be a copy."""
-        tree = comparable(without(view, "inputs"))
-        self.calls += 1
-        if self._first is None:
-            self._first, self._structure = tree, pytree.tree_structure(tree)
-        elif pytree.tree_structure(tree) != self._structure:
-            self.is_fixed = False
-            return
-        for (path, leaf), first in zip(paths(tree), pytree.tree_leaves(self._first), strict=True):
-            self.leaves.setdefault(path, []).append(_seen(leaf))
-            if not _is_equal(leaf, first):
-                self.restless.add(path)
+        for view in views:
+            results = without(view, "inputs")
+            structure, leaves = flatten(results)
+            if not self.structures:
+                self.first, first_leaves = results, leaves
+            self.structures.append(structure)
+            if structure != self.structures[0]:
+                continue
+            for (path, leaf), (_, first) in zip(leaves, first_leaves, strict=True):
+                self.leaves.setdefault(path, []).append(_seen(leaf))
+                if not _is_equal(leaf, first):
+                    self.restless.add(path)
 
     @property
     def calls_needed(self) -> int:
@@ -102,21 +97,13 @@ class Draws:
 
     def has_structure_of(self, other: Draws) -> bool:
         """Whether all calls of both returned the same structure."""
-        return self.is_fixed and other.is_fixed and self._structure == other._structure
-
-    def steady(self, restless: set[str]) -> View:
-        """The first call, with the leaves at ``restless`` paths blanked."""
-        tree: View = blank(self._first, restless)
-        return tree
+        return all(s == self.structures[0] for s in self.structures + other.structures)
 
 
 def demand_plausible_draws(verifier: Verifier, compiled: Side, notes: list[str]) -> None:
     """Check that a side's random numbers follow the seed and are distributed like eager's.
 
     Call after ``verifier.first_calls``. Does nothing for a side that draws like eager.
-
-    Raises:
-        Failed: ``wrong_output``.
     """
     if not verifier.has_own_draws(compiled):
         return
@@ -133,8 +120,13 @@ def demand_plausible_draws(verifier: Verifier, compiled: Side, notes: list[str])
     verifier.eager.restore()
     problem = implausible(ours, theirs, verifier.tolerance)
     if not problem and ours.has_structure_of(theirs):  # leaves that no draw changes equal eager's
-        want, got = (draws.steady(ours.restless) for draws in (ours, theirs))
-        problem = compare(want, got, noise=verifier.accepted, tolerance=verifier.tolerance)
+        problem = compare(
+            ours.first,
+            theirs.first,
+            noise=verifier.accepted,
+            tolerance=verifier.tolerance,
+            restless=ours.restless,
+        )
     if problem:
         raise Failed(Outcome.WRONG_OUTPUT, f"{problem} (random numbers)")
 
@@ -143,48 +135,44 @@ def compare_with_eagers_draws(verifier: Verifier, compiled: Side, config: Compil
     """Compile the setting again so that it draws like eager, and compare it with eager.
 
     Call last, since it resets Dynamo. Does nothing for a side that draws like eager.
-
-    Raises:
-        Failed: ``wrong_output`` or ``stale_weights``.
     """
     if not verifier.has_own_draws(compiled):
         return
     telemetry.reset_dynamo(config.backend)
     with drawing_as_eager():
         twin = verifier.another_side(config)
-        twin.draws_itself = False
         verifier.first_calls(twin, verifier.seeded_call(twin, 0))
         verifier.weights(twin)
 
 
 def _drawn(verifier: Verifier, side: Side, calls: range) -> Draws:
     """Results of calls with different seeds, on the same inputs and from the same state."""
-    draws = Draws()
-    for call in calls:
-        view = verifier.from_kept_state(side, 2 * call)  # even calls use the first inputs
-        draws.add(without(view, "outputs") if verifier.check else view)
-    return draws
+    views = (verifier.from_kept_state(side, 2 * call) for call in calls)  # even: the first inputs
+    return Draws(without(view, "outputs") if verifier.check else view for view in views)
 
 
 def drawing_as_eager() -> contextlib.AbstractContextManager[Any]:
-    """Context in which Inductor compiles code that draws eager's random numbers."""
+    """Context in which Inductor compiles and runs code that draws eager's random numbers."""
     import torch._inductor.config
 
-    patched: contextlib.AbstractContextManager[Any] = torch._inductor.config.patch(
-        fallback_random=True
-    )
-    return patched
+    context: contextlib.AbstractContextManager[Any]
+    context = torch._inductor.config.patch(fallback_random=True)
+    return context
+
+
+def draws_itself(side: Side) -> bool:
+    """Whether its random numbers may differ from eager's for the same seed."""
+    import torch._inductor.config
+
+    return side.config.backend == "inductor" and not torch._inductor.config.fallback_random
 
 
 def implausible(eager: Draws, compiled: Draws, tolerance: float | None = None) -> str | None:
     """Why the compiled side's draws cannot have eager's distribution; None if they can.
 
-    Args:
-        eager: eager calls.
-        compiled: as many compiled calls with other seeds.
-        tolerance: the user's relative tolerance; used if it is larger than the default.
+    Both have as many calls, with different seeds; ``tolerance`` is the user's.
     """
-    if eager.is_fixed and not eager.has_structure_of(compiled):
+    if eager.has_structure_of(eager) and not eager.has_structure_of(compiled):
         return "another structure than eager's"
     for path, wanted in eager.leaves.items():
         got = compiled.leaves.get(path, [])
@@ -197,17 +185,15 @@ def implausible(eager: Draws, compiled: Draws, tolerance: float | None = None) -
         # False alarm at most one in a million, for a result that is equal in half of all calls.
         if len(set(wanted)) == len(wanted) > len(set(got)) == 1:
             return f"{path} is the same whatever the seed, where eager's differs each time"
-        if path not in eager.restless or eager.calls < eager.calls_needed:
+        if path not in eager.restless or len(eager.structures) < eager.calls_needed:
             continue
         size = max(math.hypot(s.mean, s.deviation) for s in wanted)
         least = max(_SMALL, tolerance or 0.0) * size
-        for name in ("mean", "deviation"):
-            ours = [getattr(seen, name) for seen in wanted]
-            theirs = [getattr(seen, name) for seen in got]
+        for name, words in (("mean", "mean"), ("deviation", "standard deviation")):
+            ours, theirs = ([getattr(seen, name) for seen in side] for side in (wanted, got))
             if _is_elsewhere(ours, theirs, least):
-                word = "mean" if name == "mean" else "standard deviation"
                 return (
-                    f"the {word} of {path} is {fmean(theirs):.4g} over {len(theirs)} seeds, "
+                    f"the {words} of {path} is {fmean(theirs):.4g} over {len(theirs)} seeds, "
                     f"where eager's is {fmean(ours):.4g}"
                 )
     return None
@@ -227,10 +213,8 @@ def wrong_length(want: View, got: View) -> str | None:
 def depends_on_seed(side: Side, call: Callable[[Side, int], Any], noise: float) -> bool:
     """Whether a side's results depend on random numbers.
 
-    Args:
-        side: must have kept a state, which is restored afterwards.
-        call: makes the call with that number and its seed; even numbers use the same inputs.
-        noise: the largest relative difference between two runs with the same seed.
+    ``side`` has kept a state, which is restored afterwards; ``call`` makes a call with the seed of
+    its number; ``noise`` is the largest difference between two runs with the same seed.
     """
     before = random_states()
     side.run()
@@ -261,9 +245,8 @@ def _seen(leaf: Any) -> _Seen:
 
 def _is_equal(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        if one.shape != other.shape or one.dtype != other.dtype:
-            return False
-        return bool(((one == other) | ((one != one) & (other != other))).all())
+        is_alike = one.shape == other.shape and one.dtype == other.dtype
+        return is_alike and same_values(one, other)
     return type(one) is type(other) and bool(one == other)
 
 

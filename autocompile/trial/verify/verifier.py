@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from autocompile.errors import TargetError
+from autocompile.runtime.compiling import uses_cuda_graphs
 from autocompile.settings.config import EAGER, CompileConfig
+from autocompile.settings.phases import phase_of
 from autocompile.store.record import Outcome
 from autocompile.trial.phases.side import Side, perturb
 from autocompile.trial.process.failures import Failed
@@ -30,8 +32,7 @@ from autocompile.trial.verify.outputs import (
     has_tensor,
     opaque_types,
 )
-from autocompile.trial.verify.random_draws import depends_on_seed, drawing_as_eager
-from autocompile.trial.verify.tree import blank, comparable
+from autocompile.trial.verify.random_draws import depends_on_seed, drawing_as_eager, draws_itself
 
 __all__ = ["Verifier"]
 
@@ -39,29 +40,24 @@ _MAX_NOISE = 0.05  # if eager differs from itself by more, nothing can be verifi
 _VISIBLE = 1e-2  # smallest relative change of the output that can show new weights
 _OVERWRITES = "outputs are overwritten by the next call (CUDA graphs): clone what you keep"
 
-_Reference = Callable[[], View | None] | None
+_Reference = Callable[[], View | None]
 
 
 class Verifier(Calls):
     """Runs eager mode twice, then verifies a compiled side against it.
 
+    A method that finds an error raises :class:`Failed` with ``wrong_output``.
+
     Args:
-        target: the model and its inputs.
-        phase: the unit of work.
-        draws: two batches of inputs with different values.
-        seed: call ``n`` uses ``seed + n``.
         notes: gets sentences for the user.
         tolerance: the user's, for outputs.
         numbers: eager mode with the setting's precision, which the compiled side must agree with.
 
     Attributes:
         eager: the eager side, ready to be timed.
+        expected: eager's view of the first call.
         noise: the largest relative difference between two equal eager runs.
-        tolerance: as given.
         check: the user's ``check``, if it compares the outputs.
-
-    Raises:
-        TargetError: the user's check rejects a second eager run.
     """
 
     def __init__(
@@ -75,41 +71,34 @@ class Verifier(Calls):
         numbers: CompileConfig = EAGER,
     ) -> None:
         super().__init__(target, phase, draws, seed)
+        self._is_forward = phase_of(phase).is_forward
         self._notes, self.tolerance = notes, tolerance
         self._eager_overwrites: set[str] = set()
         self.eager = self.another_side(numbers)
         self._expected = self._observe(self.eager)
+        self.expected = self._expected[0]
         pairs = [*zip(self._expected, self._observe(self.another_side(numbers)), strict=True)]
-        self.check = target.check if "outputs" in self._expected[0] else None
-        if self.check:
-            self._demand_check_accepts(pairs)
+        self.check = target.check if "outputs" in self.expected else None
+        for first, second in pairs if self.check else ():
+            if problem := self._refusal(first, second):
+                raise TargetError(
+                    "the target's check() rejects a second run of eager mode",
+                    problem,
+                    "check(expected, actual) gets the outputs of the same call",
+                )
         self._noise = largest(*(differences(*pair) for pair in pairs))
         self.noise = max(self._noise.values(), default=0.0)
-        # Adam steps have a random sign where a gradient is near zero; compare() bounds updates.
-        free = ("['updates']", "['outputs']") if self.check else ("['updates']",)
-        steady = (e for path, e in self._noise.items() if not path.startswith(free))
-        self._unsteady = max(steady, default=0.0)
         self._drift: dict[str, float] = {}
         self._own: View = {}
         self.eager.keep()
         self._is_random = depends_on_seed(self.eager, self.seeded_call, self.noise)
         notes += self._about_eager()
 
-    def _demand_check_accepts(self, pairs: Sequence[tuple[View, View]]) -> None:
-        assert self.check
-        for first, second in pairs:
-            if problem := refusal(self.check, first["outputs"], second["outputs"]):
-                raise TargetError(
-                    "the target's check() rejects a second run of eager mode",
-                    problem,
-                    "check(expected, actual) gets the outputs of the same call",
-                )
-
     def _about_eager(self) -> Iterator[str]:
         """Sentences for the user on how the sides are compared."""
         if self.check:
             yield "outputs are compared by the target's check()"
-        for kind in sorted(opaque_types(self._expected[0])):
+        for kind in sorted(opaque_types(self.expected)):
             yield f"the outputs hold {kind}, of which only the type is compared"
         if self.tolerance is not None:
             yield f"outputs may be off by {self.tolerance:g} (the requested tolerance)"
@@ -125,11 +114,11 @@ class Verifier(Calls):
 
     def has_own_draws(self, side: Side) -> bool:
         """Whether this side's values depend on random numbers that differ from eager's."""
-        return self._is_random and side.draws_itself
+        return self._is_random and draws_itself(side)
 
     def comparable_random_numbers(self, side: Side) -> contextlib.AbstractContextManager[Any]:
         """Context in which a side without its own draws draws eager's random numbers."""
-        asks = self._is_random and not side.draws_itself
+        asks = self._is_random and not draws_itself(side)
         return drawing_as_eager() if asks else contextlib.nullcontext()
 
     def from_kept_state(self, side: Side, index: int = 0) -> View:
@@ -138,22 +127,14 @@ class Verifier(Calls):
         return copy_view(side.view(self.seeded_call(side, index)))
 
     def demand_repeats(self, compiled: Side, when: str) -> None:
-        """Check that a side with its own draws repeats its results with the same seed.
-
-        Raises:
-            Failed: ``wrong_output``.
-        """
+        """Check that a side with its own draws repeats its results with the same seed."""
         self._own = self._own or self.from_kept_state(compiled)
         got = self.from_kept_state(compiled)
         if problem := compare(self._own, got, noise=self.accepted):
             raise Failed(Outcome.WRONG_OUTPUT, f"{problem} ({when})")
 
     def first_calls(self, compiled: Side, first_output: Any) -> None:
-        """Compare the first three calls with eager's; the first was made by the caller.
-
-        Raises:
-            Failed: ``wrong_output``.
-        """
+        """Compare the first three calls with eager's; the first was made by the caller."""
         if not compiled.is_eager and (why := self._why_incomparable()):
             raise Failed(Outcome.WRONG_OUTPUT, why)
         for index, got, lost in self._first_views(compiled, first_output):
@@ -163,27 +144,22 @@ class Verifier(Calls):
             initial = self._target.model_of(self._phase)
             reference = partial(self._in_float64, initial, range(index + 1))
             want = self._expected[index]
-            self._demand(got, want, self._noise, reference, f"call {index + 1}")
+            self._demand(got, want, f"call {index + 1}", self._noise, reference)
             self._drift = largest(self._drift, differences(want, got))
 
     def last_call(self, compiled: Side) -> None:
-        """Compare one call after the timing.
-
-        Raises:
-            Failed: ``wrong_output``.
-        """
-        if self.has_own_draws(compiled):
-            self.demand_repeats(compiled, "after the timing")
-            want = None
-        else:
-            want = self.from_kept_state(self.eager)
+        """Compare one call after the timing."""
+        own, when = self.has_own_draws(compiled), "after the timing"
+        if own:
+            self.demand_repeats(compiled, when)
+        want = {} if own else self.from_kept_state(self.eager)
         compiled.adopt(self.eager)
         got = compiled.view(self.seeded_call(compiled, 0))
         if want and self._is_forward:
-            self._demand(got, want, self._noise, self._from_eager_in_float64, "after the timing")
+            self._demand(got, want, when, self._noise, self._from_eager_in_float64)
         elif want:
             # float64 runs lack this optimizer state: allow the errors accepted at the first calls.
-            self._demand(got, want, self.accepted, None, "after the timing")
+            self._demand(got, want, when, self.accepted)
         held = Held(got)
         self.seeded_call(compiled, 1)
         self._demand_kept(held.overwritten(), compiled, "a call after the timing")
@@ -191,60 +167,48 @@ class Verifier(Calls):
     def weights(self, compiled: Side) -> bool | None:
         """Check that new weights take effect, set in place and by ``load_state_dict``.
 
-        Returns:
-            True; None if this cannot be checked: the phase is not a forward pass, or the output
-            hardly depends on the weights.
-
-        Raises:
-            Failed: ``stale_weights``, or ``wrong_output`` if the output is neither old nor new.
+        Returns True; None if this cannot be checked: the phase is not a forward pass, or the output
+        hardly depends on the weights. An output that is still the old one is ``stale_weights``.
         """
         if not self._is_forward:
             return None
-        own = self.has_own_draws(compiled)
-        before = self._steady(self.from_kept_state(self.eager))
+        own, restless = self.has_own_draws(compiled), self._restless()
+        before = self.from_kept_state(self.eager)
         own_before = self.from_kept_state(compiled) if own else before
-        originals = {id(s): copy.deepcopy(s.model.state_dict()) for s in (self.eager, compiled)}
-        kept = self.eager.saved
-        for side in (self.eager, compiled):
+        originals = [(s, copy.deepcopy(s.model.state_dict())) for s in (self.eager, compiled)]
+        kept = self.eager.kept
+        for side, _ in originals:
             perturb(side.model, self._seed)
         self.eager.keep()  # calls now start from the new buffers too
-        want = self._steady(self.from_kept_state(self.eager))
-        got = self._steady(self.from_kept_state(compiled))
+        want, changed = self.from_kept_state(self.eager), self.from_kept_state(compiled)
         known = 10 * _largest_below(_MAX_NOISE, self._noise)
         if self.check or self.tolerance is not None:
             # The user may accept larger errors, which must not be taken for stale weights.
             known = max(known, 3 * _largest_below(_MAX_NOISE, self._drift))
-        visible = mismatch_scale(before, want) > max(_VISIBLE, known)
-        if visible and own:
-            if compare(own_before, got, noise=self._noise) is None:
-                what = "the output did not follow an in-place update of the weights"
-                raise Failed(Outcome.STALE_WEIGHTS, what)
-        elif visible:
-            self._demand_live(got, want, before, "an in-place update of the weights")
-        for side in (self.eager, compiled):
-            side.model.load_state_dict(originals[id(side)])
-        self.eager.saved = kept
-        changed, got = got, self._steady(self.from_kept_state(compiled))
+        visible = mismatch_scale(before, want, restless) > max(_VISIBLE, known)
+        if visible and not own:
+            self._demand_live(changed, want, before, "an in-place update of the weights")
+        elif visible and compare(own_before, changed, noise=self._noise, restless=restless) is None:
+            what = "the output did not follow an in-place update of the weights"
+            raise Failed(Outcome.STALE_WEIGHTS, what)
+        for side, state in originals:
+            side.model.load_state_dict(state)
+        self.eager.kept = kept
+        got = self.from_kept_state(compiled)
         if visible:
             # A side with its own draws must return to its own earlier output.
             want, old = (own_before, changed) if own else (before, want)
             self._demand_live(got, want, old, "load_state_dict", own)
         return True if visible else None
 
-    def _steady(self, view: View) -> View:
-        """The view without the values that differ between calls regardless of the weights."""
-        restless = {path for path, error in self.accepted.items() if error > _MAX_NOISE}
-        return cast(View, blank(comparable(dict(view)), restless)) if restless else view
-
     @property
     def accepted(self) -> dict[str, float]:
         """Accepted error by path: eager's noise, or the error at the first calls if larger."""
         return largest(self._noise, self._drift)
 
-    @property
-    def expected(self) -> View:
-        """Eager's view of the first call."""
-        return self._expected[0]
+    def _restless(self) -> set[str]:
+        """Paths of the values that differ between calls regardless of the weights."""
+        return {path for path, error in self.accepted.items() if error > _MAX_NOISE}
 
     def _observe(self, side: Side) -> list[View]:
         views = []
@@ -256,35 +220,52 @@ class Verifier(Calls):
     def _why_incomparable(self) -> str:
         if not self.check and not any(has_tensor(view) for view in self._expected):
             return "the phase returns no tensor, so nothing can be compared"
-        if self._unsteady <= _MAX_NOISE:
+        # Adam steps have a random sign where a gradient is near zero; compare() bounds updates.
+        free = ("['updates']", "['outputs']") if self.check else ("['updates']",)
+        steady = (e for path, e in self._noise.items() if not path.startswith(free))
+        if (unsteady := max(steady, default=0.0)) <= _MAX_NOISE:
             return ""
-        what = f"eager differs from itself by {self._unsteady:.1g}"
+        what = f"eager differs from itself by {unsteady:.1g}"
         return f"{what}, so nothing can be compared with it"
 
+    def _refusal(self, want: View, got: View) -> str | None:
+        return refusal(self.check, want["outputs"], got["outputs"]) if self.check else None
+
     def _demand(
-        self, got: View, want: View, noise: Mapping[str, float], reference: _Reference, when: str
+        self,
+        got: View,
+        want: View,
+        when: str,
+        noise: Mapping[str, float],
+        reference: _Reference = lambda: None,
+        restless: Collection[str] = (),
     ) -> None:
-        if self.check and (problem := refusal(self.check, want["outputs"], got["outputs"])):
-            raise Failed(Outcome.WRONG_OUTPUT, f"{problem} ({when})")
-        skip, tolerance = ("outputs",) if self.check else (), self.tolerance
-        if problem := compare(
-            want, got, noise=noise, reference=reference, tolerance=tolerance, skip=skip
-        ):
+        problem = self._refusal(want, got) or compare(
+            want,
+            got,
+            noise=noise,
+            reference=reference,
+            tolerance=self.tolerance,
+            skip=("outputs",) if self.check else (),
+            restless=restless,
+        )
+        if problem:
             raise Failed(Outcome.WRONG_OUTPUT, f"{problem} ({when})")
 
     def _demand_live(self, got: View, want: View, old: View, what: str, own: bool = False) -> None:
         # Without the user's tolerance, which may be too wide to tell old from new.
-        reference = None if own else self._from_eager_in_float64
-        if compare(want, got, noise=self._noise, reference=reference) is None:
+        reference = (lambda: None) if own else self._from_eager_in_float64
+        restless = self._restless()
+        if compare(want, got, noise=self._noise, reference=reference, restless=restless) is None:
             return
-        if mismatch_scale(old, got) < mismatch_scale(want, got):
+        if mismatch_scale(old, got, restless) < mismatch_scale(want, got, restless):
             raise Failed(Outcome.STALE_WEIGHTS, f"the output did not follow {what}")
-        self._demand(got, want, self._noise, reference, f"after {what}")
+        self._demand(got, want, f"after {what}", self._noise, reference, restless)
 
     def _demand_kept(self, lost: list[str], compiled: Side, by: str) -> None:
         """Check that kept outputs are unchanged, unless eager or CUDA graphs overwrite them."""
         paths = [path for path in lost if path not in self._eager_overwrites]
-        if paths and not compiled.reuses_outputs:
+        if paths and not uses_cuda_graphs(compiled.config):
             what = f"{paths[0]} was overwritten by the next call ({by})"
             raise Failed(Outcome.WRONG_OUTPUT, what)
         if paths and _OVERWRITES not in self._notes:
@@ -296,5 +277,5 @@ class Verifier(Calls):
         return self._in_float64(self.eager.model, range(1))
 
 
-def _largest_below(limit: float, errors: dict[str, float]) -> float:
+def _largest_below(limit: float, errors: Mapping[str, float]) -> float:
     return max((error for error in errors.values() if error <= limit), default=0.0)

@@ -5,7 +5,7 @@ Options (``torch.compile(..., options={...})``):
 ``weights``
     ``"live"`` (default): parameters are inputs of the session, so every change takes effect.
     ``"baked"``: they are constants, which the runtime packs and folds. The session is rebuilt when
-    a version counter shows a change (see :mod:`autocompile.runtime.weights.versions`).
+    a version counter shows a change (see :func:`autocompile.runtime.graphs.stamp`).
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from __future__ import annotations
 import copy
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
 from torch._dynamo.convert_frame import compile_lock
 
-from autocompile.runtime.backends.onnx.model import Unsupported
-from autocompile.runtime.backends.onnx.parts import Way, in_parts, is_call
+from autocompile.runtime.backends.onnx.model import Args, Graph, Unsupported
+from autocompile.runtime.backends.onnx.parts import in_parts, is_call
 from autocompile.runtime.backends.onnx.session import Session
 from autocompile.runtime.graphs import attributes_lifted
 
@@ -32,54 +32,25 @@ Compiled = Callable[..., Any]
 
 
 def compile_graph(
-    graph: torch.fx.GraphModule,
-    inputs: Sequence[Any],
     kind: type[Session],
-    mode: str | None,
-    options: Mapping[str, Any] | None,
+    graph: Graph,
+    inputs: Args,
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Compiled:
     """Compile a graph for a runtime; warns about operators that stay in torch.
 
-    Args:
-        graph: captured by Dynamo, with parameters as inputs.
-        inputs: example inputs: tensors, and integers for symbolic shapes.
-        kind: the runtime's session class.
-        mode: must be None or "default".
-        options: see the module.
+    The graph is Dynamo's, with parameters as inputs, and integers for symbolic shapes.
 
     Raises:
-        ValueError: a mode, or an unknown option.
+        ValueError: a mode, or an unknown option (see the module).
         RuntimeError: gradients are required, or no part of the graph can be exported.
     """
-    way = Way(kind, _wants_baked(kind.backend, mode, options or {}))
+    baked = _wants_baked(kind.backend, mode, options or {})
     graph, held = attributes_lifted(graph, inputs)
-    if not held:
-        return _compiled(graph, inputs, way)
-    made = _compiled(graph, [*inputs, *held], way)
-    return lambda *args: made(*args, *held)
-
-
-def _compiled(graph: torch.fx.GraphModule, inputs: Sequence[Any], way: Way) -> Compiled:
-    """Compile a graph that holds no tensors as attributes."""
-    if torch.is_grad_enabled() and any(
-        isinstance(x, torch.Tensor) and x.requires_grad for x in inputs
-    ):
-        raise RuntimeError(
-            f"the {way.kind.backend} backend computes no gradients: "
-            "call the model under torch.no_grad()"
-        )
-    if not any(is_call(node) for node in graph.graph.nodes):
-        return graph.forward
-    # With dynamic shapes, Dynamo captures one graph for all shapes.
-    given = graph.graph.find_nodes(op="placeholder")
-    changing = [i for i, n in enumerate(given) if _is_symbolic(n.meta.get("example_value"))]
-    # And one for all values of a float, passed as a tensor that the graph reads with item().
-    if numbers := [i for i, n in enumerate(given) if n.users and all(map(_is_read, n.users))]:
-        graph = _numbers_given(graph, numbers)
-        changing = sorted({*changing, *numbers})
-    if changing:
-        return _ByShape(graph, changing, numbers, way)
-    return _for_these(graph, inputs, way)
+    made = _compiled(graph, [*inputs, *held], kind, baked)
+    return (lambda *args: made(*args, *held)) if held else made
 
 
 def _wants_baked(backend: str, mode: str | None, options: Mapping[str, Any]) -> bool:
@@ -94,27 +65,49 @@ def _wants_baked(backend: str, mode: str | None, options: Mapping[str, Any]) -> 
     return bool(weights == "baked")
 
 
-def _for_these(graph: torch.fx.GraphModule, args: Sequence[Any], way: Way) -> Compiled:
+def _compiled(graph: Graph, inputs: Args, kind: type[Session], baked: bool) -> Compiled:
+    """Compile a graph that holds no tensors as attributes."""
+    if torch.is_grad_enabled() and any(
+        isinstance(x, torch.Tensor) and x.requires_grad for x in inputs
+    ):
+        raise RuntimeError(
+            f"the {kind.backend} backend computes no gradients: "
+            "call the model under torch.no_grad()"
+        )
+    if not any(is_call(node) for node in graph.graph.nodes):
+        return graph.forward
+    # With dynamic shapes, Dynamo captures one graph for all shapes.
+    given = graph.graph.find_nodes(op="placeholder")
+    changing = {i for i, n in enumerate(given) if _is_symbolic(n.meta.get("example_value"))}
+    # And one for all values of a float, passed as a tensor that the graph reads with item().
+    numbers = {i for i, n in enumerate(given) if n.users and all(map(_is_read, n.users))}
+    if changing | numbers:
+        graph = _numbers_given(graph, numbers)
+        return _ByShape(graph, sorted(changing | numbers), numbers, kind, baked)
+    return _for_these(graph, inputs, kind, baked)
+
+
+def _for_these(graph: Graph, args: Args, kind: type[Session], baked: bool) -> Compiled:
     """Compile the graph for arguments of these shapes."""
     try:
         # The bound method: of an object Dynamo would copy the attributes, and keep old weights.
-        return way.session(graph, args).__call__
+        return kind(graph, args, baked).__call__
     except Unsupported as error:
-        return in_parts(graph, args, way, error)
+        why = error
+    return in_parts(graph, args, kind, baked, why)
 
 
 class _ByShape:
-    """A graph with dynamic shapes or numbers: one session for each combination."""
+    """A graph with dynamic shapes or numbers: one session for each combination.
+
+    ``changing`` are the places of the arguments that differ in size or value, ``numbers`` of those
+    that come as scalar tensors and are numbers in the graph.
+    """
 
     def __init__(
-        self,
-        graph: torch.fx.GraphModule,
-        changing: Sequence[int],
-        numbers: Collection[int],
-        way: Way,
+        self, graph: Graph, changing: list[int], numbers: Collection[int], *how: Any
     ) -> None:
-        self._graph, self._changing, self._way = graph, changing, way
-        self._numbers = frozenset(numbers)
+        self._graph, self._changing, self._numbers, self._how = graph, changing, numbers, how
         self._made: OrderedDict[Any, Compiled] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -127,7 +120,7 @@ class _ByShape:
         if made is None:
             # Both the exporter and Dynamo patch torch: one at a time.
             with compile_lock:
-                made = self._known(key) or _for_these(self._graph, args, self._way)
+                made = self._known(key) or _for_these(self._graph, args, *self._how)
                 with self._lock:
                     self._made[key] = made
                     if len(self._made) > _MOST_SESSIONS:
@@ -136,10 +129,9 @@ class _ByShape:
 
     def _known(self, key: Any) -> Compiled | None:
         with self._lock:
-            made = self._made.get(key)
-            if made is not None:
+            if key in self._made:
                 self._made.move_to_end(key)
-            return made
+            return self._made.get(key)
 
 
 def _is_symbolic(value: Any) -> bool:
@@ -152,13 +144,8 @@ def _is_read(node: torch.fx.Node) -> bool:
     return node.op == "call_method" and node.target == "item"
 
 
-def _numbers_given(graph: torch.fx.GraphModule, places: Collection[int]) -> torch.fx.GraphModule:
-    """A copy of a graph that takes numbers in place of scalar tensors.
-
-    Args:
-        graph: from Dynamo; not changed.
-        places: arguments that the graph uses only through ``item()``.
-    """
+def _numbers_given(graph: Graph, places: Collection[int]) -> Graph:
+    """A copy of a graph that takes numbers in these places, for tensors it only calls item() of."""
     made = torch.fx.GraphModule(graph, copy.deepcopy(graph.graph))
     given = made.graph.find_nodes(op="placeholder")
     for place in places:

@@ -15,7 +15,9 @@ from torch.fx import traceback as fx_traceback
 from torch.utils import _pytree as pytree
 
 __all__ = [
+    "Args",
     "Exported",
+    "Graph",
     "Unsupported",
     "export",
     "first_line",
@@ -23,6 +25,9 @@ __all__ = [
     "with_constants",
     "writes_in_place",
 ]
+
+Graph = torch.fx.GraphModule
+Args = Sequence[Any]
 
 _LARGEST_BYTES = 1_900_000_000  # of weights in a model: the limit of a protocol buffer is 2 GiB
 
@@ -61,7 +66,7 @@ class Exported:
 class _Flat(torch.nn.Module):
     """A graph as a function from tensors to tensors; other arguments are constants."""
 
-    def __init__(self, graph: torch.fx.GraphModule, args: Sequence[Any], wanted: set[int]) -> None:
+    def __init__(self, graph: Graph, args: Args, wanted: set[int]) -> None:
         super().__init__()
         self._graph, self._wanted = graph, wanted
         self._tensors = [i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)]
@@ -75,12 +80,8 @@ class _Flat(torch.nn.Module):
         return tuple(x for i, x in enumerate(leaves) if i in self._wanted)
 
 
-def export(graph: torch.fx.GraphModule, args: Sequence[Any]) -> Exported:
-    """Export a graph for the shapes of these arguments.
-
-    Args:
-        graph: from Dynamo.
-        args: its arguments: tensors and numbers.
+def export(graph: Graph, args: Args) -> Exported:
+    """Export a graph from Dynamo for the shapes of these arguments, tensors and numbers.
 
     Raises:
         Unsupported: an operator cannot be exported, or the graph draws random numbers, writes to
@@ -90,9 +91,7 @@ def export(graph: torch.fx.GraphModule, args: Sequence[Any]) -> Exported:
     others = [a for a in args if not isinstance(a, torch.Tensor)]
     if any(isinstance(x, torch.Tensor) for x in pytree.tree_leaves(others)):
         raise Unsupported("an argument is a list of tensors")  # they would become constants
-    if any(
-        t.layout is not torch.strided or t.is_complex() or not t.numel() for t in tensors.values()
-    ):
+    if not all(map(_is_plain, tensors.values())):
         raise Unsupported("an argument is an empty, complex or sparse tensor")
     if len({t.device for t in tensors.values()}) > 1:
         raise Unsupported("its arguments are on several devices")
@@ -101,7 +100,7 @@ def export(graph: torch.fx.GraphModule, args: Sequence[Any]) -> Exported:
     names = [f"input_{i}" for i in tensors]
     results = [f"output_{i}" for i in range(len(wanted))]
     try:
-        with _quietly(), _unmarked_by_others(), torch.no_grad():
+        with _exporting():
             flat = _Flat(graph, args, wanted)
             program = torch.export.export(flat, tuple(tensors.values()), strict=False)
             program = program.run_decompositions({})  # removes in-place operators
@@ -116,29 +115,29 @@ def export(graph: torch.fx.GraphModule, args: Sequence[Any]) -> Exported:
     except Exception as error:
         raise Unsupported(first_line(error)) from None
     order = dict(zip(names, tensors, strict=True))
-    _demand_as_in_torch(model, {n: tensors[i] for n, i in order.items()})
-    _demand_as_in_torch(model, dict(zip(results, examples, strict=True)))
+    outputs = dict(zip(results, examples, strict=True))
+    _demand_as_in_torch(model, {n: tensors[i] for n, i in order.items()} | outputs)
     return Exported(
         model,
         tuple((value.name, order[value.name]) for value in model.graph.input),
-        tuple((n, x.shape, x.dtype) for n, x in zip(results, examples, strict=True)),
+        tuple((name, x.shape, x.dtype) for name, x in outputs.items()),
         leaves,
         spec,
     )
 
 
-def no_random_numbers_spent(args: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
+def no_random_numbers_spent(args: Args) -> contextlib.AbstractContextManager[None]:
     """Restore the random generators of the CPU and of these tensors' devices afterwards."""
     devices = [x.device for x in args if isinstance(x, torch.Tensor) and x.is_cuda]
     return torch.random.fork_rng(devices=list(dict.fromkeys(devices)))
 
 
-def writes_in_place(graph: torch.fx.GraphModule, args: Sequence[Any]) -> bool:
+def writes_in_place(graph: Graph, args: Args) -> bool:
     """Whether an operator of the graph changes one of its inputs; True if unknown."""
-    tensors = [a.detach() for a in args if isinstance(a, torch.Tensor)]
+    tensors = tuple(a.detach() for a in args if isinstance(a, torch.Tensor))
     try:
-        with _quietly(), _unmarked_by_others(), torch.no_grad():
-            program = torch.export.export(_Flat(graph, args, set()), tuple(tensors), strict=False)
+        with _exporting():
+            program = torch.export.export(_Flat(graph, args, set()), tensors, strict=False)
     except Exception:
         return True
     return any(
@@ -148,7 +147,7 @@ def writes_in_place(graph: torch.fx.GraphModule, args: Sequence[Any]) -> bool:
 
 
 def _returned(
-    graph: torch.fx.GraphModule, args: Sequence[Any]
+    graph: Graph, args: Args
 ) -> tuple[tuple[tuple[str, Any], ...], Any, list[torch.Tensor]]:
     """Leaves, structure and example outputs of the graph, from a run on copies."""
     copies = [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in args]
@@ -163,15 +162,17 @@ def _returned(
         elif id(value) in places:
             leaves.append(("argument", places[id(value)]))
         else:
-            if value.is_complex() or not value.numel() or value.layout is not torch.strided:
+            if not _is_plain(value):
                 raise Unsupported("an output is an empty, complex or sparse tensor")
-            if any(
-                value.device != copy.device for copy in copies if isinstance(copy, torch.Tensor)
-            ):
+            if any(value.device != x.device for x in copies if isinstance(x, torch.Tensor)):
                 raise Unsupported("an output is on another device than the arguments")
             leaves.append(("output", len(examples)))
             examples.append(value)
     return tuple(leaves), spec, examples
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_complex() and bool(tensor.numel())
 
 
 def _demand_plain(program: torch.export.ExportedProgram) -> None:
@@ -200,11 +201,8 @@ def _demand_as_in_torch(model: Any, tensors: dict[str, torch.Tensor]) -> None:
 
 
 def _never_drops(node: torch.fx.Node) -> bool:
-    """Whether the operator draws random numbers only for dropout, and its dropout is off.
-
-    The argument is ``dropout_p`` in attention and ``dropout`` (in training only) in recurrent
-    layers.
-    """
+    """Whether the operator draws random numbers only for dropout, and its dropout is off."""
+    # Of attention: dropout_p. Of recurrent layers: dropout, in training only.
     names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
     given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
     if "dropout_p" in names:
@@ -213,43 +211,30 @@ def _never_drops(node: torch.fx.Node) -> bool:
 
 
 @contextlib.contextmanager
-def _quietly() -> Iterator[None]:
-    """Silence the exporter's logs and warnings."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
-    levels = [logger.level for logger in loggers]
-    try:
-        for logger in loggers:
-            logger.setLevel(logging.CRITICAL)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-
-
-@contextlib.contextmanager
-def _unmarked_by_others() -> Iterator[None]:
-    """Disable ``fx_traceback.annotate`` in other threads during an export.
+def _exporting() -> Iterator[None]:
+    """Without gradients, and without the exporter's logs and warnings.
 
     While one thread exports, torch (2.13) treats all threads as exporting: compiled code in other
-    threads writes to the same dictionary of annotations, which ends in a KeyError.
+    threads writes to the same dictionary of annotations, which ends in a KeyError. So only this
+    thread's ``fx_traceback.annotate`` does something.
     """
     module: Any = fx_traceback
     exporting, annotate = threading.get_ident(), getattr(module, "annotate", None)
-    if annotate is None:
-        yield
-        return
 
     def ours_only(marks: dict[str, Any]) -> contextlib.AbstractContextManager[None]:
         is_ours = threading.get_ident() == exporting
-        return annotate(marks) if is_ours else contextlib.nullcontext()
+        return annotate(marks) if annotate and is_ours else contextlib.nullcontext()
 
-    module.annotate = ours_only
-    try:
+    with torch.no_grad(), warnings.catch_warnings(), contextlib.ExitStack() as stack:
+        warnings.simplefilter("ignore")
+        for name in ("torch.onnx", "onnxscript", "onnx_ir"):
+            logger = logging.getLogger(name)
+            stack.callback(logger.setLevel, logger.level)
+            logger.setLevel(logging.CRITICAL)
+        if annotate is not None:  # older torches have none
+            stack.callback(setattr, module, "annotate", annotate)
+            module.annotate = ours_only
         yield
-    finally:
-        module.annotate = annotate
 
 
 def first_line(error: BaseException) -> str:

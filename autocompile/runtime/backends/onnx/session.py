@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import abc
 import threading
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch.utils import _pytree as pytree
 
-from autocompile.runtime.backends.onnx.model import Exported, with_constants
-from autocompile.runtime.graphs import is_weight
-from autocompile.runtime.weights.versions import count_fused_steps, stamp
+from autocompile.runtime.backends.onnx.model import (
+    Args,
+    Exported,
+    Graph,
+    Unsupported,
+    export,
+    first_line,
+    with_constants,
+)
+from autocompile.runtime.graphs import count_fused_steps, is_weight, stamp
 
 __all__ = ["Session"]
 
@@ -20,15 +26,11 @@ __all__ = ["Session"]
 class Session(abc.ABC):
     """Runs an exported graph: takes the graph's arguments and returns its result.
 
-    A runtime implements the five abstract methods.
-
-    Args:
-        exported: the graph.
-        args: the arguments that it was exported for.
-        baked: make parameters constants of the session, and rebuild it when they change.
+    A runtime implements the four abstract methods. With ``baked``, parameters are constants of the
+    session, which is rebuilt when they change.
 
     Raises:
-        Unsupported: the runtime refuses the model, or the device.
+        Unsupported: the graph cannot be exported, or the runtime refuses the model or the device.
     """
 
     backend: ClassVar[str]
@@ -36,58 +38,63 @@ class Session(abc.ABC):
     runtime: ClassVar[str]
     """The runtime's name in messages."""
 
-    def __init__(self, exported: Exported, args: Sequence[Any], baked: bool) -> None:
-        self._exported, self._lock = exported, threading.Lock()
+    def __init__(self, graph: Graph, args: Args, baked: bool) -> None:
+        self._exported, self._lock = self.export(graph, args), threading.Lock()
         self.device = next(
             (a.device for a in args if isinstance(a, torch.Tensor)), torch.device("cpu")
         )
-        self._baked = [(name, i) for name, i in exported.inputs if baked and is_weight(args[i])]
-        constant = {name for name, _ in self._baked}
-        self._bound = [(name, i) for name, i in exported.inputs if name not in constant]
+        inputs = self._exported.inputs
+        self._baked = [(name, i) for name, i in inputs if baked and is_weight(args[i])]
+        self._bound = [each for each in inputs if each not in self._baked]
         if self._baked:
             count_fused_steps()
         self._build(args)
 
     @classmethod
+    def export(cls, graph: Graph, args: Args) -> Exported:
+        """The graph's model, which this runtime computes like torch; else raises Unsupported."""
+        exported = export(graph, args)
+        cls.demand(exported, args)
+        return exported
+
+    @classmethod
     @abc.abstractmethod
-    def demand(cls, exported: Exported, args: Sequence[Any]) -> None:
+    def demand(cls, exported: Exported, args: Args) -> None:
         """Raise :class:`Unsupported` if this runtime would not compute the same as torch."""
 
     @abc.abstractmethod
     def load(self, model: Any) -> None:
-        """Make a model (``onnx.ModelProto``) ready to run on :attr:`device`."""
+        """Make a model (``onnx.ModelProto``) ready to run on :attr:`device`; may raise."""
 
     @abc.abstractmethod
-    def bind_input(self, name: str, tensor: torch.Tensor) -> None:
-        """Read an input from this contiguous tensor's memory from now on."""
-
-    @abc.abstractmethod
-    def bind_output(self, name: str, tensor: torch.Tensor) -> None:
-        """Write an output to this contiguous tensor's memory at the next run."""
+    def bind(self, kind: str, name: str, tensor: torch.Tensor) -> None:
+        """Read an ``input`` from, or write an ``output`` to this contiguous memory from now on."""
 
     @abc.abstractmethod
     def run(self) -> None:
-        """Run once with the bound tensors."""
+        """Run once with the bound tensors, after torch's queued work on the device."""
 
-    def _build(self, args: Sequence[Any]) -> None:
+    def _build(self, args: Args) -> None:
         """Build the session with the current weights."""
         # Read the stamps before the weights: a change in between shows at the next call.
-        weights = [args[i] for _, i in self._baked]
-        stamps = [stamp(w) for w in weights]
+        weights = {name: args[i] for name, i in self._baked}
+        stamps = [stamp(w) for w in weights.values()]
         model = self._exported.model
-        if self._baked:
-            model = with_constants(model, {name: args[i] for name, i in self._baked})
-        self.load(model)
+        model = with_constants(model, weights) if weights else model
+        try:
+            self.load(model)
+        except Exception as error:  # whatever the runtime raises
+            raise Unsupported(first_line(error)) from None
         # Only after a successful load: otherwise the old weights must stay stale.
         self._pointers = [0] * len(self._bound)
-        self._held = [w.detach() for w in weights]  # keeps their addresses from being reused
+        self._held = [w.detach() for w in weights.values()]  # keeps addresses from being reused
         self._stamps = stamps
 
     def __call__(self, *args: Any) -> Any:
         with self._lock:  # bindings are shared, and a run releases the GIL
             return self._run(args)
 
-    def _run(self, args: Sequence[Any]) -> Any:
+    def _run(self, args: Args) -> Any:
         for (_, i), known in zip(self._baked, self._stamps, strict=True):
             if stamp(args[i]) != known:
                 self._build(args)
@@ -102,12 +109,12 @@ class Session(abc.ABC):
             # Shapes and dtypes are fixed, so an equal address means an equal binding.
             if pointer != self._pointers[place]:
                 self._pointers[place] = pointer
-                self.bind_input(name, tensor)
+                self.bind("input", name, tensor)
         results = []
         for name, shape, dtype in self._exported.outputs:
             result = torch.empty(shape, dtype=dtype, device=self.device)
             results.append(result)
-            self.bind_output(name, result)
+            self.bind("output", name, result)
         self.run()
         leaves = [
             results[value] if kind == "output" else args[value] if kind == "argument" else value

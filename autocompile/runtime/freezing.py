@@ -4,55 +4,56 @@
 graph inputs. The global ``torch._inductor.config.freezing`` makes them constants for ever, so an
 RL worker would keep its first policy. Here they are inputs of Dynamo's graph and constants of
 Inductor's. Each call compares their version counters and recompiles after a change;
-:mod:`autocompile.runtime.weights.versions` lists the changes that this misses.
+:func:`autocompile.runtime.graphs.stamp` names the changes that this misses.
 """
 
 from __future__ import annotations
 
+import copy
+import functools
 import importlib
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from autocompile.runtime.graphs import arguments_held, attributes_lifted, is_weight, with_own_code
-from autocompile.runtime.weights.versions import count_fused_steps, stamp
+from autocompile.runtime.graphs import (
+    attributes_lifted,
+    count_fused_steps,
+    is_weight,
+    stamp,
+    with_own_code,
+)
 
 __all__ = ["Frozen"]
-
-_BEYOND_LIMIT: Any = getattr(torch._dynamo.exc, "FailOnRecompileLimitHit", ())  # not in all torches
 
 
 class Frozen:
     """A function compiled with the current weights as constants. Thread-safe.
 
+    All weights that it reads are frozen, wherever they are, and again after they changed. Input
+    shapes beyond Dynamo's recompile limit are computed in eager mode.
+
     Args:
-        function: all weights that it reads are frozen, also those outside the model.
-        model: the module that it calls.
+        function: what to compile.
         kwargs: arguments of ``torch.compile``.
+
+    Raises:
+        RuntimeError: of a call: gradients are enabled, the graph breaks, or the model writes to its
+            own buffers.
     """
 
-    def __init__(
-        self, function: Callable[..., Any], model: torch.nn.Module, kwargs: dict[str, Any]
-    ) -> None:
-        self._function, self._model, self._kwargs = function, model, kwargs
+    def __init__(self, function: Callable[..., Any], kwargs: dict[str, Any]) -> None:
+        self._function, self._kwargs = function, kwargs
         self._artifact: _Artifact | None = None
         self._lock = threading.Lock()
         count_fused_steps()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it, after freezing the weights again if they changed.
-
-        Input shapes beyond Dynamo's recompile limit are computed in eager mode.
-
-        Raises:
-            RuntimeError: gradients are enabled, the graph breaks, or the model writes to its own
-                buffers.
-        """
         if torch.is_grad_enabled():
             raise RuntimeError("frozen weights have no gradients: use torch.no_grad()")
         while True:
@@ -68,8 +69,9 @@ class Frozen:
                 raise RuntimeError(
                     f"the graph breaks, and only one graph can be frozen: {said}"
                 ) from error
-            except _BEYOND_LIMIT:
-                # The recompile limit: run eager, as Dynamo does without fullgraph.
+            except (
+                torch._dynamo.exc.FailOnRecompileLimitHit
+            ):  # run eager, as Dynamo does without fullgraph
                 return self._function(*args, **kwargs)
             del artifact  # free its copy of the weights before making another
             self._next(stale)
@@ -97,69 +99,43 @@ class _Artifact:
     def __init__(self, function: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
         # Copy the options: torch.compile removes entries from the dictionary.
         own: Any = {k: dict(v) if k == "options" else v for k, v in kwargs.items()}
-        backend = _Freezing(own.get("dynamic"))
+        modules: list[ModuleType] = []
+        backend = functools.partial(_freeze, modules, own.get("dynamic"))
         own.update(backend=backend, fullgraph=True)
         self.call: Callable[..., Any] = torch.compile(with_own_code(function, "frozen"), **own)
         # Unload at once: the garbage collector may find what torch.compile made much later.
-        weakref.finalize(self, _forget, backend.modules).atexit = False
+        weakref.finalize(self, _forget, modules).atexit = False
 
 
-class _Freezing:
+def _freeze(
+    modules: list[ModuleType],
+    dynamic: bool | None,
+    graph: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
     """A backend that calls Inductor with the weights as constants.
 
-    Attributes:
-        modules: the modules that Inductor has generated and loaded.
+    Adds the modules that Inductor has generated and loaded to ``modules``. What it returns raises
+    :class:`_Stale` when a weight has changed.
     """
-
-    def __init__(self, dynamic: bool | None) -> None:
-        self._dynamic = dynamic
-        self.modules: list[ModuleType] = []
-
-    def __call__(
-        self,
-        graph: torch.fx.GraphModule,
-        inputs: Sequence[Any],
-        *,
-        mode: str | None = None,
-        options: Mapping[str, Any] | None = None,
-    ) -> Callable[..., Any]:
-        """Compile a graph to a function that raises :class:`_Stale` when a weight has changed."""
-        graph, held = attributes_lifted(graph, inputs)
-        args = [*inputs, *held]
-        weights = [i for i, value in enumerate(args) if is_weight(value)]
-        # Read the stamps before the weights: a change in between shows at the next call.
-        stamps = [(i, *stamp(args[i])) for i in weights]
-        # As torch.compile does for backend="inductor", including its checks of mode and options.
-        wrapper: Any = torch._TorchCompileInductorWrapper
-        inductor = wrapper(mode, {**(options or {}), "freezing": True}, self._dynamic)
-        written = importlib.import_module("torch._inductor.codecache").PyCodeCache.modules
-        before = list(written)  # Dynamo compiles in one thread at a time; others may unload
-        others = [i for i in range(len(args)) if i not in weights]
-        made = inductor(arguments_held(graph, args, weights), [args[i] for i in others])
-        known = set(map(id, before))
-        own = [module for module in written if id(module) not in known]
-        self.modules += own
-        call = _watching(made, [args[i].detach() for i in weights], stamps, others, held)
-        weakref.finalize(call, _forget, own).atexit = False  # Dynamo may be reset
-        return call
-
-
-def _watching(
-    made: Callable[..., Any],
-    kept: list[torch.Tensor],
-    stamps: list[tuple[int, int, int]],
-    others: list[int],
-    held: list[torch.Tensor],
-) -> Callable[..., Any]:
-    """A compiled graph with constants, called like the graph without them.
-
-    Args:
-        made: the compiled graph.
-        kept: the weights; while they live, their addresses are not reused.
-        stamps: (place among the arguments, address, version) of each weight.
-        others: places of the remaining arguments.
-        held: tensors to append to the caller's arguments.
-    """
+    graph, held = attributes_lifted(graph, inputs)
+    args = [*inputs, *held]
+    weights = [i for i, value in enumerate(args) if is_weight(value)]
+    others = [i for i in range(len(args)) if i not in weights]
+    # Read the stamps before the weights: a change in between shows at the next call.
+    stamps = [(i, *stamp(args[i])) for i in weights]
+    # As torch.compile does for backend="inductor", including its checks of mode and options.
+    wrapper: Any = torch._TorchCompileInductorWrapper
+    inductor = wrapper(mode, {**(options or {}), "freezing": True}, dynamic)
+    written = _code_cache().modules
+    # Dynamo compiles in one thread at a time; others may unload, and ids be used again.
+    before = {id(module): module for module in list(written)}
+    made = inductor(_arguments_held(graph, args, weights), [args[i] for i in others])
+    own = [module for module in written if id(module) not in before]
+    modules += own
     is_tried = False
 
     def call(*args: Any) -> Any:
@@ -176,13 +152,36 @@ def _watching(
                 raise RuntimeError("the model writes to its own buffers, so they cannot be frozen")
         return result
 
-    call.kept = kept  # type: ignore[attr-defined]
+    # While the weights live, their addresses are not reused.
+    call.kept = [args[i].detach() for i in weights]  # type: ignore[attr-defined]
+    weakref.finalize(call, _forget, own).atexit = False  # Dynamo may be reset
     return call
+
+
+def _arguments_held(
+    graph: torch.fx.GraphModule, args: Sequence[Any], chosen: Collection[int]
+) -> torch.fx.GraphModule:
+    """A copy of a graph in which the chosen arguments are parameters and buffers of the graph."""
+    made = torch.fx.GraphModule(graph, copy.deepcopy(graph.graph))
+    given = made.graph.find_nodes(op="placeholder")
+    for place in chosen:
+        name, value = f"constant_{place}", args[place]
+        if isinstance(value, torch.nn.Parameter):
+            made.register_parameter(name, value)
+        else:
+            made.register_buffer(name, value)
+        with made.graph.inserting_after(given[-1]):
+            node = made.graph.get_attr(name)
+        node.meta.update(given[place].meta)
+        given[place].replace_all_uses_with(node)
+        made.graph.erase_node(given[place])
+    made.recompile()
+    return made
 
 
 def _forget(modules: list[ModuleType]) -> None:
     """Unload Inductor's modules: torch keeps them, with the weights, until the process exits."""
-    cache = importlib.import_module("torch._inductor.codecache").PyCodeCache
+    cache = _code_cache()
     for module in modules:
         if module in cache.modules:
             cache.modules.remove(module)
@@ -191,3 +190,7 @@ def _forget(modules: list[ModuleType]) -> None:
         sys.modules.pop(vars(module).get("__name__", ""), None)
         vars(module).clear()
     modules.clear()
+
+
+def _code_cache() -> Any:
+    return importlib.import_module("torch._inductor.codecache").PyCodeCache

@@ -1,0 +1,80 @@
+"""Single jobs in processes of their own, for commands that keep no run."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from autocompile.errors import TargetError, UsageError
+from autocompile.execute.executor import Ending
+from autocompile.execute.job import JobFactory
+from autocompile.execute.local import Isolation, LocalExecutor
+from autocompile.progress import Progress
+from autocompile.protocol.requests import Request
+from autocompile.protocol.results import ProbeResult
+from autocompile.search.jobs import run_job
+from autocompile.search.opening import probe_all
+from autocompile.space.plan import Plan
+from autocompile.store.record import RunFolder
+
+__all__ = ["Bench", "bench"]
+
+
+class Bench:
+    """Runs jobs one after another in a temporary folder.
+
+    Attributes:
+        folder: of the jobs.
+        log: what the last job has printed.
+    """
+
+    def __init__(self, plan: Plan, folder: Path, timeout_s: float, executor: LocalExecutor) -> None:
+        run = RunFolder(folder)
+        run.create()
+        self.folder, self.log = folder, ""
+        self._plan, self._executor = plan, executor
+        self._jobs = JobFactory(run, plan.header, timeout_s, None, pythons=dict(plan.pythons))
+
+    def run(self, kind: type[Request], fresh: bool = False, **asked: Any) -> Ending:
+        """Run what a request asks for; ``fresh`` in an interpreter of its own."""
+        number = self._jobs.next_number()
+        job = self._jobs.job(kind(header=self._jobs.header, number=number, **asked), fresh=fresh)
+        ending = run_job(self._executor, job, Progress())
+        self.log = _read(job.folder / "log.txt")
+        return ending
+
+    def log_end(self, lines: int = 12) -> list[str]:
+        """The last lines of the log: by default enough for the end of a traceback."""
+        return self.log.strip().splitlines()[-lines:]
+
+    def probed(self) -> Mapping[str, ProbeResult]:
+        """What the probe of each environment found, the tuner's own first.
+
+        The log that an error names is shown, since it will be gone.
+        """
+        try:
+            _, found = probe_all(self._plan, self._jobs, self._executor, Progress())
+        except UsageError as error:
+            *details, last = error.details or ("",)
+            if not last.startswith("log: "):
+                raise
+            self.log = _read(Path(last.removeprefix("log: ")))
+            raise TargetError(error.what, *details, *self.log_end()) from None
+        return found
+
+
+def _read(log: Path) -> str:
+    return log.read_text("utf-8", "replace")
+
+
+@contextlib.contextmanager
+def bench(plan: Plan, timeout_s: float, isolation: Isolation = "auto") -> Iterator[Bench]:
+    """A bench whose folder and processes are gone afterwards."""
+    with (
+        tempfile.TemporaryDirectory(prefix="autocompile-") as scratch,
+        contextlib.closing(LocalExecutor(isolation=isolation)) as executor,
+    ):
+        yield Bench(plan, Path(scratch), timeout_s, executor)

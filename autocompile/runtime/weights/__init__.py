@@ -1,1 +1,0 @@
-"""Weights that are constants of compiled code, and when they have changed."""
