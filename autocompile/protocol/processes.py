@@ -30,8 +30,8 @@ __all__ = [
 MARKER = "AUTOCOMPILE_TRIAL"
 """Environment variable by which programs that a trial started are known, in whatever session.
 
-A fork that has not run another program still shows its origin's environment: those are found as
-descendants, and fall to the fork server when their supervisor is killed.
+A fork keeps its parent's environment until it runs another program, so it is found as a descendant;
+if its supervisor is killed, the fork server adopts it.
 """
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -199,7 +199,7 @@ def end_descendants() -> bool:
 def end_strays(known: Collection[int]) -> None:
     """Kill every child of this process that it does not know, with all below it, in one pass.
 
-    What is below those becomes ours when they end, and SIGCHLD tells of it.
+    Their children are then reparented to this process, which gets SIGCHLD.
     """
     for stray in set(_children(os.getpid())) - set(known):
         _signal_all([stray, *descendants(stray)], signal.SIGKILL)
@@ -231,12 +231,13 @@ def pause(
         groups: process groups that lie in the trees with all of their members. The kernel stops
             them at once, forks included; what is in none is stopped one by one, and looked for
             again.
-        patience_s: after this, one that is deep in a driver is left to stop when it comes out.
+        patience_s: a process in an uninterruptible system call is not waited for any longer; it
+            stops when the call returns.
 
     Returns:
         For each root the living processes below it, for :func:`resume`.
     """
-    # A process that is only about to lead its group is none of it yet.
+    # A process that has not called setpgid yet is not in its group.
     held = _signal_all(groups, signal.SIGSTOP, os.killpg)
     deadline = time.monotonic() + patience_s
     while True:

@@ -188,7 +188,7 @@ def _time(record: Record, is_eager: bool) -> str:
     part = _part(record, "eager")
     seconds, total, call = (part.get(k) for k in ("seconds", "seconds_total", "call_s"))
     if not isinstance(seconds, Mapping) or not total or not call or total > 1.5 * call:
-        return ""  # in the last case others disturbed the counting
+        return ""  # in the last case other load disturbed the profile
     library = {n: s for n, s in seconds.items() if _LIBRARY.search(n)}
     share, between = sum(library.values()) / max(total, call), 1 - total / call
     if share >= _MUCH:
