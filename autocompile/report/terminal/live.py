@@ -239,7 +239,7 @@ class LiveProgress(Progress):
         return lines + _leaderboard(self._worked, height - len(lines))
 
     def _bar(self, budget: Countdown) -> Text:
-        """The share of the budget that is spent; without a budget, of the settings that are tried."""
+        """The share of the budget that is spent; without one, of the settings that are tried."""
         total_s, spent_s = budget.total_s, budget.spent_s
         if total_s is None:
             share = self._done / max(1, self._done + self._left)
