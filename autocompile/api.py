@@ -145,7 +145,7 @@ def tune(
     total_s = budget_of(plan.effort) if budget_s is None else budget_s
     budget = Budget(total_s, trials, began, clock)
     executor = executor or LocalExecutor(isolation=isolation, jobs=jobs)
-    memory = memory_limit_bytes or most_memory_bytes()
+    memory = memory_limit_bytes or most_memory_bytes() or None
     factory = JobFactory(folder, plan.header, timeout_s, memory, memory, dict(plan.pythons))
     with opened(folder), contextlib.closing(progress), contextlib.closing(executor):
         plan, found = probe_all(plan, factory, executor, progress)

@@ -136,7 +136,7 @@ def _same_code(searched: Sequence[Record]) -> list[list[Record]]:
 
 
 def _candidate(members: Sequence[Record], again: Sequence[Record], eager: _Eager) -> Candidate:
-    # A duplicate has no cost of new weights of its own.
+    # It is not measured for a duplicate: the first that was measured counts.
     refresh_s = next((r.refresh_s for r in (*again, *members) if r.refresh_s), None)
     record = dataclasses.replace(members[0], refresh_s=refresh_s)
     logs, blocks, processes, slow = {}, {}, [], left_out(again)

@@ -24,7 +24,17 @@ from autocompile.estimate.intervals import Interval, median, over_sets, ratio
 from autocompile.settings.config import DEFAULT_INDUCTOR
 from autocompile.store.record import Record
 
-__all__ = ["SAME", "SETS", "ZONE", "Decision", "compare", "decide", "decide_all", "finalists"]
+__all__ = [
+    "SAME",
+    "SETS",
+    "ZONE",
+    "Decision",
+    "compare",
+    "decide",
+    "decide_all",
+    "finalists",
+    "is_dearer",
+]
 
 SAME = 0.01
 """Settings whose estimates differ by less are equal."""
@@ -193,9 +203,14 @@ def plainness(found: Iterable[Candidate]) -> Callable[[Candidate], tuple[bool, i
 
     def key(c: Candidate) -> tuple[bool, int, float]:
         compile_s = 0.0 if c.record.config.is_eager else c.record.compile_s or 0.0
-        return compile_s > 1.25 * cheapest_s + 0.25, c.record.config.changes(), compile_s
+        return is_dearer(compile_s, cheapest_s), c.record.config.changes(), compile_s
 
     return key
+
+
+def is_dearer(compile_s: float, other_s: float) -> bool:
+    """Whether it takes clearly longer to compile."""
+    return compile_s > 1.25 * other_s + 0.25
 
 
 def _speed(c: Candidate) -> float:

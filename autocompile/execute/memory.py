@@ -145,13 +145,14 @@ def oom_kills() -> int:
 
 def available_memory_bytes() -> int:
     """Memory available without swapping, within the limits of our cgroups."""
-    available = 1024 * (_number_behind(Path("/proc/meminfo"), "MemAvailable:") or 0)
+    known = (_number_behind(Path("/proc/meminfo"), n) for n in ("MemAvailable:", "MemTotal:"))
+    available = 1024 * next(filter(None, known), 0)
     for folder, files in _own_groups():
         with contextlib.suppress(OSError, ValueError):
             left = int((folder / files.limit).read_text()) - int((folder / files.used).read_text())
             cached = _number_behind(folder / "memory.stat", "inactive_file") or 0
             available = min(available, left + cached)
-    return available
+    return max(0, available)
 
 
 def most_memory_bytes() -> int:

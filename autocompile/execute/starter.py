@@ -45,8 +45,8 @@ class ProcessStarter:
     ) -> None:
         if isolation not in ("auto", "fork", "spawn"):
             raise UsageError(f"unknown isolation {isolation!r} (choose from: auto, fork, spawn)")
-        if sys.platform != "linux":
-            raise UsageError("trials run on Linux only")
+        if not Path("/proc/self/task").exists():
+            raise UsageError("trials run on Linux only, with /proc mounted")
         self._python, self._tell, self._selector = python, tell, selector
         self._insists, self._forks = isolation == "fork", isolation != "spawn"
         self._library: tempfile.TemporaryDirectory[str] | None = None

@@ -30,8 +30,8 @@ __all__ = [
 MARKER = "AUTOCOMPILE_TRIAL"
 """Environment variable by which programs that a trial started are known, in whatever session.
 
-A fork that has not run another program still shows its origin's environment: those are found as
-descendants, and fall to the fork server when their supervisor is killed.
+A fork keeps its parent's environment until it runs another program, so it is found as a descendant;
+if its supervisor is killed, the fork server adopts it.
 """
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -70,8 +70,12 @@ class _Seen(NamedTuple):
     group: int
 
     @property
+    def is_alive(self) -> bool:
+        return self.state not in "ZX"
+
+    @property
     def is_moving(self) -> bool:
-        return self.state not in "TtZX"
+        return self.is_alive and self.state not in "Tt"
 
 
 def _look_at(pid: int) -> _Seen | None:
@@ -87,11 +91,29 @@ def _pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
-def _trees(roots: Collection[int]) -> dict[int, dict[int, _Seen]]:
-    """What is below each of these, from one look at all processes; parents before their children.
+def _children(pid: int) -> list[int]:
+    try:
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+        return [int(c) for t in tasks for c in (t / "children").read_text().split()]
+    except (OSError, ValueError):
+        return []
 
-    A process under CUDA has dozens of threads, each with a list of children of its own: it is
-    cheaper to ask every process for its parent.
+
+def _below(root: int) -> list[int]:
+    """Every process below one, children before grandchildren; its cost is that of the tree."""
+    found, todo = list[int](), [root]
+    while todo:
+        children = _children(todo.pop(0))
+        todo += children
+        found += children
+    return found
+
+
+def _trees(roots: Collection[int]) -> dict[int, dict[int, _Seen]]:
+    """What is below each of these, from one look at all processes.
+
+    A process under CUDA has dozens of threads, each with a list of children of its own: for many
+    trees it is cheaper to ask every process for its parent.
     """
     if not roots:
         return {}
@@ -109,28 +131,22 @@ def _trees(roots: Collection[int]) -> dict[int, dict[int, _Seen]]:
     return found
 
 
-def _living(tree: dict[int, _Seen]) -> list[int]:
-    """Zombies left out."""
-    return [pid for pid, seen in tree.items() if seen.state not in "ZX"]
-
-
 def descendants(root: int) -> list[int]:
-    """Every living process below one."""
-    return _living(_trees([root])[root])
+    """Every living process below one, children before grandchildren."""
+    return [p for p in _below(root) if (seen := _look_at(p)) and seen.is_alive]
 
 
-def tree_memory_bytes(roots: Collection[int]) -> dict[int, int]:
-    """Resident memory of the processes below each of these, shared pages of files left out.
+def tree_memory_bytes(root: int) -> int:
+    """Resident memory of the processes below one, shared pages of files left out.
 
     What a fork shares with its origin is counted, as a fresh interpreter would hold it as well.
     """
-    found = dict.fromkeys(roots, 0)
-    for root, tree in _trees(roots).items():
-        for pid in tree:
-            with contextlib.suppress(OSError, ValueError):
-                _, resident, shared, *_ = Path(f"/proc/{pid}/statm").read_text().split()
-                found[root] += (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
-    return found
+    pages = 0
+    for pid in _below(root):
+        with contextlib.suppress(OSError, ValueError):
+            _, resident, shared, *_ = Path(f"/proc/{pid}/statm").read_text().split()
+            pages += int(resident) - int(shared)
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def _signal_all(
@@ -183,14 +199,10 @@ def end_descendants() -> bool:
 def end_strays(known: Collection[int]) -> None:
     """Kill every child of this process that it does not know, with all below it, in one pass.
 
-    What is below those becomes ours when they end, and SIGCHLD tells of it.
+    Their children are then reparented to this process, which gets SIGCHLD.
     """
-    children = set[int]()
-    for task in Path("/proc/self/task").iterdir():  # not all processes: SIGCHLD may come often
-        with contextlib.suppress(OSError):
-            children |= set(map(int, (task / "children").read_text().split()))
-    for stray, tree in _trees(children - set(known)).items():
-        _signal_all([stray, *tree], signal.SIGKILL)
+    for stray in set(_children(os.getpid())) - set(known):
+        _signal_all([stray, *descendants(stray)], signal.SIGKILL)
 
 
 def kill_tree(root: int | None, marker: str) -> bool:
@@ -219,12 +231,13 @@ def pause(
         groups: process groups that lie in the trees with all of their members. The kernel stops
             them at once, forks included; what is in none is stopped one by one, and looked for
             again.
-        patience_s: after this, one that is deep in a driver is left to stop when it comes out.
+        patience_s: a process in an uninterruptible system call is not waited for any longer; it
+            stops when the call returns.
 
     Returns:
         For each root the living processes below it, for :func:`resume`.
     """
-    # A process that is only about to lead its group is none of it yet.
+    # A process that has not called setpgid yet is not in its group.
     held = _signal_all(groups, signal.SIGSTOP, os.killpg)
     deadline = time.monotonic() + patience_s
     while True:
@@ -234,7 +247,10 @@ def pause(
         _signal_all(outside, signal.SIGSTOP)
         _await_stillness(moving, deadline)
         if not outside or time.monotonic() >= deadline:
-            return {root: _living(tree) for root, tree in trees.items()}
+            return {
+                root: [pid for pid, seen in tree.items() if seen.is_alive]
+                for root, tree in trees.items()
+            }
 
 
 def _await_stillness(pids: Iterable[int], deadline: float) -> None:

@@ -210,7 +210,7 @@ def parse_request(data: Any, where: object) -> Request:
     except UsageError as error:
         raise RunError(f"{where}: {error.what}", *error.details, hint=error.hint) from None
     except (TypeError, ValueError, AttributeError) as error:
-        raise RunError(f"{where} is damaged: {error}") from None
+        raise RunError(f"{where} is damaged or of another version: {error}") from None
     return request
 
 

@@ -136,7 +136,9 @@ def _worse_code(record: Record, best: Record) -> Iterator[str]:
         yield _broken(record) or many(record.graph_breaks or 0, "graph break")
     if (record.recompiles or 0) > (best.recompiles or 0):
         # A reason begins with which frame it is and which of its versions.
-        reasons = [re.sub(r"^\d+/\d+: ", "", r) for r in _listed(record, "recompile_reasons")[:1]]
+        reasons = [
+            re.sub(r"^\d+/\d+: ", "", r) for r in _listed(record, "recompile_reasons", str)[:1]
+        ]
         told = "".join(f" ({show.shorten(show.plain(r), _LONG)})" for r in reasons if r)
         yield f"compiled again {many(record.recompiles or 0, 'time')}{told}"
     mine, its, eager = _launches(record), _launches(best), _count(record, "eager", "total")
@@ -186,7 +188,7 @@ def _time(record: Record, is_eager: bool) -> str:
     part = _part(record, "eager")
     seconds, total, call = (part.get(k) for k in ("seconds", "seconds_total", "call_s"))
     if not isinstance(seconds, Mapping) or not total or not call or total > 1.5 * call:
-        return ""  # in the last case others disturbed the counting
+        return ""  # in the last case other load disturbed the profile
     library = {n: s for n, s in seconds.items() if _LIBRARY.search(n)}
     share, between = sum(library.values()) / max(total, call), 1 - total / call
     if share >= _MUCH:
@@ -233,7 +235,7 @@ def _gave_up(record: Record, device: str) -> Iterator[str]:
 def _broken(record: Record) -> str:
     """Where the graph breaks, and over what; the first two places."""
     places = []
-    for row in _listed(record, "breaks"):
+    for row in _listed(record, "breaks", dict):
         place, code, reason = (show.plain(row.get(k, "")) for k in ("place", "code", "reason"))
         code = f"`{show.shorten(code.replace('`', ''), _SHORT)}`" if code else ""
         if where := f"{place} {code}".strip():
@@ -260,6 +262,7 @@ def _part(record: Record, name: str) -> Mapping[str, Any]:
     return part if isinstance(part, Mapping) else {}
 
 
-def _listed(record: Record, name: str) -> list[Any]:
+def _listed(record: Record, name: str, kind: type = object) -> list[Any]:
+    """A child's list; what is of another kind is left out."""
     listed = record.detail.get(name)
-    return listed if isinstance(listed, list) else []
+    return [x for x in listed if isinstance(x, kind)] if isinstance(listed, list) else []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from autocompile.estimate.decision import SETS
+from autocompile.estimate.decision import SETS, is_dearer
 from autocompile.report import text as show
 from autocompile.report.document import Span, Table, Text
 
@@ -119,7 +119,7 @@ def ties(phase: Row) -> dict[str, list[str]]:
         if number == best["number"] or not (other := by_number.get(number)):
             continue
         reason, theirs = "is simpler", other.get("compile_s")
-        if mine is not None and theirs is not None and theirs > 1.25 * mine + 0.25:
+        if mine is not None and theirs is not None and is_dearer(theirs, mine):
             reason = f"compiles faster ({show.seconds(mine)} against {show.seconds(theirs)})"
         found.setdefault(reason, []).append(show.label(other["config"]))
     return found

@@ -39,7 +39,7 @@ def compile_function(
     model: torch.nn.Module | None = None,
     kind: str = "cpu",
 ) -> Callable[..., Any]:
-    """Compile a phase's function; returns the function itself for eager mode, a module for one.
+    """Compile a phase's function. Eager mode gives the function itself, a module gives a module.
 
     ``model`` is the module that the function calls, needed for regions and frozen weights; ``kind``
     the device type for ``autocast`` without a model or parameters.
@@ -72,7 +72,12 @@ def _compiled(
     register_backend_of(config.backend)
     kwargs = config.compile_kwargs()
     if config.guards != "all":
-        guards = getattr(torch.compiler, GUARD_FILTERS[config.guards])
+        name = GUARD_FILTERS[config.guards]
+        guards = getattr(torch.compiler, name, None)
+        if guards is None:
+            raise UsageError(
+                f"torch {torch.__version__} has no torch.compiler.{name}", hint="a newer torch"
+            )
         kwargs["options"] = {**kwargs.get("options", {}), "guard_filter_fn": guards}
     if config.scope == "full" and not config.freezing:
         compiled: Callable[..., Any] = torch.compile(function, **kwargs)

@@ -69,9 +69,8 @@ class Frozen:
                 raise RuntimeError(
                     f"the graph breaks, and only one graph can be frozen: {said}"
                 ) from error
-            except (
-                torch._dynamo.exc.FailOnRecompileLimitHit
-            ):  # run eager, as Dynamo does without fullgraph
+            except torch._dynamo.exc.FailOnRecompileLimitHit:
+                # As Dynamo does without fullgraph.
                 return self._function(*args, **kwargs)
             del artifact  # free its copy of the weights before making another
             self._next(stale)

@@ -98,10 +98,17 @@ class Compiled:
 class CompiledMethod(Compiled):
     """Replaces a method of a module. A copied or unpickled module gets its own."""
 
-    def __init__(self, module: torch.nn.Module, name: str, *how: Any) -> None:
-        self._made_of = (module, name, *how)
-        config, *rest = how
-        super().__init__(getattr(type(module), name).__get__(module), config, module, *rest)
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        name: str,
+        config: CompileConfig,
+        grad: bool = False,
+        or_eager: bool = False,
+    ) -> None:
+        self._made_of = (module, name, config, grad, or_eager)
+        function = getattr(type(module), name).__get__(module)
+        super().__init__(function, config, module, grad, or_eager)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledMethod:
         module, *rest = self._made_of
@@ -155,7 +162,7 @@ def compile_model(model: torch.nn.Module, config: CompileConfig, phase: str) -> 
         return compile_function(model, config, model)  # type: ignore[return-value]
     if not _is_untouched(config):
         compiled = compile_function(getattr(model, f"_{phase}"), config, model)
-        # As of Compiled: the caller's grad mode is the backend's.
+        # Dynamo calls the backend in the caller's grad mode: some refuse gradients, or make them.
         trains = phase == FORWARD_TRAIN
         vars(model)[f"_{phase}"] = compiled if trains else torch.no_grad()(compiled)
     return model

@@ -32,7 +32,7 @@ __all__ = ["Race"]
 
 _BLOCK_S, _ROUNDS, _MAX_S = 0.02, 24, 3.0
 _SHARE = 0.5  # of a trial's memory: finalists that need more together have processes of their own
-_SLACK = 0.1  # of the budget, by which a set may be too long
+_SLACK = 0.1  # share of the budget by which a set may overrun it
 _START_S = 6.0  # a new interpreter and the imports that a fork does without
 
 
@@ -80,7 +80,7 @@ class Race:
         return any(decision.open for _, decision in self._decisions())
 
     def needed_s(self) -> float:
-        """About how many seconds the sets take that each phase and batch size needs at least."""
+        """Estimated seconds of the fewest sets that every phase and batch size needs."""
         total_s = 0.0
         for cell, decision in self._decisions():
             runners = finalists(decision)
@@ -226,7 +226,7 @@ class Race:
         return Side(own, c.record.config, cache, factory.has_cache(own), exported)
 
     def _records(self, job: int, group: Sequence[Candidate], ending: Ending) -> list[Record]:
-        """A record of each side of a process that has ended and has one."""
+        """The records of an ended process: one for each side that sent a result."""
         self.study.job_factory.drop_cache(job)
         return side_records([c.record for c in group], ending, self._at_work(job))
 
@@ -245,7 +245,7 @@ class Race:
         ending: Ending,
         has_others: bool,
     ) -> None:
-        """Save a record of each side; who failed perhaps because of others gets another try."""
+        """Save a record of each side; one that failed beside others is run again by itself."""
         study = self.study
         numbers = itertools.chain((job,), iter(study.job_factory.next_number, None))
         for record in self._records(job, group, ending):

@@ -33,7 +33,7 @@ _INNER: Mapping[str, Callable[..., BaseSampler]] = {
 SAMPLERS = ("portfolio", *_INNER)
 _OTHERS = 0.5  # weight of a gain at another batch size than the user's own
 _DEFAULT = 0.05  # bonus for plain torch.compile(), to which all settings are compared
-_PART = 0.01  # bonus for the leader without one of its fields, which may have no effect
+_PART = 0.01  # bonus for the leader with one field at its default, if that had no effect
 _ENOUGH = 0.002  # expected log gain below which the search ends
 _ANSWERED_S = 0.01  # seconds of a setting that needs no process
 _PRIOR_WEIGHT = 4.0  # weight of the predicted seconds, in trials
@@ -130,8 +130,14 @@ class PortfolioSampler(ListedSampler):
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """The parameters of the next setting, of which there has to be one."""
+        """The parameters of the next setting.
+
+        Raises:
+            RuntimeError: none is left.
+        """
         scores = self.scores(study)
+        if not scores:
+            raise RuntimeError("every setting has been tried")
         return self.params(max(scores, key=lambda s: scores[s].rank))
 
     def has_next(self, study: optuna.Study) -> bool:
@@ -215,8 +221,14 @@ class FiniteSampler(ListedSampler):
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """The parameters of the next setting: eager mode first, since speed-ups need it."""
+        """The parameters of the next setting: eager mode first, since speed-ups need it.
+
+        Raises:
+            RuntimeError: none is left.
+        """
         left = self.left(study)
+        if not left:
+            raise RuntimeError("every setting has been tried")
         if eager := [s for s in left if s.config.is_plain_eager]:
             return self.params(eager[0])
         space = self._inner.infer_relative_search_space(study, trial)

@@ -13,6 +13,7 @@ import pytest
 from recorded_runs import RUNS, said, unpack
 
 from autocompile.api import tune
+from autocompile.commands.in_algorithm import figures
 from autocompile.execute.job import locked
 from autocompile.space.space import SearchSpace
 from autocompile.store.record import Outcome, RunFolder, Step
@@ -62,6 +63,8 @@ def test_a_fresh_report_is_valid_and_what_nobody_writes_is_refused(
     report = report_of(scripted(target, "net-0001", 1.5))
     phase = report["phases"]["forward"]
     schema.validate(report)
+    rounds = [{side: {"steps": 8, "train_s": 1.0} for side in ("untouched", "tuned")}] * 3
+    schema.validate({**report, "in_algorithm": figures(rounds)})
     assert not schema.is_valid({**report, "verdict": "faster"})
     assert not schema.is_valid({**report, "phases": {"forward": {**phase, "verdict": "fastest"}}})
     trials = {"forward": {**phase, "trials": [{"number": 1}]}}

@@ -27,6 +27,7 @@ from autocompile.execute.job import adaptive_timeout_s
 from autocompile.execute.local import LocalExecutor, default_jobs
 from autocompile.execute.outcome import conclude
 from autocompile.protocol import processes
+from autocompile.protocol.processes import tree_memory_bytes
 from autocompile.search.records import to_record
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.setting import Setting
@@ -436,7 +437,7 @@ def test_the_parent_sleeps_while_a_trial_works(
     (tmp_path / "sleep").write_text("build 0")
     monkeypatch.setattr(memory.Cgroup, "build", lambda limit_bytes: None)  # so that it has to look
     looks: list[Any] = []
-    monkeypatch.setattr(local, "tree_memory_bytes", lambda roots: looks.append(roots) or {})
+    monkeypatch.setattr(local, "tree_memory_bytes", lambda root: looks.append(root) or 0)
     monkeypatch.setattr(bench.job_factory, "memory_limit_bytes", 8 * 2**30)
     executor, wakings = bench.executor, list[Any]()
     select = executor._selector.select
@@ -461,6 +462,19 @@ def test_the_parent_sleeps_while_a_trial_works(
     assert 1 <= looked <= woken <= 2 * slept_s + 2
 
 
+def test_the_memory_of_a_tree_is_that_of_all_its_processes() -> None:
+    hold = "import sys; held = bytearray(2**26); print(flush=True); sys.stdin.read()"
+    below = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {hold!r}])"
+    with subprocess.Popen(
+        [sys.executable, "-c", below], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as root:
+        assert root.stdout is not None and root.stdin is not None
+        root.stdout.readline()
+        assert 2**26 <= tree_memory_bytes(root.pid) < 2**27
+        assert tree_memory_bytes(os.getpid()) >= 2**26
+        root.stdin.close()
+
+
 def test_looking_at_memory_takes_a_hundredth_of_a_core_at_most(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -468,10 +482,10 @@ def test_looking_at_memory_takes_a_hundredth_of_a_core_at_most(
     monkeypatch.setattr("autocompile.execute.local.time", clock)
     executor = LocalExecutor(isolation="spawn", jobs=1)
 
-    def look(roots: object) -> dict[int, int]:
+    def look(root: object) -> int:
         looks.append(clock.monotonic())
         clock.work(0.03)
-        return {}
+        return 0
 
     monkeypatch.setattr(local, "tree_memory_bytes", look)
     child = Mock(gone=False, process=None, cgroup=None, left_s=lambda: 1.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
 import weakref
 from collections.abc import Callable
@@ -42,6 +44,16 @@ def compiled_by(function: Callable[..., Any], **options: str) -> Callable[..., A
 
 def agree(function: Callable[..., Any], compiled: Callable[..., Any], *args: Any) -> None:
     torch.testing.assert_close(compiled(*args), function(*args), rtol=1e-4, atol=1e-4)
+
+
+def test_torch_finds_it_without_an_import() -> None:
+    program = (
+        "import torch; m = torch.nn.Linear(3, 3); x = torch.ones(2, 3)\n"
+        "with torch.no_grad(): off = torch.compile(m, backend='onnxrt')(x) - m(x)\n"
+        "print(off.abs().max().item() < 1e-6)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "True\n", done.stderr
 
 
 def test_gradients_are_refused_in_words() -> None:

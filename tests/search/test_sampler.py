@@ -13,7 +13,7 @@ import pytest
 from optuna.trial import TrialState
 
 from autocompile.errors import UsageError
-from autocompile.search.effects import Effects, Prior, expected_gain, prior_of
+from autocompile.search.effects import Effects, Prior, expected_gain, failures_of, prior_of
 from autocompile.search.sampler import SAMPLERS, FiniteSampler, PortfolioSampler, make_sampler
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.setting import Setting
@@ -168,6 +168,28 @@ def test_interrupted_settings_are_still_to_be_tried() -> None:
     first = study.ask(dict(sampler.distributions))
     study.tell(first, state=TrialState.FAIL)
     assert following(sampler, study) == sampler.setting(first.params)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "message", "counts"),
+    [
+        ("compile_error", "cannot load /tmp/cd34/c.so at 0x7e00: error 14", [2]),
+        ("compile_error", "no kernel for this size", [1, 1]),
+        ("crashed", "cannot load /tmp/ab12/c.so at 0x7f12: error 3", [1, 1]),
+    ],
+)
+def test_numbers_addresses_and_paths_do_not_make_another_failure(
+    outcome: str, message: str, counts: list[int]
+) -> None:
+    every = settings((4,))
+    sampler = PortfolioSampler(every)
+    first = {"outcome": "compile_error", "message": "cannot load /tmp/ab12/c.so at 0x7f12: error 3"}
+    second = {"outcome": outcome, "message": message}
+    failed = [
+        (s, None, {**f, "seconds": 5.0}) for s, f in zip(every, (first, second), strict=False)
+    ]
+    groups = failures_of(sampler.seen(told(sampler, *failed)))
+    assert [count for _, count in groups] == counts
 
 
 def test_what_failures_of_one_kind_have_in_common_comes_last() -> None:

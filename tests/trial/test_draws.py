@@ -47,6 +47,14 @@ def test_what_inductor_draws_is_accepted_and_not_compiled_with_fallback() -> Non
     assert any("draws random numbers" in note for note in verdict.notes)
 
 
+def test_phases_without_random_numbers_pay_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    right, sides = Verifier.another_side, []
+    monkeypatch.setattr(Verifier, "another_side", lambda *a: sides.append(a) or right(*a))
+    monkeypatch.setattr(Verifier, "demand_repeats", None)
+    assert judged(a_target(lambda: nn.Linear(8, 4), batch(4, 8)), "forward", "inductor").live
+    assert len(sides) == 2, "eager mode twice, and no third side for its draws"
+
+
 def noisy() -> nn.Module:
     """Dropout and noise in a forward pass, beside an output that no draw touches."""
 

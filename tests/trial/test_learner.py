@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -250,7 +251,10 @@ def test_a_trial_times_updates_and_tells_what_they_compile(try_it: Try) -> None:
     assert probed["own_batch_size"]["learner_update"] == 24
 
 
-def test_settings_of_updates_are_raced_each_with_code_of_its_own(try_it: Try) -> None:
+def test_settings_of_updates_are_raced_each_with_code_of_its_own(
+    try_it: Try, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where the caches are
     sides = [
         {"number": number, "config": config.to_dict(), "cache": f"cache{number}", "is_warm": True}
         for number, config in enumerate((AOT, CompileConfig("eager", optimizer="fused")))

@@ -305,8 +305,9 @@ def test_a_race_that_takes_too_long_has_three_rounds(try_it: Try, net: Path) -> 
 
 @pytest.mark.parametrize("backends", [("honest", "segfaults", "zeros"), ("honest", "leaves")])
 def test_a_process_that_dies_leaves_whose_turn_it_was(
-    bench: Bench, backends: tuple[str, ...]
+    bench: Bench, backends: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # where the caches are
     target = str(TARGETS / "faulty_backends.py")
     more = {"target": target, "device": "cpu", "phase": "forward", "batch_size": 4}
     number = bench.begin(a_race(*backends, **more))

@@ -271,6 +271,21 @@ def scaled(factor: float) -> Lie:
     return changed(lambda output: output * factor)
 
 
+def test_answers_by_heart_for_each_input_are_stale_weights() -> None:
+    def lie(side: Side) -> None:
+        right, memory = side.call, {}
+
+        def call() -> Any:
+            key = side.inputs[0].sum().item()
+            return memory.setdefault(key, None if key in memory else right())
+
+        side.call = call
+
+    outcome, message = refused(a_target(mlp, batch(4, 8)), lie=lie)
+    assert outcome is Outcome.STALE_WEIGHTS
+    assert message == "the output did not follow an in-place update of the weights"
+
+
 def test_weights_that_miss_load_state_dict_are_stale() -> None:
     """It follows optimizers, but keeps what it has when a state dict is loaded."""
 

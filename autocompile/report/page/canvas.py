@@ -48,6 +48,7 @@ _RC = {
 _VARIABLES = {color: f"var(--{name})" for name, color in COLORS.items()}
 _COLOR = re.compile("|".join(_VARIABLES))
 _LEFT_OUT = re.compile(r"<metadata>.*?</metadata>| xmlns(?::\w+)?=\"[^\"]*\"|xlink:(?=href)", re.S)
+_POINTS_TO = re.compile(r"(^|url\()#")
 _NOT_XML = re.compile("[\ufffe\uffff]")
 
 
@@ -119,7 +120,7 @@ class Canvas:
             for key, value in element.items():
                 value = f"{self._name}-{value}" if key == "id" else value
                 value = _COLOR.sub(lambda found: _VARIABLES[found[0]], value)
-                element.set(key, value.replace("#", f"#{self._name}-"))
+                element.set(key, _POINTS_TO.sub(rf"\1#{self._name}-", value))
             if gid in self._titles:
                 title = ElementTree.Element("title")
                 title.text = self._titles[gid]

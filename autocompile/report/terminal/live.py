@@ -37,7 +37,7 @@ _DOING = {
     Step.BUILD: "building",
     Step.EAGER: "running eager",
     Step.COMPILE: "compiling",
-    # Nothing is drawn while a trial measures, so this line has to hold until it is over.
+    # Nothing is drawn while a trial measures, so this text stays until it ends.
     Step.VERIFY: "verifying, then measuring",
     Step.MEASURE: "measuring",
     Step.EXIT: "finishing",
@@ -131,7 +131,7 @@ class LiveProgress(Progress):
     """A board of at most 16 lines that is redrawn in place.
 
     It is drawn on events and ticks only, and never while a trial measures: drawing takes a core
-    for some milliseconds, which on a CPU would fall into somebody's timing window.
+    for some milliseconds, which on a CPU would disturb a running measurement.
     """
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
@@ -239,7 +239,7 @@ class LiveProgress(Progress):
         return lines + _leaderboard(self._worked, height - len(lines))
 
     def _bar(self, budget: Countdown) -> Text:
-        """How much of the time is over, or of the list where there is no end of time."""
+        """The share of the budget that is spent; without one, of the settings that are tried."""
         total_s, spent_s = budget.total_s, budget.spent_s
         if total_s is None:
             share = self._done / max(1, self._done + self._left)

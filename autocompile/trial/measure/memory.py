@@ -69,7 +69,8 @@ def _resident_growth(call: Callable[[], Any]) -> int | None:
     except OSError:
         return None
     call()
-    return max(0, _status_bytes("VmHWM") - before)
+    peak = _status_bytes("VmHWM")
+    return max(0, peak - before) if peak else None
 
 
 def freed_bytes(let_go: Callable[[], None]) -> int:

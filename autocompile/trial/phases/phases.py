@@ -76,7 +76,7 @@ def make_side(target: Target, phase: str, inputs: Any, config: CompileConfig = E
             side.view = lambda output: _with_gradients(target, side, output)
     elif phase == LEARNER_UPDATE:
         _make_learner_update(target, side)
-    else:
+    elif PHASES[phase].steps:
         prepare_model(model, config)
         if phase == OPTIMIZER_STEP:
             _make_gradients(model)
@@ -89,6 +89,8 @@ def make_side(target: Target, phase: str, inputs: Any, config: CompileConfig = E
         else:
             side.call = compile_function(_train_step(target, side), config, model)
         _compare_training(side, _parameters(model), has_loss=phase == TRAIN_STEP)
+    else:
+        raise NotImplementedError(f"the phase {phase} has no unit of work")
     return side
 
 

@@ -64,8 +64,7 @@ def outcome_of(error: BaseException, step: Step) -> Outcome:
         return Outcome.IMPORT_ERROR
     if step in (Step.BUILD, Step.EAGER):
         return Outcome.RUNTIME_ERROR
-    limit = getattr(exc, "FailOnRecompileLimitHit", ())  # not in older torch
-    if any(isinstance(e, limit) for e in causes):
+    if any(isinstance(e, exc.FailOnRecompileLimitHit) for e in causes):
         return Outcome.NOT_COMPILED
     if isinstance(error, exc.InvalidBackend):
         return Outcome.UNSUPPORTED

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import textwrap
 from dataclasses import replace
 from typing import Any
 
@@ -139,5 +140,6 @@ def _target(kind: str, module: Any, expression: str, config: Any = None) -> Targ
     if isinstance(module, TargetNetworkAPI) and not module.inference_only:
         target.training_model = training_model = copy.deepcopy(module)
         training_model.make_target_networks()  # as a Learner does
-    target.choices["inputs"] = f"drawn from {str(module.observation_space)[:80]}"
+    space = textwrap.shorten(str(module.observation_space), 80, placeholder=" ...")
+    target.choices["inputs"] = f"drawn from {space}"
     return target

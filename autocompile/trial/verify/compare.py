@@ -30,7 +30,7 @@ _HUGE = 1e3
 _SAMPLE = 1_000_000
 # A gradient this much smaller than the largest is rounding noise, as of a bias before BatchNorm.
 _NOISE_GRADIENT = 1e-6
-# Such a bias still moves, and with it the running mean of the BatchNorm.
+# The optimizer still moves such a bias at random, so the BatchNorm's running mean is looser.
 _LOOSE_BUFFERS = 5e-2
 _MAX_UPDATE_TOLERANCE = 0.5
 # Limit for an update of noisy direction, relative to eager's largest update.

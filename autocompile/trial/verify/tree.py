@@ -150,14 +150,15 @@ def _registered_parts(thing: Any) -> Parts:
     def is_part(other: Any) -> bool:
         return other is not thing
 
+    values, spec = pytree.tree_flatten(thing, is_leaf=is_part)
+    parts: Parts = [(pytree.SequenceKey(i), value) for i, value in enumerate(values)]
     try:
-        found, spec = pytree.tree_flatten_with_path(thing, is_leaf=is_part)
-        parts: Parts = [(path[0], part) for path, part in found]
+        found, _ = pytree.tree_flatten_with_path(thing, is_leaf=is_part)
+        if len(found) == len(values):
+            parts = [(path[0], part) for path, part in found]
     except ValueError:  # registered without keys
-        values, spec = pytree.tree_flatten(thing, is_leaf=is_part)
-        parts = [(pytree.SequenceKey(i), value) for i, value in enumerate(values)]
-        if isinstance(thing, Mapping) and len(thing) == len(values):
-            parts = [*zip(map(pytree.MappingKey, thing), values, strict=True)]
+        if isinstance(thing, Mapping) and [*map(id, thing.values())] == [*map(id, values)]:
+            parts = [(pytree.MappingKey(key), value) for key, value in thing.items()]
     if spec.context is not None and not isinstance(spec.context, type):
         parts.append((_CONTEXT, spec.context))
     return parts

@@ -82,7 +82,7 @@ def _compiled(graph: Graph, inputs: Args, kind: type[Session], baked: bool) -> C
     # And one for all values of a float, passed as a tensor that the graph reads with item().
     numbers = {i for i, n in enumerate(given) if n.users and all(map(_is_read, n.users))}
     if changing | numbers:
-        graph = _numbers_given(graph, numbers)
+        graph = _numbers_given(graph, numbers) if numbers else graph
         return _ByShape(graph, sorted(changing | numbers), numbers, kind, baked)
     return _for_these(graph, inputs, kind, baked)
 

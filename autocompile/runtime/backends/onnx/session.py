@@ -83,6 +83,8 @@ class Session(abc.ABC):
         model = with_constants(model, weights) if weights else model
         try:
             self.load(model)
+        except ImportError:  # the runtime is not installed
+            raise
         except Exception as error:  # whatever the runtime raises
             raise Unsupported(first_line(error)) from None
         # Only after a successful load: otherwise the old weights must stay stale.
