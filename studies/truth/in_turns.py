@@ -14,6 +14,8 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -30,33 +32,43 @@ def tune(model: str, noise: str, count: int, folder: Path, first_seed: int) -> N
     subprocess.run([*command, "--first-seed", str(first_seed)], check=True)
 
 
-def show(model: str, folder: Path) -> None:
-    """Figures of tunes against all rounds of the one truth process of the same turn.
+def figures(model: str, folder: Path) -> Iterator[tuple[str, float, float]]:
+    """(condition, error, half the interval) of each figure, as logarithms.
 
-    That process has an error of its own, as large as the spread of processes.
+    The truth is all rounds of the one truth process of the same turn, which has an error of its
+    own, as large as processes are apart.
     """
-    truth, settings = load(folder / f"truth_{model}.json"), set[str]()
-    by_turn: dict[tuple[int, str], float] = {}
-    for row in truth:
-        settings.add(row["setting"])
+    truth: dict[str, list[float]] = defaultdict(list)
+    for row in load(folder / f"truth_{model}.json"):
         ratios = np.asarray(row["eager_us"]) / np.asarray(row["compiled_us"])
-        by_turn[sum(key[1] == row["setting"] for key in by_turn), row["setting"]] = np.median(
-            ratios
-        )
-    turns = len(truth) // len(settings)
-    tunes = load(folder / f"tunes_{model}.json")
+        truth[row["setting"]].append(float(np.median(ratios)))
+    turns = min(map(len, truth.values()))
     for noise in ("quiet", "noisy"):
-        rows = [row for row in tunes if row["noise"] == noise]
-        at = [(index * turns // len(rows), row) for index, row in enumerate(rows)]
-        known = [
-            (by_turn[turn, row["pick"]], row["speedup"]) for turn, row in at if row["pick"] != EAGER
-        ]
-        errors = [abs(value / true - 1) for true, (value, *_) in known]
-        held = sum(low <= true <= high for true, (_, low, high) in known)
-        print(
-            f"{model} {noise}: {len(known)} figures, median error {np.median(errors):.1%}, "
-            f"worst {max(errors):.1%}, {held} intervals hold the truth of their turn"
-        )
+        rows = [r for r in load(folder / f"tunes_{model}.json") if r["noise"] == noise]
+        for index, row in enumerate(rows):
+            if row["pick"] != EAGER:
+                value, low, high = np.log(row["speedup"])
+                true = np.log(truth[row["pick"]][index * turns // len(rows)])
+                yield noise, abs(value - true), (high - low) / 2
+
+
+def show(folder: Path) -> None:
+    """Errors by model and condition; and what holds if runs are apart too, by so much."""
+    every = []
+    for path in sorted(folder.glob("truth_*.json")):
+        model = path.stem.removeprefix("truth_")
+        found = list(figures(model, folder))
+        every += found
+        for noise in ("quiet", "noisy"):
+            rows = [(error, half) for which, error, half in found if which == noise]
+            errors = [error for error, _ in rows]
+            print(
+                f"{model} {noise}: {len(rows)} figures, error {np.median(errors):.1%}, at most "
+                f"{max(errors):.1%}; {sum(e <= h for e, h in rows)} intervals hold the truth"
+            )
+    for apart in (0.0, 0.01, 0.015, 0.02, 0.03):
+        held = sum(error <= np.hypot(half, 1.96 * apart) for _, error, half in every)
+        print(f"runs {apart:.1%} apart: {held} of {len(every)}")
 
 
 def main() -> None:
@@ -68,8 +80,7 @@ def main() -> None:
     parser.add_argument("--show", action="store_true", help="measure nothing")
     args = parser.parse_args()
     if args.show:
-        for path in sorted(args.folder.glob("truth_*.json")):
-            show(path.stem.removeprefix("truth_"), args.folder)
+        show(args.folder)
         return
     args.folder.mkdir(parents=True, exist_ok=True)
     for model, turns in (part.split(":") for part in args.models.split(",")):
