@@ -271,6 +271,12 @@ def scaled(factor: float) -> Lie:
     return changed(lambda output: output * factor)
 
 
+def test_a_module_that_changes_its_input_is_fed_the_same_input_each_time() -> None:
+    target = a_target(lambda: Layer(lambda output, x: (output, x.add_(1))[0]), batch(4, 8))
+    assert judged(target).notes == []
+    assert refused(target, lie=scaled(1.01))[0] is Outcome.WRONG_OUTPUT
+
+
 def test_answers_by_heart_for_each_input_are_stale_weights() -> None:
     def lie(side: Side) -> None:
         right, memory = side.call, {}

@@ -104,6 +104,9 @@ def demand_plausible_draws(verifier: Verifier, compiled: Side, notes: list[str])
     """Check that a side's random numbers follow the seed and are distributed like eager's.
 
     Call after ``verifier.first_calls``. Does nothing for a side that draws like eager.
+
+    Raises:
+        Failed: ``wrong_output``.
     """
     if not verifier.has_own_draws(compiled):
         return
@@ -135,6 +138,9 @@ def compare_with_eagers_draws(verifier: Verifier, compiled: Side, config: Compil
     """Compile the setting again so that it draws like eager, and compare it with eager.
 
     Call last, since it resets Dynamo. Does nothing for a side that draws like eager.
+
+    Raises:
+        Failed: ``wrong_output``, or ``stale_weights`` if it does not follow new weights.
     """
     if not verifier.has_own_draws(compiled):
         return

@@ -46,7 +46,7 @@ _Reference = Callable[[], View | None]
 class Verifier(Calls):
     """Runs eager mode twice, then verifies a compiled side against it.
 
-    A method that finds an error raises :class:`Failed` with ``wrong_output``.
+    A method that finds an error raises :class:`Failed`: ``wrong_output`` or ``stale_weights``.
 
     Args:
         notes: gets sentences for the user.
