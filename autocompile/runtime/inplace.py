@@ -106,7 +106,7 @@ class CompiledMethod(Compiled):
         grad: bool = False,
         or_eager: bool = False,
     ) -> None:
-        self._made_of = (module, name, config, grad, or_eager)
+        self._made_of: tuple[Any, ...] = (module, name, config, grad, or_eager)
         function = getattr(type(module), name).__get__(module)
         super().__init__(function, config, module, grad, or_eager)
 
