@@ -255,6 +255,8 @@ def test_settings_of_updates_are_raced_each_with_code_of_its_own(
     try_it: Try, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # where the caches are
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):  # each side sets its own
+        monkeypatch.setenv(name, str(tmp_path / "nobodys"))
     sides = [
         {"number": number, "config": config.to_dict(), "cache": f"cache{number}", "is_warm": True}
         for number, config in enumerate((AOT, CompileConfig("eager", optimizer="fused")))
