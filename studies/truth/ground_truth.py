@@ -5,7 +5,8 @@
     python studies/truth/ground_truth.py --models mlp --processes 1 --rounds 10 --folder smoke
 
 Each setting gets fresh processes with an empty compiler cache. In each, a block of eager calls and
-a block of compiled calls alternate in random order; the processes of all settings come in random
+a block of compiled calls alternate in random order, each after as much as half a block of untimed
+calls (what the other side leaves behind changes a ratio by up to 3 %: ``lead.py``); the processes of all settings come in random
 order too. Before and after each round a yardstick is timed, products of matrices that are always
 the same: a virtual machine has neighbours that no counter shows. Rounds go on until 100 calm ones
 are there, or four times as many in all; a process without enough of them is kept, and another one
@@ -34,9 +35,10 @@ from models import EAGER, HERE, MODELS, Side, make, of_device
 from store import append, last_line, load
 from yardstick import make_yardstick
 
-BLOCK_S = 0.025
-ROUNDS = 100  # calm ones in each process
-WARM_ROUNDS = 20
+BLOCK_S, LEAD_S = 0.1, 0.05
+ROUNDS = 40  # calm ones in each process
+EARLIER_ROUNDS = 100  # of 25 ms with nothing before, in rows that have no ``leads``
+WARM_ROUNDS = 5
 SAME = 0.01  # settings within 1 % of the best are as good as it
 RESAMPLES = 2000
 CALM = 1.08  # times the yardstick's 5 % quantile
@@ -49,10 +51,12 @@ WAIT_S = 120.0  # for a calm moment before a process begins
 BUSY = "busy"  # how a folder is named whose host is never calm: nobody waits, and all rounds count
 
 
-def block_us(side: Side, calls: int, synchronize: Callable[[], None]) -> float:
-    """Microseconds per call."""
+def block_us(side: Side, calls: int, synchronize: Callable[[], None], lead: int = 0) -> float:
+    """Microseconds per call, after ``lead`` untimed ones."""
     call = side.call
     with side.context():
+        for _ in range(lead):
+            call()
         synchronize()
         begin = time.perf_counter_ns()
         for _ in range(calls):
@@ -76,11 +80,12 @@ def measure(
     began = time.perf_counter()
     block_us(sides[1], 1, synchronize)
     first_s = time.perf_counter() - began
-    calls = []
+    calls, leads = [], []
     for side in sides:
         block_us(side, 10, synchronize)
         once_us = float(np.median([block_us(side, 5, synchronize) for _ in range(5)]))
         calls.append(max(1, round(BLOCK_S * 1e6 / once_us)))
+        leads.append(max(1, round(LEAD_S * 1e6 / once_us)))
     order = random.Random(seed)
     times: tuple[list[float], list[float]] = ([], [])
     gc.collect()
@@ -92,7 +97,7 @@ def measure(
     for turn in range(WARM_ROUNDS + MOST * rounds):
         before_us, here = yardstick(), [0.0, 0.0]
         for index in order.sample((0, 1), 2):
-            here[index] = block_us(sides[index], calls[index], synchronize)
+            here[index] = block_us(sides[index], calls[index], synchronize, leads[index])
         if turn < WARM_ROUNDS:
             continue
         for kept, us in zip(times, here, strict=True):
@@ -105,9 +110,10 @@ def measure(
     faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
     return {
         "first_call_s": round(first_s, 2),
-        "page_faults": round(faults / (turn + 1) / sum(calls), 1),  # of a call, on average
+        "page_faults": round(faults / (turn + 1) / sum(calls + leads), 1),  # of a call, on average
         "threads": torch.get_num_threads(),
         "calls": calls,
+        "leads": leads,
         "eager_us": times[0],
         "compiled_us": times[1],
         "yard_us": yard_us,
@@ -205,7 +211,7 @@ class Truth:
 
 
 def analyse(
-    rows: list[dict[str, Any]], rounds: int = ROUNDS, *, calm_only: bool = True
+    rows: list[dict[str, Any]], rounds: int | None = None, *, calm_only: bool = True
 ) -> dict[str, Truth]:
     """For each setting, the median of the calm rounds' ratios, pooled over its calm processes.
 
@@ -213,6 +219,7 @@ def analyse(
     Where ``calm_only`` is false all rounds of all processes count, and the yardstick does not.
     """
     found = {EAGER: Truth(1.0, 1.0, 1.0, ())}
+    rounds = rounds or (ROUNDS if any("leads" in row for row in rows) else EARLIER_ROUNDS)
     yard_us = best_yard_us(rows) if calm_only else float("inf")
     calm = [row for row in rows if is_calm(row, yard_us, rounds if calm_only else 0)]
     for setting in dict.fromkeys(row["setting"] for row in calm):
