@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from autocompile.estimate.intervals import Interval, median, over_sets
+from autocompile.estimate.intervals import Interval, between_runs, median, over_sets
 from autocompile.store.measurement import Measurement
 from autocompile.store.record import EXPORTED, Outcome, Record
 
@@ -43,7 +43,7 @@ class Candidate:
 
     Attributes:
         record: its search trial.
-        speedup: over eager at the same batch size, including the cost of new weights.
+        speedup: over eager in this run, at the same batch size, including the cost of new weights.
         eager_call_s: seconds of an eager call at this batch size, over all processes.
         logs: set to log speed-up; empty before a race.
         searched: log speed-up in the search trial.
@@ -76,9 +76,14 @@ class Candidate:
         return self.eager_call_s / self.speedup.value
 
     @property
+    def reported(self) -> Interval:
+        """The speed-up as a user reads it: of other minutes, too. Eager is 1 exactly."""
+        return ONE if self.record.config.is_baseline else between_runs(self.speedup)
+
+    @property
     def throughput(self) -> Interval:
         """Samples per second, or steps per second without a batch."""
-        return self.speedup.scaled(self.eager_throughput)
+        return self.reported.scaled(self.eager_throughput)
 
     @property
     def eager_throughput(self) -> float:

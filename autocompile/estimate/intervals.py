@@ -14,13 +14,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Interval", "median", "median_interval", "over_sets", "ratio", "speedup"]
+__all__ = [
+    "Interval",
+    "between_runs",
+    "median",
+    "median_interval",
+    "over_sets",
+    "ratio",
+    "speedup",
+]
 
 # Two-sided 95 % quantiles of Student's t for 4, 5, 6, ... degrees of freedom.
 _T95 = (2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 # Prior for the spread between fresh processes: standard deviation of the log ratio, and its degrees
 # of freedom (studies/truth).
 _PRIOR_SPREAD, _PRIOR_FREEDOM = 0.015, 4
+# Standard deviation of a log speed-up between runs that are minutes apart (studies/truth).
+_RUNS_APART = 0.015
 
 
 @dataclass(frozen=True)
@@ -123,3 +133,10 @@ def over_sets(logs: Sequence[float]) -> Interval:
     error = quantile * math.sqrt(spread / freedom / x.size)
     centre = float(x.mean())
     return _exp(Interval(centre, centre - error, centre + error))
+
+
+def between_runs(found: Interval) -> Interval:
+    """The interval of other runs too: processes of one minute agree better than runs do."""
+    same = 1.96 * _RUNS_APART
+    one_run = Interval(1.0, math.exp(-same), math.exp(same))
+    return ratio(found, one_run)

@@ -77,7 +77,7 @@ def recounted(run: dict[str, Any], model: str) -> dict[str, Any]:
     return {
         **run,
         "pick": names[best.record.config],
-        "speedup": rounded(best.speedup),
+        "speedup": rounded(best.reported),
         "sets": best.sets,
         "decided": not decision.open,
     }

@@ -117,7 +117,7 @@ def run(model: str, device: str, effort: str, seed: int) -> dict[str, Any]:
     return {
         "verdict": result.verdict[phase],
         "pick": names[decision.best.record.config],
-        "speedup": rounded(decision.best.speedup),
+        "speedup": rounded(decision.best.reported),
         "sets": decision.best.sets,
         "races": len({r.race for r in records} - {None}),
         "decided": not decision.open,

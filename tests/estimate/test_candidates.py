@@ -219,3 +219,15 @@ def test_a_twin_whose_original_is_not_on_disk_is_still_a_candidate() -> None:
     assert found(run)[LITE].speedup.value == pytest.approx(1.3, rel=1e-3)
     alone = [r for r in run.records if r.config not in (EAGER, DEFAULT_INDUCTOR)]
     assert len(candidates(alone)) == 2
+
+
+def test_what_is_reported_is_wider_than_what_decides_and_eager_is_exactly_1() -> None:
+    run = Run()
+    lite = run.search(LITE, 1.3)
+    run.race(lite, 1.3, 1.3, 1.3)
+    eager, found = candidates(run.records)
+    assert found.reported.value == found.speedup.value
+    assert found.reported.low < found.speedup.low
+    assert found.reported.high > found.speedup.high
+    assert found.throughput.half_width == pytest.approx(found.reported.half_width)
+    assert (eager.reported.low, eager.reported.high) == (1.0, 1.0)

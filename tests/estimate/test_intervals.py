@@ -7,7 +7,14 @@ import math
 import numpy as np
 import pytest
 
-from autocompile.estimate.intervals import Interval, median_interval, over_sets, ratio, speedup
+from autocompile.estimate.intervals import (
+    Interval,
+    between_runs,
+    median_interval,
+    over_sets,
+    ratio,
+    speedup,
+)
 
 
 @pytest.mark.parametrize("count", [9, 12, 20, 40])
@@ -139,3 +146,24 @@ def test_the_ratio_of_two_estimates_adds_their_errors() -> None:
     assert quotient.low < 1.9 * 1.0
     assert quotient.high > 2.1
     assert quotient.low > 1.9 / 1.1
+
+
+@pytest.mark.parametrize("apart", [0.005, 0.01, 0.015])
+def test_runs_of_the_same_setting_that_are_minutes_apart_cover_the_truth(apart: float) -> None:
+    noise = np.random.default_rng(5)
+    hits = {"this run": 0, "other runs": 0}
+    for _ in range(800):
+        ran_at = math.log(1.3) + noise.normal(0.0, apart)
+        found = over_sets(noise.normal(ran_at, 0.01, 3).tolist())
+        for name, one in (("this run", found), ("other runs", between_runs(found))):
+            hits[name] += one.low <= 1.3 <= one.high
+    assert hits["other runs"] / 800 >= 0.95
+    assert hits["this run"] < hits["other runs"]
+
+
+def test_no_number_of_processes_makes_one_run_speak_for_others_exactly() -> None:
+    found = over_sets([math.log(1.2)] * 60)
+    other = between_runs(found)
+    assert other.value == pytest.approx(1.2)
+    assert found.half_width < 0.005
+    assert 0.025 < other.half_width < 0.035
