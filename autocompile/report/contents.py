@@ -22,9 +22,12 @@ _METHOD = (
 )
 _RACED = (
     " The best settings were timed again side by side in fresh processes: the speed-up is"
-    " their mean over processes, with a 95 % t interval."
+    " their mean over processes, with a 95 % t interval that also counts how far runs are apart."
 )
-_RULE = " A setting counts as faster if its whole interval is, and its estimate by more than 1 %."
+_RULE = (
+    " A setting counts as faster if its whole interval within this run is, and its estimate by more"
+    " than 1 %."
+)
 FAILED = "What failed"
 _NAMES = 2  # settings that a short document names side by side
 

@@ -122,15 +122,22 @@ def measure(
 
 
 def measure_all(
-    names: list[str], device: str, processes: int, rounds: int, folder: Path, wait: bool = True
+    names: list[str],
+    device: str,
+    processes: int,
+    rounds: int,
+    folder: Path,
+    wait: bool = True,
+    only: list[str] | None = None,
 ) -> None:
-    """Every missing process, in random order, model by model.
+    """Every missing process, in random order, model by model; of ``only`` these settings.
 
     Without ``wait`` nobody waits for a calm host, and a process counts however calm it was.
     """
     for name in names:
         path, order = folder / f"truth_{name}.json", random.Random(name)
         settings, wanted = list(MODELS[name].settings[device]), (processes, rounds)
+        settings = [setting for setting in settings if only is None or setting in only]
         if not wait:
             wanted = (processes, 0)
         while missing := _missing(load(path), settings, *wanted):
@@ -249,6 +256,8 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=9)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--folder", type=Path, help="for the JSON; beside this file if left out")
+    parser.add_argument("--settings", help="comma list; all of the model if left out")
+    parser.add_argument("--anyway", action="store_true", help="do not wait for a calm host")
     parser.add_argument("--known-us", type=float, default=1e9, help=argparse.SUPPRESS)
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -259,8 +268,9 @@ def main() -> None:
         return
     names = args.models.split(",") if args.models else of_device(args.device)
     folder = args.folder or HERE / args.device
-    wait = not folder.name.startswith(BUSY)
-    measure_all(names, args.device, args.processes, args.rounds, folder, wait)
+    wait = not folder.name.startswith(BUSY) and not args.anyway
+    only = args.settings.split(",") if args.settings else None
+    measure_all(names, args.device, args.processes, args.rounds, folder, wait, only)
     for name in names:
         truth = analyse(load(folder / f"truth_{name}.json"), args.rounds)
         for setting, t in truth.items():

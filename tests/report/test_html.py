@@ -122,7 +122,7 @@ def test_the_answer_has_the_gain_the_code_and_the_confidence(tmp_path: Path) -> 
     text, _ = page_of("outcomes", tmp_path)
     start, end = text.index('<section id="answer">'), text.index('<section class="phase"')
     answer = Page(text[start:end]).text
-    assert "1.60×" in answer and "[1.57, 1.63]" in answer
+    assert "1.60×" in answer and "[1.55, 1.66]" in answer
     assert 'model = torch.compile(model, mode="max-autotune")' in answer
     assert "keep eager" in answer and answer.count("Confidence: high") == 2
     text, report = page_of("interrupted", tmp_path)
