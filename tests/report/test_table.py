@@ -20,15 +20,15 @@ from autocompile.space.space import SearchSpace
 from autocompile.testing import FakeExecutor, failed, measured
 
 MACHINES = {  # the speed of each setting there
-    "H100": {"default": 1.3, "reduce-overhead": 2.0, "cudagraphs": 1.5},
-    "T4": {"default": 1.2, "reduce-overhead": failed("crashed"), "cudagraphs": 0.8},
+    "H100": {"default": 1.3, "max-autotune": 2.0, "aot_eager": 1.5},
+    "T4": {"default": 1.2, "max-autotune": failed("crashed"), "aot_eager": 0.8},
     "cpu": {"default": 0.7},
 }
 SPACES = {"cpu": SearchSpace(("eager", "inductor"), ("default",), batch_sizes=(4,))}
 SPACE = SearchSpace(
-    ("eager", "inductor", "cudagraphs"), ("default", "reduce-overhead"), batch_sizes=(4,)
+    ("eager", "inductor", "aot_eager"), ("default", "max-autotune"), batch_sizes=(4,)
 )
-REDUCED, GRAPHS = CompileConfig(mode="reduce-overhead"), CompileConfig("cudagraphs")
+REDUCED, GRAPHS = CompileConfig(mode="max-autotune"), CompileConfig("aot_eager")
 
 
 def scripted(target: Path, name: str) -> Path:
@@ -110,10 +110,10 @@ def test_it_reads_as_rllibs_tables_do(runs: dict[str, Path], tmp_path: Path) -> 
     by_setting = {row[-1]: row[:-1] for row in settings[1:]}
     assert [cell.endswith(" samples/s") for cell in by_setting["eager"]] == [True, True, False]
     assert by_setting["eager"][2].endswith(" samples/s ←")
-    h100, t4, cpu = by_setting["inductor reduce-overhead"]
+    h100, t4, cpu = by_setting["inductor max-autotune"]
     assert h100.endswith("] ←") and (t4, cpu) == ("crashed", "")
     page = (tmp_path / "new" / "table.html").read_text()
-    assert '<span class="error">crashed</span>' in page and "reduce-overhead" in page
+    assert '<span class="error">crashed</span>' in page and "max-autotune" in page
     assert page.count("<table>") == 4 and "http" not in page.replace("http-equiv", "")
 
 
@@ -133,7 +133,7 @@ def test_a_run_without_a_report_is_named(runs: dict[str, Path], tmp_path: Path) 
 
 
 def test_duplicates_have_the_figure_of_their_codes_trial() -> None:
-    report = json.loads((RUNS / "outcomes" / "report.json").read_text())
+    report = json.loads((RUNS / "inductor" / "report.json").read_text())
     rows = table({"cpu": report})["phases"]["forward"]["rows"]
     trials = {t["number"]: t for t in report["phases"]["forward"]["trials"]}
     every = {r["machines"]["cpu"]["number"]: r["machines"]["cpu"] for r in rows}
