@@ -18,7 +18,7 @@ from autocompile.report.page.html import as_page
 from autocompile.report.tabulated import shown
 from autocompile.settings.config import EAGER
 from autocompile.settings.tuned import is_faster
-from autocompile.store.files import write_json, write_text
+from autocompile.store.files import make_folder, write_json, write_text
 from autocompile.store.reading import demand_schema
 from autocompile.store.record import SCHEMA as REPORT_SCHEMA
 
@@ -49,6 +49,7 @@ def write(folder: Path, found: Mapping[str, Any]) -> None:
         RunError: the folder cannot be written.
     """
     document = shown(found)
+    make_folder(folder)
     write_json(folder / "table.json", found)
     write_text(folder / "table.md", as_markdown(document))
     write_text(folder / "table.html", as_page(document))

@@ -44,7 +44,8 @@ def scripted(target: Path, name: str) -> Path:
         return found if isinstance(found, Ending) else measured(found)
 
     run = target.parent / "runs" / name
-    tune(target, executor=FakeExecutor(script), run_dir=run, space=SPACES.get(name, SPACE))
+    space = SPACES.get(name, SPACE)
+    tune(target, executor=FakeExecutor(script), run_dir=run, space=space, effort="full")
     report = json.loads((run / "report.json").read_text())
     report["environment"]["device_name"] = name
     (run / "report.json").write_text(json.dumps(report))
