@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autocompile.errors import RunError
+from autocompile.errors import RunError, UsageError
 from autocompile.estimate.intervals import over_sets
 from autocompile.report.markdown import as_markdown
 from autocompile.report.page.html import as_page
 from autocompile.report.tabulated import shown
-from autocompile.settings.config import EAGER
+from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.tuned import is_faster
 from autocompile.store.files import make_folder, write_json, write_text
 from autocompile.store.reading import demand_schema
@@ -121,6 +121,14 @@ def _at(size: int | None, config: Mapping[str, Any]) -> tuple[int | None, str]:
     return size, json.dumps(config, sort_keys=True)
 
 
+def _whole(config: Report) -> dict[str, Any]:
+    """A config with what this version knows, so that reports of other versions share rows."""
+    try:
+        return CompileConfig.from_dict(config).to_dict()
+    except (UsageError, TypeError):  # of a newer version
+        return dict(config)
+
+
 def _order(row: Mapping[str, Any]) -> tuple[float, bool, float]:
     """By batch size; eager mode first, then the fastest on any machine."""
     every = [found["speedup"] for found in row["machines"].values() if found]
@@ -141,7 +149,7 @@ def _answers(phase: Report) -> Iterator[dict[str, Any]]:
         yield {
             "batch_size": row["batch_size"],
             "leads": row["batch_size"] == best["batch_size"],
-            "config": configs[row["number"]] if chosen else EAGER.to_dict(),
+            "config": _whole(configs[row["number"]]) if chosen else EAGER.to_dict(),
             "eager_throughput": row["eager_throughput"],
             "throughput": row["best_throughput"] if chosen else row["eager_throughput"],
             "unit": best["throughput"]["unit"],
@@ -154,7 +162,8 @@ def _results(
     phase: Report, answers: Sequence[Mapping[str, Any]]
 ) -> dict[tuple[int | None, str], tuple[Report, dict[str, Any]]]:
     """Of one machine, by batch size and config: the config, and what became of it."""
-    rows = {row["number"]: row for row in phase["by_batch_size"]}
+    codes = {trial["number"]: _code(trial) for trial in phase["trials"]}
+    rows = {codes[row["number"]]: row for row in phase["by_batch_size"] if row["number"] in codes}
     chosen = {_at(one["batch_size"], one["config"]) for one in answers}
     found = {}
     for trial in phase["trials"]:
@@ -162,9 +171,10 @@ def _results(
         if trial["role"] != "search" or trial["outcome"] == "interrupted" or untried:
             continue
         gain, processes = _speedup(trial, rows, phase["trials"])
-        at = _at(trial["batch_size"], trial["config"])
+        config = _whole(trial["config"])
+        at = _at(trial["batch_size"], config)
         found[at] = (
-            trial["config"],
+            config,
             {
                 "outcome": trial["outcome"],
                 "message": trial["message"],
@@ -181,17 +191,23 @@ def _results(
 def _speedup(
     trial: Report, rows: Mapping[int, Report], trials: Sequence[Report]
 ) -> tuple[Mapping[str, float] | None, int]:
-    """The speed-up of a setting, and in how many processes it was raced.
+    """The speed-up of a setting, and in how many processes its code was raced.
 
-    A duplicate has those of the trial that measured its code.
+    ``rows``: of the report by batch size, by the trial that measured their code.
     """
     if trial["outcome"] != "ok":
         return None, 0
-    same = trial.get("duplicate_of")
-    number = trial["number"] if same is None else same
-    if (row := rows.get(number)) and row.get("confirmed_processes"):
+    code = _code(trial)
+    if (row := rows.get(code)) and row.get("confirmed_processes"):
         return row["speedup"], row["confirmed_processes"]
-    raced = [t for t in trials if t.get("repeats") == number and t["outcome"] == "ok"]
+    same = {t["number"] for t in trials if _code(t) == code}
+    raced = [t for t in trials if t.get("repeats") in same and t["outcome"] == "ok"]
     if values := [t["speedup"]["value"] for t in raced if t["speedup"]]:
         return over_sets([math.log(value) for value in values]).to_dict(), len(values)
     return trial["speedup"], 0
+
+
+def _code(trial: Report) -> int:
+    """The trial that measured the code of this one."""
+    same = trial.get("duplicate_of") if trial["outcome"] == "ok" else None
+    return int(trial["number"] if same is None else same)

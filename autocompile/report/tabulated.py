@@ -76,6 +76,13 @@ def _section(name: str, phase: Mapping[str, Any], machines: list[str]) -> Sectio
     return Section(show.plain(name), about, tuple(_throughputs(phase)), tables)
 
 
+def _gain(one: Mapping[str, Any]) -> str:
+    """With its interval where the setting was raced."""
+    gain = one["speedup"]
+    is_raced = one["processes"] and gain["low"] < gain["high"]
+    return show.estimate(gain) if is_raced else show.speedup(gain)
+
+
 def _throughputs(phase: Mapping[str, Any]) -> Iterator[Table]:
     """As RLlib's appendix: eager mode and the best beside it, by batch size and machine."""
     every = [(one, name) for name, answers in phase["answers"].items() for one in answers]
@@ -83,7 +90,7 @@ def _throughputs(phase: Mapping[str, Any]) -> Iterator[Table]:
     for one, name in sorted(every, key=lambda item: item[0]["batch_size"] or 0):
         unit = show.plain(one["unit"])
         rates = (f"{show.quantity(one[k])} {unit}" for k in ("eager_throughput", "throughput"))
-        size, gain = show.or_dash(one["batch_size"]), show.speedup(one["speedup"])
+        size, gain = show.or_dash(one["batch_size"]), _gain(one)
         rows.append((size, show.plain(name), *rates, gain, _setting(one["config"])))
     if rows:
         titles = ("batch size", "machine", "eager", "best", "speed-up", "setting")
@@ -111,7 +118,7 @@ def _cell(result: Mapping[str, Any] | None, config: Mapping[str, Any]) -> Text:
     gain, rate = result["speedup"], result["throughput"]
     if not gain or not rate:
         return Span(show.plain(result["outcome"]), "error")
-    text = show.estimate(gain) if result["processes"] else show.speedup(gain)
+    text = _gain(result)
     if config == EAGER.to_dict():
         text = f"{show.quantity(rate['value'])} {show.plain(rate['unit'])}"
     return Span(f"{text} {_MARK}", "good") if result["chosen"] else text

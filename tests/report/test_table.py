@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import ROOT
 from markdown_it import MarkdownIt
 from recorded_runs import RUNS, said, unpack
 
@@ -144,6 +145,22 @@ def test_duplicates_have_the_figure_of_their_codes_trial() -> None:
     assert same
     for number in same:
         assert every[number]["speedup"] == every[trials[number]["duplicate_of"]]["speedup"]
+
+
+def test_reports_of_two_versions_and_machines_share_rows() -> None:
+    names, folder = ("h100", "cpu"), ROOT / "studies" / "first_runs"
+    reports = {name: json.loads((folder / name / "cnn.json").read_text()) for name in names}
+    phase = table(reports)["phases"]["forward"]
+    eager = [row for row in phase["rows"] if row["config"] == EAGER.to_dict()]
+    assert [row["batch_size"] for row in eager] == [1, 4, 16]
+    assert all(row["machines"]["h100"] and row["machines"]["cpu"] for row in eager)
+    for name, answers in phase["answers"].items():
+        for one in answers:
+            size, config = one["batch_size"], one["config"]
+            rows = [r["machines"][name] for r in phase["rows"] if r["batch_size"] == size]
+            (chosen,) = [cell for cell in rows if cell and cell["chosen"]]
+            assert chosen["speedup"] == one["speedup"] and chosen["processes"] == one["processes"]
+            assert config in [r["config"] for r in phase["rows"]]
 
 
 # The command --------------------------------------------------------------------------------------
