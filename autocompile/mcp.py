@@ -29,7 +29,7 @@ from autocompile.commands import runs as listing
 from autocompile.commands import verify as verifying
 from autocompile.errors import AutocompileError
 from autocompile.report.terminal.live import PlainProgress
-from autocompile.settings.tuned import Tuned
+from autocompile.settings.tuned_set import TunedSet
 from autocompile.store import runs
 
 __all__ = ["server"]
@@ -175,7 +175,7 @@ def verify(
     least speedup, and the most graphs, recompiles and seconds of compiling; what is not met is
     listed under unmet.
     """
-    tuned = Tuned.read(settings if settings.endswith(".json") else api.load(settings))
+    tuned = TunedSet.read(settings if settings.endswith(".json") else api.load(settings))
     return verifying.verify(
         tuned,
         target,

@@ -62,6 +62,8 @@ def test_commands_about_runs_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for path in map(Path, REPORTS):
         path.parent.mkdir(exist_ok=True)
         shutil.copy(RUNS / "outcomes" / "report.json", path)
+    other = Path("h100/report.json")
+    other.write_text(other.read_text("utf-8").replace('"a CPU"', '"an H100"'), "utf-8")
     opened: list[str] = []
     monkeypatch.setattr(webbrowser, "open", opened.append)
     texts = [page.read_text("utf-8") for page in PAGES]

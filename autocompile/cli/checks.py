@@ -80,12 +80,12 @@ def verify(
     from autocompile.commands.verify import verify as verified
     from autocompile.report.terminal.checks import render_verified
     from autocompile.report.terminal.live import progress as progress_of
-    from autocompile.settings.tuned import Tuned
+    from autocompile.settings.tuned_set import TunedSet
 
     required = options.numbers("--require", require, REQUIREMENTS)
     if junit and not junit.parent.is_dir():
         raise UsageError(f"--junit: there is no folder {junit.parent}")
-    tuned = Tuned.read(settings if settings.endswith(".json") else api.load(settings))
+    tuned = TunedSet.read(settings if settings.endswith(".json") else api.load(settings))
     shown = "none" if quiet else progress
     if in_algorithm:
         given = {"--require": required, "--junit": junit, "--github": github, "--device": device}
@@ -96,7 +96,7 @@ def verify(
             )
         if shown != "none":
             say(f"trains with and without the settings, in turns, for about {budget:.0f} s")
-        _verify_in_algorithm(settings, tuned, target or tuned.target, budget, timeout, as_json)
+        _verify_in_algorithm(settings, tuned, target, budget, timeout, as_json)
         return
     found = verified(
         tuned,
@@ -130,7 +130,7 @@ def _tell_ci(found: Any, junit: Path | None, github: bool) -> None:
 
 
 def _verify_in_algorithm(
-    settings: str, tuned: Any, target: str, budget_s: float, timeout_s: float, as_json: bool
+    settings: str, tuned: Any, target: str | None, budget_s: float, timeout_s: float, as_json: bool
 ) -> None:
     """Compare whole trainings; a run keeps the figures."""
     from autocompile.commands.in_algorithm import compare_in_algorithm
@@ -138,7 +138,7 @@ def _verify_in_algorithm(
     from autocompile.store import runs
     from autocompile.store.files import write_json
 
-    found = compare_in_algorithm(target, tuned, budget_s, timeout_s)
+    found = compare_in_algorithm(target or tuned.entries[0].target, tuned, budget_s, timeout_s)
     print_or_draw(found, as_json, lambda console: render_in_algorithm(found, console))
     if not settings.endswith(".json"):
         write_json(runs.find(settings).in_algorithm, found["figures"])

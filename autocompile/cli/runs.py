@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+import shlex
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -26,7 +28,10 @@ def _known(beginning: str) -> list[str]:
 
 
 _run = functools.partial(typer.Argument, autocompletion=_known)
-Run = Annotated[str, _run(metavar="RUN", help="a folder, its short name, or last")]
+Runs = Annotated[
+    list[str] | None,
+    _run(metavar="[RUN]...", help="a folder, its short name, or last; several: of other machines"),
+]
 
 
 def _loaded(run: str) -> Any:
@@ -39,32 +44,68 @@ def _loaded(run: str) -> Any:
     return result
 
 
+def _report(run: str) -> Any:
+    """The report of a run on disk, or of a ``report.json`` such as one of another machine."""
+    from autocompile.commands.runs import read_report
+
+    return read_report(Path(run)) if run.endswith(".json") else _loaded(run).to_dict()
+
+
 @arguments.with_options()
 def show(
-    run: Run = "last",
+    run: Runs = None,
     as_json: bool = False,
     verbose: bool = False,
     schema: bool = False,
     html: bool = False,
     browse: bool = False,
 ) -> None:
-    """Show the report of a run."""
+    """Show the report of a run, or one table over runs of several machines."""
     if schema:
         import importlib.resources
 
         found = importlib.resources.files("autocompile.report") / "schema.json"
         typer.echo(found.read_text("utf-8"), nl=False)
         return
-    result = _loaded(run)
-    if not (html or browse):
-        show_result(result, run, as_json, verbose)
-        return
-    path = result.write_html()
-    typer.echo(path)
-    if browse:
+    named, written = run or ["last"], html or browse
+    if len(named) > 1:
+        path = _show_table(named, as_json, verbose, written)
+    else:
+        path = _show_run(named[0], as_json, verbose, written)
+    if path is not None:
+        typer.echo(path)
+    if path is not None and browse:
         import webbrowser
 
         webbrowser.open(path.resolve().as_uri())
+
+
+def _show_run(run: str, as_json: bool, verbose: bool, written: bool) -> Path | None:
+    """Print a report, or write its page and return the path."""
+    result = _loaded(run)
+    if written:
+        return Path(result.write_html())
+    show_result(result, run, as_json, verbose)
+    return None
+
+
+def _show_table(named: list[str], as_json: bool, verbose: bool, written: bool) -> Path | None:
+    """Print one table over runs, or write it above their folders and return its page's path."""
+    from autocompile.commands.runs import by_machine
+    from autocompile.report import table, tabulated
+    from autocompile.report.terminal.checks import render_table
+
+    reports = {name: _report(name) for name in named}
+    found = table.table(by_machine(reports))
+    if written:
+        runs = [Path(n).parent if n.endswith(".json") else r["run_dir"] for n, r in reports.items()]
+        above = os.path.commonpath([Path(run).resolve().parent for run in runs])
+        folder = Path(os.path.relpath(above))
+        table.write(folder, found)
+        return folder / "table.html"
+    shown = tabulated.shown(found)
+    print_or_draw(found, as_json, lambda console: render_table(shown, console, verbose))
+    return None
 
 
 @arguments.with_options(run_dir=("FOLDER", "the folder of the runs, if not ./runs"))
@@ -88,10 +129,7 @@ def compare(
     from autocompile.commands import runs
     from autocompile.report.terminal.checks import render_comparison
 
-    def report(run: str) -> Any:
-        return runs.read_report(Path(run)) if run.endswith(".json") else _loaded(run).to_dict()
-
-    found = runs.compare(report(a), report(b), (a, b))
+    found = runs.compare(_report(a), _report(b), (a, b))
     print_or_draw(found, as_json, lambda console: render_comparison(found, console))
 
 
@@ -100,7 +138,7 @@ def compare(
     with_cache=("--with-cache", "compile once more and keep the code beside FILE"),
 )
 def export(
-    run: Run = "last",
+    run: Runs = None,
     to: arguments.Format | None = None,
     output: Annotated[
         Path | None,
@@ -111,16 +149,26 @@ def export(
 ) -> None:
     """Print the best settings for a training stack, or write a file.
 
-    A .json file holds the settings themselves: autocompile.apply and autocompile.rllib read it. A
-    cache beside it is loaded by them, so that a new process does not compile. Trust it like code.
+    A .json file holds the settings themselves: autocompile.apply and autocompile.rllib read it. Of
+    several runs it holds an entry for each machine. A cache beside it is loaded by them, so that a
+    new process does not compile. Trust it like code.
     """
+    named = run or ["last"]
     is_json = output is not None and output.suffix == ".json"
     if with_cache and (not is_json or to not in (None, "json")):
         raise UsageError(
             "--with-cache keeps compiled code beside a .json file, and -o names none",
-            hint=f"autocompile export {run} -o tuned.json --with-cache",
+            hint=f"autocompile export {named[0]} -o tuned.json --with-cache",
         )
-    result = _loaded(run)
+    if len(named) > 1:
+        if with_cache:
+            raise UsageError(
+                "--with-cache keeps code that was compiled on this machine, and so takes one run",
+                hint=f"autocompile export {named[0]} -o tuned.json --with-cache",
+            )
+        _export_several(named, to or ("json" if is_json else None), output)
+        return
+    result = _loaded(named[0])
     say("\n".join(f"warning: {sentence}" for sentence in result.unconfirmed()))
     if output is None:
         typer.echo(result.export(to or "python"), nl=False)
@@ -133,3 +181,27 @@ def export(
     else:
         write(output, result.export(to or ("json" if is_json else "python")))
         typer.echo(f"wrote {output}")
+
+
+def _export_several(named: list[str], to: str | None, output: Path | None) -> None:
+    """The settings of runs of several machines, as one file or on stdout."""
+    from autocompile.commands.runs import demand_same_target
+    from autocompile.export import unconfirmed
+    from autocompile.report.text import many
+    from autocompile.settings.tuned_set import TunedSet
+
+    if to != "json":
+        raise UsageError(
+            "code is for one machine, and settings of several are JSON",
+            hint=f"autocompile export {shlex.join(named)} -o tuned.json",
+        )
+    reports = {name: _report(name) for name in named}
+    demand_same_target(reports)
+    text = TunedSet.from_reports(reports).to_json()
+    for name, report in reports.items():
+        say("\n".join(f"warning: {name}: {sentence}" for sentence in unconfirmed(report)))
+    if output is None:
+        typer.echo(text, nl=False)
+    else:
+        write(output, text)
+        typer.echo(f"wrote {output}, for {many(len(reports), 'machine')}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from autocompile.commands.bench import Bench, bench
@@ -15,7 +16,7 @@ from autocompile.settings.setting import Setting
 from autocompile.space.plan import Plan, target_spec
 from autocompile.space.space import SearchSpace
 
-__all__ = ["check", "doctor"]
+__all__ = ["check", "doctor", "machine_here"]
 
 _SAMPLE = "autocompile.trial.target.sample:get_model"
 _LIMITS = TimingLimits(half_width=0.05)
@@ -49,6 +50,15 @@ def check(
             rows[phase] = _tried(jobs, Setting(DEFAULT_INDUCTOR, size, phase))
     target_found = {"spec": plan.target, **found.target}
     return {"target": target_found, "environment": found.environment, "phases": rows}
+
+
+def machine_here(device: str | None) -> Mapping[str, Any]:
+    """Torch and this machine, as a report has them under ``environment``.
+
+    ``device``: None for a GPU, where there is one.
+    """
+    with bench(Plan(_SAMPLE, space=SearchSpace(backends=("eager",)), device=device), 120.0) as jobs:
+        return jobs.probed()["default"].environment
 
 
 def doctor(backend: str | None, device: str | None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from autocompile.errors import TargetError
 from autocompile.estimate.intervals import Interval, median_interval, over_sets, speedup
 from autocompile.protocol.requests import AlgorithmRequest
 from autocompile.protocol.results import AlgorithmResult
-from autocompile.settings.tuned import Tuned
+from autocompile.settings.tuned_set import TunedSet
 from autocompile.space.plan import Plan, target_spec
 from autocompile.store.record import Outcome
 
@@ -20,7 +20,7 @@ _FEW_ROUNDS = 6  # fewer have no 95 % interval
 
 
 def compare_in_algorithm(
-    target: str, settings: Tuned, budget_s: float, timeout_s: float
+    target: str, settings: TunedSet, budget_s: float, timeout_s: float
 ) -> dict[str, Any]:
     """Run the target's algorithm with and without settings, in turns, in a process of its own.
 
@@ -34,7 +34,7 @@ def compare_in_algorithm(
     """
     plan = Plan(target_spec(target))
     with bench(plan, budget_s + timeout_s) as jobs:
-        ending = jobs.run(AlgorithmRequest, fresh=True, settings=settings, budget_s=budget_s)
+        ending = jobs.run(AlgorithmRequest, fresh=True, tuned=settings, budget_s=budget_s)
     said = AlgorithmResult.read(ending.payload)
     if ending.outcome is not Outcome.OK:
         what = f"the algorithm of {plan.target} failed in {ending.step.value}: {ending.message}"

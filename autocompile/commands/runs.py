@@ -17,7 +17,7 @@ from autocompile.settings.tuned import is_faster
 from autocompile.store.reading import demand_schema
 from autocompile.store.record import SCHEMA, RunFolder
 
-__all__ = ["compare", "listed", "read_report"]
+__all__ = ["by_machine", "compare", "demand_same_target", "listed", "read_report"]
 
 
 def listed(under: Path) -> list[dict[str, Any]]:
@@ -106,7 +106,7 @@ def compare(
     Raises:
         UsageError: they are of different targets or models, or have no phase in common.
     """
-    _demand_same_target(before["target"], after["target"], names)
+    demand_same_target(dict(zip(names, (before, after), strict=True)))
     a, b = _choices(before, names[0]), _choices(after, names[1])
     common = [phase for phase in a if phase in b]
     if not common:
@@ -134,23 +134,38 @@ def compare(
     }
 
 
-def _demand_same_target(
-    one: Mapping[str, Any], other: Mapping[str, Any], names: tuple[str, str]
-) -> None:
-    """The same file name, for folders differ between machines, and a model of the same size."""
-    specs = [str(target["spec"]) for target in (one, other)]
-    if len({Path(spec).name for spec in specs}) > 1:
-        what = f"{names[0]} is of {specs[0]}, and {names[1]} of {specs[1]}"
-        raise UsageError(
-            f"{what}: speeds of different targets say nothing about each other",
-            hint="autocompile list   (shows the target of each run)",
-        )
-    counts = [target.get("parameters") for target in (one, other)]
-    if None not in counts and counts[0] != counts[1]:
-        raise UsageError(
-            f"{specs[0]} has {counts[0]} parameters in {names[0]}, and {counts[1]} in {names[1]}",
-            "it is another model: speeds of different models say nothing about each other",
-        )
+def by_machine(reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Reports by the names of their devices, or by their own where two devices have one name.
+
+    Raises:
+        UsageError: they are of different targets or models.
+    """
+    demand_same_target(reports)
+    devices = [str(report["environment"].get("device_name")) for report in reports.values()]
+    names = devices if len(set(devices)) == len(devices) else list(reports)
+    return dict(zip(names, reports.values(), strict=True))
+
+
+def demand_same_target(reports: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise a UsageError if reports, by name, are of different targets or models.
+
+    The same file name is enough, for folders differ between machines, and a model of the same size.
+    """
+    (first, one), *others = ((name, report["target"]) for name, report in reports.items())
+    for name, other in others:
+        specs = str(one["spec"]), str(other["spec"])
+        if Path(specs[0]).name != Path(specs[1]).name:
+            what = f"{first} is of {specs[0]}, and {name} of {specs[1]}"
+            raise UsageError(
+                f"{what}: speeds of different targets say nothing about each other",
+                hint="autocompile list   (shows the target of each run)",
+            )
+        counts = [target.get("parameters") for target in (one, other)]
+        if None not in counts and counts[0] != counts[1]:
+            raise UsageError(
+                f"{specs[0]} has {counts[0]} parameters in {first}, and {counts[1]} in {name}",
+                "it is another model: speeds of different models say nothing about each other",
+            )
 
 
 def _choices(report: Mapping[str, Any], run: str) -> dict[str, dict[int | None, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -10,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from autocompile import api
+from autocompile.commands.diagnose import machine_here
 from autocompile.progress import Progress
 from autocompile.report.text import plain
 from autocompile.result import Result
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.tuned import Choice, Tuned, is_faster
+from autocompile.settings.tuned_set import TunedSet
 
 __all__ = ["REQUIREMENTS", "Check", "Verified", "check", "github", "junit", "verify"]
 
@@ -119,7 +122,7 @@ class Verified:
 
 
 def verify(
-    settings: Tuned,
+    settings: TunedSet,
     target: str | None,
     required: Mapping[str, float],
     *,
@@ -130,24 +133,29 @@ def verify(
 ) -> Verified:
     """Measure settings again, beside eager mode and plain ``torch.compile()``.
 
+    Of several machines' settings, those that fit this one.
+
     Args:
         target: where it is now; None: where it was.
         required: as for :meth:`Check.unmet`.
         device: None: the one that they were measured on.
     """
+    began, entry = time.monotonic(), settings.entries[0]
+    if len(settings.entries) > 1:
+        entry = settings.fitting(machine_here(device))
     with tempfile.TemporaryDirectory(prefix="autocompile-verify-") as folder:
         result = api.tune(
-            target or settings.target,
-            only=settings,
-            budget_s=budget_s,
-            device=device or settings.fingerprint.get("device"),
+            target or entry.target,
+            only=entry,
+            budget_s=budget_s - (time.monotonic() - began),
+            device=device or entry.fingerprint.get("device"),
             timeout_s=timeout_s,
             run_dir=Path(folder) / "run",
             progress=progress,
         )
     here = result.environment
-    checks = check(settings, result)
-    return Verified(checks, required, here, settings.differences(here), result.interrupted)
+    checks = check(entry, result)
+    return Verified(checks, required, here, entry.differences(here), result.interrupted)
 
 
 def check(settings: Tuned, result: Result) -> list[Check]:

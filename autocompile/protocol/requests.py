@@ -12,6 +12,7 @@ from typing import Any
 from autocompile.errors import RunError, UsageError
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.tuned import Tuned
+from autocompile.settings.tuned_set import TunedSet
 from autocompile.store.reading import demand_schema
 
 __all__ = [
@@ -167,7 +168,7 @@ class SaveRequest(Request):
 class AlgorithmRequest(Request):
     """Run the target's RLlib algorithm with and without settings, for so many seconds."""
 
-    settings: Tuned
+    tuned: TunedSet
     budget_s: float
 
 
@@ -228,6 +229,7 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "sides": lambda found: tuple(_made(Side, each) for each in found),
     "exported": lambda found: _made(ExportedCode, found),
     "settings": lambda found: Tuned.from_dict(found, "the request"),
+    "tuned": lambda found: TunedSet.from_dict(found, "the request"),
     "phases": tuple,
     "backends": tuple,
 }
@@ -235,7 +237,7 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
 
 def _plain(value: Any) -> Any:
     """As JSON."""
-    if isinstance(value, (CompileConfig, Tuned)):
+    if isinstance(value, (CompileConfig, Tuned, TunedSet)):
         return value.to_dict()
     if is_dataclass(value):
         return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}

@@ -14,17 +14,17 @@ from autocompile.settings.phases import phase_of
 from autocompile.settings.tuned import is_faster
 from autocompile.store import runs
 
-__all__ = ["FAILED", "document"]
+__all__ = ["FAILED", "METHOD", "RACED", "RULE", "document"]
 
-_METHOD = (
+METHOD = (
     "Blocks of eager and compiled calls alternate in one process, so that drift of the machine"
     " cancels; the speed-up in a process is the median of their ratios."
 )
-_RACED = (
+RACED = (
     " The best settings were timed again side by side in fresh processes: the speed-up is"
     " their mean over processes, with a 95 % t interval that also counts how far runs are apart."
 )
-_RULE = (
+RULE = (
     " A setting counts as faster if its whole interval within this run is, and its estimate by more"
     " than 1 %."
 )
@@ -60,7 +60,7 @@ def document(
         answer=Table("", ("", "speed-up", "confidence", ""), answer),
         sections=tuple(_section(name, phase, report, full) for name, phase in phases.items()),
         whole=tuple(_whole(report, full, run)),
-        method=_METHOD + _RACED * raced + _RULE,
+        method=METHOD + RACED * raced + RULE,
         circumstances=Table("Circumstances", ("", ""), facts),
         exports={show.plain(n): str(text) for n, text in (report.get("exports") or {}).items()},
     )

@@ -12,10 +12,10 @@ from typing import Any
 
 from autocompile.report import text as show
 from autocompile.report.contents import document
-from autocompile.report.document import Line, Section, Table, Text, spans
+from autocompile.report.document import Document, Line, Section, Table, Text, spans
 from autocompile.report.facts import checks
 
-__all__ = ["to_markdown", "verified_to_markdown"]
+__all__ = ["as_markdown", "to_markdown", "verified_to_markdown"]
 
 # An underscore between letters or digits is no emphasis, so names stay readable in the source.
 _SPECIAL = re.compile(r"([\\`*\[\]<>|~&#$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
@@ -23,7 +23,11 @@ _SPECIAL = re.compile(r"([\\`*\[\]<>|~&#$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
 
 def to_markdown(report: Mapping[str, Any], code: Mapping[str, str] | None = None) -> str:
     """What ``report.json`` holds as ``report.md`` holds it; ``code``: the settings as code."""
-    shown = document(report, code=code)
+    return as_markdown(document(report, code=code))
+
+
+def as_markdown(shown: Document) -> str:
+    """A document as Markdown."""
     lines = [f"# {_inline(shown.title)}", ""]
     lines += [f"**{shown.status}**", ""] if shown.status else []
     lines += [*_blocks([shown.answer, *shown.whole])]

@@ -18,6 +18,7 @@ from autocompile.runtime.machine import describe
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.phases import FORWARD, FORWARD_PHASES, OPTIMIZER_STEP, TRAIN_STEP
 from autocompile.settings.tuned import Choice, Tuned
+from autocompile.settings.tuned_set import TunedSet
 
 __all__ = ["InTraining", "apply", "demand_this_interpreter"]
 
@@ -38,7 +39,8 @@ def apply(
 
     Args:
         model: an ``nn.Module`` or RLModule; for ``train_step``, the function that does the step.
-        settings: a file written by ``autocompile export -o``, or a Result.
+        settings: a file written by ``autocompile export -o``, or a Result. Of a file with entries
+            of several machines, the one that fits the device of the weights is taken.
         phase: may be left out if the settings have one forward phase.
         batch_size: selects the settings of the nearest measured size; if left out, of the target's
             own size, or else of the largest.
@@ -55,11 +57,13 @@ def apply(
     Raises:
         UsageError: no such settings, or they do not fit the model or optimizer.
     """
-    tuned = Tuned.read(settings)
+    device = _device(model, optimizer)
+    here = describe(device)
+    tuned = TunedSet.read(settings).fitting(here)
     name = phase or _only_forward(tuned)
     choice = _chosen(tuned, name, batch_size)
-    config, device = choice.config, _device(model, optimizer)
-    if differences := tuned.differences(describe(device)):
+    config = choice.config
+    if differences := tuned.differences(here):
         warnings.warn(
             f"the settings were measured elsewhere ({'; '.join(differences)}): results are the "
             "same, speed may differ here. `autocompile verify` measures it",
@@ -92,7 +96,7 @@ class InTraining:
     """Applies settings to what a trainer trains, and sees that they are used."""
 
     def __init__(self, settings: Any) -> None:
-        self._tuned = Tuned.read(settings)
+        self._settings = TunedSet.read(settings)
         self._model: Any = None
 
     def apply(
@@ -109,17 +113,18 @@ class InTraining:
         Raises:
             UsageError: no such settings, or they compute no gradients or fit no optimizer.
         """
-        name = TRAIN_STEP if TRAIN_STEP in self._tuned.phases else FORWARD
-        choice = _chosen(self._tuned, name, batch_size)
+        tuned = self._settings.fitting(describe(_device(model, None)))
+        name = TRAIN_STEP if TRAIN_STEP in tuned.phases else FORWARD
+        choice = _chosen(tuned, name, batch_size)
         if not choice.config.trains:
             raise UsageError(
                 f"the settings of {name} compute no gradients: {choice.config.label()}",
                 hint="autocompile tune model.py --phase train_step,optimizer_step",
             )
         step = CompileConfig("eager", optimizer=choice.config.optimizer)
-        if OPTIMIZER_STEP in self._tuned.phases:
-            step = _chosen(self._tuned, OPTIMIZER_STEP).config
-        apply(model, replace(self._tuned, phases={FORWARD: (choice,)}))
+        if OPTIMIZER_STEP in tuned.phases:
+            step = _chosen(tuned, OPTIMIZER_STEP).config
+        apply(model, replace(tuned, phases={FORWARD: (choice,)}))
         for optimizer in optimizers:
             apply_to_optimizer(optimizer, step)
         self._model = model

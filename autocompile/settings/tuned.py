@@ -1,13 +1,11 @@
-"""Tuned: the settings that a run found, as a file to keep beside the code that uses them."""
+"""Tuned: the settings that a run found on its machine, to keep beside the code that uses them."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from autocompile.errors import UsageError
@@ -68,6 +66,7 @@ class Tuned:
         cache: the file beside this one that holds compiled code: ``file`` and ``sha256``; empty if
             there is none.
         folder: where the file of settings was read; empty if they are of no file.
+        others: names of the devices that other entries of the file are of.
     """
 
     phases: Mapping[str, tuple[Choice, ...]]
@@ -77,6 +76,7 @@ class Tuned:
     interpreters: Mapping[str, str] = field(default_factory=dict)
     cache: Mapping[str, str] = field(default_factory=dict)
     folder: str = field(default="", compare=False)
+    others: tuple[str, ...] = field(default=(), compare=False)
 
     def at(self, phase: str, batch_size: int | None = None) -> Choice | None:
         """The choice for a batch size, or of the nearest one that was measured.
@@ -106,16 +106,28 @@ class Tuned:
         forward, step_only = self.at(FORWARD_TRAIN, batch_size), self.at(OPTIMIZER_STEP)
         return (FORWARD_TRAIN, forward), (OPTIMIZER_STEP, step_only)
 
-    def differences(self, here: Mapping[str, Any]) -> list[str]:
-        """Where this machine (:func:`autocompile.runtime.machine.describe`) is another one."""
-        found = []
+    def unlike(self, here: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+        """What of this machine is another than of the settings: there and here, by name.
+
+        Args:
+            here: as :func:`autocompile.runtime.machine.describe` gives it.
+        """
+        found = {}
         for name in _FINGERPRINT:
             there, own = self.fingerprint.get(name), here.get(name)
             if name == "device" and there:  # which of several equal ones is no matter
                 there, own = str(there).partition(":")[0], str(own).partition(":")[0]
             if there not in (None, own):
-                found.append(f"{name} {there}, here {own}")
+                found[name] = there, own
         return found
+
+    def differences(self, here: Mapping[str, Any]) -> list[str]:
+        """The same in words, for people; empty where the settings are of this machine."""
+        unlike = self.unlike(here)
+        told = [f"{name} {there}, here {own}" for name, (there, own) in unlike.items()]
+        if self.others and "device_name" in unlike:
+            told.append(f"the other entries are of {', '.join(self.others)}")
+        return told
 
     def tried(self) -> dict[str, list[tuple[int | None, dict[str, Any]]]]:
         """Batch size and config of each choice, by phase, as a plan holds them."""
@@ -181,31 +193,6 @@ class Tuned:
         others = report.get("environments") or {}
         paths = {name: str(other.get("python_path")) for name, other in others.items()}
         return cls(phases, here, str(report["target"]["spec"]), own, paths)
-
-    @classmethod
-    def read(cls, source: Any) -> Tuned:
-        """Settings of a file, a mapping as in such a file, a Result, or of these settings.
-
-        Raises:
-            UsageError: there is no such file, or it holds no settings.
-        """
-        if isinstance(source, Tuned):
-            return source
-        if isinstance(source, Mapping):
-            return cls.from_dict(source, "the mapping")
-        if not isinstance(source, (str, os.PathLike)):
-            return cls.from_report(source.to_dict())
-        path = Path(source)
-        try:
-            data = json.loads(path.read_text("utf-8"))
-        except OSError as error:
-            raise UsageError(
-                f"cannot read {path}: {error.strerror}", hint=f"autocompile export last -o {path}"
-            ) from None
-        except ValueError as error:
-            raise UsageError(f"{path} is no JSON: {error}") from None
-        found = cls.from_dict(data if isinstance(data, Mapping) else {}, str(path))
-        return replace(found, folder=str(path.resolve().parent))
 
 
 def is_faster(row: Mapping[str, Any]) -> bool:

@@ -93,6 +93,7 @@ def main() -> None:
     from autocompile.commands.cache import export_with_cache
     from autocompile.settings.config import CompileConfig
     from autocompile.settings.tuned import Choice, Tuned
+    from autocompile.settings.tuned_set import TunedSet
 
     with tempfile.TemporaryDirectory() as folder:
         even = {"value": 1.0, "low": 1.0, "high": 1.0}
@@ -106,7 +107,8 @@ def main() -> None:
         cache = path.with_suffix(".cache")
         alone = Path(folder) / "alone" / "tuned.json"
         alone.parent.mkdir()
-        alone.write_text(dataclasses.replace(Tuned.read(path), cache={}).to_json(), "utf-8")
+        (entry,) = TunedSet.read(path).entries
+        alone.write_text(dataclasses.replace(entry, cache={}).to_json(), "utf-8")
         shutil.copy(cache, alone.with_suffix(".cache"))
         order = [arm for arm in ARMS for _ in range(PROCESSES)]
         random.Random(SEED).shuffle(order)

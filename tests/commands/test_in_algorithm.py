@@ -17,6 +17,7 @@ from autocompile.errors import TargetError
 from autocompile.estimate.intervals import over_sets
 from autocompile.protocol.results import AlgorithmResult
 from autocompile.settings.config import CompileConfig
+from autocompile.settings.tuned_set import TunedSet
 
 pytest.importorskip("ray")
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
@@ -80,7 +81,7 @@ def test_both_sides_take_turns_and_one_uses_the_settings(monkeypatch: pytest.Mon
     # With evaluation by runners for which ray has no room: none of them is made.
     config = ppo().evaluation(evaluation_interval=1, evaluation_num_env_runners=9)
     found = AlgorithmResult()
-    compare(config, tuned, 0.0, found)
+    compare(config, TunedSet((tuned,)), 0.0, found)
     assert len(found.rounds) == 2 and found.runners == 1
     assert list(found.rounds[0]) == list(found.rounds[1])[::-1]
     for turns in found.rounds:
@@ -103,7 +104,7 @@ def test_what_is_not_in_effect_or_cannot_run_is_an_error() -> None:
         (ppo(), broken, NotInEffect, "no_such_backend failed"),
     ):
         with pytest.raises(error, match=words):
-            compare(config, tuned, 0.0, AlgorithmResult())
+            compare(config, TunedSet((tuned,)), 0.0, AlgorithmResult())
 
 
 def learners(**each: int) -> Any:

@@ -41,6 +41,7 @@ from autocompile.search.records import to_record
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.setting import Setting
 from autocompile.settings.tuned import Choice, Tuned
+from autocompile.settings.tuned_set import TunedSet
 from autocompile.store.record import Outcome, Step
 
 # --- requests ------------------------------------------------------------------------------------
@@ -67,7 +68,9 @@ REQUESTS: dict[Kind, Request] = {
     Kind.PROBE: ProbeRequest(header=HEADER, phases=("forward",), batch_size=4, toolchain="cache"),
     Kind.TRACE: TraceRequest(header=HEADER, number=7, phases=("forward",), batch_size=4),
     Kind.SAVE: SaveRequest(header=HEADER, number=8, settings=TUNED, file="tuned.cache"),
-    Kind.IN_ALGORITHM: AlgorithmRequest(header=HEADER, number=0, settings=TUNED, budget_s=60.0),
+    Kind.IN_ALGORITHM: AlgorithmRequest(
+        header=HEADER, number=0, tuned=TunedSet((TUNED, TUNED)), budget_s=60.0
+    ),
 }
 
 

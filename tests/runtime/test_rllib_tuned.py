@@ -230,5 +230,5 @@ def test_tuned_twice_is_tuned_once() -> None:
     once = tuned(ppo(), settings(forward_exploration=AOT))
     twice = tuned(once, ALL)
     assert twice.env_runner_cls.__bases__ == once.env_runner_cls.__bases__
-    assert twice.env_runner_cls.tuned is ALL
+    assert twice.env_runner_cls.tuned_set.entries == (ALL,)
     assert len(twice.callbacks_on_train_result) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import pickle
 import warnings
@@ -18,6 +19,7 @@ from autocompile.runtime.inplace import apply_to_optimizer, apply_to_phase
 from autocompile.runtime.machine import describe
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.tuned import Choice, Tuned
+from autocompile.settings.tuned_set import TunedSet
 
 pytestmark = pytest.mark.usefixtures("_dynamo_as_it_was")
 
@@ -55,7 +57,7 @@ def test_a_file_says_what_was_written(tmp_path: Path) -> None:
     made = settings(forward={4: config, 16: EAGER})
     path = tmp_path / "tuned.json"
     path.write_text(made.to_json())
-    assert Tuned.read(path) == made
+    assert TunedSet.read(path).entries == (made,)
     written = json.loads(made.to_json())["phases"]["forward"][0]["config"]
     assert written == {  # what is as usual is not there
         "backend": "inductor",
@@ -85,6 +87,10 @@ def test_the_nearest_batch_size_that_was_measured_is_taken(
         ('{"autocompile_settings": 99}', "another version"),
         ('{"autocompile_settings": 1, "phases": {"forward": [{}]}}', "is damaged"),
         ('{"autocompile_settings": 1, "phases": [1]}', "is damaged"),
+        ('{"autocompile_settings": 1, "machines": []}', "is damaged: it lists no machines"),
+        ('{"autocompile_settings": 1, "machines": {}}', "is damaged: it lists no machines"),
+        ('{"autocompile_settings": 1, "machines": [1]}', "entry 1 of .* holds no settings"),
+        ('{"autocompile_settings": 9, "machines": [1]}', "another version"),
         (None, "cannot read"),
     ],
 )
@@ -93,7 +99,7 @@ def test_a_file_that_is_none_is_a_usage_error(text: str | None, words: str, tmp_
     if text is not None:
         path.write_text(text)
     with pytest.raises(UsageError, match=words):
-        Tuned.read(path)
+        TunedSet.read(path)
 
 
 def test_apply_compiles_in_place_and_new_weights_take_effect_until_it_is_taken_back() -> None:
@@ -124,6 +130,33 @@ def test_apply_tells_of_another_torch_and_of_what_nothing_confirms() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         autocompile.apply(net(), here)
+
+
+def test_of_several_machines_the_entry_of_the_models_device_is_applied(tmp_path: Path) -> None:
+    fused = CompileConfig("eager", optimizer="fused")
+    here, elsewhere = settings(forward={4: AOT}), settings(optimizer_step={None: fused})
+    name = {"device_name": describe(CPU)["device_name"]}
+    here = dataclasses.replace(here, fingerprint={**here.fingerprint, **name})
+    gpu = {"device": "cuda:0", "device_name": "Tesla T4"}
+    elsewhere = dataclasses.replace(elsewhere, fingerprint=gpu)
+    path = tmp_path / "tuned.json"
+    path.write_text(TunedSet((elsewhere, here)).to_json())
+    before, model = graphs(), net()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        autocompile.apply(model, path)
+    model(torch.randn(4, 8))
+    assert graphs() == before + 1
+    with pytest.raises(UsageError, match=r"no settings for optimizer_step \(choose from: forward"):
+        autocompile.apply(model, path, "optimizer_step")
+    path.write_text(TunedSet((elsewhere, replaced_name(here, "a CPU"))).to_json())
+    told = r"device_name a CPU, here .*; the other entries are of Tesla T4\): results are the same"
+    with pytest.warns(UserWarning, match=told):
+        autocompile.apply(model, path)
+
+
+def replaced_name(made: Tuned, name: str) -> Tuned:
+    return dataclasses.replace(made, fingerprint={**made.fingerprint, "device_name": name})
 
 
 def test_where_nothing_is_known_of_a_machine_nothing_differs() -> None:

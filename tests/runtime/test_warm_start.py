@@ -33,6 +33,7 @@ from autocompile.runtime import warm_start
 from autocompile.runtime.applying import process_of
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.tuned import Choice, Tuned
+from autocompile.settings.tuned_set import TunedSet
 from autocompile.trial.process.channel import Channel
 from autocompile.trial.tasks.saving import save
 
@@ -164,7 +165,7 @@ def test_a_cache_that_does_not_fit_is_not_used_and_one_warning_says_so(
 def test_a_cache_of_other_threads_is_used_once_the_process_has_them(tmp_path: Path) -> None:
     usual = torch.get_num_threads()
     cache_of(tmp_path, threads=[usual + 1])
-    made = Tuned.read(file_of(settings(forward=AOT), tmp_path))
+    (made,) = TunedSet.read(file_of(settings(forward=AOT), tmp_path)).entries
     with pytest.warns(UserWarning, match="threads, here"):
         assert not warm_start.load(made, CPU)
     with process_of({"threads": usual + 1}):

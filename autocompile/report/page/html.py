@@ -33,7 +33,7 @@ from autocompile.report.page.markup import (
 from autocompile.report.page.timeline import timeline
 from autocompile.store.record import Record
 
-__all__ = ["to_html", "to_notebook"]
+__all__ = ["as_page", "to_html", "to_notebook"]
 
 _LOG_BYTES, _LOG_LINES = 8192, 30
 _NO_PLOTS = "No plots, since matplotlib is missing: pip install matplotlib, then autocompile show"
@@ -55,21 +55,7 @@ def to_html(
     """
     shown = document(report)
     plots = _plots(report, records)
-    script = _file("script.js")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
-    status = f'<p class="warning"><b>{escaped(shown.status)}</b></p>' if shown.status else ""
     parts = [
-        "<!doctype html>",
-        '<html lang="en"><head><meta charset="utf-8">',
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        '<meta name="color-scheme" content="light dark">',
-        f"<title>autocompile: {escaped(report['target'].get('spec', '?'))}</title>",
-        f"<style>{_file('style.css')}</style></head><body>",
-        f"<header><h1>{inline(shown.title)}</h1>",
-        f"<p>{escaped(show.target_name(report['target']))}<br>",
-        f"{escaped(show.machine(report['environment']))}</p>{status}</header><main>",
         *_answer(report, shown, code or {}),
         f'<p class="warning">{_NO_PLOTS} RUN --html</p>' if plots is None else "",
     ]
@@ -78,12 +64,47 @@ def to_html(
         parts += _section(section, name, phase, plots.get(name, ()), folder)
     if time := as_figures(plots.get("", ())):
         parts += [f'<section id="time"><h2>Where the time went</h2>{time}</section>']
-    parts += [
-        *trials_table(report),
-        *_end(shown),
+    parts += [*trials_table(report), *_end(shown)]
+    about = (show.target_name(report["target"]), show.machine(report["environment"]))
+    return _page(shown, about, parts)
+
+
+def as_page(shown: Document) -> str:
+    """A document as a page of its tables, without plots."""
+    parts = [f'<section id="answer">{as_table(shown.answer)}</section>']
+    for section in shown.sections:
+        title = escaped(section.title)
+        parts += [f'<section class="phase" id="phase-{title}"><h2>{title}</h2>']
+        parts += [f"<p>{as_facts(section.about)}</p>"]
+        for table in (*section.blocks, *section.trials):
+            if isinstance(table, Table):
+                parts += [f"<h3>{escaped(table.title)}</h3>{as_table(table)}"]
+        parts += ["</section>"]
+    return _page(shown, (), [*parts, *_end(shown)])
+
+
+def _page(shown: Document, about: Sequence[str], parts: Iterable[str]) -> str:
+    """A whole page around the parts of its body; ``about`` stands below its title."""
+    script = _file("script.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    status = f'<p class="warning"><b>{escaped(shown.status)}</b></p>' if shown.status else ""
+    title = "".join(span.text for span in spans(shown.title))
+    subtitle = "<p>" + "<br>\n".join(map(escaped, about)) + "</p>" if about else ""
+    lines = [
+        "<!doctype html>",
+        '<html lang="en"><head><meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        '<meta name="color-scheme" content="light dark">',
+        f"<title>{escaped(title)}</title>",
+        f"<style>{_file('style.css')}</style></head><body>",
+        f"<header><h1>{inline(shown.title)}</h1>",
+        f"{subtitle}{status}</header><main>",
+        *parts,
         f"</main><script>{script}</script></body></html>\n",
     ]
-    return "\n".join(parts)
+    return "\n".join(lines)
 
 
 def to_notebook(

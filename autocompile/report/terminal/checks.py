@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from autocompile.report import text
-from autocompile.report.document import Span, Table
+from autocompile.report.document import Document, Span, Table
 from autocompile.report.facts import checks
 from autocompile.report.terminal.answer import Page
 
@@ -95,6 +95,21 @@ def render_in_algorithm(found: Found, console: Console) -> None:
     page.table(Table("", ("in the algorithm", "untouched", "tuned", "gain"), tuple(rows)), "")
     for note in found["notes"]:
         page.line(text.plain(note))
+
+
+def render_table(shown: Document, console: Console, verbose: bool = False) -> None:
+    """One table over machines: the answers, by batch size, and in full every setting."""
+    page = Page(console)
+    if shown.status:
+        page.line(shown.status, "bold red")
+    if verbose:
+        page.table(shown.circumstances)
+        page.line()
+    page.table(shown.answer, "")
+    for section in shown.sections:
+        page.line()
+        page.line(section.title, "bold")
+        page.blocks((*section.blocks, *(section.trials if verbose else ())))
 
 
 def render_doctor(found: Found, console: Console, verbose: bool = False) -> None:

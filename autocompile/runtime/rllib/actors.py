@@ -23,6 +23,7 @@ from autocompile.runtime.rllib.observations import connectors_of
 from autocompile.runtime.rllib.warm_up import compile_in_one_thread, warm_up
 from autocompile.settings.phases import FORWARD_EXPLORATION, FORWARD_INFERENCE, FORWARD_TRAIN
 from autocompile.settings.tuned import Choice, Tuned
+from autocompile.settings.tuned_set import TunedSet
 
 __all__ = ["TunedLearner", "TunedRunner"]
 
@@ -32,9 +33,14 @@ _Actor: Any = object  # RLlib's class follows in the order of methods
 class _Tuned(_Actor):  # type: ignore[misc]
     """Common base of runner and learner: the settings and which are active."""
 
-    tuned: ClassVar[Tuned]
+    tuned_set: ClassVar[TunedSet]
     active: dict[str, tuple[Choice, Compiled | None, dict[str, Any]]]
     ran: dict[str, dict[str, Any]]  # the state of the process at the last call, by phase
+
+    @functools.cached_property
+    def tuned(self) -> Tuned:
+        """The settings that fit this process's device."""
+        return self.tuned_set.fitting(describe(self._device))
 
     def use(self, key: str, choice: Choice, compiled: Compiled | None) -> None:
         """Record an applied setting."""

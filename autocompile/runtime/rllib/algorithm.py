@@ -22,6 +22,7 @@ from autocompile.runtime.rllib.actors import TunedLearner, TunedRunner
 from autocompile.runtime.rllib.in_effect import NotInEffect, Tell
 from autocompile.settings.phases import PHASES
 from autocompile.settings.tuned import Tuned
+from autocompile.settings.tuned_set import TunedSet
 
 __all__ = ["NotInEffect", "default_runner", "tuned"]
 
@@ -35,7 +36,8 @@ def tuned(config: Any, settings: Any, *, strict: bool = True) -> Any:
 
     Args:
         config: an AlgorithmConfig of the new API stack; not changed.
-        settings: a file written by ``autocompile export -o``, or a Result.
+        settings: a file written by ``autocompile export -o``, or a Result. Of a file with entries
+            of several machines, each process takes the one that fits its device.
         strict: if True, ``train()`` raises :class:`NotInEffect` when a setting failed or captured
             no graph, when threads or precision differ, or when a runner uses no settings. If
             False, it warns. A failed setting runs in eager mode.
@@ -47,19 +49,15 @@ def tuned(config: Any, settings: Any, *, strict: bool = True) -> Any:
     Warns:
         UserWarning: the configuration sets ray's ``torch_compile_*``, which are turned off.
     """
-    found = Tuned.read(settings)
-    used = [name for name, phase in PHASES.items() if phase.in_rllib and name in found.phases]
-    if not used:
-        raise UsageError(f"the settings are not for an RLModule: {', '.join(found.phases)}")
+    found = TunedSet.read(settings)
+    for entry in found.entries:
+        _demand_usable(entry)
     if not (config.enable_rl_module_and_learner and config.enable_env_runner_and_connector_v2):
         raise UsageError(
             f"this {type(config).__name__} uses RLlib's old API stack, which is not supported",
             hint="config.api_stack(enable_rl_module_and_learner=True, "
             "enable_env_runner_and_connector_v2=True)",
         )
-    for phase in used:
-        for choice in found.phases[phase]:
-            demand_this_interpreter(found, phase, choice)
     config = config.copy(copy_frozen=False)
     runner = config.env_runner_cls or default_runner(config)
     config.env_runners(env_runner_cls=_extended(TunedRunner, runner, found))
@@ -70,6 +68,16 @@ def tuned(config: Any, settings: Any, *, strict: bool = True) -> Any:
     others = [f for f in force_list(config.callbacks_on_train_result) if not isinstance(f, Tell)]
     config.callbacks(on_train_result=[*others, Tell(strict)])
     return config
+
+
+def _demand_usable(entry: Tuned) -> None:
+    """Raise a UsageError if settings are not for an RLModule, or need another interpreter."""
+    used = [name for name, phase in PHASES.items() if phase.in_rllib and name in entry.phases]
+    if not used:
+        raise UsageError(f"the settings are not for an RLModule: {', '.join(entry.phases)}")
+    for phase in used:
+        for choice in entry.phases[phase]:
+            demand_this_interpreter(entry, phase, choice)
 
 
 def _warn_of_own_flags(config: Any) -> None:
@@ -99,8 +107,8 @@ def default_runner(config: Any) -> type:
     return several if config.is_multi_agent else SingleAgentEnvRunner
 
 
-def _extended(mixin: type, base: type, settings: Tuned) -> type:
+def _extended(mixin: type, base: type, settings: TunedSet) -> type:
     """A subclass that holds the settings; ray pickles it by value to each actor."""
     base = vars(base).get("untuned", base)
-    own = {"tuned": settings, "untuned": base, "__module__": __name__}
+    own = {"tuned_set": settings, "untuned": base, "__module__": __name__}
     return type(f"Tuned{base.__name__}", (mixin, base), own)

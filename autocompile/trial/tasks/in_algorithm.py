@@ -17,7 +17,7 @@ from autocompile.errors import TargetError
 from autocompile.protocol.requests import AlgorithmRequest
 from autocompile.protocol.results import AlgorithmResult
 from autocompile.settings.phases import FORWARD_EXPLORATION, FORWARD_INFERENCE
-from autocompile.settings.tuned import Tuned
+from autocompile.settings.tuned_set import TunedSet
 from autocompile.store.record import Step
 from autocompile.trial.inspect.telemetry import synchronizer
 from autocompile.trial.process.channel import Channel
@@ -35,12 +35,12 @@ def compare_target(request: AlgorithmRequest, channel: Channel, result: Algorith
     module = import_target(target)
     channel.step(Step.BUILD)
     config = _config_of(module, target)
-    compare(config, request.settings, deadline, result, channel.step)
+    compare(config, request.tuned, deadline, result, channel.step)
 
 
 def compare(
     config: Any,
-    settings: Tuned,
+    settings: TunedSet,
     deadline: float,
     result: AlgorithmResult,
     told: Callable[[Step], None] = lambda _: None,
