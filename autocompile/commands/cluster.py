@@ -15,7 +15,7 @@ from autocompile.cluster.executor import ClusterExecutor
 from autocompile.cluster.links import Cluster, connected
 from autocompile.cluster.places import CPU, Place, places_of, side_by_side
 from autocompile.cluster.shipping import shipment_of
-from autocompile.errors import UsageError
+from autocompile.errors import AutocompileError, UsageError
 from autocompile.execute.local import Isolation
 from autocompile.progress import Progress
 from autocompile.report.terminal.live import PlainProgress, progress
@@ -110,6 +110,9 @@ def tune_all(
         }
         for kinds in side_by_side(places):
             _run_all([work[kind] for kind in kinds])
+    for run in work.values():
+        if run.error and not isinstance(run.error, (AutocompileError, KeyboardInterrupt)):
+            raise run.error  # a defect; finished trials are safe
     results = {kind: run.result for kind, run in work.items() if run.result is not None}
     errors = {kind: run.error for kind, run in work.items() if run.error is not None}
     return OnCluster(folder, results, errors)
