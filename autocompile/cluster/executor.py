@@ -75,7 +75,7 @@ class ClusterExecutor:
             self._waiting.append(task)
             self._dispatch()
             return
-        self._probe, self._reference = task, None
+        self._probe, self._reference, self._stations.has_probe = task, None, True
         for station in self._stations.all:
             station.probe = None
             self._send(station, task)

@@ -103,6 +103,7 @@ class Stations:
 
     Attributes:
         reasons: why others have left.
+        has_probe: whether a probe decides who takes trials.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class Stations:
         self._receive, self._clock = receive, clock
         self._there = {link.name: Station(link, clock()) for link in links}
         self.reasons: dict[str, str] = {}
+        self.has_probe = False
 
     @property
     def all(self) -> list[Station]:
@@ -118,8 +120,8 @@ class Stations:
 
     @property
     def able(self) -> list[Station]:
-        """Those that take trials."""
-        return [s for s in self.all if s.probe is not None]
+        """Those that take trials: before the first probe all that have said hello."""
+        return [s for s in self.all if s.slots and (s.probe is not None or not self.has_probe)]
 
     @property
     def slots(self) -> int:

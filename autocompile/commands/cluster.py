@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from autocompile import api
+from autocompile.cluster.beside import share_hosts
 from autocompile.cluster.executor import ClusterExecutor
 from autocompile.cluster.links import Cluster, connected
 from autocompile.cluster.places import CPU, Place, places_of, side_by_side
@@ -96,7 +97,7 @@ def tune_all(
         places = places_of(cluster.nodes(), accelerators)
         work = {
             kind: _Run(
-                lambda its=its: _executor(cluster, its, message),
+                lambda its=its: _executor(cluster, its, message, device),
                 {
                     **options,
                     "target": shipment.target,
@@ -125,9 +126,13 @@ def _folder(spec: str, run_dir: str | Path | None, resume: bool) -> Path:
 
 
 def _executor(
-    cluster: Cluster, places: Sequence[Place], message: Mapping[str, Any]
+    cluster: Cluster, places: Sequence[Place], message: Mapping[str, Any], device: str | None
 ) -> ClusterExecutor:
-    return ClusterExecutor(cluster.open(places, message), cluster.receive)
+    """Stations at these places; GPUs of one host may measure at once where that shows nothing."""
+    executor = ClusterExecutor(cluster.open(places, message), cluster.receive)
+    if device != "cpu" and places[0].gpus:
+        share_hosts(executor, cluster.allow)
+    return executor
 
 
 class _Run:

@@ -11,6 +11,7 @@ import pytest
 from scripts import SPACE, Listener, script
 
 import autocompile
+from autocompile.cluster.beside import share_hosts
 from autocompile.cluster.executor import ClusterExecutor
 from autocompile.cluster.scripted import ScriptedStations
 from autocompile.cluster.wire import Do
@@ -20,7 +21,7 @@ from autocompile.execute.job import JobFactory
 from autocompile.protocol.requests import Header, ProbeRequest, RaceRequest, Side, TrialRequest
 from autocompile.settings.config import CompileConfig
 from autocompile.store.record import Outcome, RunFolder
-from autocompile.testing import FakeExecutor, failed, probed
+from autocompile.testing import FakeExecutor, failed, measured, probed
 
 
 class Desk:
@@ -253,6 +254,22 @@ def test_caches_that_are_no_longer_needed_are_named_with_the_next_job(desk: Make
     third = one.trial()
     kept = [m["kept"] for _, m in one.stations.sent if m["do"] is Do.START][-1]
     assert sorted(kept) == [f"{second:04d}", f"{third:04d}"]
+
+
+@pytest.mark.parametrize(("noise", "tokens"), [(0.002, 2), (0.2, 1)])
+def test_gpus_of_a_host_measure_at_once_where_eager_shows_only_noise(
+    noise: float, tokens: int
+) -> None:
+    allowed: list[tuple[str, int]] = []
+
+    def measure(_: Any) -> Ending:
+        return measured(1.0, noise=noise if allowed else 0.002, rounds=100)
+
+    stations = ScriptedStations(["h/0", "h/1", "g/0"], lambda name: FakeExecutor(measure))
+    executor = ClusterExecutor(stations.links, stations.receive, stations.clock)
+    found = share_hosts(executor, lambda host, tokens: allowed.append((host, tokens)))
+    assert found == {"h": tokens}, "a station alone on its host needs no look"
+    assert allowed == [("h", 2), ("h", tokens)]
 
 
 def test_a_whole_run_over_stations_is_a_run(target: Path) -> None:
