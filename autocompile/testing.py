@@ -106,6 +106,7 @@ class FakeExecutor:
 
     def __init__(self, script: Script, probe: Ending | None = None, slots: int = 1) -> None:
         self._script, self._probe, self.slots = script, probe or probed(), slots
+        self.lanes = 1
         self._events: deque[Event] = deque()
         self.requests: list[dict[str, Any]] = []
 

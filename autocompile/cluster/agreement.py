@@ -9,7 +9,7 @@ from autocompile.errors import UsageError
 from autocompile.execute.executor import Ending
 from autocompile.store.record import Outcome
 
-__all__ = ["demand_same_versions", "left_out"]
+__all__ = ["demand_same_versions", "unlike"]
 
 _VERSIONS = ("python", "torch", "autocompile")
 # Of what a probe describes; the number of cores is a matter of the node, and shown.
@@ -39,23 +39,20 @@ def demand_same_versions(stations: Mapping[str, Mapping[str, Any]]) -> None:
             )
 
 
-def left_out(probes: Mapping[str, Ending], reference: str) -> dict[str, str]:
-    """Stations that cannot share a run with the reference, each with the reason.
+def unlike(probe: Ending, name: str, reference: Ending) -> str:
+    """Why a station cannot share a run with the one that ``name`` and ``reference`` are of.
 
-    Where no probe has succeeded, the target is to blame and nobody is left out.
+    Empty if it can, and where no probe has succeeded: then the target is to blame.
     """
-    if probes[reference].outcome is not Outcome.OK:
-        return {}
-    found, first = {}, _environment(probes[reference])
-    for name, ending in probes.items():
-        own = _environment(ending)
-        other = [k for k in _ALIKE if own.get(k) != first.get(k)]
-        if ending.outcome is not Outcome.OK:
-            found[name] = f"its probe ended with {ending.outcome.value} ({ending.message})"
-        elif other:
-            told = (f"{k} is {own.get(k)}, not {first.get(k)}" for k in other)
-            found[name] = f"its machine differs from that of {reference}: {'; '.join(told)}"
-    return found
+    if reference.outcome is not Outcome.OK:
+        return ""
+    if probe.outcome is not Outcome.OK:
+        return f"its probe ended with {probe.outcome.value} ({probe.message})"
+    own, first = _environment(probe), _environment(reference)
+    told = [
+        f"{k} is {own.get(k)}, not {first.get(k)}" for k in _ALIKE if own.get(k) != first.get(k)
+    ]
+    return f"its machine differs from that of {name}: {'; '.join(told)}" if told else ""
 
 
 def _environment(ending: Ending) -> Mapping[str, Any]:

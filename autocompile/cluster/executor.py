@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autocompile.cluster.agreement import left_out
+from autocompile.cluster.agreement import unlike
 from autocompile.cluster.stations import GLANCE_S, Link, Receive, Station, Stations, Task
 from autocompile.cluster.wire import Do, Say, ending_of, sent_job
 from autocompile.errors import RunError, UsageError
@@ -47,9 +47,9 @@ class ClusterExecutor:
         self._waiting: list[Task] = []
         self._events: list[Event] = []
         self._probe: Task | None = None
-        self._reference: str | None = None  # the station whose probe has spoken for all
+        self._reference: tuple[str, Ending] | None = None  # whose probe has spoken for all
         self._interrupts = 0
-        self.slots = 1
+        self.slots = self.lanes = 1
         try:
             self._stations.await_hellos()
         except BaseException:
@@ -115,6 +115,9 @@ class ClusterExecutor:
         self._waiting.clear()
         self._stations.close()
 
+    def _count(self) -> None:
+        self.slots, self.lanes = self._stations.slots, self._stations.hosts
+
     def _raise_interrupt(self) -> None:
         if self._interrupts:
             self._interrupts -= 1
@@ -166,7 +169,7 @@ class ClusterExecutor:
         elif kind is Say.ENDED and task is not None:
             del station.running[task.job.number]
             self._end(station, task, message)
-        self.slots = self._stations.slots
+        self._count()
 
     def _end(self, station: Station, task: Task, message: Mapping[str, Any]) -> None:
         """Keep what a job has left, and say how it ended."""
@@ -218,17 +221,16 @@ class ClusterExecutor:
         if self._probe is None or any(t.is_probe for t in running):
             return
         probes = {s.name: s.probe for s in self._stations.able if s.probe is not None}
-        is_first = self._reference is None
-        if self._reference not in probes:
+        if self._reference is None and probes:
             good = [n for n, ending in probes.items() if ending.outcome is Outcome.OK]
-            self._reference = next(iter(good or probes))
-        for name, why in left_out(probes, self._reference).items():
-            station = next(s for s in self._stations.all if s.name == name)
-            self._tell(station, f"left out: {why}")
-            self._stations.give_up(station, why)
-        self.slots = self._stations.slots
-        if is_first:
-            self._events.append(Ended(self._probe.job.number, probes[self._reference]))
+            name = next(iter(good or probes))
+            self._reference = name, probes[name]
+            self._events.append(Ended(self._probe.job.number, probes[name]))
+        for station in self._stations.able if self._reference else ():
+            if why := station.probe and unlike(station.probe, *self._reference):
+                self._tell(station, f"left out: {why}")
+                self._stations.give_up(station, why)
+        self._count()
 
     def _tell(self, station: Station, text: str) -> None:
         self._events.append(Told(f"{station.name}: {text}"))

@@ -104,13 +104,15 @@ class Hosts:
         here, orders = self._hosts[host], Orders()
         while here.waiting and len(here.holders) < here.tokens:
             first = here.waiting[0]
-            orders += [(s, Do.HUSH) for s in sorted(here.members - here.asked - {first})]
-            here.asked |= here.members - {first}
-            if not here.members - {first} <= here.hushed:
+            # The token hushes the others of its own station; beside a second timing that is late.
+            others = here.members - {first} if here.tokens == 1 else here.members
+            orders += [(s, Do.HUSH) for s in sorted(others - here.asked)]
+            here.asked |= others
+            if not others <= here.hushed:
                 return orders
             here.waiting.popleft()
             here.holders.add(first)
-            here.asked.add(first)  # the token hushes the others of its own
+            here.asked.add(first)
             here.hushed.add(first)
             orders.append((first, Do.GRANTED))
         if here.holders:  # one that has joined since

@@ -127,6 +127,10 @@ class Stations:
     def slots(self) -> int:
         return max(1, sum(s.slots for s in self.able))
 
+    @property
+    def hosts(self) -> int:
+        return max(1, len({s.facts["boot"] for s in self.able}))
+
     def await_hellos(self) -> None:
         """Wait until each has said hello or is given up.
 

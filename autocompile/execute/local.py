@@ -54,10 +54,10 @@ class LocalExecutor:
         self._starters = dict[str, ProcessStarter]()  # by interpreter
         self._starter(None)  # refuses a wrong isolation
         self.slots = default_jobs() if jobs is None else jobs
+        self.lanes = 1
         self._children: dict[int, Child] = {}
         self._queue: deque[Job] = deque()
-        self._look_at = 0.0
-        self._host, self._is_called = host, False
+        self._look_at, self._is_called, self._host = 0.0, False, host
         self._exclusive = Exclusive(
             lambda numbers: hold(self._these(numbers), self._read),
             lambda numbers: release(self._these(numbers)),

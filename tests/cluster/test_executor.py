@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 from scripts import SPACE, Listener, script
 
@@ -283,24 +283,27 @@ def test_a_whole_run_over_stations_is_a_run(target: Path) -> None:
 
 
 def test_a_trial_that_takes_machines_down_is_no_value_to_the_sampler(target: Path) -> None:
-    names = [f"s{n}" for n in range(8)]
-    stations = ScriptedStations(names, lambda name: FakeExecutor(script))
+    stations = ScriptedStations("abcd", lambda name: FakeExecutor(script))
     send = type(stations.links[0]).send
 
     def deadly(self: Any, kind: Do, **fields: Any) -> None:
         send(self, kind, **fields)
-        config = fields.get("request", {}).get("config", {})
-        if config.get("mode") == "max-autotune" and config.get("dynamic") is False:
+        if fields.get("job", {}).get("number") == 2:
             stations.lose(self.name)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(stations.links[0]), "send", deadly)
         executor = ClusterExecutor(stations.links, stations.receive, stations.clock)
-        space = dataclasses.replace(SPACE, fullgraph=(False,))
         progress = Listener()
         result = autocompile.tune(
-            target, executor=executor, space=space, clock=stations.clock, progress=progress
+            target, executor=executor, space=SPACE, clock=stations.clock, progress=progress
         )
-    deaths = [r for r in result.trials if "takes its machine down" in r.message]
-    assert deaths and all(r.outcome is Outcome.CRASHED and r.measurement is None for r in deaths)
-    assert any("is put back" in text for text in progress.warnings)
+    (dead,) = [r for r in result.trials if "takes its machine down" in r.message]
+    assert (dead.number, dead.outcome, dead.measurement) == (2, Outcome.CRASHED, None)
+    assert sum("is put back" in text for text in progress.warnings) == 2
+    (study,) = optuna.get_all_study_summaries(f"sqlite:///{result.run_dir}/study.db")
+    trials = optuna.load_study(
+        study_name=study.study_name, storage=f"sqlite:///{result.run_dir}/study.db"
+    ).trials
+    told = {t.user_attrs.get("number"): (t.state, t.value) for t in trials}
+    assert told[2] == (optuna.trial.TrialState.PRUNED, None), "as every failure"
