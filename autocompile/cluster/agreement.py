@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from autocompile import __version__
 from autocompile.errors import UsageError
 from autocompile.execute.executor import Ending
 from autocompile.store.record import Outcome
@@ -17,13 +18,15 @@ _ALIKE = ("device_name", "driver", "cuda", "torch", "cpu", "cpu_capability")
 
 
 def demand_same_versions(stations: Mapping[str, Mapping[str, Any]]) -> None:
-    """Compare what stations have said of themselves, by their names.
+    """Compare what stations have said of themselves, by their names, and this autocompile.
 
     Raises:
         UsageError: they differ, or lack torch.
     """
     for what in _VERSIONS:
         where: dict[str, list[str]] = {}
+        if what == "autocompile":  # the driver's torch is not used
+            where[__version__] = ["this machine"]
         for name, facts in stations.items():
             where.setdefault(str(facts[what]), []).append(name)
         if "" in where:

@@ -52,7 +52,9 @@ class StationFolder:
         """Write the request of a job into a folder of its own, with its paths replaced."""
         request = dict(request)
         if str(request.get("target", "")).startswith(self._place + os.sep):
-            request["target"] = str(self._files) + request["target"][len(self._place) :]
+            # Exported code names the target's folder too.
+            own = ("target", "sides")
+            request |= {n: self._inward(request[n]) for n in own if n in request}
         if request.get("toolchain"):
             request["toolchain"] = str(self.toolchain)
         if sides := request.get("sides"):
@@ -99,6 +101,11 @@ class StationFolder:
     def outward(self, line: str) -> str:
         """A message with the driver's paths of the target's files in place of ours."""
         return line.replace(str(self._files), json.dumps(self._place)[1:-1])
+
+    def _inward(self, data: Any) -> Any:
+        """JSON with our paths of the target's files in place of the driver's."""
+        text = json.dumps(data).replace(json.dumps(self._place)[1:-1], str(self._files))
+        return json.loads(text)
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)

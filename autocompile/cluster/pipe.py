@@ -53,10 +53,11 @@ class Pipe:
 
     def __init__(self, name: str) -> None:
         self._name, self._tokens = name, None  # type: str, Any
-        # A folder with this package alone, if Ray has brought it: it may not be installed here.
-        paths = [str(Path(autocompile.__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
         environment = restored(os.environ, _environment_of(os.getppid()))
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        home = Path(autocompile.__file__).parent.parent
+        if home.name != "site-packages":  # Ray has brought this package: it is not installed here
+            paths = [str(home), environment.get("PYTHONPATH", "")]
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         self._process = subprocess.Popen(
             [sys.executable, "-m", "autocompile.cluster.station"],
             stdin=subprocess.PIPE,

@@ -19,11 +19,10 @@ from typing import Any
 
 import autocompile
 from autocompile.cluster.executor import ClusterExecutor
-from autocompile.cluster.scripted import ScriptedStations
 from autocompile.execute.executor import Ending
 from autocompile.progress import Progress
 from autocompile.store.record import Record
-from autocompile.testing import FakeExecutor, measured
+from autocompile.testing import FakeExecutor, ScriptedStations, measured
 
 TRIALS, SLICE = 2000, 250
 SPACE = autocompile.SearchSpace(

@@ -18,11 +18,10 @@ from typing import Any
 
 import autocompile
 from autocompile.cluster.executor import ClusterExecutor
-from autocompile.cluster.scripted import ScriptedStations
 from autocompile.execute.executor import Ending
 from autocompile.progress import Progress
 from autocompile.store.record import Record
-from autocompile.testing import FakeExecutor, measured
+from autocompile.testing import FakeExecutor, ScriptedStations, measured
 
 MEASURE_S = 3.0
 SPACE = autocompile.SearchSpace(

@@ -13,7 +13,6 @@ from scripts import SPACE, Listener, script
 import autocompile
 from autocompile.cluster.beside import share_hosts
 from autocompile.cluster.executor import ClusterExecutor
-from autocompile.cluster.scripted import ScriptedStations
 from autocompile.cluster.wire import Do
 from autocompile.errors import RunError, UsageError
 from autocompile.execute.executor import Ended, Ending, Event, Told
@@ -21,7 +20,7 @@ from autocompile.execute.job import JobFactory
 from autocompile.protocol.requests import Header, ProbeRequest, RaceRequest, Side, TrialRequest
 from autocompile.settings.config import CompileConfig
 from autocompile.store.record import Outcome, RunFolder
-from autocompile.testing import FakeExecutor, failed, measured, probed
+from autocompile.testing import FakeExecutor, ScriptedStations, failed, measured, probed
 
 
 class Desk:

@@ -165,15 +165,17 @@ def test_a_request_gets_the_paths_of_the_station_and_users_read_their_own(work: 
     files = {"model.py": base64.b64encode(b"x = 1").decode()}
     folder = StationFolder(files, "/home/me")
     try:
-        side = {"cache": "/home/me/runs/x/cache/0003", "is_warm": True, "number": 3}
+        side = {"cache": "/home/me/runs/x/cache/0003", "is_warm": True, "exported": None}
         request = {"target": "/home/me/model.py:f", "sides": [side], "toolchain": "/home/me/t"}
         made = folder.prepare(7, request)
         found = json.loads((made / "request.json").read_text())
         assert found["target"] == f"{folder.path}/files/model.py:f"
         assert found["sides"][0] == {**side, "cache": f"{folder.path}/cache/0003", "is_warm": False}
         assert Path(found["sides"][0]["cache"]).is_dir()
+        side["exported"] = {"code": "sys.path.insert(0, '/home/me')"}
         again = json.loads((folder.prepare(8, request) / "request.json").read_text())
         assert again["sides"][0]["is_warm"], "compiled here by now"
+        assert again["sides"][0]["exported"]["code"] == f"sys.path.insert(0, '{folder.path}/files')"
         assert folder.outward(f"in {folder.path}/files/model.py") == "in /home/me/model.py"
         folder.drop_caches([])
         assert not list((folder.path / "cache").iterdir())
