@@ -38,6 +38,11 @@ class OnCluster:
     errors: Mapping[str, BaseException]
 
     @property
+    def runs(self) -> dict[str, Path]:
+        """The run's folder of each type that has a result."""
+        return {kind: self.folder / kind for kind in self.results}
+
+    @property
     def interrupted(self) -> bool:
         stopped = any(isinstance(error, KeyboardInterrupt) for error in self.errors.values())
         return stopped or any(result.interrupted for result in self.results.values())
@@ -169,10 +174,12 @@ def _run_all(work: Sequence[_Run]) -> None:
     threads = [threading.Thread(target=run.work, daemon=True) for run in work]
     for thread in threads:
         thread.start()
-    while any(thread.is_alive() for thread in threads):
+    while True:
         try:
-            for thread in threads:
-                thread.join(_GLANCE_S)
+            while any(thread.is_alive() for thread in threads):
+                for thread in threads:
+                    thread.join(_GLANCE_S)
+            return
         except KeyboardInterrupt:
             for run in work:
                 run.stop()

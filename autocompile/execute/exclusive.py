@@ -72,6 +72,8 @@ class Exclusive:
         """End a trial's exclusive use, if it has it."""
         if self._owner == number:
             self._owner = None
+            if self._hushed:  # the next on the host may begin as soon as it is told
+                self._halt(self._present & {number})
             self._granted_is_over()
             self.advance()
 
