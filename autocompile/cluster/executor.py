@@ -226,8 +226,10 @@ class ClusterExecutor:
             name = next(iter(good or probes))
             self._reference = name, probes[name]
             self._events.append(Ended(self._probe.job.number, probes[name]))
-        for station in self._stations.able if self._reference else ():
-            if why := station.probe and unlike(station.probe, *self._reference):
+        for station in self._stations.able:
+            if station.probe is None or self._reference is None:
+                continue
+            if why := unlike(station.probe, *self._reference):
                 self._tell(station, f"left out: {why}")
                 self._stations.give_up(station, why)
         self._count()

@@ -21,7 +21,12 @@ from autocompile.store.record import RunFolder
 __all__ = ["stations_of"]
 
 _TIMEOUT_S = 300.0
-_EMPTY = {"files": {}, "place": "/nowhere", "isolation": "auto", "memory_limit_bytes": None}
+_EMPTY: Mapping[str, Any] = {
+    "files": {},
+    "place": "/nowhere",
+    "isolation": "auto",
+    "memory_limit_bytes": None,
+}
 
 
 def stations_of(address: str, device: str | None = None) -> dict[str, Any]:
