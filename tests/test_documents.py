@@ -109,7 +109,8 @@ def test_the_documents_python_is_python() -> None:
 
 
 def test_the_workflow_of_ci_is_valid_and_uses_options_that_exist() -> None:
-    (text,) = re.findall(r"```yaml\n(.*?)\n```", DOCUMENTS, re.S)
+    blocks = re.findall(r"```yaml\n(.*?)\n```", DOCUMENTS, re.S)
+    (text,) = [block for block in blocks if "runs-on" in block]
     workflow = yaml.safe_load(text)
     assert True in workflow  # YAML 1.1 reads the key "on" so
     (job,) = workflow["jobs"].values()
@@ -123,6 +124,17 @@ def test_the_workflow_of_ci_is_valid_and_uses_options_that_exist() -> None:
     assert all(re.search(rf"^ *{option}\b", shown, re.M) for option in options)
     required = rest[rest.index("--require") + 1]
     assert numbers("--require", [required], REQUIREMENTS)
+
+
+def test_the_clusters_shown_are_valid() -> None:
+    text = (ROOT / "docs" / "cluster.md").read_text("utf-8")
+    kube, up = map(yaml.safe_load, re.findall(r"```yaml\n(.*?)\n```", text, re.S))
+    assert kube["kind"] == "RayCluster"
+    for group in kube["spec"]["workerGroupSpecs"]:
+        (container,) = group["template"]["spec"]["containers"]
+        assert {"name", "image", "resources"} == container.keys()
+        assert group["minReplicas"] == group["replicas"] == group["maxReplicas"]
+    assert up["head_node_type"] in up["available_node_types"]
 
 
 def test_links_between_documents_lead_somewhere() -> None:

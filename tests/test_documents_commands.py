@@ -58,6 +58,7 @@ def test_commands_about_runs_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """In a folder with a recorded run, which is the only one and so the last."""
     unpack("outcomes", tmp_path)
     (tmp_path / "runs" / "outcomes").rename(tmp_path / "runs" / "net-0001")
+    shutil.copytree(tmp_path / "runs" / "net-0001", tmp_path / "runs" / "model-0001" / "H100")
     monkeypatch.chdir(tmp_path)
     for path in map(Path, REPORTS):
         path.parent.mkdir(exist_ok=True)

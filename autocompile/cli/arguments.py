@@ -67,6 +67,13 @@ PANELS: dict[str, dict[str, tuple[Any, ...]]] = {
         ),
         "isolation": ("KIND", "how trials start: auto, fork or spawn"),
     },
+    "Other machines": {
+        "ray": ("ADDRESS", "use the stations of a Ray cluster, as auto or HOST:PORT"),
+        "accelerators": (
+            "LIST",
+            "a run for each of these types, as H100,T4,cpu; all that the cluster has if left out",
+        ),
+    },
     "Output": {
         "run_dir": ("FOLDER", "keep the run here; in ./runs if left out"),
         "as_json": ("--json", "print one JSON document and nothing else"),

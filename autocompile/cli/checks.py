@@ -38,10 +38,11 @@ def check(
         raise typer.Exit(ExitCode.GATE)
 
 
-@arguments.with_options()
+@arguments.with_options(ray=("ADDRESS", "list the stations of a Ray cluster instead"))
 def doctor(
     backend: Annotated[str | None, typer.Argument(metavar="BACKEND", help="only this one")] = None,
     device: str | None = None,
+    ray: str | None = None,
     as_json: bool = False,
     verbose: bool = False,
 ) -> None:
@@ -49,6 +50,18 @@ def doctor(
     from autocompile.commands import diagnose
     from autocompile.report.terminal import checks
 
+    if ray is not None:
+        from autocompile.commands.stations import stations_of
+
+        if backend:
+            raise UsageError(
+                "--ray lists all backends of each station", hint=f"autocompile doctor --ray {ray}"
+            )
+        every = stations_of(ray, device)
+        print_or_draw(every, as_json, lambda console: checks.render_stations(every, console))
+        if not any(kind["stations"] for kind in every["types"].values()):
+            raise typer.Exit(ExitCode.GATE)
+        return
     found = diagnose.doctor(backend, device)
     print_or_draw(found, as_json, lambda console: checks.render_doctor(found, console, verbose))
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from autocompile.cli import arguments, options
 from autocompile.cli.output import print_or_draw, say, show_result
-from autocompile.errors import ExitCode
+from autocompile.errors import AutocompileError, ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from autocompile.commands.cluster import OnCluster
 
 __all__ = ["tune"]
 
@@ -42,6 +47,8 @@ def tune(
     timeout: float = 300.0,
     memory_limit: int | None = None,
     isolation: arguments.Isolation = "auto",
+    ray: str | None = None,
+    accelerators: list[str] | None = None,
     run_dir: Path | None = None,
     as_json: bool = False,
     progress: arguments.ProgressKind = "auto",
@@ -62,6 +69,8 @@ def tune(
     from autocompile.cli.space import asked
     from autocompile.estimate.candidates import Limits
     from autocompile.report.terminal.live import progress as progress_of
+    from autocompile.search.jobs import without_interrupts
+    from autocompile.store import runs
 
     request: dict[str, Any] = {
         "phases": options.words(phase) or None,
@@ -74,6 +83,7 @@ def tune(
         "jobs": jobs,
         "pythons": tuple(python or ()),
     }
+    _demand_sense(ray, accelerators, dry_run)
     if dry_run:
         from autocompile.commands.preview import preview
         from autocompile.report.terminal.checks import render_preview
@@ -81,38 +91,77 @@ def tune(
         found = preview(target, **request)
         print_or_draw(found, as_json, lambda console: render_preview(found, console))
         return
-    result = api.tune(
-        target,
-        **request,
-        sampler=sampler,
-        memory_limit_bytes=memory_limit,
-        objective=objective,
-        limits=Limits(max_latency, max_memory, max_compile_time),
-        isolation=isolation,
-        storage=storage,
-        study=study,
-        run_dir=run_dir,
-        resume=resume,
-        seed=seed,
-        tolerance=tolerance,
-        calls_per_update=calls_per_update,
-        progress=progress_of("none" if quiet else progress, sys.stderr),
-    )
-    _end(result, run_dir, require_speedup, as_json, verbose)
+    request |= {
+        "sampler": sampler,
+        "memory_limit_bytes": memory_limit,
+        "objective": objective,
+        "limits": Limits(max_latency, max_memory, max_compile_time),
+        "isolation": isolation,
+        "storage": storage,
+        "study": study,
+        "run_dir": run_dir,
+        "resume": resume,
+        "seed": seed,
+        "tolerance": tolerance,
+        "calls_per_update": calls_per_update,
+    }
+    shown = "none" if quiet else progress
+    if ray is not None:
+        from autocompile.commands.cluster import tune_all
 
-
-def _end(
-    result: Any, run_dir: Path | None, factor: float | None, as_json: bool, verbose: bool
-) -> None:
-    """Show a result, and turn it into an exit code."""
-    from autocompile.search.jobs import without_interrupts
-    from autocompile.store import runs
-
+        kinds = options.words(accelerators) or None
+        every = tune_all(target, ray=ray, accelerators=kinds, show=shown, **request)
+        _end_all(every, require_speedup, as_json, verbose)
+        return
+    result = api.tune(target, **request, progress=progress_of(shown, sys.stderr))
     with without_interrupts():
         show_result(result, str(run_dir or runs.shown(result.run_dir)), as_json, verbose)
-    if result.interrupted:
+    _leave([result], require_speedup)
+
+
+def _demand_sense(ray: str | None, accelerators: list[str] | None, dry_run: bool) -> None:
+    if accelerators and ray is None:
+        raise UsageError(
+            "--accelerators names machines of a Ray cluster, and --ray none to connect to",
+            hint=f"--ray auto --accelerators {','.join(accelerators)}",
+        )
+    if ray is not None and dry_run:
+        raise UsageError(
+            "--dry-run looks at this machine, and --ray at others",
+            hint="the same command without --dry-run, or without --ray",
+        )
+
+
+def _end_all(found: OnCluster, factor: float | None, as_json: bool, verbose: bool) -> None:
+    """Show the result of each type, in one document where it is JSON."""
+    from autocompile.search.jobs import without_interrupts
+
+    with without_interrupts():
+        if as_json:
+            typer.echo(json.dumps({k: r.to_dict() for k, r in found.results.items()}, indent=1))
+        for kind, result in found.results.items() if not as_json else ():
+            typer.echo(f"{kind}\n")
+            show_result(result, result.run_dir, False, verbose)
+            typer.echo()
+        for kind, error in found.errors.items():
+            text = error.text() if isinstance(error, AutocompileError) else "interrupted"
+            say(f"error: {kind}: {text}")
+    if not found.interrupted and found.errors:
+        codes = [e.exit_code for e in found.errors.values() if isinstance(e, AutocompileError)]
+        raise typer.Exit(max(codes))
+    _leave(list(found.results.values()), factor, found.interrupted)
+
+
+def _leave(results: Sequence[Any], factor: float | None, interrupted: bool = False) -> None:
+    """Turn results into an exit code."""
+    if interrupted or any(result.interrupted for result in results):
         raise typer.Exit(ExitCode.INTERRUPTED)
-    slow = [n for n in result.verdict if factor is not None and not result.is_faster_by(factor, n)]
+    slow = [
+        name
+        for result in results
+        for name in result.verdict
+        if factor is not None and not result.is_faster_by(factor, name)
+    ]
     if slow:
-        say(f"gate: {', '.join(slow)} is not surely faster by {factor:g}x")
+        say(f"gate: {', '.join(dict.fromkeys(slow))} is not surely faster by {factor:g}x")
         raise typer.Exit(ExitCode.GATE)

@@ -7,9 +7,20 @@ kernel that Inductor chose by such a timing.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Set
+from typing import Protocol
 
-__all__ = ["Exclusive"]
+__all__ = ["Exclusive", "Host"]
+
+
+class Host(Protocol):
+    """Leave to measure on a host that executors share."""
+
+    def may_measure(self) -> bool:
+        """Whether this one may measure now; if not, asks for leave."""
+
+    def measured(self) -> None:
+        """Give the leave back."""
 
 
 class Exclusive:
@@ -18,7 +29,8 @@ class Exclusive:
     Args:
         stop, resume: for the trials with these numbers.
         grant: tells a trial that all others are stopped.
-        may_grant: whether nothing but trials uses the machine.
+        may_grant: whether nothing but trials uses the machine; called again until it is so.
+        granted_is_over: called when a trial's exclusive use has ended.
     """
 
     def __init__(
@@ -27,9 +39,11 @@ class Exclusive:
         resume: Callable[[list[int]], None],
         grant: Callable[[int], None],
         may_grant: Callable[[], bool],
+        granted_is_over: Callable[[], None] = lambda: None,
     ) -> None:
         self._stop, self._resume, self._grant = stop, resume, grant
-        self._may_grant = may_grant
+        self._may_grant, self._granted_is_over = may_grant, granted_is_over
+        self._hushed = False
         self._present: set[int] = set()
         self._stopped: set[int] = set()
         self._waiting: deque[int] = deque()
@@ -37,8 +51,12 @@ class Exclusive:
 
     @property
     def taken(self) -> bool:
-        """Whether a trial has exclusive use or waits for it; no trial may start then."""
-        return self._owner is not None or bool(self._waiting)
+        """Whether a trial has exclusive use or waits for it, or all are hushed: none may start."""
+        return self.is_granted or bool(self._waiting) or self._hushed
+
+    @property
+    def is_granted(self) -> bool:
+        return self._owner is not None
 
     def enter(self, number: int) -> None:
         self._present.add(number)
@@ -54,6 +72,17 @@ class Exclusive:
         """End a trial's exclusive use, if it has it."""
         if self._owner == number:
             self._owner = None
+            if self._hushed:  # the next on the host may begin as soon as it is told
+                self._halt(self._present & {number})
+            self._granted_is_over()
+            self.advance()
+
+    def hush(self, is_on: bool) -> None:
+        """Keep all but the owner stopped, as long as another executor of this host measures."""
+        self._hushed = is_on
+        if is_on:
+            self._halt(self._present - {self._owner})
+        else:
             self.advance()
 
     def leave(self, number: int) -> None:
@@ -71,13 +100,16 @@ class Exclusive:
         if self._waiting and self._may_grant():
             self._owner = self._waiting.popleft()
             # Stop the others before granting, or the owner would start next to them.
-            others = self._present - self._stopped - {self._owner}
-            self._stopped |= others
-            self._stop(sorted(others))
+            self._halt(self._present - {self._owner})
             self._continue({self._owner})
             self._grant(self._owner)
-        else:
+        elif not self._hushed:
             self._continue(self._present - set(self._waiting))
+
+    def _halt(self, numbers: Set[int | None]) -> None:
+        moving = {n for n in numbers if n is not None} - self._stopped
+        self._stopped |= moving
+        self._stop(sorted(moving))
 
     def _continue(self, numbers: set[int]) -> None:
         self._resume(sorted(self._stopped & numbers))

@@ -88,6 +88,7 @@ class Executor(Protocol):
     """Runs jobs. A job that fails in any way is reported as :class:`Ended`, never raised."""
 
     slots: int  # how many jobs may run at once
+    lanes: int  # how many of them may measure at once
 
     def start(self, job: Job) -> None:
         """Start a job whose ``request.json`` is on disk, or queue it for a later :meth:`wait`."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import selectors
 import signal
 import sys
@@ -17,19 +16,19 @@ from collections import deque
 
 from autocompile.errors import RunError, UsageError
 from autocompile.execute.child import CappedLog, Child, Clock, KilledFor, Pipes
-from autocompile.execute.exclusive import Exclusive
+from autocompile.execute.exclusive import Exclusive, Host
 from autocompile.execute.executor import Ended, Ending, Event, Job, Stepped, Told
 from autocompile.execute.fork_server import ForkServer
 from autocompile.execute.memory import Cgroup, default_jobs, oom_kills
 from autocompile.execute.outcome import ending_of
+from autocompile.execute.pausing import grant, hold, release
 from autocompile.execute.starter import Isolation, ProcessStarter
 from autocompile.protocol.events import ChannelError, EventName
-from autocompile.protocol.processes import kill_tree, pause, resume, tree_memory_bytes
+from autocompile.protocol.processes import kill_tree, tree_memory_bytes
 from autocompile.store.record import Outcome, Step
 
 __all__ = ["Isolation", "LocalExecutor", "default_jobs"]
 
-_BIRTH_S = 5.0  # for a supervisor to start its worker
 _DUMP_GRACE_S = 1.0  # to write its stacks before it is killed
 _POLL_S = 0.5  # how often the memory of a trial without a cgroup is read
 
@@ -37,11 +36,16 @@ _POLL_S = 0.5  # how often the memory of a trial without a cgroup is read
 class LocalExecutor:
     """Runs trials on this machine, at most ``jobs`` at once; :func:`default_jobs` when None.
 
+    Args:
+        host: gives leave to measure, where other executors share the host; None: it is all ours.
+
     Raises:
         UsageError: unknown isolation, or fewer than one job.
     """
 
-    def __init__(self, isolation: Isolation = "auto", jobs: int | None = None) -> None:
+    def __init__(
+        self, isolation: Isolation = "auto", jobs: int | None = None, host: Host | None = None
+    ) -> None:
         if jobs is not None and jobs < 1:
             raise UsageError(f"jobs must be at least 1, not {jobs}", hint="--jobs 1")
         self._isolation, self._jobs_given = isolation, jobs is not None
@@ -50,10 +54,17 @@ class LocalExecutor:
         self._starters = dict[str, ProcessStarter]()  # by interpreter
         self._starter(None)  # refuses a wrong isolation
         self.slots = default_jobs() if jobs is None else jobs
+        self.lanes = 1
         self._children: dict[int, Child] = {}
         self._queue: deque[Job] = deque()
-        self._look_at = 0.0
-        self._exclusive = Exclusive(self._hold, self._release, self._grant, self._is_quiet)
+        self._look_at, self._is_called, self._host = 0.0, False, host
+        self._exclusive = Exclusive(
+            lambda numbers: hold(self._these(numbers), self._read),
+            lambda numbers: release(self._these(numbers)),
+            lambda number: grant(self._children[number]),
+            self._may_measure,
+            host.measured if host else lambda: None,
+        )
 
     def start(self, job: Job) -> None:
         """Start a trial, or queue it until it can be forked and no trial has exclusive use."""
@@ -62,13 +73,15 @@ class LocalExecutor:
 
     def wait(self, timeout_s: float) -> list[Event]:
         """Wait until a trial sends something, ends, or passes a deadline."""
-        until = time.monotonic() + timeout_s
-        while not self._events and (self._children or self._queue):
+        until, self._is_called = time.monotonic() + timeout_s, False
+        while not (self._events or self._is_called) and (self._children or self._queue):
             if (left := until - time.monotonic()) <= 0:
                 break
             sleep_s = min(left, _POLL_S, *(c.left_s() for c in self._children.values()))
             for key, _ in self._selector.select(max(0.0, sleep_s)):
-                if isinstance(key.data, ForkServer):
+                if key.data is None:
+                    self._is_called = True
+                elif isinstance(key.data, ForkServer):
                     key.data.listen()
                 elif key.fd == key.data.pidfd:
                     key.data.gone = True
@@ -88,6 +101,19 @@ class LocalExecutor:
         elif not any(isinstance(e, Ended) and e.number == number for e in self._events):
             ending = Ending(Outcome.INTERRUPTED, Step.IMPORT, "stopped before it started")
             self._events.append(Ended(number, ending))
+
+    def listen(self, descriptor: int) -> None:
+        """Have :meth:`wait` return when a descriptor is readable."""
+        self._selector.register(descriptor, selectors.EVENT_READ)
+
+    def hush(self, is_on: bool) -> None:
+        """Stop all trials but one that measures with leave, and start none, or let them go on."""
+        self._exclusive.hush(is_on)
+
+    def measure(self) -> bool:
+        """Let a trial measure that waits for leave; returns whether one measures now."""
+        self._exclusive.advance()
+        return self._exclusive.is_granted
 
     def close(self) -> None:
         self._queue.clear()
@@ -110,9 +136,13 @@ class LocalExecutor:
     def _tell(self, text: str) -> None:
         self._events.append(Told(text))
 
-    def _is_quiet(self) -> bool:
+    @property
+    def is_quiet(self) -> bool:
         """Whether no fork server imports or compiles something."""
         return not any(starter.is_busy for starter in self._starters.values())
+
+    def _may_measure(self) -> bool:
+        return self.is_quiet and (self._host is None or self._host.may_measure())
 
     def _start_queued(self) -> None:
         for job in list(self._queue):
@@ -209,35 +239,8 @@ class LocalExecutor:
             child.garbage = str(error)
             self._kill(child, None)
 
-    def _hold(self, numbers: list[int]) -> None:
-        children = [self._children[n] for n in numbers if n in self._children]
-        for child in children:
-            self._await_birth(child)
-            child.clock.hold()
-        groups = [group for child in children for group in child.groups]
-        stopped = pause([child.supervisor for child in children], groups)
-        for child in children:
-            child.stopped = stopped[child.supervisor]
-
-    def _await_birth(self, child: Child) -> None:
-        """Wait for the worker's pid: without it, the worker cannot be stopped."""
-        deadline = time.monotonic() + _BIRTH_S
-        while child.worker is None and not child.gone and time.monotonic() < deadline:
-            if select.select([child.pipes.results], [], [], _BIRTH_S)[0]:
-                self._read(child, child.pipes.results)
-
-    def _release(self, numbers: list[int]) -> None:
-        children = [self._children[n] for n in numbers if n in self._children]
-        for child in children:
-            resume(child.stopped, child.groups)
-            child.stopped = []
-            child.clock.go()
-
-    def _grant(self, number: int) -> None:
-        child = self._children[number]
-        child.clock.go()
-        with contextlib.suppress(OSError):  # it has exited; its end is read later
-            os.write(child.pipes.control, b"!")
+    def _these(self, numbers: list[int]) -> list[Child]:
+        return [self._children[n] for n in numbers if n in self._children]
 
     def _look_after_all(self) -> None:
         began, held = time.monotonic(), dict[int, int]()

@@ -154,13 +154,13 @@ class Study:
             jobs.start(job)
 
     def _running_s(self) -> float:
-        """About how long what runs, and one more, still takes: they are timed one by one."""
+        """About how long what runs, and one more, still takes: each lane times one at a time."""
         ended = [r for r in self._known.values() if r.ok and r.wall_s > 0]
         ended = [r for r in ended if not r.config.is_eager] or ended
         if not ended:
             return 0.0
         timed = fmean(sum(r.step_s.get(s, 0.0) for s in ("verify", "measure")) for r in ended)
-        return fmean(r.wall_s for r in ended) + timed * len(self._running)
+        return fmean(r.wall_s for r in ended) + timed * len(self._running) / self.executor.lanes
 
     # From a setting to its trial and its record ---------------------------------------------------
 

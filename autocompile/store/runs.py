@@ -9,7 +9,16 @@ from pathlib import Path
 from autocompile.errors import RunError
 from autocompile.store.record import RunFolder
 
-__all__ = ["find", "is_same_target", "latest_of", "new_folder", "short_name", "shown", "under"]
+__all__ = [
+    "find",
+    "is_same_target",
+    "latest_of",
+    "latest_on_cluster",
+    "new_folder",
+    "short_name",
+    "shown",
+    "under",
+]
 
 under = Path("runs")
 """Folder of all runs, below the current folder."""
@@ -69,6 +78,23 @@ def latest_of(spec: str) -> RunFolder:
     raise RunError(
         f"there is no run of {spec} under ./{under} to resume",
         *similar[:3],
+        hint="the same command without --resume",
+    )
+
+
+def latest_on_cluster(spec: str) -> Path:
+    """The folder of the last runs of a target on a cluster, which holds one for each type.
+
+    Raises:
+        RunError: there is none.
+    """
+    found = sorted(under.glob("*/*/run.json"), key=lambda p: p.stat().st_mtime)
+    for path in reversed(found):
+        target = _target_of(path.parent)
+        if target is not None and is_same_target(target, spec):
+            return path.parent.parent
+    raise RunError(
+        f"there is no run of {spec} on a cluster under ./{under} to resume",
         hint="the same command without --resume",
     )
 

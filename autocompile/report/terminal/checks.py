@@ -138,6 +138,23 @@ def render_doctor(found: Found, console: Console, verbose: bool = False) -> None
         page.line(f"torch also knows: {', '.join(map(text.plain, found['known']))}")
 
 
+def render_stations(found: Found, console: Console) -> None:
+    """The stations of a cluster, by accelerator type."""
+    page = Page(console)
+    for kind, own in found["types"].items():
+        page.line(text.plain(kind), "bold")
+        for row in own["stations"]:
+            seen = (
+                f"torch {row['torch']} · Python {row['python']} · {text.many(row['jobs'], 'job')}"
+            )
+            page.line(f"  {text.plain(row['name'])} · {text.plain(row['device'])} · {seen}")
+            works = ", ".join(map(text.plain, row["works"])) or text.plain(row["problem"])
+            page.line(f"    backends: {works}")
+        for note in own["notes"]:
+            for line in note.splitlines():
+                page.line(f"  {text.plain(line)}", "red")
+
+
 def render_preview(found: Found, console: Console) -> None:
     """The settings of each phase, and what is left out and why."""
     page = _begin(found, console)

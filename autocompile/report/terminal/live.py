@@ -107,7 +107,8 @@ class PlainProgress(Progress):
         eager, compile_s = record.config.is_baseline, record.compile_s
         result = show.speedup(1.0) if eager else show.ratio(record.measurement.speedup)
         result += "" if compile_s is None else f"  compile {show.seconds(compile_s, '')}"
-        return result + ("" if record.repeats is None else f"  repeats #{record.repeats}")
+        result += "" if record.repeats is None else f"  repeats #{record.repeats}"
+        return result + (f"  on {show.plain(at)}" if (at := record.detail.get("station")) else "")
 
     def _event(self, line: str) -> None:
         self._line(f"[{self._clock() - self._began:4.0f}s] {line}")

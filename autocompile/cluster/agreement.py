@@ -1,0 +1,63 @@
+"""Whether stations may share a run: the same versions, and machines that are alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from autocompile import __version__
+from autocompile.errors import UsageError
+from autocompile.execute.executor import Ending
+from autocompile.store.record import Outcome
+
+__all__ = ["demand_same_versions", "unlike"]
+
+_VERSIONS = ("python", "torch", "autocompile")
+# Of what a probe describes; the number of cores is a matter of the node, and shown.
+_ALIKE = ("device_name", "driver", "cuda", "torch", "cpu", "cpu_capability")
+
+
+def demand_same_versions(stations: Mapping[str, Mapping[str, Any]]) -> None:
+    """Compare what stations have said of themselves, by their names, and this autocompile.
+
+    Raises:
+        UsageError: they differ, or lack torch.
+    """
+    for what in _VERSIONS:
+        where: dict[str, list[str]] = {}
+        if what == "autocompile":  # the driver's torch is not used
+            where[__version__] = ["this machine"]
+        for name, facts in stations.items():
+            where.setdefault(str(facts[what]), []).append(name)
+        if "" in where:
+            raise UsageError(
+                f"{what} is not installed on {', '.join(where[''])}",
+                hint=f"the same image on every node, with {what} in the Python that runs Ray",
+            )
+        if len(where) > 1:
+            raise UsageError(
+                f"the stations run different versions of {what}, so their trials do not compare",
+                *(f"{version} on {', '.join(names)}" for version, names in where.items()),
+                hint="the same image on every node",
+            )
+
+
+def unlike(probe: Ending, name: str, reference: Ending) -> str:
+    """Why a station cannot share a run with the one that ``name`` and ``reference`` are of.
+
+    Empty if it can, and where no probe has succeeded: then the target is to blame.
+    """
+    if reference.outcome is not Outcome.OK:
+        return ""
+    if probe.outcome is not Outcome.OK:
+        return f"its probe ended with {probe.outcome.value} ({probe.message})"
+    own, first = _environment(probe), _environment(reference)
+    told = [
+        f"{k} is {own.get(k)}, not {first.get(k)}" for k in _ALIKE if own.get(k) != first.get(k)
+    ]
+    return f"its machine differs from that of {name}: {'; '.join(told)}" if told else ""
+
+
+def _environment(ending: Ending) -> Mapping[str, Any]:
+    found = ending.payload.get("environment", {})
+    return found if isinstance(found, Mapping) else {}

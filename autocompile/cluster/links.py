@@ -1,0 +1,201 @@
+"""The only file that uses Ray: connects to a cluster and makes an actor for each station.
+
+An actor is placed on the node that its place names, so that a lost node is known by name, and a
+station never waits for a machine that the cluster would have to start. Nothing is restarted or
+retried by Ray: what is lost is the executor's business.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import autocompile
+from autocompile.cluster.pipe import Pipe, TokenKeeper
+from autocompile.cluster.places import Place
+from autocompile.cluster.stations import Link, Message
+from autocompile.cluster.wire import Do, decode, encode
+from autocompile.errors import UsageError
+
+__all__ = ["Cluster", "connected"]
+
+_NAMESPACE, _KEEPER = "autocompile", "autocompile-tokens"
+_LISTENING = "listening"  # concurrency group of calls that wait, beside those that do not
+_POLL_S = 30.0
+
+
+@contextlib.contextmanager
+def connected(address: str) -> Iterator[Cluster]:
+    """A connection to a running cluster; ``auto`` for the one of this machine.
+
+    Raises:
+        UsageError: Ray is not installed, there is no cluster, or it runs other versions.
+    """
+    try:
+        import ray
+    except ImportError:
+        raise UsageError(
+            "--ray needs Ray, which is not installed",
+            hint='pip install "torch-autocompile[ray]"',
+        ) from None
+    if ray.is_initialized():  # a notebook's, or a job's: it stays
+        yield Cluster(ray)
+        return
+    handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+    package = str(Path(autocompile.__file__).parent)
+    try:
+        ray.init(
+            address=address,
+            namespace=_NAMESPACE,
+            runtime_env={"py_modules": [package]},
+            log_to_driver=False,
+            logging_level="ERROR",
+        )
+    except (ConnectionError, RuntimeError, ValueError, TimeoutError, OSError) as error:
+        first = str(error).strip().splitlines() or [type(error).__name__]
+        raise UsageError(
+            f"cannot connect to a Ray cluster at {address}: {' '.join(first)[:400]}",
+            hint="ray status   (or ray start --head on one machine, to try it)",
+        ) from None
+    if threading.current_thread() is threading.main_thread():
+        for number, handler in handlers.items():  # Ray's own leaves with an exit code of its own
+            signal.signal(number, handler)
+    try:
+        yield Cluster(ray)
+    finally:
+        ray.shutdown()
+
+
+class Cluster:
+    """A cluster that this process is connected to."""
+
+    def __init__(self, ray: Any) -> None:
+        self._ray = ray
+        self._keeper: Any = None
+        self._lock = threading.Lock()
+        grouped = ray.remote(max_restarts=0, max_task_retries=0, concurrency_groups={_LISTENING: 1})
+        self._pipe = grouped(Pipe)
+        self._watched: Any = None
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """As ``ray.nodes()`` lists them."""
+        return list(self._ray.nodes())
+
+    def open(self, places: Sequence[Place], message: Mapping[str, Any]) -> list[Link]:
+        """A station at each place, which is told to open."""
+        counts: dict[str, int] = {}
+        links: list[Link] = []
+        for place in places:
+            counts[place.node] = counts.get(place.node, -1) + 1
+            name = f"{place.host}-{place.node[:4]}"
+            name += f"/{counts[place.node]}" if place.gpus else ""
+            links.append(_RayLink(self, place, message, name))
+        return links
+
+    def receive(self, links: Sequence[Link], timeout_s: float) -> list[tuple[Link, Message]]:
+        """Wait for messages of any of the links."""
+        if not links:
+            return []
+        keeper = self.keeper()
+        pending = {link.pending(keeper): link for link in links if isinstance(link, _RayLink)}
+        ready, _ = self._ray.wait(list(pending), num_returns=1, timeout=timeout_s)
+        if ready:  # what else is there already
+            ready, _ = self._ray.wait(list(pending), num_returns=len(pending), timeout=0)
+        return [(pending[ref], m) for ref in ready for m in pending[ref].taken()]
+
+    def allow(self, host: str, tokens: int) -> None:
+        """Let so many stations of a host measure at once."""
+        self.keeper().allow.remote(host, tokens)
+
+    def keeper(self) -> Any:
+        """The actor that hands out the tokens on this cluster, shared with other drivers.
+
+        It dies with the driver that made it; the next that needs it makes another.
+        """
+        ray = self._ray
+        with self._lock:
+            if self._keeper is None or self._is_gone():
+                made = ray.remote(num_cpus=0, max_restarts=0, concurrency_groups={_LISTENING: 64})
+                self._keeper = (
+                    made(TokenKeeper)
+                    .options(name=_KEEPER, namespace=_NAMESPACE, get_if_exists=True)
+                    .remote()
+                )
+                self._watched = self._keeper.last.options(concurrency_group=_LISTENING).remote()
+            return self._keeper
+
+    def _is_gone(self) -> bool:
+        return bool(self._ray.wait([self._watched], timeout=0)[0])
+
+
+class _RayLink:
+    """A station's actor, and the call that waits for its next messages."""
+
+    def __init__(
+        self, cluster: Cluster, place: Place, message: Mapping[str, Any], name: str
+    ) -> None:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        self.name = name
+        self._cluster, self._place, self._message = cluster, place, message
+        self._host: str | None = None
+        self._keeper: Any = None
+        self._actor = cluster._pipe.options(
+            num_cpus=place.cpus,
+            num_gpus=place.gpus,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(place.node, soft=False),
+        ).remote(name)
+        self._pending: Any = None
+        self.send(Do.OPEN, **{"jobs": place.jobs, "share": place.share, **message})
+
+    def send(self, kind: Do, **fields: Any) -> None:
+        self._actor.send.remote(encode(kind, **fields))
+
+    def hello(self, facts: Mapping[str, Any]) -> None:
+        """Take part in the tokens of its host."""
+        self._host = str(facts["boot"])
+        self._join(self._cluster.keeper())
+
+    def _join(self, keeper: Any) -> None:
+        self._keeper = keeper
+        self._actor.attach.remote(self._keeper)
+        self._keeper.join.remote(self.name, self._host, self._actor)
+
+    def pending(self, keeper: Any) -> Any:
+        """The call that is ready when it has said something, or is dead."""
+        if self._host is not None and keeper is not self._keeper:
+            self._join(keeper)
+        if self._pending is None:
+            listening = self._actor.receive.options(concurrency_group=_LISTENING)
+            self._pending = listening.remote(_POLL_S)
+        return self._pending
+
+    def taken(self) -> list[Message]:
+        """What it has said; None at the end."""
+        import ray
+
+        pending, self._pending = self._pending, None
+        try:
+            return [None if line is None else decode(line) for line in ray.get(pending)]
+        except (ray.exceptions.RayError, ValueError):
+            return [None]
+
+    def close(self) -> None:
+        """Kill the actor: its process ends itself then."""
+        import ray
+
+        if self._keeper is not None:
+            self._keeper.leave.remote(self.name)
+        with contextlib.suppress(ray.exceptions.RayError, ValueError):
+            ray.kill(self._actor, no_restart=True)
+
+    def again(self) -> Link | None:
+        """Another at the same place, if its node is alive."""
+        alive = {n["NodeID"] for n in self._cluster.nodes() if n["Alive"]}
+        if self._place.node not in alive:
+            return None
+        return _RayLink(self._cluster, self._place, self._message, f"{self.name}+")

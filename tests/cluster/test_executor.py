@@ -1,0 +1,308 @@
+"""Where jobs run, and what becomes of them when stations are lost: with scripted stations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from scripts import SPACE, Listener, script
+
+import autocompile
+from autocompile.cluster.beside import share_hosts
+from autocompile.cluster.executor import ClusterExecutor
+from autocompile.cluster.wire import Do
+from autocompile.errors import RunError, UsageError
+from autocompile.execute.executor import Ended, Ending, Event, Told
+from autocompile.execute.job import JobFactory
+from autocompile.protocol.requests import Header, ProbeRequest, RaceRequest, Side, TrialRequest
+from autocompile.settings.config import CompileConfig
+from autocompile.store.record import Outcome, RunFolder
+from autocompile.testing import FakeExecutor, ScriptedStations, failed, measured, probed
+
+
+class Desk:
+    """Starts jobs on scripted stations and keeps what happens."""
+
+    def __init__(
+        self, work: Path, names: str, probes: dict[str, Ending] | None = None, **more: Any
+    ) -> None:
+        def make(name: str) -> FakeExecutor:
+            return FakeExecutor(script, (probes or {}).get(name, probed()))
+
+        self.stations = ScriptedStations(names.split(), make, **more)
+        self.executor = ClusterExecutor(
+            self.stations.links, self.stations.receive, self.stations.clock
+        )
+        folder = RunFolder(work / "run")
+        folder.create()
+        self.factory = JobFactory(folder, Header("net.py"), 60.0, None)
+        self.events: list[Event] = []
+
+    def probe(self) -> Ending:
+        self.executor.start(
+            self.factory.probe_job(ProbeRequest(header=self.factory.header, batch_size=4), False)
+        )
+        return self.ending(-1)
+
+    def trial(self, fresh: bool = False) -> int:
+        number = self.factory.next_number()
+        request = TrialRequest(
+            header=self.factory.header,
+            number=number,
+            phase="forward",
+            config=CompileConfig("inductor"),
+            batch_size=4,
+        )
+        self.executor.start(self.factory.job(request, fresh=fresh))
+        return number
+
+    def race(self, takes_turns: bool = False) -> int:
+        number, config = self.factory.next_number(), CompileConfig("inductor")
+        request = RaceRequest(
+            header=self.factory.header,
+            number=number,
+            phase="forward",
+            batch_size=4,
+            sides=(Side(0, config, str(self.factory.cache_of(0)), True),),
+            block_s=0.02,
+            rounds=8,
+            max_s=1.0,
+            takes_turns=takes_turns,
+        )
+        self.executor.start(self.factory.job(request))
+        return number
+
+    def ending(self, number: int) -> Ending:
+        while not (found := [e for e in self.ended if e.number == number]):
+            self.events += self.executor.wait(1000.0)
+        return found[0].ending
+
+    @property
+    def ended(self) -> list[Ended]:
+        return [e for e in self.events if isinstance(e, Ended)]
+
+    @property
+    def told(self) -> list[str]:
+        return [e.text for e in self.events if isinstance(e, Told)]
+
+    def at(self, number: int) -> list[str]:
+        """The stations to which a job was sent."""
+        sent = self.stations.sent
+        return [n for n, m in sent if m["do"] is Do.START and m["job"]["number"] == number]
+
+
+Make = Callable[..., Desk]
+
+
+@pytest.fixture
+def desk(work: Path) -> Make:
+    return lambda *args, **more: Desk(work, *args, **more)
+
+
+def test_jobs_go_where_there_is_room_and_wait_where_there_is_none(desk: Make) -> None:
+    one = desk("a b", slots=2)
+    one.probe()
+    assert one.executor.slots == 4
+    numbers = [one.trial() for _ in range(5)]
+    assert [one.at(n) for n in numbers] == [["a"], ["b"], ["a"], ["b"], []]
+    assert one.ending(numbers[-1]).outcome is Outcome.OK
+    assert one.at(numbers[-1]) == ["a"]
+
+
+def test_the_probe_goes_to_all_and_one_speaks(desk: Make) -> None:
+    one = desk("a b c")
+    assert one.probe().outcome is Outcome.OK
+    assert one.at(-1) == ["a", "b", "c"]
+    assert len(one.ended) == 1
+
+
+def test_who_has_another_machine_is_left_out_with_a_word(desk: Make) -> None:
+    other = {**probed().payload["environment"], "device_name": "another CPU"}
+    one = desk("a b", {"b": probed(environment=other)})
+    one.probe()
+    assert [s.name for s in one.executor.stations] == ["a"]
+    assert "b: left out: its machine differs from that of a" in one.told[0]
+    assert "device_name is another CPU, not a CPU" in one.told[0]
+
+
+def test_a_station_whose_probe_fails_alone_is_left_out(desk: Make) -> None:
+    one = desk("a b", {"a": failed("import_error", "import", "no module named x")})
+    assert one.probe().outcome is Outcome.OK
+    assert [s.name for s in one.executor.stations] == ["b"]
+    assert "import_error (no module named x)" in one.told[0]
+
+
+def test_where_every_probe_fails_the_target_is_to_blame(desk: Make) -> None:
+    broken = failed("import_error", "import", "no module named x")
+    one = desk("a b", {"a": broken, "b": broken})
+    assert one.probe().outcome is Outcome.IMPORT_ERROR
+    assert not one.told
+
+
+def test_versions_that_differ_are_one_paragraph(desk: Make) -> None:
+    with pytest.raises(UsageError) as error:
+        desk("a b c", facts={"c": {"torch": "2.11.0"}})
+    assert error.value.text() == (
+        "the stations run different versions of torch, so their trials do not compare\n"
+        "  2.13.0 on a, b\n"
+        "  2.11.0 on c\n"
+        "  try: the same image on every node"
+    )
+    with pytest.raises(UsageError, match="torch is not installed on a, b"):
+        desk("a b", facts={name: {"torch": ""} for name in "ab"})
+
+
+def test_a_lost_job_runs_elsewhere_and_alone(desk: Make) -> None:
+    one = desk("a b", slots=2)
+    one.probe()
+    first, second, third = (one.trial() for _ in range(3))
+    assert one.at(first) == ["a"] and one.at(third) == ["a"]
+    one.stations.lose("a")
+    assert one.ending(first).outcome is Outcome.OK
+    assert one.ending(third).outcome is Outcome.OK
+    assert one.at(first) == one.at(third) == ["a", "b"]
+    order = [e.number for e in one.ended]
+    assert order == [-1, second, first, third], "one after another once what ran there had ended"
+    assert f"a: lost (a: it does not answer); trial {first}, {third} is put back" in one.told
+
+
+def test_what_takes_two_stations_down_is_its_outcome(desk: Make) -> None:
+    one = desk("a b c")
+    one.probe()
+    number = one.trial()
+    one.stations.lose("a")
+    one.executor.wait(0.1)
+    assert one.at(number) == ["a", "b"]
+    one.stations.lose("b")
+    ending = one.ending(number)
+    assert ending.outcome is Outcome.CRASHED
+    assert ending.message == "it takes its machine down: 2 stations were lost while it ran"
+    assert not ending.doubts, "it is not tried a third time"
+    assert one.ending(one.trial()).outcome is Outcome.OK, "the others go on"
+
+
+def test_a_lost_station_is_replaced_and_probed_before_it_works(desk: Make) -> None:
+    one = desk("a")
+    one.probe()
+    number = one.trial()
+    one.stations.lose("a", replaced=True)
+    assert one.ending(number).outcome is Outcome.OK
+    assert one.at(number) == ["a", "a+"]
+    assert one.at(-1) == ["a", "a+"]
+    assert [e.number for e in one.ended] == [-1, number], "its probe is nobody else's business"
+
+
+def test_without_stations_the_run_ends_and_can_be_resumed(desk: Make) -> None:
+    one = desk("a")
+    one.probe()
+    number = one.trial()
+    one.stations.lose("a")
+    with pytest.raises(RunError, match="no station is left") as error:
+        one.ending(number)
+    assert "--resume" in error.value.text()
+
+
+def test_sets_of_a_race_go_round_the_stations(desk: Make) -> None:
+    one = desk("a b")
+    one.probe()
+    found = []
+    for _ in range(4):
+        number = one.race()
+        one.ending(number)
+        found += one.at(number)
+    assert found == ["a", "b", "a", "b"]
+
+
+def test_those_that_take_turns_share_a_station(desk: Make) -> None:
+    one = desk("a b", slots=3)
+    one.probe()
+    numbers = [one.race(takes_turns=True) for _ in range(3)]
+    assert [one.at(n) for n in numbers] == [["a"]] * 3
+    for number in numbers:
+        one.ending(number)
+    again = one.race(takes_turns=True)
+    assert one.at(again) == ["b"]
+
+
+def test_a_record_names_its_station(desk: Make) -> None:
+    one = desk("a b")
+    one.probe()
+    assert one.ending(one.trial()).payload["detail"] == {"station": "a"}
+    assert one.ending(one.race()).payload["sides"][0]["detail"] == {"station": "a"}
+
+
+def test_a_cancelled_job_ends_once_wherever_it_is(desk: Make) -> None:
+    one = desk("a")
+    one.probe()
+    running, waiting = one.trial(), one.trial()
+    for number in (waiting, running):
+        one.executor.cancel(number)
+        assert one.ending(number).outcome is Outcome.INTERRUPTED
+    assert [e.number for e in one.ended] == [-1, waiting, running]
+
+
+def test_caches_that_are_no_longer_needed_are_named_with_the_next_job(desk: Make) -> None:
+    one = desk("a")
+    one.probe()
+    first, second = one.trial(), one.trial()
+    one.ending(second)
+    one.factory.drop_cache(first)
+    third = one.trial()
+    kept = [m["kept"] for _, m in one.stations.sent if m["do"] is Do.START][-1]
+    assert sorted(kept) == [f"{second:04d}", f"{third:04d}"]
+
+
+@pytest.mark.parametrize(("noise", "tokens"), [(0.002, 2), (0.2, 1)])
+def test_gpus_of_a_host_measure_at_once_where_eager_shows_only_noise(
+    noise: float, tokens: int
+) -> None:
+    allowed: list[tuple[str, int]] = []
+
+    def measure(_: Any) -> Ending:
+        return measured(1.0, noise=noise if allowed else 0.002, rounds=100)
+
+    stations = ScriptedStations(["h/0", "h/1", "g/0"], lambda name: FakeExecutor(measure))
+    executor = ClusterExecutor(stations.links, stations.receive, stations.clock)
+    found = share_hosts(executor, lambda host, tokens: allowed.append((host, tokens)))
+    assert found == {"h": tokens}, "a station alone on its host needs no look"
+    assert allowed == [("h", 2), ("h", tokens)]
+
+
+def test_a_whole_run_over_stations_is_a_run(target: Path) -> None:
+    stations = ScriptedStations(["a", "b"], lambda name: FakeExecutor(script), slots=2)
+    executor = ClusterExecutor(stations.links, stations.receive, stations.clock)
+    result = autocompile.tune(target, executor=executor, space=SPACE, clock=stations.clock)
+    assert result.config["forward"].mode == "max-autotune"
+    at = {r.detail["station"] for r in result.trials if r.race is not None}
+    assert at == {"a", "b"}, "finalists are raced on more than one machine"
+    assert not stations.alive
+
+
+def test_a_trial_that_takes_machines_down_is_no_value_to_the_sampler(target: Path) -> None:
+    stations = ScriptedStations("abcd", lambda name: FakeExecutor(script))
+    send = type(stations.links[0]).send
+
+    def deadly(self: Any, kind: Do, **fields: Any) -> None:
+        send(self, kind, **fields)
+        if fields.get("job", {}).get("number") == 2:
+            stations.lose(self.name)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(stations.links[0]), "send", deadly)
+        executor = ClusterExecutor(stations.links, stations.receive, stations.clock)
+        progress = Listener()
+        result = autocompile.tune(
+            target, executor=executor, space=SPACE, clock=stations.clock, progress=progress
+        )
+    (dead,) = [r for r in result.trials if "takes its machine down" in r.message]
+    assert (dead.number, dead.outcome, dead.measurement) == (2, Outcome.CRASHED, None)
+    assert sum("is put back" in text for text in progress.warnings) == 2
+    (study,) = optuna.get_all_study_summaries(f"sqlite:///{result.run_dir}/study.db")
+    trials = optuna.load_study(
+        study_name=study.study_name, storage=f"sqlite:///{result.run_dir}/study.db"
+    ).trials
+    told = {t.user_attrs.get("number"): (t.state, t.value) for t in trials}
+    assert told[2] == (optuna.trial.TrialState.PRUNED, None), "as every failure"

@@ -1,0 +1,170 @@
+"""Real Ray clusters of this machine, with nodes of one CPU, fake GPUs and labels."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import _alive_with, assert_nothing_left
+
+import autocompile
+from autocompile.commands.cluster import tune_all
+from autocompile.store.record import Record, RunFolder
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+MODEL = """
+import torch
+from beside import WIDTH
+
+def get_model():
+    return torch.nn.Sequential(torch.nn.Linear(WIDTH, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4))
+
+def get_inputs(batch_size):
+    return (torch.randn(batch_size, WIDTH),)
+"""
+SPACE = autocompile.SearchSpace(backends=("inductor",), modes=("default",), batch_sizes=(4,))
+SHORT = {"device": "cpu", "phases": ("forward",), "space": SPACE, "show": "plain"}
+STATION = "autocompile.cluster.station"
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")  # what the machine had before Ray
+    head = {"num_cpus": 0, "include_dashboard": False}
+    made = Cluster(initialize_head=True, head_node_args=head)
+    yield made
+    made.shutdown()
+
+
+def labelled(kind: str) -> dict[str, Any]:
+    return {"num_cpus": 1, "num_gpus": 1, "labels": {"ray.io/accelerator-type": kind}}
+
+
+@pytest.fixture(autouse=True)
+def _model(work: Path) -> None:
+    """A target in a folder that no node knows, with a file beside it."""
+    (work / "model.py").write_text(MODEL)
+    (work / "beside.py").write_text("WIDTH = 16\n")
+
+
+def measuring(*folders: Path) -> list[tuple[float, float]]:
+    """When something was timed."""
+    records: list[Record] = [r for folder in folders for r in RunFolder(folder).read()[0]]
+    spans = {span for r in records for span in r.spans if span[0] == "measure"}
+    return sorted((begin, end) for _, begin, end in spans)
+
+
+def finished(folder: Path) -> int:
+    return len(list(folder.glob("trials/*/result.json")))
+
+
+def until(condition: Callable[[], bool], within_s: float) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, "it has not become so"
+        time.sleep(0.05)
+
+
+def test_each_type_gets_a_whole_run_and_nobody_measures_beside_another(cluster: Any) -> None:
+    cluster.add_node(**labelled("T4"))
+    cluster.add_node(num_cpus=1, num_gpus=1, resources={"accelerator_type:H100": 1})
+    kinds = ("H100", "T4")
+    found = tune_all(
+        "model.py", ray=cluster.address, accelerators=kinds, trials=4, budget_s=120, **SHORT
+    )
+    assert not found.errors
+    nodes = {}
+    for kind in kinds:
+        result = autocompile.load(found.folder / kind)
+        assert result.verdict.keys() == {"forward"}
+        assert result.environment["threads"] == 2, "not the one thread that Ray sets"
+        nodes[kind] = {r.detail["station"] for r in result.trials if r.wall_s}
+    assert all(len(stations) == 1 for stations in nodes.values())
+    assert nodes["H100"] != nodes["T4"]
+    spans = measuring(*(found.folder / kind for kind in kinds))
+    assert len(spans) > 10
+    beside = [max(0.0, a[1] - b[0]) for a, b in itertools.pairwise(spans)]
+    assert max(beside) < 0.05, "a grant takes a moment to arrive"
+    assert_nothing_left(STATION, within_s=10)
+
+
+def test_doctor_lists_the_stations_and_a_wrong_type_is_one_paragraph(cluster: Any) -> None:
+    cluster.add_node(**labelled("T4"))
+    program = str(Path(sys.executable).with_name("autocompile"))
+    command = [program, "doctor", "--ray", cluster.address, "--device", "cpu", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    types = json.loads(done.stdout)["types"]
+    assert types.keys() == {"T4", "cpu"}, "the CPUs of the node, in turns with its GPU"
+    (station,) = types["T4"]["stations"]
+    assert "inductor" in station["works"]
+    assert (station["jobs"], types["T4"]["notes"]) == (1, [])
+    command = [program, "tune", "model.py", "--ray", cluster.address, "--accelerators", "A100"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: no node of the cluster has A100\n")
+    assert not Path("runs").exists()
+
+
+def test_a_node_that_is_lost_in_a_trial_loses_nothing(
+    cluster: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = [cluster.add_node(**labelled("T4")) for _ in range(2)]
+    took_s = []
+
+    def remove() -> None:
+        until(lambda: finished(Path("runs/model-0001/T4")) >= 2, 200)
+        assert len(_alive_with(STATION)) == 2
+        cluster.remove_node(nodes[0], allow_graceful=False)
+        began = time.monotonic()
+        until(lambda: len(_alive_with(STATION)) == 1, 60)
+        took_s.append(time.monotonic() - began)
+
+    thread = threading.Thread(target=remove)
+    thread.start()
+    found = tune_all("model.py", ray=cluster.address, trials=8, budget_s=150, **SHORT)
+    thread.join()
+    assert not found.errors
+    assert took_s[0] < 10, "something of it lived on"
+    searched = [r for r in found.results["T4"].trials if r.role == "search" and r.wall_s]
+    assert len(searched) == 8
+    assert {r.outcome.value for r in searched} == {"ok"}
+    assert "lost (" in capsys.readouterr().err
+    assert_nothing_left(STATION, within_s=10)
+
+
+def test_a_killed_driver_leaves_nothing_and_is_resumed(cluster: Any) -> None:
+    cluster.add_node(**labelled("T4"))
+    command = [str(Path(sys.executable).with_name("autocompile")), "tune", "model.py"]
+    command += ["--ray", cluster.address, "--accelerators", "t4", "--device", "cpu"]
+    command += "--phase forward --backend inductor --mode default --batch-size 4".split()
+    command += "--trials 4 --budget 120s --progress plain".split()
+    driver = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    folder = Path("runs/model-0001/T4")
+    until(lambda: finished(folder) >= 2, 200)
+    driver.send_signal(signal.SIGKILL)
+    driver.wait()
+    for text in (STATION, "autocompile.trial"):
+        assert_nothing_left(text, within_s=10)
+    before = {p: p.read_text() for p in folder.glob("trials/*/result.json")}
+    done = subprocess.run([*command, "--resume"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("T4\n")
+    assert {p: p.read_text() for p in before} == before
+    searched = [r for r in RunFolder(folder).read()[0] if r.role == "search" and r.wall_s]
+    assert len(searched) >= 4
+    assert_nothing_left(STATION, within_s=10)
+    assert os.listdir("runs") == ["model-0001"]

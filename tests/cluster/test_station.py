@@ -1,0 +1,312 @@
+"""A station's process with real trials, its messages, its folder, and what Ray's workers change."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import TARGETS
+
+from autocompile.cluster.paths import StationFolder
+from autocompile.cluster.pipe import Pipe, restored
+from autocompile.cluster.places import places_of, side_by_side
+from autocompile.cluster.shipping import shipment_of
+from autocompile.cluster.wire import (
+    Do,
+    Say,
+    decode,
+    encode,
+    ending_of,
+    job_of,
+    sent_ending,
+    sent_job,
+)
+from autocompile.errors import UsageError
+from autocompile.execute.executor import Ending, Job
+from autocompile.protocol.requests import Header, TimingLimits, TrialRequest
+from autocompile.settings.config import CompileConfig
+from autocompile.store.record import Outcome, Step
+
+SHORT = TimingLimits(half_width=0.5, max_s=0.1, front_s=0.1, block_s=0.002)
+
+
+# Messages ----------------------------------------------------------------------------------------
+
+
+def test_jobs_and_endings_come_back_as_they_were_sent() -> None:
+    job = Job(3, Path("run/trials/0003"), 60.0, 30.0, environment={"A": "b"}, fresh=True)
+    sent = json.loads(json.dumps(sent_job(job)))
+    assert "folder" not in sent
+    assert job_of(sent, Path("there"), toolchain=None) == Job(
+        3, Path("there"), 60.0, 30.0, environment={"A": "b"}, fresh=True
+    )
+    ending = Ending(
+        Outcome.TIMEOUT, Step.COMPILE, "slow", {"graphs": 1}, 2.0, {"compile": 1.0},
+        (("import", 1.0, 2.0),), ((3.0, 4.0),), "stack", ["forked"],
+    )  # fmt: skip
+    assert ending_of(json.loads(json.dumps(sent_ending(ending)))) == ending
+
+
+@pytest.mark.parametrize("line", ["3", "{}", '{"say": "shout"}', '{"do": "stepped"}'])
+def test_what_is_no_message_is_refused(line: str) -> None:
+    with pytest.raises(ValueError, match=r"no message|is not a valid"):
+        decode(line)
+
+
+# What Ray changes --------------------------------------------------------------------------------
+
+
+def test_the_environment_is_that_of_before_ray_with_its_gpus() -> None:
+    now = {"OMP_NUM_THREADS": "1", "RAY_JOB_ID": "1", "CUDA_VISIBLE_DEVICES": "3", "HOME": "/h"}
+    assert restored(now, {"HOME": "/h"}) == {"CUDA_VISIBLE_DEVICES": "3", "HOME": "/h"}
+    before = {"OMP_NUM_THREADS": "8", "RAY_ADDRESS": "auto", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}
+    assert restored(now, before) == {
+        "OMP_NUM_THREADS": "8",
+        "RAY_ADDRESS": "auto",
+        "CUDA_VISIBLE_DEVICES": "3",
+        "HOME": "/h",
+    }
+
+
+# Places ------------------------------------------------------------------------------------------
+
+
+def node(name: str, labels: dict[str, str] | None = None, **resources: float) -> dict[str, Any]:
+    own = {key.replace("__", ":"): value for key, value in resources.items()}
+    return {
+        "NodeID": name,
+        "Alive": True,
+        "NodeManagerHostname": name,
+        "Resources": own,
+        "Labels": labels or {},
+    }
+
+
+T4 = {"ray.io/accelerator-type": "T4"}
+
+
+def test_a_station_for_each_gpu_with_its_share_and_one_for_a_node_of_cpus() -> None:
+    nodes = [
+        node("head"),
+        node("a", T4, GPU=2, CPU=9),
+        node("b", GPU=1, CPU=4, accelerator_type__H100=1),
+        node("c", CPU=8),
+    ]
+    found = places_of(nodes, None)
+    assert {k: [(p.node, p.gpus, p.cpus) for p in its] for k, its in found.items()} == {
+        "T4": [("a", 1, 4.0), ("a", 1, 4.0)],
+        "H100": [("b", 1, 4.0)],
+        "cpu": [("c", 0, 8.0)],
+    }
+    assert [*places_of(nodes, ["h100", "T4"])] == ["H100", "T4"]
+    assert side_by_side(found) == [["T4", "H100", "cpu"]]
+
+
+def test_types_that_share_a_node_take_turns() -> None:
+    nodes = [node("a", T4, GPU=1, CPU=4)]
+    assert side_by_side(places_of(nodes, ["T4", "cpu"])) == [["T4"], ["cpu"]]
+
+
+def test_a_type_that_is_not_there_is_refused_with_those_that_are() -> None:
+    with pytest.raises(UsageError) as error:
+        places_of([node("a", T4, GPU=1, CPU=4), {**node("b", CPU=4), "Alive": False}], ["A100"])
+    assert "no node of the cluster has A100" in error.value.text()
+    assert "there are: T4 (1), cpu (1)" in error.value.text()
+    assert "try: --accelerators T4,cpu" in error.value.text()
+
+
+# What is shipped ---------------------------------------------------------------------------------
+
+
+def test_a_target_goes_with_what_it_imports_from_beside_it(work: Path) -> None:
+    (work / "lib" / "parts").mkdir(parents=True)
+    for name, text in {
+        "model.py": "import torch, helper\nfrom lib.parts import layers",
+        "helper.py": "import missing",
+        "unused.py": "",
+        "lib/__init__.py": "",
+        "lib/parts/__init__.py": "",
+        "lib/parts/layers.py": "from . import sizes\nfrom .. import common",
+        "lib/parts/sizes.py": "",
+        "lib/common.py": "",
+    }.items():
+        (work / name).write_text(text)
+    shipment = shipment_of("model.py:net")
+    assert sorted(shipment.files) == [
+        *("helper.py", "lib/__init__.py", "lib/common.py", "lib/parts/__init__.py"),
+        *("lib/parts/layers.py", "lib/parts/sizes.py", "model.py"),
+    ]
+    assert (shipment.place, shipment.target) == (str(work), "model.py:net")
+    assert sorted(shipment_of("lib.parts.layers:f").files)[-1] == "lib/parts/sizes.py"
+    assert shipment_of("torch.nn:Linear").files == {}
+
+
+def test_a_target_elsewhere_is_named_by_its_whole_path(work: Path) -> None:
+    (work / "there").mkdir()
+    (work / "there" / "model.py").write_text("")
+    (work / "here").mkdir()
+    os.chdir(work / "here")
+    shipment = shipment_of("../there/model.py")
+    assert shipment.files == {"model.py": ""}
+    assert shipment.place == str(work / "there")
+    assert shipment.target == str(work / "there" / "model.py")
+
+
+def test_a_request_gets_the_paths_of_the_station_and_users_read_their_own(work: Path) -> None:
+    files = {"model.py": base64.b64encode(b"x = 1").decode()}
+    folder = StationFolder(files, "/home/me")
+    try:
+        side = {"cache": "/home/me/runs/x/cache/0003", "is_warm": True, "exported": None}
+        request = {"target": "/home/me/model.py:f", "sides": [side], "toolchain": "/home/me/t"}
+        made = folder.prepare(7, request)
+        found = json.loads((made / "request.json").read_text())
+        assert found["target"] == f"{folder.path}/files/model.py:f"
+        assert found["sides"][0] == {**side, "cache": f"{folder.path}/cache/0003", "is_warm": False}
+        assert Path(found["sides"][0]["cache"]).is_dir()
+        side["exported"] = {"code": "sys.path.insert(0, '/home/me')"}
+        again = json.loads((folder.prepare(8, request) / "request.json").read_text())
+        assert again["sides"][0]["is_warm"], "compiled here by now"
+        assert again["sides"][0]["exported"]["code"] == f"sys.path.insert(0, '{folder.path}/files')"
+        assert folder.outward(f"in {folder.path}/files/model.py") == "in /home/me/model.py"
+        folder.drop_caches([])
+        assert not list((folder.path / "cache").iterdir())
+        with pytest.raises(ValueError, match="leads out"):
+            StationFolder({"../x.py": ""}, "/home/me")
+    finally:
+        os.chdir(work)
+        folder.remove()
+
+
+# The process -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pipe() -> Iterator[Pipe]:
+    made = Pipe("here")
+    yield made
+    made._process.kill()
+
+
+def until(pipe: Pipe, kind: Say) -> dict[str, Any]:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        for line in pipe.receive(1.0):
+            assert line is not None, "it is dead"
+            if (message := decode(line))["say"] is kind:
+                return message
+    raise AssertionError(f"no {kind} came")
+
+
+class Keeper:
+    """In place of the tokens' actor: grants at once, and keeps what it heard."""
+
+    def __init__(self, pipe: Pipe) -> None:
+        self.heard: list[str] = []
+        self.hear = self
+        self._pipe = pipe
+
+    def remote(self, name: str, kind: str) -> None:
+        self.heard.append(kind)
+        if kind == Say.ASK.value:
+            self._pipe.send(encode(Do.GRANTED))
+        elif kind == Say.DONE.value:
+            self._pipe.send(encode(Do.FREE))
+
+
+def opened(pipe: Pipe) -> dict[str, Any]:
+    source = (TARGETS / "plain.py").read_bytes()
+    files = {"plain.py": base64.b64encode(source).decode()}
+    options = {"isolation": "auto", "jobs": 2, "memory_limit_bytes": None, "share": 1.0}
+    pipe.send(encode(Do.OPEN, files=files, place="/home/me", **options))
+    return until(pipe, Say.HELLO)
+
+
+def start(pipe: Pipe, number: int, target: str = "plain.py") -> None:
+    request = TrialRequest(
+        header=Header(target, "cpu"),
+        number=number,
+        phase="forward",
+        config=CompileConfig("eager"),
+        batch_size=4,
+        limits=SHORT,
+    )
+    job = sent_job(Job(number, Path("x"), 200.0))
+    pipe.send(encode(Do.START, job=job, request=request.to_dict(), kept=[], alone=False))
+
+
+def test_a_station_runs_trials_of_a_target_that_it_was_sent(pipe: Pipe) -> None:
+    pipe.attach(keeper := Keeper(pipe))
+    assert opened(pipe)["slots"] == 2
+    start(pipe, 5, "/home/me/plain.py")
+    message = until(pipe, Say.ENDED)
+    ending = ending_of(message["ending"])
+    assert (ending.outcome, ending.message) == (Outcome.OK, "")
+    assert ending.payload["measurement"]["eager_s"]
+    assert "log.txt" in message["files"]
+    assert keeper.heard[:2] == ["ask", "done"], "it measures with its host's leave"
+    assert keeper.heard.count("ask") == keeper.heard.count("done")
+    pipe.send(encode(Do.CLOSE))
+    until(pipe, Say.CLOSED)
+
+
+def test_hushed_it_starts_nothing_until_the_host_is_free(pipe: Pipe) -> None:
+    pipe.attach(keeper := Keeper(pipe))
+    opened(pipe)
+    pipe.send(encode(Do.HUSH))
+    start(pipe, 1)
+    while "hushed" not in keeper.heard:
+        time.sleep(0.02)
+    time.sleep(1.0)
+    assert not pipe.receive(0.1)
+    pipe.send(encode(Do.FREE))
+    until(pipe, Say.ENDED)
+
+
+def alive_with(variable: str) -> list[int]:
+    """Living processes with a variable; a test that runs in another process has its own mark."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if variable.encode() in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+    return found
+
+
+def test_nothing_of_a_station_outlives_the_actor() -> None:
+    """The actor dies by SIGKILL; its station's trials, fork server and folder are gone."""
+    code = (
+        "import sys, time\n"
+        f"sys.path[:0] = {[str(Path(__file__).parent), str(Path(__file__).parents[1])]!r}\n"
+        "from test_station import *\n"
+        "pipe = Pipe('here'); pipe.attach(Keeper(pipe)); opened(pipe)\n"
+        "start(pipe, 1); until(pipe, Say.STEPPED)\n"
+        "print(pipe._process.pid, flush=True); time.sleep(100)"
+    )
+    mark = f"AUTOCOMPILE_ACTOR={os.getpid()}"
+    actor = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        env=dict([*os.environ.items(), mark.split("=")]),
+    )
+    assert actor.stdout is not None
+    station = int(actor.stdout.readline())
+    assert len(alive_with(mark)) > 3, "the actor, its station, a fork server and a trial"
+    actor.send_signal(signal.SIGKILL)
+    actor.wait()
+    actor.stdout.close()
+    deadline, folders = time.monotonic() + 10, f"autocompile-station-{station}-*"
+    while alive_with(mark) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not alive_with(mark)
+    assert not list(Path(tempfile.gettempdir()).glob(folders))

@@ -1,0 +1,129 @@
+"""A run for each accelerator type, on a scripted cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripts import SPACE, Request, script
+from test_station import T4, node
+
+import autocompile
+from autocompile.cluster.places import Place
+from autocompile.cluster.stations import Link, Message
+from autocompile.commands import cluster as commands
+from autocompile.commands.cluster import OnCluster, tune_all
+from autocompile.errors import TargetError, UsageError
+from autocompile.execute.executor import Ending
+from autocompile.testing import FakeExecutor, ScriptedStations, failed, probed
+
+
+class FakeCluster:
+    """Two nodes with a GPU of another type each; what stations do is scripted by type."""
+
+    def __init__(self) -> None:
+        self.opened: dict[str, Mapping[str, Any]] = {}
+        self.probes: dict[str, Ending] = {}
+        self.script = script
+        self._stations: dict[Link, ScriptedStations] = {}
+
+    def nodes(self) -> list[dict[str, Any]]:
+        h100 = {"ray.io/accelerator-type": "H100"}
+        return [node("a", T4, GPU=1, CPU=0.5), node("b", h100, GPU=1, CPU=0.5)]
+
+    def open(self, places: Sequence[Place], message: Mapping[str, Any]) -> list[Link]:
+        kind = places[0].kind
+        self.opened[kind] = message
+        probe = self.probes.get(kind, probed())
+        names = [place.host for place in places]
+        stations = ScriptedStations(names, lambda _: FakeExecutor(self.script, probe))
+        self._stations |= dict.fromkeys(stations.links, stations)
+        return stations.links
+
+    def receive(self, links: Sequence[Link], timeout_s: float) -> list[tuple[Link, Message]]:
+        return self._stations[links[0]].receive(links, timeout_s)
+
+    def allow(self, host: str, tokens: int) -> None:
+        raise AssertionError("each station is alone on its host")
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
+    made = FakeCluster()
+
+    @contextlib.contextmanager
+    def connected(address: str) -> Iterator[FakeCluster]:
+        yield made
+
+    monkeypatch.setattr(commands, "connected", connected)
+    return made
+
+
+def tuned(**more: Any) -> OnCluster:
+    return tune_all("net.py", space=SPACE, **{"show": "none", **more})
+
+
+def test_each_type_has_a_run_and_lines_that_begin_with_its_name(
+    target: Path, fake: FakeCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target.write_text("import beside")
+    target.with_name("beside.py").write_text("")
+    found = tuned(show="plain", jobs=3)
+    assert found.runs == {k: Path("runs/net-0001") / k for k in ("T4", "H100")}
+    for kind, folder in found.runs.items():
+        assert autocompile.load(folder).config["forward"].mode == "max-autotune"
+        assert fake.opened[kind]["files"].keys() == {"net.py", "beside.py"}
+        assert fake.opened[kind]["jobs"] == 3
+    lines = capsys.readouterr().err.splitlines()
+    assert {line.split()[0] for line in lines} == {"T4", "H100"}
+    (first,) = [line for line in lines if line.startswith("T4 ") and "#0 " in line]
+    assert first.endswith("on a")
+
+
+def test_what_fails_on_one_type_leaves_the_others(target: Path, fake: FakeCluster) -> None:
+    fake.probes["T4"] = failed("import_error", "import", "no module named x")
+    found = tuned()
+    assert found.results.keys() == {"H100"}
+    error = found.errors["T4"]
+    assert isinstance(error, TargetError)
+    assert "net.py cannot be imported: no module named x" in error.text()
+    assert not found.interrupted
+
+
+def test_ctrl_c_reports_what_is_known_of_each_type_and_resume_goes_on(
+    target: Path, fake: FakeCluster
+) -> None:
+    sent: list[int] = []
+
+    def interrupting(request: Request) -> Ending:
+        if request["number"] >= 2 and not sent:
+            sent.append(request["number"])
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1.0)
+        return script(request)
+
+    fake.script = interrupting
+    before = tuned(effort="full")
+    assert before.interrupted
+    counts = {kind: len(result.trials) for kind, result in before.results.items()}
+    fake.script = script
+    after = tuned(effort="full", resume=True)
+    assert after.folder == before.folder
+    assert not after.interrupted
+    for kind, result in after.results.items():
+        assert len(result.trials) > counts.get(kind, 0)
+        assert result.config["forward"].mode == "max-autotune"
+
+
+def test_what_is_about_this_machine_is_refused(target: Path, fake: FakeCluster) -> None:
+    with pytest.raises(UsageError, match="interpreters of this machine"):
+        tuned(pythons=("python3",))
+    with pytest.raises(UsageError, match="no node of the cluster has A100"):
+        tuned(accelerators=("A100",))
+    assert not fake.opened
