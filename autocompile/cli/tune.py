@@ -143,6 +143,8 @@ def _end_all(found: OnCluster, factor: float | None, as_json: bool, verbose: boo
             typer.echo(f"{kind}\n")
             show_result(result, result.run_dir, False, verbose)
             typer.echo()
+        if found.results and not as_json:
+            typer.echo(f"All of them: {found.folder / 'table.md'}, and table.html beside it\n")
         for kind, error in found.errors.items():
             text = error.text() if isinstance(error, AutocompileError) else "interrupted"
             say(f"error: {kind}: {text}")

@@ -19,6 +19,7 @@ from autocompile.cluster.shipping import shipment_of
 from autocompile.errors import AutocompileError, UsageError
 from autocompile.execute.local import Isolation
 from autocompile.progress import Progress
+from autocompile.report.table import write_table
 from autocompile.report.terminal.live import PlainProgress, progress
 from autocompile.result import Result
 from autocompile.space.plan import target_spec
@@ -62,7 +63,7 @@ def tune_all(
     show: str = "auto",
     **options: Any,
 ) -> OnCluster:
-    """Tune a target on a Ray cluster: one whole run for each accelerator type.
+    """Tune a target on a Ray cluster: a whole run for each accelerator type, and a table of all.
 
     Types on different machines are tuned at once, others one after another. Ctrl-C ends them all,
     and what is known is reported.
@@ -121,7 +122,10 @@ def tune_all(
             raise run.error  # a defect; finished trials are safe
     results = {kind: run.result for kind, run in work.items() if run.result is not None}
     errors = {kind: run.error for kind, run in work.items() if run.error is not None}
-    return OnCluster(folder, results, errors)
+    found = OnCluster(folder, results, errors)
+    if results:
+        write_table(folder, found.runs)
+    return found
 
 
 def _folder(spec: str, run_dir: str | Path | None, resume: bool) -> Path:

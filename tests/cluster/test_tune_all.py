@@ -84,6 +84,9 @@ def test_each_type_has_a_run_and_lines_that_begin_with_its_name(
     assert {line.split()[0] for line in lines} == {"T4", "H100"}
     (first,) = [line for line in lines if line.startswith("T4 ") and "#0 " in line]
     assert first.endswith("on a")
+    table = (found.folder / "table.md").read_text("utf-8")
+    assert "| H100 |" in table.replace("  ", " ")
+    assert all((found.folder / f"table.{kind}").stat().st_size for kind in ("json", "html"))
 
 
 def test_what_fails_on_one_type_leaves_the_others(target: Path, fake: FakeCluster) -> None:
