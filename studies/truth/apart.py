@@ -57,8 +57,8 @@ def main() -> None:
     weight, seen, own = np.asarray(every).T
     total, sets = (np.average(x, weights=weight) for x in (seen, own))
     print(f"\nall: {100 * np.sqrt(total):.1f} % apart, {100 * np.sqrt(sets):.1f} % by their sets")
-    middle = np.median(np.sqrt(np.maximum(0.0, seen - own)))
-    print(f"beyond them {100 * np.sqrt(max(0.0, total - sets)):.1f} % (median {100 * middle:.1f} %)")
+    beyond, each = np.sqrt(max(0.0, total - sets)), np.sqrt(np.maximum(0.0, seen - own))
+    print(f"beyond them {100 * beyond:.1f} % (median {100 * np.median(each):.1f} %)")
 
 
 if __name__ == "__main__":

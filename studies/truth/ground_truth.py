@@ -5,12 +5,12 @@
     python studies/truth/ground_truth.py --models mlp --processes 1 --rounds 10 --folder smoke
 
 Each setting gets fresh processes with an empty compiler cache. In each, a block of eager calls and
-a block of compiled calls alternate in random order, each after as much as half a block of untimed
-calls (what the other side leaves behind changes a ratio by up to 3 %: ``lead.py``); the processes of all settings come in random
-order too. Before and after each round a yardstick is timed, products of matrices that are always
-the same: a virtual machine has neighbours that no counter shows. Rounds go on until 100 calm ones
-are there, or four times as many in all; a process without enough of them is kept, and another one
-takes its place. What is there already is not measured again. Raw times go to
+a block of compiled calls alternate in random order, each after half as many untimed calls (what the
+other side leaves behind changes a ratio by up to 3 %: ``lead.py``); the processes of all settings
+come in random order too. Before and after each round a yardstick is timed, products of matrices
+that are always the same: a virtual machine has neighbours that no counter shows. Rounds go on until
+40 calm ones are there, or four times as many in all; a process without enough of them is kept, and
+another one takes its place. What is there already is not measured again. Raw times go to
 ``<device>/truth_<model>.json``, in microseconds per call.
 """
 

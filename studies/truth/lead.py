@@ -1,4 +1,4 @@
-"""How the length of a block and the calls before it change a ratio; shares no code with autocompile.
+"""How the length of a block and the calls before it change a ratio. Nothing here is autocompile's.
 
     python studies/truth/lead.py --models ppo,cnn --processes 6      # about four minutes
 
