@@ -1,6 +1,6 @@
 """Several GPUs of one host: eager mode on all at once, and one study over two GPUs against one.
 
-    python studies/cluster/gpus.py FOLDER      # about eight minutes on two GPUs
+    python studies/cluster/gpus.py FOLDER [--no-tokens]      # about seven minutes on two GPUs
 
 Starts a Ray cluster of this machine. First eager mode against itself on each GPU alone and then on
 all at once, three times: how many may measure at once. Then the same list of settings to its end
@@ -40,12 +40,12 @@ ASKED: dict[str, Any] = {
     "effort": "full",
     "space": autocompile.SearchSpace(
         backends=("inductor",),
-        modes=("default", "reduce-overhead", "max-autotune"),
+        modes=("default", "reduce-overhead"),
         batch_sizes=(1, 4, 16),
         fullgraph=(False,),
         dynamic=(None,),
         freezing=(False,),
-        memory_format=("default",),
+        memory_format=("default", "channels_last"),
         scope=("full",),
         options=((),),
     ),
@@ -114,9 +114,14 @@ def main() -> None:
             def keep() -> None:
                 (folder / "gpus.json").write_text(json.dumps(found, indent=1) + "\n", "utf-8")
 
-            if kinds:
+            if kinds and "--no-tokens" not in sys.argv:
                 found["token_test"] = tokens(kind)
                 keep()
+            keep()
+            began = time.monotonic()
+            one = autocompile.tune(TARGET, run_dir=Path(scratch) / "one", progress="plain", **ASKED)
+            found["one"] = told(one, began)
+            keep()
             began = time.monotonic()
             where = Path(scratch) / "all"
             every = tune_all(
@@ -127,10 +132,6 @@ def main() -> None:
             found["all"] = told(every.results[kind], began)
             for path in where.glob("table.*"):
                 shutil.copy(path, folder / path.name)
-            keep()
-            began = time.monotonic()
-            one = autocompile.tune(TARGET, run_dir=Path(scratch) / "one", progress="plain", **ASKED)
-            found["one"] = told(one, began)
             keep()
     finally:
         subprocess.run([*ray, "stop", "--force"], check=False)
