@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -67,6 +69,7 @@ def tune(
     isolation: Isolation = "auto",
     executor: Executor | None = None,
     storage: str | None = None,
+    study: str | None = None,
     run_dir: str | Path | None = None,
     resume: bool = False,
     seed: int = 0,
@@ -103,6 +106,8 @@ def tune(
             each, ``auto`` forks where that is safe.
         executor: runs the trials; None: processes on this machine.
         storage: an Optuna storage URL; None: ``study.db`` in the run's folder.
+        study: of the storage, which other drivers on machines of this kind work on too; each has
+            a run of its own.
         run_dir: the run's folder; None: a new one under ``./runs``.
         resume: continue ``run_dir``, or the last run of this target.
         seed: for weights, inputs and orders.
@@ -125,6 +130,7 @@ def tune(
         NothingWorked: no setting and no eager run worked.
     """
     began = clock()
+    _demand_storage(storage, study)
     if isinstance(progress, str):
         progress = progress_of(progress, sys.stderr)
     plan = Plan(
@@ -156,26 +162,24 @@ def tune(
         progress.header(target_found, run["environment"], str(folder.path))
         spaces = spaces_of(plan, found)
         own_sizes = first_sizes(spaces, run)
-        # A database of the user's may hold many runs, also of folders with the same name.
-        owner = f"{folder.path.name}-{run.get('id', '')}/" if storage else ""
-        study = Study(
-            sampler=_sampler(sampler, spaces, own_sizes, run, plan.seed),
+        listed = _sampler(sampler, spaces, own_sizes, run, plan.seed)
+        search = Study(
+            sampler=listed,
             job_factory=factory,
             executor=executor,
             progress=progress,
             budget=budget,
-            database=storage or folder.study_db,
-            study_name=f"{owner}autocompile",
             calls_per_update=lambda phase, size: calls_between_updates(phase, run, size),
             records=folder.read()[0],
+            **_place(storage, study, folder, run, listed),
         )
         progress.searching({name: one.summary() for name, one in spaces.items()}, budget)
         write_json(folder.run_json, run)  # from here on the run can be resumed and shown
-        race = Race(study, plan.limits, own_sizes)
+        race = Race(search, plan.limits, own_sizes)
         try:
-            _search_and_race(study, race)
+            _search_and_race(search, race)
             if only is None:
-                race.run_exported(exported_code(folder, run, study.records, plan.limits))
+                race.run_exported(exported_code(folder, run, search.records, plan.limits))
             run["interrupted"] = False
         except KeyboardInterrupt:
             run["interrupted"] = True
@@ -258,3 +262,33 @@ def _sampler(
     priors = {phase: prior_of(device, phase, has_convolutions) for phase in spaces}
     settings = [setting for space in spaces.values() for setting in space.settings]
     return make_sampler(name, settings, priors, own_sizes, seed)
+
+
+def _demand_storage(storage: str | None, study: str | None) -> None:
+    if study and not storage:
+        raise UsageError(
+            "a study is shared through a database, and no storage names one",
+            hint="--storage postgresql://USER@HOST/DATABASE --study NAME",
+        )
+
+
+def _place(
+    storage: str | None,
+    study: str | None,
+    folder: RunFolder,
+    run: Mapping[str, Any],
+    sampler: ListedSampler,
+) -> dict[str, Any]:
+    """Where the Optuna study of a run is, and who it is shared with."""
+    if not storage:
+        return {"database": folder.study_db, "study_name": "autocompile"}
+    if not study:
+        # A database of the user's may hold many runs, also of folders with the same name.
+        name = f"{folder.path.name}-{run.get('id', '')}/autocompile"
+        return {"database": storage, "study_name": name}
+    about = {name: str(run["environment"].get(name)) for name in ("torch", "device_name")}
+    about["target"] = str(run["target"].get("sha256"))[:12]
+    params = [sampler.params(setting) for setting in sampler.settings]
+    text = json.dumps(params, sort_keys=True)
+    about["list of settings"] = hashlib.sha256(text.encode()).hexdigest()[:12]
+    return {"database": storage, "study_name": study, "driver": run["id"], "about": about}

@@ -8,7 +8,9 @@ resumed, and a corrupt database is rebuilt.
 
 from __future__ import annotations
 
+import importlib.util
 import math
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,7 +29,7 @@ from autocompile.search.sampler import ListedSampler
 from autocompile.settings.setting import Setting
 from autocompile.store.record import Outcome, Record
 
-__all__ = ["OptunaStudy"]
+__all__ = ["TROUBLE", "OptunaStudy", "first_line"]
 
 _LOCK_PATIENCE_S = 5
 _METRIC = "speed-up over eager"
@@ -40,7 +42,7 @@ The search of the run `{run}`. The answer, with the races that confirm it, is in
 - *Fail* means that it was stopped before its end.
 - The log of a trial is in `{run}/trials/`, in the folder of its `number`.
 """
-_TROUBLE = (optuna.exceptions.OptunaError, SQLAlchemyError, OSError, ImportError, ValueError)
+TROUBLE = (optuna.exceptions.OptunaError, SQLAlchemyError, OSError, ImportError, ValueError)
 
 
 @dataclass
@@ -74,6 +76,13 @@ class OptunaStudy:
     def left(self) -> int:
         return len(self.sampler.left(self._memory))
 
+    @property
+    def place(self) -> str:
+        """The database as messages name it: without a password."""
+        if isinstance(self.database, str):
+            return re.sub(r"(?<=://)([^:/@]*):[^/]*@", r"\1:***@", self.database)
+        return self.database.name
+
     def ask(self) -> Setting | None:
         """The next setting; None if none can be tried now."""
         if not self.sampler.has_next(self._memory):
@@ -93,11 +102,10 @@ class OptunaStudy:
         try:
             if self._disk is not None:
                 self._disk.add_trial(row)
-        except _TROUBLE as error:
+        except TROUBLE as error:
             self._disk = None
-            place = self.database if isinstance(self.database, str) else self.database.name
             self.warn(
-                f"{place} cannot be written ({_first_line(error)}); the trials are safe in "
+                f"{self.place} cannot be written ({first_line(error)}); the trials are safe in "
                 "the run's folder, and --resume adds the missing rows"
             )
 
@@ -111,27 +119,43 @@ class OptunaStudy:
             self._memory.add_trial(self._row(record))
         try:
             self._disk = self._filled(records)
-        except _TROUBLE as error:
+        except TROUBLE as error:
             if isinstance(self.database, str):
-                raise RunError(
-                    f"the study database {self.database} cannot be used",
-                    _first_line(error),
-                    "all finished trials are safe in the run folder; the database is only a copy",
-                    hint="another --storage, or none: the run then keeps its own database",
-                ) from error
+                raise self._unusable(error) from error
             if "locked" in str(error):
                 name = self.database.name
                 self.warn(f"{name} is locked by another program; --resume adds the rows")
             else:
-                self._rebuild(self.database, records, _first_line(error))
+                self._rebuild(self.database, records, first_line(error))
+
+    def wait(self) -> bool:
+        """Wait for other drivers for a moment; False where there is none to wait for."""
+        return False
+
+    def keep(self) -> None:
+        """Tell other drivers that this one is alive; to be called every few seconds."""
+
+    def _unusable(self, error: Exception) -> RunError:
+        package = "pip install 'torch-autocompile[postgres]' brings the one for PostgreSQL"
+        return RunError(
+            f"the study database {self.place} cannot be used",
+            first_line(error),
+            *([package] if isinstance(error, ImportError) else []),
+            "all finished trials are safe in the run folder; the database is only a copy",
+            hint="another --storage, or none: the run then keeps its own database",
+        )
+
+    def _is_own(self, row: FrozenTrial) -> bool:
+        """Whether a row of the database is of this run."""
+        return True
 
     def _rebuild(self, database: Path, records: Sequence[Record], why: str) -> None:
         name = database.name
         try:
             aside = database.replace(f"{database}.torn")
             self._disk = self._filled(records)
-        except _TROUBLE as error:
-            self.warn(f"{name} cannot be written: {_first_line(error)}")
+        except TROUBLE as error:
+            self.warn(f"{name} cannot be written: {first_line(error)}")
         else:
             self.warn(
                 f"{name} could not be read ({why}); it was rebuilt from the trials' records, "
@@ -149,6 +173,7 @@ class OptunaStudy:
             storage.set_study_system_attr(found, "dashboard:note_str:0", note)
             storage.set_study_system_attr(found, "dashboard:note_ver", 1)
         rows = study.get_trials(deepcopy=False)
+        rows = [row for row in rows if self._is_own(row)]
         told = {row.user_attrs.get("number") for row in rows if row.state.is_finished()}
         for row in rows:
             if not row.state.is_finished():
@@ -160,7 +185,7 @@ class OptunaStudy:
 
     def _storage(self) -> optuna.storages.RDBStorage:
         if isinstance(self.database, str):
-            return optuna.storages.RDBStorage(self.database)
+            return optuna.storages.RDBStorage(_with_driver(self.database))
         storage = optuna.storages.RDBStorage(
             f"sqlite:///{self.database.resolve()}",
             engine_kwargs={"connect_args": {"timeout": _LOCK_PATIENCE_S}},
@@ -202,7 +227,17 @@ class OptunaStudy:
         return row
 
 
-def _first_line(error: BaseException) -> str:
+def _with_driver(url: str) -> str:
+    """The URL with the driver that is installed, where it names none."""
+    has_old = importlib.util.find_spec("psycopg2") is not None
+    scheme, colon, rest = url.partition("://")
+    if scheme in ("postgresql", "postgres") and not has_old:
+        scheme = "postgresql+psycopg"
+    return f"{scheme}{colon}{rest}"
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what the database said."""
     while error.__cause__ is not None:  # the database's message, not Optuna's
         error = error.__cause__
     return next(iter(str(error).splitlines()), type(error).__name__)[:160]

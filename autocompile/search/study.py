@@ -8,8 +8,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 
@@ -24,6 +24,7 @@ from autocompile.search.optuna_study import OptunaStudy
 from autocompile.search.records import to_record
 from autocompile.search.reuse import answer, known_codes, of_twin
 from autocompile.search.sampler import ListedSampler
+from autocompile.search.shared_study import SharedStudy
 from autocompile.settings.config import DEFAULT_INDUCTOR
 from autocompile.settings.setting import Cell, Setting
 from autocompile.store.record import Outcome, Record
@@ -46,6 +47,8 @@ class Study:
         calls_per_update: calls between two changes of the weights in a phase at a batch size;
             None: not known, or they never change.
         records: of the search and the races, those of earlier sessions included.
+        driver: names the run where its study is shared with other drivers.
+        about: what these have in common, by name.
     """
 
     sampler: ListedSampler
@@ -57,6 +60,8 @@ class Study:
     study_name: str
     calls_per_update: Callable[[str, int | None], int | None]
     records: list[Record]
+    driver: str = ""
+    about: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._known: dict[Setting, Record] = {}  # each setting that has a result
@@ -69,7 +74,10 @@ class Study:
             self._learn(record)
         self._processes = sum(r.wall_s > 0 for r in self._known.values())
         folder, warn = self.job_factory.folder.path, self.progress.warning
-        self._optuna = OptunaStudy(self.sampler, self.study_name, folder, self.database, warn)
+        place = self.sampler, self.study_name, folder, self.database, warn
+        self._optuna = OptunaStudy(*place)
+        if self.driver:
+            self._optuna = SharedStudy(*place, self.driver, self.about)
         listed = set(self.sampler.settings)  # an older version may have tried others
         searched = [r for r in self.records if r.role == "search"]
         self._optuna.restore([r for r in searched if Setting.of(r) in listed])
@@ -83,12 +91,15 @@ class Study:
             KeyboardInterrupt: after Ctrl-C; what was running has been ended and recorded.
             RunError: the run's folder cannot be used.
         """
-        with Jobs(self.executor, self.progress, lambda: self.budget.is_over(self._races_s)) as jobs:
+        with Jobs(self.executor, self.progress, self._is_over) as jobs:
             while True:
                 self._races_s = races_s()
                 self._start(jobs)
                 if not jobs.size:
-                    break
+                    ends = jobs.interrupted or self._is_late() or self._is_used_up
+                    if ends or not self._optuna.wait():
+                        break
+                    continue
                 number, ending = jobs.next()
                 if ending.doubts and number not in self._first_tries:
                     # Forking or other trials may have caused it: once more, alone.
@@ -103,9 +114,18 @@ class Study:
     @property
     def is_done(self) -> bool:
         """Whether nothing that is left is worth trying, or all trials are used up."""
-        if self.budget.trials is not None and self._processes >= self.budget.trials:
+        if self._is_used_up:
             return True
         return not self._optuna.left if self.budget.total_s is None else self._optuna.is_done
+
+    @property
+    def _is_used_up(self) -> bool:
+        return self.budget.trials is not None and self._processes >= self.budget.trials
+
+    def _is_over(self) -> bool:
+        """Whether the races need the time; called while jobs run."""
+        self._optuna.keep()
+        return self.budget.is_over(self._races_s)
 
     def _is_late(self) -> bool:
         """Whether a trial that began now would end too late for the races."""

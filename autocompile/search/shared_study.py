@@ -1,0 +1,232 @@
+"""A study in a database that several drivers work on, each with a run of its own.
+
+A setting is tried by one driver, and the others learn its value and outcome. What may be the best
+is then tried by every driver, since each races settings by records of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+
+from autocompile.errors import RunError
+from autocompile.search.leases import Leases
+from autocompile.search.optuna_study import TROUBLE, OptunaStudy, first_line
+from autocompile.settings.config import DEFAULT_INDUCTOR
+from autocompile.settings.setting import Cell, Setting
+from autocompile.store.record import Outcome, Record
+
+__all__ = ["SharedStudy"]
+
+# Of the best of a phase and batch size, those of other drivers are tried here too.
+_ADOPTED = 3
+_RIVAL = 0.9  # of the speed of the best; what is slower in one process does not win a race
+_POLL_S = 0.5
+
+
+@dataclass
+class SharedStudy(OptunaStudy):
+    """An Optuna study of which other drivers try settings too.
+
+    Without its database it goes on alone.
+
+    Attributes:
+        driver: names this driver's run in the database.
+        about: what all drivers must have in common, by name.
+    """
+
+    driver: str = ""
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._leases: Leases | None = None
+        self._mine: dict[Setting, float | None] = {}  # begun here, with their values
+        self._theirs: dict[Setting, float | None] = {}  # ended elsewhere, with their values
+        self._awaited: dict[Setting, optuna.Trial] = {}  # that other drivers are at
+        self._taken: list[Setting] = []  # of drivers that have died
+        self._read: set[int] = set()  # rows of the database
+
+    @property
+    def is_done(self) -> bool:
+        return super().is_done and not self._taken and not self._to_adopt()
+
+    @property
+    def left(self) -> int:
+        return super().left + len(self._taken) + len(self._to_adopt())
+
+    def restore(self, records: Sequence[Record]) -> None:
+        """Open the database, add the records to both studies, and read those of the others.
+
+        Raises:
+            RunError: the storage cannot be used, or its study is of another target or machine.
+        """
+        ended = (r for r in records if r.outcome is not Outcome.INTERRUPTED)
+        self._mine = {Setting.of(r): self._row(r).value for r in ended}
+        try:
+            self._leases = Leases(self._storage().engine, self.name, self.driver)
+            said = self._leases.agreed(json.dumps(self.about, sort_keys=True))
+        except TROUBLE as error:
+            raise self._unusable(error) from error
+        self._demand_same(json.loads(said))
+        super().restore(records)
+        self._sync()
+
+    def ask(self) -> Setting | None:
+        """The next setting that no other driver has; None if none can be tried now."""
+        self._sync()
+        if self._taken:
+            return self._begun(self._taken.pop(0))
+        if super().is_done and (found := self._to_adopt()):
+            return self._begun(found[0])
+        while (setting := super().ask()) is not None:
+            if self._is_ours(setting):
+                return self._begun(setting)
+        found = self._taken or self._to_adopt()
+        return self._begun(found.pop(0)) if found else None
+
+    def tell(self, record: Record) -> None:
+        """Report a finished trial, whose record is already on disk."""
+        setting = Setting.of(record)
+        self._mine[setting] = self._row(record).value
+        super().tell(record)
+        if self._leases is not None:
+            try:
+                self._leases.release(_key(setting))
+            except TROUBLE as error:
+                self._go_on_alone(error)
+
+    def wait(self) -> bool:
+        """Wait for other drivers for a moment; False where there is none to wait for."""
+        if not self._awaited and not self._taken:
+            return False
+        time.sleep(_POLL_S)
+        self.keep()
+        self._sync()
+        return True
+
+    def keep(self) -> None:
+        """Tell other drivers that this one is alive; to be called every few seconds."""
+        if self._leases is not None:
+            try:
+                self._leases.keep()
+            except TROUBLE as error:
+                self._go_on_alone(error)
+
+    def _begun(self, setting: Setting) -> Setting:
+        self._mine[setting] = None
+        return setting
+
+    def _is_ours(self, setting: Setting) -> bool:
+        """Claim a setting; one that another driver has, or has just ended, waits for its result."""
+        if self._leases is None or _is_everyones(setting):
+            return True
+        self._awaited[setting] = self._open.pop(setting)
+        try:
+            if not self._leases.claim(_key(setting)):
+                return False
+            self._read_rows()
+            if setting not in self._awaited:  # it has ended since the last time
+                self._leases.release(_key(setting))
+                return False
+        except TROUBLE as error:
+            self._go_on_alone(error)
+            return False
+        self._open[setting] = self._awaited.pop(setting)
+        return True
+
+    def _sync(self) -> None:
+        """Read what others have ended, and take over the settings of those that have died."""
+        if self._leases is None:
+            return
+        try:
+            # Before the rows: a setting that is free by then has its row already.
+            self._leases.others()
+            self._read_rows()
+            for setting in list(self._awaited):
+                if self._leases.take_over(_key(setting)):
+                    self._open[setting] = self._awaited.pop(setting)
+                    self._taken.append(setting)
+        except TROUBLE as error:
+            self._go_on_alone(error)
+
+    def _read_rows(self) -> None:
+        if self._disk is None:
+            return
+        for row in self._disk.get_trials(deepcopy=False):
+            if row.number in self._read or not row.state.is_finished():
+                continue
+            self._read.add(row.number)
+            # What was stopped before its end is still to be tried.
+            if not self._is_own(row) and row.state is not TrialState.FAIL:
+                self._learn(row)
+
+    def _learn(self, row: FrozenTrial) -> None:
+        try:
+            setting = self.sampler.setting(row.params)
+        except KeyError:
+            return
+        if _is_everyones(setting) or setting in self._theirs or setting in self._mine:
+            return
+        self._theirs[setting] = row.value
+        if (trial := self._awaited.pop(setting, None)) is None:
+            self._memory.add_trial(row)
+            return
+        for name, told in row.user_attrs.items():
+            trial.set_user_attr(name, told)
+        self._memory.tell(trial, row.value, state=row.state)
+
+    def _to_adopt(self) -> list[Setting]:
+        """Settings of others that may be best here, so that they can be raced."""
+        values: dict[Cell, dict[Setting, float]] = {}
+        for setting, value in {**self._theirs, **self._mine}.items():
+            if value is not None:
+                values.setdefault(setting.cell, {})[setting] = value
+        found = []
+        for at in values.values():
+            best = sorted(at, key=lambda s: -at[s])[:_ADOPTED]
+            least = max(1.0, _RIVAL * at[best[0]])
+            found += [s for s in best if s not in self._mine and at[s] > least]
+        return found
+
+    def _go_on_alone(self, error: Exception) -> None:
+        self._leases = self._disk = None
+        self._open |= self._awaited
+        self._taken += self._awaited
+        self._awaited = {}
+        self.warn(f"{self.place} cannot be used ({first_line(error)}); the search goes on alone")
+
+    def _demand_same(self, there: Mapping[str, Any]) -> None:
+        unlike = [name for name, value in self.about.items() if there.get(name) != value]
+        if unlike:
+            raise RunError(
+                f"the study {self.name} in {self.place} is of another {unlike[0]}",
+                f"{there.get(unlike[0])} there, {self.about[unlike[0]]} here",
+                "drivers that share a study tune one target on machines of one kind, alike",
+                hint="another --study",
+            )
+
+    def _is_own(self, row: FrozenTrial) -> bool:
+        return row.user_attrs.get("driver") == self.driver
+
+    def _row(self, record: Record) -> FrozenTrial:
+        row = super()._row(record)
+        row.user_attrs = {**row.user_attrs, "driver": self.driver}
+        return row
+
+
+def _is_everyones(setting: Setting) -> bool:
+    """Whether each driver measures it: what all settings are compared with."""
+    return setting.config.is_baseline or setting.config == DEFAULT_INDUCTOR
+
+
+def _key(setting: Setting) -> str:
+    text = json.dumps([setting.phase, setting.batch_size, setting.config.to_dict()], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()

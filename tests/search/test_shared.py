@@ -1,0 +1,299 @@
+"""Several drivers on one study: leases, what they learn of each other, and a real PostgreSQL."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+import sqlalchemy
+from scripts import Listener
+
+from autocompile.api import tune
+from autocompile.errors import RunError, UsageError
+from autocompile.execute.executor import Ending
+from autocompile.result import Result
+from autocompile.search import leases as leasing
+from autocompile.search.leases import Leases
+from autocompile.settings.config import DEFAULT_INDUCTOR, CompileConfig
+from autocompile.space.space import SearchSpace
+from autocompile.testing import FakeExecutor, failed, measured, probed
+
+BEST = CompileConfig(mode="max-autotune")
+SPACE = SearchSpace(("eager", "inductor", "aot_eager"), batch_sizes=(4,), freezing=(False, True))
+
+
+def script(request: Mapping[str, Any]) -> Ending:
+    config = request["config"]
+    if config["backend"] == "aot_eager":
+        return failed("crashed")
+    if config["backend"] == "eager":
+        return measured(1.0)
+    return measured(1.2 + 0.4 * (config["mode"] == "max-autotune") - 0.1 * config["freezing"])
+
+
+class Driver:
+    """A run that shares the study of a database, and what it has tried."""
+
+    def __init__(self, target: Path, url: str, run: str, **options: Any) -> None:
+        executor, probe = options.pop("executor", FakeExecutor), options.pop("probe", None)
+        self.executor = executor(options.pop("script", script), probe)
+        options = {"space": SPACE, "study": "ours", "effort": "full", **options}
+        self.result: Result = tune(
+            target, executor=self.executor, storage=url, run_dir=f"runs/{run}", **options
+        )
+
+    @property
+    def tried(self) -> set[CompileConfig]:
+        found = (CompileConfig.from_dict(r["config"]) for r in self.executor.requests)
+        return set(found)
+
+
+@pytest.fixture
+def url(target: Path) -> str:
+    return f"sqlite:///{target.parent}/shared.db"
+
+
+# Leases -------------------------------------------------------------------------------------------
+
+
+def test_a_lease_is_of_one_driver_until_it_is_not_renewed_for_long(url: str) -> None:
+    engine, now = sqlalchemy.create_engine(url), 0.0
+    one, two, three = (Leases(engine, "s", name, lambda: now) for name in ("1", "2", "3"))
+    assert one.claim("a") and not two.claim("a") and two.claim("b")
+    assert two.others() == {"a"} and one.others() == {"b"} and three.others() == {"a", "b"}
+    for _ in range(10):
+        now += leasing.EXPIRY_S / 3
+        one.keep()
+        assert two.others() == {"a"} and not two.take_over("a")
+    now += leasing.EXPIRY_S
+    assert two.others() == {"a"} and three.others() == {"a", "b"}  # as they were seen before
+    assert two.take_over("a") and not three.take_over("a")
+    assert three.others() == {"a", "b"} and not one.others() - {"a", "b"}
+    one.release("a")  # no longer its own
+    assert not three.claim("a")
+    two.release("a")
+    assert three.claim("a")
+    assert Leases(engine, "another", "1").claim("b")
+
+
+def test_what_the_first_driver_says_stands(url: str) -> None:
+    engine = sqlalchemy.create_engine(url)
+    assert Leases(engine, "s", "1").agreed("x") == "x"
+    other = Leases(engine, "s", "2")
+    assert other.agreed("y") == "x" and other.others() == set()
+
+
+# Drivers ------------------------------------------------------------------------------------------
+
+
+def test_what_one_driver_has_tried_another_does_not_unless_it_may_be_the_best(
+    target: Path, url: str
+) -> None:
+    first = Driver(target, url, "first")
+    assert BEST in first.tried and CompileConfig("aot_eager") in first.tried
+    second = Driver(target, url, "second")
+    assert CompileConfig("aot_eager") not in second.tried
+    assert len(second.tried) < len(first.tried)
+    assert first.result.config == second.result.config == {"forward": BEST}
+    assert second.result.best["forward"].measurement is not None
+    rows = optuna.load_study(study_name="ours", storage=url).get_trials()
+    assert len({row.user_attrs["driver"] for row in rows}) == 2
+    failures = [row for row in rows if row.user_attrs["outcome"] == "crashed"]
+    assert len(failures) == len({row.user_attrs["setting"] for row in failures})
+
+
+def test_a_setting_that_another_driver_is_at_is_left_to_it_until_it_has_died(
+    target: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leasing, "EXPIRY_S", 1.0)
+    inner: list[Driver] = []
+
+    def meanwhile(request: Mapping[str, Any]) -> Ending:
+        if request["config"]["backend"] == "aot_eager" and not inner:
+            began = time.monotonic()
+            inner.append(Driver(target, url, "inner"))
+            assert time.monotonic() - began >= 1.0
+        return script(request)
+
+    outer = Driver(target, url, "outer", script=meanwhile)
+    (other,) = inner
+    # The outer one stands still meanwhile, as if it had died in its trial.
+    assert any(config.backend == "aot_eager" for config in other.tried)
+    assert outer.result.config == other.result.config == {"forward": BEST}
+
+
+def test_a_run_that_goes_on_has_its_rows_once(target: Path, url: str) -> None:
+    Driver(target, url, "first", trials=3)
+    Driver(target, url, "second", trials=2)
+    Driver(target, url, "first", resume=True, space=None)
+    rows = optuna.load_study(study_name="ours", storage=url).get_trials()
+    often = Counter((row.user_attrs["driver"], row.user_attrs["number"]) for row in rows)
+    assert set(often.values()) == {1}
+
+
+def test_drivers_that_are_unlike_are_refused(target: Path, url: str) -> None:
+    Driver(target, url, "first")
+    machine = {**probed().payload["environment"], "device_name": "another CPU"}
+    with pytest.raises(RunError, match="is of another device_name") as caught:
+        Driver(target, url, "second", probe=probed(environment=machine))
+    assert "a CPU there, another CPU here" in caught.value.text()
+    with pytest.raises(RunError, match="is of another list of settings"):
+        Driver(target, url, "third", space=SearchSpace(("eager", "inductor"), batch_sizes=(4,)))
+    with pytest.raises(UsageError, match="no storage names one"):
+        tune(target, study="ours", executor=FakeExecutor(script))
+
+
+def test_without_its_database_a_driver_goes_on_alone(target: Path, url: str) -> None:
+    Driver(target, url, "first", trials=2)
+    show = Listener()
+
+    def losing(request: Mapping[str, Any]) -> Ending:
+        if request["config"]["mode"] == "max-autotune":
+            with sqlalchemy.create_engine(url).begin() as other:
+                other.execute(sqlalchemy.text("DROP TABLE IF EXISTS autocompile_leases"))
+        return script(request)
+
+    second = Driver(target, url, "second", script=losing, progress=show)
+    (warning,) = show.warnings
+    assert "goes on alone" in warning and "no such table" in warning
+    assert second.result.config == {"forward": BEST}
+    assert CompileConfig("aot_eager") in second.tried
+
+
+def test_a_password_is_not_shown(target: Path) -> None:
+    url = "postgresql://tuner:secret@127.0.0.1:1/none"
+    with pytest.raises(RunError, match=r"tuner:\*\*\*@127") as caught:
+        Driver(target, url, "first")
+    assert "secret" not in caught.value.text()
+
+
+# A server -----------------------------------------------------------------------------------------
+
+
+DRIVER = """
+import sys
+import time
+from pathlib import Path
+
+sys.path[:0] = {folders!r}
+from autocompile.search import leases
+from test_shared import Driver, script
+
+from autocompile.testing import FakeExecutor
+
+leases.EXPIRY_S = 2.0
+name, url = sys.argv[1:]
+
+class Executor(FakeExecutor):
+    def wait(self, timeout_s):
+        time.sleep(0.05)
+        last = self.requests[-1]["config"]["backend"] if self.requests else ""
+        if name == "dying" and last == "aot_eager":  # never ends
+            Path("at_it").write_text("")
+            return []
+        return super().wait(timeout_s)
+
+driver = Driver(Path("net.py"), url, name, executor=Executor)
+print(driver.result.config["forward"].label())
+"""
+
+
+def _as_postgres() -> dict[str, Any]:
+    """PostgreSQL does not run as root."""
+    return {"user": "postgres", "group": "postgres"} if os.geteuid() == 0 else {}
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    """The URL of a PostgreSQL of this test's own, which only this machine can reach."""
+    pytest.importorskip("psycopg")
+    programs = next(iter(sorted(Path("/usr/lib/postgresql").glob("*/bin"))), None)
+    if programs is None:
+        pytest.skip("PostgreSQL is not installed: apt-get install postgresql")
+    place = Path(tempfile.mkdtemp(prefix="autocompile-postgres-", dir="/tmp"))
+    if os.geteuid() == 0:
+        shutil.chown(place, "postgres", "postgres")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    initdb = [programs / "initdb", "-D", "data", "-A", "trust", "-U", "tuner"]
+    subprocess.run(initdb, check=True, cwd=place, stdout=subprocess.DEVNULL, **_as_postgres())
+    command = [programs / "postgres", "-D", "data", "-p", port, "-h", "127.0.0.1", "-k", place]
+    with (place / "log").open("w") as log:
+        running = subprocess.Popen(command, cwd=place, stdout=log, stderr=log, **_as_postgres())
+    url = f"postgresql://tuner@127.0.0.1:{port}/postgres"
+    try:
+        _demand_answer(url)
+        yield url
+    finally:
+        running.send_signal(signal.SIGINT)  # ends its sessions and then itself
+        running.wait(30)
+        shutil.rmtree(place)
+
+
+def _demand_answer(url: str) -> None:
+    engine = sqlalchemy.create_engine(with_psycopg(url))
+    for _ in range(100):
+        with contextlib.suppress(sqlalchemy.exc.OperationalError), engine.connect():
+            break
+        time.sleep(0.1)
+    else:
+        pytest.fail("PostgreSQL does not answer")
+    engine.dispose()
+
+
+def with_psycopg(url: str) -> str:
+    return url.replace("://", "+psycopg://")
+
+
+@pytest.mark.slow
+def test_on_a_server_two_drivers_share_and_one_takes_over_what_the_other_died_at(
+    target: Path, server: str
+) -> None:
+    folders = [*map(str, Path(__file__).parents[:2])]
+    Path("driver.py").write_text(DRIVER.format(folders=folders))
+
+    def started(name: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "driver.py", name, server]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    dying = started("dying")
+    while not Path("at_it").exists():
+        assert dying.poll() is None
+        time.sleep(0.05)
+    living = started("living"), started("another")
+    time.sleep(8.0)  # while it is alive, others leave its setting to it
+    assert [driver.poll() for driver in (dying, *living)] == [None] * 3
+    assert not times(server, "crashed")
+    dying.send_signal(signal.SIGKILL)
+    dying.wait()
+    labels = [driver.communicate(timeout=60)[0].splitlines()[-1] for driver in living]
+    assert labels == [BEST.label()] * 2
+    assert set(times(server, "crashed").values()) == {1}
+    worked = times(server, "ok")
+    everyones = {CompileConfig("eager").label(), DEFAULT_INDUCTOR.label()}
+    assert {worked.pop(label) for label in everyones} == {3}
+    assert worked.pop(BEST.label()) == 3  # all race it
+    frozen = CompileConfig(freezing=True).label()
+    assert worked[frozen] == 1
+
+
+def times(url: str, outcome: str) -> Counter[str]:
+    """How often each setting has ended with an outcome, over all drivers."""
+    rows = optuna.load_study(study_name="ours", storage=with_psycopg(url)).get_trials()
+    return Counter(
+        row.user_attrs["setting"] for row in rows if row.user_attrs["outcome"] == outcome
+    )
