@@ -160,7 +160,7 @@ def _answers(phase: Report) -> Iterator[dict[str, Any]]:
 
 def _results(
     phase: Report, answers: Sequence[Mapping[str, Any]]
-) -> dict[tuple[int | None, str], tuple[Report, dict[str, Any]]]:
+) -> dict[tuple[int | None, str], tuple[dict[str, Any], dict[str, Any]]]:
     """Of one machine, by batch size and config: the config, and what became of it."""
     codes = {trial["number"]: _code(trial) for trial in phase["trials"]}
     rows = {codes[row["number"]]: row for row in phase["by_batch_size"] if row["number"] in codes}
