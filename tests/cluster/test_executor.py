@@ -166,7 +166,7 @@ def test_a_lost_job_runs_elsewhere_and_alone(desk: Make) -> None:
     assert one.at(first) == one.at(third) == ["a", "b"]
     order = [e.number for e in one.ended]
     assert order == [-1, second, first, third], "one after another once what ran there had ended"
-    assert f"a: lost (a: it does not answer); trial {first}, {third} is put back" in one.told
+    assert f"a: lost (it does not answer); trial {first}, {third} is put back" in one.told
 
 
 def test_what_takes_two_stations_down_is_its_outcome(desk: Make) -> None:
