@@ -22,11 +22,14 @@ from autocompile.cluster.executor import ClusterExecutor
 from autocompile.execute.executor import Ending
 from autocompile.progress import Progress
 from autocompile.store.record import Record
-from autocompile.testing import FakeExecutor, ScriptedStations, measured
+from autocompile.testing import FakeExecutor, ScriptedStations, measured, probed
 
 TRIALS, SLICE = 2000, 250
 SPACE = autocompile.SearchSpace(
-    batch_sizes=tuple(range(1, 101)), fullgraph=(False, True), dynamic=(None, False, True)
+    batch_sizes=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512),
+    options=tuple((("limit", n),) for n in range(40)),
+    fullgraph=(False, True),
+    dynamic=(None, False, True),
 )
 
 
@@ -53,7 +56,7 @@ class Stamps(Progress):
 
 def cost(count: int) -> dict[str, Any]:
     names = [f"host{n // 8}/{n % 8}" for n in range(count)]
-    stations = ScriptedStations(names, lambda name: FakeExecutor(script))
+    stations = ScriptedStations(names, lambda name: FakeExecutor(script, probed(options=["limit"])))
     executor = ClusterExecutor(stations.links, stations.receive, stations.clock)
     stamps = Stamps()
     autocompile.tune(
