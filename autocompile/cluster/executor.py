@@ -209,7 +209,7 @@ class ClusterExecutor:
         if not self._stations.all:
             raise RunError(
                 "no station is left",
-                *self._stations.reasons.values(),
+                *self._stations.told_reasons,
                 "finished trials are safe",
                 hint="the same command with --resume, once there are machines",
             )

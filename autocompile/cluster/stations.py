@@ -128,6 +128,10 @@ class Stations:
         return max(1, sum(s.slots for s in self.able))
 
     @property
+    def told_reasons(self) -> list[str]:
+        return [f"{name}: {why}" for name, why in self.reasons.items()]
+
+    @property
     def hosts(self) -> int:
         return max(1, len({s.facts["boot"] for s in self.able}))
 
@@ -144,7 +148,7 @@ class Stations:
         if not self.all:
             raise UsageError(
                 "no station has started",
-                *self.reasons.values(),
+                *self.told_reasons,
                 hint="ray status   (what is in use, and by whom)",
             )
         demand_same_versions({s.name: s.facts for s in self.all})
@@ -163,12 +167,12 @@ class Stations:
             elif message and kind is Say.SLOTS:
                 station.slots = int(message["slots"])
             elif message and kind is Say.FAILED:
-                self.reasons[link.name] = f"{link.name}: {message['text']}"
+                self.reasons[link.name] = message["text"]
             found.append((station, None if kind is Say.CLOSED else message))
         for station in self.all:
             if not station.slots and self._clock() - station.began > _OPEN_S:
                 what = f"it has not started within {_OPEN_S:.0f} s: another job may use its place"
-                self.reasons[station.name] = f"{station.name}: {what}"
+                self.reasons[station.name] = what
                 found.append((station, None))
         return found
 
@@ -176,7 +180,7 @@ class Stations:
         station.link.close()
         if self._there.get(station.name) is station:
             del self._there[station.name]
-        self.reasons.setdefault(station.name, f"{station.name}: {why}")
+        self.reasons.setdefault(station.name, why)
 
     def replace(self, station: Station) -> None:
         """Start another in the place of one that was lost, where that is still there."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autocompile.estimate.candidates import Candidate, Limits
@@ -37,6 +37,20 @@ _START_S = 6.0  # a new interpreter and the imports that a fork does without
 
 
 @dataclass
+class _Set:
+    """One set of a phase and batch size: settings by process, those to start and those started."""
+
+    cell: Cell
+    number: int
+    size: int
+    began: float
+    waiting: list[list[Candidate]]
+    takes_turns: bool
+    started: dict[int, list[Candidate]] = field(default_factory=dict)
+    running: set[int] = field(default_factory=set)
+
+
+@dataclass
 class Race:
     """Times the best of each phase and batch size again, the user's own batch sizes first."""
 
@@ -50,11 +64,26 @@ class Race:
 
     def run(self) -> None:
         """Race until every decision is clear or the time is over."""
+        sets: list[_Set] = []
         with self._jobs() as jobs:
-            while not jobs.interrupted and (chosen := self._next()):
-                self._run_set(jobs, *chosen)
+            while True:
+                while len(sets) < self.study.executor.lanes and not jobs.interrupted:
+                    if (chosen := self._next({each.cell for each in sets})) is None:
+                        break
+                    sets.append(self._begin(*chosen))
+                for each in sets:
+                    self._start_groups(jobs, each)
+                if not jobs.size:
+                    return  # nothing is left, or Ctrl-C before it began
+                job, ending = jobs.next()
+                own = next(each for each in sets if job in each.started)
+                self._keep(job, own, ending)
+                if not own.waiting and not own.running:
+                    spent_s = self.study.budget.spent_s - own.began
+                    self._took_s[own.cell] = spent_s / (1 + own.size)
+                    sets.remove(own)
 
-    def _next(self) -> tuple[Cell, list[Candidate]] | None:
+    def _next(self, raced: Collection[Cell] = ()) -> tuple[Cell, list[Candidate]] | None:
         """The phase and batch size that is raced next, and who runs; None if nothing is open.
 
         Each gets three sets first; then more go to those whose sets were left out since the host
@@ -67,6 +96,8 @@ class Race:
         )
         for needs_set in stages:
             for cell, decision in self._decisions():
+                if cell in raced:
+                    continue
                 runners = finalists(decision)
                 needy = [c for c in runners if self._tries(c) < SETS[1] and needs_set(c, decision)]
                 for most in dict.fromkeys((len(runners), 2, 1)):  # with little time, fewer
@@ -150,23 +181,22 @@ class Race:
     def _jobs(self) -> Jobs:
         return Jobs(self.study.executor, self.study.progress, self.study.budget.is_over)
 
-    def _run_set(self, jobs: Jobs, cell: Cell, runners: Sequence[Candidate]) -> None:
-        """One set: a process for those that can share one, and one for each of the others."""
+    def _begin(self, cell: Cell, runners: Sequence[Candidate]) -> _Set:
+        """A set: a process for those that can share one, and one for each of the others."""
         study = self.study
         earlier = [r.race or 0 for r in study.records if (r.phase, r.batch_size) == cell]
         number = 1 + max(earlier, default=0)
         groups = self._groups(runners)
         study.progress.racing(*cell, len(runners), number)
-        began, waiting, started = study.budget.spent_s, list(groups), {}
-        while waiting or jobs.size:
-            while waiting and jobs.has_room and not (self._last and jobs.size):
-                group = waiting.pop(0)
-                started[self._start(jobs, cell, group, takes_turns=len(groups) > 1)] = group
-            if not jobs.size:
-                return  # Ctrl-C before it began
-            job, ending = jobs.next()
-            self._keep(job, cell, number, started[job], ending, len(groups) > 1)
-        self._took_s[cell] = (study.budget.spent_s - began) / (1 + len(runners))
+        return _Set(cell, number, len(runners), study.budget.spent_s, groups, len(groups) > 1)
+
+    def _start_groups(self, jobs: Jobs, own: _Set) -> None:
+        """Start what there is room for; after Ctrl-C nothing more."""
+        while own.waiting and jobs.has_room and not (self._last and jobs.size):
+            group = own.waiting.pop(0)
+            job = self._start(jobs, own.cell, group, takes_turns=own.takes_turns)
+            own.started[job] = group
+            own.running.add(job)
 
     def _groups(self, runners: Sequence[Candidate]) -> list[list[Candidate]]:
         """Who shares a process with whom.
@@ -236,26 +266,21 @@ class Race:
             return int((self.study.job_factory.folder.trial(job) / AT_WORK).read_text("utf-8"))
         return -1
 
-    def _keep(
-        self,
-        job: int,
-        cell: Cell,
-        number: int,
-        group: Sequence[Candidate],
-        ending: Ending,
-        has_others: bool,
-    ) -> None:
+    def _keep(self, job: int, own: _Set, ending: Ending) -> None:
         """Save a record of each side; one that failed beside others is run again by itself."""
+        own.running.discard(job)
+        cell, group = own.cell, own.started[job]
         study = self.study
         numbers = itertools.chain((job,), iter(study.job_factory.next_number, None))
         for record in self._records(job, group, ending):
             trial = record.repeats or 0
-            if not record.ok and (len(group) > 1 or (has_others and trial not in self._last)):
+            if not record.ok and (len(group) > 1 or (own.takes_turns and trial not in self._last)):
                 self._alone.add(trial)
                 self._last |= {trial} if len(group) == 1 else set()
                 continue
-            own, detail = next(numbers), {**record.detail, "raced_in": job}
-            study.keep_raced(dataclasses.replace(record, number=own, race=number, detail=detail))
+            detail = {**record.detail, "raced_in": job}
+            kept = dataclasses.replace(record, number=next(numbers), race=own.number, detail=detail)
+            study.keep_raced(kept)
         is_ours = self._at_work(job) in [c.record.number for c in group]
         if ending.outcome is Outcome.OK:
             is_ours = bool(RaceResult.read(ending.payload).sides)

@@ -1,6 +1,7 @@
 """What a driver itself costs for each trial, with scripted stations: python growth.py growth.json
 
-Process time of the whole driver, the scripted stations' own work included: an upper bound.
+Process time, the scripted stations' own work included: an upper bound. First of the executor alone,
+then of a whole run, whose sampler looks at all settings that are left.
 """
 
 from __future__ import annotations
@@ -13,20 +14,26 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import autocompile
 from autocompile.cluster.executor import ClusterExecutor
-from autocompile.execute.executor import Ending
+from autocompile.execute.executor import Ended, Ending
+from autocompile.execute.job import JobFactory
 from autocompile.progress import Progress
-from autocompile.store.record import Record
-from autocompile.testing import FakeExecutor, ScriptedStations, measured
+from autocompile.protocol.requests import Header, TrialRequest
+from autocompile.settings.config import DEFAULT_INDUCTOR
+from autocompile.store.record import Record, RunFolder
+from autocompile.testing import FakeExecutor, ScriptedStations, measured, probed
 
-TRIALS, SLICE = 2000, 250
+TRIALS, OF_WHOLE_RUN = 2000, 200
 SPACE = autocompile.SearchSpace(
-    batch_sizes=tuple(range(1, 101)), fullgraph=(False, True), dynamic=(None, False, True)
+    batch_sizes=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512),
+    options=tuple((("limit", n),) for n in range(40)),
+    fullgraph=(False, True),
+    dynamic=(None, False, True),
 )
 
 
@@ -47,13 +54,13 @@ class Stamps(Progress):
     def ended(self, record: Record, left: int) -> None:
         if record.role == "search" and record.duplicate_of is None:
             self.at_s.append(time.process_time())
-            if len(self.at_s) > TRIALS:
+            if len(self.at_s) == OF_WHOLE_RUN:
                 raise KeyboardInterrupt
 
 
-def cost(count: int) -> dict[str, Any]:
-    names = [f"host{n // 8}/{n % 8}" for n in range(count)]
-    stations = ScriptedStations(names, lambda name: FakeExecutor(script))
+def whole(count: int) -> dict[str, Any]:
+    """A run with everything: sampler, records, Optuna, report."""
+    stations = scripted(count)
     executor = ClusterExecutor(stations.links, stations.receive, stations.clock)
     stamps = Stamps()
     autocompile.tune(
@@ -65,9 +72,46 @@ def cost(count: int) -> dict[str, Any]:
         progress=stamps,
         run_dir=f"run-{count}",
     )
-    ends = stamps.at_s[::SLICE]
-    per_trial_ms = [round(1000 * (b - a) / SLICE, 2) for a, b in itertools.pairwise(ends)]
-    return {"stations": count, "trials": len(stamps.at_s) - 1, "ms_per_trial_by_250": per_trial_ms}
+    return {"stations": count, "trials": len(stamps.at_s), "ms_per_trial": slices(stamps.at_s)}
+
+
+def executor_alone(count: int) -> dict[str, Any]:
+    """Jobs from ``request.json`` to their ending, with as many running as there is room for."""
+    stations, folder = scripted(count), RunFolder(Path(f"jobs-{count}"))
+    folder.create()
+    factory = JobFactory(folder, Header("net.py"), 60.0, None)
+    executor = ClusterExecutor(stations.links, stations.receive, stations.clock)
+    at_s, running = list[float](), 0
+    while len(at_s) < TRIALS:
+        while running < executor.slots:
+            request = TrialRequest(
+                header=factory.header,
+                number=factory.next_number(),
+                phase="forward",
+                config=DEFAULT_INDUCTOR,
+                batch_size=4,
+            )
+            executor.start(factory.job(request))
+            running += 1
+        for event in executor.wait(60.0):
+            if isinstance(event, Ended):
+                running -= 1
+                factory.drop_cache(event.number)
+                at_s.append(time.process_time())
+    executor.close()
+    return {"stations": count, "trials": len(at_s), "ms_per_trial": slices(at_s)}
+
+
+def scripted(count: int) -> ScriptedStations:
+    names = [f"host{n // 8}/{n % 8}" for n in range(count)]
+    return ScriptedStations(names, lambda name: FakeExecutor(script, probed(options=["limit"])))
+
+
+def slices(at_s: Sequence[float]) -> list[float]:
+    """Of each eighth."""
+    size = len(at_s) // 8
+    ends = at_s[::size][:9]
+    return [round(1000 * (b - a) / size, 2) for a, b in itertools.pairwise(ends)]
 
 
 def main() -> None:
@@ -75,10 +119,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         os.chdir(scratch)
         Path("net.py").write_text("never run", "utf-8")
-        rows = [cost(8), cost(64)]
-    machine = {"python": platform.python_version(), "cores": os.cpu_count()}
-    out.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n", "utf-8")
-    print(json.dumps(rows, indent=1))
+        found: dict[str, Any] = {"python": platform.python_version(), "cores": os.cpu_count()}
+        found["executor"] = [executor_alone(8), executor_alone(64)]
+        found["whole"] = [whole(8), whole(64)]
+    out.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    print(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":

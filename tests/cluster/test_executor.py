@@ -19,7 +19,7 @@ from autocompile.execute.executor import Ended, Ending, Event, Told
 from autocompile.execute.job import JobFactory
 from autocompile.protocol.requests import Header, ProbeRequest, RaceRequest, Side, TrialRequest
 from autocompile.settings.config import CompileConfig
-from autocompile.store.record import Outcome, RunFolder
+from autocompile.store.record import Outcome, Record, RunFolder
 from autocompile.testing import FakeExecutor, ScriptedStations, failed, measured, probed
 
 
@@ -166,7 +166,7 @@ def test_a_lost_job_runs_elsewhere_and_alone(desk: Make) -> None:
     assert one.at(first) == one.at(third) == ["a", "b"]
     order = [e.number for e in one.ended]
     assert order == [-1, second, first, third], "one after another once what ran there had ended"
-    assert f"a: lost (a: it does not answer); trial {first}, {third} is put back" in one.told
+    assert f"a: lost (it does not answer); trial {first}, {third} is put back" in one.told
 
 
 def test_what_takes_two_stations_down_is_its_outcome(desk: Make) -> None:
@@ -279,6 +279,32 @@ def test_a_whole_run_over_stations_is_a_run(target: Path) -> None:
     at = {r.detail["station"] for r in result.trials if r.race is not None}
     assert at == {"a", "b"}, "finalists are raced on more than one machine"
     assert not stations.alive
+
+
+class Order(Listener):
+    """In which order races begin and their sides end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words: list[str] = []
+
+    def racing(self, phase: str, batch_size: int | None, sides: int, number: int) -> None:
+        self.words.append("begins")
+
+    def ended(self, record: Record, left: int) -> None:
+        self.words += ["ends"] if record.race else []
+
+
+@pytest.mark.parametrize(("names", "at_once"), [("a b", 2), ("a/0 a/1", 1), ("a", 1)])
+def test_batch_sizes_are_raced_at_once_on_different_hosts(
+    target: Path, names: str, at_once: int
+) -> None:
+    stations = ScriptedStations(names.split(), lambda name: FakeExecutor(script))
+    executor = ClusterExecutor(stations.links, stations.receive, stations.clock)
+    order, space = Order(), autocompile.SearchSpace(batch_sizes=(4, 8))
+    autocompile.tune(target, executor=executor, space=space, clock=stations.clock, progress=order)
+    begun = order.words.index("ends")
+    assert order.words[:begun] == ["begins"] * at_once
 
 
 def test_a_trial_that_takes_machines_down_is_no_value_to_the_sampler(target: Path) -> None:

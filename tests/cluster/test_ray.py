@@ -72,6 +72,10 @@ def finished(folder: Path) -> int:
     return len(list(folder.glob("trials/*/result.json")))
 
 
+def started(folder: Path) -> int:
+    return len(list(folder.glob("trials/*/request.json")))
+
+
 def until(condition: Callable[[], bool], within_s: float) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
@@ -123,10 +127,10 @@ def test_a_node_that_is_lost_in_a_trial_loses_nothing(
     cluster: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     nodes = [cluster.add_node(**labelled("T4")) for _ in range(2)]
-    took_s = []
+    took_s, folder = [], Path("runs/model-0001/T4")
 
     def remove() -> None:
-        until(lambda: finished(Path("runs/model-0001/T4")) >= 2, 200)
+        until(lambda: finished(folder) >= 2 and started(folder) >= finished(folder) + 2, 200)
         assert len(_alive_with(STATION)) == 2
         cluster.remove_node(nodes[0], allow_graceful=False)
         began = time.monotonic()
@@ -135,14 +139,16 @@ def test_a_node_that_is_lost_in_a_trial_loses_nothing(
 
     thread = threading.Thread(target=remove)
     thread.start()
-    found = tune_all("model.py", ray=cluster.address, trials=8, budget_s=150, **SHORT)
+    options = {"accelerators": ("T4",), "trials": 8, "effort": "full"}
+    found = tune_all("model.py", ray=cluster.address, **options, **SHORT)
     thread.join()
     assert not found.errors
     assert took_s[0] < 10, "something of it lived on"
     searched = [r for r in found.results["T4"].trials if r.role == "search" and r.wall_s]
     assert len(searched) == 8
     assert {r.outcome.value for r in searched} == {"ok"}
-    assert "lost (" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "lost (" in told and "is put back" in told, "it was in the middle of a trial"
     assert_nothing_left(STATION, within_s=10)
 
 
