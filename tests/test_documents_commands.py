@@ -59,6 +59,10 @@ def test_commands_about_runs_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     unpack("outcomes", tmp_path)
     (tmp_path / "runs" / "outcomes").rename(tmp_path / "runs" / "net-0001")
     shutil.copytree(tmp_path / "runs" / "net-0001", tmp_path / "runs" / "model-0001" / "H100")
+    t4 = tmp_path / "runs" / "model-0001" / "T4"
+    shutil.copytree(tmp_path / "runs" / "net-0001", t4)
+    run = (t4 / "run.json").read_text("utf-8")
+    (t4 / "run.json").write_text(run.replace('"a CPU"', '"a T4"'), "utf-8")
     monkeypatch.chdir(tmp_path)
     for path in map(Path, REPORTS):
         path.parent.mkdir(exist_ok=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import re
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from autocompile.store.record import Outcome, Record
 __all__ = ["TROUBLE", "OptunaStudy", "first_line"]
 
 _LOCK_PATIENCE_S = 5
+_FILTERS = threading.Lock()  # filters of warnings are of all threads: runs of a cluster set them
 _METRIC = "speed-up over eager"
 _NOTE = """\
 The search of the run `{run}`. The answer, with the races that confirm it, is in its `report.html`.
@@ -198,7 +200,7 @@ class OptunaStudy:
         return storage
 
     def _study(self, storage: optuna.storages.BaseStorage) -> optuna.Study:
-        with warnings.catch_warnings():
+        with _FILTERS, warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             study = optuna.create_study(
                 study_name=self.name,

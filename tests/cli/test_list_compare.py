@@ -95,7 +95,7 @@ def test_runs_are_listed_with_what_came_of_them(work: Path) -> None:
     assert interrupted["state"] == "interrupted"
     assert rllib["phases"]["learner_update"]["batch_size"] == 64
     text = said("list")
-    assert "3.00× [2.91, 3.08]" in text
+    assert "3.00× [2.88, 3.12]" in text
     assert "\n  forward               keep eager\n" in text
     assert "at batch size 64" in text
     assert any(
