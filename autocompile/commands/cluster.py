@@ -116,7 +116,10 @@ def tune_all(
             for kind, its in places.items()
         }
         for kinds in side_by_side(places):
-            _run_all([work[kind] for kind in kinds])
+            at_once = [work[kind] for kind in kinds]
+            _run_all(at_once)
+            if any(run.is_interrupted for run in at_once):
+                break
     for run in work.values():
         if run.error and not isinstance(run.error, (AutocompileError, KeyboardInterrupt)):
             raise run.error  # a defect; finished trials are safe
@@ -139,8 +142,12 @@ def _executor(
 ) -> ClusterExecutor:
     """Stations at these places; GPUs of one host may measure at once where that shows nothing."""
     executor = ClusterExecutor(cluster.open(places, message), cluster.receive)
-    if device != "cpu" and places[0].gpus:
-        share_hosts(executor, cluster.allow)
+    try:
+        if device != "cpu" and places[0].gpus:
+            share_hosts(executor, cluster.allow)
+    except BaseException:
+        executor.close()
+        raise
     return executor
 
 
@@ -159,9 +166,17 @@ class _Run:
             if self._is_stopped:
                 raise KeyboardInterrupt
             with contextlib.closing(self._make()) as self._executor:
+                if self._is_stopped:  # while its stations started
+                    raise KeyboardInterrupt
                 self.result = api.tune(executor=self._executor, **self._options)
         except (Exception, KeyboardInterrupt) as error:  # the others go on
             self.error = error
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether Ctrl-C has reached it."""
+        was_told = self.result is not None and self.result.interrupted
+        return self._is_stopped or was_told or isinstance(self.error, KeyboardInterrupt)
 
     def stop(self) -> None:
         """As Ctrl-C: the first reports what is known, the second does not."""
