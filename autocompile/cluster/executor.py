@@ -192,6 +192,8 @@ class ClusterExecutor:
         Raises:
             RunError: it was the last.
         """
+        if station not in self._stations.all:  # its end has been told twice
+            return
         self._stations.give_up(station, "it does not answer")
         tasks = [t for t in station.running.values() if not t.is_probe]
         told = f"lost ({self._stations.reasons[station.name]})"

@@ -169,6 +169,21 @@ def test_a_lost_job_runs_elsewhere_and_alone(desk: Make) -> None:
     assert f"a: lost (it does not answer); trial {first}, {third} is put back" in one.told
 
 
+def test_a_station_whose_end_is_told_twice_is_lost_once(desk: Make) -> None:
+    one = desk("a b")
+    one.probe()
+    number, receive = one.trial(), one.stations.receive
+
+    def doubled(links: Any, timeout_s: float) -> list[Any]:
+        return [m for m in receive(links, timeout_s) for _ in range(2 if m[1] is None else 1)]
+
+    one.executor._stations._receive = doubled
+    one.stations.lose("a")
+    assert one.ending(number).outcome is Outcome.OK
+    assert one.at(number) == ["a", "b"]
+    assert len([text for text in one.told if "lost" in text]) == 1
+
+
 def test_what_takes_two_stations_down_is_its_outcome(desk: Make) -> None:
     one = desk("a b c")
     one.probe()

@@ -6,11 +6,13 @@ import base64
 import contextlib
 import json
 import os
+import queue
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -271,6 +273,15 @@ def test_hushed_it_starts_nothing_until_the_host_is_free(pipe: Pipe) -> None:
     assert not pipe.receive(0.1)
     pipe.send(encode(Do.FREE))
     until(pipe, Say.ENDED)
+
+
+def test_a_line_that_makes_no_sense_is_the_end_of_the_station() -> None:
+    pipe: Any = Pipe.__new__(Pipe)
+    pipe._said = queue.SimpleQueue()
+    pipe._process = types.SimpleNamespace(stdout=[b"Segmentation fault"])
+    with pytest.raises(ValueError, match="Expecting value"):
+        pipe._read()
+    assert pipe.receive(0.0) == [None]
 
 
 def alive_with(variable: str) -> list[int]:
