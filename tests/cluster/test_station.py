@@ -128,6 +128,12 @@ def test_a_type_that_is_not_there_is_refused_with_those_that_are() -> None:
     assert "try: --accelerators T4,cpu" in error.value.text()
 
 
+def test_a_cluster_without_gpus_and_cpus_is_refused() -> None:
+    with pytest.raises(UsageError, match="no node of the cluster has GPUs or a whole CPU") as error:
+        places_of([node("head"), node("b", CPU=0.5)], None)
+    assert "2 of its nodes are alive" in error.value.text()
+
+
 # What is shipped ---------------------------------------------------------------------------------
 
 
