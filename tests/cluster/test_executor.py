@@ -184,6 +184,17 @@ def test_a_station_whose_end_is_told_twice_is_lost_once(desk: Make) -> None:
     assert len([text for text in one.told if "lost" in text]) == 1
 
 
+def test_a_job_that_runs_alone_does_not_wait_for_all_others(desk: Make) -> None:
+    one = desk("a b", slots=2)
+    one.probe()
+    lost = one.trial()
+    one.stations.lose("a")
+    others = [one.trial() for _ in range(8)]
+    one.ending(lost)
+    before = [e.number for e in one.ended if e.number in others]
+    assert len(before) <= 2, "only those that ran when it was put back"
+
+
 def test_what_takes_two_stations_down_is_its_outcome(desk: Make) -> None:
     one = desk("a b c")
     one.probe()
