@@ -150,7 +150,8 @@ class _RayLink:
             scheduling_strategy=NodeAffinitySchedulingStrategy(place.node, soft=False),
         ).remote(name)
         self._pending: Any = None
-        self.send(Do.OPEN, **{"jobs": place.jobs, "share": place.share, **message})
+        own = {"most_jobs": place.jobs, "share": place.share}
+        self.send(Do.OPEN, **own, **message)
 
     def send(self, kind: Do, **fields: Any) -> None:
         self._actor.send.remote(encode(kind, **fields))

@@ -28,7 +28,7 @@ class Place:
 
     @property
     def jobs(self) -> int:
-        """Trials that may compile side by side."""
+        """Most trials that may compile side by side, if the user does not say how many."""
         return max(1, int(self.cpus))
 
 

@@ -164,7 +164,10 @@ class Station:
 
     def _open(self, message: Mapping[str, Any]) -> None:
         self._folder = StationFolder(message["files"], message["place"])
-        self._executor = LocalExecutor(message["isolation"], message["jobs"], host=self)
+        jobs = message.get("jobs")
+        self._executor = LocalExecutor(message["isolation"], jobs, host=self)
+        if jobs is None:  # as many as on one machine, but no more than its share
+            self._executor.slots = min(self._executor.slots, message["most_jobs"])
         self._executor.listen(self._inbox.descriptor)
         self._memory = message["memory_limit_bytes"]
         self._share = message["share"]

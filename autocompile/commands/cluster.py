@@ -75,7 +75,8 @@ def tune_all(
         run_dir: holds a run's folder for each type; None: a new one under ``./runs``.
         resume: go on with ``run_dir``, or the last such folder of this target.
         device: None: ``cpu`` for the type ``cpu``, else a GPU.
-        jobs: trials that compile in parallel on a station; None: one for each of its CPUs.
+        jobs: trials that compile in parallel on a station; None: one for each of its CPUs,
+            as far as memory allows, at most 16.
         isolation, memory_limit_bytes: as in :func:`autocompile.tune`, on each station.
         show: progress: ``auto``, ``plain`` or ``none``.
         options: others of :func:`autocompile.tune`.

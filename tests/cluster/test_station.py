@@ -232,10 +232,11 @@ class Keeper:
             self._pipe.send(encode(Do.FREE))
 
 
-def opened(pipe: Pipe) -> dict[str, Any]:
+def opened(pipe: Pipe, jobs: int | None = 2, most_jobs: int = 1) -> dict[str, Any]:
     source = (TARGETS / "plain.py").read_bytes()
     files = {"plain.py": base64.b64encode(source).decode()}
-    options = {"isolation": "auto", "jobs": 2, "memory_limit_bytes": None, "share": 1.0}
+    options = {"isolation": "auto", "memory_limit_bytes": None, "share": 1.0}
+    options |= {"most_jobs": most_jobs, **({"jobs": jobs} if jobs else {})}
     pipe.send(encode(Do.OPEN, files=files, place="/home/me", **options))
     return until(pipe, Say.HELLO)
 
@@ -266,6 +267,13 @@ def test_a_station_runs_trials_of_a_target_that_it_was_sent(pipe: Pipe) -> None:
     assert keeper.heard.count("ask") == keeper.heard.count("done")
     pipe.send(encode(Do.CLOSE))
     until(pipe, Say.CLOSED)
+
+
+@pytest.mark.parametrize(("most_jobs", "slots"), [(1, 1), (1000, os.cpu_count() or 1)])
+def test_without_a_number_of_jobs_a_station_runs_as_many_as_a_machine_at_most_its_share(
+    pipe: Pipe, most_jobs: int, slots: int
+) -> None:
+    assert opened(pipe, None, most_jobs)["slots"] <= min(slots, 16)
 
 
 def test_hushed_it_starts_nothing_until_the_host_is_free(pipe: Pipe) -> None:
