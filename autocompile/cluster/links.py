@@ -18,7 +18,7 @@ import autocompile
 from autocompile.cluster.pipe import Pipe, TokenKeeper
 from autocompile.cluster.places import Place
 from autocompile.cluster.stations import Link, Message
-from autocompile.cluster.wire import Do, decode, encode
+from autocompile.cluster.wire import Do, Say, decode, encode
 from autocompile.errors import UsageError
 
 __all__ = ["Cluster", "connected"]
@@ -26,6 +26,7 @@ __all__ = ["Cluster", "connected"]
 _NAMESPACE, _KEEPER = "autocompile", "autocompile-tokens"
 _LISTENING = "listening"  # concurrency group of calls that wait, beside those that do not
 _POLL_S = 30.0
+_MOST_CHARACTERS = 200  # of Ray's words on why an actor has died
 
 
 @contextlib.contextmanager
@@ -182,8 +183,9 @@ class _RayLink:
         pending, self._pending = self._pending, None
         try:
             return [None if line is None else decode(line) for line in ray.get(pending)]
-        except (ray.exceptions.RayError, ValueError):
-            return [None]
+        except (ray.exceptions.RayError, ValueError) as error:
+            why = (str(error).strip() or type(error).__name__).splitlines()[-1]  # Ray's cause
+            return [decode(encode(Say.FAILED, text=why[:_MOST_CHARACTERS])), None]
 
     def close(self) -> None:
         """Kill the actor: its process ends itself then."""
