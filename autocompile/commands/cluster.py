@@ -79,7 +79,7 @@ def tune_all(
             as far as memory allows, at most 16.
         isolation, memory_limit_bytes: as in :func:`autocompile.tune`, on each station.
         show: progress: ``auto``, ``plain`` or ``none``.
-        options: others of :func:`autocompile.tune`.
+        options: others of :func:`autocompile.tune`; the name of a ``study`` gets the type at its end.
 
     Raises:
         UsageError, TargetError: the request, the cluster or the target is invalid.
@@ -90,7 +90,7 @@ def tune_all(
             "--python names interpreters of this machine, not of a cluster's",
             hint="the same command without --python, or without --ray",
         )
-    spec = target_spec(target)
+    spec, study = target_spec(target), options.get("study")
     shipment = shipment_of(spec)
     folder = _folder(spec, run_dir, resume)
     message = {
@@ -107,6 +107,7 @@ def tune_all(
                 lambda its=its: _executor(cluster, its, message, device),
                 {
                     **options,
+                    "study": f"{study}-{kind}" if study else None,
                     "target": shipment.target,
                     "run_dir": folder / kind,
                     "resume": resume and (folder / kind / "run.json").exists(),
