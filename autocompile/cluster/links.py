@@ -163,8 +163,11 @@ class _RayLink:
         self._join(self._cluster.keeper())
 
     def _join(self, keeper: Any) -> None:
+        import ray
+
         self._keeper = keeper
-        self._actor.attach.remote(self._keeper)
+        with contextlib.suppress(ray.exceptions.RayError):  # it may be dead
+            ray.get(self._actor.attach.remote(keeper), timeout=_POLL_S)  # before it is hushed
         self._keeper.join.remote(self.name, self._host, self._actor)
 
     def pending(self, keeper: Any) -> Any:

@@ -157,6 +157,7 @@ class Station:
             if not executor.measure():
                 self.measured()  # who wanted it has ended
         elif kind is Do.ANEW:
+            self._is_hushing = False
             executor.hush(False)
             if self._asked:
                 self._say(Say.ASK)
@@ -211,7 +212,9 @@ class Station:
         if self._executor and self._executor.slots != self._slots:
             self._slots = self._executor.slots
             self._say(Say.SLOTS, slots=self._slots)
-        if self._executor and self._is_hushing and self._executor.is_quiet:
+        # It measures still where somebody new hands out the tokens.
+        is_hushed = self._is_hushing and not self._has_token
+        if self._executor and is_hushed and self._executor.is_quiet:
             self._is_hushing = False
             self._say(Say.HUSHED)
 

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import queue
+import select
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from autocompile.cluster.paths import StationFolder
 from autocompile.cluster.pipe import Pipe, restored
 from autocompile.cluster.places import places_of, side_by_side
 from autocompile.cluster.shipping import shipment_of
+from autocompile.cluster.station import Station
 from autocompile.cluster.wire import (
     Do,
     Say,
@@ -287,6 +289,36 @@ def test_hushed_it_starts_nothing_until_the_host_is_free(pipe: Pipe) -> None:
     assert not pipe.receive(0.1)
     pipe.send(encode(Do.FREE))
     until(pipe, Say.ENDED)
+
+
+class Quiet:
+    """In place of an executor: nothing compiles."""
+
+    is_quiet, slots = True, 0
+
+    def hush(self, is_on: bool) -> None:
+        """Nothing runs."""
+
+
+@pytest.mark.parametrize("ends", [Do.ANEW, None])
+def test_what_a_station_says_of_being_hushed_is_true(ends: Do | None) -> None:
+    source, sink = os.pipe()
+    inbox: Any = types.SimpleNamespace()
+    station: Any = Station(inbox, sink)
+    station._executor = Quiet()
+    station._has_token = ends is None
+    station._take(encode(Do.HUSH))
+    if ends is not None:
+        station._take(encode(ends))
+    station._tell_changes()
+    assert not select.select([source], [], [], 0)[0], "it measures, or nobody wants to know"
+    if ends is None:
+        station.measured()
+        station._tell_changes()
+        said = [decode(line)["say"] for line in os.read(source, 1000).splitlines()]
+        assert said == [Say.DONE, Say.HUSHED]
+    os.close(source)
+    os.close(sink)
 
 
 def test_a_line_that_makes_no_sense_is_the_end_of_the_station() -> None:
