@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from conftest import TARGETS
 
+from autocompile.cluster import agreement
 from autocompile.cluster.paths import StationFolder
 from autocompile.cluster.pipe import Pipe, restored
 from autocompile.cluster.places import places_of, side_by_side
@@ -39,6 +41,7 @@ from autocompile.cluster.wire import (
 from autocompile.errors import UsageError
 from autocompile.execute.executor import Ending, Job
 from autocompile.protocol.requests import Header, TimingLimits, TrialRequest
+from autocompile.runtime import machine
 from autocompile.settings.config import CompileConfig
 from autocompile.store.record import Outcome, Step
 
@@ -134,6 +137,11 @@ def test_a_cluster_without_gpus_and_cpus_is_refused() -> None:
     with pytest.raises(UsageError, match="no node of the cluster has GPUs or a whole CPU") as error:
         places_of([node("head"), node("b", CPU=0.5)], None)
     assert "2 of its nodes are alive" in error.value.text()
+
+
+def test_what_makes_stations_alike_is_what_a_probe_describes() -> None:
+    described = machine.describe(torch.device("cpu"))
+    assert set(agreement._ALIKE) <= described.keys()
 
 
 # What is shipped ---------------------------------------------------------------------------------
