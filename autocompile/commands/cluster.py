@@ -79,7 +79,7 @@ def tune_all(
             as far as memory allows, at most 16.
         isolation, memory_limit_bytes: as in :func:`autocompile.tune`, on each station.
         show: progress: ``auto``, ``plain`` or ``none``.
-        options: others of :func:`autocompile.tune`; the name of a ``study`` gets the type at its end.
+        options: others of :func:`autocompile.tune`; a ``study`` gets the type at its name's end.
 
     Raises:
         UsageError, TargetError: the request, the cluster or the target is invalid.
