@@ -127,15 +127,18 @@ class ClusterExecutor:
 
     def _dispatch(self) -> None:
         """Send what waits to stations with room; what a lost station ran comes first."""
+        kept: set[str] = set()  # for a job that runs alone, once what runs there has ended
         for task in list(self._waiting):
-            if (station := self._choose(task)) is not None:
+            able = [s for s in self._stations.able if s.name not in kept]
+            if (station := self._choose(task, able)) is not None:
                 self._waiting.remove(task)
                 self._send(station, task)
+            elif task.cell is None and task.is_alone and able:
+                kept.add(min(able, key=lambda s: s.load).name)
 
-    def _choose(self, task: Task) -> Station | None:
-        """The station with most room, or of a race the one whose turn it is; None: wait."""
-        able, cell = self._stations.able, task.cell
-        if cell is None:
+    def _choose(self, task: Task, able: Sequence[Station]) -> Station | None:
+        """Of those able, the one with most room, or of a race whose turn it is; None: wait."""
+        if (cell := task.cell) is None:
             able = [s for s in able if s.has_room_for(task)]
             return min(able, key=lambda s: s.load, default=None)
         sharing = [s for s in able if any(t.cell == cell for t in s.running.values())]
@@ -192,6 +195,8 @@ class ClusterExecutor:
         Raises:
             RunError: it was the last.
         """
+        if station not in self._stations.all:  # its end has been told twice
+            return
         self._stations.give_up(station, "it does not answer")
         tasks = [t for t in station.running.values() if not t.is_probe]
         told = f"lost ({self._stations.reasons[station.name]})"

@@ -53,16 +53,19 @@ class Hosts:
     def __init__(self) -> None:
         self._hosts: dict[str, _Host] = {}
         self._home: dict[str, str] = {}  # of each station
+        self._early: set[str] = set()  # have asked before it was heard that they have joined
 
     def join(self, station: str, host: str) -> Orders:
         """Add a station; if it was there, it begins anew."""
+        has_asked = station in self._early
         orders = self.leave(station)
         self._home[station] = host
         self._hosts.setdefault(host, _Host()).members.add(station)
-        return orders + self._advance(host)
+        return orders + (self.ask(station) if has_asked else self._advance(host))
 
     def leave(self, station: str) -> Orders:
         """Remove a station, which may be dead."""
+        self._early.discard(station)
         host = self._home.pop(station, None)
         if host is None:
             return []
@@ -79,10 +82,13 @@ class Hosts:
 
     def ask(self, station: str) -> Orders:
         """A station wants to measure."""
-        here = self._hosts.get(self._home.get(station, ""), _Host())
-        if station in here.members and station not in here.waiting and station not in here.holders:
+        if (host := self._home.get(station)) is None:
+            self._early.add(station)
+            return []
+        here = self._hosts[host]
+        if station not in here.waiting and station not in here.holders:
             here.waiting.append(station)
-        return self._advance(self._home.get(station))
+        return self._advance(host)
 
     def confirm(self, station: str) -> Orders:
         """A station has stopped its trials."""

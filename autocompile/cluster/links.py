@@ -18,7 +18,7 @@ import autocompile
 from autocompile.cluster.pipe import Pipe, TokenKeeper
 from autocompile.cluster.places import Place
 from autocompile.cluster.stations import Link, Message
-from autocompile.cluster.wire import Do, decode, encode
+from autocompile.cluster.wire import Do, Say, decode, encode
 from autocompile.errors import UsageError
 
 __all__ = ["Cluster", "connected"]
@@ -26,6 +26,7 @@ __all__ = ["Cluster", "connected"]
 _NAMESPACE, _KEEPER = "autocompile", "autocompile-tokens"
 _LISTENING = "listening"  # concurrency group of calls that wait, beside those that do not
 _POLL_S = 30.0
+_MOST_CHARACTERS = 200  # of Ray's words on why an actor has died
 
 
 @contextlib.contextmanager
@@ -150,7 +151,8 @@ class _RayLink:
             scheduling_strategy=NodeAffinitySchedulingStrategy(place.node, soft=False),
         ).remote(name)
         self._pending: Any = None
-        self.send(Do.OPEN, **{"jobs": place.jobs, "share": place.share, **message})
+        own = {"most_jobs": place.jobs, "share": place.share}
+        self.send(Do.OPEN, **own, **message)
 
     def send(self, kind: Do, **fields: Any) -> None:
         self._actor.send.remote(encode(kind, **fields))
@@ -161,8 +163,11 @@ class _RayLink:
         self._join(self._cluster.keeper())
 
     def _join(self, keeper: Any) -> None:
+        import ray
+
         self._keeper = keeper
-        self._actor.attach.remote(self._keeper)
+        with contextlib.suppress(ray.exceptions.RayError):  # it may be dead
+            ray.get(self._actor.attach.remote(keeper), timeout=_POLL_S)  # before it is hushed
         self._keeper.join.remote(self.name, self._host, self._actor)
 
     def pending(self, keeper: Any) -> Any:
@@ -181,8 +186,9 @@ class _RayLink:
         pending, self._pending = self._pending, None
         try:
             return [None if line is None else decode(line) for line in ray.get(pending)]
-        except (ray.exceptions.RayError, ValueError):
-            return [None]
+        except (ray.exceptions.RayError, ValueError) as error:
+            why = (str(error).strip() or type(error).__name__).splitlines()[-1]  # Ray's cause
+            return [decode(encode(Say.FAILED, text=why[:_MOST_CHARACTERS])), None]
 
     def close(self) -> None:
         """Kill the actor: its process ends itself then."""

@@ -97,14 +97,16 @@ class Pipe:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            text = line.decode()
-            kind = decode(text)["say"]
-            if kind not in _OF_TOKENS:
-                self._said.put(text)
-            elif self._tokens is not None:
-                self._tokens.hear.remote(self._name, kind.value)
-        self._said.put(None)
+        try:
+            for line in self._process.stdout:
+                text = line.decode()
+                kind = decode(text)["say"]
+                if kind not in _OF_TOKENS:
+                    self._said.put(text)
+                elif self._tokens is not None:
+                    self._tokens.hear.remote(self._name, kind.value)
+        finally:  # also after a line that is no message
+            self._said.put(None)
 
 
 class TokenKeeper:

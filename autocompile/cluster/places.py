@@ -28,7 +28,7 @@ class Place:
 
     @property
     def jobs(self) -> int:
-        """Trials that may compile side by side."""
+        """Most trials that may compile side by side, if the user does not say how many."""
         return max(1, int(self.cpus))
 
 
@@ -40,7 +40,7 @@ def places_of(
     A ``cpu`` station is on a node without GPUs, if there is one.
 
     Raises:
-        UsageError: no living node has such an accelerator.
+        UsageError: no living node has such an accelerator, or none has anything.
     """
     alive = sorted((n for n in nodes if n["Alive"]), key=lambda n: str(n["NodeID"]))
     found: dict[str, list[Place]] = {}
@@ -62,6 +62,12 @@ def places_of(
             f"there are: {', '.join(f'{k} ({len(p)})' for k, p in found.items()) or 'none'}",
             "a node's type is its label ray.io/accelerator-type or its resource accelerator_type:X",
             hint=f"--accelerators {','.join(found)}" if found else "ray status",
+        )
+    if not wanted:
+        raise UsageError(
+            "no node of the cluster has GPUs or a whole CPU",
+            f"{len(alive)} of its nodes are alive",
+            hint="ray status   (a node that ray start has given --num-cpus=0 runs no trials)",
         )
     return {kind: found[kind] for kind in dict.fromkeys(wanted)}
 

@@ -157,6 +157,7 @@ class Station:
             if not executor.measure():
                 self.measured()  # who wanted it has ended
         elif kind is Do.ANEW:
+            self._is_hushing = False
             executor.hush(False)
             if self._asked:
                 self._say(Say.ASK)
@@ -164,7 +165,10 @@ class Station:
 
     def _open(self, message: Mapping[str, Any]) -> None:
         self._folder = StationFolder(message["files"], message["place"])
-        self._executor = LocalExecutor(message["isolation"], message["jobs"], host=self)
+        jobs = message.get("jobs")
+        self._executor = LocalExecutor(message["isolation"], jobs, host=self)
+        if jobs is None:  # as many as on one machine, but no more than its share
+            self._executor.slots = min(self._executor.slots, message["most_jobs"])
         self._executor.listen(self._inbox.descriptor)
         self._memory = message["memory_limit_bytes"]
         self._share = message["share"]
@@ -208,7 +212,9 @@ class Station:
         if self._executor and self._executor.slots != self._slots:
             self._slots = self._executor.slots
             self._say(Say.SLOTS, slots=self._slots)
-        if self._executor and self._is_hushing and self._executor.is_quiet:
+        # It measures still where somebody new hands out the tokens.
+        is_hushed = self._is_hushing and not self._has_token
+        if self._executor and is_hushed and self._executor.is_quiet:
             self._is_hushing = False
             self._say(Say.HUSHED)
 

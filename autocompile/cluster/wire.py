@@ -18,7 +18,7 @@ __all__ = ["Do", "Say", "decode", "encode", "ending_of", "job_of", "sent_ending"
 class Do(str, Enum):
     """What a station is told, and in brackets what else the line holds."""
 
-    OPEN = "open"  # begin (files, place, isolation, jobs, memory_limit_bytes, share)
+    OPEN = "open"  # begin (files, place, isolation, most_jobs, memory_limit_bytes, share; jobs)
     START = "start"  # run a job (job, request, kept, alone)
     CANCEL = "cancel"  # kill a job (number)
     CLOSE = "close"  # end everything

@@ -75,10 +75,11 @@ def tune_all(
         run_dir: holds a run's folder for each type; None: a new one under ``./runs``.
         resume: go on with ``run_dir``, or the last such folder of this target.
         device: None: ``cpu`` for the type ``cpu``, else a GPU.
-        jobs: trials that compile in parallel on a station; None: one for each of its CPUs.
+        jobs: trials that compile in parallel on a station; None: one for each of its CPUs,
+            as far as memory allows, at most 16.
         isolation, memory_limit_bytes: as in :func:`autocompile.tune`, on each station.
         show: progress: ``auto``, ``plain`` or ``none``.
-        options: others of :func:`autocompile.tune`.
+        options: others of :func:`autocompile.tune`; a ``study`` gets the type at its name's end.
 
     Raises:
         UsageError, TargetError: the request, the cluster or the target is invalid.
@@ -89,7 +90,7 @@ def tune_all(
             "--python names interpreters of this machine, not of a cluster's",
             hint="the same command without --python, or without --ray",
         )
-    spec = target_spec(target)
+    spec, study = target_spec(target), options.get("study")
     shipment = shipment_of(spec)
     folder = _folder(spec, run_dir, resume)
     message = {
@@ -106,6 +107,7 @@ def tune_all(
                 lambda its=its: _executor(cluster, its, message, device),
                 {
                     **options,
+                    "study": f"{study}-{kind}" if study else None,
                     "target": shipment.target,
                     "run_dir": folder / kind,
                     "resume": resume and (folder / kind / "run.json").exists(),
@@ -116,7 +118,10 @@ def tune_all(
             for kind, its in places.items()
         }
         for kinds in side_by_side(places):
-            _run_all([work[kind] for kind in kinds])
+            at_once = [work[kind] for kind in kinds]
+            _run_all(at_once)
+            if any(run.is_interrupted for run in at_once):
+                break
     for run in work.values():
         if run.error and not isinstance(run.error, (AutocompileError, KeyboardInterrupt)):
             raise run.error  # a defect; finished trials are safe
@@ -139,8 +144,12 @@ def _executor(
 ) -> ClusterExecutor:
     """Stations at these places; GPUs of one host may measure at once where that shows nothing."""
     executor = ClusterExecutor(cluster.open(places, message), cluster.receive)
-    if device != "cpu" and places[0].gpus:
-        share_hosts(executor, cluster.allow)
+    try:
+        if device != "cpu" and places[0].gpus:
+            share_hosts(executor, cluster.allow)
+    except BaseException:
+        executor.close()
+        raise
     return executor
 
 
@@ -159,9 +168,17 @@ class _Run:
             if self._is_stopped:
                 raise KeyboardInterrupt
             with contextlib.closing(self._make()) as self._executor:
+                if self._is_stopped:  # while its stations started
+                    raise KeyboardInterrupt
                 self.result = api.tune(executor=self._executor, **self._options)
         except (Exception, KeyboardInterrupt) as error:  # the others go on
             self.error = error
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether Ctrl-C has reached it."""
+        was_told = self.result is not None and self.result.interrupted
+        return self._is_stopped or was_told or isinstance(self.error, KeyboardInterrupt)
 
     def stop(self) -> None:
         """As Ctrl-C: the first reports what is known, the second does not."""

@@ -11,7 +11,7 @@ from typing import Any
 from autocompile.cluster.executor import ClusterExecutor
 from autocompile.cluster.links import Cluster, connected
 from autocompile.cluster.places import CPU, Place, places_of, side_by_side
-from autocompile.errors import AutocompileError, UsageError
+from autocompile.errors import AutocompileError
 from autocompile.execute.executor import Ended, Told
 from autocompile.execute.job import JobFactory
 from autocompile.protocol.requests import Header, ProbeRequest
@@ -38,8 +38,6 @@ def stations_of(address: str, device: str | None = None) -> dict[str, Any]:
     found: dict[str, Any] = {}
     with connected(address) as cluster:
         places = places_of(cluster.nodes(), None)
-        if not places:
-            raise UsageError("no node of the cluster has CPUs or GPUs", hint="ray status")
         for kind in (kind for kinds in side_by_side(places) for kind in kinds):
             own = device or ("cpu" if kind == CPU else None)
             try:

@@ -13,6 +13,7 @@ from scripts import SPACE, Listener, script
 import autocompile
 from autocompile.cluster.beside import share_hosts
 from autocompile.cluster.executor import ClusterExecutor
+from autocompile.cluster.links import _RayLink
 from autocompile.cluster.wire import Do
 from autocompile.errors import RunError, UsageError
 from autocompile.execute.executor import Ended, Ending, Event, Told
@@ -167,6 +168,55 @@ def test_a_lost_job_runs_elsewhere_and_alone(desk: Make) -> None:
     order = [e.number for e in one.ended]
     assert order == [-1, second, first, third], "one after another once what ran there had ended"
     assert f"a: lost (it does not answer); trial {first}, {third} is put back" in one.told
+
+
+def test_why_an_actor_has_died_is_told(desk: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = pytest.importorskip("ray")
+    cause = "The actor died unexpectedly.\n\tpid: 3\nThe actor is dead because its node has died."
+
+    def died(pending: Any) -> None:
+        raise ray.exceptions.ActorUnavailableError(cause, None)
+
+    monkeypatch.setattr(ray, "get", died)
+    link: Any = _RayLink.__new__(_RayLink)
+    link._pending = None
+    one = desk("a b")
+    one.probe()
+    a = one.executor.stations[0].link
+    monkeypatch.setattr(
+        one.executor._stations, "_receive", lambda *_: [(a, m) for m in link.taken()]
+    )
+    number = one.trial()
+    one.events += one.executor.wait(1.0)
+    (told,) = one.told
+    assert told.startswith("a: lost (") and "because its node has died" in told
+    assert told.endswith(f"; trial {number} is put back")
+
+
+def test_a_station_whose_end_is_told_twice_is_lost_once(desk: Make) -> None:
+    one = desk("a b")
+    one.probe()
+    number, receive = one.trial(), one.stations.receive
+
+    def doubled(links: Any, timeout_s: float) -> list[Any]:
+        return [m for m in receive(links, timeout_s) for _ in range(2 if m[1] is None else 1)]
+
+    one.executor._stations._receive = doubled
+    one.stations.lose("a")
+    assert one.ending(number).outcome is Outcome.OK
+    assert one.at(number) == ["a", "b"]
+    assert len([text for text in one.told if "lost" in text]) == 1
+
+
+def test_a_job_that_runs_alone_does_not_wait_for_all_others(desk: Make) -> None:
+    one = desk("a b", slots=2)
+    one.probe()
+    lost = one.trial()
+    one.stations.lose("a")
+    others = [one.trial() for _ in range(8)]
+    one.ending(lost)
+    before = [e.number for e in one.ended if e.number in others]
+    assert len(before) <= 2, "only those that ran when it was put back"
 
 
 def test_what_takes_two_stations_down_is_its_outcome(desk: Make) -> None:

@@ -86,6 +86,15 @@ def test_a_station_that_dies_holds_nobody_up() -> None:
     assert hosts.leave("a") == [("b", Do.GRANTED)], "nor give its token back"
 
 
+def test_who_asks_before_it_is_heard_that_it_has_joined_is_not_forgotten() -> None:
+    hosts = Hosts()
+    assert hosts.ask("a") == []
+    assert hosts.join("a", "host") == [("a", Do.GRANTED)]
+    hosts.ask("b")
+    hosts.leave("b")
+    assert hosts.join("b", "host") == [("b", Do.HUSH)], "another of that name has not asked"
+
+
 @pytest.mark.parametrize("tokens", [1, 2, 3])
 def test_whatever_happens_nobody_works_beside_a_timing_and_nobody_is_forgotten(tokens: int) -> None:
     for seed in range(200):

@@ -6,22 +6,28 @@ import base64
 import contextlib
 import json
 import os
+import queue
+import select
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from conftest import TARGETS
 
+from autocompile.cluster import agreement
 from autocompile.cluster.paths import StationFolder
 from autocompile.cluster.pipe import Pipe, restored
 from autocompile.cluster.places import places_of, side_by_side
 from autocompile.cluster.shipping import shipment_of
+from autocompile.cluster.station import Station
 from autocompile.cluster.wire import (
     Do,
     Say,
@@ -35,6 +41,7 @@ from autocompile.cluster.wire import (
 from autocompile.errors import UsageError
 from autocompile.execute.executor import Ending, Job
 from autocompile.protocol.requests import Header, TimingLimits, TrialRequest
+from autocompile.runtime import machine
 from autocompile.settings.config import CompileConfig
 from autocompile.store.record import Outcome, Step
 
@@ -124,6 +131,17 @@ def test_a_type_that_is_not_there_is_refused_with_those_that_are() -> None:
     assert "no node of the cluster has A100" in error.value.text()
     assert "there are: T4 (1), cpu (1)" in error.value.text()
     assert "try: --accelerators T4,cpu" in error.value.text()
+
+
+def test_a_cluster_without_gpus_and_cpus_is_refused() -> None:
+    with pytest.raises(UsageError, match="no node of the cluster has GPUs or a whole CPU") as error:
+        places_of([node("head"), node("b", CPU=0.5)], None)
+    assert "2 of its nodes are alive" in error.value.text()
+
+
+def test_what_makes_stations_alike_is_what_a_probe_describes() -> None:
+    described = machine.describe(torch.device("cpu"))
+    assert set(agreement._ALIKE) <= described.keys()
 
 
 # What is shipped ---------------------------------------------------------------------------------
@@ -224,10 +242,11 @@ class Keeper:
             self._pipe.send(encode(Do.FREE))
 
 
-def opened(pipe: Pipe) -> dict[str, Any]:
+def opened(pipe: Pipe, jobs: int | None = 2, most_jobs: int = 1) -> dict[str, Any]:
     source = (TARGETS / "plain.py").read_bytes()
     files = {"plain.py": base64.b64encode(source).decode()}
-    options = {"isolation": "auto", "jobs": 2, "memory_limit_bytes": None, "share": 1.0}
+    options = {"isolation": "auto", "memory_limit_bytes": None, "share": 1.0}
+    options |= {"most_jobs": most_jobs, **({"jobs": jobs} if jobs else {})}
     pipe.send(encode(Do.OPEN, files=files, place="/home/me", **options))
     return until(pipe, Say.HELLO)
 
@@ -260,6 +279,13 @@ def test_a_station_runs_trials_of_a_target_that_it_was_sent(pipe: Pipe) -> None:
     until(pipe, Say.CLOSED)
 
 
+@pytest.mark.parametrize(("most_jobs", "slots"), [(1, 1), (1000, os.cpu_count() or 1)])
+def test_without_a_number_of_jobs_a_station_runs_as_many_as_a_machine_at_most_its_share(
+    pipe: Pipe, most_jobs: int, slots: int
+) -> None:
+    assert opened(pipe, None, most_jobs)["slots"] <= min(slots, 16)
+
+
 def test_hushed_it_starts_nothing_until_the_host_is_free(pipe: Pipe) -> None:
     pipe.attach(keeper := Keeper(pipe))
     opened(pipe)
@@ -271,6 +297,45 @@ def test_hushed_it_starts_nothing_until_the_host_is_free(pipe: Pipe) -> None:
     assert not pipe.receive(0.1)
     pipe.send(encode(Do.FREE))
     until(pipe, Say.ENDED)
+
+
+class Quiet:
+    """In place of an executor: nothing compiles."""
+
+    is_quiet, slots = True, 0
+
+    def hush(self, is_on: bool) -> None:
+        """Nothing runs."""
+
+
+@pytest.mark.parametrize("ends", [Do.ANEW, None])
+def test_what_a_station_says_of_being_hushed_is_true(ends: Do | None) -> None:
+    source, sink = os.pipe()
+    inbox: Any = types.SimpleNamespace()
+    station: Any = Station(inbox, sink)
+    station._executor = Quiet()
+    station._has_token = ends is None
+    station._take(encode(Do.HUSH))
+    if ends is not None:
+        station._take(encode(ends))
+    station._tell_changes()
+    assert not select.select([source], [], [], 0)[0], "it measures, or nobody wants to know"
+    if ends is None:
+        station.measured()
+        station._tell_changes()
+        said = [decode(line)["say"] for line in os.read(source, 1000).splitlines()]
+        assert said == [Say.DONE, Say.HUSHED]
+    os.close(source)
+    os.close(sink)
+
+
+def test_a_line_that_makes_no_sense_is_the_end_of_the_station() -> None:
+    pipe: Any = Pipe.__new__(Pipe)
+    pipe._said = queue.SimpleQueue()
+    pipe._process = types.SimpleNamespace(stdout=[b"Segmentation fault"])
+    with pytest.raises(ValueError, match="Expecting value"):
+        pipe._read()
+    assert pipe.receive(0.0) == [None]
 
 
 def alive_with(variable: str) -> list[int]:

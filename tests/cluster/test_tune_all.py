@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from autocompile.cluster.places import Place
 from autocompile.cluster.stations import Link, Message
 from autocompile.commands import cluster as commands
 from autocompile.commands.cluster import OnCluster, tune_all
-from autocompile.errors import TargetError, UsageError
+from autocompile.errors import RunError, TargetError, UsageError
 from autocompile.execute.executor import Ending
 from autocompile.testing import FakeExecutor, ScriptedStations, failed, probed
 
@@ -31,14 +31,21 @@ class FakeCluster:
         self.opened: dict[str, Mapping[str, Any]] = {}
         self.probes: dict[str, Ending] = {}
         self.script = script
+        h100 = {"ray.io/accelerator-type": "H100"}
+        self.there = [node("a", T4, GPU=1, CPU=0.5), node("b", h100, GPU=1, CPU=0.5)]
+        self.opening: Callable[[str], None] = lambda kind: None
         self._stations: dict[Link, ScriptedStations] = {}
 
     def nodes(self) -> list[dict[str, Any]]:
-        h100 = {"ray.io/accelerator-type": "H100"}
-        return [node("a", T4, GPU=1, CPU=0.5), node("b", h100, GPU=1, CPU=0.5)]
+        return self.there
+
+    @property
+    def alive(self) -> list[str]:
+        return [name for stations in self._stations.values() for name in stations.alive]
 
     def open(self, places: Sequence[Place], message: Mapping[str, Any]) -> list[Link]:
         kind = places[0].kind
+        self.opening(kind)
         self.opened[kind] = message
         probe = self.probes.get(kind, probed())
         names = [place.host for place in places]
@@ -122,6 +129,62 @@ def test_ctrl_c_reports_what_is_known_of_each_type_and_resume_goes_on(
     for kind, result in after.results.items():
         assert len(result.trials) > counts.get(kind, 0)
         assert result.config["forward"].mode == "max-autotune"
+
+
+def test_ctrl_c_starts_none_of_the_types_that_wait_for_the_machine(
+    target: Path, fake: FakeCluster
+) -> None:
+    fake.there = [node("a", T4, GPU=1, CPU=1)]
+
+    def interrupting(request: Request) -> Ending:
+        os.kill(os.getpid(), signal.SIGINT)
+        return script(request)
+
+    fake.script = interrupting
+    assert tuned(accelerators=("T4", "cpu")).interrupted
+    assert fake.opened.keys() == {"T4"}
+
+
+def test_ctrl_c_while_stations_start_ends_the_run_once_they_have(
+    target: Path, fake: FakeCluster
+) -> None:
+    def interrupted(kind: str) -> None:
+        if kind == "T4":
+            time.sleep(0.3)  # until the main thread waits
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1.0)
+
+    fake.opening = interrupted
+    found = tuned()
+    assert isinstance(found.errors.get("T4"), KeyboardInterrupt)
+    assert not fake.alive
+
+
+def test_stations_end_where_the_look_at_their_host_fails(
+    target: Path, fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: Any) -> None:
+        raise RunError("no station is left")
+
+    monkeypatch.setattr(commands, "share_hosts", failing)
+    assert tuned().errors.keys() == {"T4", "H100"}
+    assert not fake.alive
+
+
+def test_each_type_shares_a_study_of_its_own(
+    target: Path, fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    studies: list[str | None] = []
+
+    def tune(**options: Any) -> None:
+        studies.append(options["study"])
+        raise RunError("enough is known")
+
+    monkeypatch.setattr(commands.api, "tune", tune)
+    tuned(storage="postgresql://me@there/studies", study="net")
+    tuned(accelerators=("T4",))
+    assert sorted(studies[:2], key=str) == ["net-H100", "net-T4"]
+    assert studies[2:] == [None]
 
 
 def test_what_is_about_this_machine_is_refused(target: Path, fake: FakeCluster) -> None:
