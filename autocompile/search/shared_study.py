@@ -84,7 +84,8 @@ class SharedStudy(OptunaStudy):
         self._sync()
         if self._taken:
             return self._begun(self._taken.pop(0))
-        if super().is_done and (found := self._to_adopt()):
+        # Before what nobody has tried, since the budget may end before the search does.
+        if found := self._to_adopt() if super().is_done else self._leaders():
             return self._begun(found[0])
         while (setting := super().ask()) is not None:
             if self._is_ours(setting):
@@ -183,18 +184,26 @@ class SharedStudy(OptunaStudy):
             trial.set_user_attr(name, told)
         self._memory.tell(trial, row.value, state=row.state)
 
-    def _to_adopt(self) -> list[Setting]:
-        """Settings of others that may be best here, so that they can be raced."""
+    def _to_adopt(self, most: int = _ADOPTED) -> list[Setting]:
+        """Settings of others that may be best here, so that they can be raced.
+
+        ``most``: of how many of the best at each phase and batch size.
+        """
         values: dict[Cell, dict[Setting, float]] = {}
         for setting, value in {**self._theirs, **self._mine}.items():
             if value is not None:
                 values.setdefault(setting.cell, {})[setting] = value
         found = []
         for at in values.values():
-            best = sorted(at, key=lambda s: -at[s])[:_ADOPTED]
+            best = sorted(at, key=lambda s: -at[s])[:most]
             least = max(1.0, _RIVAL * at[best[0]])
             found += [s for s in best if s not in self._mine and at[s] > least]
         return found
+
+    def _leaders(self) -> list[Setting]:
+        """Of others the best of each phase and batch size, where eager mode is tried here."""
+        cells = {s.cell for s in self._mine if s.config.is_plain_eager}
+        return [s for s in self._to_adopt(most=1) if s.cell in cells]
 
     def _go_on_alone(self, error: Exception) -> None:
         self._leases = self._disk = None

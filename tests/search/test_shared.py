@@ -19,6 +19,7 @@ from typing import Any
 import optuna
 import pytest
 import sqlalchemy
+from conftest import Clock
 from scripts import Listener
 
 from autocompile.api import tune
@@ -113,6 +114,33 @@ def test_what_one_driver_has_tried_another_does_not_unless_it_may_be_the_best(
     assert len({row.user_attrs["driver"] for row in rows}) == 2
     failures = [row for row in rows if row.user_attrs["outcome"] == "crashed"]
     assert len(failures) == len({row.user_attrs["setting"] for row in failures})
+
+
+def test_the_best_of_others_is_tried_before_the_budget_ends(target: Path, url: str) -> None:
+    clock = Clock()
+    fast: list[CompileConfig] = []  # the first that is tried beside what every driver tries
+
+    def scripted(request: Mapping[str, Any]) -> Ending:
+        clock.work(1.0 if "repeats" in request else 10.0)
+        config = CompileConfig.from_dict(request["config"])
+        if config.backend == "eager":
+            return measured(1.0)
+        if config != DEFAULT_INDUCTOR and not fast:
+            fast.append(config)
+        return measured(1.6 if config in fast else 1.2)
+
+    modes = {mode: mode for mode in ("default", "max-autotune", *map("mode-{}".format, range(6)))}
+    options: dict[str, Any] = {
+        "space": SearchSpace(("eager", "inductor"), batch_sizes=(4,)),
+        "probe": probed(modes=modes),
+        "script": scripted,
+    }
+    first = Driver(target, url, "first", trials=4, **options)
+    options |= {"budget_s": 60.0, "clock": clock.monotonic}
+    second = Driver(target, url, "second", **options)
+    assert fast[0] in first.tried and fast[0] in second.tried
+    assert len(second.tried) < 6
+    assert second.result.config == {"forward": fast[0]}
 
 
 def test_a_setting_that_another_driver_is_at_is_left_to_it_until_it_has_died(
