@@ -122,7 +122,7 @@ class SharedStudy(OptunaStudy):
                 self._go_on_alone(error)
 
     def _begun(self, setting: Setting) -> Setting:
-        self._mine[setting] = None
+        self._mine[setting] = self._theirs.get(setting)  # until it has its own
         return setting
 
     def _is_ours(self, setting: Setting) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import signal
@@ -141,6 +142,31 @@ def test_the_best_of_others_is_tried_before_the_budget_ends(target: Path, url: s
     assert fast[0] in first.tried and fast[0] in second.tried
     assert len(second.tried) < 6
     assert second.result.config == {"forward": fast[0]}
+
+
+def test_side_by_side_no_more_than_the_best_of_others_are_tried_again(
+    target: Path, url: str
+) -> None:
+    names = [f"mode-{number}" for number in range(6)]
+
+    def scripted(request: Mapping[str, Any]) -> Ending:
+        config = request["config"]
+        if config["mode"] in names:
+            return measured(1.60 - 0.02 * names.index(config["mode"]))
+        return measured(1.0 + 0.2 * (config["backend"] == "inductor"))
+
+    options: dict[str, Any] = {
+        "space": SearchSpace(
+            ("eager", "inductor"), batch_sizes=(4,), fullgraph=(False,), freezing=(False,)
+        ),
+        "probe": probed(modes={name: name for name in ("default", *names)}),
+        "script": scripted,
+    }
+    first = Driver(target, url, "first", **options)
+    assert {config.mode for config in first.tried} == {"default", *names}
+    four = functools.partial(FakeExecutor, slots=4)
+    second = Driver(target, url, "second", executor=four, **options)
+    assert {config.mode for config in second.tried} == {"default", *names[:3]}
 
 
 def test_a_setting_that_another_driver_is_at_is_left_to_it_until_it_has_died(
