@@ -29,6 +29,8 @@ __all__ = ["SharedStudy"]
 _ADOPTED = 3
 _RIVAL = 0.9  # of the speed of the best; what is slower in one process does not win a race
 _POLL_S = 0.5
+# Ends that say more about a driver's machine at that time than about the setting.
+_OF_ITS_MACHINE = {Outcome.INFRASTRUCTURE, Outcome.TIMEOUT, Outcome.OUT_OF_MEMORY}
 
 
 @dataclass
@@ -166,7 +168,10 @@ class SharedStudy(OptunaStudy):
                 continue
             self._read.add(row.number)
             # What was stopped before its end is still to be tried.
-            if not self._is_own(row) and row.state is not TrialState.FAIL:
+            is_stopped = row.state is TrialState.FAIL
+            if not (
+                is_stopped or self._is_own(row) or row.user_attrs["outcome"] in _OF_ITS_MACHINE
+            ):
                 self._learn(row)
 
     def _learn(self, row: FrozenTrial) -> None:

@@ -169,6 +169,25 @@ def test_side_by_side_no_more_than_the_best_of_others_are_tried_again(
     assert {config.mode for config in second.tried} == {"default", *names[:3]}
 
 
+@pytest.mark.parametrize(
+    ("outcome", "is_tried"),
+    [
+        ("out_of_memory", True),
+        ("timeout", True),
+        ("infrastructure", True),
+        ("compile_error", False),
+    ],
+)
+def test_a_failure_that_the_machine_may_have_caused_is_tried_by_others_too(
+    target: Path, url: str, outcome: str, is_tried: bool
+) -> None:
+    def failing(request: Mapping[str, Any]) -> Ending:
+        return failed(outcome) if request["config"]["mode"] == BEST.mode else script(request)
+
+    assert BEST in Driver(target, url, "first", script=failing).tried
+    assert (BEST in Driver(target, url, "second").tried) is is_tried
+
+
 def test_a_setting_that_another_driver_is_at_is_left_to_it_until_it_has_died(
     target: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
