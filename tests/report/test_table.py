@@ -173,8 +173,8 @@ def test_show_of_several_runs_is_a_table(runs: dict[str, Path]) -> None:
     short, full = said("show", *names), said("show", *names, "-v")
     assert "By batch size" in short and "crashed" not in short
     assert "Every setting at batch size 4" in full and "crashed" in full
-    folder = runs["H100"].parent
-    assert Path(said("show", *names, "--html").strip()).resolve() == folder / "table.html"
+    assert said("show", *names, "--html").strip() == "runs/table/table.html"
+    folder = runs["H100"].parent / "table"
     assert json.loads((folder / "table.json").read_text()) == found
 
 
@@ -183,6 +183,21 @@ def test_runs_of_one_machine_have_the_names_that_were_typed(work: Path) -> None:
     unpack("inductor")
     found = json.loads(said("show", "cpu", "inductor", "--json"))
     assert list(found["machines"]) == ["cpu", "inductor"]
-    assert said("show", "cpu", "inductor", "--html").strip() == "runs/table.html"
+    assert said("show", "cpu", "inductor", "--html").strip() == "runs/table/table.html"
     unpack("rllib")
     assert "speeds of different targets say nothing" in said("show", "cpu", "rllib")
+
+
+def test_the_report_of_another_machine_is_shown_and_exported_like_a_run(
+    work: Path,
+) -> None:
+    unpack("cpu")
+    said("show", "cpu", "--html")
+    report = json.loads(said("show", "cpu", "--json"))
+    Path("h100").mkdir()
+    Path("h100", "cnn.json").write_text(json.dumps(report))
+    assert json.loads(said("show", "h100/cnn.json", "--json")) == report
+    assert "autocompile export h100/cnn.json" in said("show", "h100/cnn.json")
+    assert said("export", "h100/cnn.json") == said("export", "cpu")
+    assert said("show", "h100/cnn.json", "--html").strip() == "runs/table/table.html"
+    assert sorted(path.name for path in work.iterdir()) == ["h100", "runs"]
