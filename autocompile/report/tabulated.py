@@ -15,8 +15,9 @@ __all__ = ["shown"]
 _MARK = "←"
 _LEGEND = (
     " Every speed-up is over eager mode on the same machine, whose throughput stands in its row. An"
-    f" interval stands where a setting was raced; {_MARK} is what was chosen there at that batch"
-    " size; an empty cell was not tried."
+    " interval stands where a setting was raced; of one that was not chosen it counts each process,"
+    f" slow ones too. {_MARK} is what was chosen there at that batch size; an empty cell was not"
+    " tried."
 )
 
 

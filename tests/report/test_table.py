@@ -14,6 +14,7 @@ from recorded_runs import RUNS, said, unpack
 
 from autocompile.api import tune
 from autocompile.errors import RunError
+from autocompile.estimate.intervals import Interval, between_runs
 from autocompile.execute.executor import Ending
 from autocompile.report.table import table, write_table
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
@@ -161,6 +162,22 @@ def test_reports_of_two_versions_and_machines_share_rows() -> None:
             (chosen,) = [cell for cell in rows if cell and cell["chosen"]]
             assert chosen["speedup"] == one["speedup"] and chosen["processes"] == one["processes"]
             assert config in [r["config"] for r in phase["rows"]]
+            (plain,) = [r for r in eager if r["batch_size"] == size]
+            assert plain["machines"][name]["throughput"]["value"] == one["eager_throughput"]
+
+
+def test_raced_settings_that_were_not_chosen_have_intervals_of_other_runs_too() -> None:
+    report = json.loads((ROOT / "studies" / "first_runs" / "h100" / "cnn.json").read_text())
+    found = [
+        row["machines"]["h100"] for row in table({"h100": report})["phases"]["forward"]["rows"]
+    ]
+    told = [row["speedup"] for row in report["phases"]["forward"]["by_batch_size"]]
+    raced = [one for one in found if one and one["processes"] and one["speedup"] not in told]
+    assert raced
+    narrowest = between_runs(Interval(1.0, 1.0, 1.0))
+    for one in raced:
+        gain = Interval(**one["speedup"])
+        assert gain.half_width > narrowest.half_width
 
 
 # The command --------------------------------------------------------------------------------------
