@@ -46,11 +46,6 @@ def shown(found: Mapping[str, Any]) -> Document:
     )
 
 
-def _machine(name: str, one: Mapping[str, Any]) -> tuple[Text, ...]:
-    run = Span(show.plain(one["run_dir"]), "code")
-    return show.plain(name), show.machine(one["environment"]), run
-
-
 def _setting(config: Mapping[str, Any]) -> Text:
     return Span(show.label(config), "code") if config != EAGER.to_dict() else "eager"
 
@@ -65,7 +60,7 @@ def _answer(name: str, phase: Mapping[str, Any]) -> Iterator[tuple[Text, ...]]:
         elif lead["config"] == EAGER.to_dict():
             yield title, show.plain(machine), "keep eager", _setting(lead["config"])
         else:
-            gain = Span(show.estimate(lead["speedup"]), "good")
+            gain = Span(_gain(lead), "good")
             yield title, show.plain(machine), gain, _setting(lead["config"])
         title = ""
 
