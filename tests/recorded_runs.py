@@ -109,13 +109,8 @@ def shown(
     report: Mapping[str, Any], name: str, verbose: bool = False, file: io.StringIO | None = None
 ) -> str:
     """What ``show`` writes of a report; to a file that is no terminal, if none is given."""
-
-    class Result:
-        def to_dict(self) -> Mapping[str, Any]:
-            return report
-
     with contextlib.redirect_stdout(file or io.StringIO()) as out:
-        show_result(Result(), name, False, verbose)
+        show_result(report, name, False, verbose)
     return out.getvalue()
 
 

@@ -54,12 +54,12 @@ def write(path: Path, text: str, mode: str = "w") -> None:
         raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def show_result(result: Any, run: str, as_json: bool, verbose: bool) -> None:
-    """Print a result; the next command names ``run``."""
+def show_result(report: Any, run: str, as_json: bool, verbose: bool) -> None:
+    """Print a report; the next command names ``run``."""
     from autocompile.export import to_paste, use_line
     from autocompile.report.terminal.answer import render, render_trials
 
-    report, run = result.to_dict(), shlex.quote(run)
+    run = shlex.quote(run)
 
     def draw(console: Any) -> None:
         if verbose:

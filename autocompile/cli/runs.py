@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import shlex
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -68,7 +67,7 @@ def show(
         typer.echo(found.read_text("utf-8"), nl=False)
         return
     named, written = run or ["last"], html or browse
-    if len(named) > 1:
+    if len(named) > 1 or (written and named[0].endswith(".json")):  # the page is of records
         path = _show_table(named, as_json, verbose, written)
     else:
         path = _show_run(named[0], as_json, verbose, written)
@@ -82,25 +81,23 @@ def show(
 
 def _show_run(run: str, as_json: bool, verbose: bool, written: bool) -> Path | None:
     """Print a report, or write its page and return the path."""
-    result = _loaded(run)
     if written:
-        return Path(result.write_html())
-    show_result(result, run, as_json, verbose)
+        return Path(_loaded(run).write_html())
+    show_result(_report(run), run, as_json, verbose)
     return None
 
 
 def _show_table(named: list[str], as_json: bool, verbose: bool, written: bool) -> Path | None:
-    """Print one table over runs, or write it above their folders and return its page's path."""
+    """Print one table over runs, or write it and return its page's path."""
     from autocompile.commands.runs import by_machine
     from autocompile.report import table, tabulated
     from autocompile.report.terminal.checks import render_table
+    from autocompile.store import runs
 
     reports = {name: _report(name) for name in named}
     found = table.table(by_machine(reports))
     if written:
-        runs = [Path(n).parent if n.endswith(".json") else r["run_dir"] for n, r in reports.items()]
-        above = os.path.commonpath([Path(run).resolve().parent for run in runs])
-        folder = Path(os.path.relpath(above))
+        folder = runs.under / "table"
         table.write(folder, found)
         return folder / "table.html"
     shown = tabulated.shown(found)
@@ -153,6 +150,8 @@ def export(
     several runs it holds an entry for each machine. A cache beside it is loaded by them, so that a
     new process does not compile. Trust it like code.
     """
+    from autocompile import export as exporting
+
     named = run or ["last"]
     is_json = output is not None and output.suffix == ".json"
     if with_cache and (not is_json or to not in (None, "json")):
@@ -168,18 +167,18 @@ def export(
             )
         _export_several(named, to or ("json" if is_json else None), output)
         return
-    result = _loaded(named[0])
-    say("\n".join(f"warning: {sentence}" for sentence in result.unconfirmed()))
+    report = _report(named[0])
+    say("\n".join(f"warning: {sentence}" for sentence in exporting.unconfirmed(report)))
     if output is None:
-        typer.echo(result.export(to or "python"), nl=False)
+        typer.echo(exporting.export(report, to or "python"), nl=False)
     elif with_cache:
         from autocompile.commands.cache import export_with_cache
         from autocompile.settings.tuned import Tuned
 
-        for line in export_with_cache(Tuned.from_report(result.to_dict()), output, timeout):
+        for line in export_with_cache(Tuned.from_report(report), output, timeout):
             typer.echo(line)
     else:
-        write(output, result.export(to or ("json" if is_json else "python")))
+        write(output, exporting.export(report, to or ("json" if is_json else "python")))
         typer.echo(f"wrote {output}")
 
 

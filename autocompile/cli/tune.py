@@ -115,7 +115,7 @@ def tune(
         return
     result = api.tune(target, **request, progress=progress_of(shown, sys.stderr))
     with without_interrupts():
-        show_result(result, str(run_dir or runs.shown(result.run_dir)), as_json, verbose)
+        show_result(result.to_dict(), str(run_dir or runs.shown(result.run_dir)), as_json, verbose)
     _leave([result], require_speedup)
 
 
@@ -141,7 +141,7 @@ def _end_all(found: OnCluster, factor: float | None, as_json: bool, verbose: boo
             typer.echo(json.dumps({k: r.to_dict() for k, r in found.results.items()}, indent=1))
         for kind, result in found.results.items() if not as_json else ():
             typer.echo(f"{kind}\n")
-            show_result(result, result.run_dir, False, verbose)
+            show_result(result.to_dict(), result.run_dir, False, verbose)
             typer.echo()
         if found.results and not as_json:
             typer.echo(f"All of them: {found.folder / 'table.md'}, and table.html beside it\n")

@@ -83,7 +83,7 @@ def read_report(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} is not JSON: {error}") from None
     if isinstance(report, dict) and "autocompile_settings" in report:
         raise UsageError(
-            f"{path} holds settings, and compare reads reports",
+            f"{path} holds settings, and this command reads reports",
             hint=f"autocompile verify {path}   (measures the settings here)",
         )
     demand_schema(path, report, SCHEMA)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from autocompile.errors import RunError, UsageError
-from autocompile.estimate.intervals import over_sets
+from autocompile.estimate.intervals import between_runs, over_sets
 from autocompile.report.markdown import as_markdown
 from autocompile.report.page.html import as_page
 from autocompile.report.tabulated import shown
@@ -165,6 +165,7 @@ def _results(
     codes = {trial["number"]: _code(trial) for trial in phase["trials"]}
     rows = {codes[row["number"]]: row for row in phase["by_batch_size"] if row["number"] in codes}
     chosen = {_at(one["batch_size"], one["config"]) for one in answers}
+    eager = {one["batch_size"]: one["eager_throughput"] for one in answers}
     found = {}
     for trial in phase["trials"]:
         untried = trial.get("answered") and trial["outcome"] == "unsupported"
@@ -173,13 +174,18 @@ def _results(
         gain, processes = _speedup(trial, rows, phase["trials"])
         config = _whole(trial["config"])
         at = _at(trial["batch_size"], config)
+        rate = trial["throughput"]
+        if (
+            rate and config == EAGER.to_dict() and at[0] in eager
+        ):  # as the answers have it, of every process
+            rate = {**rate, **dict.fromkeys(("value", "low", "high"), eager[at[0]])}
         found[at] = (
             config,
             {
                 "outcome": trial["outcome"],
                 "message": trial["message"],
                 "number": trial["number"],
-                "throughput": trial["throughput"],
+                "throughput": rate,
                 "speedup": gain,
                 "processes": processes,
                 "chosen": at in chosen,
@@ -203,7 +209,8 @@ def _speedup(
     same = {t["number"] for t in trials if _code(t) == code}
     raced = [t for t in trials if t.get("repeats") in same and t["outcome"] == "ok"]
     if values := [t["speedup"]["value"] for t in raced if t["speedup"]]:
-        return over_sets([math.log(value) for value in values]).to_dict(), len(values)
+        found = over_sets([math.log(value) for value in values])
+        return between_runs(found).to_dict(), len(values)
     return trial["speedup"], 0
 
 

@@ -15,8 +15,9 @@ __all__ = ["shown"]
 _MARK = "←"
 _LEGEND = (
     " Every speed-up is over eager mode on the same machine, whose throughput stands in its row. An"
-    f" interval stands where a setting was raced; {_MARK} is what was chosen there at that batch"
-    " size; an empty cell was not tried."
+    " interval stands where a setting was raced; of one that was not chosen it counts each process,"
+    f" slow ones too. {_MARK} is what was chosen there at that batch size; an empty cell was not"
+    " tried."
 )
 
 
@@ -45,11 +46,6 @@ def shown(found: Mapping[str, Any]) -> Document:
     )
 
 
-def _machine(name: str, one: Mapping[str, Any]) -> tuple[Text, ...]:
-    run = Span(show.plain(one["run_dir"]), "code")
-    return show.plain(name), show.machine(one["environment"]), run
-
-
 def _setting(config: Mapping[str, Any]) -> Text:
     return Span(show.label(config), "code") if config != EAGER.to_dict() else "eager"
 
@@ -64,7 +60,7 @@ def _answer(name: str, phase: Mapping[str, Any]) -> Iterator[tuple[Text, ...]]:
         elif lead["config"] == EAGER.to_dict():
             yield title, show.plain(machine), "keep eager", _setting(lead["config"])
         else:
-            gain = Span(show.estimate(lead["speedup"]), "good")
+            gain = Span(_gain(lead), "good")
             yield title, show.plain(machine), gain, _setting(lead["config"])
         title = ""
 

@@ -29,6 +29,8 @@ __all__ = ["SharedStudy"]
 _ADOPTED = 3
 _RIVAL = 0.9  # of the speed of the best; what is slower in one process does not win a race
 _POLL_S = 0.5
+# Ends that say more about a driver's machine at that time than about the setting.
+_OF_ITS_MACHINE = {Outcome.INFRASTRUCTURE, Outcome.TIMEOUT, Outcome.OUT_OF_MEMORY}
 
 
 @dataclass
@@ -84,7 +86,8 @@ class SharedStudy(OptunaStudy):
         self._sync()
         if self._taken:
             return self._begun(self._taken.pop(0))
-        if super().is_done and (found := self._to_adopt()):
+        # Before what nobody has tried, since the budget may end before the search does.
+        if found := self._to_adopt() if super().is_done else self._leaders():
             return self._begun(found[0])
         while (setting := super().ask()) is not None:
             if self._is_ours(setting):
@@ -121,7 +124,7 @@ class SharedStudy(OptunaStudy):
                 self._go_on_alone(error)
 
     def _begun(self, setting: Setting) -> Setting:
-        self._mine[setting] = None
+        self._mine[setting] = self._theirs.get(setting)  # until it has its own
         return setting
 
     def _is_ours(self, setting: Setting) -> bool:
@@ -165,7 +168,10 @@ class SharedStudy(OptunaStudy):
                 continue
             self._read.add(row.number)
             # What was stopped before its end is still to be tried.
-            if not self._is_own(row) and row.state is not TrialState.FAIL:
+            is_stopped = row.state is TrialState.FAIL
+            if not (
+                is_stopped or self._is_own(row) or row.user_attrs["outcome"] in _OF_ITS_MACHINE
+            ):
                 self._learn(row)
 
     def _learn(self, row: FrozenTrial) -> None:
@@ -183,18 +189,26 @@ class SharedStudy(OptunaStudy):
             trial.set_user_attr(name, told)
         self._memory.tell(trial, row.value, state=row.state)
 
-    def _to_adopt(self) -> list[Setting]:
-        """Settings of others that may be best here, so that they can be raced."""
+    def _to_adopt(self, most: int = _ADOPTED) -> list[Setting]:
+        """Settings of others that may be best here, so that they can be raced.
+
+        ``most``: of how many of the best at each phase and batch size.
+        """
         values: dict[Cell, dict[Setting, float]] = {}
         for setting, value in {**self._theirs, **self._mine}.items():
             if value is not None:
                 values.setdefault(setting.cell, {})[setting] = value
         found = []
         for at in values.values():
-            best = sorted(at, key=lambda s: -at[s])[:_ADOPTED]
+            best = sorted(at, key=lambda s: -at[s])[:most]
             least = max(1.0, _RIVAL * at[best[0]])
             found += [s for s in best if s not in self._mine and at[s] > least]
         return found
+
+    def _leaders(self) -> list[Setting]:
+        """Of others the best of each phase and batch size, where eager mode is tried here."""
+        cells = {s.cell for s in self._mine if s.config.is_plain_eager}
+        return [s for s in self._to_adopt(most=1) if s.cell in cells]
 
     def _go_on_alone(self, error: Exception) -> None:
         self._leases = self._disk = None

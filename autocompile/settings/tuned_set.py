@@ -39,6 +39,8 @@ class TunedSet:
             return "device" in unlike, "device_name" in unlike, len(unlike)
 
         chosen = min(self.entries, key=distance)
+        if len(self.entries) == 1:  # it may be the chosen one of more
+            return chosen
         others = (str(e.fingerprint.get("device_name")) for e in self.entries if e is not chosen)
         return replace(chosen, others=tuple(others))
 

@@ -14,6 +14,7 @@ from recorded_runs import RUNS, said, unpack
 
 from autocompile.api import tune
 from autocompile.errors import RunError
+from autocompile.estimate.intervals import Interval, between_runs
 from autocompile.execute.executor import Ending
 from autocompile.report.table import table, write_table
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
@@ -161,6 +162,22 @@ def test_reports_of_two_versions_and_machines_share_rows() -> None:
             (chosen,) = [cell for cell in rows if cell and cell["chosen"]]
             assert chosen["speedup"] == one["speedup"] and chosen["processes"] == one["processes"]
             assert config in [r["config"] for r in phase["rows"]]
+            (plain,) = [r for r in eager if r["batch_size"] == size]
+            assert plain["machines"][name]["throughput"]["value"] == one["eager_throughput"]
+
+
+def test_raced_settings_that_were_not_chosen_have_intervals_of_other_runs_too() -> None:
+    report = json.loads((ROOT / "studies" / "first_runs" / "h100" / "cnn.json").read_text())
+    found = [
+        row["machines"]["h100"] for row in table({"h100": report})["phases"]["forward"]["rows"]
+    ]
+    told = [row["speedup"] for row in report["phases"]["forward"]["by_batch_size"]]
+    raced = [one for one in found if one and one["processes"] and one["speedup"] not in told]
+    assert raced
+    narrowest = between_runs(Interval(1.0, 1.0, 1.0))
+    for one in raced:
+        gain = Interval(**one["speedup"])
+        assert gain.half_width > narrowest.half_width
 
 
 # The command --------------------------------------------------------------------------------------
@@ -173,8 +190,8 @@ def test_show_of_several_runs_is_a_table(runs: dict[str, Path]) -> None:
     short, full = said("show", *names), said("show", *names, "-v")
     assert "By batch size" in short and "crashed" not in short
     assert "Every setting at batch size 4" in full and "crashed" in full
-    folder = runs["H100"].parent
-    assert Path(said("show", *names, "--html").strip()).resolve() == folder / "table.html"
+    assert said("show", *names, "--html").strip() == "runs/table/table.html"
+    folder = runs["H100"].parent / "table"
     assert json.loads((folder / "table.json").read_text()) == found
 
 
@@ -183,6 +200,21 @@ def test_runs_of_one_machine_have_the_names_that_were_typed(work: Path) -> None:
     unpack("inductor")
     found = json.loads(said("show", "cpu", "inductor", "--json"))
     assert list(found["machines"]) == ["cpu", "inductor"]
-    assert said("show", "cpu", "inductor", "--html").strip() == "runs/table.html"
+    assert said("show", "cpu", "inductor", "--html").strip() == "runs/table/table.html"
     unpack("rllib")
     assert "speeds of different targets say nothing" in said("show", "cpu", "rllib")
+
+
+def test_the_report_of_another_machine_is_shown_and_exported_like_a_run(
+    work: Path,
+) -> None:
+    unpack("cpu")
+    said("show", "cpu", "--html")
+    report = json.loads(said("show", "cpu", "--json"))
+    Path("h100").mkdir()
+    Path("h100", "cnn.json").write_text(json.dumps(report))
+    assert json.loads(said("show", "h100/cnn.json", "--json")) == report
+    assert "autocompile export h100/cnn.json" in said("show", "h100/cnn.json")
+    assert said("export", "h100/cnn.json") == said("export", "cpu")
+    assert said("show", "h100/cnn.json", "--html").strip() == "runs/table/table.html"
+    assert sorted(path.name for path in work.iterdir()) == ["h100", "runs"]

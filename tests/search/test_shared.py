@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import signal
@@ -19,6 +20,7 @@ from typing import Any
 import optuna
 import pytest
 import sqlalchemy
+from conftest import Clock
 from scripts import Listener
 
 from autocompile.api import tune
@@ -113,6 +115,77 @@ def test_what_one_driver_has_tried_another_does_not_unless_it_may_be_the_best(
     assert len({row.user_attrs["driver"] for row in rows}) == 2
     failures = [row for row in rows if row.user_attrs["outcome"] == "crashed"]
     assert len(failures) == len({row.user_attrs["setting"] for row in failures})
+
+
+def test_the_best_of_others_is_tried_before_the_budget_ends(target: Path, url: str) -> None:
+    clock = Clock()
+    fast: list[CompileConfig] = []  # the first that is tried beside what every driver tries
+
+    def scripted(request: Mapping[str, Any]) -> Ending:
+        clock.work(1.0 if "repeats" in request else 10.0)
+        config = CompileConfig.from_dict(request["config"])
+        if config.backend == "eager":
+            return measured(1.0)
+        if config != DEFAULT_INDUCTOR and not fast:
+            fast.append(config)
+        return measured(1.6 if config in fast else 1.2)
+
+    modes = {mode: mode for mode in ("default", "max-autotune", *map("mode-{}".format, range(6)))}
+    options: dict[str, Any] = {
+        "space": SearchSpace(("eager", "inductor"), batch_sizes=(4,)),
+        "probe": probed(modes=modes),
+        "script": scripted,
+    }
+    first = Driver(target, url, "first", trials=4, **options)
+    options |= {"budget_s": 60.0, "clock": clock.monotonic}
+    second = Driver(target, url, "second", **options)
+    assert fast[0] in first.tried and fast[0] in second.tried
+    assert len(second.tried) < 6
+    assert second.result.config == {"forward": fast[0]}
+
+
+def test_side_by_side_no_more_than_the_best_of_others_are_tried_again(
+    target: Path, url: str
+) -> None:
+    names = [f"mode-{number}" for number in range(6)]
+
+    def scripted(request: Mapping[str, Any]) -> Ending:
+        config = request["config"]
+        if config["mode"] in names:
+            return measured(1.60 - 0.02 * names.index(config["mode"]))
+        return measured(1.0 + 0.2 * (config["backend"] == "inductor"))
+
+    options: dict[str, Any] = {
+        "space": SearchSpace(
+            ("eager", "inductor"), batch_sizes=(4,), fullgraph=(False,), freezing=(False,)
+        ),
+        "probe": probed(modes={name: name for name in ("default", *names)}),
+        "script": scripted,
+    }
+    first = Driver(target, url, "first", **options)
+    assert {config.mode for config in first.tried} == {"default", *names}
+    four = functools.partial(FakeExecutor, slots=4)
+    second = Driver(target, url, "second", executor=four, **options)
+    assert {config.mode for config in second.tried} == {"default", *names[:3]}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "is_tried"),
+    [
+        ("out_of_memory", True),
+        ("timeout", True),
+        ("infrastructure", True),
+        ("compile_error", False),
+    ],
+)
+def test_a_failure_that_the_machine_may_have_caused_is_tried_by_others_too(
+    target: Path, url: str, outcome: str, is_tried: bool
+) -> None:
+    def failing(request: Mapping[str, Any]) -> Ending:
+        return failed(outcome) if request["config"]["mode"] == BEST.mode else script(request)
+
+    assert BEST in Driver(target, url, "first", script=failing).tried
+    assert (BEST in Driver(target, url, "second").tried) is is_tried
 
 
 def test_a_setting_that_another_driver_is_at_is_left_to_it_until_it_has_died(

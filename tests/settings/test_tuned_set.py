@@ -63,6 +63,12 @@ def test_where_none_fits_the_nearest_is_taken_and_the_others_are_named() -> None
     assert TunedSet((H100,)).fitting(xeon) == H100  # as ever: a warning says what differs
 
 
+def test_the_names_of_the_other_devices_stay_with_the_chosen_entry() -> None:
+    chosen = TunedSet((entry("cuda", "T4"), entry("cpu", "a CPU"))).fitting({"device": "cuda"})
+    assert chosen.others == ("a CPU",)
+    assert TunedSet.read(chosen).fitting({"device": "cuda"}).others == ("a CPU",)
+
+
 def test_several_are_written_as_a_list_of_what_each_is_alone(tmp_path: Path) -> None:
     path = tmp_path / "tuned.json"
     for made in (EVERY, TunedSet((T4,))):
