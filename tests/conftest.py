@@ -37,7 +37,8 @@ ROOT = Path(__file__).parent.parent
 # All that these tests start carries it, so that an autocompile of somebody else's is left out.
 OURS = f"AUTOCOMPILE_TESTS={secrets.token_hex(8)}"
 os.environ.update([OURS.split("=")])
-os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="autocompile-tests-")  # no history of ours
+if "PYTEST_XDIST_WORKER" not in os.environ:  # one toolchain is prepared for all workers, not ours
+    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="autocompile-tests-")
 
 
 # What takes longest begins first, so that no worker ends with a long file alone.
