@@ -38,18 +38,20 @@ OURS = f"AUTOCOMPILE_TESTS={secrets.token_hex(8)}"
 os.environ.update([OURS.split("=")])
 if "PYTEST_XDIST_WORKER" not in os.environ:  # one toolchain is prepared for all workers, not ours
     os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="autocompile-tests-")
-
+gc.disable()  # until all tests are collected: what is imported for them is no garbage
 
 # What takes longest begins first, so that no worker ends with a long file alone.
 _LONG = (
-    "backends_contract faults study verifier execute race faults_study memory cli export_runs "
-    "dimensions faults_target budget backends_onnxrt gallery racing optimizers numbers "
-    "backends_openvino preview draws notebook carried"
+    "learner faults_study faults rllib_tuned backends_contract cli documents memory study verifier "
+    "rllib export_runs notebook execute race faults_target dimensions freezing backends_onnxrt "
+    "gallery in_algorithm rllib_runners optimizers station carried budget verify numbers trainers "
+    "rllib_connectors backends_openvino resuming racing preview draws mcp"
 ).split()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the tests of long files first."""
+    gc.enable()
     order = {f"test_{name}": number for number, name in enumerate(_LONG)}
     items.sort(key=lambda item: order.get(item.path.stem, len(order)))
 

@@ -211,6 +211,10 @@ def test_a_trial_beside_hangs_works_and_is_not_charged_for_standing_still(
     assert_nothing_left("AUTOCOMPILE_TRIAL=")
 
 
+# --- slow ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
 def test_two_gigabytes_of_output_are_capped(bench: Bench) -> None:
     number = bench.start(PROCESSES, "shouts_two_gigabytes")
     ending = bench.end(number)
@@ -218,9 +222,6 @@ def test_two_gigabytes_of_output_are_capped(bench: Bench) -> None:
     assert bench.log(number).stat().st_size < 2**20
     assert b"bytes left out" in bench.log(number).read_bytes()
     assert_nothing_left("AUTOCOMPILE_TRIAL=")
-
-
-# --- slow ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
