@@ -19,39 +19,50 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import autocompile
-from autocompile.execute.executor import Ended, Ending, Event, Job, Told
+from autocompile.execute.executor import Ended, Ending, Event, Told
 from autocompile.execute.job import JobFactory
 from autocompile.execute.local import Isolation, LocalExecutor
-from autocompile.protocol.requests import Header, Request, TimingLimits, TrialRequest, parse_request
+from autocompile.protocol.requests import Header, TimingLimits, TrialRequest, parse_request
 from autocompile.settings.config import CompileConfig
 from autocompile.store.record import RunFolder
 
 if TYPE_CHECKING:
     from in_process import Try
 
-_PATIENCE_S = 200.0  # with a trial that is not to be stopped: the machine may be slow
-_SHORT = TimingLimits(half_width=0.5, max_s=0.1, front_s=0.1, block_s=0.002)
+PATIENCE_S = 200.0  # with a trial that is not to be stopped: the machine may be slow
+SHORT = TimingLimits(half_width=0.5, max_s=0.1, front_s=0.1, block_s=0.002)
 TARGETS = Path(__file__).parent / "targets"
 ROOT = Path(__file__).parent.parent
 # All that these tests start carries it, so that an autocompile of somebody else's is left out.
 OURS = f"AUTOCOMPILE_TESTS={secrets.token_hex(8)}"
 os.environ.update([OURS.split("=")])
-os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="autocompile-tests-")  # no history of ours
-
+if "PYTEST_XDIST_WORKER" not in os.environ:  # one toolchain is prepared for all workers, not ours
+    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="autocompile-tests-")
+gc.disable()  # until all tests are collected: what is imported for them is no garbage
 
 # What takes longest begins first, so that no worker ends with a long file alone.
 _LONG = (
-    "backends_contract faults study verifier execute race faults_study memory cli export_runs "
-    "dimensions faults_target budget backends_onnxrt gallery racing optimizers numbers "
-    "backends_openvino preview draws notebook carried"
+    "learner faults_study faults rllib_tuned backends_contract cli documents memory study verifier "
+    "rllib export_runs notebook execute race faults_target dimensions freezing backends_onnxrt "
+    "gallery in_algorithm rllib_runners optimizers station carried budget verify numbers trainers "
+    "rllib_connectors backends_openvino resuming racing preview draws mcp"
 ).split()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the tests of long files first."""
+    gc.enable()
     order = {f"test_{name}": number for number, name in enumerate(_LONG)}
     items.sort(key=lambda item: order.get(item.path.stem, len(order)))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _frozen() -> None:
+    """What is imported stays: torch collects garbage in each compile, which else takes half a
+    second of going through all of it.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def _alive_with(text: str) -> list[int]:
@@ -175,7 +186,7 @@ class Bench:
         self.executor = LocalExecutor(isolation=isolation, jobs=jobs)
         run = RunFolder(folder)
         run.create()
-        self.job_factory = JobFactory(run, Header(), _PATIENCE_S, None)
+        self.job_factory = JobFactory(run, Header(), PATIENCE_S, None)
         self.told: list[str] = []
         self.took_s: dict[int, float] = {}
         self._began: dict[int, float] = {}
@@ -186,17 +197,17 @@ class Bench:
         self,
         target: str | Path,
         backend: str = "eager",
-        timeout_s: float = _PATIENCE_S,
+        timeout_s: float = PATIENCE_S,
         device: str = "cpu",
     ) -> int:
         """Begin a short trial of a target's forward; its number."""
         header, config = Header(str(target), device), CompileConfig(backend=backend)
         request = TrialRequest(
-            header=header, phase="forward", config=config, batch_size=4, limits=_SHORT
+            header=header, phase="forward", config=config, batch_size=4, limits=SHORT
         )
         return self.begin(request.to_dict(), timeout_s)
 
-    def begin(self, request: dict[str, Any], timeout_s: float = _PATIENCE_S) -> int:
+    def begin(self, request: dict[str, Any], timeout_s: float = PATIENCE_S) -> int:
         """Begin what a request asks for, as JSON; its number."""
         number = self.job_factory.next_number()
         job = self.job_factory.job(parse_request({**request, "number": number}, "the request"))
@@ -244,13 +255,22 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 
 
 class _Lasting:
-    """Stands in for ``LocalExecutor``: the bench's, whose warm process outlives who closes it."""
+    """Stands in for ``LocalExecutor``: the bench's, whose warm process outlives who closes it.
+
+    A failure is final: for a second try a new interpreter would import torch.
+    """
 
     def __init__(self, executor: LocalExecutor) -> None:
         self._executor = executor
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._executor, name)
+
+    def wait(self, timeout_s: float) -> list[Event]:
+        return [
+            Ended(e.number, dataclasses.replace(e.ending, doubts=())) if isinstance(e, Ended) else e
+            for e in self._executor.wait(timeout_s)
+        ]
 
     def close(self) -> None:
         """End the trials, and nothing else."""
@@ -260,13 +280,15 @@ class _Lasting:
             self._executor.wait(0.2)
 
 
-@pytest.fixture
-def _warm(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def _warm(bench: Bench) -> Iterator[None]:
     """Whatever starts trials in this process takes them from the bench's warm one."""
-    for place in ("api", "commands.bench"):
-        monkeypatch.setattr(
-            f"autocompile.{place}.LocalExecutor", lambda **_: _Lasting(bench.executor)
-        )
+    with pytest.MonkeyPatch.context() as patch:
+        for place in ("api", "commands.bench"):
+            patch.setattr(
+                f"autocompile.{place}.LocalExecutor", lambda **_: _Lasting(bench.executor)
+            )
+        yield
 
 
 @pytest.fixture
@@ -276,7 +298,7 @@ def typed(
     """The command line in this process: no seconds for new interpreters."""
     from autocompile.cli import commands as cli
 
-    monkeypatch.setattr("autocompile.commands.diagnose._LIMITS", _SHORT)
+    monkeypatch.setattr("autocompile.commands.diagnose._LIMITS", SHORT)
 
     def run(*args: str) -> subprocess.CompletedProcess[str]:
         monkeypatch.setattr(sys, "argv", ["autocompile", *args])
@@ -300,36 +322,6 @@ def try_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Try]:
 
     with trials(tmp_path, capsys) as run:
         yield run
-
-
-@pytest.fixture(scope="session")
-def faulty(tmp_path_factory: pytest.TempPathFactory) -> autocompile.Result:
-    """One study over every faulty backend; the tests look at what became of each."""
-    folder = tmp_path_factory.mktemp("faulty")
-    job = JobFactory.job
-
-    def soon_over(self: JobFactory, request: Request, *args: Any, **more: Any) -> Job:
-        if isinstance(request, TrialRequest):
-            request = dataclasses.replace(request, limits=_SHORT)
-        made = job(self, request, *args, **more)
-        # Compiling only: beside other tests a new interpreter may import torch for longer.
-        return dataclasses.replace(made, compile_timeout_s=5.0)
-
-    backends = (
-        "honest zeros nan slightly_off remembers stale raises needs_a_package segfaults leaves "
-        "exits hangs eats_memory wears_out does_nothing shouts forges closes_descriptors aot_eager"
-    ).split()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(JobFactory, "job", soon_over)
-        return autocompile.tune(
-            TARGETS / "faulty_backends.py",
-            phases=("forward",),
-            space=autocompile.SearchSpace(backends=tuple(backends), batch_sizes=(4,)),
-            effort="quick",
-            timeout_s=_PATIENCE_S,
-            memory_limit_bytes=3 * 2**29,
-            run_dir=folder / "run",
-        )
 
 
 @pytest.fixture

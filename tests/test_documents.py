@@ -8,23 +8,33 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from conftest import ROOT
+from typer.testing import CliRunner
 
+from autocompile.cli.commands import app
 from autocompile.cli.options import numbers
 from autocompile.commands.verify import REQUIREMENTS
+from autocompile.settings.config import CompileConfig
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+MODELS = [path for path in EXAMPLES if path.name != "api.py"]
 pytestmark = pytest.mark.timeout(900)  # compilers on a slow machine
 README = (ROOT / "README.md").read_text("utf-8")
 DOCUMENTS = README + "".join(p.read_text("utf-8") for p in sorted((ROOT / "docs").glob("*.md")))
 
 
-def run(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=880)
+def run(*command: str, cwd: Path, **more: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=880, **more)
+
+
+def help_of(*command: str) -> str:
+    return CliRunner().invoke(app, [*command, "--help"], terminal_width=80).output
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.name)
@@ -34,36 +44,48 @@ def test_each_example_is_short_and_says_how_to_run_it(path: Path) -> None:
     assert f"examples/{path.name}" in (ast.get_docstring(ast.parse(text)) or "")
 
 
-_TAKE_LONG = ("adam.py", "cnn.py", "transformer.py")  # to compile
-
-
 @pytest.mark.parametrize(
-    "path",
+    ("name", "backend"),
     [
-        pytest.param(p, marks=[pytest.mark.slow] if p.name in _TAKE_LONG else [])
-        for p in EXAMPLES
-        if p.name != "api.py"
+        ("ppo_breakout", "aot_eager"),  # which needs no C++ compiler
+        *(pytest.param(p.stem, "inductor", marks=pytest.mark.slow) for p in MODELS),
     ],
-    ids=lambda p: p.name,
 )
-def test_each_example_compiles_and_is_right(path: Path, work: Path) -> None:
-    forward = "forward_exploration" if path.name == "ppo_breakout.py" else "forward"
-    command = [sys.executable, "-m", "autocompile", "check", str(path), "--batch-size", "2"]
-    command += ["--phase", f"{forward},optimizer_step"]  # not the updates of RLlib's learner: long
-    done = run(*command, "--json", cwd=work)
+def test_each_example_compiles_and_is_right(
+    name: str, backend: str, typed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autocompile.commands.diagnose.DEFAULT_INDUCTOR", CompileConfig(backend))
+    forward = "forward_exploration" if name == "ppo_breakout" else "forward"
+    phases = [forward, "optimizer_step"]  # not the updates of RLlib's learner: long
+    options = ["--batch-size", "2", "--phase", ",".join(phases), "--json"]
+    done = typed("check", f"{ROOT}/examples/{name}.py", *options)
     assert done.returncode == 0, done.stderr
-    phases = json.loads(done.stdout)["phases"]
-    assert list(phases) == [forward, "optimizer_step"]
-    assert {row["outcome"] for row in phases.values()} == {"ok"}
+    rows = json.loads(done.stdout)["phases"]
+    assert [(phase, row["outcome"]) for phase, row in rows.items()] == [(p, "ok") for p in phases]
 
 
-@pytest.mark.parametrize("folder", sorted(p for p in (ROOT / "studies").iterdir() if p.is_dir()))
-def test_the_scripts_of_a_study_fit_the_code(folder: Path) -> None:
+STUDIES = """
+import json, sys
+
+for folder, names in json.load(sys.stdin).items():
+    sys.path[0], before = folder, set(sys.modules)
+    for name in names:
+        __import__(name)
+    for name in set(sys.modules) - before:  # another study's may have the same name
+        if (getattr(sys.modules[name], "__file__", None) or "").startswith(folder):
+            del sys.modules[name]
+"""
+
+
+def test_the_scripts_of_studies_fit_the_code() -> None:
     """What they take from the package, and from one another, is there."""
-    names = [p.stem for p in sorted(folder.glob("*.py")) if p.stem != "plot"]  # needs matplotlib
-    # With -c the folder comes first on the path.
-    done = run(sys.executable, "-c", f"for name in {names}: __import__(name)", cwd=folder)
-    assert names
+    found = {
+        str(folder): [p.stem for p in sorted(folder.glob("*.py")) if p.stem != "plot"]  # matplotlib
+        for folder in sorted((ROOT / "studies").iterdir())
+        if folder.is_dir()
+    }
+    assert found and all(found.values())
+    done = run(sys.executable, "-c", STUDIES, cwd=ROOT, input=json.dumps(found))
     assert done.returncode == 0, done.stderr
 
 
@@ -83,14 +105,11 @@ def test_ci_runs_the_readme_s_second_command_to_the_letter() -> None:
 
 
 def test_the_documents_name_every_command_and_only_options_that_exist() -> None:
-    shown = run(sys.executable, "-m", "autocompile", "--help", cwd=ROOT).stdout
+    shown = help_of()
     commands = re.findall(r"^  (\w+) ", shown.split("Commands:")[1], re.M)
     named = "tune show list compare export verify check doctor init"
     assert commands == named.split()
-    known = "".join(
-        run(sys.executable, "-m", "autocompile", *c, "--help", cwd=ROOT).stdout
-        for c in ([], *([name] for name in commands))
-    )
+    known = shown + "".join(map(help_of, commands))
     for command in commands:
         assert f"autocompile {command}" in README
     for option in set(re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", _typed(DOCUMENTS))):
@@ -118,10 +137,9 @@ def test_the_workflow_of_ci_is_valid_and_uses_options_that_exist() -> None:
     assert all(("run" in step) != ("uses" in step) for step in job["steps"])
     typed = [shlex.split(step["run"]) for step in job["steps"] if "run" in step]
     ((_, command, *rest),) = [words for words in typed if words[0] == "autocompile"]
-    shown = run(sys.executable, "-m", "autocompile", command, "--help", cwd=ROOT).stdout
     options = [word for word in rest if word.startswith("--")]
     assert "--github" in options
-    assert all(re.search(rf"^ *{option}\b", shown, re.M) for option in options)
+    assert all(re.search(rf"^ *{option}\b", help_of(command), re.M) for option in options)
     required = rest[rest.index("--require") + 1]
     assert numbers("--require", [required], REQUIREMENTS)
 

@@ -11,9 +11,11 @@ from nbclient import NotebookClient
 
 def test_the_notebook_runs(tmp_path: Path) -> None:
     notebook = nbformat.read(ROOT / "examples" / "notebook.ipynb", as_version=4)
+    tuned, printed, called = [c for c in notebook.cells if c.cell_type == "code"][1:]
+    # What Inductor makes of it takes a C++ compiler many seconds, and is not what is looked at.
+    tuned.source = tuned.source.replace('"inductor"', '"aot_eager"')
     resources = {"metadata": {"path": str(tmp_path)}}
     NotebookClient(notebook, timeout=280, kernel_name="python3", resources=resources).execute()
-    tuned, printed, called = [c for c in notebook.cells if c.cell_type == "code"][1:]
     assert "forward" in tuned.outputs[-1]["data"]["text/plain"]
     shown = tuned.outputs[-1]["data"]["text/html"]
     assert "<table>" in shown and "Finalists" in shown and "<svg" in shown

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import shutil
@@ -15,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, TARGETS, Bench, assert_nothing_left
+from conftest import ROOT, TARGETS, assert_nothing_left
 
 from autocompile.api import tune
-from autocompile.execute.executor import Ended, Ending, Event
+from autocompile.execute.executor import Ending
 from autocompile.settings.config import CompileConfig
 from autocompile.space.space import SearchSpace
 from autocompile.store.record import Outcome, Step
@@ -94,19 +93,6 @@ def test_a_mistake_on_the_command_line_is_one_paragraph(
     assert not (work / "runs").exists()
 
 
-@pytest.fixture
-def _once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No second tries in an interpreter of their own, each of which would import torch."""
-    wait = bench.executor.wait
-
-    def undoubted(event: Event) -> Event:
-        if not isinstance(event, Ended):
-            return event
-        return Ended(event.number, dataclasses.replace(event.ending, doubts=()))
-
-    monkeypatch.setattr(bench.executor, "wait", lambda s: [undoubted(e) for e in wait(s)])
-
-
 @pytest.mark.parametrize(
     ("source", "options", "words"),
     [
@@ -136,7 +122,6 @@ def _once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         ),
     ],
 )
-@pytest.mark.usefixtures("_once")
 def test_a_mistake_in_the_target_is_one_paragraph(
     work: Path, typed: Typed, source: str, options: str, words: list[str]
 ) -> None:

@@ -4,15 +4,18 @@ stays alive, and what comes after it is fine. `pytest -m slow` has those that ta
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from conftest import TARGETS, Bench, assert_nothing_left
+from conftest import PATIENCE_S, SHORT, TARGETS, Bench, assert_nothing_left
 
 import autocompile
-from autocompile.execute.executor import Ending
+from autocompile.execute.executor import Ending, Job
+from autocompile.execute.job import JobFactory
+from autocompile.protocol.requests import Request, TrialRequest
 from autocompile.store.record import Outcome, Record
 
 PROCESSES = TARGETS / "faulty_processes.py"
@@ -24,6 +27,33 @@ def trial(result: autocompile.Result, backend: str) -> Record:
 
 
 # --- one study over backends that go wrong by themselves ----------------------------------------
+
+
+@pytest.fixture(scope="module")
+def faulty(_warm: None, tmp_path_factory: pytest.TempPathFactory) -> autocompile.Result:
+    """One study over every faulty backend; the tests look at what became of each."""
+    job = JobFactory.job
+
+    def soon_over(self: JobFactory, request: Request, *args: Any, **more: Any) -> Job:
+        if isinstance(request, TrialRequest):
+            request = dataclasses.replace(request, limits=SHORT)
+        return dataclasses.replace(job(self, request, *args, **more), compile_timeout_s=5.0)
+
+    backends = (
+        "honest zeros nan slightly_off remembers stale raises needs_a_package segfaults leaves "
+        "exits hangs eats_memory wears_out does_nothing shouts forges closes_descriptors aot_eager"
+    ).split()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(JobFactory, "job", soon_over)
+        return autocompile.tune(
+            TARGETS / "faulty_backends.py",
+            phases=("forward",),
+            space=autocompile.SearchSpace(backends=tuple(backends), batch_sizes=(4,)),
+            effort="quick",
+            timeout_s=PATIENCE_S,
+            memory_limit_bytes=3 * 2**29,
+            run_dir=tmp_path_factory.mktemp("faulty") / "run",
+        )
 
 
 @pytest.mark.parametrize(
@@ -141,24 +171,21 @@ HANGS = {
 
 @pytest.fixture(scope="module")
 def side_by_side(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[tuple[dict[str, Ending], float]]:
+    tmp_path_factory: pytest.TempPathFactory, bench: Bench
+) -> tuple[dict[str, Ending], float]:
     """All that hang, and one that compiles all that time; the one in a benchmark has the others
     stopped. Their endings, and how long the one that does not hang was there in all.
     """
     folder = tmp_path_factory.mktemp("side-by-side")
     shutil.copy(TARGETS / "sleeper.py", folder)
     (folder / "sleep").write_text("compile 0")
-    bench = Bench(folder / "run", jobs=5)
-    assert bench.run(PROCESSES, "honest").outcome is Outcome.OK  # from now on a start is no wait
     beside = bench.start(folder / "sleeper.py", "one")
     bench.until((folder / "asleep").exists)
     numbers = {name: bench.start(PROCESSES, name, timeout_s=4.0) for name in HANGS}
     endings = {name: bench.end(number) for name, number in numbers.items()}
     (folder / "sleep").unlink()
     endings["beside"] = bench.end(beside)
-    yield endings, bench.took_s[beside]
-    bench.executor.close()
+    return endings, bench.took_s[beside]
 
 
 @pytest.mark.parametrize(("backend", "place"), HANGS.items())
@@ -184,6 +211,10 @@ def test_a_trial_beside_hangs_works_and_is_not_charged_for_standing_still(
     assert_nothing_left("AUTOCOMPILE_TRIAL=")
 
 
+# --- slow ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
 def test_two_gigabytes_of_output_are_capped(bench: Bench) -> None:
     number = bench.start(PROCESSES, "shouts_two_gigabytes")
     ending = bench.end(number)
@@ -191,9 +222,6 @@ def test_two_gigabytes_of_output_are_capped(bench: Bench) -> None:
     assert bench.log(number).stat().st_size < 2**20
     assert b"bytes left out" in bench.log(number).read_bytes()
     assert_nothing_left("AUTOCOMPILE_TRIAL=")
-
-
-# --- slow ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo
-from conftest import Clock
+from conftest import Bench, Clock
+from in_process import Try
 from test_worker import a_trial, by_hand, in_this_process
 from torch._dynamo.backends.registry import register_backend
 
 from autocompile.settings.config import CompileConfig
+from autocompile.store.record import Outcome
 from autocompile.trial.measure import memory
 
 MIB = 2**20
@@ -20,13 +22,10 @@ LIMITS = {"half_width": 0.5, "max_s": 0.1, "front_s": 0.1, "block_s": 0.002}
 pytestmark = pytest.mark.usefixtures("_dynamo_as_it_was")
 
 
-def measured(
-    work: Path, capsys: pytest.CaptureFixture[str], text: str, **changes: Any
-) -> dict[str, Any]:
-    """What a real trial of a ``model.py`` reports."""
+def tried(try_it: Try, work: Path, text: str, **changes: Any) -> dict[str, Any]:
+    """What a trial of a ``model.py`` reports."""
     (work / "model.py").write_text(text)
-    request = a_trial(target=str(work / "model.py"), limits=LIMITS, **changes)
-    result = in_this_process(work / "trial", request, capsys)
+    result = try_it(work / "model.py", **changes)
     assert result["outcome"] == "ok", result
     return result
 
@@ -63,11 +62,11 @@ def get_inputs(batch_size):
 
 @pytest.mark.parametrize("mib", [pytest.param(1, marks=pytest.mark.slow), 16])
 def test_the_peak_of_a_forward_is_what_it_holds_and_allocates(
-    work: Path, capsys: pytest.CaptureFixture[str], mib: int
+    work: Path, try_it: Try, mib: int
 ) -> None:
     """Small pieces come from memory that was freed before; what eager took must not hide it."""
     text = PIECES.format(count=16 // mib, mib=mib)
-    peaks = peaks_in_mib(measured(work, capsys, text))
+    peaks = peaks_in_mib(tried(try_it, work, text))
     assert peaks == pytest.approx((8 + mib + 16,) * 2, rel=0.05)
 
 
@@ -96,16 +95,16 @@ def get_optimizer(model):
 @pytest.mark.parametrize(
     "phase", ["optimizer_step", pytest.param("train_step", marks=pytest.mark.slow)]
 )
-def test_training_holds_gradients_and_optimizer_state(
-    work: Path, capsys: pytest.CaptureFixture[str], phase: str
-) -> None:
+def test_training_holds_gradients_and_optimizer_state(work: Path, try_it: Try, phase: str) -> None:
     """Weights, gradients, momentum; ``aot_eager`` writes to copies, of which two are alive."""
-    peaks = peaks_in_mib(measured(work, capsys, TRAINED, phase=phase))
+    peaks = peaks_in_mib(tried(try_it, work, TRAINED, phase=phase))
     assert peaks == pytest.approx((3 * 12, 5 * 12), rel=0.05)
 
 
 HEAVY = """
 import torch
+
+torch.set_num_threads(1)  # with more each waits for the others
 
 def get_model():
     return torch.nn.Sequential(  # 50 MiB each
@@ -128,13 +127,13 @@ BAKED = (("weights", "baked"),)
     ],
 )
 def test_a_copy_of_the_weights_that_no_tensor_shows_counts(
-    work: Path, config: CompileConfig, copies: int
+    work: Path, bench: Bench, config: CompileConfig, copies: int
 ) -> None:
     (work / "model.py").write_text(HEAVY)
     request = a_trial(target=str(work / "model.py"), config=config.to_dict(), calls_per_update=1)
-    _, result = by_hand(work / "trial", request)
-    assert result["outcome"] == "ok", result
-    assert peaks_in_mib(result) == pytest.approx((100, 100 + copies * 100), rel=0.05)
+    ending = bench.end(bench.begin(request))
+    assert ending.outcome is Outcome.OK, ending.message
+    assert peaks_in_mib(ending.payload) == pytest.approx((100, 100 + copies * 100), rel=0.05)
 
 
 def test_each_storage_counts_once_and_sparse_tensors_do_no_harm() -> None:
@@ -231,6 +230,9 @@ def test_a_backend_that_takes_long_is_seen_in_the_compile_time(
         return graph.forward
 
     register_backend(backend, name="takes_long")
-    result = measured(work, capsys, SMALL, phase=phase, backend="takes_long")
+    (work / "model.py").write_text(SMALL)
+    request = a_trial(target=str(work / "model.py"), phase=phase, backend="takes_long")
+    result = in_this_process(work / "trial", request, capsys)
+    assert result["outcome"] == "ok", result
     assert result["graphs"] == graphs
     assert result["compile_s"] == pytest.approx(graphs * 100.0, rel=0.05)

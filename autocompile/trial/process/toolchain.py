@@ -16,6 +16,7 @@ import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import ClassVar
 
 from autocompile.protocol.processes import die_with_parent
 
@@ -28,6 +29,8 @@ class Toolchain:
     Args:
         place: the folder that is made; every compiler cache of the run starts with a copy of it.
     """
+
+    _is_warm: ClassVar[bool] = False
 
     def __init__(self, place: Path) -> None:
         self._place = place
@@ -63,11 +66,17 @@ class Toolchain:
         os.rename(scratch, self._place)
 
     def use(self) -> None:
-        """Compile something small, on the CPU and on one thread: the process stays fit to fork."""
+        """Compile something small, on the CPU and on one thread: the process stays fit to fork.
+
+        Once in a process: what a compile imports and keeps is there from then on.
+        """
         import torch
 
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self.pid, 0)
+        if Toolchain._is_warm:
+            return
+        Toolchain._is_warm = True
         with tempfile.TemporaryDirectory(dir=self._place.parent) as scratch:
             os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{scratch}/cache"
             try:
