@@ -83,8 +83,8 @@ def prior_of(device: str, phase: str, has_convolutions: bool) -> Prior:
 class Effects:
     """The model of all settings of a study, with a prior for each phase.
 
-    Each result adds one row to the Cholesky factor of the results' covariance, so that it costs
-    (results × settings) operations and nothing is solved anew.
+    Each result adds a row to the Cholesky factor of the results' covariance with the settings that
+    are left, so that it costs (results × settings left) operations and nothing is solved anew.
 
     Attributes:
         mean: of the log speed-up of each setting, by position, given the results so far.
@@ -106,14 +106,14 @@ class Effects:
         self._forget()
 
     def _forget(self) -> None:
+        count = len(self._prior)
         self.mean = self._prior.copy()
         own = np.square(self._has).sum(axis=1) * (1 + _HERE**2)
         self._variance = self._unknown * (own + (_WHOLE**2 + _WHOLE_HERE**2))
-        self._values = np.full(len(self.mean), np.nan)
-        self._spreads = np.zeros(len(self.mean))
-        self._factor = np.empty((64, len(self.mean)))  # of its rows, as many as there are results
-        self._count = 0
-        self._columns: dict[int, Any] = {}  # of the covariance given the results: what runs
+        self._values, self._spreads = np.full(count, np.nan), np.zeros(count)
+        self._kept, self._column_of = np.arange(count), np.arange(count)
+        self._factor, self._rows = np.empty((0, count)), 0  # of its rows, as many are in use
+        self._covariances: dict[int, Any] = {}  # given the results, of what runs with all
 
     def learn(self, values: Any, spreads: Any) -> None:
         """Take new results into account; where an earlier one has changed, begin anew.
@@ -130,39 +130,56 @@ class Effects:
                 self._condition(i, float(values[i]), float(spreads[i]))
 
     def _condition(self, i: int, value: float, spread: float) -> None:
+        if self._rows == len(self._factor):
+            self._make_room()
         noise = _NOISE + spread / _WIDTH + max(0.0, _WORST - value)
-        column = self._columns.pop(i) if i in self._columns else self._column(i)
-        scale = math.sqrt(column[i] + noise**2)
-        row = column / scale
-        self.mean += row * ((max(value, _WORST) - self.mean[i]) / scale)
-        self._variance -= np.square(row)
-        for j, other in self._columns.items():
-            other -= row[j] * row
-        if self._count == len(self._factor):
-            self._factor = np.vstack([self._factor, np.empty_like(self._factor)])
-        self._factor[self._count] = row
-        self._count += 1
+        own, kept = self._column_of[i], self._kept
+        found = self._covariances
+        covariance = found.pop(i) if i in found else self._covariance(i)
+        scale = math.sqrt(covariance[own] + noise**2)
+        row = covariance / scale
+        self.mean[kept] += row * ((max(value, _WORST) - self.mean[i]) / scale)
+        self._variance[kept] -= np.square(row)
+        for j, other in found.items():
+            other -= row[self._column_of[j]] * row
+        self._factor[self._rows] = row
+        self._rows += 1
         self._values[i], self._spreads[i] = value, spread
 
+    def _make_room(self) -> None:
+        """Drop the columns of settings that have results, and add rows for new ones."""
+        left = np.isnan(self._values[self._kept])
+        self._kept = self._kept[left]
+        count = len(self._kept)
+        self._column_of[self._kept] = np.arange(count)
+        self._factor = np.vstack([self._factor[:, left], np.empty((count // 4 + 1, count))])
+        self._covariances = {i: each[left] for i, each in self._covariances.items()}
+
     def beside(self, running: Sequence[int]) -> tuple[Any, Any]:
-        """Mean and standard deviation of all log speed-ups if what runs reaches its mean."""
+        """Mean and standard deviation of all log speed-ups if what runs reaches its mean.
+
+        Of settings that have results they are of no use.
+        """
         with self._blas.limit(limits=1, user_api="blas"):
-            kept = self._columns
-            self._columns = {i: kept[i] if i in kept else self._column(i) for i in running}
-            mean, variance = self.mean, self._variance
+            found = self._covariances
+            self._covariances = {
+                i: found[i] if i in found else self._covariance(i) for i in running
+            }
+            mean, variance = self.mean.copy(), self._variance.copy()
             if running:
-                cross = np.array([*self._columns.values()])
+                cross = np.array([*self._covariances.values()])
                 below = np.maximum(0.0, _WORST - mean[running])
-                own = cross[:, running] + np.diag(np.square(_NOISE + below))
-                solved = np.linalg.solve(own, cross)
-                mean = mean + below @ solved
-                variance = variance - np.einsum("ij,ij->j", cross, solved)
+                own = cross[:, self._column_of[running]] + np.diag(np.square(_NOISE + below))
+                half = np.linalg.inv(np.linalg.cholesky(own))
+                rows = half @ cross
+                mean[self._kept] += (half @ below) @ rows
+                variance[self._kept] -= np.einsum("ij,ij->j", rows, rows)
             return mean, np.sqrt(np.maximum(variance, 1e-8))
 
-    def _column(self, i: int) -> Any:
-        """The covariances of a setting with all, given the results."""
-        rows = self._factor[: self._count]
-        return self._between(i) - rows[:, i] @ rows
+    def _covariance(self, i: int) -> Any:
+        """Of a setting with those whose columns are kept, given the results."""
+        rows = self._factor[: self._rows]
+        return self._between(i)[self._kept] - rows[:, self._column_of[i]] @ rows
 
     def _between(self, i: int) -> Any:
         """Prior covariances of a setting's log speed-up with all."""

@@ -29,6 +29,7 @@ from autocompile.errors import RunError
 from autocompile.estimate.candidates import with_refreshes
 from autocompile.search.rows import Rows
 from autocompile.search.sampler import ListedSampler
+from autocompile.search.seen import LEFT
 from autocompile.settings.setting import Setting
 from autocompile.store.record import Outcome, Record
 
@@ -78,7 +79,7 @@ class OptunaStudy:
 
     @property
     def left(self) -> int:
-        return len(self.sampler.left(self._memory))
+        return int((self.sampler.seen(self._memory).state == LEFT).sum())
 
     @property
     def place(self) -> str:
