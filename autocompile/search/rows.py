@@ -41,14 +41,16 @@ class Rows:
             for trial in trials:
                 row = {"study_id": self._study, "state": trial.state.name}
                 row |= {n: getattr(trial, n) for n in ("datetime_start", "datetime_complete")}
-                added = connection.execute(sql.insert(rows).values(row)).inserted_primary_key
+                [added] = (
+                    connection.execute(sql.insert(rows).values(row)).inserted_primary_key or ()
+                )
                 number = sql.select(sql.func.count() - 1).where(here).scalar_subquery()
-                own = rows.c.trial_id == added[0]
+                own = rows.c.trial_id == added
                 connection.execute(sql.update(rows).where(own).values(number=number))
                 for table, every in zip(parts, _parts(trial), strict=True):
                     if every:
                         connection.execute(
-                            sql.insert(table), [{"trial_id": added[0], **one} for one in every]
+                            sql.insert(table), [{"trial_id": added, **one} for one in every]
                         )
 
 

@@ -160,7 +160,7 @@ class PortfolioSampler(ListedSampler):
         scores = self.scores(study)
         if not len(scores.positions):
             raise RuntimeError("every setting has been tried")
-        return self._params[scores.positions[np.argmax(scores.ranks)]]
+        return self._params[int(scores.positions[np.argmax(scores.ranks)])]
 
     def has_next(self, study: optuna.Study) -> bool:
         return len(self.scores(study).positions) > 0

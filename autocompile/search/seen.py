@@ -17,7 +17,10 @@ from optuna.trial import FrozenTrial, TrialState
 
 __all__ = ["FAILED", "LEFT", "RUNNING", "WORKED", "Seen", "doubts"]
 
-LEFT, RUNNING, FAILED, WORKED = range(4)
+LEFT = 0
+RUNNING = 1
+FAILED = 2
+WORKED = 3
 _STATES = {TrialState.COMPLETE: WORKED, TrialState.PRUNED: FAILED}
 
 
