@@ -34,24 +34,19 @@ class Rows:
     def add(self, trials: Sequence[FrozenTrial]) -> None:
         """Add trials that have ended; their numbers follow on those that are there."""
         of, (rows, *parts) = self._of, self._tables
-        here = rows.c.study_id == self._study
-        lock = sql.select(of.c.study_id).where(of.c.study_id == self._study).with_for_update()
+        mine = of.c.study_id == self._study
+        before = sql.select(sql.func.count()).where(rows.c.study_id == self._study)
         with self._engine.begin() as connection:
-            connection.execute(lock)  # as Optuna does it: for the numbers
-            for trial in trials:
-                row = {"study_id": self._study, "state": trial.state.name}
+            # Changes nothing and takes the lock that keeps numbers apart, in SQLite too.
+            connection.execute(sql.update(of).where(mine).values(study_id=self._study))
+            for number, trial in enumerate(trials, connection.execute(before).scalar_one()):
+                row = {"study_id": self._study, "number": number, "state": trial.state.name}
                 row |= {n: getattr(trial, n) for n in ("datetime_start", "datetime_complete")}
-                [added] = (
-                    connection.execute(sql.insert(rows).values(row)).inserted_primary_key or ()
-                )
-                number = sql.select(sql.func.count() - 1).where(here).scalar_subquery()
-                own = rows.c.trial_id == added
-                connection.execute(sql.update(rows).where(own).values(number=number))
+                key = connection.execute(sql.insert(rows).values(row)).inserted_primary_key
+                own = dict(zip(("trial_id",), key or (), strict=True))
                 for table, every in zip(parts, _parts(trial), strict=True):
                     if every:
-                        connection.execute(
-                            sql.insert(table), [{"trial_id": added, **one} for one in every]
-                        )
+                        connection.execute(sql.insert(table), [own | one for one in every])
 
 
 def _parts(trial: FrozenTrial) -> tuple[list[dict[str, Any]], ...]:
