@@ -152,7 +152,7 @@ class Effects:
         self._kept = self._kept[left]
         count = len(self._kept)
         self._column_of[self._kept] = np.arange(count)
-        self._factor = np.vstack([self._factor[:, left], np.empty((count // 4 + 1, count))])
+        self._factor = np.vstack([self._factor[:, left], np.empty((count // 8 + 1, count))])
         self._covariances = {i: each[left] for i, each in self._covariances.items()}
 
     def beside(self, running: Sequence[int]) -> tuple[Any, Any]:
@@ -207,5 +207,5 @@ def expected_gain(mean: Any, deviation: Any, best: Any) -> Any:
     """Expected improvement of a normal variable over ``best``."""
     z = (mean - best) / deviation
     density = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
-    below = 0.5 * (1 + np.fromiter(map(math.erf, z / math.sqrt(2)), float, len(z)))
+    below = 0.5 * (1 + np.array([*map(math.erf, (z / math.sqrt(2)).tolist())]))
     return deviation * (z * below + density)

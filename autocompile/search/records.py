@@ -229,16 +229,14 @@ def _traces_alike(ours: CompileConfig, theirs: CompileConfig) -> bool:
     return same_shapes and all(getattr(ours, name) == getattr(theirs, name) for name in same)
 
 
-def known_codes(setting: Setting, known: Known) -> dict[str, int]:
-    """Compiled code (its hash) to trial number, of finished trials with the same inputs."""
+def known_codes(setting: Setting, worked: Iterable[Record]) -> dict[str, int]:
+    """Compiled code (its hash) to trial number, of those that worked with the same inputs."""
     return {
         str(r.detail["code"]): r.number
-        for r in known.values()
-        if r.detail.get("code")
-        and r.ok
-        and r.duplicate_of is None
-        and (r.phase, r.batch_size) == setting.cell
+        for r in worked
+        if r.duplicate_of is None
         and r.config.environment == setting.config.environment
+        and r.detail.get("code")
     }
 
 

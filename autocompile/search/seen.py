@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
@@ -51,13 +52,15 @@ class Seen:
         self.version += 1
 
     def update(self, trials: Sequence[FrozenTrial]) -> None:
-        pairs = itertools.zip_longest(self._trials, trials)
-        changed = [(old, new) for old, new in pairs if old is not new]
-        if not all(old is None or _goes_on(old, new) for old, new in changed):
+        # Without a loop in Python, since there may be thousands of trials and few are new.
+        is_new = list(map(operator.is_not, self._trials, trials))
+        pairs = itertools.compress(zip(self._trials, trials, strict=False), is_new)
+        if len(trials) < len(self._trials) or not all(_goes_on(old, new) for old, new in pairs):
             self._forget()
-            changed = [(None, trial) for trial in trials]
+            is_new = []
+        changed = [*itertools.compress(trials, is_new), *trials[len(is_new) :]]
         self._trials = list(trials)
-        for _, trial in changed:
+        for trial in changed:
             position = self._position(trial)
             if position is not None and trial.state is not TrialState.FAIL:
                 self._read(position, trial)
@@ -75,9 +78,9 @@ class Seen:
             self.failures[_fingerprint(trial)].append(i)
 
 
-def _goes_on(old: FrozenTrial, new: FrozenTrial | None) -> bool:
+def _goes_on(old: FrozenTrial, new: FrozenTrial) -> bool:
     """Whether one is the other at a later time, and not of another study or interrupted."""
-    if new is None or old.state.is_finished() or new.state is TrialState.FAIL:
+    if old.state.is_finished() or new.state is TrialState.FAIL:
         return False
     return old.params.items() <= new.params.items()
 

@@ -66,7 +66,11 @@ class Study:
         self._ok: dict[Cell, list[Record]] = defaultdict(list)  # those that worked
         self._cached: dict[Cell, list[Record]] = defaultdict(list)  # rivals with a compiler cache
         self._compiles_s: dict[tuple[str, str, str], list[float]] = defaultdict(list)
-        self._took_s: dict[bool, list[tuple[float, float]]] = defaultdict(list)
+        # Of eager mode, and of all else: seconds of each trial, and of its timing.
+        self._took_s: dict[bool, tuple[list[float], list[float]]] = {
+            True: ([], []),
+            False: ([], []),
+        }
         self._running: dict[int, Setting] = {}
         self._first_tries: dict[int, Ending] = {}  # of trials that are or will be tried again
         self._to_retry: deque[int] = deque()
@@ -157,10 +161,9 @@ class Study:
 
     def _running_s(self) -> float:
         """About how long what runs, and one more, still takes: each lane times one at a time."""
-        ended = self._took_s[False] or self._took_s[True]
-        if not ended:
+        walls, timed = self._took_s[not self._took_s[False][0]]
+        if not walls:
             return 0.0
-        walls, timed = zip(*ended, strict=True)
         return fmean(walls) + fmean(timed) * len(self._running) / self.executor.lanes
 
     # From a setting to its trial and its record ---------------------------------------------------
@@ -177,7 +180,7 @@ class Study:
             batch_size=setting.batch_size,
             limits=_EAGER if config.is_plain_eager else TimingLimits(beat=max(speeds, default=0.0)),
             calls_per_update=self.calls_per_update(*setting.cell),
-            known_codes=known_codes(setting, self._known),
+            known_codes=known_codes(setting, self._ok[setting.cell]),
         )
         seen = self._compiles_s[setting.phase, config.backend, config.mode]
         timeout_s = None if is_retry else adaptive_timeout_s(self.job_factory.timeout_s, seen)
@@ -238,8 +241,9 @@ class Study:
             kind = setting.phase, config.backend, config.mode
             self._compiles_s[kind].append(steps.get("compile", 0.0))
         if record.wall_s > 0:
-            timed_s = sum(steps.get(s, 0.0) for s in ("verify", "measure"))
-            self._took_s[config.is_eager].append((record.wall_s, timed_s))
+            walls, timed = self._took_s[config.is_eager]
+            walls.append(record.wall_s)
+            timed.append(sum(steps.get(s, 0.0) for s in ("verify", "measure")))
         if not config.is_eager and config != DEFAULT_INDUCTOR:
             self._cached[setting.cell].append(record)
 
