@@ -67,10 +67,8 @@ class Study:
         self._cached: dict[Cell, list[Record]] = defaultdict(list)  # rivals with a compiler cache
         self._compiles_s: dict[tuple[str, str, str], list[float]] = defaultdict(list)
         # Of eager mode, and of all else: seconds of each trial, and of its timing.
-        self._took_s: dict[bool, tuple[list[float], list[float]]] = {
-            True: ([], []),
-            False: ([], []),
-        }
+        self._took_s: dict[bool, tuple[list[float], list[float]]]
+        self._took_s = defaultdict(lambda: ([], []))
         self._running: dict[int, Setting] = {}
         self._first_tries: dict[int, Ending] = {}  # of trials that are or will be tried again
         self._to_retry: deque[int] = deque()
