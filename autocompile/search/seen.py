@@ -44,7 +44,7 @@ class Seen:
         self._forget()
 
     def _forget(self) -> None:
-        self._trials: list[FrozenTrial] = []
+        self._trials: Sequence[FrozenTrial] = ()
         self.state = np.full(self._count, LEFT)
         self.values = np.full(self._count, np.nan)
         self.spreads, self.seconds = np.zeros(self._count), np.zeros(self._count)
@@ -59,7 +59,7 @@ class Seen:
             self._forget()
             is_new = []
         changed = [*itertools.compress(trials, is_new), *trials[len(is_new) :]]
-        self._trials = list(trials)
+        self._trials = tuple(trials)
         for trial in changed:
             position = self._position(trial)
             if position is not None and trial.state is not TrialState.FAIL:
