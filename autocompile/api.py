@@ -20,9 +20,8 @@ from autocompile.execute.memory import most_memory_bytes
 from autocompile.progress import Progress
 from autocompile.report.terminal.live import progress as progress_of
 from autocompile.result import Result, exported_code, make_result, write_result
-from autocompile.search.budget import Budget
 from autocompile.search.effects import prior_of
-from autocompile.search.jobs import without_interrupts
+from autocompile.search.jobs import Budget, without_interrupts
 from autocompile.search.opening import described, opened, probe_all, resolved
 from autocompile.search.race import Race
 from autocompile.search.sampler import ListedSampler, make_sampler

@@ -4,30 +4,25 @@ Each field that differs from the default adds an effect, and each setting adds o
 effect has a part shared by all batch sizes of a phase and a part of its own at each, so a result at
 one batch size informs the others. The prior means come from recorded tables (``prior.json``, made
 by studies/search/learn.py).
-
-Failed trials say nothing of speed, but of how likely settings like them are to fail.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import re
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from optuna.trial import FrozenTrial, TrialState
 from threadpoolctl import ThreadpoolController
 
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.phases import phase_of
 from autocompile.settings.setting import Setting
 
-__all__ = ["Effects", "Prior", "doubt", "expected_gain", "failures_of", "prior_of"]
+__all__ = ["Effects", "Prior", "codes", "expected_gain", "feature_table", "prior_of"]
 
 # Prior standard deviations of effects on the log speed-up.
 _FIELDS = {"optimizer": 0.3, "threads": 0.05, "dynamic": 0.05, "scope": 0.1}
@@ -86,100 +81,131 @@ def prior_of(device: str, phase: str, has_convolutions: bool) -> Prior:
 
 
 class Effects:
-    """The model of all settings of a study, with a prior for each phase."""
+    """The model of all settings of a study, with a prior for each phase.
+
+    Each result adds a row to the Cholesky factor of the results' covariance with the settings that
+    are left, so that it costs (results × settings left) operations and nothing is solved anew.
+
+    Attributes:
+        mean: of the log speed-up of each setting, by position, given the results so far.
+    """
 
     def __init__(self, settings: Sequence[Setting], priors: Mapping[str, Prior]) -> None:
         # BLAS runs in one thread: busy-waiting threads would slow the trials.
         self._blas = ThreadpoolController()
-        self._index = {s: i for i, s in enumerate(settings)}
-        self._mean = np.array([priors[s.phase].mean(s.config) for s in settings])
-        self._phase = _codes([s.phase for s in settings])
-        self._cell = _codes([s.cell for s in settings])
-        self._config = _codes([s.config for s in settings])
-        names = [s.config.features for s in settings]
-        known = {name: i for i, name in enumerate(sorted(set().union(*names)))}
-        self._has = np.zeros((len(settings), len(known)))
-        for row, own in enumerate(names):
-            for name in own:
-                kind = name.split("=")[0]
-                deviation = _FIELDS.get(kind, _OPTION if " " in kind else _FIELD)
-                self._has[row, known[name]] = deviation
+        self._prior = np.array([priors[s.phase].mean(s.config) for s in settings])
+        self._phase = codes([s.phase for s in settings])
+        self._cell = codes([s.cell for s in settings])
+        self._config = codes([s.config for s in settings])
+        names, has = feature_table(settings)
+        kinds = [name.split("=")[0] for name in names]
+        deviations = [_FIELDS.get(kind, _OPTION if " " in kind else _FIELD) for kind in kinds]
+        self._has = has * np.array(deviations)
         # The speed-up of plain eager is known to be 1.
-        self._unknown = (self._has > 0).any(axis=1).astype(float)
+        self._unknown = has.any(axis=1).astype(float)
+        self._forget()
 
-    def expected(
-        self,
-        seen: Mapping[Setting, float],
-        left: Sequence[Setting],
-        spreads: Mapping[Setting, float],
-    ) -> tuple[Any, Any]:
-        """Mean and standard deviation of the log speed-up of each setting in ``left``.
+    def _forget(self) -> None:
+        count = len(self._prior)
+        self.mean = self._prior.copy()
+        own = np.square(self._has).sum(axis=1) * (1 + _HERE**2)
+        self._variance = self._unknown * (own + (_WHOLE**2 + _WHOLE_HERE**2))
+        self._values, self._spreads = np.full(count, np.nan), np.zeros(count)
+        self._kept, self._column_of = np.arange(count), np.arange(count)
+        self._factor, self._rows = np.empty((0, count)), 0  # of its rows, as many are in use
+        self._covariances: dict[int, Any] = {}  # given the results, of what runs with all
+
+    def learn(self, values: Any, spreads: Any) -> None:
+        """Take new results into account; where an earlier one has changed, begin anew.
 
         Args:
-            seen: measured log speed-ups; ``spreads``: widths of their 95 % intervals.
+            values: measured log speed-ups of all settings, NaN where there is none; ``spreads``:
+                widths of their 95 % intervals.
+        """
+        known = ~np.isnan(self._values)
+        if (known & ((values != self._values) | (spreads != self._spreads))).any():
+            self._forget()
+        with self._blas.limit(limits=1, user_api="blas"):
+            for i in np.flatnonzero(~np.isnan(values) & np.isnan(self._values)).tolist():
+                self._condition(i, float(values[i]), float(spreads[i]))
+
+    def _condition(self, i: int, value: float, spread: float) -> None:
+        if self._rows == len(self._factor):
+            self._make_room()
+        noise = _NOISE + spread / _WIDTH + max(0.0, _WORST - value)
+        own, kept = self._column_of[i], self._kept
+        found = self._covariances
+        covariance = found.pop(i) if i in found else self._covariance(i)
+        scale = math.sqrt(covariance[own] + noise**2)
+        row = covariance / scale
+        self.mean[kept] += row * ((max(value, _WORST) - self.mean[i]) / scale)
+        self._variance[kept] -= np.square(row)
+        for j, other in found.items():
+            other -= row[self._column_of[j]] * row
+        self._factor[self._rows] = row
+        self._rows += 1
+        self._values[i], self._spreads[i] = value, spread
+
+    def _make_room(self) -> None:
+        """Drop the columns of settings that have results, and add rows for new ones."""
+        left = np.isnan(self._values[self._kept])
+        self._kept = self._kept[left]
+        count = len(self._kept)
+        self._column_of[self._kept] = np.arange(count)
+        self._factor = np.vstack([self._factor[:, left], np.empty((count // 8 + 1, count))])
+        self._covariances = {i: each[left] for i, each in self._covariances.items()}
+
+    def beside(self, running: Sequence[int]) -> tuple[Any, Any]:
+        """Mean and standard deviation of all log speed-ups if what runs reaches its mean.
+
+        Of settings that have results they are of no use.
         """
         with self._blas.limit(limits=1, user_api="blas"):
-            rows = np.array([self._index[s] for s in left], dtype=int)
-            mean = self._mean[rows].copy()
-            variance = np.square(self._has[rows]).sum(axis=1) * (1 + _HERE**2)
-            variance = self._unknown[rows] * (variance + (_WHOLE**2 + _WHOLE_HERE**2))
-            if seen:
-                known = np.array([self._index[s] for s in seen], dtype=int)
-                residual = np.maximum(list(seen.values()), _WORST) - self._mean[known]
-                noise = [
-                    _NOISE + spreads.get(s, 0.0) / _WIDTH + max(0.0, _WORST - value)
-                    for s, value in seen.items()
-                ]
-                own = self._between(known, known) + np.diag(np.square(noise))
-                cross = self._between(rows, known)
-                solved = np.linalg.solve(own, cross.T)
-                mean += residual @ solved
-                variance = variance - np.einsum("ij,ji->i", cross, solved)
+            found = self._covariances
+            self._covariances = {
+                i: found[i] if i in found else self._covariance(i) for i in running
+            }
+            mean, variance = self.mean.copy(), self._variance.copy()
+            if running:
+                cross = np.array([*self._covariances.values()])
+                below = np.maximum(0.0, _WORST - mean[running])
+                own = cross[:, self._column_of[running]] + np.diag(np.square(_NOISE + below))
+                half = np.linalg.inv(np.linalg.cholesky(own))
+                rows = half @ cross
+                mean[self._kept] += (half @ below) @ rows
+                variance[self._kept] -= np.einsum("ij,ij->j", rows, rows)
             return mean, np.sqrt(np.maximum(variance, 1e-8))
 
-    def _between(self, rows: Any, columns: Any) -> Any:
-        """Prior covariances of the settings' log speed-ups."""
-        alike = self._phase[rows][:, None] == self._phase[columns]
-        here = self._cell[rows][:, None] == self._cell[columns]
-        same = (self._config[rows][:, None] == self._config[columns]) & alike
-        unknown = self._unknown[rows][:, None] * self._unknown[columns]
-        fields = (self._has[rows] @ self._has[columns].T) * alike * (1 + _HERE**2 * here)
-        return unknown * (fields + same * (_WHOLE**2 + _WHOLE_HERE**2 * here))
+    def _covariance(self, i: int) -> Any:
+        """Of a setting with those whose columns are kept, given the results."""
+        rows = self._factor[: self._rows]
+        return self._between(i)[self._kept] - rows[:, self._column_of[i]] @ rows
+
+    def _between(self, i: int) -> Any:
+        """Prior covariances of a setting's log speed-up with all."""
+        alike, here = self._phase == self._phase[i], self._cell == self._cell[i]
+        same = self._config == self._config[i]
+        fields = (self._has @ self._has[i]) * (1 + _HERE**2 * here)
+        whole = same * (_WHOLE**2 + _WHOLE_HERE**2 * here)
+        return self._unknown * self._unknown[i] * alike * (fields + whole)
 
 
-def _codes(values: Sequence[Any]) -> Any:
+def codes(values: Sequence[Any]) -> Any:
+    """The position of each value among the different ones."""
     known: dict[Any, int] = {}
     return np.array([known.setdefault(v, len(known)) for v in values])
+
+
+def feature_table(settings: Sequence[Setting]) -> tuple[list[str], Any]:
+    """The names of all features, and which setting (row) has which (column)."""
+    names = sorted(set().union(*(s.config.features for s in settings)))
+    has = [[name in s.config.features for name in names] for s in settings]
+    return names, np.array(has, dtype=bool).reshape(len(settings), len(names))
 
 
 def expected_gain(mean: Any, deviation: Any, best: Any) -> Any:
     """Expected improvement of a normal variable over ``best``."""
     z = (mean - best) / deviation
     density = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
-    below = 0.5 * (1 + np.vectorize(math.erf)(z / math.sqrt(2)))
+    below = 0.5 * (1 + np.array([*map(math.erf, (z / math.sqrt(2)).tolist())]))
     return deviation * (z * below + density)
-
-
-def _fingerprint(trial: FrozenTrial) -> str:
-    """The outcome and message without numbers, addresses and paths, equal for similar failures."""
-    message = trial.user_attrs.get("message", "")
-    words = re.sub(r"0x[0-9a-f]+|\d+|\S*[/\\]\S+", "#", message)
-    return f"{trial.user_attrs.get('outcome', '')} {words[:120]}"
-
-
-def failures_of(begun: Mapping[Setting, FrozenTrial]) -> list[tuple[frozenset[str], int]]:
-    """(common features, count) of each group of similar failures in processes.
-
-    The common features are the best guess at the cause.
-    """
-    groups: dict[str, list[frozenset[str]]] = defaultdict(list)
-    for setting, trial in begun.items():
-        if trial.state is TrialState.PRUNED and trial.user_attrs.get("seconds"):
-            groups[_fingerprint(trial)].append(setting.config.features | {setting.phase})
-    return [(frozenset.intersection(*group), len(group)) for group in groups.values()]
-
-
-def doubt(setting: Setting, failures: Sequence[tuple[frozenset[str], int]]) -> float:
-    """1 if no failure resembles the setting; grows with the number of similar failures."""
-    own = setting.config.features | {setting.phase}
-    return math.prod(1.0 + count for common, count in failures if common <= own)

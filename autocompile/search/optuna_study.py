@@ -2,8 +2,8 @@
 
 The records in the run's folder are authoritative. ``ask`` and ``tell`` on a database would take a
 dozen transactions per trial and could fail in between, so they use a study in memory, and each
-finished trial is added to the database in one transaction. Missing rows are added when the run is
-resumed, and a corrupt database is rebuilt.
+finished trial is added to the database in one transaction (:mod:`autocompile.search.rows`).
+Missing rows are added when the run is resumed, and a corrupt database is rebuilt.
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ from typing import Any
 
 import optuna
 import sqlalchemy.event
+from optuna.distributions import check_distribution_compatibility
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
 from autocompile.errors import RunError
 from autocompile.estimate.candidates import with_refreshes
+from autocompile.search.rows import Rows
 from autocompile.search.sampler import ListedSampler
+from autocompile.search.seen import LEFT
 from autocompile.settings.setting import Setting
 from autocompile.store.record import Outcome, Record
 
@@ -76,7 +79,7 @@ class OptunaStudy:
 
     @property
     def left(self) -> int:
-        return len(self.sampler.left(self._memory))
+        return int((self.sampler.seen(self._memory).state == LEFT).sum())
 
     @property
     def place(self) -> str:
@@ -103,7 +106,7 @@ class OptunaStudy:
             self._memory.tell(trial, row.value, state=row.state)
         try:
             if self._disk is not None:
-                self._disk.add_trial(row)
+                self._rows.add([row])
         except TROUBLE as error:
             self._disk = None
             self.warn(
@@ -175,14 +178,16 @@ class OptunaStudy:
             storage.set_study_system_attr(found, "dashboard:note_str:0", note)
             storage.set_study_system_attr(found, "dashboard:note_ver", 1)
         rows = study.get_trials(deepcopy=False)
+        for name, there in rows[-1].distributions.items() if rows else ():
+            here = self.sampler.distributions.get(name, there)
+            check_distribution_compatibility(there, here)
         rows = [row for row in rows if self._is_own(row)]
         told = {row.user_attrs.get("number") for row in rows if row.state.is_finished()}
         for row in rows:
             if not row.state.is_finished():
                 study.tell(row.number, state=TrialState.FAIL)
-        for record in records:
-            if record.number not in told:
-                study.add_trial(self._row(record))
+        self._rows = Rows(storage.engine, found)
+        self._rows.add([self._row(r) for r in records if r.number not in told])
         return study
 
     def _storage(self) -> optuna.storages.RDBStorage:

@@ -9,17 +9,20 @@ from __future__ import annotations
 import functools
 import math
 import random
+import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
 from autocompile.errors import UsageError
-from autocompile.search.effects import Effects, Prior, doubt, expected_gain, failures_of
+from autocompile.search.effects import Effects, Prior, codes, expected_gain, feature_table
+from autocompile.search.seen import FAILED, LEFT, RUNNING, WORKED, Seen, doubts
 from autocompile.settings.config import DEFAULT_INDUCTOR
 from autocompile.settings.setting import Setting, choices
 
@@ -37,8 +40,7 @@ _PART = 0.01  # bonus for the leader with one field at its default, if that had 
 _ENOUGH = 0.002  # expected log gain below which the search ends
 _ANSWERED_S = 0.01  # seconds of a setting that needs no process
 _PRIOR_WEIGHT = 4.0  # weight of the predicted seconds, in trials
-
-Begun = Mapping[Setting, FrozenTrial]
+_DIGITS = 8  # of ranks: those that differ by less are equal, and the first in the list comes next
 
 
 class ListedSampler(BaseSampler):
@@ -52,30 +54,31 @@ class ListedSampler(BaseSampler):
             for name, values in choices(settings).items()
             if len(values) > 1 or name == "backend"
         }
-        self._params = {
-            s: {n: v for n, v in s.params().items() if n in self.distributions} for s in settings
-        }
-        self._by_params = {frozenset(params.items()): s for s, params in self._params.items()}
+        every = [s.params() for s in self.settings]
+        self._params = [{n: p[n] for n in self.distributions} for p in every]
+        self._position = {s: i for i, s in enumerate(self.settings)}
+        self._by_params = {frozenset(p.items()): i for i, p in enumerate(self._params)}
+        self._seen = Seen(len(self.settings), lambda trial: self._at(trial.params))
+        self._lock = threading.RLock()
+
+    def _at(self, params: Mapping[str, Any]) -> int | None:
+        return self._by_params.get(frozenset(params.items()))
 
     def setting(self, params: Mapping[str, Any]) -> Setting:
         """The setting with these parameters; KeyError if it is not in the list."""
-        return self._by_params[frozenset(params.items())]
+        return self.settings[self._by_params[frozenset(params.items())]]
 
     def params(self, setting: Setting) -> dict[str, Any]:
-        return self._params[setting]
+        return self._params[self._position[setting]]
 
-    def seen(self, study: optuna.Study) -> dict[Setting, FrozenTrial]:
-        """The started trials of listed settings, without interrupted ones."""
-        found: dict[Setting, FrozenTrial] = {}
-        for trial in study.get_trials(deepcopy=False):
-            setting = self._by_params.get(frozenset(trial.params.items()))
-            if setting is not None and trial.state is not TrialState.FAIL:
-                found[setting] = trial
-        return found
+    def seen(self, study: optuna.Study) -> Seen:
+        """What the study says of listed settings."""
+        with self._lock:
+            self._seen.update(study.get_trials(deepcopy=False))
+            return self._seen
 
     def left(self, study: optuna.Study) -> list[Setting]:
-        begun = self.seen(study)
-        return [s for s in self.settings if s not in begun]
+        return [self.settings[i] for i in np.flatnonzero(self.seen(study).state == LEFT)]
 
     def has_next(self, study: optuna.Study) -> bool:
         return bool(self.left(study))
@@ -97,11 +100,18 @@ class ListedSampler(BaseSampler):
         raise NotImplementedError(param_name)
 
 
-class Score(NamedTuple):
-    """Expected log gain of a setting, and the rank: the setting with the largest comes next."""
+class Scores(NamedTuple):
+    """Of the settings that may be tried now.
 
-    gain: float
-    rank: float
+    Attributes:
+        positions: in the list of settings.
+        gains: expected log gains.
+        ranks: the setting with the largest comes next.
+    """
+
+    positions: Any
+    gains: Any
+    ranks: Any
 
 
 class PortfolioSampler(ListedSampler):
@@ -120,12 +130,24 @@ class PortfolioSampler(ListedSampler):
         own_sizes: Mapping[str, int | None] | None = None,
     ) -> None:
         super().__init__(settings)
-        self._priors = {s.phase: (priors or {}).get(s.phase, Prior()) for s in settings}
-        self._own = own_sizes or {}
-        self._effects = Effects(self.settings, self._priors)
-        listed = set(self.settings)
-        self._twin = {s: s.plainer_twin if s.plainer_twin in listed else None for s in settings}
-        self._scored: tuple[tuple[int, int], dict[Setting, Score]] = ((-1, 0), {})
+        priors = {s.phase: (priors or {}).get(s.phase, Prior()) for s in settings}
+        own = own_sizes or {}
+        self._effects = Effects(self.settings, priors)
+        self._cost_s = np.array([priors[s.phase].cost_s(s.config) for s in settings])
+        self._cell = codes([s.cell for s in settings])
+        is_own = np.array([s.batch_size == own.get(s.phase, s.batch_size) for s in settings])
+        self._weight = np.where(is_own, 1.0, _OTHERS)
+        self._is_first = np.array([s.config.is_plain_eager for s in settings])  # speed-ups need it
+        self._is_default = np.array([s.config == DEFAULT_INDUCTOR for s in settings])
+        twins = [self._position.get(t) if (t := s.plainer_twin) else None for s in settings]
+        self._has_twin = np.array([twin is not None for twin in twins])
+        self._twin = np.array([twin or 0 for twin in twins])
+        _, self._has = feature_table(settings)
+        phases = codes([s.phase for s in settings])
+        self._alike = np.hstack([self._has, phases[:, None] == np.unique(phases)])
+        self._doubts = np.ones(len(self.settings))
+        self._failures: list[tuple[int, ...]] = []
+        self._scored: tuple[int, Scores] | None = None
 
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
@@ -136,75 +158,69 @@ class PortfolioSampler(ListedSampler):
             RuntimeError: none is left.
         """
         scores = self.scores(study)
-        if not scores:
+        if not len(scores.positions):
             raise RuntimeError("every setting has been tried")
-        return self.params(max(scores, key=lambda s: scores[s].rank))
+        return self._params[int(scores.positions[np.argmax(scores.ranks)])]
 
     def has_next(self, study: optuna.Study) -> bool:
-        return bool(self.scores(study))
+        return len(self.scores(study).positions) > 0
 
     def is_done(self, study: optuna.Study) -> bool:
         """Whether no setting is left that is expected to gain enough."""
-        return all(score.gain < _ENOUGH for score in self.scores(study).values())
+        return bool((self.scores(study).gains < _ENOUGH).all())
 
-    def scores(self, study: optuna.Study) -> dict[Setting, Score]:
-        """The score of each setting that may be tried now.
+    def scores(self, study: optuna.Study) -> Scores:
+        """The scores of the settings that may be tried now.
 
         A setting that its plainer twin may answer waits until that has ended.
         """
-        begun = self.seen(study)
-        ready = {None, *(s for s, t in begun.items() if t.state.is_finished())}
-        state = len(begun), len(ready)
-        if state != self._scored[0]:
-            left = [s for s in self.settings if s not in begun and self._twin[s] in ready]
-            self._scored = state, self._scores_of(left, begun) if left else {}
-        return self._scored[1]
+        with self._lock:
+            seen = self.seen(study)
+            if self._scored is None or self._scored[0] != seen.version:
+                self._scored = seen.version, self._scores_of(seen)
+            return self._scored[1]
 
-    def _scores_of(self, left: Sequence[Setting], begun: Begun) -> dict[Setting, Score]:
-        values = {s: math.log(t.value) for s, t in begun.items() if t.value and t.value > 0}
-        spreads = {s: float(begun[s].user_attrs.get("spread", 0.0)) for s in values}
-        surely = {s: value - spreads[s] / 2 for s, value in values.items()}
-        by_speed = sorted(surely, key=surely.__getitem__)
-        leading = {s.cell: s.config.features for s in by_speed}
-        best = {s.cell: 0.0 for s in self.settings}
-        best |= {s.cell: max(0.0, surely[s]) for s in by_speed}
-        known = dict(values)
-        running = [s for s, t in begun.items() if t.state is TrialState.RUNNING]
-        if running:  # assume that they reach their expected values
-            expected, _ = self._effects.expected(values, running, spreads)
-            for setting, value in zip(running, map(float, expected), strict=True):
-                known[setting] = value
-                best[setting.cell] = max(best[setting.cell], value)
-        mean, deviation = self._effects.expected(known, left, spreads)
-        gains = expected_gain(mean, deviation, [best[s.cell] for s in left])
-        failures, slowness = failures_of(begun), self._slowness(begun)
-        scores = {}
-        for setting, gain in zip(left, map(float, gains), strict=True):
-            config, own = setting.config, self._own.get(setting.phase, setting.batch_size)
-            weight = 1.0 if setting.batch_size == own else _OTHERS
-            leader = leading.get(setting.cell, frozenset())
-            gain *= weight / doubt(setting, failures)
-            if config == DEFAULT_INDUCTOR:
-                gain += _DEFAULT * weight
-            elif config.features < leader and len(config.features) == len(leader) - 1:
-                gain += _PART * weight
-            twin = self._twin[setting]
-            is_answered = twin is not None and begun[twin].state is TrialState.COMPLETE
-            seconds = slowness * self._priors[setting.phase].cost_s(config)
-            is_first = config.is_plain_eager  # speed-ups need it
-            gain += is_first
-            rank = gain / (_ANSWERED_S if is_answered else seconds) + 1e6 * weight * is_first
-            scores[setting] = Score(gain, rank)
-        return scores
+    def _scores_of(self, seen: Seen) -> Scores:
+        waits = self._has_twin & (seen.state[self._twin] < FAILED)
+        left = np.flatnonzero((seen.state == LEFT) & ~waits)
+        self._effects.learn(seen.values, seen.spreads)
+        surely = seen.values - seen.spreads / 2
+        known = np.flatnonzero(~np.isnan(surely))
+        by_speed = known[np.argsort(surely[known], kind="stable")]
+        best, leader = np.zeros(len(self._cell)), np.full(len(self._cell), -1)
+        best[self._cell[by_speed]] = np.maximum(0.0, surely[by_speed])
+        leader[self._cell[by_speed]] = by_speed
+        running = np.flatnonzero(seen.state == RUNNING)
+        np.maximum.at(best, self._cell[running], self._effects.mean[running])
+        mean, deviation = (each[left] for each in self._effects.beside(running.tolist()))
+        gains = expected_gain(mean, deviation, best[self._cell[left]])
+        weight = self._weight[left]
+        gains *= weight / self._doubts_of(seen)[left]
+        part = self._is_part(left, leader[self._cell[left]])
+        gains += weight * np.where(self._is_default[left], _DEFAULT, _PART * part)
+        gains += self._is_first[left]
+        is_answered = self._has_twin & (seen.state[self._twin] == WORKED)
+        seconds = np.where(is_answered, _ANSWERED_S, self._slowness(seen) * self._cost_s)
+        ranks = gains / seconds[left] + 1e6 * weight * self._is_first[left]
+        mantissas, exponents = np.frexp(ranks)
+        return Scores(left, gains, np.ldexp(np.round(mantissas, _DIGITS), exponents))
 
-    def _slowness(self, begun: Begun) -> float:
+    def _is_part(self, positions: Any, leaders: Any) -> Any:
+        """Whether each has all features of the leader at its batch size but one; -1: none leads."""
+        own, leading = self._has[positions], self._has[leaders]
+        is_less = leading.sum(axis=1) - own.sum(axis=1) == 1
+        return (leaders >= 0) & is_less & ~(own & ~leading).any(axis=1)
+
+    def _doubts_of(self, seen: Seen) -> Any:
+        if self._failures != (failures := [*map(tuple, seen.failures.values())]):
+            self._doubts, self._failures = doubts(failures, self._alike), failures
+        return self._doubts
+
+    def _slowness(self, seen: Seen) -> float:
         """Ratio of the actual to the predicted seconds of trials."""
-        logs = [
-            math.log(float(t.user_attrs["seconds"]) / self._priors[s.phase].cost_s(s.config))
-            for s, t in begun.items()
-            if t.user_attrs.get("seconds")
-        ]
-        return math.exp(sum(logs) / (len(logs) + _PRIOR_WEIGHT))
+        took = seen.seconds > 0
+        logs = np.log(seen.seconds[took] / self._cost_s[took])
+        return math.exp(logs.sum() / (len(logs) + _PRIOR_WEIGHT))
 
 
 class FiniteSampler(ListedSampler):

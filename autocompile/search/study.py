@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,11 +18,9 @@ from autocompile.execute.job import JobFactory, adaptive_timeout_s
 from autocompile.progress import Progress
 from autocompile.protocol.requests import TimingLimits, TrialRequest
 from autocompile.protocol.results import TrialResult
-from autocompile.search.budget import Budget
-from autocompile.search.jobs import Jobs, put_first_log_aside
+from autocompile.search.jobs import Budget, Jobs, put_first_log_aside
 from autocompile.search.optuna_study import OptunaStudy
-from autocompile.search.records import to_record
-from autocompile.search.reuse import answer, known_codes, of_twin
+from autocompile.search.records import answer, known_codes, of_twin, to_record
 from autocompile.search.sampler import ListedSampler
 from autocompile.search.shared_study import SharedStudy
 from autocompile.settings.config import DEFAULT_INDUCTOR
@@ -65,6 +63,12 @@ class Study:
 
     def __post_init__(self) -> None:
         self._known: dict[Setting, Record] = {}  # each setting that has a result
+        self._ok: dict[Cell, list[Record]] = defaultdict(list)  # those that worked
+        self._cached: dict[Cell, list[Record]] = defaultdict(list)  # rivals with a compiler cache
+        self._compiles_s: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+        # Of eager mode, and of all else: seconds of each trial, and of its timing.
+        self._took_s: dict[bool, tuple[list[float], list[float]]]
+        self._took_s = defaultdict(lambda: ([], []))
         self._running: dict[int, Setting] = {}
         self._first_tries: dict[int, Ending] = {}  # of trials that are or will be tried again
         self._to_retry: deque[int] = deque()
@@ -93,7 +97,7 @@ class Study:
         """
         with Jobs(self.executor, self.progress, self._is_over) as jobs:
             while True:
-                self._races_s = races_s()
+                self._races_s = 0.0 if self.budget.total_s is None else races_s()
                 self._start(jobs)
                 if not jobs.size:
                     ends = jobs.interrupted or self._is_late() or self._is_used_up
@@ -155,18 +159,17 @@ class Study:
 
     def _running_s(self) -> float:
         """About how long what runs, and one more, still takes: each lane times one at a time."""
-        ended = [r for r in self._known.values() if r.ok and r.wall_s > 0]
-        ended = [r for r in ended if not r.config.is_eager] or ended
-        if not ended:
+        walls, timed = self._took_s[not self._took_s[False][0]]
+        if not walls:
             return 0.0
-        timed = fmean(sum(r.step_s.get(s, 0.0) for s in ("verify", "measure")) for r in ended)
-        return fmean(r.wall_s for r in ended) + timed * len(self._running) / self.executor.lanes
+        return fmean(walls) + fmean(timed) * len(self._running) / self.executor.lanes
 
     # From a setting to its trial and its record ---------------------------------------------------
 
     def _job(self, number: int, setting: Setting, is_retry: bool = False) -> Job:
         config = setting.config
-        speeds = [r.measurement.speedup.value for r in self._at(setting.cell) if r.measurement]
+        measured = [r.measurement for r in self._ok[setting.cell] if r.measurement]
+        speeds = [each.speedup.value for each in measured]
         request = TrialRequest(
             header=self.job_factory.header,
             number=number,
@@ -175,19 +178,13 @@ class Study:
             batch_size=setting.batch_size,
             limits=_EAGER if config.is_plain_eager else TimingLimits(beat=max(speeds, default=0.0)),
             calls_per_update=self.calls_per_update(*setting.cell),
-            known_codes=known_codes(setting, self._known),
+            known_codes=known_codes(setting, self._ok[setting.cell]),
         )
-        kind = setting.phase, config.backend, config.mode
-        own = [r for r in self._known.values() if r.ok and r.duplicate_of is None]
-        alike = [r for r in own if (r.phase, r.config.backend, r.config.mode) == kind]
-        seen = [r.step_s.get("compile", 0.0) for r in alike]
+        seen = self._compiles_s[setting.phase, config.backend, config.mode]
         timeout_s = None if is_retry else adaptive_timeout_s(self.job_factory.timeout_s, seen)
         return self.job_factory.job(
             request, timeout_s, fresh=is_retry, alone=is_retry, environment=config.environment
         )
-
-    def _at(self, cell: Cell) -> list[Record]:
-        return [r for s, r in self._known.items() if s.cell == cell and r.ok]
 
     def _concluded(self, number: int, ending: Ending) -> Record:
         setting = self._running.pop(number)
@@ -230,19 +227,35 @@ class Study:
 
     def _learn(self, record: Record) -> None:
         """An interrupted setting has no result: it is still to be tried."""
-        if record.role == "search" and record.outcome is not Outcome.INTERRUPTED:
-            self._known[Setting.of(record)] = record
+        if record.role != "search" or record.outcome is Outcome.INTERRUPTED:
+            return
+        setting = Setting.of(record)
+        self._known[setting] = record
+        if not record.ok:
+            return
+        config, steps = record.config, record.step_s
+        self._ok[setting.cell].append(record)
+        if record.duplicate_of is None:
+            kind = setting.phase, config.backend, config.mode
+            self._compiles_s[kind].append(steps.get("compile", 0.0))
+        if record.wall_s > 0:
+            walls, timed = self._took_s[config.is_eager]
+            walls.append(record.wall_s)
+            timed.append(sum(steps.get(s, 0.0) for s in ("verify", "measure")))
+        if not config.is_eager and config != DEFAULT_INDUCTOR:
+            self._cached[setting.cell].append(record)
 
     def _drop_caches(self, record: Record) -> None:
         """Keep the compiler caches of those that may be raced, which run on them."""
         if not record.ok or record.config.is_eager:
             self.job_factory.drop_cache(record.number)
-        at_cell = [r for r in self._at((record.phase, record.batch_size)) if not r.config.is_eager]
-        rivals = [r for r in at_cell if r.config != DEFAULT_INDUCTOR]
-        cached = [r for r in rivals if self.job_factory.has_cache(r.number)]
+        cell = record.phase, record.batch_size
+        cached = [r for r in self._cached[cell] if self.job_factory.has_cache(r.number)]
         if len(cached) > _CACHES_KEPT:
             slowest = min(cached, key=lambda r: r.measurement.speedup.high if r.measurement else 0)
             self.job_factory.drop_cache(slowest.number)
+            cached.remove(slowest)
+        self._cached[cell] = cached
 
     def _warn_of_dear_compiles(self, record: Record) -> None:
         """Say after the first compile how long a useful search of this model takes."""

@@ -95,7 +95,7 @@ class CompileConfig(Values):
         """Whether the model runs uncompiled."""
         return self.backend == "eager"
 
-    @property
+    @functools.cached_property
     def is_plain_eager(self) -> bool:
         """Whether it is the target as it stands, under any interpreter."""
         return dataclasses.replace(self, environment="default") == EAGER

@@ -6,35 +6,36 @@ then of a whole run, whose sampler looks at all settings that are left.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import itertools
 import json
 import os
 import platform
-import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import autocompile
-from autocompile.cluster.executor import ClusterExecutor
+from scripted import stations, tune, write
+
+from autocompile import SearchSpace
 from autocompile.execute.executor import Ended, Ending
 from autocompile.execute.job import JobFactory
 from autocompile.progress import Progress
 from autocompile.protocol.requests import Header, TrialRequest
 from autocompile.settings.config import DEFAULT_INDUCTOR
 from autocompile.store.record import Record, RunFolder
-from autocompile.testing import FakeExecutor, ScriptedStations, measured, probed
+from autocompile.testing import measured
 
-TRIALS, OF_WHOLE_RUN = 2000, 200
-SPACE = autocompile.SearchSpace(
+TRIALS = 2000
+SPACE = SearchSpace(
     batch_sizes=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512),
-    options=tuple((("limit", n),) for n in range(40)),
-    fullgraph=(False, True),
+    options=tuple((("limit", n),) for n in range(70)),
+    fullgraph=(False,),
     dynamic=(None, False, True),
 )
+WITH_TWINS = dataclasses.replace(SPACE, fullgraph=(False, True))  # the other one answers each
 
 
 def script(request: Mapping[str, Any]) -> Ending:
@@ -54,33 +55,22 @@ class Stamps(Progress):
     def ended(self, record: Record, left: int) -> None:
         if record.role == "search" and record.duplicate_of is None:
             self.at_s.append(time.process_time())
-            if len(self.at_s) == OF_WHOLE_RUN:
+            if len(self.at_s) == TRIALS:
                 raise KeyboardInterrupt
 
 
-def whole(count: int) -> dict[str, Any]:
+def whole(count: int, space: SearchSpace = SPACE) -> dict[str, Any]:
     """A run with everything: sampler, records, Optuna, report."""
-    stations = scripted(count)
-    executor = ClusterExecutor(stations.links, stations.receive, stations.clock)
     stamps = Stamps()
-    autocompile.tune(
-        "net.py",
-        executor=executor,
-        space=SPACE,
-        effort="full",
-        clock=stations.clock,
-        progress=stamps,
-        run_dir=f"run-{count}",
-    )
+    tune(*stations(count, 8, script), space, stamps, f"run-{count}-{len(space.fullgraph)}")
     return {"stations": count, "trials": len(stamps.at_s), "ms_per_trial": slices(stamps.at_s)}
 
 
 def executor_alone(count: int) -> dict[str, Any]:
     """Jobs from ``request.json`` to their ending, with as many running as there is room for."""
-    stations, folder = scripted(count), RunFolder(Path(f"jobs-{count}"))
+    (_, executor), folder = stations(count, 8, script), RunFolder(Path(f"jobs-{count}"))
     folder.create()
     factory = JobFactory(folder, Header("net.py"), 60.0, None)
-    executor = ClusterExecutor(stations.links, stations.receive, stations.clock)
     at_s, running = list[float](), 0
     while len(at_s) < TRIALS:
         while running < executor.slots:
@@ -102,11 +92,6 @@ def executor_alone(count: int) -> dict[str, Any]:
     return {"stations": count, "trials": len(at_s), "ms_per_trial": slices(at_s)}
 
 
-def scripted(count: int) -> ScriptedStations:
-    names = [f"host{n // 8}/{n % 8}" for n in range(count)]
-    return ScriptedStations(names, lambda name: FakeExecutor(script, probed(options=["limit"])))
-
-
 def slices(at_s: Sequence[float]) -> list[float]:
     """Of each eighth."""
     size = len(at_s) // 8
@@ -114,17 +99,13 @@ def slices(at_s: Sequence[float]) -> list[float]:
     return [round(1000 * (b - a) / size, 2) for a, b in itertools.pairwise(ends)]
 
 
-def main() -> None:
-    out = Path(sys.argv[1]).absolute()
-    with tempfile.TemporaryDirectory() as scratch:
-        os.chdir(scratch)
-        Path("net.py").write_text("never run", "utf-8")
-        found: dict[str, Any] = {"python": platform.python_version(), "cores": os.cpu_count()}
-        found["executor"] = [executor_alone(8), executor_alone(64)]
-        found["whole"] = [whole(8), whole(64)]
-    out.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
-    print(json.dumps(found, indent=1))
+def main() -> dict[str, Any]:
+    found: dict[str, Any] = {"python": platform.python_version(), "cores": os.cpu_count()}
+    found["executor"] = [executor_alone(8), executor_alone(64)]
+    found["whole"] = [whole(8), whole(64)]
+    found["with_twins"] = [whole(8, WITH_TWINS), whole(64, WITH_TWINS)]
+    return found
 
 
 if __name__ == "__main__":
-    main()
+    write(main)

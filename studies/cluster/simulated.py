@@ -9,22 +9,19 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
-import sys
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-import autocompile
-from autocompile.cluster.executor import ClusterExecutor
+from scripted import stations, tune, write
+
+from autocompile import SearchSpace
 from autocompile.execute.executor import Ending
 from autocompile.progress import Progress
 from autocompile.store.record import Record
-from autocompile.testing import FakeExecutor, ScriptedStations, measured
+from autocompile.testing import ScriptedStations, measured
 
 MEASURE_S = 3.0
-SPACE = autocompile.SearchSpace(
+SPACE = SearchSpace(
     batch_sizes=(8, 16, 32, 64), fullgraph=(False, True), dynamic=(None, False, True)
 )
 
@@ -52,20 +49,10 @@ class Watch(Progress):
 
 
 def simulated(count: int, per_host: int) -> dict[str, Any]:
-    names = [f"host{n // per_host}/{n % per_host}" for n in range(count)]
-    stations = ScriptedStations(names, lambda name: FakeExecutor(script), measure_s=MEASURE_S)
-    executor = ClusterExecutor(stations.links, stations.receive, stations.clock)
-    watch = Watch(stations)
-    autocompile.tune(
-        "net.py",
-        executor=executor,
-        space=SPACE,
-        effort="full",
-        clock=stations.clock,
-        progress=watch,
-        run_dir=f"run-{count}-{per_host}",
-    )
-    hosts = len({name.partition("/")[0] for name in names})
+    found, executor = stations(count, per_host, script, MEASURE_S)
+    watch = Watch(found)
+    tune(found, executor, SPACE, watch, f"run-{count}-{per_host}")
+    hosts = -(-count // per_host)
     bound_s = max(sum(watch.walls) / count, max(watch.walls), MEASURE_S * len(watch.walls) / hosts)
     return {
         "stations": count,
@@ -74,20 +61,13 @@ def simulated(count: int, per_host: int) -> dict[str, Any]:
         "search_s": round(watch.searched_s, 1),
         "bound_s": round(bound_s, 1),
         "over_bound": round(watch.searched_s / bound_s, 2),
-        "races_s": round(stations.now - watch.searched_s, 1),
+        "races_s": round(found.now - watch.searched_s, 1),
     }
 
 
-def main() -> None:
-    out = Path(sys.argv[1]).absolute()
-    with tempfile.TemporaryDirectory() as scratch:
-        os.chdir(scratch)
-        Path("net.py").write_text("never run", "utf-8")
-        shapes = ((1, 1), (8, 1), (8, 8), (64, 1), (64, 8))
-        rows = [simulated(count, per_host) for count, per_host in shapes]
-    out.write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
-    print(json.dumps(rows, indent=1))
+def main() -> list[dict[str, Any]]:
+    return [simulated(*shape) for shape in ((1, 1), (8, 1), (8, 8), (64, 1), (64, 8))]
 
 
 if __name__ == "__main__":
-    main()
+    write(main)

@@ -118,8 +118,7 @@ def test_what_runs_elsewhere_is_compared_with_eager_here(work: Path) -> None:
 
 
 def test_a_break_elsewhere_says_nothing_about_here(work: Path) -> None:
-    from autocompile.search.records import to_record
-    from autocompile.search.reuse import answer
+    from autocompile.search.records import answer, to_record
     from autocompile.settings.setting import Setting
     from autocompile.testing import failed
 

@@ -15,7 +15,7 @@ import autocompile
 from autocompile.api import tune
 from autocompile.errors import UsageError
 from autocompile.execute.executor import Ending, Event, Job
-from autocompile.search.budget import Budget
+from autocompile.search.jobs import Budget
 from autocompile.space.plan import budget_of
 from autocompile.space.space import SearchSpace
 from autocompile.testing import FakeExecutor, measured, probed

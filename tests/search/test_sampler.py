@@ -13,7 +13,7 @@ import pytest
 from optuna.trial import TrialState
 
 from autocompile.errors import UsageError
-from autocompile.search.effects import Effects, Prior, expected_gain, failures_of, prior_of
+from autocompile.search.effects import Effects, Prior, expected_gain, prior_of
 from autocompile.search.sampler import SAMPLERS, FiniteSampler, PortfolioSampler, make_sampler
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.setting import Setting
@@ -70,6 +70,11 @@ def told(
     return study
 
 
+def gains_of(sampler: PortfolioSampler, study: optuna.Study) -> dict[Setting, float]:
+    scores = sampler.scores(study)
+    return {sampler.settings[i]: g for i, g in zip(scores.positions, scores.gains, strict=True)}
+
+
 def following(sampler: PortfolioSampler, study: optuna.Study) -> Setting:
     trial = study.ask(dict(sampler.distributions))
     return sampler.setting(trial.params)
@@ -117,7 +122,7 @@ def test_what_leads_is_tried_without_each_of_its_fields() -> None:
     other = Setting(CompileConfig(threads=1), 4)
     sampler = PortfolioSampler([*every, *parts, other])
     study = told(sampler, *((s, v, {}) for s, v in zip(every, (1.0, 1.0, 3.0), strict=True)))
-    gains = {s: gain for s, (gain, _) in sampler.scores(study).items()}
+    gains = gains_of(sampler, study)
     assert min(gains[s] for s in parts) > 0.005 > gains[other]
 
 
@@ -188,8 +193,8 @@ def test_numbers_addresses_and_paths_do_not_make_another_failure(
     failed = [
         (s, None, {**f, "seconds": 5.0}) for s, f in zip(every, (first, second), strict=False)
     ]
-    groups = failures_of(sampler.seen(told(sampler, *failed)))
-    assert [count for _, count in groups] == counts
+    failures = sampler.seen(told(sampler, *failed)).failures
+    assert [len(group) for group in failures.values()] == counts
 
 
 def test_what_failures_of_one_kind_have_in_common_comes_last() -> None:
@@ -222,10 +227,7 @@ def test_what_no_process_has_tried_says_nothing_of_others() -> None:
     every = settings((4,))
     sampler = PortfolioSampler(every)
     ended = [(Setting(EAGER, 4), 1.0, {}), (Setting(CompileConfig(**LAST), 4), None, {})]
-    gains, same = (
-        [score.gain for score in sampler.scores(told(sampler, *some)).values()]
-        for some in (ended, ended[:1])
-    )
+    gains, same = (gains_of(sampler, told(sampler, *some)).values() for some in (ended, ended[:1]))
     assert max(gains) == pytest.approx(max(same))
 
 
@@ -233,9 +235,13 @@ def test_eager_has_no_features_and_no_uncertainty() -> None:
     assert EAGER.features == frozenset()
     assert CompileConfig(fullgraph=True).features == {"inductor"}
     every = settings((4,))
-    mean, deviation = Effects(every, {"forward": Prior()}).expected({}, [Setting(EAGER, 4)], {})
+    mean, deviation = Effects(every, {"forward": Prior()}).beside([])
     assert mean[0] == 0
     assert deviation[0] < 1e-3
+
+
+def vector(every: list[Setting], known: Mapping[Setting, float], other: float) -> Any:
+    return np.array([known.get(s, other) for s in every])
 
 
 def test_what_is_measured_moves_what_is_expected_of_its_relatives() -> None:
@@ -245,21 +251,92 @@ def test_what_is_measured_moves_what_is_expected_of_its_relatives() -> None:
     near = Setting(CompileConfig(mode=A, **LAST), 4)
     elsewhere = dataclasses.replace(near, batch_size=1)
     far = Setting(CompileConfig("eager", **LAST), 4)
-    mean, _ = effects.expected(seen, [near, elsewhere, far], {})
-    assert mean[0] > mean[1] > 0.1
-    assert mean[2] == pytest.approx(0)
+    effects.learn(vector(every, seen, math.nan), np.zeros(len(every)))
+    mean = dict(zip(every, effects.mean, strict=True))
+    assert mean[near] > mean[elsewhere] > 0.1
+    assert mean[far] == pytest.approx(0)
 
 
 def test_a_disastrous_combination_says_little_of_its_parts() -> None:
     every = settings()
     part, whole = (Setting(CompileConfig(mode=A, **f), 4) for f in ({}, LAST))
-    effects = Effects(every, {"forward": Prior()})
 
     def expected(seen: dict[Setting, float]) -> float:
-        return float(effects.expected(seen, [part], {})[0][0])
+        effects = Effects(every, {"forward": Prior()})
+        effects.learn(vector(every, seen, math.nan), np.zeros(len(every)))
+        return float(effects.mean[every.index(part)])
 
     assert expected({whole: math.log(0.7)}) < expected({}) - 0.05
     assert expected({whole: math.log(0.01)}) == pytest.approx(expected({}), abs=0.01)
+
+
+def directly(seen: Mapping[int, tuple[float, float]]) -> tuple[Any, Any]:
+    """Mean and standard deviation of all settings by the formula, solved as a whole."""
+    prior = Effects(EVERY, PRIORS)
+    covariance = np.array([prior._between(i) for i in range(len(EVERY))])
+    known = list(seen)
+    values = np.array([value for value, _ in seen.values()])
+    noise = [0.03 + spread / 3.92 + max(0.0, -0.7 - value) for value, spread in seen.values()]
+    own = covariance[np.ix_(known, known)] + np.diag(np.square(noise))
+    solved = np.linalg.solve(own, covariance[known])
+    mean = prior.mean + (np.maximum(values, -0.7) - prior.mean[known]) @ solved
+    variance = covariance.diagonal() - (covariance[known] * solved).sum(axis=0)
+    return mean, np.sqrt(np.maximum(variance, 1e-8))
+
+
+EVERY = [
+    Setting(config, size, phase)
+    for phase in ("forward", "train_step")
+    for size in (1, 4, 16)
+    for config in dict.fromkeys(s.config for s in settings())
+]
+PRIORS = {"forward": Prior({"inductor": 0.2}), "train_step": Prior({"inductor": -0.75})}
+
+
+def test_one_result_at_a_time_gives_what_solving_all_at_once_gives() -> None:
+    """Also beside what runs, which is taken to reach its mean, and after a result has changed."""
+    random = np.random.default_rng(0)
+    effects = Effects(EVERY, PRIORS)
+    values, spreads = np.full(len(EVERY), np.nan), random.uniform(0, 0.1, len(EVERY))
+    order = random.permutation(len(EVERY)).tolist()
+    for count, i in enumerate(order[:-8]):
+        values[i] = random.normal(0, 0.7)
+        if count == 20:
+            values[order[3]] = 0.5
+        effects.learn(values, spreads)
+        seen = {j: (values[j], spreads[j]) for j in order[: count + 1]}
+        running = order[count + 1 : count + 1 + count % 8]
+        seen |= {j: (directly(seen)[0][j], 0.0) for j in running}
+        left = order[count + 1 :]
+        for ours, formula in zip(effects.beside(running), directly(seen), strict=True):
+            assert ours[left] == pytest.approx(formula[left], rel=0, abs=1e-9)
+
+
+def test_a_sampler_that_has_seen_all_trials_chooses_as_one_that_sees_them_for_the_first_time() -> (
+    None
+):
+    """Several run at once; some fail, and some are interrupted."""
+    random = np.random.default_rng(0)
+    sampler = PortfolioSampler(EVERY, PRIORS)
+    study = told(sampler)
+    running: list[optuna.Trial] = []
+    for step in range(60):
+        other = PortfolioSampler(EVERY, PRIORS)
+        for ours, theirs in zip(sampler.scores(study), other.scores(study), strict=True):
+            assert ours == pytest.approx(theirs, rel=1e-6, abs=1e-12)
+        assert sampler.left(study) == other.left(study)
+        next_one = other.sample_relative(study, None, {})
+        running.append(study.ask(dict(sampler.distributions)))
+        assert running[-1].params == next_one
+        while len(running) > step % 5:
+            trial = running.pop(int(random.integers(len(running))))
+            trial.set_user_attr("seconds", float(random.uniform(1, 9)))
+            trial.set_user_attr("message", f"number {step % 3}" + "ab"[step % 2])
+            state = TrialState(int(random.choice([1, 1, 1, 2, 3])))
+            worked = state is TrialState.COMPLETE
+            study.tell(trial, random.uniform(0.3, 3) if worked else None, state=state)
+    again = told(sampler)
+    assert len(sampler.left(again)) == len(EVERY), "another study has its own trials"
 
 
 def test_the_gain_that_is_expected_counts_what_is_worse_as_nothing() -> None:

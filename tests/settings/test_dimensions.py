@@ -20,8 +20,7 @@ from in_process import Try
 
 import autocompile
 from autocompile.execute.executor import Ending
-from autocompile.search.records import to_record
-from autocompile.search.reuse import answer
+from autocompile.search.records import answer, to_record
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.setting import Setting
 from autocompile.store.record import Outcome, Step
@@ -168,7 +167,7 @@ from autocompile.export.lines import uses_apply
 from autocompile.export.stacks import not_carried
 from autocompile.runtime.applying import prepare_model
 from autocompile.protocol.results import ProbeResult
-from autocompile.search.reuse import _traces_alike
+from autocompile.search.records import _traces_alike
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.dimension import Place
 from autocompile.space.enumeration import build_space

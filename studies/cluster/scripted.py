@@ -1,0 +1,56 @@
+"""A run of autocompile on scripted stations, for the studies of this folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import autocompile
+from autocompile.cluster.executor import ClusterExecutor
+from autocompile.progress import Progress
+from autocompile.testing import FakeExecutor, Script, ScriptedStations, probed
+
+
+def stations(
+    count: int, per_host: int, script: Script, measure_s: float = 0.0
+) -> tuple[ScriptedStations, ClusterExecutor]:
+    """So many stations on hosts of ``per_host``, and an executor over them."""
+    names = [f"host{n // per_host}/{n % per_host}" for n in range(count)]
+    probe = probed(options=["limit"])
+    found = ScriptedStations(names, lambda name: FakeExecutor(script, probe), measure_s=measure_s)
+    return found, ClusterExecutor(found.links, found.receive, found.clock)
+
+
+def tune(
+    found: ScriptedStations,
+    executor: ClusterExecutor,
+    space: autocompile.SearchSpace,
+    progress: Progress,
+    run_dir: str,
+) -> None:
+    """Every setting of a space, on the stations' clock."""
+    autocompile.tune(
+        "net.py",
+        executor=executor,
+        space=space,
+        effort="full",
+        clock=found.clock,
+        progress=progress,
+        run_dir=run_dir,
+    )
+
+
+def write(make: Callable[[], Any]) -> None:
+    """Write what is found, in a scratch folder, to the file that the command line names."""
+    out = Path(sys.argv[1]).absolute()
+    with tempfile.TemporaryDirectory() as scratch:
+        os.chdir(scratch)
+        Path("net.py").write_text("never run", "utf-8")
+        text = json.dumps(make(), indent=1)
+    out.write_text(text + "\n", "utf-8")
+    print(text)
