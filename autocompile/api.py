@@ -21,6 +21,7 @@ from autocompile.progress import Progress
 from autocompile.report.terminal.live import progress as progress_of
 from autocompile.result import Result, exported_code, make_result, write_result
 from autocompile.search.budget import Budget
+from autocompile.search.database import demand_usable
 from autocompile.search.effects import prior_of
 from autocompile.search.jobs import without_interrupts
 from autocompile.search.opening import described, opened, probe_all, resolved
@@ -270,6 +271,8 @@ def _demand_storage(storage: str | None, study: str | None) -> None:
             "a study is shared through a database, and no storage names one",
             hint="--storage postgresql://USER@HOST/DATABASE --study NAME",
         )
+    if storage:
+        demand_usable(storage)  # before the probe takes its time
 
 
 def _place(

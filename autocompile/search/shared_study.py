@@ -17,8 +17,9 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from autocompile.errors import RunError
+from autocompile.search.database import TROUBLE, first_line, unusable
 from autocompile.search.leases import Leases
-from autocompile.search.optuna_study import TROUBLE, OptunaStudy, first_line
+from autocompile.search.optuna_study import OptunaStudy
 from autocompile.settings.config import DEFAULT_INDUCTOR
 from autocompile.settings.setting import Cell, Setting
 from autocompile.store.record import Outcome, Record
@@ -76,7 +77,7 @@ class SharedStudy(OptunaStudy):
             self._leases = Leases(self._storage().engine, self.name, self.driver)
             said = self._leases.agreed(json.dumps(self.about, sort_keys=True))
         except TROUBLE as error:
-            raise self._unusable(error) from error
+            raise unusable(self.place, error) from error
         self._demand_same(json.loads(said))
         super().restore(records)
         self._sync()
