@@ -21,9 +21,9 @@ from autocompile.progress import Progress
 from autocompile.report.terminal.live import progress as progress_of
 from autocompile.result import Result, exported_code, make_result, write_result
 from autocompile.search.budget import Budget
-from autocompile.search.database import demand_usable
 from autocompile.search.effects import prior_of
 from autocompile.search.jobs import without_interrupts
+from autocompile.search.leases import demand_usable
 from autocompile.search.opening import described, opened, probe_all, resolved
 from autocompile.search.race import Race
 from autocompile.search.sampler import ListedSampler, make_sampler

@@ -22,7 +22,7 @@ import sqlalchemy.event
 from optuna.trial import FrozenTrial, TrialState
 
 from autocompile.estimate.candidates import with_refreshes
-from autocompile.search.database import (
+from autocompile.search.leases import (
     TROUBLE,
     first_line,
     storage_at,

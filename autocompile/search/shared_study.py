@@ -17,8 +17,7 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from autocompile.errors import RunError
-from autocompile.search.database import TROUBLE, first_line, unusable
-from autocompile.search.leases import Leases
+from autocompile.search.leases import TROUBLE, Leases, first_line, unusable
 from autocompile.search.optuna_study import OptunaStudy
 from autocompile.settings.config import DEFAULT_INDUCTOR
 from autocompile.settings.setting import Cell, Setting

@@ -447,9 +447,8 @@ def test_a_host_that_does_not_answer_is_told_before_the_probe(target: Path) -> N
         port = silent.getsockname()[1]
         late = threading.Timer(20.0, silent.shutdown, (socket.SHUT_RDWR,))
         late.start()
-        executor = FakeExecutor(script)
+        url, executor = f"postgresql://tuner@127.0.0.1:{port}/none", FakeExecutor(script)
         with pytest.raises(RunError, match=f"{port}/none cannot be used") as caught:
-            url = f"postgresql://tuner@127.0.0.1:{port}/none"
             tune(target, executor=executor, storage=url, study="ours")
         assert late.is_alive()
         late.cancel()
