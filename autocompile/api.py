@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -289,9 +287,9 @@ def _place(
         # A database of the user's may hold many runs, also of folders with the same name.
         name = f"{folder.path.name}-{run.get('id', '')}/autocompile"
         return {"database": storage, "study_name": name}
-    about = {name: str(run["environment"].get(name)) for name in ("torch", "device_name")}
-    about["target"] = str(run["target"].get("sha256"))[:12]
-    params = [sampler.params(setting) for setting in sampler.settings]
-    text = json.dumps(params, sort_keys=True)
-    about["list of settings"] = hashlib.sha256(text.encode()).hexdigest()[:12]
+    about: dict[str, Any] = {
+        name: str(run["environment"].get(name)) for name in ("torch", "device_name")
+    }
+    about["target"] = f"a file with sha256 {str(run['target'].get('sha256'))[:12]}"
+    about["list of settings"] = sorted(setting.label() for setting in sampler.settings)
     return {"database": storage, "study_name": study, "driver": run["id"], "about": about}

@@ -171,6 +171,28 @@ def test_side_by_side_no_more_than_the_best_of_others_are_tried_again(
     assert {config.mode for config in second.tried} == {"default", *names[:3]}
 
 
+def test_of_settings_with_the_same_code_one_is_tried_again(target: Path, url: str) -> None:
+    names = [f"mode-{number}" for number in range(6)]
+
+    def scripted(request: Mapping[str, Any]) -> Ending:
+        if (mode := request["config"]["mode"]) in names:
+            number = names.index(mode)
+            return measured(1.60 - 0.02 * number, code=str(max(2, number)))
+        return measured(1.0 + 0.2 * (request["config"]["backend"] == "inductor"))
+
+    options: dict[str, Any] = {
+        "space": SearchSpace(
+            ("eager", "inductor"), batch_sizes=(4,), fullgraph=(False,), freezing=(False,)
+        ),
+        "probe": probed(modes={name: name for name in ("default", *names)}),
+        "script": scripted,
+    }
+    Driver(target, url, "first", **options)
+    tried = {config.mode for config in Driver(target, url, "second", **options).tried}
+    assert len(tried & set(names[:3])) == 1
+    assert tried & set(names[3:]) == {*names[3:5]}
+
+
 @pytest.mark.parametrize(
     ("outcome", "is_tried"),
     [
@@ -225,8 +247,9 @@ def test_drivers_that_are_unlike_are_refused(target: Path, url: str) -> None:
     with pytest.raises(RunError, match="is of another device_name") as caught:
         Driver(target, url, "second", probe=probed(environment=machine))
     assert "a CPU there, another CPU here" in caught.value.text()
-    with pytest.raises(RunError, match="is of another list of settings"):
+    with pytest.raises(RunError, match="is of another list of settings") as caught:
         Driver(target, url, "third", space=SearchSpace(("eager", "inductor"), batch_sizes=(4,)))
+    assert "that the other has not (aot_eager in forward at batch size 4" in caught.value.text()
     with pytest.raises(UsageError, match="no storage names one"):
         tune(target, study="ours", executor=FakeExecutor(script))
 
