@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -22,6 +20,7 @@ from autocompile.report.terminal.live import progress as progress_of
 from autocompile.result import Result, exported_code, make_result, write_result
 from autocompile.search.effects import prior_of
 from autocompile.search.jobs import Budget, without_interrupts
+from autocompile.search.leases import demand_usable
 from autocompile.search.opening import described, opened, probe_all, resolved
 from autocompile.search.race import Race
 from autocompile.search.sampler import ListedSampler, make_sampler
@@ -269,6 +268,8 @@ def _demand_storage(storage: str | None, study: str | None) -> None:
             "a study is shared through a database, and no storage names one",
             hint="--storage postgresql://USER@HOST/DATABASE --study NAME",
         )
+    if storage:
+        demand_usable(storage)  # before the probe takes its time
 
 
 def _place(
@@ -285,9 +286,9 @@ def _place(
         # A database of the user's may hold many runs, also of folders with the same name.
         name = f"{folder.path.name}-{run.get('id', '')}/autocompile"
         return {"database": storage, "study_name": name}
-    about = {name: str(run["environment"].get(name)) for name in ("torch", "device_name")}
-    about["target"] = str(run["target"].get("sha256"))[:12]
-    params = [sampler.params(setting) for setting in sampler.settings]
-    text = json.dumps(params, sort_keys=True)
-    about["list of settings"] = hashlib.sha256(text.encode()).hexdigest()[:12]
+    about: dict[str, Any] = {
+        name: str(run["environment"].get(name)) for name in ("torch", "device_name")
+    }
+    about["target"] = f"a file with sha256 {str(run['target'].get('sha256'))[:12]}"
+    about["list of settings"] = sorted(setting.label() for setting in sampler.settings)
     return {"database": storage, "study_name": study, "driver": run["id"], "about": about}

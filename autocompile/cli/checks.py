@@ -147,11 +147,13 @@ def _verify_in_algorithm(
 ) -> None:
     """Compare whole trainings; a run keeps the figures."""
     from autocompile.commands.in_algorithm import compare_in_algorithm
+    from autocompile.commands.verify import entry_here
     from autocompile.report.terminal.checks import render_in_algorithm
     from autocompile.store import runs
     from autocompile.store.files import write_json
 
-    found = compare_in_algorithm(target or tuned.entries[0].target, tuned, budget_s, timeout_s)
+    target = target or entry_here(tuned).target
+    found = compare_in_algorithm(target, tuned, budget_s, timeout_s)
     print_or_draw(found, as_json, lambda console: render_in_algorithm(found, console))
     if not settings.endswith(".json"):
         write_json(runs.find(settings).in_algorithm, found["figures"])

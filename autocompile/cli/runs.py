@@ -22,7 +22,7 @@ def _known(beginning: str) -> list[str]:
     """The runs that a shell may complete to."""
     from autocompile.store import runs
 
-    names = [p.parent.name for p in runs.under.glob("*/run.json")]
+    names = map(runs.name_of, runs.every())
     return [n for n in ("last", *sorted(names)) if n.startswith(beginning)]
 
 

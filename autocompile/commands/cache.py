@@ -12,6 +12,7 @@ from autocompile.errors import ExportError, UsageError
 from autocompile.protocol.requests import SaveRequest
 from autocompile.protocol.results import SaveResult
 from autocompile.settings.tuned import Tuned
+from autocompile.settings.tuned_set import TunedSet
 from autocompile.space.plan import Plan
 from autocompile.store.record import Outcome
 
@@ -58,6 +59,6 @@ def export_with_cache(settings: Tuned, path: Path, timeout_s: float) -> list[str
 
 def _write(path: Path, settings: Tuned) -> None:
     try:
-        path.write_text(settings.to_json(), "utf-8")
+        path.write_text(TunedSet((settings,)).to_json(), "utf-8")
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from error

@@ -14,6 +14,7 @@ from autocompile.estimate.intervals import Interval, ratio
 from autocompile.execute.job import is_held
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.tuned import is_faster
+from autocompile.store import runs
 from autocompile.store.reading import demand_schema
 from autocompile.store.record import SCHEMA, RunFolder
 
@@ -33,14 +34,13 @@ def listed(under: Path) -> list[dict[str, Any]]:
             "runs are kept in ./runs of the folder that tune was typed in",
             hint="autocompile list --run-dir FOLDER",
         )
-    rows = [_run(RunFolder(path.parent)) for path in under.glob("*/run.json")]
-    return sorted(rows, key=lambda row: (row["when"], row["name"]))
+    return [_run(RunFolder(path), runs.name_of(path, under)) for path in runs.every(under)]
 
 
-def _run(folder: RunFolder) -> dict[str, Any]:
+def _run(folder: RunFolder, name: str) -> dict[str, Any]:
     changed = datetime.fromtimestamp(folder.run_json.stat().st_mtime).astimezone()
     row: dict[str, Any] = {
-        "name": folder.path.name,
+        "name": name,
         "path": str(folder.path),
         "target": None,
         "when": changed.isoformat(timespec="seconds"),

@@ -140,9 +140,7 @@ def verify(
         required: as for :meth:`Check.unmet`.
         device: None: the one that they were measured on.
     """
-    began, entry = time.monotonic(), settings.entries[0]
-    if len(settings.entries) > 1:
-        entry = settings.fitting(machine_here(device))
+    began, entry = time.monotonic(), entry_here(settings, device)
     with tempfile.TemporaryDirectory(prefix="autocompile-verify-") as folder:
         result = api.tune(
             target or entry.target,
@@ -156,6 +154,12 @@ def verify(
     here = result.environment
     checks = check(entry, result)
     return Verified(checks, required, here, entry.differences(here), result.interrupted)
+
+
+def entry_here(settings: TunedSet, device: str | None = None) -> Tuned:
+    """The settings that fit this machine, which is looked at only where there are several."""
+    (entry, *others) = settings.entries
+    return settings.fitting(machine_here(device)) if others else entry
 
 
 def check(settings: Tuned, result: Result) -> list[Check]:

@@ -15,7 +15,7 @@ from autocompile.export import accelerate, python, rllib, script, stacks
 from autocompile.export.choices import choices, command
 from autocompile.export.python import to_paste, use_line
 from autocompile.export.text import comment
-from autocompile.settings.tuned import Tuned
+from autocompile.settings.tuned_set import TunedSet
 
 __all__ = ["FORMATS", "export", "to_paste", "unconfirmed", "use_line"]
 
@@ -23,7 +23,7 @@ __all__ = ["FORMATS", "export", "to_paste", "unconfirmed", "use_line"]
 def _json(report: Mapping[str, Any]) -> str:
     """The settings of each phase and batch size, which ``autocompile.apply`` reads."""
     choices(report)  # raises where there is nothing to export
-    return Tuned.from_report(report).to_json()
+    return TunedSet.from_reports({"": report}).to_json()
 
 
 _EXPORTERS: dict[str, Callable[[Mapping[str, Any]], str]] = {

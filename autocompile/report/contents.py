@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from autocompile.report import facts as said
@@ -50,8 +49,7 @@ def document(
     raced = any((p.get("best") or {}).get("confirmed_processes") for p in phases.values())
     answer = tuple(_answer(name, phase, code.get(name, "")) for name, phase in phases.items())
     facts = tuple((show.plain(k), _code(v)) for k, v in _circumstances(report))
-    path = Path(str(report.get("run_dir", "last")))
-    run = run or (path.name if path.parent == runs.under else str(path))
+    run = run or runs.name_of(str(report.get("run_dir", "last")))
     state = "Interrupted" if report.get("interrupted") else ""
     state = "Still running" if report.get("running") else state
     return Document(

@@ -8,9 +8,7 @@ Missing rows are added when the run is resumed, and a corrupt database is rebuil
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import re
 import threading
 import warnings
 from collections.abc import Callable, Sequence
@@ -23,17 +21,22 @@ import optuna
 import sqlalchemy.event
 from optuna.distributions import check_distribution_compatibility
 from optuna.trial import FrozenTrial, TrialState
-from sqlalchemy.exc import SQLAlchemyError
 
-from autocompile.errors import RunError
 from autocompile.estimate.candidates import with_refreshes
+from autocompile.search.leases import (
+    TROUBLE,
+    first_line,
+    storage_at,
+    unusable,
+    without_password,
+)
 from autocompile.search.rows import Rows
 from autocompile.search.sampler import ListedSampler
 from autocompile.search.seen import LEFT
 from autocompile.settings.setting import Setting
 from autocompile.store.record import Outcome, Record
 
-__all__ = ["TROUBLE", "OptunaStudy", "first_line"]
+__all__ = ["OptunaStudy"]
 
 _LOCK_PATIENCE_S = 5
 _FILTERS = threading.Lock()  # filters of warnings are of all threads: runs of a cluster set them
@@ -47,7 +50,6 @@ The search of the run `{run}`. The answer, with the races that confirm it, is in
 - *Fail* means that it was stopped before its end.
 - The log of a trial is in `{run}/trials/`, in the folder of its `number`.
 """
-TROUBLE = (optuna.exceptions.OptunaError, SQLAlchemyError, OSError, ImportError, ValueError)
 
 
 @dataclass
@@ -85,7 +87,7 @@ class OptunaStudy:
     def place(self) -> str:
         """The database as messages name it: without a password."""
         if isinstance(self.database, str):
-            return re.sub(r"(?<=://)([^:/@]*):[^/]*@", r"\1:***@", self.database)
+            return without_password(self.database)
         return self.database.name
 
     def ask(self) -> Setting | None:
@@ -108,11 +110,7 @@ class OptunaStudy:
             if self._disk is not None:
                 self._rows.add([row])
         except TROUBLE as error:
-            self._disk = None
-            self.warn(
-                f"{self.place} cannot be written ({first_line(error)}); the trials are safe in "
-                "the run's folder, and --resume adds the missing rows"
-            )
+            self._go_on_alone(error)
 
     def restore(self, records: Sequence[Record]) -> None:
         """Open the database and add the records to both studies.
@@ -126,7 +124,7 @@ class OptunaStudy:
             self._disk = self._filled(records)
         except TROUBLE as error:
             if isinstance(self.database, str):
-                raise self._unusable(error) from error
+                raise unusable(self.database, error) from error
             if "locked" in str(error):
                 name = self.database.name
                 self.warn(f"{name} is locked by another program; --resume adds the rows")
@@ -140,14 +138,11 @@ class OptunaStudy:
     def keep(self) -> None:
         """Tell other drivers that this one is alive; to be called every few seconds."""
 
-    def _unusable(self, error: Exception) -> RunError:
-        package = "pip install 'torch-autocompile[postgres]' brings the one for PostgreSQL"
-        return RunError(
-            f"the study database {self.place} cannot be used",
-            first_line(error),
-            *([package] if isinstance(error, ImportError) else []),
-            "all finished trials are safe in the run folder; the database is only a copy",
-            hint="another --storage, or none: the run then keeps its own database",
+    def _go_on_alone(self, error: Exception) -> None:
+        self._disk = None
+        self.warn(
+            f"{self.place} cannot be written ({first_line(error)}); the trials are safe in "
+            "the run's folder, and --resume adds the missing rows"
         )
 
     def _is_own(self, row: FrozenTrial) -> bool:
@@ -192,7 +187,7 @@ class OptunaStudy:
 
     def _storage(self) -> optuna.storages.RDBStorage:
         if isinstance(self.database, str):
-            return optuna.storages.RDBStorage(_with_driver(self.database))
+            return storage_at(self.database)
         storage = optuna.storages.RDBStorage(
             f"sqlite:///{self.database.resolve()}",
             engine_kwargs={"connect_args": {"timeout": _LOCK_PATIENCE_S}},
@@ -232,22 +227,6 @@ class OptunaStudy:
             row.datetime_start = datetime.fromtimestamp(record.spans[0][1])
             row.datetime_complete = datetime.fromtimestamp(record.spans[-1][2])
         return row
-
-
-def _with_driver(url: str) -> str:
-    """The URL with the driver that is installed, where it names none."""
-    has_old = importlib.util.find_spec("psycopg2") is not None
-    scheme, colon, rest = url.partition("://")
-    if scheme in ("postgresql", "postgres") and not has_old:
-        scheme = "postgresql+psycopg"
-    return f"{scheme}{colon}{rest}"
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of what the database said."""
-    while error.__cause__ is not None:  # the database's message, not Optuna's
-        error = error.__cause__
-    return next(iter(str(error).splitlines()), type(error).__name__)[:160]
 
 
 def _value(record: Record) -> float | None:

@@ -6,6 +6,7 @@ is then tried by every driver, since each races settings by records of its own.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import time
@@ -17,8 +18,8 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from autocompile.errors import RunError
-from autocompile.search.leases import Leases
-from autocompile.search.optuna_study import TROUBLE, OptunaStudy, first_line
+from autocompile.search.leases import TROUBLE, Leases, first_line, unusable
+from autocompile.search.optuna_study import OptunaStudy
 from autocompile.settings.config import DEFAULT_INDUCTOR
 from autocompile.settings.setting import Cell, Setting
 from autocompile.store.record import Outcome, Record
@@ -29,6 +30,7 @@ __all__ = ["SharedStudy"]
 _ADOPTED = 3
 _RIVAL = 0.9  # of the speed of the best; what is slower in one process does not win a race
 _POLL_S = 0.5
+_NAMED = 3  # settings that a message names
 # Ends that say more about a driver's machine at that time than about the setting.
 _OF_ITS_MACHINE = {Outcome.INFRASTRUCTURE, Outcome.TIMEOUT, Outcome.OUT_OF_MEMORY}
 
@@ -55,6 +57,8 @@ class SharedStudy(OptunaStudy):
         self._awaited: dict[Setting, optuna.Trial] = {}  # that other drivers are at
         self._taken: list[Setting] = []  # of drivers that have died
         self._read: set[int] = set()  # rows of the database
+        self._first: dict[tuple[Any, Any], Setting] = {}  # by driver and number
+        self._codes: dict[Setting, Setting] = {}  # which one each has the code of
 
     @property
     def is_done(self) -> bool:
@@ -76,7 +80,7 @@ class SharedStudy(OptunaStudy):
             self._leases = Leases(self._storage().engine, self.name, self.driver)
             said = self._leases.agreed(json.dumps(self.about, sort_keys=True))
         except TROUBLE as error:
-            raise self._unusable(error) from error
+            raise unusable(self.place, error) from error
         self._demand_same(json.loads(said))
         super().restore(records)
         self._sync()
@@ -167,12 +171,20 @@ class SharedStudy(OptunaStudy):
             if row.number in self._read or not row.state.is_finished():
                 continue
             self._read.add(row.number)
+            self._note_code(row)
             # What was stopped before its end is still to be tried.
             is_stopped = row.state is TrialState.FAIL
             if not (
                 is_stopped or self._is_own(row) or row.user_attrs["outcome"] in _OF_ITS_MACHINE
             ):
                 self._learn(row)
+
+    def _note_code(self, row: FrozenTrial) -> None:
+        """Note the setting that a row has the code of: the same driver's, read before it."""
+        with contextlib.suppress(KeyError):
+            setting, about = self.sampler.setting(row.params), row.user_attrs
+            first = self._first.get((about["driver"], about.get("same_as")), setting)
+            self._codes[setting] = self._first[about["driver"], about["number"]] = first
 
     def _learn(self, row: FrozenTrial) -> None:
         try:
@@ -192,7 +204,7 @@ class SharedStudy(OptunaStudy):
     def _to_adopt(self, most: int = _ADOPTED) -> list[Setting]:
         """Settings of others that may be best here, so that they can be raced.
 
-        ``most``: of how many of the best at each phase and batch size.
+        ``most``: of how many of the best codes at each phase and batch size.
         """
         values: dict[Cell, dict[Setting, float]] = {}
         for setting, value in {**self._theirs, **self._mine}.items():
@@ -200,9 +212,13 @@ class SharedStudy(OptunaStudy):
                 values.setdefault(setting.cell, {})[setting] = value
         found = []
         for at in values.values():
-            best = sorted(at, key=lambda s: -at[s])[:most]
-            least = max(1.0, _RIVAL * at[best[0]])
-            found += [s for s in best if s not in self._mine and at[s] > least]
+            codes: dict[Setting, list[Setting]] = {}
+            for setting in sorted(at, key=lambda s: -at[s]):
+                codes.setdefault(self._codes.get(setting, setting), []).append(setting)
+            best = list(codes.values())[:most]
+            least = max(1.0, _RIVAL * at[best[0][0]])
+            others = (same[0] for same in best if not self._mine.keys() & same)
+            found += [s for s in others if at[s] > least]
         return found
 
     def _leaders(self) -> list[Setting]:
@@ -220,9 +236,10 @@ class SharedStudy(OptunaStudy):
     def _demand_same(self, there: Mapping[str, Any]) -> None:
         unlike = [name for name, value in self.about.items() if there.get(name) != value]
         if unlike:
+            theirs, ours = there.get(unlike[0]), self.about[unlike[0]]
             raise RunError(
                 f"the study {self.name} in {self.place} is of another {unlike[0]}",
-                f"{there.get(unlike[0])} there, {self.about[unlike[0]]} here",
+                f"{_beside(theirs, ours)} there, {_beside(ours, theirs)} here",
                 "drivers that share a study tune one target on machines of one kind, alike",
                 hint="another --study",
             )
@@ -239,6 +256,15 @@ class SharedStudy(OptunaStudy):
 def _is_everyones(setting: Setting) -> bool:
     """Whether each driver measures it: what all settings are compared with."""
     return setting.config.is_baseline or setting.config == DEFAULT_INDUCTOR
+
+
+def _beside(own: Any, other: Any) -> str:
+    """A value; of a list how long it is, and what the other one has not."""
+    if not isinstance(own, list):
+        return str(own)
+    more = [each for each in own if each not in (other or ())]
+    named = f" ({'; '.join(more[:_NAMED])}{', ...' * (len(more) > _NAMED)})" if more else ""
+    return f"{len(own)}, of them {len(more)} that the other has not{named}"
 
 
 def _key(setting: Setting) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -143,9 +142,6 @@ class Tuned:
             **({"cache": dict(self.cache)} if self.cache else {}),
             "phases": {name: [c.to_dict() for c in found] for name, found in self.phases.items()},
         }
-
-    def to_json(self) -> str:
-        return json.dumps(self.to_dict(), indent=2) + "\n"
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], where: str) -> Tuned:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from autocompile.errors import RunError
 from autocompile.store.record import RunFolder
 
 __all__ = [
+    "every",
     "find",
     "is_same_target",
     "latest_of",
     "latest_on_cluster",
+    "name_of",
     "new_folder",
     "short_name",
     "shown",
@@ -47,10 +50,13 @@ def _parts(spec: str) -> tuple[str, str]:
     return (place, name) if colon and name.isidentifier() else (spec, "")
 
 
-def _all() -> list[Path]:
-    """Folders of runs, the most recently changed last."""
-    found = [p.parent for p in under.glob("*/run.json")]
-    return sorted(found, key=lambda p: ((p / "run.json").stat().st_mtime, p.name))
+def every(folder: Path = under) -> list[Path]:
+    """Folders of runs, with those that a cluster's folder holds, the most recently changed last."""
+    return _by_time([*folder.glob("*/run.json"), *folder.glob("*/*/run.json")])
+
+
+def _by_time(found: Iterable[Path]) -> list[Path]:
+    return [p.parent for p in sorted(found, key=lambda p: (p.stat().st_mtime, p))]
 
 
 def new_folder(spec: str) -> RunFolder:
@@ -69,7 +75,7 @@ def latest_of(spec: str) -> RunFolder:
         RunError: there is none.
     """
     similar, name = [], rf"{re.escape(short_name(spec))}-\d+"
-    for path in reversed(_all()):
+    for path in reversed(_by_time(under.glob("*/run.json"))):  # others go on with --ray
         target = _target_of(path)
         if target is not None and is_same_target(target, spec):
             return RunFolder(path)
@@ -88,11 +94,10 @@ def latest_on_cluster(spec: str) -> Path:
     Raises:
         RunError: there is none.
     """
-    found = sorted(under.glob("*/*/run.json"), key=lambda p: p.stat().st_mtime)
-    for path in reversed(found):
-        target = _target_of(path.parent)
+    for path in reversed(_by_time(under.glob("*/*/run.json"))):
+        target = _target_of(path)
         if target is not None and is_same_target(target, spec):
-            return path.parent.parent
+            return path.parent
     raise RunError(
         f"there is no run of {spec} on a cluster under ./{under} to resume",
         hint="the same command without --resume",
@@ -107,13 +112,16 @@ def _target_of(path: Path) -> str | None:
         return None
 
 
+def name_of(path: str | Path, folder: Path = under) -> str:
+    """A run's folder as it is called below the folder of all runs; elsewhere the path as it is."""
+    whole, root = Path(path).parent.resolve() / Path(path).name, folder.resolve()
+    return whole.relative_to(root).as_posix() if whole.is_relative_to(root) else str(path)
+
+
 def shown(path: str) -> str:
     """The shortest name of a run that :func:`find` accepts: ``last``, its folder's name or path."""
-    everything = _all()
-    if everything and everything[-1].resolve() == Path(path).resolve():
-        return "last"
-    inside = Path(path).parent.resolve() == under.resolve()
-    return Path(path).name if inside else path
+    is_last = any(p.resolve() == Path(path).resolve() for p in every()[-1:])
+    return "last" if is_last else name_of(path)
 
 
 def find(run: str | Path) -> RunFolder:
@@ -122,7 +130,7 @@ def find(run: str | Path) -> RunFolder:
     Raises:
         RunError: no such run; lists the existing ones.
     """
-    runs = _all()
+    runs = every()
     if str(run) == "last":
         if not runs:
             raise RunError(f"there are no runs under ./{under}", hint="autocompile tune model.py")
@@ -130,5 +138,5 @@ def find(run: str | Path) -> RunFolder:
     for path in (Path(run), under / str(run)):
         if (path / "run.json").is_file():
             return RunFolder(path)
-    here = ", ".join(p.name for p in runs[-6:]) or "none"
+    here = ", ".join(name_of(p) for p in runs[-6:]) or "none"
     raise RunError(f"there is no run {run}", f"runs under ./{under}: {here}")

@@ -230,12 +230,13 @@ def test_a_gate_that_is_not_met_is_exit_code_1(
 
 
 def test_completion_offers_runs(work: Path) -> None:
-    (work / "runs" / "net-0001").mkdir(parents=True)
-    (work / "runs" / "net-0001" / "run.json").write_text("{}")
+    for folder in ("net-0001", "net-0002/H100"):
+        (work / "runs" / folder).mkdir(parents=True)
+        (work / "runs" / folder / "run.json").write_text("{}")
     typed = {"COMP_WORDS": "autocompile show n", "COMP_CWORD": "2"}
     environment = {**os.environ, "_AUTOCOMPILE_COMPLETE": "complete_bash", **typed}
     done = subprocess.run([PROGRAM], env=environment, capture_output=True, text=True)
-    assert done.stdout.split() == ["net-0001"]
+    assert done.stdout.split() == ["net-0001", "net-0002/H100"]
 
 
 def test_whoever_stops_reading_is_no_failure(work: Path) -> None:

@@ -105,6 +105,14 @@ def test_runs_are_listed_with_what_came_of_them(work: Path) -> None:
     assert said("list", "--run-dir", "runs") == text
 
 
+def test_the_runs_of_a_cluster_are_listed_by_their_folder_and_type(target: Path) -> None:
+    for folder in ("net-0001", "net-0002/H100", "net-0002/T4"):
+        scripted(target, folder, 1.5)
+    assert [row["name"] for row in rows("list")] == ["net-0001", "net-0002/H100", "net-0002/T4"]
+    assert [row["name"] for row in rows("list", "--run-dir", "runs/net-0002")] == ["H100", "T4"]
+    assert "\nnet-0002/H100   20" in said("list")
+
+
 def test_a_run_without_a_report_is_listed_too(work: Path) -> None:
     unpack("cpu")
     (row,) = rows("list")

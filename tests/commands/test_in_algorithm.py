@@ -117,7 +117,7 @@ def test_the_command_runs_an_algorithm_in_a_process_of_its_own(
     runners: int, work: Path, typed: Callable[..., Any]
 ) -> None:
     (work / "net.py").write_text(CONFIG.format(env="'CartPole-v1'", runners=runners))
-    (work / "tuned.json").write_text(ALL.to_json())
+    (work / "tuned.json").write_text(TunedSet((ALL,)).to_json())
     command = ("verify", "tuned.json", "--in-algorithm", "--target", "net.py", "--budget", "20s")
     done = typed(*command, "--json")
     assert done.returncode == 0, done.stderr
@@ -132,7 +132,7 @@ def test_the_command_runs_an_algorithm_in_a_process_of_its_own(
 
 @pytest.mark.slow
 def test_the_command_says_what_is_missing(work: Path, typed: Callable[..., Any]) -> None:
-    (work / "tuned.json").write_text(ALL.to_json())
+    (work / "tuned.json").write_text(TunedSet((ALL,)).to_json())
     for source, words in (
         (CONFIG.format(env="", runners=0), "has no environment"),
         ("import torch\ndef get_model(): return torch.nn.Linear(2, 2)\n", "get_model is a Linear"),

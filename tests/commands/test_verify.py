@@ -25,6 +25,7 @@ from autocompile.execute.executor import Ending
 from autocompile.report.markdown import verified_to_markdown
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.tuned import Choice, Tuned
+from autocompile.settings.tuned_set import TunedSet
 from autocompile.testing import FakeExecutor, failed, measured
 
 FAST = CompileConfig(mode="max-autotune")
@@ -116,7 +117,7 @@ def test_the_command_verifies_a_file(
         "def get_model(): return torch.nn.Linear(8, 8)\n"
         "def get_inputs(batch_size): return (torch.randn(batch_size, 8),)\n"
     )
-    (work / "tuned.json").write_text(settings(EAGER).to_json())
+    (work / "tuned.json").write_text(TunedSet((settings(EAGER),)).to_json())
     told = "--progress", "none", "--junit", "verify.xml", "--github", "--require", "speedup=2"
     done = typed("verify", "tuned.json", "--json", *told, "--budget", "60s")
     (one,) = json.loads(done.stdout)["checks"]

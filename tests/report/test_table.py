@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from conftest import ROOT
 from markdown_it import MarkdownIt
@@ -87,6 +88,18 @@ def test_a_cell_tells_of_speed_failure_choice_or_nothing(runs: dict[str, Path]) 
         assert answer["throughput"] == pytest.approx(
             answer["eager_throughput"] * answer["speedup"]["value"], rel=0.02
         )
+
+
+def test_the_schema_holds_what_a_table_has_and_nothing_else(runs: dict[str, Path]) -> None:
+    schema = json.loads(said("show", "--schema"))
+    check = jsonschema.Draft202012Validator({"$ref": "#/$defs/table", "$defs": schema["$defs"]})
+    write_table(runs["H100"].parent, runs)
+    found = json.loads((runs["H100"].parent / "table.json").read_text())
+    check.validate(found)
+    assert not check.is_valid({**found, "verdict": "faster"})
+    phase = found["phases"]["forward"]
+    for part in ({"rows": [{}]}, {"answers": {"H100": [{}]}}):
+        assert not check.is_valid({**found, "phases": {"forward": {**phase, **part}}})
 
 
 def tables(text: str) -> list[list[list[str]]]:

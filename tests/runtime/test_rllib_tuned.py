@@ -8,6 +8,7 @@ into an environment of its own, in whose site-packages a ``.pth`` file names thi
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 
 from autocompile.errors import UsageError
 from autocompile.settings.config import EAGER, CompileConfig
+from autocompile.settings.tuned_set import TunedSet
 
 pytest.importorskip("ray")
 import gymnasium
@@ -218,6 +220,14 @@ def test_what_cannot_be_tuned_is_refused_in_words() -> None:
         with pytest.raises(UsageError, match=words):
             tuned(config, made)
     tuned(ppo(), settings(forward_exploration=AOT, train_step=elsewhere))  # RLlib has none
+
+
+def test_of_several_machines_only_the_settings_of_this_one_must_be_usable() -> None:
+    other = settings(forward_exploration=CompileConfig(environment="other"))
+    t4 = {"device": "cuda:0", "device_name": "Tesla T4"}
+    tuned(ppo(), TunedSet((dataclasses.replace(other, fingerprint=t4), ALL)))
+    with pytest.raises(UsageError, match="needs the interpreter other"):
+        tuned(ppo(), TunedSet((dataclasses.replace(ALL, fingerprint=t4), other)))
 
 
 def test_an_eager_winner_compiles_nothing(built: Built) -> None:

@@ -14,6 +14,7 @@ from test_tuned import AOT, graphs, settings
 from autocompile.errors import UsageError
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.tuned import Tuned
+from autocompile.settings.tuned_set import TunedSet
 
 pytest.importorskip("pytorch_lightning")
 pytest.importorskip("transformers")
@@ -40,7 +41,9 @@ def _on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def tuned(tmp_path: Path) -> Path:
     """A file of settings that compile both the forward pass and the optimizer step."""
     path = tmp_path / "tuned.json"
-    path.write_text(settings(forward={4: AOT}, optimizer_step={None: STEP}).to_json())
+    path.write_text(
+        TunedSet.read(settings(forward={4: AOT}, optimizer_step={None: STEP})).to_json()
+    )
     return path
 
 

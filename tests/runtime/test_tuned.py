@@ -56,9 +56,9 @@ def test_a_file_says_what_was_written(tmp_path: Path) -> None:
     config = CompileConfig(options={"cpp_wrapper": True}, memory_format="channels_last")
     made = settings(forward={4: config, 16: EAGER})
     path = tmp_path / "tuned.json"
-    path.write_text(made.to_json())
+    path.write_text(TunedSet((made,)).to_json())
     assert TunedSet.read(path).entries == (made,)
-    written = json.loads(made.to_json())["phases"]["forward"][0]["config"]
+    written = json.loads(TunedSet((made,)).to_json())["phases"]["forward"][0]["config"]
     assert written == {  # what is as usual is not there
         "backend": "inductor",
         "options": {"cpp_wrapper": True},

@@ -77,7 +77,7 @@ def file_of(tuned: Tuned, folder: Path) -> Path:
     sha256 = hashlib.sha256(cache.read_bytes()).hexdigest() if cache.exists() else "0"
     path = folder / "tuned.json"
     with_cache = dataclasses.replace(tuned, cache={"file": "tuned.cache", "sha256": sha256})
-    path.write_text(with_cache.to_json(), "utf-8")
+    path.write_text(TunedSet((with_cache,)).to_json(), "utf-8")
     return path
 
 

@@ -11,9 +11,11 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ from autocompile.search import leases as leasing
 from autocompile.search.leases import Leases
 from autocompile.settings.config import DEFAULT_INDUCTOR, CompileConfig
 from autocompile.space.space import SearchSpace
+from autocompile.store.record import Outcome, Step
 from autocompile.testing import FakeExecutor, failed, measured, probed
 
 BEST = CompileConfig(mode="max-autotune")
@@ -169,6 +172,31 @@ def test_side_by_side_no_more_than_the_best_of_others_are_tried_again(
     assert {config.mode for config in second.tried} == {"default", *names[:3]}
 
 
+def test_of_settings_with_the_same_code_one_is_tried_again(target: Path, url: str) -> None:
+    names = [f"mode-{number}" for number in range(6)]
+
+    def scripted(request: Mapping[str, Any]) -> Ending:
+        if (mode := request["config"]["mode"]) in names:
+            number = names.index(mode)
+            code = str(max(2, number))
+            if twin := request.get("known_codes", {}).get(code):
+                return Ending(Outcome.OK, Step.EXIT, payload={"same_code_as": twin}, wall_s=1.0)
+            return measured(1.60 - 0.02 * number, code=code)
+        return measured(1.0 + 0.2 * (request["config"]["backend"] == "inductor"))
+
+    options: dict[str, Any] = {
+        "space": SearchSpace(
+            ("eager", "inductor"), batch_sizes=(4,), fullgraph=(False,), freezing=(False,)
+        ),
+        "probe": probed(modes={name: name for name in ("default", *names)}),
+        "script": scripted,
+    }
+    Driver(target, url, "first", **options)
+    tried = {config.mode for config in Driver(target, url, "second", **options).tried}
+    assert len(tried & set(names[:3])) == 1
+    assert tried & set(names[3:]) == {*names[3:5]}
+
+
 @pytest.mark.parametrize(
     ("outcome", "is_tried"),
     [
@@ -223,8 +251,9 @@ def test_drivers_that_are_unlike_are_refused(target: Path, url: str) -> None:
     with pytest.raises(RunError, match="is of another device_name") as caught:
         Driver(target, url, "second", probe=probed(environment=machine))
     assert "a CPU there, another CPU here" in caught.value.text()
-    with pytest.raises(RunError, match="is of another list of settings"):
+    with pytest.raises(RunError, match="is of another list of settings") as caught:
         Driver(target, url, "third", space=SearchSpace(("eager", "inductor"), batch_sizes=(4,)))
+    assert "that the other has not (aot_eager in forward at batch size 4" in caught.value.text()
     with pytest.raises(UsageError, match="no storage names one"):
         tune(target, study="ours", executor=FakeExecutor(script))
 
@@ -289,9 +318,37 @@ def _as_postgres() -> dict[str, Any]:
     return {"user": "postgres", "group": "postgres"} if os.geteuid() == 0 else {}
 
 
+class Server:
+    """A PostgreSQL in a folder, which only this machine can reach."""
+
+    def __init__(self, programs: Path, place: Path) -> None:
+        self.place = place
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        initdb = [programs / "initdb", "-D", "data", "-A", "trust", "-U", "tuner"]
+        subprocess.run(initdb, check=True, cwd=place, stdout=subprocess.DEVNULL, **_as_postgres())
+        self._command = [programs / "postgres", "-D", "data", "-p", port, "-h", "127.0.0.1"]
+        self.url = f"postgresql://tuner@127.0.0.1:{port}/postgres"
+
+    def start(self) -> None:
+        with (self.place / "log").open("a") as log:
+            self._running = subprocess.Popen(
+                [*self._command, "-k", self.place],
+                cwd=self.place,
+                stdout=log,
+                stderr=log,
+                **_as_postgres(),
+            )
+        _demand_answer(self.url)
+
+    def stop(self) -> None:
+        self._running.send_signal(signal.SIGINT)  # ends its sessions and then itself
+        self._running.wait(30)
+
+
 @pytest.fixture
-def server() -> Iterator[str]:
-    """The URL of a PostgreSQL of this test's own, which only this machine can reach."""
+def server() -> Iterator[Server]:
     pytest.importorskip("psycopg")
     programs = next(iter(sorted(Path("/usr/lib/postgresql").glob("*/bin"))), None)
     if programs is None:
@@ -299,21 +356,12 @@ def server() -> Iterator[str]:
     place = Path(tempfile.mkdtemp(prefix="autocompile-postgres-", dir="/tmp"))
     if os.geteuid() == 0:
         shutil.chown(place, "postgres", "postgres")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    initdb = [programs / "initdb", "-D", "data", "-A", "trust", "-U", "tuner"]
-    subprocess.run(initdb, check=True, cwd=place, stdout=subprocess.DEVNULL, **_as_postgres())
-    command = [programs / "postgres", "-D", "data", "-p", port, "-h", "127.0.0.1", "-k", place]
-    with (place / "log").open("w") as log:
-        running = subprocess.Popen(command, cwd=place, stdout=log, stderr=log, **_as_postgres())
-    url = f"postgresql://tuner@127.0.0.1:{port}/postgres"
+    made = Server(programs, place)
     try:
-        _demand_answer(url)
-        yield url
+        made.start()
+        yield made
     finally:
-        running.send_signal(signal.SIGINT)  # ends its sessions and then itself
-        running.wait(30)
+        made.stop()
         shutil.rmtree(place)
 
 
@@ -334,13 +382,13 @@ def with_psycopg(url: str) -> str:
 
 @pytest.mark.slow
 def test_on_a_server_two_drivers_share_and_one_takes_over_what_the_other_died_at(
-    target: Path, server: str
+    target: Path, server: Server
 ) -> None:
     folders = [*map(str, Path(__file__).parents[:2])]
     Path("driver.py").write_text(DRIVER.format(folders=folders))
 
     def started(name: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "driver.py", name, server]
+        command = [sys.executable, "driver.py", name, server.url]
         return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
     dying = started("dying")
@@ -350,13 +398,13 @@ def test_on_a_server_two_drivers_share_and_one_takes_over_what_the_other_died_at
     living = started("living"), started("another")
     time.sleep(8.0)  # while it is alive, others leave its setting to it
     assert [driver.poll() for driver in (dying, *living)] == [None] * 3
-    assert not times(server, "crashed")
+    assert not times(server.url, "crashed")
     dying.send_signal(signal.SIGKILL)
     dying.wait()
     labels = [driver.communicate(timeout=60)[0].splitlines()[-1] for driver in living]
     assert labels == [BEST.label()] * 2
-    assert set(times(server, "crashed").values()) == {1}
-    worked = times(server, "ok")
+    assert set(times(server.url, "crashed").values()) == {1}
+    worked = times(server.url, "ok")
     everyones = {CompileConfig("eager").label(), DEFAULT_INDUCTOR.label()}
     assert {worked.pop(label) for label in everyones} == {3}
     assert worked.pop(BEST.label()) == 3  # all race it
@@ -370,3 +418,66 @@ def times(url: str, outcome: str) -> Counter[str]:
     return Counter(
         row.user_attrs["setting"] for row in rows if row.user_attrs["outcome"] == outcome
     )
+
+
+@pytest.mark.slow
+def test_drivers_that_start_at_one_instant_make_the_tables_once(
+    target: Path, server: Server
+) -> None:
+    admin = sqlalchemy.create_engine(with_psycopg(server.url), isolation_level="AUTOCOMMIT")
+    for number in range(4):
+        with admin.connect() as connection:
+            connection.execute(sqlalchemy.text(f"CREATE DATABASE new{number}"))
+        url = server.url.replace("/postgres", f"/new{number}")
+        gate = threading.Barrier(4)
+
+        def started(name: str, url: str = url, gate: threading.Barrier = gate) -> Driver:
+            gate.wait()
+            return Driver(target, url, name, trials=3, progress="none")
+
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(started, [f"{number}-{letter}" for letter in "abcd"]))
+        assert all(driver.result.config for driver in found)
+        (study,) = optuna.get_all_study_summaries(with_psycopg(url))
+        assert study.study_name == "ours"
+    admin.dispose()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_a_server_that_is_restarted_is_used_again_and_without_it_a_driver_goes_on_alone(
+    target: Path, server: Server, comes_back: bool
+) -> None:
+    show, stops = Listener(), iter([server.stop])
+
+    def losing(request: Mapping[str, Any]) -> Ending:
+        if request["config"]["mode"] == "max-autotune" and (stop := next(stops, None)):
+            stop()
+            if comes_back:
+                server.start()
+        return script(request)
+
+    driver = Driver(target, server.url, "first", script=losing, progress=show)
+    assert driver.result.config == {"forward": BEST}
+    assert CompileConfig("aot_eager") in driver.tried
+    if comes_back:
+        assert not show.warnings
+        assert times(server.url, "ok")[BEST.label()] == 1
+    else:
+        (warning,) = show.warnings
+        assert "goes on alone" in warning and "Connection refused" in warning
+
+
+def test_a_host_that_does_not_answer_is_told_before_the_probe(target: Path) -> None:
+    pytest.importorskip("psycopg")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        late = threading.Timer(20.0, silent.shutdown, (socket.SHUT_RDWR,))
+        late.start()
+        url, executor = f"postgresql://tuner@127.0.0.1:{port}/none", FakeExecutor(script)
+        with pytest.raises(RunError, match=f"{port}/none cannot be used") as caught:
+            tune(target, executor=executor, storage=url, study="ours")
+        assert late.is_alive()
+        late.cancel()
+    assert "timeout expired" in caught.value.text()
+    assert not executor.requests and not Path("runs").exists()

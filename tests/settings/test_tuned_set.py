@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from recorded_runs import RUNS, said, unpack
 
+from autocompile.commands import in_algorithm
 from autocompile.commands import verify as verifying
+from autocompile.errors import RunError
 from autocompile.progress import Progress
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.tuned import Choice, Tuned
@@ -134,3 +137,19 @@ def test_verify_tries_the_entry_of_this_machine(
     with pytest.raises(KeyboardInterrupt):
         verifying.verify(EVERY, None, {}, budget_s=60.0, device="cpu", progress=Progress())
     assert tried == [CPU]
+
+
+def test_an_algorithm_is_that_of_the_entry_of_this_machine(
+    work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+
+    def compare(target: str, *_: Any) -> Any:
+        tried.append(target)
+        raise RunError("enough is known")
+
+    monkeypatch.setattr(in_algorithm, "compare_in_algorithm", compare)
+    gpu = replace(T4, target="gpu/net.py")
+    Path("tuned.json").write_text(TunedSet((gpu, CPU)).to_json())
+    assert "enough is known" in said("verify", "tuned.json", "--in-algorithm", "-q")
+    assert tried == ["net.py"]

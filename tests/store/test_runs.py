@@ -24,7 +24,7 @@ from autocompile.protocol.requests import Header, ProbeRequest, TraceRequest, re
 from autocompile.space.plan import Plan
 from autocompile.space.space import SearchSpace
 from autocompile.store.record import Outcome, RunFolder, Step
-from autocompile.store.runs import is_same_target, latest_of
+from autocompile.store.runs import find, is_same_target, latest_of, latest_on_cluster, shown
 from autocompile.testing import FakeExecutor, failed, measured
 
 # Which run ---------------------------------------------------------------------------------------
@@ -99,6 +99,21 @@ def test_a_run_in_a_folder_of_another_name_is_found_and_a_broken_one_is_not(two:
     assert latest_of("a/model.py").path == Path(mine)
     with pytest.raises(RunError, match="a target that cannot be read"):
         latest_of("b/model.py")
+
+
+def test_last_is_also_the_last_run_of_a_cluster_and_resume_is_of_this_machine(
+    target: Path,
+) -> None:
+    here, there = made("net.py"), made("net.py", run_dir="runs/net-0002/H100")
+    in_order(here, there)
+    assert find("last").path == Path(there) and find("net-0002/H100").path == Path(there)
+    assert (shown(there), shown(str(target.parent / here))) == ("last", "net-0001")
+    with pytest.raises(RunError, match=r"net-0001, net-0002/H100"):
+        find("net-0002")
+    assert latest_of("net.py").path == Path(here)
+    assert latest_on_cluster("net.py") == Path("runs/net-0002")
+    in_order(there, here)
+    assert shown(there) == "net-0002/H100"
 
 
 def test_use_and_next_name_the_run_as_the_user_gave_it(target: Path) -> None:

@@ -15,6 +15,7 @@ from in_process import Try
 
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.tuned import Choice, Tuned
+from autocompile.settings.tuned_set import TunedSet
 from autocompile.store.measurement import measurement_of
 from autocompile.store.record import AT_WORK, Outcome
 from autocompile.trial.process import worker
@@ -324,7 +325,7 @@ def exported(code: str, config: CompileConfig | str, **more: Any) -> dict[str, A
     """The request to run exported code that is about a setting."""
     request = a_race(config, **more)
     choice = Choice(CompileConfig("honest"), 4, {"value": 1.0, "low": 1.0, "high": 1.0}, 3)
-    settings = json.loads(Tuned({"forward": (choice,)}, {}, "net.py").to_json())
+    settings = json.loads(TunedSet((Tuned({"forward": (choice,)}, {}, "net.py"),)).to_json())
     request["sides"][0]["exported"] = {"code": code, "settings": settings}
     return request | {"kind": "exported"}
 

@@ -14,18 +14,25 @@ import torch
 from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
 from ray.rllib.utils.torch_utils import convert_to_torch_tensor
 
+from autocompile.errors import UsageError
 from autocompile.runtime import warm_start
+from autocompile.runtime.apply import demand_this_interpreter
 from autocompile.runtime.applying import prepare_model, process_of, process_state
 from autocompile.runtime.inplace import Compiled, apply_to_optimizer, apply_to_phase
 from autocompile.runtime.machine import describe
 from autocompile.runtime.optimizers import leave_out_implementation
 from autocompile.runtime.rllib.observations import connectors_of
 from autocompile.runtime.rllib.warm_up import compile_in_one_thread, warm_up
-from autocompile.settings.phases import FORWARD_EXPLORATION, FORWARD_INFERENCE, FORWARD_TRAIN
+from autocompile.settings.phases import (
+    FORWARD_EXPLORATION,
+    FORWARD_INFERENCE,
+    FORWARD_TRAIN,
+    PHASES,
+)
 from autocompile.settings.tuned import Choice, Tuned
 from autocompile.settings.tuned_set import TunedSet
 
-__all__ = ["TunedLearner", "TunedRunner"]
+__all__ = ["TunedLearner", "TunedRunner", "usable_on"]
 
 _Actor: Any = object  # RLlib's class follows in the order of methods
 
@@ -40,7 +47,7 @@ class _Tuned(_Actor):  # type: ignore[misc]
     @functools.cached_property
     def tuned(self) -> Tuned:
         """The settings that fit this process's device."""
-        return self.tuned_set.fitting(describe(self._device))
+        return usable_on(self._device, self.tuned_set)
 
     def use(self, key: str, choice: Choice, compiled: Compiled | None) -> None:
         """Record an applied setting."""
@@ -90,6 +97,22 @@ class _Tuned(_Actor):  # type: ignore[misc]
             "measured_elsewhere": self.tuned.differences(describe(self._device)),
             "problems": problems,
         }
+
+
+def usable_on(device: torch.device, settings: TunedSet) -> Tuned:
+    """The settings that fit a device.
+
+    Raises:
+        UsageError: they are not for an RLModule, or need another interpreter.
+    """
+    entry = settings.fitting(describe(device))
+    used = [name for name, phase in PHASES.items() if phase.in_rllib and name in entry.phases]
+    if not used:
+        raise UsageError(f"the settings are not for an RLModule: {', '.join(entry.phases)}")
+    for phase in used:
+        for choice in entry.phases[phase]:
+            demand_this_interpreter(entry, phase, choice)
+    return entry
 
 
 class TunedRunner(_Tuned):

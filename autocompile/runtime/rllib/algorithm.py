@@ -11,17 +11,15 @@ import warnings
 from typing import Any
 
 import ray
+import torch
 from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from ray.rllib.offline.offline_env_runner import OfflineSingleAgentEnvRunner
 from ray.rllib.utils import force_list
 
 from autocompile.errors import UsageError
-from autocompile.runtime.apply import demand_this_interpreter
-from autocompile.runtime.rllib.actors import TunedLearner, TunedRunner
+from autocompile.runtime.rllib.actors import TunedLearner, TunedRunner, usable_on
 from autocompile.runtime.rllib.in_effect import NotInEffect, Tell
-from autocompile.settings.phases import PHASES
-from autocompile.settings.tuned import Tuned
 from autocompile.settings.tuned_set import TunedSet
 
 __all__ = ["NotInEffect", "default_runner", "tuned"]
@@ -50,8 +48,9 @@ def tuned(config: Any, settings: Any, *, strict: bool = True) -> Any:
         UserWarning: the configuration sets ray's ``torch_compile_*``, which are turned off.
     """
     found = TunedSet.read(settings)
-    for entry in found.entries:
-        _demand_usable(entry)
+    for gpus in (config.num_gpus_per_env_runner, config.num_gpus_per_learner):
+        if not gpus or torch.cuda.is_available():  # elsewhere the process of each looks for itself
+            usable_on(torch.device("cuda" if gpus else "cpu"), found)
     if not (config.enable_rl_module_and_learner and config.enable_env_runner_and_connector_v2):
         raise UsageError(
             f"this {type(config).__name__} uses RLlib's old API stack, which is not supported",
@@ -68,16 +67,6 @@ def tuned(config: Any, settings: Any, *, strict: bool = True) -> Any:
     others = [f for f in force_list(config.callbacks_on_train_result) if not isinstance(f, Tell)]
     config.callbacks(on_train_result=[*others, Tell(strict)])
     return config
-
-
-def _demand_usable(entry: Tuned) -> None:
-    """Raise a UsageError if settings are not for an RLModule, or need another interpreter."""
-    used = [name for name, phase in PHASES.items() if phase.in_rllib and name in entry.phases]
-    if not used:
-        raise UsageError(f"the settings are not for an RLModule: {', '.join(entry.phases)}")
-    for phase in used:
-        for choice in entry.phases[phase]:
-            demand_this_interpreter(entry, phase, choice)
 
 
 def _warn_of_own_flags(config: Any) -> None:

@@ -24,6 +24,7 @@ from autocompile.protocol.results import RaceResult, SideResult
 from autocompile.runtime.applying import process_state, set_process
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.phases import FORWARD, OPTIMIZER_STEP, TRAIN_STEP
+from autocompile.settings.tuned_set import TunedSet
 from autocompile.store.measurement import Measurement
 from autocompile.store.record import AT_WORK, Outcome, Step
 from autocompile.trial.inspect import telemetry
@@ -219,7 +220,7 @@ def exported_side(
         FORWARD: (lambda m, x: m.forward_train(x)) if target.is_rl else call_model,
     }
     exec(_TRAIN_STEP, names)
-    (folder / "tuned.json").write_text(exported.settings.to_json(), "utf-8")
+    (folder / "tuned.json").write_text(TunedSet((exported.settings,)).to_json(), "utf-8")
     usual, here = process_state(), os.getcwd()
     os.chdir(folder)
     try:
