@@ -1,45 +1,44 @@
-"""Who may measure on a host that stations share: the tokens, and how many a host has.
+"""Who may measure on a host that stations share: one after another, or those that may at once.
 
 Stations on one host share its memory, caches and power. Before one measures, all others of its
-host have stopped their trials. On hosts whose GPUs do not disturb each other several measure at
-once; nothing compiles meanwhile.
+host have stopped their trials. GPUs of one driver that do not disturb each other may measure at
+once, which eager mode against itself tells; nothing compiles meanwhile.
 """
 
 from __future__ import annotations
 
+import tempfile
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from autocompile.cluster.executor import ClusterExecutor
+from autocompile.cluster.stations import Link
 from autocompile.cluster.wire import Do
 from autocompile.estimate.intervals import Interval
+from autocompile.execute.executor import Ended, Ending
+from autocompile.execute.job import JobFactory
+from autocompile.protocol.requests import Header, TimingLimits, TrialRequest
+from autocompile.protocol.results import TrialResult
+from autocompile.settings.config import EAGER
+from autocompile.settings.phases import FORWARD
+from autocompile.store.measurement import measurement_of
+from autocompile.store.record import Outcome, RunFolder, Step
 
-__all__ = ["Hosts", "together"]
+__all__ = ["Alike", "Hosts", "eager_against_itself", "share_hosts", "together"]
 
 _FLOOR = 0.01  # relative: the half-width at which a trial stops timing
+_BESIDE = 0.5  # of the longest timing: the least that all must have been timing at once
+_SAMPLE = "autocompile.trial.target.sample:get_model"
+_TIMED_S = (3.0, 12.0)  # the longer one where start-up has kept the short ones apart
+_TIMEOUT_S = 120.0
 
 Orders = list[tuple[str, Do]]
 
 
-def together(alone: Sequence[Interval], at_once: Sequence[Interval], floor: float = _FLOOR) -> int:
-    """How many stations of a host may measure at once.
-
-    All of them, if eager mode against itself shows nothing but noise while all measure: every ratio
-    is 1 within ``floor``, and known as well as alone. Otherwise one.
-
-    Args:
-        alone, at_once: the ratio that each station has measured, in the same order.
-    """
-    for own, beside in zip(alone, at_once, strict=True):
-        allowed = max(floor, 1.5 * own.half_width)
-        if abs(beside.value - 1) > floor or beside.half_width > allowed:
-            return 1
-    return max(1, len(at_once))
-
-
 @dataclass
 class _Host:
-    tokens: int = 1
     members: set[str] = field(default_factory=set)
     waiting: deque[str] = field(default_factory=deque)
     holders: set[str] = field(default_factory=set)
@@ -53,6 +52,7 @@ class Hosts:
     def __init__(self) -> None:
         self._hosts: dict[str, _Host] = {}
         self._home: dict[str, str] = {}  # of each station
+        self._groups: dict[str, frozenset[str]] = {}  # those that may measure beside it, and it
         self._early: set[str] = set()  # have asked before it was heard that they have joined
 
     def join(self, station: str, host: str) -> Orders:
@@ -66,6 +66,7 @@ class Hosts:
     def leave(self, station: str) -> Orders:
         """Remove a station, which may be dead."""
         self._early.discard(station)
+        self._groups.pop(station, None)
         host = self._home.pop(station, None)
         if host is None:
             return []
@@ -75,10 +76,9 @@ class Hosts:
         here.waiting = deque(s for s in here.waiting if s != station)
         return self._advance(host)
 
-    def allow(self, host: str, tokens: int) -> Orders:
-        """Let so many stations of a host measure at once."""
-        self._hosts.setdefault(host, _Host()).tokens = tokens
-        return self._advance(host)
+    def allow(self, stations: Collection[str]) -> None:
+        """Let these measure at once with one another, and with no other."""
+        self._groups |= dict.fromkeys(stations, frozenset(stations))
 
     def ask(self, station: str) -> Orders:
         """A station wants to measure."""
@@ -108,10 +108,13 @@ class Hosts:
         if host is None:
             return []
         here, orders = self._hosts[host], Orders()
-        while here.waiting and len(here.holders) < here.tokens:
+        while here.waiting:
             first = here.waiting[0]
+            group = self._groups.get(first, frozenset({first}))
+            if not here.holders <= group:
+                break
             # The token hushes the others of its own station; beside a second timing that is late.
-            others = here.members - {first} if here.tokens == 1 else here.members
+            others = here.members - {first} if len(group) == 1 else here.members
             orders += [(s, Do.HUSH) for s in sorted(others - here.asked)]
             here.asked |= others
             if not others <= here.hushed:
@@ -129,3 +132,111 @@ class Hosts:
             here.asked -= here.hushed
             here.hushed = set()
         return orders
+
+
+@dataclass(frozen=True)
+class Alike:
+    """What eager mode against itself gives on a station, and when that was timed, in Unix time."""
+
+    ratio: Interval
+    begin: float
+    end: float
+
+
+def together(alone: Sequence[Alike], at_once: Sequence[Alike], floor: float = _FLOOR) -> bool:
+    """Whether stations may measure at once: eager mode against itself shows nothing but noise.
+
+    Every ratio is 1 within ``floor``, and known as well as alone, while all were timing.
+
+    Args:
+        alone, at_once: what each station has measured, in the same order.
+    """
+    for own, beside in zip(alone, at_once, strict=True):
+        allowed = max(floor, 1.5 * own.ratio.half_width)
+        if abs(beside.ratio.value - 1) > floor or beside.ratio.half_width > allowed:
+            return False
+    return _were_beside(at_once)
+
+
+def _were_beside(timed: Sequence[Alike]) -> bool:
+    """Whether they were all timing at once for most of the time."""
+    if not timed:
+        return False
+    at_once_s = min(one.end for one in timed) - max(one.begin for one in timed)
+    return at_once_s >= _BESIDE * max(one.end - one.begin for one in timed)
+
+
+def share_hosts(
+    executor: ClusterExecutor, allow: Callable[[Sequence[Link]], None]
+) -> dict[str, bool]:
+    """Have each host's stations measure alone, then at once; returns whether they may.
+
+    Args:
+        executor: with GPU stations that run nothing.
+        allow: lets stations measure at once with one another only.
+    """
+    links = {station.name: station.link for station in executor.stations}
+    homes: dict[str, list[str]] = {}
+    for station in executor.stations:
+        homes.setdefault(str(station.facts["boot"]), []).append(station.name)
+    homes = {host: names for host, names in homes.items() if len(names) > 1}
+    if not homes:
+        return {}
+    alone, at_once = eager_against_itself(executor, _TIMED_S[0]), dict[str, Alike]()
+    for names in homes.values():
+        allow([links[name] for name in names])
+    for timed_s in _TIMED_S:
+        at_once = eager_against_itself(executor, timed_s)
+        if all(_were_beside(_of(at_once, names)) for names in homes.values()):
+            break
+    found = {}
+    for host, names in homes.items():
+        known = [name for name in names if name in alone and name in at_once]
+        found[host] = known == names and together(_of(alone, names), _of(at_once, names))
+        if not found[host]:
+            for name in names:
+                allow([links[name]])
+    return found
+
+
+def _of(found: Mapping[str, Alike], names: Sequence[str]) -> list[Alike]:
+    return [found[name] for name in names if name in found]
+
+
+def eager_against_itself(executor: ClusterExecutor, timed_s: float) -> dict[str, Alike]:
+    """What each station measures in about so many seconds; those that fail are left out."""
+    limits = TimingLimits(
+        rounds=round(100 * timed_s / _TIMED_S[0]), max_s=timed_s, front_s=timed_s, half_width=0.0
+    )
+    with tempfile.TemporaryDirectory(prefix="autocompile-") as scratch:
+        folder = RunFolder(Path(scratch))
+        folder.create()
+        factory = JobFactory(folder, Header(_SAMPLE), _TIMEOUT_S, None)
+        left, found = set[int](), {}
+        for _ in executor.stations:
+            number = factory.next_number()
+            request = TrialRequest(
+                header=factory.header,
+                number=number,
+                phase=FORWARD,
+                config=EAGER,
+                batch_size=4,
+                limits=limits,
+            )
+            left.add(number)
+            executor.start(factory.job(request))
+        while left:
+            for event in executor.wait(1.0):
+                if isinstance(event, Ended):
+                    left.discard(event.number)
+                    said = TrialResult.read(event.ending.payload)
+                    if event.ending.outcome is Outcome.OK and said.measurement:
+                        ratio = measurement_of(said.measurement).speedup
+                        found[str(said.detail.get("station"))] = Alike(ratio, *_timed(event.ending))
+    return found
+
+
+def _timed(ending: Ending) -> tuple[float, float]:
+    """Begin and end of its longest stretch of timing: before that it may have waited."""
+    spans = [(a, b) for step, a, b in ending.spans if step == Step.MEASURE.value]
+    return max(spans, key=lambda span: span[1] - span[0], default=(0.0, 0.0))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ __all__ = ["Cluster", "connected"]
 
 _NAMESPACE, _KEEPER = "autocompile", "autocompile-tokens"
 _LISTENING = "listening"  # concurrency group of calls that wait, beside those that do not
+_THREADS = {_LISTENING: 64}
 _POLL_S = 30.0
 _MOST_CHARACTERS = 200  # of Ray's words on why an actor has died
 
@@ -78,7 +80,7 @@ class Cluster:
         self._ray = ray
         self._keeper: Any = None
         self._lock = threading.Lock()
-        grouped = ray.remote(max_restarts=0, max_task_retries=0, concurrency_groups={_LISTENING: 1})
+        grouped = ray.remote(max_restarts=0, max_task_retries=0, concurrency_groups=_THREADS)
         self._pipe = grouped(Pipe)
         self._watched: Any = None
 
@@ -108,9 +110,9 @@ class Cluster:
             ready, _ = self._ray.wait(list(pending), num_returns=len(pending), timeout=0)
         return [(pending[ref], m) for ref in ready for m in pending[ref].taken()]
 
-    def allow(self, host: str, tokens: int) -> None:
-        """Let so many stations of a host measure at once."""
-        self.keeper().allow.remote(host, tokens)
+    def allow(self, links: Sequence[Link]) -> None:
+        """Let these stations of a host measure at once with one another, and with no other."""
+        self.keeper().allow.remote([link.key for link in links if isinstance(link, _RayLink)])
 
     def keeper(self) -> Any:
         """The actor that hands out the tokens on this cluster, shared with other drivers.
@@ -120,11 +122,11 @@ class Cluster:
         ray = self._ray
         with self._lock:
             if self._keeper is None or self._is_gone():
-                made = ray.remote(num_cpus=0, max_restarts=0, concurrency_groups={_LISTENING: 64})
+                made = ray.remote(num_cpus=0, max_restarts=0, concurrency_groups=_THREADS)
                 self._keeper = (
                     made(TokenKeeper)
                     .options(name=_KEEPER, namespace=_NAMESPACE, get_if_exists=True)
-                    .remote()
+                    .remote(_LISTENING)
                 )
                 self._watched = self._keeper.last.options(concurrency_group=_LISTENING).remote()
             return self._keeper
@@ -141,7 +143,7 @@ class _RayLink:
     ) -> None:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        self.name = name
+        self.name, self.key = name, uuid.uuid4().hex  # drivers may use the same names
         self._cluster, self._place, self._message = cluster, place, message
         self._host: str | None = None
         self._keeper: Any = None
@@ -149,7 +151,7 @@ class _RayLink:
             num_cpus=place.cpus,
             num_gpus=place.gpus,
             scheduling_strategy=NodeAffinitySchedulingStrategy(place.node, soft=False),
-        ).remote(name)
+        ).remote(self.key)
         self._pending: Any = None
         own = {"most_jobs": place.jobs, "share": place.share}
         self.send(Do.OPEN, **own, **message)
@@ -168,7 +170,7 @@ class _RayLink:
         self._keeper = keeper
         with contextlib.suppress(ray.exceptions.RayError):  # it may be dead
             ray.get(self._actor.attach.remote(keeper), timeout=_POLL_S)  # before it is hushed
-        self._keeper.join.remote(self.name, self._host, self._actor)
+        self._keeper.join.remote(self.key, self._host, self._actor)
 
     def pending(self, keeper: Any) -> Any:
         """The call that is ready when it has said something, or is dead."""
@@ -195,7 +197,7 @@ class _RayLink:
         import ray
 
         if self._keeper is not None:
-            self._keeper.leave.remote(self.name)
+            self._keeper.leave.remote(self.key)
         with contextlib.suppress(ray.exceptions.RayError, ValueError):
             ray.kill(self._actor, no_restart=True)
 

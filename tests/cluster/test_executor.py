@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ import pytest
 from scripts import SPACE, Listener, script
 
 import autocompile
-from autocompile.cluster.beside import share_hosts
 from autocompile.cluster.executor import ClusterExecutor
+from autocompile.cluster.hosts import share_hosts
 from autocompile.cluster.links import _RayLink
+from autocompile.cluster.stations import Link
 from autocompile.cluster.wire import Do
 from autocompile.errors import RunError, UsageError
 from autocompile.execute.executor import Ended, Ending, Event, Told
@@ -305,20 +307,30 @@ def test_caches_that_are_no_longer_needed_are_named_with_the_next_job(desk: Make
     assert sorted(kept) == [f"{second:04d}", f"{third:04d}"]
 
 
-@pytest.mark.parametrize(("noise", "tokens"), [(0.002, 2), (0.2, 1)])
+@pytest.mark.parametrize(
+    ("noise", "apart_s", "may"), [(0.002, 0.0, True), (0.2, 0.0, False), (0.002, 5.0, False)]
+)
 def test_gpus_of_a_host_measure_at_once_where_eager_shows_only_noise(
-    noise: float, tokens: int
+    noise: float, apart_s: float, may: bool
 ) -> None:
-    allowed: list[tuple[str, int]] = []
+    allowed: list[list[str]] = []
+    timed_s: list[float] = []
 
-    def measure(_: Any) -> Ending:
-        return measured(1.0, noise=noise if allowed else 0.002, rounds=100)
+    def allow(links: Sequence[Link]) -> None:
+        allowed.append([link.name for link in links])
+
+    def measure(request: dict[str, Any]) -> Ending:
+        timed_s.append(request["limits"]["max_s"])
+        ending = measured(1.0, noise=noise if allowed else 0.002, rounds=100)
+        begin = apart_s * len(timed_s)
+        return dataclasses.replace(ending, spans=(("measure", begin, begin + 3.0),))
 
     stations = ScriptedStations(["h/0", "h/1", "g/0"], lambda name: FakeExecutor(measure))
     executor = ClusterExecutor(stations.links, stations.receive, stations.clock)
-    found = share_hosts(executor, lambda host, tokens: allowed.append((host, tokens)))
-    assert found == {"h": tokens}, "a station alone on its host needs no look"
-    assert allowed == [("h", 2), ("h", tokens)]
+    found = share_hosts(executor, allow)
+    assert found == {"h": may}, "a station alone on its host needs no look"
+    assert allowed == [["h/0", "h/1"]] + ([] if may else [["h/0"], ["h/1"]])
+    assert (max(timed_s) > 3.0) is (apart_s > 0), "once more, and longer"
 
 
 def test_a_whole_run_over_stations_is_a_run(target: Path) -> None:

@@ -36,6 +36,36 @@ def get_inputs(batch_size):
 SPACE = autocompile.SearchSpace(backends=("inductor",), modes=("default",), batch_sizes=(4,))
 SHORT = {"device": "cpu", "phases": ("forward",), "space": SPACE, "show": "plain"}
 STATION = "autocompile.cluster.station"
+DRIVER = """
+import sys
+from pathlib import Path
+
+import autocompile
+from autocompile.cluster.executor import ClusterExecutor
+from autocompile.cluster.links import connected
+from autocompile.cluster.places import places_of
+from autocompile.cluster.shipping import shipment_of
+from autocompile.progress import Progress
+
+address, name = sys.argv[1:]
+
+class Steps(Progress):
+    def step(self, number, step, *_):
+        with open(f"{name}.steps", "a") as file:
+            print(step.value, file=file)
+
+sent = shipment_of("model.py")
+message = {"files": sent.files, "place": sent.place, "isolation": "auto"}
+message["memory_limit_bytes"] = None
+with connected(address) as cluster:
+    place = places_of(cluster.nodes(), ["T4"])["T4"][0]
+    executor = ClusterExecutor(cluster.open([place], message), cluster.receive)
+    space = autocompile.SearchSpace(backends=("inductor",), modes=("default",), batch_sizes=(4,))
+    autocompile.tune(
+        sent.target, executor=executor, run_dir=name, device="cpu", phases=("forward",),
+        effort="full", space=space, trials=8, progress=Steps(),
+    )
+"""
 
 
 @pytest.fixture
@@ -174,3 +204,36 @@ def test_a_killed_driver_leaves_nothing_and_is_resumed(cluster: Any) -> None:
     assert len(searched) >= 4
     assert_nothing_left(STATION, within_s=10)
     assert os.listdir("runs") == ["model-0001"]
+
+
+def test_two_drivers_on_one_node_take_turns_and_one_that_is_killed_holds_nobody_up(
+    cluster: Any, work: Path
+) -> None:
+    cluster.add_node(num_cpus=2, num_gpus=2, labels={"ray.io/accelerator-type": "T4"})
+    (work / "driver.py").write_text(DRIVER)
+
+    def drive(name: str) -> subprocess.Popen[bytes]:
+        with open(f"{name}.txt", "wb") as log:
+            command = [sys.executable, "driver.py", cluster.address, name]
+            return subprocess.Popen(command, stdout=log, stderr=log)
+
+    def steps(name: str) -> list[str]:
+        file = Path(f"{name}.steps")
+        return file.read_text().splitlines() if file.exists() else []
+
+    stays = drive("stays")  # the tokens' actor is its own, and lives on
+    until(lambda: steps("stays") != [], 120)
+    dies = drive("dies")
+    until(lambda: finished(Path("dies")) >= 2, 120)
+    assert stays.poll() is None
+    until(lambda: steps("dies")[-1] == "measure" != steps("stays")[-1], 60)
+    dies.send_signal(signal.SIGKILL)
+    dies.wait()
+    before = len(steps("stays"))
+    until(lambda: len(steps("stays")) > before, 10)
+    assert stays.wait(240) == 0, Path("stays.txt").read_text()
+    spans = measuring(Path("stays"), Path("dies"))
+    assert len(spans) > 8
+    beside = [max(0.0, a[1] - b[0]) for a, b in itertools.pairwise(spans)]
+    assert max(beside) < 0.05
+    assert_nothing_left(STATION, within_s=10)
