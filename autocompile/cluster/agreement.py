@@ -14,7 +14,7 @@ __all__ = ["demand_same_versions", "unlike"]
 
 _VERSIONS = ("python", "torch", "autocompile")
 # Of what a probe describes; the number of cores is a matter of the node, and shown.
-_ALIKE = ("device_name", "cuda", "torch", "cpu", "cpu_capability")
+_ALIKE = ("device_name", "driver", "power_limit_w", "cuda", "torch", "cpu", "cpu_capability")
 
 
 def demand_same_versions(stations: Mapping[str, Mapping[str, Any]]) -> None:

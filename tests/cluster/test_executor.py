@@ -131,6 +131,17 @@ def test_who_has_another_machine_is_left_out_with_a_word(desk: Make) -> None:
     assert "device_name is another CPU, not a CPU" in one.told[0]
 
 
+@pytest.mark.parametrize(("key", "value"), [("driver", "535.1"), ("power_limit_w", 300.0)])
+def test_who_has_another_driver_or_less_power_is_left_out(desk: Make, key: str, value: Any) -> None:
+    usual = {**probed().payload["environment"], "driver": "570.86", "power_limit_w": 700.0}
+    one = desk(
+        "a b", {"a": probed(environment=usual), "b": probed(environment=usual | {key: value})}
+    )
+    one.probe()
+    assert [s.name for s in one.executor.stations] == ["a"]
+    assert f"{key} is {value}, not {usual[key]}" in one.told[0]
+
+
 def test_a_station_whose_probe_fails_alone_is_left_out(desk: Make) -> None:
     one = desk("a b", {"a": failed("import_error", "import", "no module named x")})
     assert one.probe().outcome is Outcome.OK
