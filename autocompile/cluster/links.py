@@ -91,6 +91,7 @@ class Cluster:
     def open(self, places: Sequence[Place], message: Mapping[str, Any]) -> list[Link]:
         """A station at each place, which is told to open."""
         counts: dict[str, int] = {}
+        message = {"run": uuid.uuid4().hex[:8], **message}
         links: list[Link] = []
         for place in places:
             counts[place.node] = counts.get(place.node, -1) + 1

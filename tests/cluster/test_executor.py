@@ -18,24 +18,31 @@ from autocompile.cluster.links import _RayLink
 from autocompile.cluster.stations import Link
 from autocompile.cluster.wire import Do
 from autocompile.errors import RunError, UsageError
-from autocompile.execute.executor import Ended, Ending, Event, Told
+from autocompile.execute.executor import Ended, Ending, Event, Stepped, Told
 from autocompile.execute.job import JobFactory
 from autocompile.protocol.requests import Header, ProbeRequest, RaceRequest, Side, TrialRequest
 from autocompile.settings.config import CompileConfig
 from autocompile.store.record import Outcome, Record, RunFolder
 from autocompile.testing import FakeExecutor, ScriptedStations, failed, measured, probed
 
+PLAIN, ANY = CompileConfig("inductor"), CompileConfig("inductor", freezing=True)
+
 
 class Desk:
     """Starts jobs on scripted stations and keeps what happens."""
 
     def __init__(
-        self, work: Path, names: str, probes: dict[str, Ending] | None = None, **more: Any
+        self,
+        work: Path,
+        names: str,
+        probes: dict[str, Ending] | None = None,
+        make: Callable[[str], FakeExecutor] | None = None,
+        **more: Any,
     ) -> None:
-        def make(name: str) -> FakeExecutor:
+        def usual(name: str) -> FakeExecutor:
             return FakeExecutor(script, (probes or {}).get(name, probed()))
 
-        self.stations = ScriptedStations(names.split(), make, **more)
+        self.stations = ScriptedStations(names.split(), make or usual, **more)
         self.executor = ClusterExecutor(
             self.stations.links, self.stations.receive, self.stations.clock
         )
@@ -50,13 +57,13 @@ class Desk:
         )
         return self.ending(-1)
 
-    def trial(self, fresh: bool = False) -> int:
+    def trial(self, config: CompileConfig = ANY, fresh: bool = False) -> int:
         number = self.factory.next_number()
         request = TrialRequest(
             header=self.factory.header,
             number=number,
             phase="forward",
-            config=CompileConfig("inductor"),
+            config=config,
             batch_size=4,
         )
         self.executor.start(self.factory.job(request, fresh=fresh))
@@ -154,6 +161,67 @@ def test_where_every_probe_fails_the_target_is_to_blame(desk: Make) -> None:
     one = desk("a b", {"a": broken, "b": broken})
     assert one.probe().outcome is Outcome.IMPORT_ERROR
     assert not one.told
+
+
+def timing(desk: Make, names: str, **slow: tuple[float, float]) -> Desk:
+    """Stations, some of which need so many times as long in eager mode and compiled."""
+
+    def make(name: str) -> FakeExecutor:
+        eager, compiled = slow.get(name, (1.0, 1.0))
+        ending = measured(2.0 * eager / compiled, eager_s=1e-3 * eager)
+        return FakeExecutor(lambda _: ending)
+
+    one = desk(names, make=make, slots=2)
+    one.probe()
+    return one
+
+
+@pytest.mark.parametrize(
+    ("names", "slow", "told"),
+    [
+        ("a b c", (1.0, 1.3), "a: left out: plain torch.compile() takes 1.30 times as long there"),
+        ("a b", (1.0, 1.3), "a: left out: plain torch.compile() takes 1.30 times as long there"),
+        ("a b c", (1.3, 1.3), "a: left out: eager mode takes 1.30 times as long there"),
+        ("a b c", (1.1, 1.1), ""),
+    ],
+)
+def test_plain_compile_runs_on_every_station_and_who_is_slower_is_left_out(
+    desk: Make, names: str, slow: tuple[float, float], told: str
+) -> None:
+    one = timing(desk, names, a=slow)
+    first, second = one.trial(PLAIN), one.trial()
+    ending = one.ending(first)
+    assert one.at(first) == names.split()
+    assert ending.payload["detail"] == {"station": "b" if told else "a"}
+    assert one.told == ([told] if told else [])
+    assert one.ending(second).outcome is Outcome.OK
+    assert len([e for e in one.ended if e.number == first]) == 1
+    assert set(one.at(one.trial(PLAIN))) < set(names.split()), "only the first goes to all"
+
+
+def test_a_station_that_is_lost_meanwhile_is_not_waited_for(desk: Make) -> None:
+    one = timing(desk, "a b")
+    number = one.trial(PLAIN)
+    one.stations.lose("a")
+    assert one.ending(number).payload["detail"] == {"station": "b"}
+    assert one.at(number) == ["a", "b"]
+    assert len([e for e in one.ended if e.number == number]) == 1
+
+
+def test_what_a_station_ran_that_is_left_out_runs_elsewhere(desk: Make) -> None:
+    one = timing(desk, "a b", a=(1.0, 1.3))
+    first, second, third = one.trial(PLAIN), one.trial(), one.trial()
+    for number in (first, second, third):
+        assert one.ending(number).payload["detail"] == {"station": "b"}
+
+
+def test_a_comparison_can_be_cancelled(desk: Make) -> None:
+    one = timing(desk, "a b")
+    number = one.trial(PLAIN)
+    one.executor.cancel(number)
+    assert one.ending(number).outcome is Outcome.INTERRUPTED
+    assert one.ending(one.trial()).outcome is Outcome.OK
+    assert len([e for e in one.ended if e.number == number]) == 1
 
 
 def test_versions_that_differ_are_one_paragraph(desk: Make) -> None:
@@ -288,6 +356,15 @@ def test_those_that_take_turns_share_a_station(desk: Make) -> None:
         one.ending(number)
     again = one.race(takes_turns=True)
     assert one.at(again) == ["b"]
+
+
+def test_a_step_names_its_station(desk: Make) -> None:
+    one = desk("a b")
+    one.probe()
+    numbers = [one.trial(), one.trial()]
+    one.ending(numbers[1])
+    found = {e.number: e.station for e in one.events if isinstance(e, Stepped)}
+    assert found == dict(zip(numbers, "ab", strict=True))
 
 
 def test_a_record_names_its_station(desk: Make) -> None:
