@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import tempfile
 import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,11 +46,11 @@ def connected(address: str) -> Iterator[Cluster]:
             "--ray needs Ray, which is not installed",
             hint='pip install "torch-autocompile[ray]"',
         ) from None
+    package = str(Path(autocompile.__file__).parent)
     if ray.is_initialized():  # a notebook's, or a job's: it stays
-        yield Cluster(ray)
+        yield Cluster(ray, _with_sent(package, ray.get_runtime_context().runtime_env))
         return
     handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
-    package = str(Path(autocompile.__file__).parent)
     try:
         ray.init(
             address=address,
@@ -73,16 +74,40 @@ def connected(address: str) -> Iterator[Cluster]:
         ray.shutdown()
 
 
-class Cluster:
-    """A cluster that this process is connected to."""
+def _with_sent(package: str, environment: Mapping[str, Any]) -> dict[str, Any]:
+    """An actor's environment with a package that the session's own does not have.
 
-    def __init__(self, ray: Any) -> None:
-        self._ray = ray
+    Ray sends a folder with ``ray.init`` only: for an actor it has to be there already.
+    """
+    modules = [*environment.get("py_modules", ()), package]
+    try:
+        from ray._private.runtime_env.py_modules import upload_py_modules_if_needed as upload
+
+        with tempfile.TemporaryDirectory() as scratch:
+            where = {"include_gitignore": True, "scratch_dir": scratch}
+            return dict(upload({"py_modules": modules}, **where))
+    except (ImportError, TypeError):  # another version of Ray: it has to be installed there
+        return {}
+
+
+class Cluster:
+    """A cluster that this process is connected to.
+
+    Args:
+        environment: of actors, where it is not the session's.
+    """
+
+    def __init__(self, ray: Any, environment: Mapping[str, Any] | None = None) -> None:
+        self._ray, self._environment = ray, environment
         self._keeper: Any = None
         self._lock = threading.Lock()
-        grouped = ray.remote(max_restarts=0, max_task_retries=0, concurrency_groups=_THREADS)
-        self._pipe = grouped(Pipe)
+        self._pipe = self._actor(Pipe, max_task_retries=0)
         self._watched: Any = None
+
+    def _actor(self, kind: type, **more: Any) -> Any:
+        own = {"runtime_env": self._environment} if self._environment else {}
+        grouped = {"max_restarts": 0, "concurrency_groups": _THREADS}
+        return self._ray.remote(**grouped, **own, **more)(kind)
 
     def nodes(self) -> list[dict[str, Any]]:
         """As ``ray.nodes()`` lists them."""
@@ -120,12 +145,10 @@ class Cluster:
 
         It dies with the driver that made it; the next that needs it makes another.
         """
-        ray = self._ray
         with self._lock:
             if self._keeper is None or self._is_gone():
-                made = ray.remote(num_cpus=0, max_restarts=0, concurrency_groups=_THREADS)
                 self._keeper = (
-                    made(TokenKeeper)
+                    self._actor(TokenKeeper, num_cpus=0)
                     .options(name=_KEEPER, namespace=_NAMESPACE, get_if_exists=True)
                     .remote(_LISTENING)
                 )

@@ -29,9 +29,8 @@ __all__ = [
 class Do(str, Enum):
     """What a station is told, and in brackets what else the line holds."""
 
-    OPEN = (
-        "open"  # begin (files, place, run, isolation, most_jobs, memory_limit_bytes, share; jobs)
-    )
+    # begin (files, place, run, isolation, most_jobs, memory_limit_bytes, share; jobs)
+    OPEN = "open"
     START = "start"  # run a job (job, request, kept, alone)
     CANCEL = "cancel"  # kill a job (number)
     CLOSE = "close"  # end everything

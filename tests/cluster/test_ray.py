@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -18,8 +19,10 @@ import pytest
 from conftest import _alive_with, assert_nothing_left
 
 import autocompile
+from autocompile.commands import cluster as commands
 from autocompile.commands.cluster import tune_all
-from autocompile.store.record import Record, RunFolder
+from autocompile.progress import Progress
+from autocompile.store.record import Record, RunFolder, Step
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -236,4 +239,30 @@ def test_two_drivers_on_one_node_take_turns_and_one_that_is_killed_holds_nobody_
     assert len(spans) > 8
     beside = [max(0.0, a[1] - b[0]) for a, b in itertools.pairwise(spans)]
     assert max(beside) < 0.05
+    assert_nothing_left(STATION, within_s=10)
+
+
+def test_a_session_that_was_connected_before_sends_autocompile_too(cluster: Any) -> None:
+    import ray
+
+    cluster.add_node(**labelled("T4"))
+    paths: list[str] = []
+
+    class Watching(Progress):
+        def step(self, number: int, step: Step, station: str = "") -> None:
+            for pid in _alive_with(STATION):
+                with contextlib.suppress(OSError):
+                    variables = Path(f"/proc/{pid}/environ").read_text().split("\0")
+                    paths.extend(v for v in variables if v.startswith("PYTHONPATH="))
+
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(commands, "_progress", lambda *_: Watching())
+            found = tune_all("model.py", accelerators=("T4",), trials=1, budget_s=60, **SHORT)
+        assert ray.is_initialized(), "it is not ours"
+    finally:
+        ray.shutdown()
+    assert not found.errors
+    assert paths and all("/py_modules_files/" in path for path in paths)
     assert_nothing_left(STATION, within_s=10)

@@ -197,9 +197,12 @@ def test_a_tick_moves_the_clock_of_a_trial_that_compiles(board: Board) -> None:
 
 
 def test_on_a_cluster_a_running_trial_names_its_station(board: Board) -> None:
-    board.shown.started(3, Setting(DEFAULT_INDUCTOR, 4), "search")
+    board.shown.started(3, Setting(CompileConfig(mode="max-autotune"), 4), "search")
     board.shown.step(3, Step.COMPILE, "gpu-a-1f2e/0")
-    assert " now   #3 forward batch 4 · inductor · compiling on gpu-a-1f2e/0" in board.lines()
+    assert (
+        " now   #3 forward batch 4 · inductor max-autotune · compiling on gpu-a-1f2e/0"
+        in board.lines()
+    )
 
 
 def test_while_the_sides_of_a_race_measure_nothing_is_drawn(board: Board) -> None:
