@@ -198,9 +198,9 @@ def test_a_tick_moves_the_clock_of_a_trial_that_compiles(board: Board) -> None:
 
 def test_on_a_cluster_a_running_trial_names_its_station(board: Board) -> None:
     board.shown.started(3, Setting(CompileConfig(mode="max-autotune"), 4), "search")
-    board.shown.step(3, Step.COMPILE, "gpu-a-1f2e/0")
+    board.shown.step(3, Step.COMPILE, "gpu-1f2e/0")
     assert (
-        " now   #3 forward batch 4 · inductor max-autotune · compiling on gpu-a-1f2e/0"
+        " now   #3 forward batch 4 · inductor max-autotune · compiling on gpu-1f2e/0"
         in board.lines()
     )
 
