@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +11,7 @@ from autocompile import __version__
 from autocompile.errors import UsageError
 from autocompile.execute.executor import Ending
 from autocompile.protocol.results import TrialResult
-from autocompile.store.measurement import measurement_of
+from autocompile.store.measurement import Measurement, measurement_of
 from autocompile.store.record import Outcome
 
 __all__ = ["demand_same_versions", "slower", "unlike"]
@@ -71,9 +72,10 @@ def slower(endings: Mapping[str, Ending]) -> dict[str, str]:
     Returns why, by station. Compared with the median, of two with the faster: what is wrong with a
     machine makes it slower.
     """
-    said = {name: TrialResult.read(ending.payload).measurement for name, ending in endings.items()}
-    timed = {name: measurement_of(raw) for name, raw in said.items() if raw}
-    found: dict[str, str] = {}
+    timed, found = dict[str, Measurement](), dict[str, str]()
+    for name, ending in endings.items():
+        with contextlib.suppress(TypeError, ValueError):  # no measurement, or a forged one
+            timed[name] = measurement_of(TrialResult.read(ending.payload).measurement or {})
     for what, of in (("eager mode", "eager_call_s"), ("plain torch.compile()", "compiled_call_s")):
         times = {name: getattr(each, of) for name, each in timed.items()}
         usual = statistics.median_low(times.values()) if times else 0.0

@@ -199,6 +199,16 @@ def test_plain_compile_runs_on_every_station_and_who_is_slower_is_left_out(
     assert set(one.at(one.trial(PLAIN))) < set(names.split()), "only the first goes to all"
 
 
+def test_times_that_make_no_sense_are_not_compared(desk: Make) -> None:
+    wrong = {"eager_s": ["fast"], "compiled_s": []}
+    forged = dataclasses.replace(measured(2.0), payload={"measurement": wrong})
+    endings = {"a": forged, "b": measured(1.0)}
+    one = desk("a b", make=lambda name: FakeExecutor(lambda _: endings[name]))
+    one.probe()
+    assert one.ending(one.trial(PLAIN)).payload["measurement"] == wrong
+    assert not one.told
+
+
 def test_a_station_that_is_lost_meanwhile_is_not_waited_for(desk: Make) -> None:
     one = timing(desk, "a b")
     number = one.trial(PLAIN)

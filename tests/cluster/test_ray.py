@@ -259,7 +259,7 @@ def test_a_session_that_was_connected_before_sends_autocompile_too(cluster: Any)
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(commands, "_progress", lambda *_: Watching())
-            found = tune_all("model.py", accelerators=("T4",), trials=1, budget_s=60, **SHORT)
+            found = tune_all("model.py", accelerators=("T4",), trials=3, budget_s=90, **SHORT)
         assert ray.is_initialized(), "it is not ours"
     finally:
         ray.shutdown()
