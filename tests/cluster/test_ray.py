@@ -39,6 +39,7 @@ def get_inputs(batch_size):
 SPACE = autocompile.SearchSpace(backends=("inductor",), modes=("default",), batch_sizes=(4,))
 SHORT = {"device": "cpu", "phases": ("forward",), "space": SPACE, "show": "plain"}
 STATION = "autocompile.cluster.station"
+PROGRAM = [sys.executable, "-m", "autocompile"]
 DRIVER = """
 import sys
 from pathlib import Path
@@ -141,15 +142,14 @@ def test_each_type_gets_a_whole_run_and_nobody_measures_beside_another(cluster: 
 
 def test_doctor_lists_the_stations_and_a_wrong_type_is_one_paragraph(cluster: Any) -> None:
     cluster.add_node(**labelled("T4"))
-    program = str(Path(sys.executable).with_name("autocompile"))
-    command = [program, "doctor", "--ray", cluster.address, "--device", "cpu", "--json"]
+    command = [*PROGRAM, "doctor", "--ray", cluster.address, "--device", "cpu", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     types = json.loads(done.stdout)["types"]
     assert types.keys() == {"T4", "cpu"}, "the CPUs of the node, in turns with its GPU"
     (station,) = types["T4"]["stations"]
     assert "inductor" in station["works"]
     assert (station["jobs"], types["T4"]["notes"]) == (1, [])
-    command = [program, "tune", "model.py", "--ray", cluster.address, "--accelerators", "A100"]
+    command = [*PROGRAM, "tune", "model.py", "--ray", cluster.address, "--accelerators", "A100"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith("error: no node of the cluster has A100\n")
@@ -187,8 +187,8 @@ def test_a_node_that_is_lost_in_a_trial_loses_nothing(
 
 def test_a_killed_driver_leaves_nothing_and_is_resumed(cluster: Any) -> None:
     cluster.add_node(**labelled("T4"))
-    command = [str(Path(sys.executable).with_name("autocompile")), "tune", "model.py"]
-    command += ["--ray", cluster.address, "--accelerators", "t4", "--device", "cpu"]
+    command = [*PROGRAM, "tune", "model.py", "--ray", cluster.address]
+    command += "--accelerators t4 --device cpu".split()
     command += "--phase forward --backend inductor --mode default --batch-size 4".split()
     command += "--trials 4 --budget 120s --progress plain".split()
     driver = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
