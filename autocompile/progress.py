@@ -35,8 +35,8 @@ class Progress:
     def started(self, number: int, setting: Setting, role: str) -> None:
         """A trial's process starts."""
 
-    def step(self, number: int, step: Step) -> None:
-        """A running trial enters a step."""
+    def step(self, number: int, step: Step, station: str = "") -> None:
+        """A running trial enters a step; on a cluster, at a station."""
 
     def ended(self, record: Record, left: int) -> None:
         """A trial is over, with or without a process; ``left`` settings are still to try."""

@@ -7,16 +7,15 @@ station, and the sets of a race go round the stations: differences of machines a
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autocompile.cluster.agreement import unlike
+from autocompile.cluster.agreement import slower, unlike
 from autocompile.cluster.stations import GLANCE_S, Link, Receive, Station, Stations, Task
-from autocompile.cluster.wire import Do, Say, ending_of, sent_job
+from autocompile.cluster.wire import Do, Say, ending_of, marked, sent_job
 from autocompile.errors import RunError, UsageError
 from autocompile.execute.executor import Ended, Ending, Event, Job, Stepped, Told
 from autocompile.protocol.requests import read_request
@@ -48,6 +47,8 @@ class ClusterExecutor:
         self._events: list[Event] = []
         self._probe: Task | None = None
         self._reference: tuple[str, Ending] | None = None  # whose probe has spoken for all
+        self._compared: int | None = None  # the trial that runs on every station
+        self._timed: dict[str, Ending] = {}  # how it has ended, by station
         self._interrupts = 0
         self.slots = self.lanes = 1
         try:
@@ -72,10 +73,11 @@ class ClusterExecutor:
             raise UsageError("other interpreters are paths of this machine, not of a cluster's")
         task = Task(job, read_request(job.folder).to_dict())
         if not task.is_probe:
-            self._waiting.append(task)
+            self._waiting += self._copies(task)
             self._dispatch()
             return
         self._probe, self._reference, self._stations.has_probe = task, None, True
+        self._compared = None
         for station in self._stations.all:
             station.probe = None
             self._send(station, task)
@@ -106,6 +108,8 @@ class ClusterExecutor:
         at = [s for s in self._stations.all if number in s.running]
         for station in at:
             station.link.send(Do.CANCEL, number=number)
+        if not at and number == self._compared:
+            self._timed = {}
         if not at and not any(isinstance(e, Ended) and e.number == number for e in self._events):
             ending = Ending(Outcome.INTERRUPTED, Step.IMPORT, "stopped before it started")
             self._events.append(Ended(number, ending))
@@ -123,7 +127,19 @@ class ClusterExecutor:
             self._interrupts -= 1
             raise KeyboardInterrupt
 
+    @property
+    def _running(self) -> list[Task]:
+        return [t for s in self._stations.all for t in s.running.values()]
+
     # Where a job runs -----------------------------------------------------------------------------
+
+    def _copies(self, task: Task) -> list[Task]:
+        """The job; the first of plain ``torch.compile()`` once at each station, to compare them."""
+        able = self._stations.able
+        if self._compared is not None or len(able) < 2 or not task.is_plain:
+            return [task]
+        self._compared = task.job.number
+        return [dataclasses.replace(task, only_at=station.name) for station in able]
 
     def _dispatch(self) -> None:
         """Send what waits to stations with room; what a lost station ran comes first."""
@@ -139,7 +155,8 @@ class ClusterExecutor:
     def _choose(self, task: Task, able: Sequence[Station]) -> Station | None:
         """Of those able, the one with most room, or of a race whose turn it is; None: wait."""
         if (cell := task.cell) is None:
-            able = [s for s in able if s.has_room_for(task)]
+            at = task.only_at
+            able = [s for s in able if s.has_room_for(task) and at in ("", s.name)]
             return min(able, key=lambda s: s.load, default=None)
         sharing = [s for s in able if any(t.cell == cell for t in s.running.values())]
         if not (task.request.get("takes_turns") and sharing):
@@ -168,7 +185,7 @@ class ClusterExecutor:
         elif kind is Say.STEPPED and task is not None:
             task.step = Step(message["step"])
             if not task.is_probe:
-                self._events.append(Stepped(task.job.number, task.step))
+                self._events.append(Stepped(task.job.number, task.step, station.name))
         elif kind is Say.ENDED and task is not None:
             del station.running[task.job.number]
             self._end(station, task, message)
@@ -186,8 +203,11 @@ class ClusterExecutor:
         if task.is_probe:
             station.probe = ending
             self._conclude_probe()
+        elif task.only_at:
+            self._timed[station.name] = ending
+            self._conclude_comparison()
         else:
-            self._events.append(Ended(task.job.number, _marked(ending, station.name)))
+            self._events.append(Ended(task.job.number, marked(ending, station.name)))
 
     def _lose(self, station: Station) -> None:
         """Put back what a dead station was doing, and start another in its place.
@@ -199,13 +219,17 @@ class ClusterExecutor:
             return
         self._stations.give_up(station, "it does not answer")
         tasks = [t for t in station.running.values() if not t.is_probe]
+        tasks += [t for t in self._waiting if t.only_at == station.name]
+        self._waiting = [t for t in self._waiting if t.only_at != station.name]
+        if self._timed or any(t.only_at for t in (*self._waiting, *self._running)):
+            tasks = [t for t in tasks if not t.only_at]  # others time it
         told = f"lost ({self._stations.reasons[station.name]})"
         if tasks:
             told += f"; trial {', '.join(str(t.job.number) for t in tasks)} is put back"
         self._tell(station, told)
         self._stations.replace(station)
         for task in reversed(tasks):
-            task.losses += 1
+            task.losses, task.only_at = task.losses + 1, ""
             if task.losses < _MOST_LOSSES:
                 self._waiting.insert(0, task)
                 continue
@@ -219,11 +243,11 @@ class ClusterExecutor:
                 hint="the same command with --resume, once there are machines",
             )
         self._conclude_probe()
+        self._conclude_comparison()
 
     def _conclude_probe(self) -> None:
         """When the probes have ended, the first good one speaks for all; who differs leaves."""
-        running = [t for s in self._stations.all for t in s.running.values()]
-        if self._probe is None or any(t.is_probe for t in running):
+        if self._probe is None or any(t.is_probe for t in self._running):
             return
         probes = {s.name: s.probe for s in self._stations.able if s.probe is not None}
         if self._reference is None and probes:
@@ -235,23 +259,28 @@ class ClusterExecutor:
             if station.probe is None or self._reference is None:
                 continue
             if why := unlike(station.probe, *self._reference):
-                self._tell(station, f"left out: {why}")
-                self._stations.give_up(station, why)
+                self._leave_out(station, why)
         self._count()
+
+    def _conclude_comparison(self) -> None:
+        """When plain ``torch.compile()`` has ended everywhere, one speaks; who is slower leaves."""
+        is_open = any(t.only_at for t in (*self._waiting, *self._running))
+        if is_open or self._compared is None or not self._timed:
+            return
+        endings, self._timed = self._timed, {}
+        good = {name: e for name, e in endings.items() if e.outcome is Outcome.OK}
+        reasons = slower(good)
+        name = next((n for n in good if n not in reasons), next(iter(endings)))
+        self._events.append(Ended(self._compared, marked(endings[name], name)))
+        for station in self._stations.all:
+            if why := reasons.get(station.name):
+                self._leave_out(station, why)
+        self._count()
+
+    def _leave_out(self, station: Station, why: str) -> None:
+        self._tell(station, f"left out: {why}")
+        self._stations.give_up(station, why)
+        self._waiting[:0] = [t for t in station.running.values() if not t.is_probe]
 
     def _tell(self, station: Station, text: str) -> None:
         self._events.append(Told(f"{station.name}: {text}"))
-
-
-def _marked(ending: Ending, station: str) -> Ending:
-    """With the station in what is kept of it, of each side of a race too."""
-
-    def marked(said: Mapping[str, Any]) -> dict[str, Any]:
-        return {**said, "detail": {**said.get("detail", {}), "station": station}}
-
-    payload: Mapping[str, Any] = ending.payload
-    with contextlib.suppress(TypeError, ValueError, AttributeError):  # a forged payload is as it is
-        payload = marked(payload)
-        if isinstance(payload.get("sides"), list):
-            payload["sides"] = [marked(side) for side in payload["sides"]]
-    return dataclasses.replace(ending, payload=payload)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import tempfile
 import threading
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ __all__ = ["Cluster", "connected"]
 
 _NAMESPACE, _KEEPER = "autocompile", "autocompile-tokens"
 _LISTENING = "listening"  # concurrency group of calls that wait, beside those that do not
+_THREADS = {_LISTENING: 64}
 _POLL_S = 30.0
 _MOST_CHARACTERS = 200  # of Ray's words on why an actor has died
 
@@ -43,11 +46,11 @@ def connected(address: str) -> Iterator[Cluster]:
             "--ray needs Ray, which is not installed",
             hint='pip install "torch-autocompile[ray]"',
         ) from None
+    package = str(Path(autocompile.__file__).parent)
     if ray.is_initialized():  # a notebook's, or a job's: it stays
-        yield Cluster(ray)
+        yield Cluster(ray, _with_sent(package, ray.get_runtime_context().runtime_env))
         return
     handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
-    package = str(Path(autocompile.__file__).parent)
     try:
         ray.init(
             address=address,
@@ -71,16 +74,40 @@ def connected(address: str) -> Iterator[Cluster]:
         ray.shutdown()
 
 
-class Cluster:
-    """A cluster that this process is connected to."""
+def _with_sent(package: str, environment: Mapping[str, Any]) -> dict[str, Any]:
+    """An actor's environment with a package that the session's own does not have.
 
-    def __init__(self, ray: Any) -> None:
-        self._ray = ray
+    Ray sends a folder with ``ray.init`` only: for an actor it has to be there already.
+    """
+    modules = [*environment.get("py_modules", ()), package]
+    try:
+        from ray._private.runtime_env.py_modules import upload_py_modules_if_needed as upload
+
+        with tempfile.TemporaryDirectory() as scratch:
+            where = {"include_gitignore": True, "scratch_dir": scratch}
+            return dict(upload({"py_modules": modules}, **where))
+    except (ImportError, TypeError):  # another version of Ray: it has to be installed there
+        return {}
+
+
+class Cluster:
+    """A cluster that this process is connected to.
+
+    Args:
+        environment: of actors, where it is not the session's.
+    """
+
+    def __init__(self, ray: Any, environment: Mapping[str, Any] | None = None) -> None:
+        self._ray, self._environment = ray, environment
         self._keeper: Any = None
         self._lock = threading.Lock()
-        grouped = ray.remote(max_restarts=0, max_task_retries=0, concurrency_groups={_LISTENING: 1})
-        self._pipe = grouped(Pipe)
+        self._pipe = self._actor(Pipe, max_task_retries=0)
         self._watched: Any = None
+
+    def _actor(self, kind: type, **more: Any) -> Any:
+        own = {"runtime_env": self._environment} if self._environment else {}
+        grouped = {"max_restarts": 0, "concurrency_groups": _THREADS}
+        return self._ray.remote(**grouped, **own, **more)(kind)
 
     def nodes(self) -> list[dict[str, Any]]:
         """As ``ray.nodes()`` lists them."""
@@ -89,6 +116,7 @@ class Cluster:
     def open(self, places: Sequence[Place], message: Mapping[str, Any]) -> list[Link]:
         """A station at each place, which is told to open."""
         counts: dict[str, int] = {}
+        message = {"run": uuid.uuid4().hex[:8], **message}
         links: list[Link] = []
         for place in places:
             counts[place.node] = counts.get(place.node, -1) + 1
@@ -108,23 +136,22 @@ class Cluster:
             ready, _ = self._ray.wait(list(pending), num_returns=len(pending), timeout=0)
         return [(pending[ref], m) for ref in ready for m in pending[ref].taken()]
 
-    def allow(self, host: str, tokens: int) -> None:
-        """Let so many stations of a host measure at once."""
-        self.keeper().allow.remote(host, tokens)
+    def allow(self, links: Sequence[Link], in_step: bool) -> None:
+        """As :meth:`Hosts.allow`, for these stations of a host."""
+        keys = [link.key for link in links if isinstance(link, _RayLink)]
+        self.keeper().allow.remote(keys, in_step)
 
     def keeper(self) -> Any:
         """The actor that hands out the tokens on this cluster, shared with other drivers.
 
         It dies with the driver that made it; the next that needs it makes another.
         """
-        ray = self._ray
         with self._lock:
             if self._keeper is None or self._is_gone():
-                made = ray.remote(num_cpus=0, max_restarts=0, concurrency_groups={_LISTENING: 64})
                 self._keeper = (
-                    made(TokenKeeper)
+                    self._actor(TokenKeeper, num_cpus=0)
                     .options(name=_KEEPER, namespace=_NAMESPACE, get_if_exists=True)
-                    .remote()
+                    .remote(_LISTENING)
                 )
                 self._watched = self._keeper.last.options(concurrency_group=_LISTENING).remote()
             return self._keeper
@@ -141,7 +168,7 @@ class _RayLink:
     ) -> None:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        self.name = name
+        self.name, self.key = name, uuid.uuid4().hex  # drivers may use the same names
         self._cluster, self._place, self._message = cluster, place, message
         self._host: str | None = None
         self._keeper: Any = None
@@ -149,7 +176,7 @@ class _RayLink:
             num_cpus=place.cpus,
             num_gpus=place.gpus,
             scheduling_strategy=NodeAffinitySchedulingStrategy(place.node, soft=False),
-        ).remote(name)
+        ).remote(self.key)
         self._pending: Any = None
         own = {"most_jobs": place.jobs, "share": place.share}
         self.send(Do.OPEN, **own, **message)
@@ -168,7 +195,7 @@ class _RayLink:
         self._keeper = keeper
         with contextlib.suppress(ray.exceptions.RayError):  # it may be dead
             ray.get(self._actor.attach.remote(keeper), timeout=_POLL_S)  # before it is hushed
-        self._keeper.join.remote(self.name, self._host, self._actor)
+        self._keeper.join.remote(self.key, self._host, self._actor)
 
     def pending(self, keeper: Any) -> Any:
         """The call that is ready when it has said something, or is dead."""
@@ -195,7 +222,7 @@ class _RayLink:
         import ray
 
         if self._keeper is not None:
-            self._keeper.leave.remote(self.name)
+            self._keeper.leave.remote(self.key)
         with contextlib.suppress(ray.exceptions.RayError, ValueError):
             ray.kill(self._actor, no_restart=True)
 

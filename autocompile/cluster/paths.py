@@ -32,11 +32,13 @@ class StationFolder:
     Args:
         files: of the target, base64 by their path under the driver's ``place``.
         place: absolute path on the driver's machine.
+        run: the same for the stations of one run, and for no others.
     """
 
-    def __init__(self, files: Mapping[str, str], place: str) -> None:
+    def __init__(self, files: Mapping[str, str], place: str, run: str = "") -> None:
         _remove_forgotten()
-        self.path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-")).resolve()
+        self._run = run
+        self.path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-{run}-")).resolve()
         self._place, self._files = place, self.path / "files"
         make_folder(self._files)
         for name, content in files.items():
@@ -66,10 +68,12 @@ class StationFolder:
         return folder
 
     def _side(self, side: Mapping[str, Any]) -> dict[str, Any]:
-        """With its cache on this machine; what was compiled elsewhere is compiled again."""
+        """With its cache here: its own, or a copy of that of another station of this host."""
         cache = self._cache(Path(side["cache"]).name)
-        is_warm = side["is_warm"] and cache.is_dir()
         if not cache.is_dir():
+            self._fetch(cache)
+        is_warm = side["is_warm"] and cache.is_dir()
+        if not cache.is_dir():  # compiled on another host: again here
             self._seed(cache)
         return {**side, "cache": str(cache), "is_warm": is_warm}
 
@@ -113,6 +117,16 @@ class StationFolder:
     def _cache(self, name: str) -> Path:
         return self.path / "cache" / name
 
+    def _fetch(self, cache: Path) -> None:
+        """Copy a cache of that name from another station of the run, if one has it."""
+        part = cache.with_name(f"{cache.name}.part")
+        for folder in _all(f"*-{self._run}-*"):
+            with contextlib.suppress(OSError, shutil.Error):  # it may end meanwhile
+                shutil.copytree(folder / "cache" / cache.name, part)
+                part.replace(cache)
+                return
+            shutil.rmtree(part, ignore_errors=True)
+
     def _seed(self, cache: Path) -> None:
         if self.toolchain.is_dir():
             shutil.copytree(self.toolchain, cache)
@@ -128,5 +142,5 @@ def _remove_forgotten() -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _all() -> Iterator[Path]:
-    return Path(tempfile.gettempdir()).glob(f"{_PREFIX}*")
+def _all(which: str = "*") -> Iterator[Path]:
+    return Path(tempfile.gettempdir()).glob(f"{_PREFIX}{which}")

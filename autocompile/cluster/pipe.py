@@ -10,7 +10,7 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +49,14 @@ def _environment_of(pid: int) -> dict[str, str]:
 
 
 class Pipe:
-    """A station's process: lines in, lines out."""
+    """A station's process: lines in, lines out.
 
-    def __init__(self, name: str) -> None:
-        self._name, self._tokens = name, None  # type: str, Any
+    Args:
+        key: names it to the tokens' keeper, as no other station of any driver.
+    """
+
+    def __init__(self, key: str) -> None:
+        self._key, self._tokens = key, None  # type: str, Any
         environment = restored(os.environ, _environment_of(os.getppid()))
         home = Path(autocompile.__file__).parent.parent
         if home.name != "site-packages":  # Ray has brought this package: it is not installed here
@@ -95,6 +99,10 @@ class Pipe:
             pass
         return found
 
+    def last(self) -> None:
+        """Return once the process is dead; whoever waits also learns that the actor is."""
+        self._process.wait()
+
     def _read(self) -> None:
         assert self._process.stdout is not None
         try:
@@ -104,37 +112,45 @@ class Pipe:
                 if kind not in _OF_TOKENS:
                     self._said.put(text)
                 elif self._tokens is not None:
-                    self._tokens.hear.remote(self._name, kind.value)
+                    self._tokens.hear.remote(self._key, kind.value)
         finally:  # also after a line that is no message
             self._said.put(None)
 
 
 class TokenKeeper:
-    """Hands out the tokens for measuring to the stations of all drivers."""
+    """Hands out the tokens for measuring to the stations of all drivers, by their keys."""
 
-    def __init__(self) -> None:
-        self._hosts, self._pipes = Hosts(), dict[str, Any]()
+    def __init__(self, group: str) -> None:
+        self._hosts, self._pipes, self._lock = Hosts(), dict[str, Any](), threading.Lock()
+        self._group = group  # of calls that wait
 
     def join(self, station: str, host: str, pipe: Any) -> None:
+        """Add a station, until it is dead: its driver may not be there to say so."""
         self._pipes[station] = pipe
-        self._order(self._hosts.join(station, host))
+        self._order(self._hosts.join, station, host)
+        end = pipe.last.options(concurrency_group=self._group).remote().future()
+        end.add_done_callback(lambda _: self.leave(station))
 
     def leave(self, station: str) -> None:
-        self._pipes.pop(station, None)
-        self._order(self._hosts.leave(station))
+        """Forget a station, and end it: it must not measure any more."""
+        if (pipe := self._pipes.pop(station, None)) is not None:
+            pipe.send.remote(encode(Do.CLOSE))
+            self._order(self._hosts.leave, station)
 
-    def allow(self, host: str, tokens: int) -> None:
-        self._order(self._hosts.allow(host, tokens))
+    def allow(self, stations: Sequence[str], in_step: bool) -> None:
+        """As :meth:`Hosts.allow`."""
+        self._order(self._hosts.allow, stations, in_step)
 
     def hear(self, station: str, kind: str) -> None:
         """What a station says."""
         does = {Say.ASK: self._hosts.ask, Say.HUSHED: self._hosts.confirm}
-        self._order(does.get(Say(kind), self._hosts.done)(station))
+        self._order(does.get(Say(kind), self._hosts.done), station)
 
-    def _order(self, orders: Orders) -> None:
-        for station, what in orders:
-            if station in self._pipes:
-                self._pipes[station].send.remote(encode(what))
+    def _order(self, decide: Callable[..., Orders], *args: Any) -> None:
+        with self._lock:  # ends are heard of in threads of their own
+            for station, what in decide(*args):
+                if (pipe := self._pipes.get(station)) is not None:
+                    pipe.send.remote(encode(what))
 
     def last(self) -> None:
         """Never returns: whoever waits for it learns that the keeper is dead."""

@@ -164,7 +164,7 @@ class Station:
         return True
 
     def _open(self, message: Mapping[str, Any]) -> None:
-        self._folder = StationFolder(message["files"], message["place"])
+        self._folder = StationFolder(message["files"], message["place"], message["run"])
         jobs = message.get("jobs")
         self._executor = LocalExecutor(message["isolation"], jobs, host=self)
         if jobs is None:  # as many as on one machine, but no more than its share

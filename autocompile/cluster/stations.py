@@ -13,6 +13,7 @@ from autocompile.cluster.wire import Do, Say
 from autocompile.errors import UsageError
 from autocompile.execute.executor import Ending, Job
 from autocompile.protocol.requests import Kind
+from autocompile.settings.config import CompileConfig
 from autocompile.store.record import Step
 
 __all__ = ["Link", "Message", "Receive", "Station", "Stations", "Task"]
@@ -53,10 +54,17 @@ class Task:
     request: Mapping[str, Any]
     losses: int = 0
     step: Step = Step.IMPORT
+    only_at: str = ""  # a station: the job runs on every one, to compare them
 
     @property
     def is_probe(self) -> bool:
         return bool(self.request["kind"] == Kind.PROBE.value)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it times plain ``torch.compile()`` beside eager mode."""
+        plain = CompileConfig("inductor").to_dict()
+        return (self.request["kind"], self.request.get("config")) == (Kind.TRIAL.value, plain)
 
     @property
     def cell(self) -> tuple[str, int | None] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Mapping
@@ -12,13 +13,24 @@ from typing import Any
 from autocompile.execute.executor import Ending, Job
 from autocompile.store.record import Outcome, Step
 
-__all__ = ["Do", "Say", "decode", "encode", "ending_of", "job_of", "sent_ending", "sent_job"]
+__all__ = [
+    "Do",
+    "Say",
+    "decode",
+    "encode",
+    "ending_of",
+    "job_of",
+    "marked",
+    "sent_ending",
+    "sent_job",
+]
 
 
 class Do(str, Enum):
     """What a station is told, and in brackets what else the line holds."""
 
-    OPEN = "open"  # begin (files, place, isolation, most_jobs, memory_limit_bytes, share; jobs)
+    # begin (files, place, run, isolation, most_jobs, memory_limit_bytes, share; jobs)
+    OPEN = "open"
     START = "start"  # run a job (job, request, kept, alone)
     CANCEL = "cancel"  # kill a job (number)
     CLOSE = "close"  # end everything
@@ -95,3 +107,17 @@ def ending_of(data: Mapping[str, Any]) -> Ending:
     own["spans"] = tuple((str(s), float(a), float(b)) for s, a, b in data["spans"])
     own["pauses"] = tuple((float(a), float(b)) for a, b in data["pauses"])
     return Ending(**own)
+
+
+def marked(ending: Ending, station: str) -> Ending:
+    """With the station in what is kept of it, of each side of a race too."""
+
+    def named(said: Mapping[str, Any]) -> dict[str, Any]:
+        return {**said, "detail": {**said.get("detail", {}), "station": station}}
+
+    payload: Mapping[str, Any] = ending.payload
+    with contextlib.suppress(TypeError, ValueError, AttributeError):  # a forged payload is as it is
+        payload = named(payload)
+        if isinstance(payload.get("sides"), list):
+            payload["sides"] = [named(side) for side in payload["sides"]]
+    return dataclasses.replace(ending, payload=payload)

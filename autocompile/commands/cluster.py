@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import signal
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 from autocompile import api
-from autocompile.cluster.beside import share_hosts
 from autocompile.cluster.executor import ClusterExecutor
+from autocompile.cluster.hosts import share_hosts
 from autocompile.cluster.links import Cluster, connected
 from autocompile.cluster.places import CPU, Place, places_of, side_by_side
 from autocompile.cluster.shipping import shipment_of
@@ -26,8 +28,6 @@ from autocompile.space.plan import target_spec
 from autocompile.store import runs
 
 __all__ = ["OnCluster", "tune_all"]
-
-_GLANCE_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,7 @@ def tune_all(
             hint="the same command without --python, or without --ray",
         )
     spec, study = target_spec(target), options.get("study")
-    shipment = shipment_of(spec)
-    folder = _folder(spec, run_dir, resume)
+    shipment, folder = shipment_of(spec), _folder(spec, run_dir, resume)
     message = {
         "files": shipment.files,
         "place": shipment.place,
@@ -104,14 +103,14 @@ def tune_all(
         places = places_of(cluster.nodes(), accelerators)
         work = {
             kind: _Run(
-                lambda its=its: _executor(cluster, its, message, device),
+                functools.partial(_executor, cluster, its, message, device),
                 {
                     **options,
                     "study": f"{study}-{kind}" if study else None,
-                    "target": shipment.target,
                     "run_dir": folder / kind,
                     "resume": resume and (folder / kind / "run.json").exists(),
                     "device": device or ("cpu" if kind == CPU else None),
+                    "target": shipment.target,
                     "progress": _progress(show, kind if len(places) > 1 else None),
                 },
             )
@@ -122,6 +121,11 @@ def tune_all(
             _run_all(at_once)
             if any(run.is_interrupted for run in at_once):
                 break
+    return _concluded(folder, work)
+
+
+def _concluded(folder: Path, work: Mapping[str, _Run]) -> OnCluster:
+    """What became of all, with a table of those that have a result."""
     for run in work.values():
         if run.error and not isinstance(run.error, (AutocompileError, KeyboardInterrupt)):
             raise run.error  # a defect; finished trials are safe
@@ -193,17 +197,32 @@ def _run_all(work: Sequence[_Run]) -> None:
         work[0].work()
         return
     threads = [threading.Thread(target=run.work, daemon=True) for run in work]
-    for thread in threads:
-        thread.start()
-    while True:
-        try:
-            while any(thread.is_alive() for thread in threads):
-                for thread in threads:
-                    thread.join(_GLANCE_S)
-            return
-        except KeyboardInterrupt:
-            for run in work:
-                run.stop()
+    with _told_of_interrupts(work):
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+
+@contextlib.contextmanager
+def _told_of_interrupts(work: Sequence[_Run]) -> Iterator[None]:
+    """Pass Ctrl-C on to runs that are in other threads."""
+
+    def stop(*_: object) -> None:
+        for run in work:
+            run.stop()
+
+    handlers: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+        handlers = {n: handler for n, handler in handlers.items() if callable(handler)}
+    try:
+        for number in handlers:
+            signal.signal(number, stop)
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def _progress(kind: str, name: str | None) -> Progress:

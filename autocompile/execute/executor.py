@@ -64,6 +64,7 @@ class Stepped:
 
     number: int
     step: Step
+    station: str = ""  # of a cluster
 
 
 @dataclass(frozen=True)

@@ -201,5 +201,13 @@ def machine(environment: Mapping[str, Any]) -> str:
         device += f", {many(environment['cores'], 'core')}"
     versions = [f"{name} {get(name)}" for name in ("autocompile", "torch") if get(name)]
     cuda = f"CUDA {get('cuda')}" if get("cuda") else ""
-    parts = [*([] if get("autocompile") else ["autocompile"]), *versions, device, cuda]
+    own = [] if get("autocompile") else ["autocompile"]
+    parts = [*own, *versions, device, cuda, driver(environment)]
+    return plain(" · ".join(filter(None, parts)))
+
+
+def driver(environment: Mapping[str, Any]) -> str:
+    """``driver 570.86 · 700 W``, as far as that is known."""
+    version, watts = environment.get("driver"), environment.get("power_limit_w")
+    parts = (f"driver {version}" if version else "", f"{watts:.0f} W" if watts else "")
     return plain(" · ".join(filter(None, parts)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import platform
 from pathlib import Path
@@ -36,4 +37,25 @@ def describe(device: torch.device) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "cuda": torch.version.cuda if on_cuda else None,
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        **(_of_driver(device) if on_cuda else {}),
     }
+
+
+def _of_driver(device: torch.device) -> dict[str, Any]:
+    """The driver's version and the watts that the GPU may draw; empty where NVML does not say."""
+    found: dict[str, Any] = {}
+    with contextlib.suppress(OSError, AttributeError):
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        version, gpu, milliwatts = (
+            ctypes.create_string_buffer(80),
+            ctypes.c_void_p(),
+            ctypes.c_uint(),
+        )
+        uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}".encode()  # indices may differ
+        if nvml.nvmlInit_v2() or nvml.nvmlSystemGetDriverVersion(version, 80):
+            return found
+        found["driver"] = version.value.decode()
+        refused = nvml.nvmlDeviceGetHandleByUUID(uuid, ctypes.byref(gpu))
+        if not (refused or nvml.nvmlDeviceGetEnforcedPowerLimit(gpu, ctypes.byref(milliwatts))):
+            found["power_limit_w"] = milliwatts.value / 1000
+    return found

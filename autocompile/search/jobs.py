@@ -146,7 +146,7 @@ class Jobs:
                 self._executor.cancel(number)
         for event in self._executor.wait(_GLANCE_S):
             if isinstance(event, Stepped):
-                self._progress.step(event.number, event.step)
+                self._progress.step(event.number, event.step, event.station)
             elif isinstance(event, Told):
                 self._progress.warning(event.text)
             elif isinstance(event, Ended):

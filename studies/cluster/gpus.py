@@ -20,16 +20,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import autocompile
-from autocompile.cluster import beside
 from autocompile.cluster.executor import ClusterExecutor
-from autocompile.cluster.hosts import together
+from autocompile.cluster.hosts import eager_against_itself, together
 from autocompile.cluster.links import connected
 from autocompile.cluster.places import places_of
 from autocompile.cluster.shipping import shipment_of
 from autocompile.commands.cluster import tune_all
+from autocompile.commands.stations import stations_of
 from autocompile.result import Result
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,9 +50,8 @@ ASKED: dict[str, Any] = {
 }
 
 
-def tokens(kind: str) -> list[dict[str, Any]]:
+def tokens(kind: str, found: dict[str, Any]) -> None:
     """Eager mode against itself: ratio and half width on each GPU alone, then on all at once."""
-    found = []
     with connected("auto") as cluster:
         places = places_of(cluster.nodes(), [kind])[kind]
         sent = shipment_of(TARGET)
@@ -62,20 +59,22 @@ def tokens(kind: str) -> list[dict[str, Any]]:
         message["memory_limit_bytes"] = None
         executor = ClusterExecutor(cluster.open(places, message), cluster.receive)
         try:
-            hosts = {str(s.facts["boot"]) for s in executor.stations}
+            links = [station.link for station in executor.stations]
             for _ in range(TIMES):
-                row: dict[str, Any] = {}
-                for name, most in (("alone", 1), ("at_once", len(places))):
-                    for host in hosts:
-                        cluster.allow(host, most)
-                    ratios = beside._ratios(executor)
-                    row[name] = {k: r.to_dict() for k, r in sorted(ratios.items())}
-                    row[f"_{name}"] = [r for _, r in sorted(ratios.items())]
-                row["tokens"] = together(row.pop("_alone"), row.pop("_at_once"))
-                found.append(row)
+                for link in links:
+                    cluster.allow([link], False)
+                alone = eager_against_itself(executor)
+                cluster.allow(links, True)
+                at_once = eager_against_itself(executor, lambda: cluster.allow(links, False))
+                row: dict[str, Any] = {
+                    name: {k: each.ratio.to_dict() for k, each in sorted(ratios.items())}
+                    for name, ratios in (("alone", alone), ("at_once", at_once))
+                }
+                every = len(at_once) == len(links) and together([*at_once.values()])
+                row["tokens"] = len(links) if every else 1
+                found.setdefault("token_test", []).append(row)
         finally:
             executor.close()
-    return found
 
 
 def told(result: Result, began: float) -> dict[str, Any]:
@@ -97,9 +96,6 @@ def main() -> None:
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {
-        "device": torch.cuda.get_device_name(0) if torch.cuda.is_available() else "cpu",
-        "gpus": torch.cuda.device_count(),
-        "torch": torch.__version__,
         "python": platform.python_version(),
     }
     ray = [sys.executable, "-m", "ray.scripts.scripts"]
@@ -108,15 +104,16 @@ def main() -> None:
         with connected("auto") as cluster:
             kinds = [kind for kind in places_of(cluster.nodes(), None) if kind != "cpu"]
         kind = kinds[0] if kinds else "cpu"
-        found["kind"] = kind
+        stations = stations_of("auto")["types"][kind]["stations"]
+        found |= {"kind": kind, "gpus": len(stations)}
+        found |= {name: stations[0][name] for name in ("device", "torch")}
         with tempfile.TemporaryDirectory(prefix="gpus-") as scratch:
 
             def keep() -> None:
                 (folder / "gpus.json").write_text(json.dumps(found, indent=1) + "\n", "utf-8")
 
             if kinds and "--no-tokens" not in sys.argv:
-                found["token_test"] = tokens(kind)
-                keep()
+                tokens(kind, found)
             keep()
             began = time.monotonic()
             one = autocompile.tune(TARGET, run_dir=Path(scratch) / "one", progress="plain", **ASKED)

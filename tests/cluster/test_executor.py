@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import itertools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,29 +13,37 @@ import pytest
 from scripts import SPACE, Listener, script
 
 import autocompile
-from autocompile.cluster.beside import share_hosts
 from autocompile.cluster.executor import ClusterExecutor
+from autocompile.cluster.hosts import share_hosts
 from autocompile.cluster.links import _RayLink
+from autocompile.cluster.stations import Link
 from autocompile.cluster.wire import Do
 from autocompile.errors import RunError, UsageError
-from autocompile.execute.executor import Ended, Ending, Event, Told
+from autocompile.execute.executor import Ended, Ending, Event, Stepped, Told
 from autocompile.execute.job import JobFactory
 from autocompile.protocol.requests import Header, ProbeRequest, RaceRequest, Side, TrialRequest
 from autocompile.settings.config import CompileConfig
 from autocompile.store.record import Outcome, Record, RunFolder
 from autocompile.testing import FakeExecutor, ScriptedStations, failed, measured, probed
 
+PLAIN, ANY = CompileConfig("inductor"), CompileConfig("inductor", freezing=True)
+
 
 class Desk:
     """Starts jobs on scripted stations and keeps what happens."""
 
     def __init__(
-        self, work: Path, names: str, probes: dict[str, Ending] | None = None, **more: Any
+        self,
+        work: Path,
+        names: str,
+        probes: dict[str, Ending] | None = None,
+        make: Callable[[str], FakeExecutor] | None = None,
+        **more: Any,
     ) -> None:
-        def make(name: str) -> FakeExecutor:
+        def usual(name: str) -> FakeExecutor:
             return FakeExecutor(script, (probes or {}).get(name, probed()))
 
-        self.stations = ScriptedStations(names.split(), make, **more)
+        self.stations = ScriptedStations(names.split(), make or usual, **more)
         self.executor = ClusterExecutor(
             self.stations.links, self.stations.receive, self.stations.clock
         )
@@ -48,13 +58,13 @@ class Desk:
         )
         return self.ending(-1)
 
-    def trial(self, fresh: bool = False) -> int:
+    def trial(self, config: CompileConfig = ANY, fresh: bool = False) -> int:
         number = self.factory.next_number()
         request = TrialRequest(
             header=self.factory.header,
             number=number,
             phase="forward",
-            config=CompileConfig("inductor"),
+            config=config,
             batch_size=4,
         )
         self.executor.start(self.factory.job(request, fresh=fresh))
@@ -129,6 +139,17 @@ def test_who_has_another_machine_is_left_out_with_a_word(desk: Make) -> None:
     assert "device_name is another CPU, not a CPU" in one.told[0]
 
 
+@pytest.mark.parametrize(("key", "value"), [("driver", "535.1"), ("power_limit_w", 300.0)])
+def test_who_has_another_driver_or_less_power_is_left_out(desk: Make, key: str, value: Any) -> None:
+    usual = {**probed().payload["environment"], "driver": "570.86", "power_limit_w": 700.0}
+    one = desk(
+        "a b", {"a": probed(environment=usual), "b": probed(environment=usual | {key: value})}
+    )
+    one.probe()
+    assert [s.name for s in one.executor.stations] == ["a"]
+    assert f"{key} is {value}, not {usual[key]}" in one.told[0]
+
+
 def test_a_station_whose_probe_fails_alone_is_left_out(desk: Make) -> None:
     one = desk("a b", {"a": failed("import_error", "import", "no module named x")})
     assert one.probe().outcome is Outcome.OK
@@ -141,6 +162,77 @@ def test_where_every_probe_fails_the_target_is_to_blame(desk: Make) -> None:
     one = desk("a b", {"a": broken, "b": broken})
     assert one.probe().outcome is Outcome.IMPORT_ERROR
     assert not one.told
+
+
+def timing(desk: Make, names: str, **slow: tuple[float, float]) -> Desk:
+    """Stations, some of which need so many times as long in eager mode and compiled."""
+
+    def make(name: str) -> FakeExecutor:
+        eager, compiled = slow.get(name, (1.0, 1.0))
+        ending = measured(2.0 * eager / compiled, eager_s=1e-3 * eager)
+        return FakeExecutor(lambda _: ending)
+
+    one = desk(names, make=make, slots=2)
+    one.probe()
+    return one
+
+
+@pytest.mark.parametrize(
+    ("names", "slow", "told"),
+    [
+        ("a b c", (1.0, 2.5), "a: left out: plain torch.compile() takes 2.50 times as long there"),
+        ("a b", (1.0, 2.5), "a: left out: plain torch.compile() takes 2.50 times as long there"),
+        ("a b c", (2.5, 2.5), "a: left out: eager mode takes 2.50 times as long there"),
+        ("a b c", (1.5, 1.5), ""),
+    ],
+)
+def test_plain_compile_runs_on_every_station_and_who_is_slower_is_left_out(
+    desk: Make, names: str, slow: tuple[float, float], told: str
+) -> None:
+    one = timing(desk, names, a=slow)
+    first, second = one.trial(PLAIN), one.trial()
+    ending = one.ending(first)
+    assert one.at(first) == names.split()
+    assert ending.payload["detail"] == {"station": "b" if told else "a"}
+    assert one.told == ([told] if told else [])
+    assert one.ending(second).outcome is Outcome.OK
+    assert len([e for e in one.ended if e.number == first]) == 1
+    assert set(one.at(one.trial(PLAIN))) < set(names.split()), "only the first goes to all"
+
+
+def test_times_that_make_no_sense_are_not_compared(desk: Make) -> None:
+    wrong = {"eager_s": ["fast"], "compiled_s": []}
+    forged = dataclasses.replace(measured(2.0), payload={"measurement": wrong})
+    endings = {"a": forged, "b": measured(1.0)}
+    one = desk("a b", make=lambda name: FakeExecutor(lambda _: endings[name]))
+    one.probe()
+    assert one.ending(one.trial(PLAIN)).payload["measurement"] == wrong
+    assert not one.told
+
+
+def test_a_station_that_is_lost_meanwhile_is_not_waited_for(desk: Make) -> None:
+    one = timing(desk, "a b")
+    number = one.trial(PLAIN)
+    one.stations.lose("a")
+    assert one.ending(number).payload["detail"] == {"station": "b"}
+    assert one.at(number) == ["a", "b"]
+    assert len([e for e in one.ended if e.number == number]) == 1
+
+
+def test_what_a_station_ran_that_is_left_out_runs_elsewhere(desk: Make) -> None:
+    one = timing(desk, "a b", a=(1.0, 2.5))
+    first, second, third = one.trial(PLAIN), one.trial(), one.trial()
+    for number in (first, second, third):
+        assert one.ending(number).payload["detail"] == {"station": "b"}
+
+
+def test_a_comparison_can_be_cancelled(desk: Make) -> None:
+    one = timing(desk, "a b")
+    number = one.trial(PLAIN)
+    one.executor.cancel(number)
+    assert one.ending(number).outcome is Outcome.INTERRUPTED
+    assert one.ending(one.trial()).outcome is Outcome.OK
+    assert len([e for e in one.ended if e.number == number]) == 1
 
 
 def test_versions_that_differ_are_one_paragraph(desk: Make) -> None:
@@ -277,6 +369,15 @@ def test_those_that_take_turns_share_a_station(desk: Make) -> None:
     assert one.at(again) == ["b"]
 
 
+def test_a_step_names_its_station(desk: Make) -> None:
+    one = desk("a b")
+    one.probe()
+    numbers = [one.trial(), one.trial()]
+    one.ending(numbers[1])
+    found = {e.number: e.station for e in one.events if isinstance(e, Stepped)}
+    assert found == dict(zip(numbers, "ab", strict=True))
+
+
 def test_a_record_names_its_station(desk: Make) -> None:
     one = desk("a b")
     one.probe()
@@ -305,20 +406,29 @@ def test_caches_that_are_no_longer_needed_are_named_with_the_next_job(desk: Make
     assert sorted(kept) == [f"{second:04d}", f"{third:04d}"]
 
 
-@pytest.mark.parametrize(("noise", "tokens"), [(0.002, 2), (0.2, 1)])
+@pytest.mark.parametrize(
+    ("noise", "apart_s", "may"), [(0.002, 0.0, True), (0.2, 0.0, False), (0.002, 5.0, False)]
+)
 def test_gpus_of_a_host_measure_at_once_where_eager_shows_only_noise(
-    noise: float, tokens: int
+    noise: float, apart_s: float, may: bool
 ) -> None:
-    allowed: list[tuple[str, int]] = []
+    allowed: list[tuple[list[str], bool]] = []
+    begins = itertools.count(0.0, apart_s)
 
-    def measure(_: Any) -> Ending:
-        return measured(1.0, noise=noise if allowed else 0.002, rounds=100)
+    def allow(links: Sequence[Link], in_step: bool) -> None:
+        allowed.append(([link.name for link in links], in_step))
+
+    def measure(request: dict[str, Any]) -> Ending:
+        begin = next(begins)
+        ending = measured(1.0, noise=noise, rounds=100)
+        return dataclasses.replace(ending, spans=(("measure", begin, begin + 3.0),))
 
     stations = ScriptedStations(["h/0", "h/1", "g/0"], lambda name: FakeExecutor(measure))
     executor = ClusterExecutor(stations.links, stations.receive, stations.clock)
-    found = share_hosts(executor, lambda host, tokens: allowed.append((host, tokens)))
-    assert found == {"h": tokens}, "a station alone on its host needs no look"
-    assert allowed == [("h", 2), ("h", tokens)]
+    found = share_hosts(executor, allow)
+    assert found == {"h": may}, "a station alone on its host needs no look"
+    assert allowed[:2] == [(["h/0", "h/1"], True), (["h/0", "h/1"], False)], "none waits for ever"
+    assert allowed[4:] == ([] if may else [(["h/0"], False), (["h/1"], False)])
 
 
 def test_a_whole_run_over_stations_is_a_run(target: Path) -> None:

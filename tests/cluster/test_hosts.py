@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import random
+from concurrent.futures import Future
 
 import pytest
 
-from autocompile.cluster.hosts import Hosts, Orders, together
-from autocompile.cluster.wire import Do
+from autocompile.cluster.hosts import Alike, Hosts, Orders, together
+from autocompile.cluster.pipe import TokenKeeper
+from autocompile.cluster.wire import Do, Say, decode
 from autocompile.estimate.intervals import Interval
 
 
 class House:
     """Stations that do what they are told some time later, and what must be true throughout."""
 
-    def __init__(self, tokens: int = 1) -> None:
+    def __init__(self, size: int = 1) -> None:
         self.hosts = Hosts()
-        self.hosts.allow("host", tokens)
-        self.tokens = tokens
+        self.size = size
         self.told: dict[str, list[Do]] = {}
         self.hushed: set[str] = set()
         self.measuring: set[str] = set()
@@ -31,6 +32,11 @@ class House:
     def join(self, station: str) -> None:
         self.told[station] = []
         self.take(self.hosts.join(station, "host"))
+        self.hosts.allow(self.group(station))
+
+    def group(self, station: str) -> list[str]:
+        first = int(station[1:]) // self.size * self.size
+        return [f"s{number}" for number in range(first, first + self.size)]
 
     def ask(self, station: str) -> None:
         self.asking.add(station)
@@ -48,7 +54,7 @@ class House:
             self.hushed.add(station)
             self.asking.discard(station)
             self.measuring.add(station)
-            assert len(self.measuring) <= self.tokens
+            assert self.measuring <= {*self.group(station)}
             newcomers = {s for s, words in self.told.items() if Do.HUSH in words}
             assert set(self.told) - newcomers <= self.hushed, "somebody works beside a timing"
 
@@ -95,10 +101,10 @@ def test_who_asks_before_it_is_heard_that_it_has_joined_is_not_forgotten() -> No
     assert hosts.join("b", "host") == [("b", Do.HUSH)], "another of that name has not asked"
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 3])
-def test_whatever_happens_nobody_works_beside_a_timing_and_nobody_is_forgotten(tokens: int) -> None:
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_whatever_happens_nobody_works_beside_a_timing_and_nobody_is_forgotten(size: int) -> None:
     for seed in range(200):
-        rng, house = random.Random(seed), House(tokens)
+        rng, house = random.Random(seed), House(size)
         for number in range(4):
             house.join(f"s{number}")
         for number in range(4, 80):
@@ -124,15 +130,92 @@ def test_whatever_happens_nobody_works_beside_a_timing_and_nobody_is_forgotten(t
         assert not house.hushed, seed
 
 
-def around(value: float, half: float) -> Interval:
-    return Interval(value, value * (1 - half), value * (1 + half))
+def test_those_that_may_measure_at_once_do_so_beside_no_other() -> None:
+    hosts = Hosts()
+    for name in "abc":
+        hosts.join(name, "host")
+    hosts.allow("ab")
+    assert hosts.ask("a") == [(name, Do.HUSH) for name in "abc"]
+    for name in "abc":
+        hosts.ask(name)
+    assert hosts.confirm("a") + hosts.confirm("b") == []
+    assert hosts.confirm("c") == [("a", Do.GRANTED), ("b", Do.GRANTED)]
+    assert hosts.done("a") == [], "another driver's, or of another kind: not beside b"
+    assert hosts.done("b") == [("c", Do.GRANTED)]
+
+
+class Actor:
+    """In place of a station's actor: keeps what it was sent, until it is dead."""
+
+    def __init__(self) -> None:
+        self.sent: list[Do] = []
+        self.end = Future[None]()
+        self.last = self.send = self
+
+    def options(self, concurrency_group: str) -> Actor:
+        return self
+
+    def remote(self, line: str | None = None) -> Actor:
+        self.sent += [decode(line)["do"]] if line else []
+        return self
+
+    def future(self) -> Future[None]:
+        return self.end
+
+
+def test_a_station_whose_actor_dies_holds_nobody_up() -> None:
+    keeper, actors = TokenKeeper("waiting"), {name: Actor() for name in "abc"}
+    for name, actor in actors.items():
+        keeper.join(name, "host", actor)
+    for name in "ab":
+        keeper.hear(name, Say.ASK.value)
+    keeper.hear("b", Say.HUSHED.value)
+    actors["c"].end.set_exception(RuntimeError("its driver was killed"))
+    assert actors["a"].sent == [Do.GRANTED], "it cannot confirm any more"
+    actors["a"].end.set_result(None)
+    assert actors["b"].sent == [Do.HUSH, Do.GRANTED], "nor give its token back"
+    assert actors["a"].sent[-1] is Do.CLOSE, "if it lives after all it must not measure"
+
+
+def around(value: float, half: float, begin: float = 0.0) -> Alike:
+    ratio = Interval(value, value * (1 - half), value * (1 + half))
+    return Alike(ratio, begin, begin + 3.0)
 
 
 def test_several_measure_at_once_only_where_nothing_but_noise_is_seen() -> None:
-    quiet = [around(1.0, 0.005), around(1.002, 0.004)]
-    assert together(quiet, quiet) == 2
-    assert together(quiet, [around(1.0, 0.005), around(1.03, 0.005)]) == 1, "it is biased"
-    assert together(quiet, [around(1.0, 0.005), around(1.0, 0.04)]) == 1, "it is noisier"
-    noisy = [around(1.0, 0.03), around(1.0, 0.03)]
-    assert together(noisy, [around(1.0, 0.04), around(1.0, 0.03)]) == 2, "no noisier than alone"
-    assert together([], []) == 1
+    assert together([around(1.0, 0.005), around(1.002, 0.004)])
+    assert not together([around(1.0, 0.005), around(1.03, 0.005)]), "it is biased"
+    assert not together([around(1.0, 0.005), around(1.0, 0.04)]), "it is noisy"
+    assert not together([])
+
+
+@pytest.mark.parametrize(("begin", "may"), [(1.0, True), (2.0, False), (4.0, False)])
+def test_what_was_timed_one_after_another_shows_nothing(begin: float, may: bool) -> None:
+    assert together([around(1.0, 0.005), around(1.0, 0.005, begin)]) is may
+
+
+def test_those_in_step_wait_until_all_have_asked_and_others_go_on_meanwhile() -> None:
+    hosts = Hosts()
+    for name in "abc":
+        hosts.join(name, "host")
+    hosts.allow("ab", in_step=True)
+    assert hosts.ask("a") == [], "it would stop b before b can ask"
+    assert hosts.ask("c") == [("a", Do.HUSH), ("b", Do.HUSH)]
+    hosts.confirm("a")
+    assert hosts.confirm("b") == [("c", Do.GRANTED)]
+    assert hosts.done("c") == [(name, Do.FREE) for name in "abc"], "b goes on, and comes to ask"
+    assert hosts.ask("b") == [(name, Do.HUSH) for name in "abc"]
+    for name in "abc":
+        told = hosts.confirm(name)
+    assert told == [("a", Do.GRANTED), ("b", Do.GRANTED)]
+
+
+@pytest.mark.parametrize("how", ["dies", "is let go"])
+def test_nobody_waits_in_step_for_one_that_does_not_come(how: str) -> None:
+    hosts = Hosts()
+    for name in "ab":
+        hosts.join(name, "host")
+    hosts.allow("ab", in_step=True)
+    assert hosts.ask("a") == []
+    told = hosts.leave("b") if how == "dies" else hosts.allow("ab")
+    assert told == [("a", Do.HUSH)] + ([("b", Do.HUSH)] if how == "is let go" else [])

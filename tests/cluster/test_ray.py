@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -18,8 +19,10 @@ import pytest
 from conftest import _alive_with, assert_nothing_left
 
 import autocompile
+from autocompile.commands import cluster as commands
 from autocompile.commands.cluster import tune_all
-from autocompile.store.record import Record, RunFolder
+from autocompile.progress import Progress
+from autocompile.store.record import Record, RunFolder, Step
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -36,6 +39,37 @@ def get_inputs(batch_size):
 SPACE = autocompile.SearchSpace(backends=("inductor",), modes=("default",), batch_sizes=(4,))
 SHORT = {"device": "cpu", "phases": ("forward",), "space": SPACE, "show": "plain"}
 STATION = "autocompile.cluster.station"
+PROGRAM = [sys.executable, "-m", "autocompile"]
+DRIVER = """
+import sys
+from pathlib import Path
+
+import autocompile
+from autocompile.cluster.executor import ClusterExecutor
+from autocompile.cluster.links import connected
+from autocompile.cluster.places import places_of
+from autocompile.cluster.shipping import shipment_of
+from autocompile.progress import Progress
+
+address, name = sys.argv[1:]
+
+class Steps(Progress):
+    def step(self, number, step, *_):
+        with open(f"{name}.steps", "a") as file:
+            print(step.value, file=file)
+
+sent = shipment_of("model.py")
+message = {"files": sent.files, "place": sent.place, "isolation": "auto"}
+message["memory_limit_bytes"] = None
+with connected(address) as cluster:
+    place = places_of(cluster.nodes(), ["T4"])["T4"][0]
+    executor = ClusterExecutor(cluster.open([place], message), cluster.receive)
+    space = autocompile.SearchSpace(backends=("inductor",), modes=("default",), batch_sizes=(4,))
+    autocompile.tune(
+        sent.target, executor=executor, run_dir=name, device="cpu", phases=("forward",),
+        effort="full", space=space, trials=8, progress=Steps(),
+    )
+"""
 
 
 @pytest.fixture
@@ -108,15 +142,14 @@ def test_each_type_gets_a_whole_run_and_nobody_measures_beside_another(cluster: 
 
 def test_doctor_lists_the_stations_and_a_wrong_type_is_one_paragraph(cluster: Any) -> None:
     cluster.add_node(**labelled("T4"))
-    program = str(Path(sys.executable).with_name("autocompile"))
-    command = [program, "doctor", "--ray", cluster.address, "--device", "cpu", "--json"]
+    command = [*PROGRAM, "doctor", "--ray", cluster.address, "--device", "cpu", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     types = json.loads(done.stdout)["types"]
     assert types.keys() == {"T4", "cpu"}, "the CPUs of the node, in turns with its GPU"
     (station,) = types["T4"]["stations"]
     assert "inductor" in station["works"]
     assert (station["jobs"], types["T4"]["notes"]) == (1, [])
-    command = [program, "tune", "model.py", "--ray", cluster.address, "--accelerators", "A100"]
+    command = [*PROGRAM, "tune", "model.py", "--ray", cluster.address, "--accelerators", "A100"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith("error: no node of the cluster has A100\n")
@@ -154,8 +187,8 @@ def test_a_node_that_is_lost_in_a_trial_loses_nothing(
 
 def test_a_killed_driver_leaves_nothing_and_is_resumed(cluster: Any) -> None:
     cluster.add_node(**labelled("T4"))
-    command = [str(Path(sys.executable).with_name("autocompile")), "tune", "model.py"]
-    command += ["--ray", cluster.address, "--accelerators", "t4", "--device", "cpu"]
+    command = [*PROGRAM, "tune", "model.py", "--ray", cluster.address]
+    command += "--accelerators t4 --device cpu".split()
     command += "--phase forward --backend inductor --mode default --batch-size 4".split()
     command += "--trials 4 --budget 120s --progress plain".split()
     driver = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -174,3 +207,62 @@ def test_a_killed_driver_leaves_nothing_and_is_resumed(cluster: Any) -> None:
     assert len(searched) >= 4
     assert_nothing_left(STATION, within_s=10)
     assert os.listdir("runs") == ["model-0001"]
+
+
+def test_two_drivers_on_one_node_take_turns_and_one_that_is_killed_holds_nobody_up(
+    cluster: Any, work: Path
+) -> None:
+    cluster.add_node(num_cpus=2, num_gpus=2, labels={"ray.io/accelerator-type": "T4"})
+    (work / "driver.py").write_text(DRIVER)
+
+    def drive(name: str) -> subprocess.Popen[bytes]:
+        with open(f"{name}.txt", "wb") as log:
+            command = [sys.executable, "driver.py", cluster.address, name]
+            return subprocess.Popen(command, stdout=log, stderr=log)
+
+    def steps(name: str) -> list[str]:
+        file = Path(f"{name}.steps")
+        return file.read_text().splitlines() if file.exists() else []
+
+    stays = drive("stays")  # the tokens' actor is its own, and lives on
+    until(lambda: steps("stays") != [], 120)
+    dies = drive("dies")
+    until(lambda: finished(Path("dies")) >= 2, 120)
+    assert stays.poll() is None
+    until(lambda: steps("dies")[-1] == "measure" != steps("stays")[-1], 60)
+    dies.send_signal(signal.SIGKILL)
+    dies.wait()
+    before = len(steps("stays"))
+    until(lambda: len(steps("stays")) > before, 10)
+    assert stays.wait(240) == 0, Path("stays.txt").read_text()
+    spans = measuring(Path("stays"), Path("dies"))
+    assert len(spans) > 8
+    beside = [max(0.0, a[1] - b[0]) for a, b in itertools.pairwise(spans)]
+    assert max(beside) < 0.05
+    assert_nothing_left(STATION, within_s=10)
+
+
+def test_a_session_that_was_connected_before_sends_autocompile_too(cluster: Any) -> None:
+    import ray
+
+    cluster.add_node(**labelled("T4"))
+    paths: list[str] = []
+
+    class Watching(Progress):
+        def step(self, number: int, step: Step, station: str = "") -> None:
+            for pid in _alive_with(STATION):
+                with contextlib.suppress(OSError):
+                    variables = Path(f"/proc/{pid}/environ").read_text().split("\0")
+                    paths.extend(v for v in variables if v.startswith("PYTHONPATH="))
+
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(commands, "_progress", lambda *_: Watching())
+            found = tune_all("model.py", accelerators=("T4",), trials=3, budget_s=90, **SHORT)
+        assert ray.is_initialized(), "it is not ours"
+    finally:
+        ray.shutdown()
+    assert not found.errors
+    assert paths and all("/py_modules_files/" in path for path in paths)
+    assert_nothing_left(STATION, within_s=10)

@@ -141,7 +141,8 @@ def test_a_cluster_without_gpus_and_cpus_is_refused() -> None:
 
 def test_what_makes_stations_alike_is_what_a_probe_describes() -> None:
     described = machine.describe(torch.device("cpu"))
-    assert set(agreement._ALIKE) <= described.keys()
+    of_gpus = {"driver", "power_limit_w"}
+    assert set(agreement._ALIKE) - of_gpus <= described.keys()
 
 
 # What is shipped ---------------------------------------------------------------------------------
@@ -206,6 +207,36 @@ def test_a_request_gets_the_paths_of_the_station_and_users_read_their_own(work: 
         folder.remove()
 
 
+def test_what_another_station_of_the_host_has_compiled_is_there_for_a_race(work: Path) -> None:
+    caches = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+    stations = [StationFolder({}, "/home/me", run) for run in ("a1", "a1", "b2")]
+    first, second, other = stations
+
+    def compiled(station: StationFolder, text: str) -> None:
+        job = station.environment(3, dict.fromkeys(caches, "there"))
+        (Path(job[caches[0]]) / "code").write_text(text)
+
+    def raced(station: StationFolder, cache: str = "0003") -> dict[str, Any]:
+        side = {"cache": f"/home/me/cache/{cache}", "is_warm": True}
+        folder = station.prepare(9, {"target": "t", "sides": [side]})
+        return json.loads((folder / "request.json").read_text())["sides"][0]
+
+    try:
+        compiled(first, "ours")
+        compiled(other, "of another run")
+        side = raced(second)
+        assert side["is_warm"]
+        assert Path(side["cache"]).parent.parent == second.path
+        assert (Path(side["cache"]) / "code").read_text() == "ours"
+        assert not raced(second, "0004")["is_warm"], "nobody here has compiled it"
+        job = second.environment(3, dict.fromkeys(caches, "there"))
+        assert not list(Path(job[caches[0]]).iterdir()), "a trial compiles anew"
+    finally:
+        os.chdir(work)
+        for station in stations:
+            station.remove()
+
+
 # The process -------------------------------------------------------------------------------------
 
 
@@ -246,7 +277,7 @@ def opened(pipe: Pipe, jobs: int | None = 2, most_jobs: int = 1) -> dict[str, An
     source = (TARGETS / "plain.py").read_bytes()
     files = {"plain.py": base64.b64encode(source).decode()}
     options = {"isolation": "auto", "memory_limit_bytes": None, "share": 1.0}
-    options |= {"most_jobs": most_jobs, **({"jobs": jobs} if jobs else {})}
+    options |= {"run": "a1", "most_jobs": most_jobs, **({"jobs": jobs} if jobs else {})}
     pipe.send(encode(Do.OPEN, files=files, place="/home/me", **options))
     return until(pipe, Say.HELLO)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -56,7 +57,7 @@ class FakeCluster:
     def receive(self, links: Sequence[Link], timeout_s: float) -> list[tuple[Link, Message]]:
         return self._stations[links[0]].receive(links, timeout_s)
 
-    def allow(self, host: str, tokens: int) -> None:
+    def allow(self, links: Sequence[Link]) -> None:
         raise AssertionError("each station is alone on its host")
 
 
@@ -143,6 +144,24 @@ def test_ctrl_c_starts_none_of_the_types_that_wait_for_the_machine(
     fake.script = interrupting
     assert tuned(accelerators=("T4", "cpu")).interrupted
     assert fake.opened.keys() == {"T4"}
+
+
+def test_ctrl_c_while_threads_start_reaches_every_type(
+    target: Path, fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    handler = signal.getsignal(signal.SIGINT)
+    found = tuned(effort="full")
+    assert found.interrupted
+    assert found.results.keys() | found.errors.keys() == {"T4", "H100"}
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert not fake.alive
 
 
 def test_ctrl_c_while_stations_start_ends_the_run_once_they_have(

@@ -196,6 +196,15 @@ def test_a_tick_moves_the_clock_of_a_trial_that_compiles(board: Board) -> None:
     assert " now   #16 forward batch 4 · inductor max-autotune · compiling 7 s" in board.lines()
 
 
+def test_on_a_cluster_a_running_trial_names_its_station(board: Board) -> None:
+    board.shown.started(3, Setting(CompileConfig(mode="max-autotune"), 4), "search")
+    board.shown.step(3, Step.COMPILE, "gpu-1f2e/0")
+    assert (
+        " now   #3 forward batch 4 · inductor max-autotune · compiling on gpu-1f2e/0"
+        in board.lines()
+    )
+
+
 def test_while_the_sides_of_a_race_measure_nothing_is_drawn(board: Board) -> None:
     """Each in its process: that one is through says nothing of the others."""
     board.shown.racing("forward", 4, 3, 2)

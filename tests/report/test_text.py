@@ -98,6 +98,8 @@ def test_the_machine_and_the_target_fit_on_a_line_each() -> None:
     assert text.machine({**cpu, "cores": 2}) == "autocompile 0.1 · torch 2.13.0 · EPYC, 2 cores"
     gpu = {"torch": "2.11.0", "device": "cuda", "device_name": "H200", "cores": 16, "cuda": "13.0"}
     assert text.machine(gpu) == "autocompile · torch 2.11.0 · H200 · CUDA 13.0"
+    driven = {**gpu, "driver": "570.86", "power_limit_w": 700.0}
+    assert text.machine(driven).endswith("H200 · CUDA 13.0 · driver 570.86 · 700 W")
     assert text.target_name({"spec": "net.py"}) == "net.py"
     known = {"spec": "net.py", "kind": "Module", "description": "Net", "parameters": 2_162_533}
     assert text.target_name(known) == "net.py (Module) → Net, 2.2 M parameters"

@@ -144,10 +144,10 @@ def render_stations(found: Found, console: Console) -> None:
     for kind, own in found["types"].items():
         page.line(text.plain(kind), "bold")
         for row in own["stations"]:
-            seen = (
-                f"torch {row['torch']} · Python {row['python']} · {text.many(row['jobs'], 'job')}"
-            )
-            page.line(f"  {text.plain(row['name'])} · {text.plain(row['device'])} · {seen}")
+            seen = (text.plain(row["name"]), text.plain(row["device"]), text.driver(row))
+            versions = (f"torch {row['torch']}", f"Python {row['python']}")
+            line = (*seen, *versions, text.many(row["jobs"], "job"))
+            page.line("  " + " · ".join(filter(None, line)))
             works = ", ".join(map(text.plain, row["works"])) or text.plain(row["problem"])
             page.line(f"    backends: {works}")
         for note in own["notes"]:

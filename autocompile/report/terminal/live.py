@@ -126,6 +126,7 @@ class _Running:
     cell: str
     since: float
     step: Step = Step.IMPORT
+    at: str = ""
 
 
 class LiveProgress(Progress):
@@ -168,11 +169,11 @@ class LiveProgress(Progress):
         self._running[number] = _Running(setting.config, cell, self._clock())
         self.tick()
 
-    def step(self, number: int, step: Step) -> None:
+    def step(self, number: int, step: Step, station: str = "") -> None:
         if (running := self._running.get(number)) is not None:
             if running.step is Step.MEASURE and step is Step.VERIFY:
                 step = Step.EXIT  # verified once more after the timing: no measurement follows
-            self._running[number] = replace(running, step=step, since=self._clock())
+            self._running[number] = replace(running, step=step, since=self._clock(), at=station)
         elif self._race:
             self._race_steps[number] = step
         self.tick()
@@ -260,6 +261,7 @@ class LiveProgress(Progress):
         for number, r in self._running.items():
             lasts = round(self._clock() - r.since) if r.step is not Step.VERIFY else 0
             doing = _DOING[r.step] + (f" {lasts} s" if lasts else "")
+            doing += f" on {show.plain(r.at)}" if r.at else ""
             told[number] = f"#{number} {r.cell} · {show.label(r.config)} · {doing}"
         shown = list(told.values())
         if len(told) > _SHOWN:  # the one that has come farthest, and how many are beside it
