@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,6 +23,7 @@ from autocompile.report.terminal.answer import render
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.phases import phase_of
 from autocompile.settings.tuned import Tuned
+from autocompile.store import runs
 from autocompile.store.files import write_json, write_text
 from autocompile.store.record import Outcome, Record, RunFolder
 
@@ -254,9 +254,10 @@ def write_result(
     words = [f"most often: {r['message']} ({r['count']} ×) · log: {r['log']}" for r in rows]
     what, hint = f"no setting and no eager run worked: {first['reason']}", None
     if next(iter(run["spaces"].values()))["untried"]:
-        again = ["tune", run["plan"]["target"], "--resume", "--run-dir", str(folder.path)]
+        on_cluster = any(r.detail.get("station") for r in records)
+        again = runs.resuming(run["plan"]["target"], folder.path, on_cluster)
         what = f"there is no result: {first['reason']}"
-        hint = f"autocompile {shlex.join(again)} with a longer --budget, or none"
+        hint = f"{again} with a longer --budget, or none"
     elif rows and rows[0]["outcome"] == Outcome.TIMEOUT.value:
         hint = "the same command with a longer --timeout, if a call or a compile needs more time"
     raise NothingWorked(what, *words, hint=hint)

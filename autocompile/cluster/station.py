@@ -94,12 +94,12 @@ class Station:
         """Work until it is told to close, or the actor is dead."""
         try:
             while all(map(self._take, self._inbox.take())):
+                self._tell_changes()  # at once: others of the host wait for it
                 # A fork server that becomes quiet does not end the wait.
                 most_s = _GLANCE_S if self._is_hushing else _IDLE_S
                 events = self._executor.wait(most_s) if self._executor else []
                 for event in events:
                     self._tell(event)
-                self._tell_changes()
                 if not self._numbers and not events:
                     select.select([self._inbox.descriptor], [], [], most_s)
         except (AutocompileError, OSError, ValueError) as error:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from autocompile.estimate.candidates import Candidate, Limits, candidates
@@ -196,14 +194,13 @@ def _confidence(
     elif decision.is_faster and best.sets < SETS[0]:
         word = "low"
         why_not_high = f"confirmed in {best.sets} of {SETS[0]} fresh processes"
-    command = ["autocompile", "tune", str(run["plan"]["target"]), "--resume", "--budget", "5m"]
-    if Path(run_dir).parent != runs.under:  # --resume alone looks there
-        command += ["--run-dir", run_dir]
+    on_cluster = bool(best.record.detail.get("station"))
+    command = runs.resuming(str(run["plan"]["target"]), run_dir, on_cluster, "--budget", "5m")
     return {
         "word": word,
         "decided": word == "high",
         "open": why_not_high,
-        "command": shlex.join(command) if why_not_high else "",
+        "command": command if why_not_high else "",
     }
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -18,6 +20,7 @@ __all__ = [
     "latest_on_cluster",
     "name_of",
     "new_folder",
+    "resuming",
     "short_name",
     "shown",
     "under",
@@ -114,13 +117,24 @@ def _target_of(path: Path) -> str | None:
 
 def name_of(path: str | Path, folder: Path = under) -> str:
     """A run's folder as it is called below the folder of all runs; elsewhere the path as it is."""
-    whole, root = Path(path).parent.resolve() / Path(path).name, folder.resolve()
+    whole, root = Path(os.path.abspath(path)), os.path.abspath(folder)
     return whole.relative_to(root).as_posix() if whole.is_relative_to(root) else str(path)
+
+
+def resuming(target: str, path: str | Path, on_cluster: bool, *more: str) -> str:
+    """The command that goes on with a run; one on a cluster is called as its kind of machine."""
+    words, folder = ["autocompile", "tune", target, "--resume", *more], Path(path)
+    if on_cluster:
+        words += ["--ray", "auto", "--accelerators", folder.name]
+        folder = folder.parent
+    if folder.parent != under:  # --resume alone looks there
+        words += ["--run-dir", str(folder)]
+    return shlex.join(words)
 
 
 def shown(path: str) -> str:
     """The shortest name of a run that :func:`find` accepts: ``last``, its folder's name or path."""
-    is_last = any(p.resolve() == Path(path).resolve() for p in every()[-1:])
+    is_last = any(os.path.abspath(p) == os.path.abspath(path) for p in every()[-1:])
     return "last" if is_last else name_of(path)
 
 

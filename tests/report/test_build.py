@@ -45,6 +45,18 @@ def test_what_is_open_comes_with_the_command_that_settles_it(run_dir: str, more:
     assert said["command"] == f"autocompile tune net.py --resume --budget 5m{more}"
 
 
+def test_a_run_on_a_cluster_goes_on_there() -> None:
+    run = Run()
+    run.search(LITE, 1.3)
+    records = [replace(r, detail={"station": "node-1/0"}) for r in run.records]
+    about = {"plan": PLAN, "target": {}, "environment": CPU, "phases": ["forward"]}
+    for folder, more in (("runs/net-0001", ""), ("/a/b", " --run-dir /a/b")):
+        found = build_report(about, records, run_dir=f"{folder}/H100")
+        said = found["phases"]["forward"]["confidence"]["command"]
+        there = f"--ray auto --accelerators H100{more}"
+        assert said == f"autocompile tune net.py --resume --budget 5m {there}"
+
+
 def test_a_best_that_was_not_raced_is_not_called_decided() -> None:
     run = Run()
     run.search(LITE, 1.3)

@@ -60,7 +60,6 @@ def race(request: RaceRequest, channel: Channel, result: RaceResult) -> None:
         channel.step(Step.COMPILE)
         with run.turn(said):
             run.racers.append(run.compiled(asked, said))
-    channel.step(Step.MEASURE)
     with no_garbage_collection():
         found = run.timed()
     result.reference_s = run.reference.median_s
@@ -147,6 +146,7 @@ class _Race(Comparison):
             whole = contextlib.nullcontext() if request.takes_turns else channel.exclusive()
             with contextlib.suppress(_Dropped), whole:
                 with channel.exclusive():
+                    channel.step(Step.MEASURE)
                     rounds = Rounds(sides, self.synchronize, request.block_s, seed)
                 side_by_side(rounds, request.rounds, request.max_s, self._round)
                 return [(racer, rounds.measurement(i)) for i, racer in enumerate(running, 1)]
