@@ -39,7 +39,7 @@ from autocompile.cluster.wire import (
     sent_job,
 )
 from autocompile.errors import UsageError
-from autocompile.execute.executor import Ending, Job
+from autocompile.execute.executor import Ending, Event, Job, Told
 from autocompile.protocol.requests import Header, TimingLimits, TrialRequest
 from autocompile.runtime import machine
 from autocompile.settings.config import CompileConfig
@@ -356,6 +356,27 @@ def test_what_a_station_says_of_being_hushed_is_true(ends: Do | None) -> None:
         station._tell_changes()
         said = [decode(line)["say"] for line in os.read(source, 1000).splitlines()]
         assert said == [Say.DONE, Say.HUSHED]
+    os.close(source)
+    os.close(sink)
+
+
+def test_a_station_says_that_it_has_stopped_before_it_waits_for_anything() -> None:
+    source, sink = os.pipe()
+    lines = [[encode(Do.HUSH)], [None]]
+    station: Any = Station(types.SimpleNamespace(take=lambda: lines.pop(0)), sink)  # type: ignore[arg-type]
+
+    class Waiting(Quiet):
+        def wait(self, timeout_s: float) -> list[Event]:
+            said = [decode(line)["say"] for line in os.read(source, 1000).splitlines()]
+            assert said == [Say.HUSHED], "another station waits for this"
+            return [Told("it has ended")]
+
+        def close(self) -> None:
+            """Nothing runs."""
+
+    station._executor = Waiting()
+    station.run()
+    assert not lines
     os.close(source)
     os.close(sink)
 
