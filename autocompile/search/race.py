@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -61,6 +62,8 @@ class Race:
     _last: set[int] = field(default_factory=set)  # failed there too: run with no other beside it
     _given_up: set[Cell] = field(default_factory=set)  # its race failed outside any setting
     _took_s: dict[Cell, float] = field(default_factory=dict)  # of a set, by side
+    _records_at: dict[Cell, list[Record]] = field(default_factory=lambda: defaultdict(list))
+    _decided: dict[Cell, Decision | None] = field(default_factory=dict)  # from these records
 
     def run(self) -> None:
         """Race until every decision is clear or the time is over."""
@@ -143,10 +146,14 @@ class Race:
 
     def _decisions(self) -> list[tuple[Cell, Decision]]:
         """Of each phase and batch size, the user's own first."""
+        for r in self.study.records[sum(map(len, self._records_at.values())) :]:
+            self._records_at[r.phase, r.batch_size].append(r)
+            self._decided.pop((r.phase, r.batch_size), None)
+        for cell in self._records_at.keys() - self._decided.keys():
+            self._decided[cell] = decide_all(self._records_at[cell], self.limits).get(cell[1])
         found: list[tuple[int, Cell, Decision]] = []
         for phase, own in self.own_sizes.items():
-            records = [r for r in self.study.records if r.phase == phase]
-            decisions = decide_all(records, self.limits)
+            decisions = {size: d for (p, size), d in self._decided.items() if p == phase and d}
             order = sorted(decisions, key=lambda size: (size != own, -(size or 0)))
             found += [(n, (phase, size), decisions[size]) for n, size in enumerate(order)]
         found.sort(key=lambda each: each[0])  # the first of each phase, then the second

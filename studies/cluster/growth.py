@@ -59,10 +59,11 @@ class Stamps(Progress):
                 raise KeyboardInterrupt
 
 
-def whole(count: int, space: SearchSpace = SPACE) -> dict[str, Any]:
+def whole(count: int, space: SearchSpace = SPACE, budget_s: float | None = None) -> dict[str, Any]:
     """A run with everything: sampler, records, Optuna, report."""
     stamps = Stamps()
-    tune(*stations(count, 8, script), space, stamps, f"run-{count}-{len(space.fullgraph)}")
+    run_dir = f"run-{count}-{len(space.fullgraph)}-{budget_s}"
+    tune(*stations(count, 8, script), space, stamps, run_dir, budget_s)
     return {"stations": count, "trials": len(stamps.at_s), "ms_per_trial": slices(stamps.at_s)}
 
 

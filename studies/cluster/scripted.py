@@ -32,6 +32,7 @@ def tune(
     space: autocompile.SearchSpace,
     progress: Progress,
     run_dir: str,
+    budget_s: float | None = None,
 ) -> None:
     """Every setting of a space, on the stations' clock."""
     autocompile.tune(
@@ -39,6 +40,7 @@ def tune(
         executor=executor,
         space=space,
         effort="full",
+        budget_s=budget_s,
         clock=found.clock,
         progress=progress,
         run_dir=run_dir,
