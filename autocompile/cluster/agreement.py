@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autocompile import __version__
 from autocompile.errors import UsageError
 from autocompile.execute.executor import Ending
 from autocompile.protocol.results import TrialResult
-from autocompile.store.measurement import Measurement, measurement_of
+from autocompile.store.measurement import measurement_of
 from autocompile.store.record import Outcome
 
-__all__ = ["demand_same_versions", "slower", "unlike"]
+__all__ = ["call_times", "demand_same_versions", "slower", "unlike"]
 
 _VERSIONS = ("python", "torch", "autocompile")
+_TIMED = ("eager mode", "plain torch.compile()")
 _SLOWER = 2.0  # times as long; of two equal GPUs one process took 1.34 times as long
 # Of what a probe describes; the number of cores is a matter of the node, and shown.
 _ALIKE = ("device_name", "driver", "power_limit_w", "cuda", "torch", "cpu", "cpu_capability")
@@ -63,26 +63,21 @@ def unlike(probe: Ending, name: str, reference: Ending) -> str:
     return f"its machine differs from that of {name}: {'; '.join(told)}" if told else ""
 
 
-def slower(endings: Mapping[str, Ending]) -> dict[str, str]:
-    """Stations on which eager mode or plain ``torch.compile()`` takes longer than on the others.
+def call_times(ending: Ending) -> tuple[float, ...]:
+    """Seconds of a call in eager mode and compiled; empty if the trial did not measure them."""
+    with contextlib.suppress(TypeError, ValueError):  # no measurement, or a forged one
+        if ending.outcome is Outcome.OK:
+            found = measurement_of(TrialResult.read(ending.payload).measurement or {})
+            return found.eager_call_s, found.compiled_call_s
+    return ()
 
-    Args:
-        endings: of the same trial of plain ``torch.compile()``, by station.
 
-    Returns why, by station. Compared with the median, of two with the faster: what is wrong with a
-    machine makes it slower.
-    """
-    timed, found = dict[str, Measurement](), dict[str, str]()
-    for name, ending in endings.items():
-        with contextlib.suppress(TypeError, ValueError):  # no measurement, or a forged one
-            timed[name] = measurement_of(TrialResult.read(ending.payload).measurement or {})
-    for what, of in (("eager mode", "eager_call_s"), ("plain torch.compile()", "compiled_call_s")):
-        times = {name: getattr(each, of) for name, each in timed.items()}
-        usual = statistics.median_low(times.values()) if times else 0.0
-        for name, time_s in times.items():
-            if time_s > _SLOWER * usual:
-                found.setdefault(name, f"{what} takes {time_s / usual:.2f} times as long there")
-    return found
+def slower(times_s: Sequence[float], others_s: Sequence[float]) -> str:
+    """What takes longer on one machine than on another, by :func:`call_times`; empty: nothing."""
+    for what, own_s, other_s in zip(_TIMED, times_s, others_s, strict=True):
+        if own_s > _SLOWER * other_s:
+            return f"{what} takes {own_s / other_s:.2f} times as long"
+    return ""
 
 
 def _environment(ending: Ending) -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autocompile.cluster.agreement import slower, unlike
+from autocompile.cluster.agreement import call_times, slower, unlike
 from autocompile.cluster.stations import GLANCE_S, Link, Receive, Station, Stations, Task
 from autocompile.cluster.wire import Do, Say, ending_of, marked, sent_job
 from autocompile.errors import RunError, UsageError
@@ -47,8 +47,8 @@ class ClusterExecutor:
         self._events: list[Event] = []
         self._probe: Task | None = None
         self._reference: tuple[str, Ending] | None = None  # whose probe has spoken for all
-        self._compared: int | None = None  # the trial that runs on every station
-        self._timed: dict[str, Ending] = {}  # how it has ended, by station
+        # The first trial of plain torch.compile() that worked, where, and the times of its calls.
+        self._plain: tuple[Task, str, tuple[float, ...]] | None = None
         self._interrupts = 0
         self.slots = self.lanes = 1
         try:
@@ -73,11 +73,11 @@ class ClusterExecutor:
             raise UsageError("other interpreters are paths of this machine, not of a cluster's")
         task = Task(job, read_request(job.folder).to_dict())
         if not task.is_probe:
-            self._waiting += self._copies(task)
+            self._waiting.append(task)
             self._dispatch()
             return
         self._probe, self._reference, self._stations.has_probe = task, None, True
-        self._compared = None
+        self._plain = None
         for station in self._stations.all:
             station.probe = None
             self._send(station, task)
@@ -108,8 +108,6 @@ class ClusterExecutor:
         at = [s for s in self._stations.all if number in s.running]
         for station in at:
             station.link.send(Do.CANCEL, number=number)
-        if not at and number == self._compared:
-            self._timed = {}
         if not at and not any(isinstance(e, Ended) and e.number == number for e in self._events):
             ending = Ending(Outcome.INTERRUPTED, Step.IMPORT, "stopped before it started")
             self._events.append(Ended(number, ending))
@@ -133,13 +131,16 @@ class ClusterExecutor:
 
     # Where a job runs -----------------------------------------------------------------------------
 
-    def _copies(self, task: Task) -> list[Task]:
-        """The job; the first of plain ``torch.compile()`` once at each station, to compare them."""
-        able = self._stations.able
-        if self._compared is not None or len(able) < 2 or not task.is_plain:
-            return [task]
-        self._compared = task.job.number
-        return [dataclasses.replace(task, only_at=station.name) for station in able]
+    def _compare_others(self) -> None:
+        """Have stations that did not time plain ``torch.compile()`` do so, to compare them."""
+        if self._plain is None:
+            return
+        task, _, _ = self._plain
+        others = [s for s in self._stations.able if not s.is_compared]
+        again = [dataclasses.replace(task, losses=0, only_at=station.name) for station in others]
+        self._waiting[:0] = again  # or jobs that are started meanwhile would keep them waiting
+        for station in others:
+            station.is_compared = True
 
     def _dispatch(self) -> None:
         """Send what waits to stations with room; what a lost station ran comes first."""
@@ -184,7 +185,7 @@ class ClusterExecutor:
             self._tell(station, message["text"])
         elif kind is Say.STEPPED and task is not None:
             task.step = Step(message["step"])
-            if not task.is_probe:
+            if not (task.is_probe or task.only_at):
                 self._events.append(Stepped(task.job.number, task.step, station.name))
         elif kind is Say.ENDED and task is not None:
             del station.running[task.job.number]
@@ -193,7 +194,7 @@ class ClusterExecutor:
 
     def _end(self, station: Station, task: Task, message: Mapping[str, Any]) -> None:
         """Keep what a job has left, and say how it ended."""
-        for file, text in message["files"].items():
+        for file, text in ({} if task.only_at else message["files"]).items():
             write_text(task.job.folder / Path(file).name, text)
         try:
             ending = ending_of(message["ending"])
@@ -204,10 +205,12 @@ class ClusterExecutor:
             station.probe = ending
             self._conclude_probe()
         elif task.only_at:
-            self._timed[station.name] = ending
-            self._conclude_comparison()
+            self._compare(station, ending)
         else:
             self._events.append(Ended(task.job.number, marked(ending, station.name)))
+            if self._plain is None and task.is_plain and (times_s := call_times(ending)):
+                self._plain, station.is_compared = (task, station.name, times_s), True
+                self._compare_others()
 
     def _lose(self, station: Station) -> None:
         """Put back what a dead station was doing, and start another in its place.
@@ -218,23 +221,28 @@ class ClusterExecutor:
         if station not in self._stations.all:  # its end has been told twice
             return
         self._stations.give_up(station, "it does not answer")
-        tasks = [t for t in station.running.values() if not t.is_probe]
-        tasks += [t for t in self._waiting if t.only_at == station.name]
-        self._waiting = [t for t in self._waiting if t.only_at != station.name]
-        if self._timed or any(t.only_at for t in (*self._waiting, *self._running)):
-            tasks = [t for t in tasks if not t.only_at]  # others time it
+        tasks = self._given_back(station)
         told = f"lost ({self._stations.reasons[station.name]})"
         if tasks:
             told += f"; trial {', '.join(str(t.job.number) for t in tasks)} is put back"
         self._tell(station, told)
         self._stations.replace(station)
         for task in reversed(tasks):
-            task.losses, task.only_at = task.losses + 1, ""
+            task.losses += 1
             if task.losses < _MOST_LOSSES:
                 self._waiting.insert(0, task)
                 continue
             what = f"it takes its machine down: {_MOST_LOSSES} stations were lost while it ran"
             self._events.append(Ended(task.job.number, Ending(Outcome.CRASHED, task.step, what)))
+        self._demand_one()
+        self._conclude_probe()
+
+    def _given_back(self, station: Station) -> list[Task]:
+        """The jobs of a station that leaves, but for those that only compare it."""
+        self._waiting = [t for t in self._waiting if t.only_at != station.name]
+        return [t for t in station.running.values() if not (t.is_probe or t.only_at)]
+
+    def _demand_one(self) -> None:
         if not self._stations.all:
             raise RunError(
                 "no station is left",
@@ -242,8 +250,6 @@ class ClusterExecutor:
                 "finished trials are safe",
                 hint="the same command with --resume, once there are machines",
             )
-        self._conclude_probe()
-        self._conclude_comparison()
 
     def _conclude_probe(self) -> None:
         """When the probes have ended, the first good one speaks for all; who differs leaves."""
@@ -260,27 +266,29 @@ class ClusterExecutor:
                 continue
             if why := unlike(station.probe, *self._reference):
                 self._leave_out(station, why)
+        self._compare_others()
         self._count()
 
-    def _conclude_comparison(self) -> None:
-        """When plain ``torch.compile()`` has ended everywhere, one speaks; who is slower leaves."""
-        is_open = any(t.only_at for t in (*self._waiting, *self._running))
-        if is_open or self._compared is None or not self._timed:
-            return
-        endings, self._timed = self._timed, {}
-        good = {name: e for name, e in endings.items() if e.outcome is Outcome.OK}
-        reasons = slower(good)
-        name = next((n for n in good if n not in reasons), next(iter(endings)))
-        self._events.append(Ended(self._compared, marked(endings[name], name)))
-        for station in self._stations.all:
-            if why := reasons.get(station.name):
-                self._leave_out(station, why)
-        self._count()
+    def _compare(self, station: Station, ending: Ending) -> None:
+        """Leave out a station that cannot do what another did, and the slower of the two."""
+        assert self._plain is not None
+        task, name, others_s = self._plain
+        times_s = call_times(ending)
+        if ending.outcome not in (Outcome.OK, Outcome.INTERRUPTED):
+            what = f"plain torch.compile(), which works on {name}, ended with "
+            self._leave_out(station, f"{what}{ending.outcome.value} ({ending.message})")
+        elif times_s and (why := slower(times_s, others_s)):
+            self._leave_out(station, f"{why} there as on {name}")
+        elif times_s and (why := slower(others_s, times_s)):
+            self._plain = task, station.name, times_s
+            for other in [s for s in self._stations.all if s.name == name]:
+                self._leave_out(other, f"{why} there as on {station.name}")
 
     def _leave_out(self, station: Station, why: str) -> None:
         self._tell(station, f"left out: {why}")
         self._stations.give_up(station, why)
-        self._waiting[:0] = [t for t in station.running.values() if not t.is_probe]
+        self._waiting[:0] = self._given_back(station)
+        self._demand_one()
 
     def _tell(self, station: Station, text: str) -> None:
         self._events.append(Told(f"{station.name}: {text}"))

@@ -54,7 +54,7 @@ class Task:
     request: Mapping[str, Any]
     losses: int = 0
     step: Step = Step.IMPORT
-    only_at: str = ""  # a station: the job runs on every one, to compare them
+    only_at: str = ""  # a station, which it compares with the one where it was done
 
     @property
     def is_probe(self) -> bool:
@@ -90,6 +90,7 @@ class Station:
     slots: int = 0
     running: dict[int, Task] = field(default_factory=dict)
     probe: Ending | None = None
+    is_compared: bool = False  # it has timed plain torch.compile(), or will
     raced: Counter[tuple[str, int | None]] = field(default_factory=Counter)
 
     @property
