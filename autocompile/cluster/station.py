@@ -88,7 +88,8 @@ class Station:
         self._folder: StationFolder | None = None
         self._numbers: set[int] = set()
         self._slots = 0
-        self._asked = self._has_token = self._is_hushing = False
+        self._asked = self._has_token = self._is_hushing = self._is_hushed = False
+        self._later: list[dict[str, Any]] = []  # jobs whose files are not copied beside a timing
 
     def run(self) -> None:
         """Work until it is told to close, or the actor is dead."""
@@ -141,27 +142,35 @@ class Station:
             return True
         if (executor := self._executor) is None:  # words of the tokens may come early
             return True
-        if kind is Do.START:
+        if kind is Do.START and self._is_hushed:
+            self._later.append(message)
+        elif kind is Do.START:
             self._start(executor, message)
         elif kind is Do.CANCEL:
+            self._later = [m for m in self._later if m["job"]["number"] != message["number"]]
             executor.cancel(message["number"])
         elif kind is Do.HUSH:
             executor.hush(True)
-            self._is_hushing = True
+            self._is_hushing = self._is_hushed = True
         elif kind is Do.FREE:
-            self._is_hushing = False
-            executor.hush(False)
+            self._go_on(executor)
         elif kind is Do.GRANTED:
-            self._asked, self._has_token = False, True
+            self._asked, self._has_token, self._is_hushed = False, True, True
             executor.hush(True)
             if not executor.measure():
                 self.measured()  # who wanted it has ended
         elif kind is Do.ANEW:
-            self._is_hushing = False
-            executor.hush(False)
+            self._go_on(executor)
             if self._asked:
                 self._say(Say.ASK)
         return True
+
+    def _go_on(self, executor: LocalExecutor) -> None:
+        self._is_hushing = self._is_hushed = False
+        executor.hush(False)
+        later, self._later = self._later, []
+        for message in later:
+            self._start(executor, message)
 
     def _open(self, message: Mapping[str, Any]) -> None:
         self._folder = StationFolder(message["files"], message["place"], message["run"])

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from autocompile import api
+from autocompile.cluster.beside import share_hosts
 from autocompile.cluster.executor import ClusterExecutor
-from autocompile.cluster.hosts import share_hosts
 from autocompile.cluster.links import Cluster, connected
 from autocompile.cluster.places import CPU, Place, places_of, side_by_side
 from autocompile.cluster.shipping import shipment_of

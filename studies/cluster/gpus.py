@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import autocompile
+from autocompile.cluster.beside import eager_against_itself, together
 from autocompile.cluster.executor import ClusterExecutor
-from autocompile.cluster.hosts import eager_against_itself, together
 from autocompile.cluster.links import connected
 from autocompile.cluster.places import places_of
 from autocompile.cluster.shipping import shipment_of
@@ -65,7 +65,7 @@ def tokens(kind: str, found: dict[str, Any]) -> None:
                     cluster.allow([link], False)
                 alone = eager_against_itself(executor)
                 cluster.allow(links, True)
-                at_once = eager_against_itself(executor, lambda: cluster.allow(links, False))
+                at_once = eager_against_itself(executor, lambda _: cluster.allow(links, False))
                 row: dict[str, Any] = {
                     name: {k: each.ratio.to_dict() for k, each in sorted(ratios.items())}
                     for name, ratios in (("alone", alone), ("at_once", at_once))

@@ -7,7 +7,8 @@ from concurrent.futures import Future
 
 import pytest
 
-from autocompile.cluster.hosts import Alike, Hosts, Orders, together
+from autocompile.cluster.beside import Alike, together
+from autocompile.cluster.hosts import Hosts, Orders
 from autocompile.cluster.pipe import TokenKeeper
 from autocompile.cluster.wire import Do, Say, decode
 from autocompile.estimate.intervals import Interval

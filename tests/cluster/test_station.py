@@ -338,6 +338,24 @@ class Quiet:
     def hush(self, is_on: bool) -> None:
         """Nothing runs."""
 
+    def cancel(self, number: int) -> None:
+        """Nor waits."""
+
+
+def test_no_files_of_a_job_are_copied_beside_a_timing(monkeypatch: pytest.MonkeyPatch) -> None:
+    station: Any = Station(types.SimpleNamespace(), -1)  # type: ignore[arg-type]
+    station._executor, begun = Quiet(), list[int]()
+    monkeypatch.setattr(
+        station, "_start", lambda _, message: begun.append(message["job"]["number"])
+    )
+    station._take(encode(Do.HUSH))
+    for number in (1, 2):
+        station._take(encode(Do.START, job={"number": number}))
+    station._take(encode(Do.CANCEL, number=1))
+    assert not begun
+    station._take(encode(Do.FREE))
+    assert begun == [2]
+
 
 @pytest.mark.parametrize("ends", [Do.ANEW, None])
 def test_what_a_station_says_of_being_hushed_is_true(ends: Do | None) -> None:
