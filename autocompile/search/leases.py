@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import optuna
 import sqlalchemy as sql
-from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, IntegrityError, SQLAlchemyError
 
 from autocompile.errors import RunError
 
@@ -35,6 +35,8 @@ _PATIENCE = {"connect_timeout": "5", "tcp_user_timeout": "10000"}
 EXPIRY_S = 30.0
 """A lease that is not renewed for so long is of a driver that has died."""
 
+_SECRET = re.compile("pass|pwd|secret|token|odbc", re.IGNORECASE)  # in a URL's query
+_NOT_READ = "it is not a database URL; in a password, @ : / ? are written %40 %3A %2F %3F"
 _ABOUT = "about"  # in place of a setting; what all drivers have in common in place of the driver
 _TABLE = sql.Table(
     "autocompile_leases",
@@ -180,7 +182,7 @@ def unusable(url: str, error: Exception) -> RunError:
     package = "pip install 'torch-autocompile[postgres]' brings the one for PostgreSQL"
     return RunError(
         f"the study database {without_password(url)} cannot be used",
-        first_line(error),
+        first_line(error) if _read(url) else _NOT_READ,
         *([package] if isinstance(error, ImportError) else []),
         "all finished trials are safe in the run folder; the database is only a copy",
         hint="another --storage, or none: the run then keeps its own database",
@@ -188,8 +190,23 @@ def unusable(url: str, error: Exception) -> RunError:
 
 
 def without_password(url: str) -> str:
-    """The URL as messages name it."""
-    return re.sub(r"(?<=://)([^:/@]*):[^/]*@", r"\1:***@", url)
+    """The URL as messages name it; no more than its kind if its password may be anywhere."""
+    if (found := _read(url)) is None:
+        kind = re.match(r"[\w+]+://", url)
+        return f"{kind[0] if kind else ''}***"
+    hidden = dict.fromkeys(filter(_SECRET.search, found.query), "***")
+    if not hidden and not found.password:
+        return url
+    return found.update_query_dict(hidden).render_as_string().replace("%2A%2A%2A", "***")
+
+
+def _read(url: str) -> sql.URL | None:
+    """The parts of a URL; None if it is none, or has an @ that may be of its password."""
+    try:
+        found = sql.make_url(url)
+    except (ArgumentError, ValueError):
+        return None
+    return None if found.password and url.count("@") > 1 else found
 
 
 def first_line(error: BaseException) -> str:

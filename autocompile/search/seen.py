@@ -35,7 +35,8 @@ class Seen:
         state: of the setting's last trial; as if it had none if that was interrupted.
         values: log speed-ups, NaN where there is none; ``spreads``: widths of 95 % intervals.
         seconds: that its process took; 0 if it had none.
-        failures: positions of the settings of each group of similar failures in processes.
+        failures: positions of the settings of each group of similar failures in processes, of all
+            trials; a setting is in a group once.
     """
 
     def __init__(self, count: int, position: Callable[[FrozenTrial], int | None]) -> None:
@@ -45,6 +46,7 @@ class Seen:
 
     def _forget(self) -> None:
         self._trials: Sequence[FrozenTrial] = ()
+        self._last = np.full(self._count, -1)  # number of the setting's last trial
         self.state = np.full(self._count, LEFT)
         self.values = np.full(self._count, np.nan)
         self.spreads, self.seconds = np.zeros(self._count), np.zeros(self._count)
@@ -67,15 +69,22 @@ class Seen:
 
     def _read(self, i: int, trial: FrozenTrial) -> None:
         state = _STATES.get(trial.state, RUNNING)
+        seconds = trial.user_attrs.get("seconds") or 0.0
+        if state == FAILED and seconds:
+            group = self.failures[_fingerprint(trial)]
+            if i not in group:
+                group.append(i)
+                self.version += 1
+        if trial.number < self._last[i]:  # of two of a setting, the older may end last
+            return
+        self._last[i] = trial.number
         if state == self.state[i] == RUNNING:
             return
         self.state[i] = state
         self.version += 1
-        self.seconds[i] = trial.user_attrs.get("seconds") or 0.0
+        self.seconds[i] = seconds
         self.values[i] = math.log(trial.value) if trial.value and trial.value > 0 else np.nan
         self.spreads[i] = trial.user_attrs.get("spread", 0.0)
-        if state == FAILED and self.seconds[i]:
-            self.failures[_fingerprint(trial)].append(i)
 
 
 def _goes_on(old: FrozenTrial, new: FrozenTrial) -> bool:

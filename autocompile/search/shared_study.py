@@ -80,7 +80,7 @@ class SharedStudy(OptunaStudy):
             self._leases = Leases(self._storage().engine, self.name, self.driver)
             said = self._leases.agreed(json.dumps(self.about, sort_keys=True))
         except TROUBLE as error:
-            raise unusable(self.place, error) from error
+            raise unusable(str(self.database), error) from error
         self._demand_same(json.loads(said))
         super().restore(records)
         self._sync()

@@ -24,16 +24,27 @@ class House:
         self.hushed: set[str] = set()
         self.measuring: set[str] = set()
         self.asking: set[str] = set()
+        self.in_step: set[str] = set()
 
     def take(self, orders: Orders) -> None:
         for station, what in orders:
+            if what is Do.GRANTED and station in self.in_step:
+                present = self.told.keys() & self.group(station)
+                assert present <= self.asking | self.measuring, "one of them has not asked"
             if station in self.told:
                 self.told[station].append(what)
 
-    def join(self, station: str) -> None:
+    def join(self, station: str, in_step: bool = False) -> None:
         self.told[station] = []
         self.take(self.hosts.join(station, "host"))
-        self.hosts.allow(self.group(station))
+        self.allow(station, in_step)
+
+    def allow(self, station: str, in_step: bool = False) -> None:
+        """Its group, all of which may be in step or are let go on."""
+        group = self.group(station)
+        self.in_step -= {*group}
+        self.in_step |= {*group} if in_step else set()
+        self.take(self.hosts.allow(group, in_step))
 
     def group(self, station: str) -> list[str]:
         first = int(station[1:]) // self.size * self.size
@@ -63,9 +74,15 @@ class House:
         self.measuring.discard(station)
         self.take(self.hosts.done(station))
 
+    def settle(self) -> None:
+        """All do what they are told, until nobody is told anything."""
+        while busy := [s for s, words in self.told.items() if words] or self.measuring:
+            for station in sorted(busy):
+                (self.hear if self.told[station] else self.done)(station)
+
     def leave(self, station: str) -> None:
         del self.told[station]
-        for group in (self.hushed, self.measuring, self.asking):
+        for group in (self.hushed, self.measuring, self.asking, self.in_step):
             group.discard(station)
         self.take(self.hosts.leave(station))
 
@@ -107,11 +124,11 @@ def test_whatever_happens_nobody_works_beside_a_timing_and_nobody_is_forgotten(s
     for seed in range(200):
         rng, house = random.Random(seed), House(size)
         for number in range(4):
-            house.join(f"s{number}")
+            house.join(f"s{number}", rng.random() < 0.5)
         for number in range(4, 80):
             busy = [s for s, words in house.told.items() if words]
             free = sorted(set(house.told) - house.asking - house.measuring - house.hushed)
-            action = rng.choice(["hear", "hear", "hear", "ask", "done", "leave", "join"])
+            action = rng.choice([*["hear"] * 3, "ask", "done", "leave", "join", "allow"])
             if action == "hear" and busy:
                 house.hear(rng.choice(busy))
             elif action == "ask" and free:
@@ -121,12 +138,13 @@ def test_whatever_happens_nobody_works_beside_a_timing_and_nobody_is_forgotten(s
             elif action == "leave" and len(house.told) > 2 and number % 5 == 0:
                 house.leave(rng.choice(sorted(house.told)))
             elif action == "join" and len(house.told) < 4:
-                house.join(f"s{number}")
-        for _ in range(100):
-            for station in [s for s, words in house.told.items() if words]:
-                house.hear(station)
-            for station in sorted(house.measuring):
-                house.done(station)
+                house.join(f"s{number}", rng.random() < 0.5)
+            elif action == "allow":
+                house.allow(rng.choice(sorted(house.told)), rng.random() < 0.5)
+        house.settle()
+        for station in sorted(house.in_step):  # for each other: nothing else happens any more
+            house.allow(station)
+        house.settle()
         assert not house.asking, seed
         assert not house.hushed, seed
 

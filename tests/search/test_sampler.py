@@ -339,6 +339,29 @@ def test_a_sampler_that_has_seen_all_trials_chooses_as_one_that_sees_them_for_th
     assert len(sampler.left(again)) == len(EVERY), "another study has its own trials"
 
 
+@pytest.mark.parametrize("state", [TrialState.COMPLETE, TrialState.PRUNED])
+def test_of_two_trials_of_a_setting_the_newer_counts_also_if_the_older_ends_last(
+    state: TrialState,
+) -> None:
+    every = settings()
+    sampler = PortfolioSampler(every)
+    study = told(sampler)
+    for _ in range(2):
+        study.enqueue_trial(sampler.params(every[3]))
+    trials = [study.ask(dict(sampler.distributions)) for _ in range(2)]
+    for number in (1, 0):
+        sampler.scores(study)
+        trials[number].set_user_attr("seconds", 5.0 + number)
+        worked = state is TrialState.COMPLETE
+        study.tell(trials[number], 2.0 + number if worked else None, state=state)
+    warm, fresh = sampler.seen(study), PortfolioSampler(every).seen(study)
+    for ours, theirs in ((warm.values, fresh.values), (warm.seconds, fresh.seconds)):
+        np.testing.assert_array_equal(ours, theirs)
+    assert warm.seconds[3] == 6.0
+    assert warm.failures == fresh.failures
+    assert [*fresh.failures.values()] == ([] if state is TrialState.COMPLETE else [[3]])
+
+
 def test_the_gain_that_is_expected_counts_what_is_worse_as_nothing() -> None:
     gain = expected_gain(np.array([0.0, 1.0, -1.0]), np.full(3, 0.1), np.zeros(3))
     assert gain == pytest.approx([0.1 / math.sqrt(2 * math.pi), 1.0, 0.0], abs=1e-6)

@@ -282,6 +282,31 @@ def test_a_password_is_not_shown(target: Path) -> None:
     assert "secret" not in caught.value.text()
 
 
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://h/db?user=u&password=secret", "postgresql://h/db?password=***&user=u"),
+        ("postgresql://u:s/secret@h/db", "postgresql://u:***@h/db"),
+        ("postgresql://u:s?secret@h/db", "postgresql://u:***@h/db"),
+        ("mssql://?odbc_connect=PWD%3Dsecret", "mssql://?odbc_connect=***"),
+        ("postgresql://u:s@secret@h/db", "postgresql://***"),
+        ("postgresql://u:s@s/secret@h/db", "postgresql://***"),
+        ("postgresql://u:secret/h/db", "postgresql://***"),
+        ("u:secret@h", "***"),
+        ("sqlite:////tmp/a@b/my runs.db", "sqlite:////tmp/a@b/my runs.db"),
+    ],
+)
+def test_a_password_is_not_shown_wherever_it_is(url: str, shown: str) -> None:
+    assert leasing.without_password(url) == shown
+
+
+def test_what_sqlalchemy_says_of_a_url_that_it_cannot_read_is_not_shown() -> None:
+    url = "postgresql://u:secret/h/db"
+    with pytest.raises(RunError, match="written %40") as caught:
+        leasing.demand_usable(url)
+    assert "secret" not in caught.value.text()
+
+
 # A server -----------------------------------------------------------------------------------------
 
 
