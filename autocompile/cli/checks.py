@@ -59,7 +59,8 @@ def doctor(
             )
         every = stations_of(ray, device)
         print_or_draw(every, as_json, lambda console: checks.render_stations(every, console))
-        if not any(kind["stations"] for kind in every["types"].values()):
+        stations = [row for kind in every["types"].values() for row in kind["stations"]]
+        if not any(row["installed"] for row in stations):
             raise typer.Exit(ExitCode.GATE)
         return
     found = diagnose.doctor(backend, device)

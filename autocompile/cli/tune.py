@@ -140,14 +140,17 @@ def _end_all(found: OnCluster, factor: float | None, as_json: bool, verbose: boo
         if as_json:
             typer.echo(json.dumps({k: r.to_dict() for k, r in found.results.items()}, indent=1))
         for kind, result in found.results.items() if not as_json else ():
-            typer.echo(f"{kind}\n")
+            if len(found.results) > 1:
+                typer.echo(f"{kind}\n")
             show_result(result.to_dict(), result.run_dir, False, verbose)
             typer.echo()
-        if found.results and not as_json:
+        if len(found.results) > 1 and not as_json:
             typer.echo(f"All of them: {found.folder / 'table.md'}, and table.html beside it\n")
         for kind, error in found.errors.items():
-            text = error.text() if isinstance(error, AutocompileError) else "interrupted"
-            say(f"error: {kind}: {text}")
+            if isinstance(error, AutocompileError):
+                say(f"error: {kind}: {error.text()}")
+            else:
+                say(f"{kind}: interrupted before there was anything to report")
     if not found.interrupted and found.errors:
         codes = [e.exit_code for e in found.errors.values() if isinstance(e, AutocompileError)]
         raise typer.Exit(max(codes))

@@ -186,7 +186,8 @@ class ClusterExecutor:
         elif kind is Say.STEPPED and task is not None:
             task.step = Step(message["step"])
             if not (task.is_probe or task.only_at):
-                self._events.append(Stepped(task.job.number, task.step, station.name))
+                at = station.name if len(self._stations.all) > 1 else ""
+                self._events.append(Stepped(task.job.number, task.step, at))
         elif kind is Say.ENDED and task is not None:
             del station.running[task.job.number]
             self._end(station, task, message)

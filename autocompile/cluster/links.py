@@ -8,7 +8,9 @@ retried by Ray: what is lost is the executor's business.
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
+import socket
 import tempfile
 import threading
 import uuid
@@ -23,12 +25,13 @@ from autocompile.cluster.stations import Link, Message
 from autocompile.cluster.wire import Do, Say, decode, encode
 from autocompile.errors import UsageError
 
-__all__ = ["Cluster", "connected"]
+__all__ = ["Cluster", "connected", "demand_head"]
 
 _NAMESPACE, _KEEPER = "autocompile", "autocompile-tokens"
 _LISTENING = "listening"  # concurrency group of calls that wait, beside those that do not
 _THREADS = {_LISTENING: 64}
 _POLL_S = 30.0
+_ANSWER_S = 5.0
 _MOST_CHARACTERS = 200  # of Ray's words on why an actor has died
 
 
@@ -51,6 +54,7 @@ def connected(address: str) -> Iterator[Cluster]:
         yield Cluster(ray, _with_sent(package, ray.get_runtime_context().runtime_env))
         return
     handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+    demand_head(address)
     try:
         ray.init(
             address=address,
@@ -63,7 +67,7 @@ def connected(address: str) -> Iterator[Cluster]:
         first = str(error).strip().splitlines() or [type(error).__name__]
         raise UsageError(
             f"cannot connect to a Ray cluster at {address}: {' '.join(first)[:400]}",
-            hint="ray status   (or ray start --head on one machine, to try it)",
+            hint="ray status   (on a node of the cluster, of the same version of Ray)",
         ) from None
     if threading.current_thread() is threading.main_thread():
         for number, handler in handlers.items():  # Ray's own leaves with an exit code of its own
@@ -72,6 +76,32 @@ def connected(address: str) -> Iterator[Cluster]:
         yield Cluster(ray)
     finally:
         ray.shutdown()
+
+
+def demand_head(address: str) -> None:
+    """Raise a UsageError if nothing answers there: Ray itself would try for minutes."""
+    if address == "auto":
+        record = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster")
+        noted = record.read_text("utf-8").strip() if record.is_file() else ""
+        if not (found := os.environ.get("RAY_ADDRESS", noted)):
+            raise UsageError(
+                "no Ray cluster runs on this machine",
+                hint="ray start --head, or --ray HOST:PORT of the head of another",
+            )
+        where = f"{found}, which Ray has noted as this machine's cluster: it may have ended"
+    else:
+        found = where = address
+    host, _, port = found.rpartition(":")
+    if not host or not port.isdigit() or "/" in host:
+        raise UsageError(f"{found!r} is no address of a Ray cluster", hint="--ray HOST:6379")
+    try:
+        socket.create_connection((host, int(port)), _ANSWER_S).close()
+    except (OSError, OverflowError) as error:
+        raise UsageError(
+            f"no Ray cluster answers at {where}",
+            str(error),
+            hint="ray start --head, or --ray HOST:PORT of the head of another",
+        ) from None
 
 
 def _with_sent(package: str, environment: Mapping[str, Any]) -> dict[str, Any]:

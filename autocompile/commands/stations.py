@@ -76,6 +76,6 @@ def _row(name: str, facts: Mapping[str, Any], slots: int, probe: Any) -> dict[st
         "device": said.environment.get("device_name"),
         "driver": said.environment.get("driver"),
         "power_limit_w": said.environment.get("power_limit_w"),
-        "works": [b for b, reason in said.backends.items() if not reason],
+        "installed": [b for b, reason in said.backends.items() if not reason],
         "problem": said.message or probe.message,
     }

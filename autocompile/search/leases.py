@@ -184,7 +184,6 @@ def unusable(url: str, error: Exception) -> RunError:
         f"the study database {without_password(url)} cannot be used",
         first_line(error) if _read(url) else _NOT_READ,
         *([package] if isinstance(error, ImportError) else []),
-        "all finished trials are safe in the run folder; the database is only a copy",
         hint="another --storage, or none: the run then keeps its own database",
     )
 

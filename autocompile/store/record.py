@@ -211,7 +211,8 @@ class RunFolder:
         for part in (*self.path.glob("probe*/"), self.cache):
             shutil.rmtree(part, ignore_errors=True)
         with contextlib.suppress(OSError):
-            (self.path / "lock").unlink(missing_ok=True)
+            for file in (self.path / "lock", self.study_db):
+                file.unlink(missing_ok=True)
         for folder in (self.trials, *self._made):
             with contextlib.suppress(OSError):  # not empty: keep other files
                 folder.rmdir()

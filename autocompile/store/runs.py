@@ -84,10 +84,13 @@ def latest_of(spec: str) -> RunFolder:
             return RunFolder(path)
         if re.fullmatch(name, path.name):
             similar.append(f"{path} is a run of {target or 'a target that cannot be read'}")
+    elsewhere = _of_target(spec, "*/*/run.json")
     raise RunError(
-        f"there is no run of {spec} under ./{under} to resume",
+        f"there is no run of {spec} on this machine under ./{under} to resume",
         *similar[:3],
-        hint="the same command without --resume",
+        hint=f"the same command with --ray: {elsewhere} is a run on a cluster"
+        if elsewhere
+        else "the same command without --resume",
     )
 
 
@@ -97,14 +100,24 @@ def latest_on_cluster(spec: str) -> Path:
     Raises:
         RunError: there is none.
     """
-    for path in reversed(_by_time(under.glob("*/*/run.json"))):
-        target = _target_of(path)
-        if target is not None and is_same_target(target, spec):
-            return path.parent
+    if (path := _of_target(spec, "*/*/run.json")) is not None:
+        return path.parent
+    elsewhere = _of_target(spec, "*/run.json")
     raise RunError(
         f"there is no run of {spec} on a cluster under ./{under} to resume",
-        hint="the same command without --resume",
+        hint=f"the same command without --ray: {elsewhere} is a run on this machine"
+        if elsewhere
+        else "the same command without --resume",
     )
+
+
+def _of_target(spec: str, where: str) -> Path | None:
+    """The last run of a target, of those whose ``run.json`` is there."""
+    for path in reversed(_by_time(under.glob(where))):
+        target = _target_of(path)
+        if target is not None and is_same_target(target, spec):
+            return path
+    return None
 
 
 def _target_of(path: Path) -> str | None:
@@ -127,7 +140,7 @@ def resuming(target: str, path: str | Path, on_cluster: bool, *more: str) -> str
     if on_cluster:
         words += ["--ray", "auto", "--accelerators", folder.name]
         folder = folder.parent
-    if folder.parent != under:  # --resume alone looks there
+    if on_cluster or folder.parent != under:  # --resume alone looks there
         words += ["--run-dir", str(folder)]
     return shlex.join(words)
 
@@ -152,5 +165,9 @@ def find(run: str | Path) -> RunFolder:
     for path in (Path(run), under / str(run)):
         if (path / "run.json").is_file():
             return RunFolder(path)
-    here = ", ".join(name_of(p) for p in runs[-6:]) or "none"
-    raise RunError(f"there is no run {run}", f"runs under ./{under}: {here}")
+    inside = [p for p in runs if p.parent.name == Path(run).name]
+    if len(inside) == 1:
+        return RunFolder(inside[0])
+    here = ", ".join(name_of(p) for p in inside or runs[-6:]) or "none"
+    what = f"{run} holds several runs" if inside else f"there is no run {run}"
+    raise RunError(what, f"{'they are' if inside else f'runs under ./{under}'}: {here}")

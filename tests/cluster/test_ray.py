@@ -147,7 +147,7 @@ def test_doctor_lists_the_stations_and_a_wrong_type_is_one_paragraph(cluster: An
     types = json.loads(done.stdout)["types"]
     assert types.keys() == {"T4", "cpu"}, "the CPUs of the node, in turns with its GPU"
     (station,) = types["T4"]["stations"]
-    assert "inductor" in station["works"]
+    assert "inductor" in station["installed"]
     assert (station["jobs"], types["T4"]["notes"]) == (1, [])
     command = [*PROGRAM, "tune", "model.py", "--ray", cluster.address, "--accelerators", "A100"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

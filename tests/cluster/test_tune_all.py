@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from scripts import SPACE, Request, script
 from test_station import T4, node
 
 import autocompile
+from autocompile.cluster.links import demand_head
 from autocompile.cluster.places import Place
 from autocompile.cluster.stations import Link, Message
 from autocompile.commands import cluster as commands
@@ -212,3 +214,23 @@ def test_what_is_about_this_machine_is_refused(target: Path, fake: FakeCluster) 
     with pytest.raises(UsageError, match="no node of the cluster has A100"):
         tuned(accelerators=("A100",))
     assert not fake.opened
+
+
+def test_where_no_cluster_is_the_command_ends_at_once(
+    monkeypatch: pytest.MonkeyPatch, work: Path
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(work))
+    with pytest.raises(UsageError, match="no Ray cluster runs on this machine"):
+        demand_head("auto")
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        address = f"127.0.0.1:{head.getsockname()[1]}"
+        demand_head(address)
+    (work / "ray").mkdir()
+    (work / "ray" / "ray_current_cluster").write_text(f"{address}\n")
+    for asked in ("auto", address):
+        with pytest.raises(UsageError, match=f"no Ray cluster answers at {address}"):
+            demand_head(asked)
+    for wrong in ("127.0.0.1", "ray://127.0.0.1:10001", "local", "127.0.0.1:99999999"):
+        with pytest.raises(UsageError, match="Ray cluster"):
+            demand_head(wrong)

@@ -50,10 +50,10 @@ def test_a_run_on_a_cluster_goes_on_there() -> None:
     run.search(LITE, 1.3)
     records = [replace(r, detail={"station": "node-1/0"}) for r in run.records]
     about = {"plan": PLAN, "target": {}, "environment": CPU, "phases": ["forward"]}
-    for folder, more in (("runs/net-0001", ""), ("/a/b", " --run-dir /a/b")):
+    for folder in ("runs/net-0001", "/a/b"):
         found = build_report(about, records, run_dir=f"{folder}/H100")
         said = found["phases"]["forward"]["confidence"]["command"]
-        there = f"--ray auto --accelerators H100{more}"
+        there = f"--ray auto --accelerators H100 --run-dir {folder}"
         assert said == f"autocompile tune net.py --resume --budget 5m {there}"
 
 

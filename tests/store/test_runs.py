@@ -108,12 +108,25 @@ def test_last_is_also_the_last_run_of_a_cluster_and_resume_is_of_this_machine(
     in_order(here, there)
     assert find("last").path == Path(there) and find("net-0002/H100").path == Path(there)
     assert (shown(there), shown(str(target.parent / here))) == ("last", "net-0001")
-    with pytest.raises(RunError, match=r"net-0001, net-0002/H100"):
-        find("net-0002")
+    assert find("net-0002").path == Path(there), "the only one of that cluster"
+    with pytest.raises(RunError, match=r"no run net-0003\n.*: net-0001, net-0002/H100"):
+        find("net-0003")
     assert latest_of("net.py").path == Path(here)
     assert latest_on_cluster("net.py") == Path("runs/net-0002")
     in_order(there, here)
     assert shown(there) == "net-0002/H100"
+    made("net.py", run_dir="runs/net-0002/T4")
+    with pytest.raises(RunError, match=r"several runs\n.*: net-0002/H100, net-0002/T4"):
+        find("net-0002")
+
+
+@pytest.mark.parametrize(("folder", "words"), [("1/T4", "with --ray: "), ("1", "without --ray: ")])
+def test_resume_says_where_else_there_is_a_run(target: Path, folder: str, words: str) -> None:
+    made("net.py", run_dir=f"runs/{folder}")
+    find_latest = latest_of if "/" in folder else latest_on_cluster
+    with pytest.raises(RunError) as error:
+        find_latest("net.py")
+    assert f"try: the same command {words}runs/{folder} is a run" in error.value.text()
 
 
 def test_use_and_next_name_the_run_as_the_user_gave_it(target: Path) -> None:

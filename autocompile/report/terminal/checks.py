@@ -144,12 +144,14 @@ def render_stations(found: Found, console: Console) -> None:
     for kind, own in found["types"].items():
         page.line(text.plain(kind), "bold")
         for row in own["stations"]:
-            seen = (text.plain(row["name"]), text.plain(row["device"]), text.driver(row))
+            seen = (text.plain(row["name"]), text.plain(row["device"] or ""), text.driver(row))
             versions = (f"torch {row['torch']}", f"Python {row['python']}")
             line = (*seen, *versions, text.many(row["jobs"], "job"))
             page.line("  " + " · ".join(filter(None, line)))
-            works = ", ".join(map(text.plain, row["works"])) or text.plain(row["problem"])
-            page.line(f"    backends: {works}")
+            if row["installed"]:
+                page.line(f"    backends installed: {', '.join(map(text.plain, row['installed']))}")
+            else:
+                page.line(f"    {text.plain(row['problem'])}", "red")
         for note in own["notes"]:
             for line in note.splitlines():
                 page.line(f"  {text.plain(line)}", "red")
