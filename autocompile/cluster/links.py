@@ -108,7 +108,12 @@ def _with_sent(package: str, environment: Mapping[str, Any]) -> dict[str, Any]:
     """An actor's environment with a package that the session's own does not have.
 
     Ray sends a folder with ``ray.init`` only: for an actor it has to be there already.
+
+    Raises:
+        UsageError: it cannot be sent.
     """
+    from ray.exceptions import RayError
+
     modules = [*environment.get("py_modules", ()), package]
     try:
         from ray._private.runtime_env.py_modules import upload_py_modules_if_needed as upload
@@ -118,6 +123,12 @@ def _with_sent(package: str, environment: Mapping[str, Any]) -> dict[str, Any]:
             return dict(upload({"py_modules": modules}, **where))
     except (ImportError, TypeError):  # another version of Ray: it has to be installed there
         return {}
+    except (RayError, RuntimeError, ValueError, OSError) as error:
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise UsageError(
+            f"cannot send autocompile to the Ray cluster: {why[:400]}",
+            hint="leave the session (ray.shutdown()): autocompile then connects by itself",
+        ) from None
 
 
 class Cluster:

@@ -28,6 +28,7 @@ from ray.rllib.examples.envs.classes.multi_agent import MultiAgentCartPole
 from rllib_algorithms import ALL, AOT, FUSED, ppo, settings, trained
 
 from autocompile.rllib import NotInEffect, tuned
+from autocompile.runtime.rllib import actors
 
 Built = Callable[[Any], Any]
 
@@ -222,12 +223,24 @@ def test_what_cannot_be_tuned_is_refused_in_words() -> None:
     tuned(ppo(), settings(forward_exploration=AOT, train_step=elsewhere))  # RLlib has none
 
 
-def test_of_several_machines_only_the_settings_of_this_one_must_be_usable() -> None:
+def test_of_several_machines_only_the_settings_of_this_one_must_be_usable(built: Built) -> None:
     other = settings(forward_exploration=CompileConfig(environment="other"))
     t4 = {"device": "cuda:0", "device_name": "Tesla T4"}
-    tuned(ppo(), TunedSet((dataclasses.replace(other, fingerprint=t4), ALL)))
+    built(tuned(ppo(), TunedSet((dataclasses.replace(other, fingerprint=t4), ALL))))
+    elsewhere = tuned(ppo(), TunedSet((dataclasses.replace(ALL, fingerprint=t4), other)))
     with pytest.raises(UsageError, match="needs the interpreter other"):
-        tuned(ppo(), TunedSet((dataclasses.replace(ALL, fingerprint=t4), other)))
+        built(elsewhere)
+    with pytest.raises(UsageError, match="needs the interpreter other"):
+        tuned(ppo(), TunedSet((other, dataclasses.replace(other, fingerprint=t4))))
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_the_driver_looks_at_no_device(several: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr(actors, "describe", lambda _: pytest.fail("a device was looked at"))
+    other = settings(forward_exploration=CompileConfig(environment="other"))
+    found = TunedSet((other, ALL) if several else (ALL,))
+    tuned(ppo().learners(num_gpus_per_learner=1), found)
 
 
 def test_an_eager_winner_compiles_nothing(built: Built) -> None:

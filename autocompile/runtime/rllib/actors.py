@@ -32,7 +32,7 @@ from autocompile.settings.phases import (
 from autocompile.settings.tuned import Choice, Tuned
 from autocompile.settings.tuned_set import TunedSet
 
-__all__ = ["TunedLearner", "TunedRunner", "usable_on"]
+__all__ = ["TunedLearner", "TunedRunner", "demand_any_usable", "usable_on"]
 
 _Actor: Any = object  # RLlib's class follows in the order of methods
 
@@ -105,7 +105,23 @@ def usable_on(device: torch.device, settings: TunedSet) -> Tuned:
     Raises:
         UsageError: they are not for an RLModule, or need another interpreter.
     """
-    entry = settings.fitting(describe(device))
+    return _demand_usable(settings.fitting(describe(device)))
+
+
+def demand_any_usable(settings: TunedSet) -> None:
+    """Raise the UsageError of the first entry if no process could use any, whatever its device."""
+    errors = []
+    for entry in settings.entries:
+        try:
+            _demand_usable(entry)
+        except UsageError as error:
+            errors.append(error)
+        else:
+            return
+    raise errors[0]
+
+
+def _demand_usable(entry: Tuned) -> Tuned:
     used = [name for name, phase in PHASES.items() if phase.in_rllib and name in entry.phases]
     if not used:
         raise UsageError(f"the settings are not for an RLModule: {', '.join(entry.phases)}")

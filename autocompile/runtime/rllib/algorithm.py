@@ -11,14 +11,13 @@ import warnings
 from typing import Any
 
 import ray
-import torch
 from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from ray.rllib.offline.offline_env_runner import OfflineSingleAgentEnvRunner
 from ray.rllib.utils import force_list
 
 from autocompile.errors import UsageError
-from autocompile.runtime.rllib.actors import TunedLearner, TunedRunner, usable_on
+from autocompile.runtime.rllib.actors import TunedLearner, TunedRunner, demand_any_usable
 from autocompile.runtime.rllib.in_effect import NotInEffect, Tell
 from autocompile.settings.tuned_set import TunedSet
 
@@ -41,16 +40,14 @@ def tuned(config: Any, settings: Any, *, strict: bool = True) -> Any:
             False, it warns. A failed setting runs in eager mode.
 
     Raises:
-        UsageError: the settings are not for an RLModule or need another interpreter, or the
-            configuration uses the old API stack.
+        UsageError: no entry is for an RLModule and this interpreter, or the configuration uses the
+            old API stack. A process whose own entry is not usable raises it when it is built.
 
     Warns:
         UserWarning: the configuration sets ray's ``torch_compile_*``, which are turned off.
     """
     found = TunedSet.read(settings)
-    for gpus in (config.num_gpus_per_env_runner, config.num_gpus_per_learner):
-        if not gpus or torch.cuda.is_available():  # elsewhere the process of each looks for itself
-            usable_on(torch.device("cuda" if gpus else "cpu"), found)
+    demand_any_usable(found)
     if not (config.enable_rl_module_and_learner and config.enable_env_runner_and_connector_v2):
         raise UsageError(
             f"this {type(config).__name__} uses RLlib's old API stack, which is not supported",
