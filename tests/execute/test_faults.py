@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import PATIENCE_S, SHORT, TARGETS, Bench, assert_nothing_left
+from conftest import PATIENCE_S, SHORT, TARGETS, Bench, _Lasting, assert_nothing_left
 
 import autocompile
-from autocompile.execute.executor import Ending, Job
+from autocompile.execute.executor import Ending, Event, Job
 from autocompile.execute.job import JobFactory
 from autocompile.protocol.requests import Request, TrialRequest
 from autocompile.store.record import Outcome, Record
@@ -123,6 +123,44 @@ def test_a_study_of_faults_is_resumed_without_repeating_any(faulty: autocompile.
     assert not again.interrupted
     assert {p: p.read_bytes() for p in run.glob("trials/*/result.json")} == before
     assert again.verdict == faulty.verdict
+
+
+class _Doubting(_Lasting):
+    """The bench's executor with the doubts of its endings, so that there are second tries."""
+
+    def __init__(self, bench: Bench) -> None:
+        super().__init__(bench.executor)
+        self.started: list[Job] = []
+
+    def start(self, job: Job) -> None:
+        self.started.append(job)
+        self._executor.start(job)
+
+    def wait(self, timeout_s: float) -> list[Event]:
+        return self._executor.wait(timeout_s)
+
+
+def test_a_forked_trial_that_crashes_is_tried_again_in_a_fresh_interpreter(
+    bench: Bench, tmp_path: Path
+) -> None:
+    executor = _Doubting(bench)
+    result = autocompile.tune(
+        TARGETS / "faulty_backends.py",
+        phases=("forward",),
+        space=autocompile.SearchSpace(
+            backends=("segfaults",), fullgraph=(False,), batch_sizes=(4,)
+        ),
+        executor=executor,
+        run_dir=tmp_path / "run",
+    )
+    record = trial(result, "segfaults")
+    assert (record.outcome, record.step.value) == (Outcome.CRASHED, "compile")
+    assert [job.fresh for job in executor.started if job.number == record.number] == [False, True]
+    assert any("the first ended with crashed in compile" in note for note in record.notes), (
+        record.notes
+    )
+    logs = tmp_path / f"run/trials/{record.number:04d}"
+    assert {p.name for p in logs.glob("log*.txt")} == {"log.txt", "log.first.txt"}
 
 
 # --- processes, descriptors and the channel -----------------------------------------------------
