@@ -77,6 +77,7 @@ def tune(
     only: Tuned | None = None,
     progress: Progress | str = "auto",
     clock: Callable[[], float] = time.monotonic,
+    began: float | None = None,
 ) -> Result:
     """Find the fastest settings with correct results for a target on this machine.
 
@@ -118,6 +119,7 @@ def tune(
         progress: ``auto`` (on stderr: live on a terminal, a line per trial elsewhere), ``plain``,
             ``none``, or an object of yours that is told of each event.
         clock: returns seconds, for the budget.
+        began: when the budget began, by ``clock``; None: now.
 
     Returns:
         The result; ``interrupted`` is set if Ctrl-C ended the run early.
@@ -127,7 +129,7 @@ def tune(
         RunError: the run's folder cannot be used.
         NothingWorked: no setting and no eager run worked.
     """
-    began = clock()
+    began = clock() if began is None else began
     _demand_storage(storage, study)
     if isinstance(progress, str):
         progress = progress_of(progress, sys.stderr)

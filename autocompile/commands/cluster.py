@@ -7,6 +7,7 @@ import functools
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -171,10 +172,12 @@ class _Run:
         try:
             if self._is_stopped:
                 raise KeyboardInterrupt
+            began = time.monotonic()  # its stations start within the budget
             with contextlib.closing(self._make()) as self._executor:
-                if self._is_stopped:  # while its stations started
+                if self._is_stopped:  # meanwhile
                     raise KeyboardInterrupt
-                self.result = api.tune(executor=self._executor, **self._options)
+                options = {"began": began, **self._options}
+                self.result = api.tune(executor=self._executor, **options)
         except (Exception, KeyboardInterrupt) as error:  # the others go on
             self.error = error
 

@@ -59,7 +59,7 @@ class FakeCluster:
     def receive(self, links: Sequence[Link], timeout_s: float) -> list[tuple[Link, Message]]:
         return self._stations[links[0]].receive(links, timeout_s)
 
-    def allow(self, links: Sequence[Link]) -> None:
+    def allow(self, links: Sequence[Link], in_step: bool) -> None:
         raise AssertionError("each station is alone on its host")
 
 
@@ -97,6 +97,17 @@ def test_each_type_has_a_run_and_lines_that_begin_with_its_name(
     table = (found.folder / "table.md").read_text("utf-8")
     assert "| H100 |" in table.replace("  ", " ")
     assert all((found.folder / f"table.{kind}").stat().st_size for kind in ("json", "html"))
+
+
+def test_the_start_of_the_stations_is_in_the_budget(
+    target: Path, fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began: list[float] = []
+    opened: list[float] = []
+    fake.opening = lambda kind: opened.append(time.monotonic())
+    monkeypatch.setattr(commands.api, "tune", lambda *_, **options: began.append(options["began"]))
+    tuned(accelerators=("T4",))
+    assert began[0] <= opened[0]
 
 
 def test_what_fails_on_one_type_leaves_the_others(target: Path, fake: FakeCluster) -> None:
