@@ -104,6 +104,7 @@ def main() -> dict[str, Any]:
     found: dict[str, Any] = {"python": platform.python_version(), "cores": os.cpu_count()}
     found["executor"] = [executor_alone(8), executor_alone(64)]
     found["whole"] = [whole(8), whole(64)]
+    found["with_budget"] = [whole(8, budget_s=1e7)]
     found["with_twins"] = [whole(8, WITH_TWINS), whole(64, WITH_TWINS)]
     return found
 
