@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,34 @@ def test_a_copy_of_the_weights_that_no_tensor_shows_counts(
     ending = bench.end(bench.begin(request))
     assert ending.outcome is Outcome.OK, ending.message
     assert peaks_in_mib(ending.payload) == pytest.approx((100, 100 + copies * 100), rel=0.05)
+
+
+def test_what_the_allocator_kept_from_before_changes_no_peak() -> None:
+    """Freed blocks of its heap stay resident, and one that small ones settled in fits no longer."""
+    glibc = ctypes.CDLL(None)
+    glibc.malloc.restype, glibc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    glibc.mallopt(memory._MMAP_THRESHOLD, 32 * MIB)  # keeps blocks of less
+    small: list[int] = []
+
+    def some_small_ones() -> None:
+        small.extend(glibc.malloc(n) for n in (24, 40, 56, 72, 88) * 20)
+
+    def call() -> None:
+        y = x * 2
+        some_small_ones()
+        z = x + y
+        del y
+        v = x + z
+        some_small_ones()
+        x.copy_(v)
+
+    x = torch.ones(3 * MIB)  # 12 MiB
+    blocks = [torch.ones(n * MIB + 10_000) for n in (3, 1) * 4]
+    del blocks[::2]
+    peak = memory.peak_bytes(call, lambda: [x], torch.device("cpu"), graphs=False)
+    for block in small:
+        glibc.free(block)
+    assert peak == pytest.approx(3 * 12 * MIB, rel=0.03)
 
 
 def test_each_storage_counts_once_and_sparse_tensors_do_no_harm() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import mmap
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -37,13 +38,36 @@ def peak_bytes(
     if device.type == "cuda":
         call()  # creates optimizer state, workspaces and CUDA graphs
         return _cuda_peak(call, held, device, graphs)
-    with contextlib.suppress(OSError, AttributeError):  # not glibc
-        # Larger blocks return to the system when freed. By default glibc keeps those of up to
-        # 32 MiB, which adds a random amount to the peak.
-        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _TINY_BYTES)
-    call()
-    growth = _resident_growth(call)
+    with _nothing_kept():
+        call()
+        growth = _resident_growth(call)
     return None if growth is None else growth + sum(_storages(held(), device).values())
+
+
+@contextlib.contextmanager
+def _nothing_kept() -> Iterator[None]:
+    """Larger blocks come from the system and return to it when freed, so that none adds by chance.
+
+    By default glibc keeps those of up to 32 MiB. What it has kept so far is taken from it
+    meanwhile: it would be reused first, and stays resident.
+    """
+    taken: list[int] = []
+    c = ctypes.CDLL(None)
+    try:
+        with contextlib.suppress(OSError, AttributeError):  # not glibc
+            c.malloc.restype, c.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+            c.malloc_usable_size.restype = ctypes.c_size_t
+            c.malloc_usable_size.argtypes = c.free.argtypes = [ctypes.c_void_p]
+            c.mallopt(_MMAP_THRESHOLD, _TINY_BYTES)
+            while block := c.malloc(_TINY_BYTES):
+                taken.append(block)
+                # A block from the system is of whole pages, plus one for its header.
+                if c.malloc_usable_size(block) >= _TINY_BYTES + mmap.PAGESIZE // 2:
+                    break
+        yield
+    finally:
+        for block in taken:
+            c.free(block)
 
 
 def _storages(tree: Any, device: torch.device) -> dict[int, int]:
