@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from autocompile.estimate.decision import SETS, is_dearer
@@ -93,12 +93,21 @@ def same_as(number: int, outcome: str) -> str:
     return f"same code as trial {number}" if outcome == "ok" else f"as trial {number}"
 
 
-def trial_remarks(trial: Row, trials: Sequence[Row]) -> list[str]:
+def repeats_of(trials: Iterable[Row]) -> dict[int, list[Row]]:
+    """The trials that repeat another one, by its number."""
+    found: dict[int, list[Row]] = {}
+    for trial in trials:
+        if (number := trial.get("repeats")) is not None:
+            found.setdefault(number, []).append(trial)
+    return found
+
+
+def trial_remarks(trial: Row, repeats: Sequence[Row]) -> list[str]:
     """What a table says behind a trial's name: duplicates, repeats, graph breaks, doubts."""
     if trial.get("duplicate_of") is not None:
         return [same_as(trial["duplicate_of"], trial.get("outcome", "ok"))]
     remarks = []
-    if repeats := [t for t in trials if t.get("repeats") == trial["number"]]:
+    if repeats:
         good = [t["speedup"]["value"] for t in repeats if t["outcome"] == "ok" and t["speedup"]]
         ends = dict.fromkeys(f"{end(good):.2f}" for end in (min, max)) if good else ()
         text = f"repeated in {show.many(len(repeats), 'process')}"
@@ -143,15 +152,20 @@ def trial_tables(phase: Row) -> Iterator[Table]:
     """Every trial of the search: those with figures, best first, then the others."""
     trials = phase["trials"]
     searched = [t for t in trials if t.get("role") == "search"]
-    ranked = [t for t in searched if t["outcome"] == "ok" and t.get("throughput")]
+    ranked = [t for t in searched if _is_ranked(t)]
+    repeats = repeats_of(trials)
     if ranked:
         unit = show.plain(ranked[0]["throughput"].get("unit", ""))
         columns = ("#", "batch", unit, "against eager", "compile", "memory", "setting")
-        rows = tuple(_measured(trial, trials) for trial in sorted(ranked, key=_order))
+        rows = tuple(_measured(t, repeats.get(t["number"], ())) for t in sorted(ranked, key=_order))
         yield Table("Measured trials", columns, rows, right=range(6), wide=5)
-    if others := tuple(_not_measured(t) for t in searched if t not in ranked):
+    if others := tuple(_not_measured(t) for t in searched if not _is_ranked(t)):
         titles = ("#", "batch", "outcome", "setting and message")
         yield Table("Other trials", titles, others, right=(0, 1))
+
+
+def _is_ranked(trial: Row) -> bool:
+    return trial["outcome"] == "ok" and bool(trial.get("throughput"))
 
 
 def _order(trial: Row) -> tuple[float, int, int]:
@@ -160,8 +174,8 @@ def _order(trial: Row) -> tuple[float, int, int]:
     return -trial["throughput"]["value"], number if same is None else same, number
 
 
-def _measured(trial: Row, trials: Sequence[Row]) -> tuple[Text, ...]:
-    remarks = ", ".join(trial_remarks(trial, trials))
+def _measured(trial: Row, repeats: Sequence[Row]) -> tuple[Text, ...]:
+    remarks = ", ".join(trial_remarks(trial, repeats))
     setting = Span(show.label(trial["config"]), "code")
     return (
         str(trial["number"]),

@@ -112,7 +112,7 @@ def test_remarks_tell_repeats_breaks_and_doubts() -> None:
         {"number": 9, "repeats": 5, "outcome": "ok", "speedup": {"value": 1.5}},
         {"number": 10, "repeats": 5, "outcome": "crashed", "speedup": None},
     ]
-    assert facts.trial_remarks(trial, [trial, *repeats]) == [
+    assert facts.trial_remarks(trial, repeats) == [
         "repeated in 3 processes: 1.40 to 1.50×, 1 failed",
         "1 graph break",
         "eager slowed",

@@ -9,7 +9,7 @@ from typing import Any
 
 from autocompile.report import text as show
 from autocompile.report.document import Span, Table, Text, spans
-from autocompile.report.facts import trial_remarks
+from autocompile.report.facts import repeats_of, trial_remarks
 from autocompile.report.page.canvas import Plot
 
 _TAGS = {"code": "<code>{}</code>", "paste": "<code>{}</code>", "strong": "<b>{}</b>", "": "{}"}
@@ -87,7 +87,7 @@ def as_figures(plots: Iterable[Plot]) -> str:
 
 def trials_table(report: Mapping[str, Any]) -> Iterator[str]:
     """A section with a row for each trial of the run, which the page's script sorts and filters."""
-    trials = [(n, t, p["trials"]) for n, p in report["phases"].items() for t in p["trials"]]
+    trials = [(name, t) for name, p in report["phases"].items() for t in p["trials"]]
     if not trials:
         return
     yield '<section id="trials"><h2>Trials</h2><p><label>Filter <input type="search" '
@@ -96,13 +96,14 @@ def trials_table(report: Mapping[str, Any]) -> Iterator[str]:
     sides = {title: ' class="right"' if title in _NUMBERS else "" for title in _TITLES}
     head = _row(f'<th{s}><button type="button">{t}</button></th>' for t, s in sides.items())
     yield f'<div class="scroll"><table class="sortable"><thead>{head}</thead><tbody>'
-    for phase, trial, others in sorted(trials, key=lambda item: item[1]["number"]):
-        yield _row(_cells(phase, trial, others))
+    repeats = repeats_of(trial for _, trial in trials)
+    for phase, trial in sorted(trials, key=lambda item: item[1]["number"]):
+        yield _row(_cells(phase, trial, repeats.get(trial["number"], ())))
     yield "</tbody></table></div></section>"
 
 
 def _cells(
-    phase: str, trial: Mapping[str, Any], others: Sequence[Mapping[str, Any]]
+    phase: str, trial: Mapping[str, Any], repeats: Sequence[Mapping[str, Any]]
 ) -> Iterator[str]:
     size, gain, rate = trial.get("batch_size"), trial.get("speedup"), trial.get("throughput")
     compile_s, memory = trial.get("compile_s"), trial.get("peak_memory_bytes")
@@ -118,7 +119,7 @@ def _cells(
     yield _number(rate and rate["value"], each)
     yield _number(compile_s, show.seconds(compile_s))
     yield _number(memory, show.size(memory))
-    remarks = ", ".join(trial_remarks(trial, others))
+    remarks = ", ".join(trial_remarks(trial, repeats))
     if trial.get("repeats") is not None:
         remarks = f"of trial {trial['repeats']}"
     tail = f' <span class="dim">({escaped(remarks)})</span>' if remarks else ""
