@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import mmap
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ __all__ = ["freed_bytes", "page_faults", "peak_bytes"]
 
 _MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of malloc.h
 _TINY_BYTES = 2**17
+_MOST_TAKEN = 2**16  # 8 GiB
 
 
 def peak_bytes(
@@ -51,7 +51,7 @@ def _nothing_kept() -> Iterator[None]:
     By default glibc keeps those of up to 32 MiB. What it has kept so far is taken from it
     meanwhile: it would be reused first, and stays resident.
     """
-    taken: list[int] = []
+    taken: list[int | None] = []
     c = ctypes.CDLL(None)
     try:
         with contextlib.suppress(OSError, AttributeError):  # not glibc
@@ -59,10 +59,11 @@ def _nothing_kept() -> Iterator[None]:
             c.malloc_usable_size.restype = ctypes.c_size_t
             c.malloc_usable_size.argtypes = c.free.argtypes = [ctypes.c_void_p]
             c.mallopt(_MMAP_THRESHOLD, _TINY_BYTES)
-            while block := c.malloc(_TINY_BYTES):
-                taken.append(block)
-                # A block from the system is of whole pages, plus one for its header.
-                if c.malloc_usable_size(block) >= _TINY_BYTES + mmap.PAGESIZE // 2:
+            for _ in range(_MOST_TAKEN):
+                taken.append(c.malloc(_TINY_BYTES))
+                # One of glibc's heap has 8 bytes more, one from the system whole pages more, and
+                # one of another allocator none.
+                if not 8 <= c.malloc_usable_size(taken[-1]) - _TINY_BYTES < 64:
                     break
         yield
     finally:
