@@ -26,7 +26,7 @@ from autocompile.settings.config import CompileConfig
 from autocompile.store.measurement import Measurement
 from autocompile.store.record import Outcome, Record, Step
 
-FOLDERS = ("cpu_races", "busy_races", "busy_second", "in_turns", "busy_turns")
+FOLDERS = ("cpu_races", "busy_races", "busy_second", "in_turns", "busy_turns", "busy_epyc")
 
 
 def records(run: dict[str, Any], model: str, named: dict[str, CompileConfig]) -> Iterator[Record]:
