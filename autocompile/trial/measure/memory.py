@@ -17,7 +17,6 @@ __all__ = ["freed_bytes", "page_faults", "peak_bytes"]
 
 _MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of malloc.h
 _TINY_BYTES = 2**17
-_MOST_TAKEN = 2**16  # 8 GiB
 
 
 def peak_bytes(
@@ -38,31 +37,44 @@ def peak_bytes(
     if device.type == "cuda":
         call()  # creates optimizer state, workspaces and CUDA graphs
         return _cuda_peak(call, held, device, graphs)
-    with _nothing_kept():
+    with contextlib.suppress(OSError, AttributeError):  # not glibc
+        # Larger blocks return to the system when freed. By default glibc keeps those of up to
+        # 32 MiB in its heap.
+        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _TINY_BYTES)
+    call()
+    with _kept_blocks_taken():
         call()
         growth = _resident_growth(call)
     return None if growth is None else growth + sum(_storages(held(), device).values())
 
 
-@contextlib.contextmanager
-def _nothing_kept() -> Iterator[None]:
-    """Larger blocks come from the system and return to it when freed, so that none adds by chance.
+_HEAP = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
 
-    By default glibc keeps those of up to 32 MiB. What it has kept so far is taken from it
-    meanwhile: it would be reused first, and stays resident.
+
+class _Heap(ctypes.Structure):
+    """``struct mallinfo2`` of malloc.h; ``fordblks`` are the bytes of the free blocks."""
+
+    _fields_ = tuple((name, ctypes.c_size_t) for name in _HEAP.split())
+
+
+@contextlib.contextmanager
+def _kept_blocks_taken() -> Iterator[None]:
+    """Allocate the larger free blocks of this thread's heap, so that a call uses none of them.
+
+    They were kept before ``mallopt``. In them a call's blocks stay resident when freed, and one in
+    which small blocks have settled fits no longer, so the peak would depend on chance.
     """
+    _resident_bytes()  # gives their pages back, which cannot be done once they are taken
     taken: list[int | None] = []
     c = ctypes.CDLL(None)
     try:
-        with contextlib.suppress(OSError, AttributeError):  # not glibc
-            c.malloc.restype, c.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
-            c.malloc_usable_size.restype = ctypes.c_size_t
+        with contextlib.suppress(OSError, AttributeError):  # not glibc, or before 2.33
+            c.mallinfo2.restype, c.malloc.restype = _Heap, ctypes.c_void_p
+            c.malloc.argtypes, c.malloc_usable_size.restype = [ctypes.c_size_t], ctypes.c_size_t
             c.malloc_usable_size.argtypes = c.free.argtypes = [ctypes.c_void_p]
-            c.mallopt(_MMAP_THRESHOLD, _TINY_BYTES)
-            for _ in range(_MOST_TAKEN):
+            for _ in range(c.mallinfo2().fordblks // _TINY_BYTES + 1):
                 taken.append(c.malloc(_TINY_BYTES))
-                # One of glibc's heap has 8 bytes more, one from the system whole pages more, and
-                # one of another allocator none.
+                # One of the heap has 8 bytes more, one from the system whole pages more.
                 if not 8 <= c.malloc_usable_size(taken[-1]) - _TINY_BYTES < 64:
                     break
         yield
