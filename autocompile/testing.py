@@ -122,6 +122,10 @@ class FakeExecutor:
         self._events: deque[Event] = deque()
         self.requests: list[dict[str, Any]] = []
 
+    def compile_threads(self, alone: bool) -> int:
+        """One."""
+        return 1
+
     def start(self, job: Job) -> None:
         """Decide at once how it ends; :meth:`wait` tells."""
         asked = read_request(job.folder)

@@ -66,6 +66,10 @@ class ClusterExecutor:
         """Have the next call raise KeyboardInterrupt, as Ctrl-C does in the main thread."""
         self._interrupts += 1
 
+    def compile_threads(self, alone: bool) -> int:
+        """One: a station may have as few cores as slots."""
+        return 1
+
     def start(self, job: Job) -> None:
         """Send a job to a station that has room, or queue it until there is one."""
         self._raise_interrupt()

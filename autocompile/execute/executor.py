@@ -91,6 +91,9 @@ class Executor(Protocol):
     slots: int  # how many jobs may run at once
     lanes: int  # how many of them may measure at once
 
+    def compile_threads(self, alone: bool) -> int:
+        """With how many threads a job may compile, so that all that run fit the cores."""
+
     def start(self, job: Job) -> None:
         """Start a job whose ``request.json`` is on disk, or queue it for a later :meth:`wait`."""
 

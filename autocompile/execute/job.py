@@ -67,11 +67,13 @@ class JobFactory:
         fresh: bool = False,
         alone: bool = False,
         environment: str = "default",
+        goes_on_from: int | None = None,
     ) -> Job:
         """Write ``request.json`` and prepare the compiler's cache.
 
         It is empty but for the probe of the machine's vector instructions, so that compile time is
-        that of a first compile. With ``alone`` no other trial runs beside it.
+        that of a first compile. With ``alone`` no other trial runs beside it. ``goes_on_from``
+        names a trial that was cut off, whose cache it takes over.
 
         Raises:
             RunError: the disk is full or nearly so, or the folder cannot be written.
@@ -80,7 +82,10 @@ class JobFactory:
         make_folder(path)
         self._demand_space()
         write_json(path / "request.json", request.to_dict())
-        self._seed(cache, self._toolchain(environment))
+        if goes_on_from is not None and self.has_cache(goes_on_from):
+            self.cache_of(goes_on_from).rename(cache)
+        else:
+            self._seed(cache, self._toolchain(environment))
         caches = {"TORCHINDUCTOR_CACHE_DIR": str(cache), "TRITON_CACHE_DIR": str(cache / "triton")}
         return Job(
             request.number,

@@ -19,7 +19,7 @@ from autocompile.execute.child import CappedLog, Child, Clock, KilledFor, Pipes
 from autocompile.execute.exclusive import Exclusive, Host
 from autocompile.execute.executor import Ended, Ending, Event, Job, Stepped, Told
 from autocompile.execute.fork_server import ForkServer
-from autocompile.execute.memory import Cgroup, default_jobs, oom_kills
+from autocompile.execute.memory import Cgroup, default_jobs, oom_kills, usable_cores
 from autocompile.execute.outcome import ending_of
 from autocompile.execute.pausing import grant, hold, release
 from autocompile.execute.starter import Isolation, ProcessStarter
@@ -30,6 +30,7 @@ from autocompile.store.record import Outcome, Step
 __all__ = ["Isolation", "LocalExecutor", "default_jobs"]
 
 _DUMP_GRACE_S = 1.0  # to write its stacks before it is killed
+_MOST_THREADS = 32  # torch's own limit of compile workers
 _POLL_S = 0.5  # how often the memory of a trial without a cgroup is read
 
 
@@ -65,6 +66,11 @@ class LocalExecutor:
             self._may_measure,
             host.measured if host else lambda: None,
         )
+
+    def compile_threads(self, alone: bool) -> int:
+        """As many as torch takes by itself for a job alone, else its share of the cores."""
+        cores = usable_cores()
+        return min(_MOST_THREADS, cores) if alone else max(1, cores // self.slots)
 
     def start(self, job: Job) -> None:
         """Start a trial, or queue it until it can be forked and no trial has exclusive use."""

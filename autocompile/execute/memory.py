@@ -15,10 +15,17 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Cgroup", "available_memory_bytes", "default_jobs", "most_memory_bytes", "oom_kills"]
+__all__ = [
+    "Cgroup",
+    "available_memory_bytes",
+    "default_jobs",
+    "most_memory_bytes",
+    "oom_kills",
+    "usable_cores",
+]
 
 _TRIAL_BYTES = 2 * 2**30  # assumed need of a trial
-_MOST_JOBS = 16
+_FEW_JOBS = 4
 
 
 class _Files(NamedTuple):
@@ -174,5 +181,11 @@ def usable_cores() -> int:
 
 
 def default_jobs() -> int:
-    """One job for each core, as far as memory allows, at most 16."""
-    return max(1, min(usable_cores(), available_memory_bytes() // _TRIAL_BYTES, _MOST_JOBS))
+    """One job for each core up to four, and from sixteen cores on as many as each has threads.
+
+    A compile uses several cores: sixteen of one thread each all end late (studies/gpu). As far as
+    memory allows.
+    """
+    cores = usable_cores()
+    jobs = cores if cores <= _FEW_JOBS else max(_FEW_JOBS, math.isqrt(cores))
+    return max(1, min(jobs, available_memory_bytes() // _TRIAL_BYTES))

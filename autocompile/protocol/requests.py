@@ -117,6 +117,7 @@ class TrialRequest(Request):
     limits: TimingLimits = TimingLimits()
     calls_per_update: int | None = None
     known_codes: Mapping[str, int] = field(default_factory=dict)  # code to trial that measured it
+    compile_threads: int = 1  # of Inductor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +131,7 @@ class RaceRequest(Request):
     rounds: int
     max_s: float  # of all rounds
     takes_turns: bool = False  # with other processes, round by round
+    compile_threads: int = 1  # of Inductor
     calls_per_update: int | None = None
 
     @property

@@ -36,18 +36,50 @@ _INNER: Mapping[str, Callable[..., BaseSampler]] = {
 SAMPLERS = ("portfolio", *_INNER)
 _OTHERS = 0.5  # weight of a gain at another batch size than the user's own
 _DEFAULT = 0.05  # bonus for plain torch.compile(), to which all settings are compared
+_LOOK = 0.05  # bonus for what stands for a backend or a family of modes that was not tried yet
 _PART = 0.01  # bonus for the leader with one field at its default, if that had no effect
 _ENOUGH = 0.002  # expected log gain below which the search ends
 _ANSWERED_S = 0.01  # seconds of a setting that needs no process
-_PRIOR_WEIGHT = 4.0  # weight of the predicted seconds, in trials
+_PRIOR_WEIGHT = 0.5  # weight of the predicted seconds, in trials: the first tells nearly all
+_WORTH = 0.01  # expected log gain of an untried setting above which the answer stays open
+_ONE_IN_TEN = 1.28  # standard deviations above the mean of a normal variable
 _DIGITS = 8  # of ranks: those that differ by less are equal, and the first in the list comes next
 
 
-class ListedSampler(BaseSampler):
-    """A sampler over a list of settings: all that may be tried, of all phases and batch sizes."""
+class Rest(NamedTuple):
+    """A setting that was not tried, and how much faster than the best it may be, as fractions.
 
-    def __init__(self, settings: Sequence[Setting]) -> None:
-        self.settings = tuple(settings)
+    Attributes:
+        likely: what the model of the search expects.
+        most: what it exceeds with a chance of one in ten.
+    """
+
+    setting: Setting
+    likely: float
+    most: float
+
+
+class ListedSampler(BaseSampler):
+    """A sampler over a list of settings: all that may be tried, of all phases and batch sizes.
+
+    Args:
+        settings: the list.
+        own_sizes: the user's own batch size by phase, which has priority.
+
+    Attributes:
+        baselines: plain ``torch.compile()`` of each phase at the user's own batch size.
+        limit_s: seconds that a trial may take; what is expected to take longer is not begun.
+    """
+
+    def __init__(
+        self, settings: Sequence[Setting], own_sizes: Mapping[str, int | None] | None = None
+    ) -> None:
+        self.settings, self.limit_s = tuple(settings), math.inf
+        own = own_sizes or {}
+        self._is_own = np.array([s.batch_size == own.get(s.phase, s.batch_size) for s in settings])
+        self._is_default = np.array([s.config == DEFAULT_INDUCTOR for s in settings])
+        self._is_baseline = self._is_default & self._is_own
+        self.baselines = {self.settings[i] for i in np.flatnonzero(self._is_baseline)}
         # Without parameters that have only one value.
         self.distributions: dict[str, BaseDistribution] = {
             name: CategoricalDistribution(values)
@@ -76,6 +108,10 @@ class ListedSampler(BaseSampler):
         with self._lock:
             self._seen.update(study.get_trials(deepcopy=False))
             return self._seen
+
+    def rest(self, study: optuna.Study) -> list[Rest]:
+        """The untried settings that may be worth their seconds, as far as the sampler knows."""
+        return []
 
     def left(self, study: optuna.Study) -> list[Setting]:
         return [self.settings[i] for i in np.flatnonzero(self.seen(study).state == LEFT)]
@@ -115,7 +151,12 @@ class Scores(NamedTuple):
 
 
 class PortfolioSampler(ListedSampler):
-    """Chooses eager mode of each phase and batch size, then the largest expected gain per second.
+    """Looks at each family of settings once, then takes the largest expected gain per second.
+
+    First come eager mode of each phase and batch size and plain ``torch.compile()`` of each phase,
+    to which all others are compared. Then whatever promises most per second, where the plainest
+    setting of each family (:attr:`CompileConfig.families`) has a bonus until it is tried: what a
+    prior expects decides when a family has its turn, and never that it has none.
 
     Args:
         settings: all that may be tried, of all phases and batch sizes.
@@ -129,16 +170,15 @@ class PortfolioSampler(ListedSampler):
         priors: Mapping[str, Prior] | None = None,
         own_sizes: Mapping[str, int | None] | None = None,
     ) -> None:
-        super().__init__(settings)
+        super().__init__(settings, own_sizes)
         priors = {s.phase: (priors or {}).get(s.phase, Prior()) for s in settings}
-        own = own_sizes or {}
         self._effects = Effects(self.settings, priors)
         self._cost_s = np.array([priors[s.phase].cost_s(s.config) for s in settings])
         self._cell = codes([s.cell for s in settings])
-        is_own = np.array([s.batch_size == own.get(s.phase, s.batch_size) for s in settings])
-        self._weight = np.where(is_own, 1.0, _OTHERS)
+        self._weight = np.where(self._is_own, 1.0, _OTHERS)
         self._is_first = np.array([s.config.is_plain_eager for s in settings])  # speed-ups need it
-        self._is_default = np.array([s.config == DEFAULT_INDUCTOR for s in settings])
+        self._is_eager = np.array([s.config.is_eager for s in settings])
+        self._is_look = _plainest_of_families(settings, self._is_own)
         twins = [self._position.get(t) if (t := s.plainer_twin) else None for s in settings]
         self._has_twin = np.array([twin is not None for twin in twins])
         self._twin = np.array([twin or 0 for twin in twins])
@@ -147,7 +187,7 @@ class PortfolioSampler(ListedSampler):
         self._alike = np.hstack([self._has, phases[:, None] == np.unique(phases)])
         self._doubts = np.ones(len(self.settings))
         self._failures: list[tuple[int, ...]] = []
-        self._scored: tuple[int, Scores] | None = None
+        self._scored: tuple[int, float, Scores] | None = None
 
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
@@ -155,7 +195,7 @@ class PortfolioSampler(ListedSampler):
         """The parameters of the next setting.
 
         Raises:
-            RuntimeError: none is left.
+            RuntimeError: none is left that may be tried.
         """
         scores = self.scores(study)
         if not len(scores.positions):
@@ -176,13 +216,36 @@ class PortfolioSampler(ListedSampler):
         """
         with self._lock:
             seen = self.seen(study)
-            if self._scored is None or self._scored[0] != seen.version:
-                self._scored = seen.version, self._scores_of(seen)
-            return self._scored[1]
+            state = seen.version, self.limit_s
+            if self._scored is None or self._scored[:2] != state:
+                self._scored = (*state, self._scores_of(seen))
+            return self._scored[2]
 
-    def _scores_of(self, seen: Seen) -> Scores:
-        waits = self._has_twin & (seen.state[self._twin] < FAILED)
-        left = np.flatnonzero((seen.state == LEFT) & ~waits)
+    def rest(self, study: optuna.Study) -> list[Rest]:
+        """The untried settings that may be worth their seconds, largest expected gain first.
+
+        Of each phase at the user's own batch size, and not of what failures speak against.
+        """
+        with self._lock:
+            seen = self.seen(study)
+            waits = self._has_twin & (seen.state[self._twin] != FAILED)
+            left = np.flatnonzero((seen.state == LEFT) & self._is_own & ~waits & ~self._is_eager)
+            best, _ = self._leaders(seen)
+            mean, deviation = (each[left] for each in self._effects.beside([]))
+            over = best[self._cell[left]]
+            gains = expected_gain(mean, deviation, over) / self._doubts_of(seen)[left]
+            order = [i for i in np.argsort(-gains).tolist() if gains[i] >= _WORTH]
+            return [
+                Rest(
+                    self.settings[left[i]],
+                    math.expm1(mean[i] - over[i]),
+                    math.expm1(mean[i] + _ONE_IN_TEN * deviation[i] - over[i]),
+                )
+                for i in order
+            ]
+
+    def _leaders(self, seen: Seen) -> tuple[Any, Any]:
+        """By phase and batch size, the best log speed-up that is sure, and its position or -1."""
         self._effects.learn(seen.values, seen.spreads)
         surely = seen.values - seen.spreads / 2
         known = np.flatnonzero(~np.isnan(surely))
@@ -190,6 +253,15 @@ class PortfolioSampler(ListedSampler):
         best, leader = np.zeros(len(self._cell)), np.full(len(self._cell), -1)
         best[self._cell[by_speed]] = np.maximum(0.0, surely[by_speed])
         leader[self._cell[by_speed]] = by_speed
+        return best, leader
+
+    def _scores_of(self, seen: Seen) -> Scores:
+        waits = self._waits(seen)
+        is_answered = self._has_twin & (seen.state[self._twin] == WORKED)
+        seconds = np.where(is_answered, _ANSWERED_S, self._slowness(seen) * self._cost_s)
+        fits = self._is_first | self._is_baseline | (seconds <= self.limit_s)
+        left = np.flatnonzero((seen.state == LEFT) & ~waits & fits)
+        best, leader = self._leaders(seen)
         running = np.flatnonzero(seen.state == RUNNING)
         np.maximum.at(best, self._cell[running], self._effects.mean[running])
         mean, deviation = (each[left] for each in self._effects.beside(running.tolist()))
@@ -197,13 +269,24 @@ class PortfolioSampler(ListedSampler):
         weight = self._weight[left]
         gains *= weight / self._doubts_of(seen)[left]
         part = self._is_part(left, leader[self._cell[left]])
-        gains += weight * np.where(self._is_default[left], _DEFAULT, _PART * part)
-        gains += self._is_first[left]
-        is_answered = self._has_twin & (seen.state[self._twin] == WORKED)
-        seconds = np.where(is_answered, _ANSWERED_S, self._slowness(seen) * self._cost_s)
+        bonus = np.maximum(
+            np.where(self._is_default[left], _DEFAULT, _PART * part), _LOOK * self._is_look[left]
+        )
+        gains += weight * bonus + self._is_first[left]
         ranks = gains / seconds[left] + 1e6 * weight * self._is_first[left]
         mantissas, exponents = np.frexp(ranks)
         return Scores(left, gains, np.ldexp(np.round(mantissas, _DIGITS), exponents))
+
+    def _waits(self, seen: Seen) -> Any:
+        """Which settings another one comes before: a twin that may answer it, or the baseline.
+
+        Nothing else is compiled beside or before plain ``torch.compile()`` of each phase: it is
+        timed alone, and tells what a compile of this model takes.
+        """
+        waits = self._has_twin & (seen.state[self._twin] < FAILED)
+        if (self._is_baseline & (seen.state < FAILED)).any():
+            waits |= ~self._is_eager & ~self._is_baseline
+        return waits
 
     def _is_part(self, positions: Any, leaders: Any) -> Any:
         """Whether each has all features of the leader at its batch size but one; -1: none leads."""
@@ -216,11 +299,30 @@ class PortfolioSampler(ListedSampler):
             self._doubts, self._failures = doubts(failures, self._alike), failures
         return self._doubts
 
-    def _slowness(self, seen: Seen) -> float:
-        """Ratio of the actual to the predicted seconds of trials."""
+    def _slowness(self, seen: Seen) -> Any:
+        """Ratio of the actual to the predicted seconds of trials, for each setting.
+
+        Compiles of a large model take many times as long as those of the tables, and its eager
+        trials do not: each kind has a ratio of its own.
+        """
+        found = np.ones(len(self._cost_s))
         took = seen.seconds > 0
-        logs = np.log(seen.seconds[took] / self._cost_s[took])
-        return math.exp(logs.sum() / (len(logs) + _PRIOR_WEIGHT))
+        for kind in (self._is_eager, ~self._is_eager):
+            logs = np.log(seen.seconds[took & kind] / self._cost_s[took & kind])
+            found[kind] = math.exp(logs.sum() / (len(logs) + _PRIOR_WEIGHT))
+        return found
+
+
+def _plainest_of_families(settings: Sequence[Setting], is_own: Any) -> Any:
+    """Which settings stand for a family of their phase: those with the fewest features of it."""
+    found: dict[tuple[str, str], int] = {}
+    order = sorted(np.flatnonzero(is_own).tolist(), key=lambda i: len(settings[i].config.features))
+    for i in order:
+        for family in settings[i].config.families:
+            found.setdefault((settings[i].phase, family), i)
+    stands = np.zeros(len(settings), dtype=bool)
+    stands[list(found.values())] = True
+    return stands
 
 
 class FiniteSampler(ListedSampler):
@@ -230,8 +332,14 @@ class FiniteSampler(ListedSampler):
     among equally near settings.
     """
 
-    def __init__(self, settings: Sequence[Setting], inner: BaseSampler, seed: int) -> None:
-        super().__init__(settings)
+    def __init__(
+        self,
+        settings: Sequence[Setting],
+        inner: BaseSampler,
+        seed: int,
+        own_sizes: Mapping[str, int | None] | None = None,
+    ) -> None:
+        super().__init__(settings, own_sizes)
         self._inner, self._random = inner, random.Random(seed)
 
     def sample_relative(
@@ -282,4 +390,4 @@ def make_sampler(
         return PortfolioSampler(settings, priors, own_sizes)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        return FiniteSampler(settings, _INNER[name](seed=seed), seed)
+        return FiniteSampler(settings, _INNER[name](seed=seed), seed, own_sizes)

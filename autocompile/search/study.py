@@ -31,6 +31,8 @@ __all__ = ["Study"]
 
 _CACHES_KEPT = 8  # compiler caches of each phase and batch size: as many as may be raced
 _EAGER = TimingLimits(front_s=0.5)  # of eager mode against itself, which is no rival
+_SURE = 0.85  # share of the time left that a trial may be expected to take
+_MANY = 1_000
 _DEAR = 0.2  # share of the budget: a compile that takes more leaves too little for others
 _USEFUL = 8  # settings, among which the best is nearly always found
 
@@ -47,6 +49,7 @@ class Study:
         records: of the search and the races, those of earlier sessions included.
         driver: names the run where its study is shared with other drivers.
         about: what these have in common, by name.
+        memory_bytes: of the accelerator; None on a CPU, where each trial has a limit.
     """
 
     sampler: ListedSampler
@@ -60,19 +63,21 @@ class Study:
     records: list[Record]
     driver: str = ""
     about: Mapping[str, str] = field(default_factory=dict)
+    memory_bytes: int | None = None
 
     def __post_init__(self) -> None:
         self._known: dict[Setting, Record] = {}  # each setting that has a result
         self._ok: dict[Cell, list[Record]] = defaultdict(list)  # those that worked
         self._cached: dict[Cell, list[Record]] = defaultdict(list)  # rivals with a compiler cache
         self._compiles_s: dict[tuple[str, str, str], list[float]] = defaultdict(list)
-        # Of eager mode, and of all else: seconds of each trial, and of its timing.
-        self._took_s: dict[bool, tuple[list[float], list[float]]]
-        self._took_s = defaultdict(lambda: ([], []))
         self._running: dict[int, Setting] = {}
         self._first_tries: dict[int, Ending] = {}  # of trials that are or will be tried again
         self._to_retry: deque[int] = deque()
         self._races_s = 0.0
+        self._next_alone: Setting | None = None  # it waits until nothing else runs
+        self._timed_s: list[float] = []  # of each trial that compiled
+        self._held_bytes: list[int] = []  # of the accelerator, by each trial
+        self._cut_off: dict[Setting, int] = {}  # trials whose compiler cache is kept
         self._warned = False
         for record in self.records:
             self._learn(record)
@@ -100,7 +105,7 @@ class Study:
                 self._races_s = 0.0 if self.budget.total_s is None else races_s()
                 self._start(jobs)
                 if not jobs.size:
-                    ends = jobs.interrupted or self._is_late() or self._is_used_up
+                    ends = jobs.interrupted or self._limit_s() <= 0 or self._is_used_up
                     if ends or not self._optuna.wait():
                         break
                     continue
@@ -127,24 +132,35 @@ class Study:
         return self.budget.trials is not None and self._processes >= self.budget.trials
 
     def _is_over(self) -> bool:
-        """Whether the races need the time; called while jobs run."""
+        """Whether the races need the time; called while jobs run. The baseline always ends."""
         self._optuna.keep()
-        return self.budget.is_over(self._races_s)
+        return self.budget.is_over(0.0 if self._is_baseline_running else self._races_s)
 
-    def _is_late(self) -> bool:
-        """Whether a trial that began now would end too late for the races."""
-        return self.budget.for_search_s(self._races_s) <= self._running_s()
+    @property
+    def _is_baseline_running(self) -> bool:
+        return not self.sampler.baselines.isdisjoint(self._running.values())
+
+    def _limit_s(self) -> float:
+        """How long a trial may take that begins now, so that it ends before the races.
+
+        Of those that run, each may hold it up while it is timed.
+        """
+        if self.budget.total_s is None:
+            return math.inf
+        timed = self._timed_s
+        held_s = fmean(timed) * len(self._running) / self.executor.lanes if timed else 0.0
+        return _SURE * self.budget.for_search_s(self._races_s) - held_s
 
     def _start(self, jobs: Jobs) -> None:
         """Start all that may start now; settings that need no process get their record at once."""
         if self._first_tries:  # a second try runs alone
-            if self._to_retry and not jobs.size and jobs.has_room and not self._is_late():
+            if self._to_retry and not jobs.size and jobs.has_room and self._limit_s() > 0:
                 number = self._to_retry.popleft()
                 jobs.start(self._job(number, self._running[number], is_retry=True))
             return
-        while jobs.has_room and not self.is_done and not self._is_late():
-            setting = self._optuna.ask()
-            if setting is None:
+        while jobs.has_room and not self._is_baseline_running and (setting := self._next()):
+            if setting in self.sampler.baselines and jobs.size:
+                self._next_alone = setting
                 return
             number = self.job_factory.next_number()
             calls = self.calls_per_update(*setting.cell)
@@ -157,12 +173,22 @@ class Study:
             self.progress.started(number, setting, "search")
             jobs.start(job)
 
-    def _running_s(self) -> float:
-        """About how long what runs, and one more, still takes: each lane times one at a time."""
-        walls, timed = self._took_s[not self._took_s[False][0]]
-        if not walls:
-            return 0.0
-        return fmean(walls) + fmean(timed) * len(self._running) / self.executor.lanes
+    def _next(self) -> Setting | None:
+        """The setting to start now; None where none is worth it, fits the time or the memory."""
+        if (alone := self._next_alone) is not None:
+            self._next_alone = None
+            return alone
+        limit_s = self._limit_s()
+        if limit_s <= 0 or self.is_done:
+            return None
+        self.sampler.limit_s = limit_s
+        return self._optuna.ask() if len(self._running) < self._fitting else None
+
+    @property
+    def _fitting(self) -> int:
+        """How many trials the accelerator's memory holds side by side, by the largest so far."""
+        held = max(self._held_bytes, default=0)
+        return max(1, int(self.memory_bytes / held)) if self.memory_bytes and held else _MANY
 
     # From a setting to its trial and its record ---------------------------------------------------
 
@@ -179,11 +205,18 @@ class Study:
             limits=_EAGER if config.is_plain_eager else TimingLimits(beat=max(speeds, default=0.0)),
             calls_per_update=self.calls_per_update(*setting.cell),
             known_codes=known_codes(setting, self._ok[setting.cell]),
+            # Plain torch.compile() runs alone and as a user's program does.
+            compile_threads=self.executor.compile_threads(setting in self.sampler.baselines),
         )
         seen = self._compiles_s[setting.phase, config.backend, config.mode]
         timeout_s = None if is_retry else adaptive_timeout_s(self.job_factory.timeout_s, seen)
         return self.job_factory.job(
-            request, timeout_s, fresh=is_retry, alone=is_retry, environment=config.environment
+            request,
+            timeout_s,
+            fresh=is_retry,
+            alone=is_retry,
+            environment=config.environment,
+            goes_on_from=self._cut_off.get(setting),
         )
 
     def _concluded(self, number: int, ending: Ending) -> Record:
@@ -227,9 +260,13 @@ class Study:
 
     def _learn(self, record: Record) -> None:
         """An interrupted setting has no result: it is still to be tried."""
-        if record.role != "search" or record.outcome is Outcome.INTERRUPTED:
+        if record.role != "search":
             return
         setting = Setting.of(record)
+        if record.outcome is Outcome.INTERRUPTED:
+            if self.job_factory.has_cache(record.number):
+                self._cut_off[setting] = record.number
+            return
         self._known[setting] = record
         if not record.ok:
             return
@@ -239,14 +276,16 @@ class Study:
             kind = setting.phase, config.backend, config.mode
             self._compiles_s[kind].append(steps.get("compile", 0.0))
         if record.wall_s > 0:
-            walls, timed = self._took_s[config.is_eager]
-            walls.append(record.wall_s)
-            timed.append(sum(steps.get(s, 0.0) for s in ("verify", "measure")))
+            self._timed_s.append(sum(steps.get(s, 0.0) for s in ("verify", "measure")))
+        if (held := record.detail.get("held_bytes")) and isinstance(held, int):
+            self._held_bytes.append(held)
         if not config.is_eager and config != DEFAULT_INDUCTOR:
             self._cached[setting.cell].append(record)
 
     def _drop_caches(self, record: Record) -> None:
         """Keep the compiler caches of those that may be raced, which run on them."""
+        if record.outcome is Outcome.INTERRUPTED:
+            return  # a resumed run goes on with it
         if not record.ok or record.config.is_eager:
             self.job_factory.drop_cache(record.number)
         cell = record.phase, record.batch_size

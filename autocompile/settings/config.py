@@ -25,6 +25,8 @@ _OF_MODES: Mapping[str, tuple[tuple[str, OptionValue], ...]] = {
     "max-autotune-no-cudagraphs": _AUTOTUNE,
     "max-autotune": (_GRAPHS, *_AUTOTUNE),
 }
+_COARSE = ("triton.cudagraphs", "max_autotune", "cpp_wrapper", "weights")
+_PLAIN_FAMILIES = {"scope=model", "scope=full", "freezing=False"}
 
 
 @dataclass(frozen=True)
@@ -185,6 +187,20 @@ class CompileConfig(Values):
         """Options of the backend, those that the mode stands for included."""
         by_mode = _OF_MODES.get(self.mode, (("mode", self.mode),) * (self.mode != "default"))
         return (*by_mode, *self.options)
+
+    @functools.cached_property
+    def families(self) -> frozenset[str]:
+        """What changes all of its compiled code, by name: a search looks at each once.
+
+        Options that tune a part of the code belong to the family without them.
+        """
+        if self.is_eager:
+            return frozenset()
+        coarse = {f"{name}={v}" for name, v in self.turned_on if name in _COARSE}
+        if self.mode not in ("default", *_OF_MODES):
+            coarse.add(f"mode={self.mode}")
+        coarse |= {f"{n}={getattr(self, n)}" for n in ("scope", "freezing")} - _PLAIN_FAMILIES
+        return frozenset(f"{self.backend} {name}".strip() for name in (coarse or {""}))
 
     @functools.cached_property
     def features(self) -> frozenset[str]:

@@ -54,7 +54,7 @@ def build_space(
             unasked.discard(config)
             if config in kept:
                 continue
-            if reason := why_not(config, place):
+            if reason := why_not(config, place) or _why_not_paired(config, wanted, place):
                 dropped[reason] += 1
             else:
                 kept[config] = None
@@ -64,6 +64,26 @@ def build_space(
     if environment != "default":
         merged = {f"{environment}: {what}": equal for what, equal in merged.items()}
     return Space(settings, unusable, merged, dropped, raw)
+
+
+def _why_not_paired(config: CompileConfig, wanted: SearchSpace, place: Place) -> str:
+    """Why an implementation of the optimizer is not tried with what is compiled; or empty.
+
+    Beside a model that is compiled, the optimizer's seconds only add up: its fastest implementation
+    alone is the fastest with each. A step that is compiled as a whole may fuse the others better.
+    """
+    best = place.best_optimizer
+    if not best or wanted.optimizer is not None or config.optimizer == best:
+        return ""
+    if config.optimizer == "compiled":
+        # A fused step is one kernel already: compiling it has nothing to gain.
+        is_tried = config.is_eager or "fused" not in place.optimizers
+        return "" if is_tried else "a compiled optimizer is tried with eager mode"
+    if config.is_eager and config.optimizer == "default":
+        return ""
+    if config.scope == "step" and config.optimizer in ("default", "capturable"):
+        return ""
+    return f"the {best} optimizer was the fastest one alone"
 
 
 def exact_space(phase: str, chosen: Sequence[tuple[int | None, Mapping[str, Any]]]) -> Space:

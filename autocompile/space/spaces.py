@@ -21,6 +21,7 @@ __all__ = ["calls_between_updates", "demand_known", "first_sizes", "predicted", 
 
 # Seconds of a trial besides its compile, and of compiles: what the recorded studies took.
 _TRIAL_S = {"cpu": 3.0, "cuda": 4.0}
+_SAME_STEP = 1.02  # times the fastest step: as fast
 _COMPILE_S = {"cpu": (4.0, 6.0), "cuda": (3.0, 25.0)}
 
 
@@ -103,7 +104,17 @@ def _place(phase: str, found: ProbeResult) -> Place:
         target.get("has_convolutions", False),
         target.get("regions", {}).get(phase, ""),
         tuple(target.get("optimizers", ())),
+        _best_optimizer(target.get("optimizer_s", {}).get(phase, {})),
     )
+
+
+def _best_optimizer(seconds: Mapping[str, float]) -> str:
+    """The fastest implementation; the target's own where another gains nothing to speak of."""
+    if not seconds:
+        return ""
+    best = min(seconds, key=seconds.__getitem__)
+    own = seconds.get("default", math.inf)
+    return "default" if own <= _SAME_STEP * seconds[best] else best
 
 
 def sizes_of(phase: str, plan: Plan, target: Mapping[str, Any]) -> list[int | None]:

@@ -24,7 +24,7 @@ import time
 from collections import defaultdict
 from collections.abc import Collection
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -93,11 +93,18 @@ class _TimeIsUp(Exception):
 
 @dataclass(frozen=True)
 class Tried:
-    """A trial of the search: when it ended, and the speed-up that it showed; None if it failed."""
+    """A trial of the search: when it ended, and the speed-up that it showed; None if it failed.
+
+    Attributes:
+        is_open: what was not tried then may be worth its seconds, by the sampler's own word.
+        looks: it is one of those that stand for a family.
+    """
 
     clock: float
     setting: Setting
     seen: float | None
+    is_open: bool = True
+    looks: bool = False
 
 
 class Table:
@@ -180,8 +187,10 @@ def leaders(tried: list[Tried]) -> dict[Any, list[Setting]]:
     }
 
 
-def answer(table: Table, tried: list[Tried], seconds: float, random: np.random.Generator) -> float:
-    """The regret of a run of so many seconds."""
+def answer(
+    table: Table, tried: list[Tried], seconds: float, random: np.random.Generator
+) -> tuple[float, bool]:
+    """The regret of a run of so many seconds, and whether it is called sure."""
     ends = [0.0] + [t.clock for t in tried if t.clock <= seconds]
     needs = 0.0
     for end in reversed(ends):  # the last trial after which there is time for the races
@@ -189,6 +198,7 @@ def answer(table: Table, tried: list[Tried], seconds: float, random: np.random.G
         needs = sum(set_s(table, settings) for settings in found.values())
         if end + min(_FOR_RACES * seconds, SETS[0] * needs) <= seconds:
             break
+    is_sure = any(t.clock == end and not t.is_open for t in tried)
     chosen, left_s = {}, seconds - end
     for cell, settings in found.items():
         chosen[cell] = settings[0]
@@ -197,7 +207,9 @@ def answer(table: Table, tried: list[Tried], seconds: float, random: np.random.G
             most = min(SETS[1], int(left_s / each_s / len(found)))
             chosen[cell] = table.race(settings, max(most, SETS[0]), random)
             left_s -= SETS[0] * each_s
-    return table.regret(chosen)
+        else:
+            is_sure = False  # not confirmed
+    return table.regret(chosen), is_sure
 
 
 def set_s(table: Table, settings: list[Setting]) -> float:
@@ -215,6 +227,7 @@ def replay(table: Table, strategy: str, seed: int, prior: dict[str, Any]) -> lis
         sampler = ListSampler(listed, optuna.samplers.RandomSampler(seed=seed), seed)
     else:
         sampler = make_sampler(strategy, listed, priors, {}, seed)
+    is_ours = isinstance(sampler, PortfolioSampler)
     random = np.random.default_rng(seed)
     tried: list[Tried] = []
     clock = 0.0
@@ -234,7 +247,8 @@ def replay(table: Table, strategy: str, seed: int, prior: dict[str, Any]) -> lis
         trial.set_user_attr("outcome", row["outcome"])
         trial.set_user_attr("message", row["message"])
         seen = table.look(setting, random) if setting in table.truth else None
-        tried.append(Tried(clock, setting, seen))
+        looks = is_ours and bool(sampler._is_look[sampler.settings.index(setting)])
+        tried.append(Tried(clock, setting, seen, looks=looks))
         if seen is None:
             raise optuna.TrialPruned
         return seen
@@ -243,6 +257,8 @@ def replay(table: Table, strategy: str, seed: int, prior: dict[str, Any]) -> lis
     try:
         while not sampler.is_done(study):
             study.optimize(objective, n_trials=1)
+            if is_ours:
+                tried[-1] = replace(tried[-1], is_open=bool(sampler.rest(study)))
     except _TimeIsUp:
         pass
     return tried
@@ -266,13 +282,16 @@ def replayed(task: tuple[Path, str, int]) -> tuple[str, str, dict[str, Any]]:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     table, prior = Table(path), learn(tables(), without=path.stem)
     runs = [replay(table, strategy, seed, prior) for seed in range(seeds)]
-    regret = {}
+    regret, sure = {}, {}
     for t in TIMES_S:
         random = [np.random.default_rng([seed, int(t)]) for seed in range(seeds)]
-        lost = [answer(table, one, t, r) for one, r in zip(runs, random, strict=True)]
-        regret[str(int(t))] = [round(each, 5) for each in lost]
+        found = [answer(table, one, t, r) for one, r in zip(runs, random, strict=True)]
+        regret[str(int(t))] = [round(lost, 5) for lost, _ in found]
+        sure[str(int(t))] = [int(is_sure) for _, is_sure in found]
     within = [round(found_after(table, tried), 1) for tried in runs]
-    return path.stem, strategy, {"regret": regret, "within_s": within}
+    looked = [round(max((t.clock for t in one if t.looks), default=0.0), 1) for one in runs]
+    kept = {"regret": regret, "sure": sure, "within_s": within, "looked_s": looked}
+    return path.stem, strategy, kept
 
 
 def summary(models: dict[str, Any]) -> dict[str, Any]:
@@ -289,6 +308,16 @@ def summary(models: dict[str, Any]) -> dict[str, Any]:
                 "p95": round(100 * float(np.quantile(every, 0.95)), 2),
                 "mean": round(100 * float(np.mean(every)), 2),
             }
+            pairs = [
+                pair for m in have if "sure" in m
+                for pair in zip(m["regret"][t], m["sure"][t], strict=True)
+            ]  # fmt: skip
+            if sure := [lost for lost, is_sure in pairs if is_sure]:
+                right = sum(lost <= WITHIN for lost in sure) / len(sure)
+                found[strategy][t] |= {
+                    "sure": round(100 * len(sure) / len(pairs), 1),
+                    "sure_and_right": round(100 * right, 1),
+                }
         times = [seconds for m in have for seconds in m["within_s"]]
         found[strategy]["within_2_percent_s"] = round(float(np.median(times)), 1)
     return dict(found)

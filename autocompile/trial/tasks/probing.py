@@ -23,6 +23,7 @@ from autocompile.settings.dimensions import OPTIMIZERS
 from autocompile.settings.phases import LEARNER_UPDATE, PHASES
 from autocompile.store.record import Step
 from autocompile.trial.inspect import environment, explain, telemetry
+from autocompile.trial.measure.optimizers import seconds_by_implementation
 from autocompile.trial.phases.phases import make_side, phases_of
 from autocompile.trial.process import failures
 from autocompile.trial.process.channel import Channel
@@ -45,6 +46,7 @@ def probe(request: ProbeRequest, channel: Channel, result: ProbeResult) -> None:
         phases = list(request.phases or target.default_phases())
         result.target = _describe(target, phases)
         channel.step(Step.EAGER)
+        result.target["optimizer_s"] = _optimizer_seconds(target, phases, channel)
         size, seed = request.batch_size, request.header.seed
         for phase in phases:
             result.during = f"get_inputs({size})"
@@ -74,6 +76,20 @@ def probe(request: ProbeRequest, channel: Channel, result: ProbeResult) -> None:
         free, _ = torch.cuda.mem_get_info(device)
         need = _CONTEXT_BYTES + 2 * torch.cuda.max_memory_allocated(device)
         channel.send(EventName.ROOM, trials=int(free // need))
+
+
+def _optimizer_seconds(
+    target: Target, phases: list[str], channel: Channel
+) -> dict[str, dict[str, float]]:
+    """Seconds of a step by implementation of the optimizer, of each phase that trains a model."""
+    found = {}
+    for phase in phases:
+        if PHASES[phase].has_backward and PHASES[phase].steps:
+            # An optimizer that cannot step alone, such as one with a closure, fails in eager mode.
+            with channel.exclusive(), failures.only_logged():
+                synchronize = telemetry.synchronizer(target.device)
+                found[phase] = seconds_by_implementation(target, phase, synchronize)
+    return found
 
 
 def _describe(target: Target, phases: list[str]) -> dict[str, Any]:
