@@ -171,6 +171,7 @@ def tune(
             budget=budget,
             calls_per_update=lambda phase, size: calls_between_updates(phase, run, size),
             records=folder.read()[0],
+            memory_bytes=run["environment"].get("device_memory_bytes"),
             **_place(storage, study, folder, run, listed),
         )
         progress.searching({name: one.summary() for name, one in spaces.items()}, budget)
@@ -183,10 +184,11 @@ def tune(
             run["interrupted"] = False
         except KeyboardInterrupt:
             run["interrupted"] = True
-        if not run["interrupted"] and not race.is_open:  # otherwise a resumed race needs them
+        rest = {} if only else search.rest()
+        if not (run["interrupted"] or race.is_open or rest):  # otherwise a resumed run needs them
             factory.drop_cache()
     with without_interrupts():
-        return _finished(folder, run, spaces, budget, plan.limits, progress)
+        return _finished(folder, run, spaces, rest, budget, plan.limits, progress)
 
 
 def _spec(target: Any, inputs: Any, optimizer: Any, loss: Any) -> str:
@@ -236,6 +238,7 @@ def _finished(
     folder: RunFolder,
     run: dict[str, Any],
     spaces: Mapping[str, Space],
+    rest: Mapping[str, list[dict[str, Any]]],
     budget: Budget,
     limits: Limits,
     progress: Progress,
@@ -244,7 +247,9 @@ def _finished(
     records, facts = folder.read()
     if told := notice(facts, run["environment"]):
         progress.warning(told)
-    run["spaces"] = {name: one.account(records) for name, one in spaces.items()}
+    run["spaces"] = {
+        name: {**one.account(records), "rest": rest.get(name, [])} for name, one in spaces.items()
+    }
     run["wall_s"] = run.get("wall_s", 0.0) + budget.spent_s
     write_json(folder.run_json, run)
     return write_result(folder, run, records, limits)

@@ -154,6 +154,8 @@ def _known(phase: Mapping[str, Any]) -> Iterator[Line]:
     best, (word, open_, command) = _best(phase), said.confidence(phase)
     is_it_faster = bool(best) and phase["verdict"] == "faster"
     ratio = best.get("speedup_against_default") if is_it_faster else None
+    if is_it_faster and best.get("call_s"):
+        yield Line("Call", tuple(said.calls(best)))
     if ratio and show.label(best["config"]) != DEFAULT_INDUCTOR.label():
         yield Line("Why", (f"{show.estimate(ratio)} against plain torch.compile()",))
     yield from (Line("Why", (show.plain(why),)) for why in phase.get("explanation") or () if why)
@@ -167,7 +169,10 @@ def _known(phase: Mapping[str, Any]) -> Iterator[Line]:
             yield Line("Cost", cost)
     if word == "high" and is_it_faster:
         sure = [_reason(phase)]
-        if "tried" in phase:
+        if phase.get("compiled_settings"):
+            count = f"{phase['compiled_tried']} of {phase['compiled_settings']}"
+            sure.append(f"{count} compiled settings tried, and little is expected of the rest")
+        elif "tried" in phase:
             sure.append(f"{phase['tried']} of {phase['settings']} settings tried")
         yield Line("Sure", tuple(sure))
     elif word in ("open", "low"):

@@ -34,6 +34,15 @@ def weights(best: Row) -> str:
     return "outputs match eager" + (f"{follow} weight updates" if follow else "")
 
 
+def calls(best: Row) -> Iterator[str]:
+    """Seconds of a call, and those of the baselines, as the ratios to them say."""
+    call_s, against = best["call_s"], best.get("speedup_against_default")
+    yield show.seconds(call_s)
+    yield f"eager {show.seconds(call_s * best['speedup']['value'])}"
+    if against:
+        yield f"plain torch.compile() {show.seconds(call_s * against['value'])}"
+
+
 def cost(best: Row) -> Iterator[str]:
     """What the best setting costs: to compile, at new weights, and in memory."""
     is_eager = best["config"].get("backend") == "eager"

@@ -37,13 +37,15 @@ def describe(device: torch.device) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "cuda": torch.version.cuda if on_cuda else None,
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        **(_of_driver(device) if on_cuda else {}),
+        **(_of_gpu(device) if on_cuda else {}),
     }
 
 
-def _of_driver(device: torch.device) -> dict[str, Any]:
-    """The driver's version and the watts that the GPU may draw; empty where NVML does not say."""
-    found: dict[str, Any] = {}
+def _of_gpu(device: torch.device) -> dict[str, Any]:
+    """Its memory, and where NVML tells them the driver's version and the watts that it may draw."""
+    found: dict[str, Any] = {
+        "device_memory_bytes": torch.cuda.get_device_properties(device).total_memory
+    }
     with contextlib.suppress(OSError, AttributeError):
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
         version, gpu, milliwatts = (

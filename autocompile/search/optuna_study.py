@@ -31,7 +31,7 @@ from autocompile.search.leases import (
     without_password,
 )
 from autocompile.search.rows import Rows
-from autocompile.search.sampler import ListedSampler
+from autocompile.search.sampler import ListedSampler, Rest
 from autocompile.search.seen import LEFT
 from autocompile.settings.setting import Setting
 from autocompile.store.record import Outcome, Record
@@ -78,6 +78,11 @@ class OptunaStudy:
     def is_done(self) -> bool:
         """Whether the sampler has nothing left that is worth trying."""
         return self.sampler.is_done(self._memory)
+
+    @property
+    def rest(self) -> list[Rest]:
+        """What was not tried and may be worth its seconds, by the sampler's own word."""
+        return self.sampler.rest(self._memory)
 
     @property
     def left(self) -> int:

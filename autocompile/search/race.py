@@ -211,7 +211,8 @@ class Race:
         By themselves are those that set something for the whole process, run under another
         interpreter, have failed beside others, or need too much memory together.
         """
-        limit = self.study.job_factory.memory_limit_bytes
+        # An accelerator's trials count its memory, and those of a CPU the host's.
+        limit = self.study.memory_bytes or self.study.job_factory.memory_limit_bytes
         needed = sum(c.record.peak_memory_bytes or 0 for c in runners)
         is_large = limit is not None and needed > _SHARE * limit
         alone = [

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from autocompile.execute.executor import Ending, Executor, Job
 from autocompile.execute.job import JobFactory, adaptive_timeout_s
@@ -33,6 +34,7 @@ _CACHES_KEPT = 8  # compiler caches of each phase and batch size: as many as may
 _EAGER = TimingLimits(front_s=0.5)  # of eager mode against itself, which is no rival
 _SURE = 0.85  # share of the time left that a trial may be expected to take
 _MANY = 1_000
+_NAMED = 3  # untried settings that a report may name
 _DEAR = 0.2  # share of the budget: a compile that takes more leaves too little for others
 _USEFUL = 8  # settings, among which the best is nearly always found
 
@@ -126,6 +128,15 @@ class Study:
         if self._is_used_up:
             return True
         return not self._optuna.left if self.budget.total_s is None else self._optuna.is_done
+
+    def rest(self) -> dict[str, list[dict[str, Any]]]:
+        """By phase, untried settings that may be faster than the best: the most promising few."""
+        found: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        for setting, likely, most in self._optuna.rest:
+            if len(found[setting.phase]) < _NAMED:
+                gain = {"likely": round(likely, 4), "most": round(most, 4)}
+                found[setting.phase].append({"config": setting.config.to_dict(), **gain})
+        return dict(found)
 
     @property
     def _is_used_up(self) -> bool:

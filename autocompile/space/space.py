@@ -120,6 +120,7 @@ class Space:
             "dropped": dict(self.dropped),
             "unusable": {s.config.backend: reason for s, reason in self.unusable.items()},
             "configs": len({s.config for s in self.settings}),
+            "compiled": len({s.config for s in self.settings if not s.config.is_eager}),
             "settings": len(self.settings),
             "untried": sum(s not in tried for s in self.settings),
         }

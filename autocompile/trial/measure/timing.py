@@ -1,7 +1,7 @@
 """Times several callables in alternating blocks.
 
-Each round times one block of each side in random order in one process, so that clock speed, load
-and heat affect all equally. A block is about 20 ms of calls between two synchronizations. All raw
+Each round times one block of each side in one process, so that clock speed, load and heat affect
+all equally. A block is about 20 ms of calls between two synchronizations. All raw
 times are kept. A search stops timing a setting that is clearly too slow (:func:`screen`); a race
 times all sides for the same number of rounds (:func:`side_by_side`).
 
@@ -148,6 +148,7 @@ class Rounds:
     ) -> None:
         self._sides, self._synchronize = sides, synchronize
         self._random = random.Random(seed)
+        self._mirrored: list[int] = []  # the order of the last round backwards, if it is to come
         self.times: list[list[float]] = [[] for _ in sides]
         self.calls, self.leads = [1] * len(sides), [0] * len(sides)
 
@@ -175,8 +176,13 @@ class Rounds:
         return len(self.times[0])
 
     def one(self) -> None:
-        """Time one more block of each side."""
-        for index in self._random.sample(range(len(self._sides)), len(self._sides)):
+        """Time one more block of each side: in a random order, then in the same one backwards.
+
+        So a linear drift of the machine cancels over each pair of rounds.
+        """
+        order = self._mirrored or self._random.sample(range(len(self._sides)), len(self._sides))
+        self._mirrored = [] if self._mirrored else order[::-1]
+        for index in order:
             seconds = block(
                 self._sides[index], self.calls[index], self._synchronize, self.leads[index]
             )
