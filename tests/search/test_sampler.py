@@ -103,15 +103,76 @@ def test_what_tables_know_to_be_fast_comes_first_and_the_users_own_batch_size_be
     prior = Prior({"inductor": 0.1, "inductor max_autotune=True": 0.6}, {})
     sampler = PortfolioSampler(settings(), {"forward": prior}, {"forward": 4})
     tried = optimized(sampler, lambda s: 1.0, 4)
-    assert tried[:2] == [Setting(EAGER, 4), Setting(EAGER, 1)]
-    assert tried[2].batch_size == 4
-    assert tried[2].config.mode == B
+    assert tried[:3] == [Setting(EAGER, 4), Setting(EAGER, 1), Setting(CompileConfig(), 4)]
+    assert tried[3].batch_size == 4
+    assert tried[3].config.mode == B
+
+
+def test_plain_compile_is_the_first_that_compiles_and_nothing_compiles_beside_it() -> None:
+    prior = Prior({"inductor max_autotune=True": 0.6}, {})
+    sampler = PortfolioSampler(settings(), {"forward": prior}, {"forward": 4})
+    eager = [s for s in sampler.settings if s.config.is_eager]
+    study = told(sampler, *((s, 1.0, {}) for s in eager[1:]))
+    assert following(sampler, study) == eager[0]
+    trial = study.ask(dict(sampler.distributions))
+    assert sampler.setting(trial.params) in sampler.baselines
+    assert not sampler.has_next(study)
+    study.tell(trial, 1.1)
+    assert following(sampler, study).config.mode == B
+
+
+def test_each_family_is_looked_at_whatever_the_prior_says() -> None:
+    """The tables expect nothing of a backend, and its compile is cheap."""
+    names = ("onnxrt", "openvino_onnx")
+    variants = [CompileConfig(), *(CompileConfig(mode=m) for m in (A, B))]
+    variants += [CompileConfig(n, options=o) for n in names for o in ({}, {"weights": "baked"})]
+    variants += [CompileConfig(**LAST), CompileConfig(mode=A, **LAST)]
+    every = [Setting(c, 4) for c in (EAGER, *variants)]
+    slow = {name: -0.5 for name in names}
+    sampler = PortfolioSampler(every, {"forward": Prior(slow, {n: 1.0 for n in names})})
+    study = told(sampler)
+    tried = []
+    while not sampler.is_done(study):
+        trial = study.ask(dict(sampler.distributions))
+        tried.append(sampler.setting(trial.params).config)
+        trial.set_user_attr("seconds", 5.0)
+        study.tell(trial, 1.0)
+    assert set(tried) >= set(variants[:7])
+    assert tried.index(CompileConfig("onnxrt")) < tried.index(CompileConfig(mode=B))
+
+
+def test_what_cannot_end_in_time_is_not_begun_but_for_the_baseline() -> None:
+    seconds = {"inductor": 20.0, "inductor max_autotune=True": 60.0}
+    every = [Setting(c, 4) for c in (EAGER, *(CompileConfig(mode=m) for m in ("default", A, B)))]
+    sampler = PortfolioSampler(every, {"forward": Prior({}, seconds, 2.0)})
+    sampler.limit_s = 10.0
+    study = told(sampler, (every[0], 1.0, {"seconds": 2.0}))
+    assert following(sampler, study).config == CompileConfig()
+    study = told(sampler, (every[0], 1.0, {}), (every[1], 1.0, {"seconds": 44.0}))
+    assert not sampler.has_next(study)
+    sampler.limit_s = 60.0
+    assert following(sampler, study).config.mode == A, "a compile of this model takes 44 s"
+    sampler.limit_s = 600.0
+    assert following(sampler, study).config.mode == B
+
+
+def test_what_was_not_tried_and_may_be_faster_is_named() -> None:
+    every = [Setting(c, 4) for c in (EAGER, *(CompileConfig(mode=m) for m in ("default", A, B)))]
+    prior = Prior({"inductor triton.cudagraphs=True": 0.3, "inductor max_autotune=True": -0.8})
+    sampler = PortfolioSampler(every, {"forward": prior})
+    study = told(sampler, (every[0], 1.0, {}), (every[1], 1.2, {}))
+    (rest,) = sampler.rest(study)
+    assert rest.setting.config.mode == A
+    assert 0.1 < rest.likely < rest.most
+    study = told(sampler, *((s, v, {}) for s, v in zip(every, (1.0, 1.2, 1.3), strict=False)))
+    assert not sampler.rest(study)
 
 
 def test_beside_what_runs_others_like_it_have_little_to_add() -> None:
     prior = Prior({"inductor max_autotune=True": 0.6}, {})
     sampler = PortfolioSampler(settings(), {"forward": prior}, {"forward": 4})
-    study = told(sampler, (Setting(EAGER, 4), 1.0, {}), (Setting(EAGER, 1), 1.0, {}))
+    baselines = (Setting(EAGER, 4), Setting(EAGER, 1), Setting(CompileConfig(), 4))
+    study = told(sampler, *((s, 1.0, {}) for s in baselines))
     side_by_side = [following(sampler, study) for _ in range(2)]
     assert [(s.config.mode, s.batch_size) for s in side_by_side] == [(B, 4), (B, 1)]
 
@@ -216,10 +277,11 @@ def test_what_failures_of_one_kind_have_in_common_comes_last() -> None:
             for i, m in enumerate(("default", A))
         ],
     ]
-    study = told(sampler, *ended)
-    order = [following(sampler, study).config for _ in range(4)]
+    plain = (Setting(CompileConfig(), 4), 1.0, {})
+    study = told(sampler, plain, *ended)
+    order = [following(sampler, study).config for _ in range(3)]
     assert order[-1] == CompileConfig(mode=B, **LAST)
-    unfailed = told(sampler, *ended[:2])
+    unfailed = told(sampler, plain, *ended[:2])
     assert following(sampler, unfailed).config.memory_format == "channels_last"
 
 
@@ -325,6 +387,9 @@ def test_a_sampler_that_has_seen_all_trials_chooses_as_one_that_sees_them_for_th
         for ours, theirs in zip(sampler.scores(study), other.scores(study), strict=True):
             assert ours == pytest.approx(theirs, rel=1e-6, abs=1e-12)
         assert sampler.left(study) == other.left(study)
+        if not other.has_next(study):  # the rest waits for the baseline
+            study.tell(running.pop(), 1.0)
+            continue
         next_one = other.sample_relative(study, None, {})
         running.append(study.ask(dict(sampler.distributions)))
         assert running[-1].params == next_one

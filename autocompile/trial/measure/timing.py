@@ -178,10 +178,11 @@ class Rounds:
     def one(self) -> None:
         """Time one more block of each side: in a random order, then in the same one backwards.
 
-        So a linear drift of the machine cancels over each pair of rounds.
+        So a linear drift of the machine cancels over each pair of rounds. Of two sides each would
+        follow itself too often, and show too little of what the other one costs it.
         """
         order = self._mirrored or self._random.sample(range(len(self._sides)), len(self._sides))
-        self._mirrored = [] if self._mirrored else order[::-1]
+        self._mirrored = [] if self._mirrored or len(order) < 3 else order[::-1]
         for index in order:
             seconds = block(
                 self._sides[index], self.calls[index], self._synchronize, self.leads[index]
