@@ -75,6 +75,7 @@ class TrialResult(TaskResult):
     calls_per_update: int | None = None
     peak_memory_bytes: int | None = None
     eager_peak_memory_bytes: int | None = None
+    held_bytes: int | None = None  # of a GPU, by the whole process
     graphs: int | None = None
     graph_breaks: int | None = None
     recompiles: int | None = None

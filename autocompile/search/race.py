@@ -248,6 +248,7 @@ class Race:
             max_s=_MAX_S,
             takes_turns=takes_turns,
             calls_per_update=self.study.calls_per_update(*cell),
+            compile_threads=self.study.executor.compile_threads(not takes_turns),
         )
         environment = group[0].record.config.environment
         is_fresh = exported is not None

@@ -24,7 +24,7 @@ _HOPE = 0.8  # best case for constant weights, relative to the fastest known cal
 _FULLGRAPH = (
     "not timed: the code is the same, and torch's checks take a few microseconds more per call"
 )
-_IN_DETAIL = ("where", "reference_s", "page_faults", "code")
+_IN_DETAIL = ("where", "reference_s", "page_faults", "code", "held_bytes")
 _AS_SENT = (
     *("refresh_s", "calls_per_update", "peak_memory_bytes", "eager_peak_memory_bytes"),
     *("graphs", "graph_breaks", "recompiles"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import os
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from autocompile.settings.dimensions import DIMENSIONS
 __all__ = [
     "DynamoFacts",
     "compilations",
+    "drain",
     "dynamo_facts",
     "first_line",
     "reset_dynamo",
@@ -30,12 +32,31 @@ _AT_RUN_TIME = ("triton.", "coordinate_descent_tuning", "max_autotune")
 # All that these do is in the source; another may be a flag of the C++ compiler.
 _OPTIONS_SHOWN = frozenset({"layout_optimization", "conv_1x1_as_mm", "combo_kernels"})
 
+_SMALL_S = 2e-4  # of a kernel of one element with nothing beside it, at most
+_UNDISTURBED = 20  # such kernels in a row
+
 
 def synchronizer(device: torch.device) -> Callable[[], None]:
     """A function that waits for the device to finish."""
     if device.type == "cuda":
         return lambda: torch.cuda.synchronize(device)
     return lambda: None
+
+
+def drain(device: torch.device) -> None:
+    """Wait until a GPU has run what processes that were stopped have queued, at most a second.
+
+    Stopping a process stops none of its kernels. While they run, a small one of ours takes longer.
+    """
+    if device.type != "cuda":
+        return
+    small, quick, deadline = torch.zeros(1, device=device), 0, time.monotonic() + 1.0
+    while quick < _UNDISTURBED and time.monotonic() < deadline:
+        torch.cuda.synchronize(device)
+        began = time.perf_counter()
+        small.add_(1)
+        torch.cuda.synchronize(device)
+        quick = quick + 1 if time.perf_counter() - began < _SMALL_S else 0
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,12 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-__all__ = ["freed_bytes", "page_faults", "peak_bytes"]
+__all__ = ["CONTEXT_BYTES", "freed_bytes", "page_faults", "peak_bytes", "reserved_bytes"]
 
 _MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of malloc.h
 _TINY_BYTES = 2**17
+CONTEXT_BYTES = 2**30
+"""Of a GPU's memory, for CUDA itself and the libraries' workspaces."""
 
 
 def peak_bytes(
@@ -46,6 +48,11 @@ def peak_bytes(
         call()
         growth = _resident_growth(call)
     return None if growth is None else growth + sum(_storages(held(), device).values())
+
+
+def reserved_bytes(device: torch.device) -> int:
+    """The most that this process has held of a GPU: torch's pools, and CUDA itself."""
+    return int(torch.cuda.max_memory_reserved(device)) + CONTEXT_BYTES
 
 
 _HEAP = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"

@@ -42,6 +42,7 @@ class Channel:
     Attributes:
         current: the step that was begun last.
         waited_s: seconds spent waiting until other trials were stopped.
+        drain: waits until the device has done what they had given it.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Channel:
         self._depth, self._lock = 0, threading.RLock()  # Inductor compiles in threads at times
         self.current = Step.IMPORT
         self.waited_s = 0.0
+        self.drain: Callable[[], None] = lambda: None
         for each in (descriptor, control):
             if each is not None:
                 os.set_inheritable(each, False)
@@ -78,6 +80,7 @@ class Channel:
                 began = time.perf_counter()
                 self.send(EventName.EXCLUSIVE)
                 os.read(self._control, 1)
+                self.drain()
                 self.waited_s += time.perf_counter() - began
         try:
             yield

@@ -23,6 +23,7 @@ from autocompile.settings.dimensions import OPTIMIZERS
 from autocompile.settings.phases import LEARNER_UPDATE, PHASES
 from autocompile.store.record import Step
 from autocompile.trial.inspect import environment, explain, telemetry
+from autocompile.trial.measure import memory
 from autocompile.trial.measure.optimizers import seconds_by_implementation
 from autocompile.trial.phases.phases import make_side, phases_of
 from autocompile.trial.process import failures
@@ -34,7 +35,6 @@ from autocompile.trial.verify.verifier import Verifier
 
 __all__ = ["described", "probe", "trace"]
 
-_CONTEXT_BYTES = 2**30  # of a GPU's memory, for CUDA itself and the libraries' workspaces
 _DYNAMO_ALONE = CompileConfig("eager_noexcept")  # runs the graphs of Dynamo as they are
 
 
@@ -74,7 +74,7 @@ def probe(request: ProbeRequest, channel: Channel, result: ProbeResult) -> None:
         channel.send(EventName.MODULES, names=environment.library_modules())
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        need = _CONTEXT_BYTES + 2 * torch.cuda.max_memory_allocated(device)
+        need = memory.CONTEXT_BYTES + 2 * torch.cuda.max_memory_allocated(device)
         channel.send(EventName.ROOM, trials=int(free // need))
 
 

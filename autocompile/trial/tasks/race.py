@@ -32,6 +32,7 @@ from autocompile.trial.measure.clocks import FirstCalls, ReferenceWork
 from autocompile.trial.measure.timing import Rounds, Timed, no_garbage_collection, side_by_side
 from autocompile.trial.phases.phases import call_model, make_side
 from autocompile.trial.phases.side import Side
+from autocompile.trial.process import compile_workers
 from autocompile.trial.process.channel import Channel, make_autotuning_exclusive
 from autocompile.trial.process.failures import note_failure
 from autocompile.trial.target.target import Target
@@ -60,6 +61,7 @@ def race(request: RaceRequest, channel: Channel, result: RaceResult) -> None:
         channel.step(Step.COMPILE)
         with run.turn(said):
             run.racers.append(run.compiled(asked, said))
+    compile_workers.end()
     with no_garbage_collection():
         found = run.timed()
     result.reference_s = run.reference.median_s

@@ -21,6 +21,7 @@ from autocompile.trial.measure.schedule import try_schedule
 from autocompile.trial.measure.timing import screen
 from autocompile.trial.phases.phases import make_side
 from autocompile.trial.phases.side import Side
+from autocompile.trial.process import compile_workers
 from autocompile.trial.process.channel import Channel, make_autotuning_exclusive
 from autocompile.trial.process.failures import Failed, only_logged
 from autocompile.trial.target.load import home_of
@@ -66,6 +67,7 @@ class _Trial(Comparison):
         self.channel.step(Step.VERIFY)
         self.verifier.first_calls(self.compiled, output)
         self.clock.stop()
+        compile_workers.end()
         if not request.config.is_eager:
             self.prove_compiled()
         result.code = telemetry.same_code_key(request.config, self.target.device)
@@ -121,6 +123,8 @@ class _Trial(Comparison):
         config, result, compiled = self.request.config, self.result, self.compiled
         result.eager_peak_memory_bytes = self.peak_memory(self.eager)
         result.peak_memory_bytes = self.peak_memory(compiled)
+        if self.target.device.type == "cuda":
+            result.held_bytes = memory.reserved_bytes(self.target.device)
         is_short, on_cpu = measurement.eager_call_s < _TOO_LONG_S, self.target.device.type == "cpu"
         if on_cpu and is_short:
             with only_logged():

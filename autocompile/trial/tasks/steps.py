@@ -17,6 +17,7 @@ from autocompile.trial.inspect import environment, telemetry
 from autocompile.trial.measure.timing import Timed
 from autocompile.trial.phases.phases import make_side
 from autocompile.trial.phases.side import Side
+from autocompile.trial.process import compile_workers
 from autocompile.trial.process.channel import Channel
 from autocompile.trial.process.failures import Failed
 from autocompile.trial.target.load import build, import_target
@@ -72,7 +73,10 @@ class Comparison:
     ) -> None:
         self.request, self.channel = request, channel
         self.target = load(request, channel)
-        self.synchronize = telemetry.synchronizer(self.target.device)
+        device = self.target.device
+        self.synchronize = telemetry.synchronizer(device)
+        compile_workers.use(request.compile_threads, device)
+        channel.drain = lambda: telemetry.drain(device)
         channel.step(Step.EAGER)
         with self.exclusive_on_cpu():
             self.eager, self.verifier = self._eager(config.numbers, notes)
