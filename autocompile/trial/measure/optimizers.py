@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 
-from autocompile.estimate.intervals import median
 from autocompile.runtime.optimizers import implementations, set_implementation
+from autocompile.settings.phases import LEARNER_UPDATE
 from autocompile.trial.target.target import Target
 
 __all__ = ["seconds_by_implementation"]
 
 _WARM_STEPS = 3  # the first makes the state, the second finds it
-_BLOCK_S, _BLOCKS = 0.02, 5
+_BLOCK_S, _BLOCKS = 0.01, 20
 _MAX_S = 2.0  # of one implementation
 
 
@@ -44,7 +44,7 @@ def _names(target: Target, phase: str, model: torch.nn.Module) -> list[str]:
 
 def _optimizers(target: Target, phase: str, model: torch.nn.Module) -> list[tuple[Any, Any]]:
     """Fresh optimizers of a phase, each with the parameters that it steps."""
-    if target.make_learner and phase == "learner_update":
+    if target.make_learner and phase == LEARNER_UPDATE:
         made = target.make_learner(model).optimizers
     else:
         made = [target.make_optimizer(model)]
@@ -77,7 +77,8 @@ def _seconds(
     once_s = min(block(1) for _ in range(_WARM_STEPS))
     calls = max(1, round(_BLOCK_S / once_s))
     blocks = max(1, min(_BLOCKS, round(_MAX_S / (calls * once_s))))
-    found = median([block(calls) for _ in range(blocks)])
+    # The least of many short blocks: a neighbour slows some of them, and nothing makes one faster.
+    found = min(block(calls) for _ in range(blocks))
     for p in model.parameters():
         p.grad = None
     return found
