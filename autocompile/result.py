@@ -62,7 +62,7 @@ class Result:
         found = {name: p["best"] for name, p in phases.items() if p["best"]}
         by_number = {r.number: r for r in trials}
         self.best: dict[str, Record] = {n: by_number[b["number"]] for n, b in found.items()}
-        self.config = {n: CompileConfig.from_dict(b["config"]) for n, b in found.items()}
+        self.config = {n: CompileConfig.from_dict(b["config"], n) for n, b in found.items()}
         self.speedup = {n: Interval(**b["speedup"]) for n, b in found.items()}
 
     def is_faster_by(self, factor: float, phase: str) -> bool:
@@ -83,28 +83,28 @@ class Result:
             for name, config in self.config.items()
         }
 
-    def compile(self, model: Model, phase: str | None = None) -> Model:
-        """Apply the best settings of a phase to a model, in this process.
+    def compile(self, model: Model, phase: str | None = None, optimizer: Any = None) -> Model:
+        """Apply the best settings of a phase to a model in place, in this process.
 
-        Uses ``config``: the best at the target's own batch size, or over all tried ones.
+        Uses ``config``: the best at the target's own batch size, or over all tried ones. As
+        :func:`autocompile.apply` does with a file of settings.
 
         Args:
-            model: an ``nn.Module`` or RLModule for a forward phase; for ``optimizer_step`` or
-                ``train_step`` the function that does the step.
+            model: an ``nn.Module`` or RLModule; for a ``train_step`` that is compiled as a whole,
+                the function that does the step.
             phase: may be left out if the run has one forward phase.
+            optimizer: for the phases that step one.
 
         Returns:
-            The model or function to use from now on; unchanged if eager is best.
-
-        Warns:
-            UserWarning: for a step, changes to make to the model or the optimizer.
+            The model; for a step that is compiled as a whole, the function to call instead.
 
         Raises:
-            UsageError: the phase was not tuned, or the best setting needs another interpreter.
+            UsageError: the phase was not tuned, the best setting needs another interpreter, or it
+                does not fit what is given.
         """
+        from autocompile.runtime.apply import demand_fit
         from autocompile.runtime.applying import set_process
-        from autocompile.runtime.compiling import compile_step
-        from autocompile.runtime.inplace import compile_model
+        from autocompile.runtime.inplace import apply_config
 
         name = phase or self._forward_phase()
         if name not in self.config:
@@ -117,11 +117,11 @@ class Result:
                 f"the best setting of {name} needs the environment {config.environment}",
                 hint=f"run your program with {python}",
             )
+        demand_fit(model, name, config, optimizer)
         set_process(config.process)
-        if phase_of(name).is_function:
-            kind = self.environment["device"].split(":")[0]
-            return compile_step(model, config, kind)  # type: ignore[arg-type, return-value]
-        return compile_model(model, config, name)  # type: ignore[arg-type, return-value]
+        optimizers = [] if optimizer is None else [optimizer]
+        applied: Any = apply_config(model, name, config, optimizers)  # type: ignore[type-var]
+        return applied  # type: ignore[no-any-return]
 
     def _forward_phase(self) -> str:
         forward = [name for name in self.config if phase_of(name).is_forward]
@@ -148,7 +148,7 @@ class Result:
         """The result as code or JSON for a training stack.
 
         Args:
-            to: ``python``, ``script``, ``json``, ``rllib``, ``accelerate``, ``transformers`` or
+            to: ``python``, ``json``, ``rllib``, ``accelerate``, ``transformers`` or
                 ``lightning``.
 
         Raises:

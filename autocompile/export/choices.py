@@ -70,7 +70,7 @@ def _choice(report: Report, name: str, phase: Mapping[str, Any]) -> Choice:
     verdict, best, reason = phase["verdict"], phase.get("best"), phase.get("reason")
     if verdict == "failed" or best is None:
         return Choice(name, "failed", None, reason or "no setting worked")
-    config, size = CompileConfig.from_dict(best["config"]), best.get("batch_size")
+    config, size = CompileConfig.from_dict(best["config"], name), best.get("batch_size")
     own, also = (report["target"].get("own_batch_size") or {}).get(name), ""
     if own not in (None, size):
         also = f"; this configuration's own batch size {own} was not measured"

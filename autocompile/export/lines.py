@@ -14,7 +14,7 @@ from autocompile.export.text import literal, quoted
 from autocompile.settings.backends import BACKENDS
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.dimensions import GUARD_FILTERS, OPTIMIZERS
-from autocompile.settings.phases import FORWARD, TRAIN_STEP, phase_of
+from autocompile.settings.phases import phase_of
 
 _SWITCHES = ("foreach", "fused", "capturable")
 
@@ -27,27 +27,35 @@ def phase_lines(
     ``settings``: expression for the settings argument of ``autocompile.apply``. ``own_state``: also
     set threads and precision, which are global in torch.
     """
-    config, phase = choice.config, phase_of(choice.phase)
+    config = choice.config
     if config is None:
         return []
     if uses_apply(report, config):
         return [_apply_line(choice, settings)]
     lines = process_lines(config) if own_state else []
     lines += model_lines(config) + optimizer_lines(report, config)
-    called = phase.compiles
+    compiled, called = names(choice)
     if not config.is_eager and config.scope == "regional":
         lines += [f"regions_of(model).compile({arguments(config)})"]
     elif not config.is_eager:
-        lines += [f"{phase.called} = {_compiled(config, called)}"]
-        called = phase.called
+        lines += [f"{called} = {_compiled(config, compiled)}"]
+        compiled = called
     if config.autocast != "none":
         kind = quoted(device_of(report).split(":")[0])
         lower = f"torch.autocast({kind}, dtype=torch.{config.autocast})"
-        if choice.phase == FORWARD:
+        if called == "model":
             lines += [f"model.forward = {lower}(model.forward)"]
         else:
-            lines += [f"{phase.called} = {lower}({called})"]
+            lines += [f"{called} = {lower}({compiled})"]
     return lines
+
+
+def names(choice: Choice) -> tuple[str, str]:
+    """What the setting of a phase compiles, in plain torch, and what is called from then on."""
+    phase = phase_of(choice.phase)
+    if choice.config is not None and choice.config.scope == "step":
+        return phase.whole, phase.whole
+    return phase.compiles or "model", phase.called
 
 
 def code_line(report: Report, choice: Choice) -> str:
@@ -56,13 +64,16 @@ def code_line(report: Report, choice: Choice) -> str:
     lines = [*process_lines(config), *model_lines(config)]
     if config.optimizer != "default":
         flags = _shown(OPTIMIZERS[config.optimizer]) or 'lr=torch.tensor(group["lr"])'
-        lines.append(made_optimizer(report, config) or f"optimizer(..., {flags})")
+        if config.optimizer != "compiled":
+            lines.append(made_optimizer(report, config) or f"optimizer(..., {flags})")
     if not config.is_eager:
-        lines.append(_compiled(config, phase_of(choice.phase).compiles or "model"))
+        lines.append(_compiled(config, names(choice)[0]))
     more = [
         f"environment {value}" if d.name == "environment" else d.label(value)
         for d, value in config.changed()
-        if d.needs_apply or d.name in ("scope", "autocast", "environment")
+        if d.needs_apply
+        or value in ("regional", "compiled")
+        or d.name in ("autocast", "environment")
     ]
     return "; ".join(lines) + (f"  # {', '.join(more)}" if more and lines else "")
 
@@ -73,17 +84,19 @@ def _compiled(config: CompileConfig, function: str) -> str:
 
 def uses_apply(report: Report, config: CompileConfig) -> bool:
     """Whether plain torch has no such line: an RLModule is changed in place, weights are frozen."""
-    return is_rl(report) or any(d.needs_apply for d, _ in config.changed())
+    every = config.changed()
+    return is_rl(report) or any(d.needs_apply or value == "compiled" for d, value in every)
 
 
 def _apply_line(choice: Choice, settings: str) -> str:
     given = f'{settings}, "{choice.phase}"'
     if choice.batch_size is not None:
         given += f", batch_size={choice.batch_size}"
-    if phase_of(choice.phase).is_function:
+    if phase_of(choice.phase).steps:
         given += ", optimizer=optimizer"
-    if choice.phase == TRAIN_STEP:
-        return f"train_step = autocompile.apply(train_step, {given})"
+    if choice.config is not None and choice.config.scope == "step":
+        whole = phase_of(choice.phase).whole
+        return f"{whole} = autocompile.apply({whole}, {given})"
     return f"autocompile.apply(model, {given})"
 
 
@@ -135,9 +148,11 @@ def optimizer_lines(report: Report, config: CompileConfig) -> list[str]:
         return []
     if made := made_optimizer(report, config):
         return [f"optimizer = {made}"]
-    change = 'group["lr"] = torch.tensor(float(group["lr"]))'
+    device = device_of(report)
+    where = "" if device == "cpu" else f", device={quoted(device)}"
+    change = f'group["lr"] = torch.tensor(float(group["lr"]){where})'
     if flags := OPTIMIZERS[config.optimizer]:  # torch refuses foreach together with others
-        change = f"group.update({_shown({'foreach': False, **flags})})"
+        change = f"group.update({_shown({**dict.fromkeys(_SWITCHES[:2], False), **flags})})"
     return ["for group in optimizer.param_groups:", f"    {change}"]
 
 

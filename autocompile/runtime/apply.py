@@ -11,16 +11,21 @@ import torch
 
 from autocompile.errors import UsageError
 from autocompile.runtime import warm_start
-from autocompile.runtime.applying import prepare_model, set_process
-from autocompile.runtime.compiling import compile_step
-from autocompile.runtime.inplace import apply_to_optimizer, apply_to_phase
+from autocompile.runtime.applying import set_process
+from autocompile.runtime.inplace import apply_config, apply_to_optimizer
 from autocompile.runtime.machine import describe
 from autocompile.settings.config import CompileConfig
-from autocompile.settings.phases import FORWARD, FORWARD_PHASES, OPTIMIZER_STEP, TRAIN_STEP
+from autocompile.settings.phases import (
+    FORWARD,
+    FORWARD_PHASES,
+    OPTIMIZER_STEP,
+    TRAIN_STEP,
+    phase_of,
+)
 from autocompile.settings.tuned import Choice, Tuned
 from autocompile.settings.tuned_set import TunedSet
 
-__all__ = ["InTraining", "apply", "demand_this_interpreter"]
+__all__ = ["InTraining", "apply", "demand_fit", "demand_this_interpreter"]
 
 Used = TypeVar("Used", bound=Callable[..., Any])
 
@@ -38,7 +43,8 @@ def apply(
     Compiles at the first call. Sets the threads and the precision of the process.
 
     Args:
-        model: an ``nn.Module`` or RLModule; for ``train_step``, the function that does the step.
+        model: an ``nn.Module`` or RLModule; for a ``train_step`` that is compiled as a whole, the
+            function that does the step.
         settings: a file written by ``autocompile export -o``, or a Result. Of a file with entries
             of several machines, the one that fits the device of the weights is taken.
         phase: may be left out if the settings have one forward phase.
@@ -48,7 +54,7 @@ def apply(
             implementation that the phase was measured with.
 
     Returns:
-        The model; for ``train_step``, the function to call instead.
+        The model; for a step that is compiled as a whole, the function to call instead.
 
     Warns:
         UserWarning: torch or the machine differs, the compiled code next to the file cannot be
@@ -73,23 +79,34 @@ def apply(
     if choice.processes < 2 and not config.is_baseline:
         warnings.warn(f"the setting of {name} was measured in one process only", stacklevel=2)
     set_process(config.process)
-    if isinstance(model, torch.nn.Module):
-        prepare_model(model, config)
-    if optimizer is not None:
-        steps = tuned.at(OPTIMIZER_STEP) if name != TRAIN_STEP else None
-        own = CompileConfig("eager", optimizer=config.optimizer)
-        apply_to_optimizer(optimizer, steps.config if steps else own)
-    elif name == OPTIMIZER_STEP:
-        raise UsageError("the settings of optimizer_step are about an optimizer: optimizer=...")
-    if name == TRAIN_STEP:
-        has_optimizer = optimizer is not None
-        return compile_step(model, config, device.type, has_optimizer)  # type: ignore[return-value]
-    if name == OPTIMIZER_STEP:
-        return model
-    if not isinstance(model, torch.nn.Module):
-        raise UsageError(f"{name} needs an nn.Module, not a {type(model).__name__}")
-    apply_to_phase(model, name, config)
-    return model
+    demand_fit(model, name, config, optimizer)
+    for d, value in config.changed("model") if config.scope == "step" else ():
+        line = d.line(value).removeprefix("model = ") if d.line else f"{d.name}={value!r}"
+        warnings.warn(f"before the first step: {line}", stacklevel=2)
+    steps = tuned.at(OPTIMIZER_STEP) if name in FORWARD_PHASES else None
+    optimizers = [optimizer] if optimizer is not None else []
+    return apply_config(model, name, config, optimizers, steps.config if steps else None)
+
+
+def demand_fit(
+    model: Any, phase: str, config: CompileConfig, optimizer: torch.optim.Optimizer | None
+) -> None:
+    """Raise a UsageError if a setting is about something else than what is given."""
+    is_module, is_whole = isinstance(model, torch.nn.Module), config.scope == "step"
+    more = ", optimizer=optimizer" if phase_of(phase).steps else ""
+    if is_module and is_whole:
+        raise UsageError(
+            f"the best setting of {phase} compiles the whole step, and a model was given: give the "
+            "function that does the step",
+            hint=f'train_step = autocompile.apply(train_step, settings, "{phase}"{more})',
+        )
+    if not is_module and not (is_whole or config.is_eager):
+        raise UsageError(
+            f"{phase} needs an nn.Module, not a {type(model).__name__}",
+            hint=f'autocompile.apply(model, settings, "{phase}"{more})',
+        )
+    if optimizer is None and (phase == OPTIMIZER_STEP or config.optimizer != "default"):
+        raise UsageError(f"the settings of {phase} are about an optimizer: optimizer=...")
 
 
 class InTraining:
@@ -121,10 +138,16 @@ class InTraining:
                 f"the settings of {name} compute no gradients: {choice.config.label()}",
                 hint="autocompile tune model.py --phase train_step,optimizer_step",
             )
-        step = CompileConfig("eager", optimizer=choice.config.optimizer)
-        if OPTIMIZER_STEP in tuned.phases:
+        if choice.config.scope == "step":
+            raise UsageError(
+                f"the settings of {name} compile the whole step, which is the trainer's here",
+                hint="autocompile tune model.py --phase train_step --scope model,regional",
+            )
+        step = choice.config.of_optimizer_in(name)
+        if name == FORWARD and OPTIMIZER_STEP in tuned.phases:
             step = _chosen(tuned, OPTIMIZER_STEP).config
-        apply(model, replace(tuned, phases={FORWARD: (choice,)}))
+        forward = replace(choice, config=replace(choice.config, optimizer="default"))
+        apply(model, replace(tuned, phases={FORWARD: (forward,)}))
         for optimizer in optimizers:
             apply_to_optimizer(optimizer, step)
         self._model = model

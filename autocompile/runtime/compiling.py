@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,7 @@ from autocompile.settings.backends import BACKENDS
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.dimensions import GUARD_FILTERS
 
-__all__ = ["compile_function", "compile_step", "register_backend_of", "uses_cuda_graphs"]
+__all__ = ["compile_function", "register_backend_of", "uses_cuda_graphs"]
 
 
 def register_backend_of(name: str) -> None:
@@ -79,7 +78,7 @@ def _compiled(
                 f"torch {torch.__version__} has no torch.compiler.{name}", hint="a newer torch"
             )
         kwargs["options"] = {**kwargs.get("options", {}), "guard_filter_fn": guards}
-    if config.scope == "full" and not config.freezing:
+    if config.scope != "regional" and not config.freezing:
         compiled: Callable[..., Any] = torch.compile(function, **kwargs)
         return compiled
     if model is None:
@@ -91,33 +90,6 @@ def _compiled(
         raise UsageError(f"{type(model).__name__} repeats no block, so it has no regions")
     regions.compile(**kwargs)
     return function
-
-
-def compile_step(
-    function: Callable[..., Any], config: CompileConfig, kind: str, has_optimizer: bool = False
-) -> Callable[..., Any]:
-    """Compile a function that does a step; returns what to call instead.
-
-    With scope "regional" the model's blocks are to be compiled instead. With ``has_optimizer`` the
-    caller applies what is about the optimizer. ``kind`` is the device type for ``autocast``.
-
-    Warns:
-        UserWarning: for each part of the setting that a function cannot be given.
-    """
-    todo = [
-        d.line(value).removeprefix("model = ") if d.line else f"{d.name}={value!r} of the model"
-        for d, value in config.changed("model")
-    ]
-    if config.optimizer != "default" and not has_optimizer:
-        name = config.optimizer
-        todo.append(f"autocompile.runtime.optimizers.set_implementation(optimizer, {name!r})")
-    if config.scope != "full":
-        todo.append(f"autocompile.runtime.regions.regions_of(model), compiled: {config.label()}")
-    for each in todo:
-        warnings.warn(f"before the first step: {each}", stacklevel=3)
-    return compile_function(
-        function, config if config.scope == "full" else config.numbers, kind=kind
-    )
 
 
 def uses_cuda_graphs(config: CompileConfig) -> bool:

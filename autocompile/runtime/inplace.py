@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import types
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch._dynamo.utils import counters
@@ -18,9 +18,22 @@ from autocompile.runtime.compiling import compile_function
 from autocompile.runtime.graphs import with_own_code
 from autocompile.runtime.optimizers import set_implementation
 from autocompile.settings.config import CompileConfig
-from autocompile.settings.phases import FORWARD, FORWARD_TRAIN, LEARNER_UPDATE
+from autocompile.settings.phases import (
+    FORWARD,
+    FORWARD_TRAIN,
+    LEARNER_UPDATE,
+    OPTIMIZER_STEP,
+    TRAIN_STEP,
+)
 
-__all__ = ["Compiled", "apply_to_optimizer", "apply_to_phase", "apply_to_update", "compile_model"]
+__all__ = [
+    "Compiled",
+    "apply_config",
+    "apply_to_optimizer",
+    "apply_to_phase",
+]
+
+Used = TypeVar("Used", bound=Callable[..., Any])
 
 _STEP = "_autocompile_step"  # where an optimizer keeps what its step calls
 
@@ -118,6 +131,55 @@ class CompiledMethod(Compiled):
         return (CompiledMethod, self._made_of)
 
 
+def apply_config(
+    model: Used,
+    phase: str,
+    config: CompileConfig,
+    optimizers: Sequence[torch.optim.Optimizer] = (),
+    step: CompileConfig | None = None,
+) -> Used:
+    """Make a model and its optimizers use the setting of a phase: in trials, and for users.
+
+    Of a training step and of a learner's update the model is compiled with its backward pass; loss,
+    ``backward()`` and the optimizers' steps stay outside. Threads and precision are the process's,
+    and not set here.
+
+    Args:
+        model: the module, changed in place; for scope ``step`` the function that does the step.
+        phase: the unit of work that the setting is of.
+        config: the setting.
+        optimizers: all that the phase steps.
+        step: of the optimizers beside a forward phase.
+
+    Returns:
+        What to call from now on: the model, or the compiled function.
+
+    Raises:
+        UsageError: the module has no such phase, or an optimizer no such implementation.
+    """
+    for optimizer in optimizers:
+        apply_to_optimizer(optimizer, step or config.of_optimizer_in(phase))
+    if not isinstance(model, torch.nn.Module):
+        device = next((_device_of(optimizer) for optimizer in optimizers), "cpu")
+        applied: Any = model
+        if config.scope == "step":
+            applied = compile_function(model, config, kind=device)
+        return applied  # type: ignore[no-any-return]
+    if phase == OPTIMIZER_STEP:
+        prepare_model(model, config)
+        return model
+    if phase in (TRAIN_STEP, LEARNER_UPDATE):
+        is_rl = hasattr(type(model), f"_{FORWARD_TRAIN}")
+        phase = FORWARD_TRAIN if is_rl or phase == LEARNER_UPDATE else FORWARD
+    apply_to_phase(model, phase, config)
+    return model
+
+
+def _device_of(optimizer: torch.optim.Optimizer) -> str:
+    """The type of device of its parameters."""
+    return str(optimizer.param_groups[0]["params"][0].device.type)
+
+
 def apply_to_phase(
     module: torch.nn.Module, phase: str, config: CompileConfig, or_eager: bool = False
 ) -> Compiled | None:
@@ -151,23 +213,6 @@ def apply_to_phase(
     return compiled
 
 
-def compile_model(model: torch.nn.Module, config: CompileConfig, phase: str) -> torch.nn.Module:
-    """Compile a model for a forward phase, and return what to call instead.
-
-    A plain module is wrapped, as by ``torch.compile``. Of an RLModule ``_forward_*`` is replaced on
-    the instance, by compiled code without the counters of :class:`Compiled`.
-    """
-    prepare_model(model, config)
-    if phase == FORWARD:
-        return compile_function(model, config, model)  # type: ignore[return-value]
-    if not _is_untouched(config):
-        compiled = compile_function(getattr(model, f"_{phase}"), config, model)
-        # Dynamo calls the backend in the caller's grad mode: some refuse gradients, or make them.
-        trains = phase == FORWARD_TRAIN
-        vars(model)[f"_{phase}"] = compiled if trains else torch.no_grad()(compiled)
-    return model
-
-
 def apply_to_optimizer(
     optimizer: torch.optim.Optimizer, config: CompileConfig, or_eager: bool = False
 ) -> Compiled | None:
@@ -194,18 +239,6 @@ def apply_to_optimizer(
     if not _is_untouched(config):
         own.compiled = Compiled(own.uncompiled, config, or_eager=or_eager)
     return own.compiled
-
-
-def apply_to_update(
-    module: torch.nn.Module, optimizers: Iterable[torch.optim.Optimizer], config: CompileConfig
-) -> None:
-    """Make an update of RLlib's Learner use a setting in its forward pass and optimizer steps.
-
-    Loss, backward pass and clipping stay uncompiled, as in :mod:`autocompile.rllib`.
-    """
-    apply_to_phase(module, FORWARD_TRAIN, config)
-    for optimizer in optimizers:
-        apply_to_optimizer(optimizer, config.of_optimizer)
 
 
 class _Step:

@@ -2,7 +2,8 @@
 
 ``for_loop`` updates one parameter after another, ``foreach`` all in a few calls, ``fused`` in one
 kernel. ``capturable`` keeps step counts on the device, as CUDA graphs need. ``tensor_lr`` keeps the
-learning rate in a tensor, so that a schedule does not recompile.
+learning rate in a tensor, so that a schedule does not recompile. ``compiled`` leaves the optimizer
+as it is: :mod:`autocompile.runtime.inplace` compiles its step.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def set_implementation(optimizer: torch.optim.Optimizer, name: str) -> None:
     Raises:
         UsageError: this optimizer has no such implementation.
     """
-    if name == "default":
+    if name in ("default", "compiled"):
         return
     if not _has(optimizer, name):
         raise UsageError(f"{type(optimizer).__name__} has no {name} implementation")
@@ -59,7 +60,7 @@ def implementations(optimizer: torch.optim.Optimizer) -> list[str]:
     """
     groups = optimizer.param_groups
     on_cpu = all(p.device.type == "cpu" for group in groups for p in group["params"])
-    unavailable = {"default"} | ({"foreach", "capturable"} if on_cpu else set())
+    unavailable = {"default", "compiled"} | ({"foreach", "capturable"} if on_cpu else set())
     if _why_not_fused(optimizer):
         unavailable.add("fused")
     return [

@@ -204,7 +204,7 @@ def _without_graph(setting: Setting, known: Known) -> Record | None:
     Constant weights and regions compile something else, so they are excluded.
     """
     config = setting.config
-    if config.is_eager or config.freezing or config.scope != "full":
+    if config.is_eager or config.freezing or config.scope != "model":
         return None
     empty = (r for r in known.values() if r.outcome is Outcome.NOT_COMPILED)
     found = (r for r in _traced_alike(setting, empty) if not r.config.freezing)

@@ -14,6 +14,7 @@ from autocompile.errors import UsageError
 from autocompile.settings.backends import BACKENDS, Backend, OptionValue
 from autocompile.settings.dimension import Dimension
 from autocompile.settings.dimensions import DIMENSIONS, Values
+from autocompile.settings.phases import LEARNER_UPDATE, OPTIMIZER_STEP, phase_of
 
 __all__ = ["DEFAULT_INDUCTOR", "EAGER", "CompileConfig"]
 
@@ -26,7 +27,7 @@ _OF_MODES: Mapping[str, tuple[tuple[str, OptionValue], ...]] = {
     "max-autotune": (_GRAPHS, *_AUTOTUNE),
 }
 _COARSE = ("triton.cudagraphs", "max_autotune", "cpp_wrapper", "weights")
-_PLAIN_FAMILIES = {"scope=model", "scope=full", "freezing=False"}
+_PLAIN_FAMILIES = {"scope=model", "freezing=False"}
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,9 @@ class CompileConfig(Values):
         options: Inductor options as sorted pairs; a mapping is accepted.
         fullgraph: whether a graph break is an error.
         dynamic: ``None`` lets torch decide after the first recompile.
-        scope: ``"full"`` compiles the phase's function as one, ``"regional"`` the blocks that the
-            model repeats, each by itself.
+        scope: what is compiled: ``"model"``, ``"regional"`` for the blocks that the model repeats,
+            each by itself, or ``"step"`` for a whole training step: forward and backward passes,
+            loss and optimizer. A phase without a model compiles its function.
         freezing: Inductor takes the weights as constants; they are read again when they change.
         memory_format: of the weights of convolutions.
         optimizer: how it steps; ``"default"`` is as the target made it.
@@ -123,7 +125,17 @@ class CompileConfig(Values):
         # torch.compile passes over a fused step.
         backend = "eager" if self.optimizer == "fused" else self.backend
         return dataclasses.replace(
-            self, backend=backend, memory_format="default", scope="full", autocast="none"
+            self, backend=backend, memory_format="default", scope="model", autocast="none"
+        )
+
+    def of_optimizer_in(self, phase: str) -> CompileConfig:
+        """What of a phase's setting is about its optimizers: how each steps."""
+        if phase == LEARNER_UPDATE:
+            return self.of_optimizer
+        if phase == OPTIMIZER_STEP:
+            return self
+        return CompileConfig(
+            "inductor" if self.optimizer == "compiled" else "eager", optimizer=self.optimizer
         )
 
     @property
@@ -137,8 +149,14 @@ class CompileConfig(Values):
         return {d.name: getattr(self, d.name) for d in DIMENSIONS} | {"options": dict(self.options)}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> CompileConfig:
-        """Read what :meth:`to_dict` wrote; unknown keys are an error, missing ones default."""
+    def from_dict(cls, data: Mapping[str, Any], phase: str = "") -> CompileConfig:
+        """Read what :meth:`to_dict` wrote; unknown keys are an error, missing ones default.
+
+        ``phase``: that it was measured in. In older files the scope ``full``, which was also the
+        one of missing keys, is the whole step of a phase that has one.
+        """
+        if data.get("scope") == "full":
+            data = {**data, "scope": "step" if phase_of(phase).whole else "model"}
         if unknown := set(data) - set(cls.__dataclass_fields__):
             raise UsageError(f"a compile setting has no key {sorted(unknown)[0]!r}")
         return cls(**data)

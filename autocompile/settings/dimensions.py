@@ -23,6 +23,7 @@ OPTIMIZERS: Mapping[str, Mapping[str, bool]] = {
     "fused": {"fused": True},
     "capturable": {"capturable": True},
     "tensor_lr": {},  # the learning rate is a tensor
+    "compiled": {},  # plain torch.compile() of the step alone
 }
 """How an optimizer steps: its arguments in ``torch.optim``."""
 GUARD_FILTERS = {
@@ -41,16 +42,29 @@ def no_convolutions(place: Place) -> str:
     return "" if place.has_convolutions else "the model has no convolutions"
 
 
+def _scopes(place: Place) -> tuple[str, ...]:
+    regional = ("regional",) if place.regions and place.phase != OPTIMIZER_STEP else ()
+    return ("model", *regional, *(("step",) if phase_of(place.phase).whole else ()))
+
+
 def _no_scope(place: Place) -> str:
-    if place.phase == OPTIMIZER_STEP:
-        return "an optimizer has no blocks"
-    return "" if place.regions else "the model repeats no block"
+    return "" if len(_scopes(place)) > 1 else _no_blocks(place)
 
 
 def _takes_scope(config: CompileConfig, place: Place) -> str:
+    if config.scope not in _scopes(place):
+        is_step = config.scope == "step"
+        return f"{place.phase} has no step around the model" if is_step else _no_blocks(place)
+    if config.scope == "step":
+        return ""
     if config.has_cuda_graphs and place.device == "cuda":
         return "with CUDA graphs a block overwrites what the one before it has given"
     return "frozen weights are those of a whole model" if config.freezing else ""
+
+
+def _no_blocks(place: Place) -> str:
+    is_step = place.phase == OPTIMIZER_STEP
+    return "an optimizer has no blocks" if is_step else "the model repeats no block"
 
 
 def _takes_memory_format(config: CompileConfig, place: Place) -> str:
@@ -58,8 +72,16 @@ def _takes_memory_format(config: CompileConfig, place: Place) -> str:
     return f"{config.backend} lays weights out as it likes" if lays_out else ""
 
 
+def _optimizers(place: Place) -> tuple[str, ...]:
+    """Other phases that step compile the optimizer's step by their backend."""
+    offered = {*place.optimizers, *(("compiled",) if phase_of(place.phase).whole else ())}
+    return ("default", *(o for o in OPTIMIZERS if o in offered))
+
+
 def _takes_optimizer(config: CompileConfig, place: Place) -> str:
-    known = config.optimizer in place.optimizers
+    if config.optimizer == "compiled" and config.scope == "step":
+        return "the whole step holds the optimizer's"
+    known = config.optimizer in _optimizers(place)
     return "" if known else f"the optimizer has no {config.optimizer} implementation here"
 
 
@@ -123,12 +145,14 @@ class Values:
         label=lambda value: "dynamic" if value else "static",
     ).field()
     scope: str = Dimension(
-        "full",
-        "comma list of full, regional",
-        ("full", "regional"),
+        "model",
+        "comma list of model, regional, step",
+        ("model", "regional", "step"),
+        _scopes,
         missing=_no_scope,
         why_not=_takes_scope,
         needs_compiler=True,
+        label=lambda value: "whole step" if value == "step" else value,
         is_written=True,
     ).field()
     freezing: bool = Dimension(
@@ -158,7 +182,7 @@ class Values:
         "default",
         "comma list, e.g. default,foreach,fused,tensor_lr",
         tuple(OPTIMIZERS),
-        lambda place: ("default", *(o for o in OPTIMIZERS if o in place.optimizers)),
+        _optimizers,
         missing=lambda p: "" if phase_of(p.phase).steps else "nothing steps in this phase",
         why_not=_takes_optimizer,
         effect="per kind",

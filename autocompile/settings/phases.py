@@ -25,6 +25,7 @@ class Phase:
         steps: it steps an optimizer.
         compiles: what it compiles, in lines of plain torch; empty if they cannot.
         called: what is called from then on.
+        whole: the function of all that it does, which scope ``step`` compiles; empty without one.
         is_rl: it is one of RLModules only, or of all other models only; None for both.
         needs_config: it needs RLlib's AlgorithmConfig.
         in_rllib: RLlib's runners and learners do it as it was measured.
@@ -38,6 +39,7 @@ class Phase:
     steps: bool = False
     compiles: str = ""
     called: str = ""
+    whole: str = ""
     is_rl: bool | None = None
     needs_config: bool = False
     in_rllib: bool = False
@@ -49,11 +51,6 @@ class Phase:
     def trains(self) -> bool:
         """Whether gradients are recorded while it runs, or weights change."""
         return self.has_backward or self.steps
-
-    @property
-    def is_function(self) -> bool:
-        """Whether it compiles a function rather than the model."""
-        return self.compiles not in ("", "model")
 
     @property
     def unit(self) -> str:
@@ -72,7 +69,12 @@ PHASES: Mapping[str, Phase] = {
         steps=True, compiles="optimizer.step", called="step", has_batch_size=False
     ),
     TRAIN_STEP: Phase(
-        has_backward=True, steps=True, compiles=TRAIN_STEP, called=TRAIN_STEP, role="learner"
+        has_backward=True,
+        steps=True,
+        compiles="model",
+        called="model",
+        whole=TRAIN_STEP,
+        role="learner",
     ),
     LEARNER_UPDATE: _learning(
         has_backward=True, steps=True, is_rl=True, needs_config=True, prior=TRAIN_STEP

@@ -9,7 +9,7 @@ from typing import Any
 
 from autocompile.errors import UsageError
 from autocompile.settings.config import EAGER, CompileConfig
-from autocompile.settings.phases import FORWARD_TRAIN, LEARNER_UPDATE, OPTIMIZER_STEP
+from autocompile.settings.phases import FORWARD_TRAIN, LEARNER_UPDATE, OPTIMIZER_STEP, phase_of
 
 __all__ = ["SCHEMA", "Choice", "Tuned", "is_faster"]
 
@@ -35,10 +35,15 @@ class Choice:
     speedup: Mapping[str, float] = field(default_factory=dict)
     processes: int = 1
 
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON; of the setting only what differs from the default."""
+    def to_dict(self, phase: str = "") -> dict[str, Any]:
+        """As JSON; of the setting only what differs from the default.
+
+        In a phase with a whole step the scope is always there: older files, which lack it, mean
+        the whole step.
+        """
         plain = CompileConfig().to_dict()
-        own = {k: v for k, v in self.config.to_dict().items() if k == "backend" or v != plain[k]}
+        always = {"backend"} | ({"scope"} if phase_of(phase).whole else set())
+        own = {k: v for k, v in self.config.to_dict().items() if k in always or v != plain[k]}
         return {
             "batch_size": self.batch_size,
             "config": own,
@@ -47,8 +52,8 @@ class Choice:
         }
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Choice:
-        config = CompileConfig.from_dict(data["config"])
+    def from_dict(cls, data: Mapping[str, Any], phase: str = "") -> Choice:
+        config = CompileConfig.from_dict({"scope": "full", **data["config"]}, phase)
         return cls(config, data["batch_size"], data["speedup"], data["confirmed_processes"])
 
 
@@ -140,7 +145,7 @@ class Tuned:
             "interpreters": dict(self.interpreters),
             "own_batch_size": dict(self.own_batch_size),
             **({"cache": dict(self.cache)} if self.cache else {}),
-            "phases": {name: [c.to_dict() for c in found] for name, found in self.phases.items()},
+            "phases": {n: [c.to_dict(n) for c in found] for n, found in self.phases.items()},
         }
 
     @classmethod
@@ -162,7 +167,9 @@ class Tuned:
                 hint="pip install -U torch-autocompile, or export the run anew",
             )
         try:
-            phases = {n: tuple(map(Choice.from_dict, f)) for n, f in data["phases"].items()}
+            phases = {
+                n: tuple(Choice.from_dict(each, n) for each in f) for n, f in data["phases"].items()
+            }
             names = ("fingerprint", "target", "own_batch_size", "interpreters")
             facts: dict[str, Any] = {name: data[name] for name in names}
             return cls(phases, cache=data.get("cache", {}), **facts)
@@ -179,7 +186,8 @@ class Tuned:
         Raises:
             UsageError: nothing worked in any phase.
         """
-        phases = {n: found for n, phase in report["phases"].items() if (found := _choices(phase))}
+        every = report["phases"].items()
+        phases = {n: found for n, phase in every if (found := _choices(phase, n))}
         if not phases:
             raise UsageError(
                 "there is nothing to export: no phase has a result", hint="autocompile show last"
@@ -196,7 +204,7 @@ def is_faster(row: Mapping[str, Any]) -> bool:
     return bool(row.get("faster", row["speedup"]["low"] > 1))
 
 
-def _choices(phase: Mapping[str, Any]) -> tuple[Choice, ...]:
+def _choices(phase: Mapping[str, Any], name: str) -> tuple[Choice, ...]:
     """Of one phase of a report: one for each batch size; eager mode where that is as fast."""
     if phase["verdict"] == "failed" or not phase["best"]:
         return ()
@@ -204,17 +212,19 @@ def _choices(phase: Mapping[str, Any]) -> tuple[Choice, ...]:
     configs = {trial["number"]: trial["config"] for trial in phase["trials"]}
     configs[best["number"]] = best["config"]
     if best.get("batch_size") is None:
-        return (_choice(best, best["config"], None),)
+        return (_choice(best, best["config"], None, name),)
     rows = sorted(phase["by_batch_size"], key=lambda row: row["batch_size"])
     return tuple(
-        _choice(row, configs[row["number"]] if is_faster(row) else _EAGER, row["batch_size"])
+        _choice(row, configs[row["number"]] if is_faster(row) else _EAGER, row["batch_size"], name)
         for row in rows
         if row["number"] in configs
     )
 
 
-def _choice(row: Mapping[str, Any], config: Mapping[str, Any], batch_size: int | None) -> Choice:
-    made = CompileConfig.from_dict(config)
+def _choice(
+    row: Mapping[str, Any], config: Mapping[str, Any], batch_size: int | None, phase: str
+) -> Choice:
+    made = CompileConfig.from_dict(config, phase)
     even = {"value": 1.0, "low": 1.0, "high": 1.0}
     speedup = even if made.is_baseline else row["speedup"]
     return Choice(made, batch_size, speedup, int(row.get("confirmed_processes") or 1))

@@ -164,7 +164,7 @@ class Record:
         """
         demand_schema("a trial's result.json", data, SCHEMA)
         kept: dict[str, Any] = {f.name: data[f.name] for f in fields(cls) if f.name in data}
-        kept["config"] = CompileConfig.from_dict(data["config"])
+        kept["config"] = CompileConfig.from_dict(data["config"], data["phase"])
         kept["outcome"], kept["step"] = Outcome(data["outcome"]), Step(data["step"])
         kept["notes"] = tuple(data.get("notes", ()))
         kept["spans"] = tuple((str(s), float(a), float(b)) for s, a, b in data.get("spans", ()))

@@ -11,9 +11,7 @@ import torch
 
 from autocompile.errors import TargetError
 from autocompile.runtime.applying import prepare_model
-from autocompile.runtime.compiling import compile_function
-from autocompile.runtime.inplace import apply_to_update, compile_model
-from autocompile.runtime.optimizers import set_implementation
+from autocompile.runtime.inplace import apply_config
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.phases import (
     FORWARD,
@@ -28,7 +26,7 @@ from autocompile.trial.phases.side import Side
 from autocompile.trial.target.target import Target
 from autocompile.trial.verify.outputs import View
 
-__all__ = ["call_model", "make_side", "phases_of"]
+__all__ = ["call_model", "make_side", "phases_of", "train_step"]
 
 _FIRST_STEP = 1  # so that none is 0 or 1, which Dynamo takes for constants
 
@@ -67,10 +65,10 @@ def make_side(target: Target, phase: str, inputs: Any, config: CompileConfig = E
     side.view = lambda output: {"outputs": output, "inputs": side.inputs}
     if phase == FORWARD:
         model.eval()
-        compiled = compile_model(model, config, phase)
-        side.call = lambda: call_model(compiled, side.inputs)
+        apply_config(model, phase, config)
+        side.call = lambda: call_model(model, side.inputs)
     elif PHASES[phase].is_forward:
-        compile_model(model, config, phase)
+        apply_config(model, phase, config)
         side.call = _rl_call(side, phase)
         if phase == FORWARD_TRAIN:
             side.view = lambda output: _with_gradients(target, side, output)
@@ -82,12 +80,12 @@ def make_side(target: Target, phase: str, inputs: Any, config: CompileConfig = E
             _make_gradients(model)
         optimizer = target.make_optimizer(model)
         side.optimizers = [optimizer]
-        set_implementation(optimizer, config.optimizer)
-        if phase == OPTIMIZER_STEP:
-            # A function of its own, since Optimizer.step itself breaks the graph.
-            side.call = compile_function(lambda: optimizer.step(), config)
-        else:
-            side.call = compile_function(_train_step(target, side), config, model)
+        step: Callable[[], Any] = lambda: optimizer.step()  # noqa: E731
+        if phase == TRAIN_STEP:
+            step = train_step(target, model.train(), optimizer, lambda: side.inputs)
+        is_whole = config.scope == "step"
+        applied: Any = apply_config(step if is_whole else model, phase, config, side.optimizers)
+        side.call = applied if is_whole else step
         _compare_training(side, _parameters(model), has_loss=phase == TRAIN_STEP)
     else:
         raise NotImplementedError(f"the phase {phase} has no unit of work")
@@ -169,15 +167,16 @@ def _make_gradients(model: torch.nn.Module) -> None:
         p.grad = (noise * 1e-2).to(device=p.device, dtype=p.dtype)
 
 
-def _train_step(target: Target, side: Side) -> Callable[[], torch.Tensor]:
-    """Forward, loss, backward and optimizer step."""
-    model, (optimizer,) = side.model.train(), side.optimizers
-    forward: Any = model.forward_train if target.is_rl else None
+def train_step(
+    target: Target, model: Any, optimizer: Any, inputs: Callable[[], Any]
+) -> Callable[[], torch.Tensor]:
+    """Forward, loss, backward and optimizer step, as people write it."""
 
     def step() -> torch.Tensor:
         optimizer.zero_grad(set_to_none=True)
-        output = forward(side.inputs) if forward else call_model(model, side.inputs)
-        loss = target.loss(output, side.inputs)
+        given = inputs()
+        output = model.forward_train(given) if target.is_rl else call_model(model, given)
+        loss = target.loss(output, given)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         return loss.detach()
@@ -186,11 +185,11 @@ def _train_step(target: Target, side: Side) -> Callable[[], torch.Tensor]:
 
 
 def _make_learner_update(target: Target, side: Side) -> None:
-    """An update by RLlib's Learner, compiled as by :mod:`autocompile.rllib`."""
+    """An update by RLlib's Learner."""
     assert target.make_learner
     updates = target.make_learner(side.model)
     side.optimizers = updates.optimizers
-    apply_to_update(side.model, side.optimizers, side.config)
+    apply_config(side.model, LEARNER_UPDATE, side.config, side.optimizers)
     side.call = lambda: updates.update(side.inputs)
     side.forget = updates.forget_metrics
     _compare_training(side, updates.parameters)

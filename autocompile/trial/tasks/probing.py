@@ -100,7 +100,9 @@ def _describe(target: Target, phases: list[str]) -> dict[str, Any]:
         )
     model = copy.deepcopy(target.model)
     trains = any(p.requires_grad for p in model.parameters())
-    steps = trains and any(PHASES[phase].is_function for phase in phases)
+    steps = trains and any(
+        PHASES[phase].steps and not PHASES[phase].needs_config for phase in phases
+    )
     own = target.make_optimizer(model) if steps else None
     optimizers: list[Any] = [own] if steps else []
     if LEARNER_UPDATE in phases and target.make_learner:

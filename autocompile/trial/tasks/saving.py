@@ -16,12 +16,12 @@ from autocompile.protocol.results import SaveResult
 from autocompile.runtime import warm_start
 from autocompile.runtime.apply import apply
 from autocompile.runtime.applying import process_of, set_process
-from autocompile.runtime.inplace import apply_to_update
+from autocompile.runtime.inplace import apply_config
 from autocompile.settings import phases
 from autocompile.settings.tuned import Choice, Tuned
 from autocompile.store.record import Step
 from autocompile.trial.inspect import telemetry
-from autocompile.trial.phases.phases import call_model
+from autocompile.trial.phases.phases import call_model, train_step
 from autocompile.trial.process.channel import Channel
 from autocompile.trial.target.target import Target
 from autocompile.trial.tasks.steps import inputs_of, load
@@ -67,7 +67,7 @@ def _why_not(phase: str, choice: Choice) -> str:
     config = choice.config
     if config.is_eager:
         return f"{phase}: eager mode compiles nothing"
-    if phase == phases.TRAIN_STEP:
+    if config.scope == "step":
         return f"{phases.TRAIN_STEP}: it is a function of your own program, which is not known here"
     if config.environment != "default":
         return f"{phase}: a setting of the interpreter {config.environment}"
@@ -91,8 +91,13 @@ def _compile(target: Target, settings: Tuned, phase: str, choice: Choice, inputs
         assert target.make_learner
         updates = target.make_learner(model)
         set_process(choice.config.process)
-        apply_to_update(model, updates.optimizers, choice.config)
+        apply_config(model, phase, choice.config, updates.optimizers)
         _repeat(lambda: updates.update(inputs))
+        return
+    if phase == phases.TRAIN_STEP:
+        optimizer = target.make_optimizer(model)
+        apply(model, settings, phase, batch_size=choice.batch_size, optimizer=optimizer)
+        _repeat(train_step(target, model.train(), optimizer, lambda: inputs))
         return
     if phase == phases.FORWARD:
         model.eval()
