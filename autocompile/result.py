@@ -148,7 +148,7 @@ class Result:
         """The result as code or JSON for a training stack.
 
         Args:
-            to: ``python``, ``json``, ``rllib``, ``accelerate``, ``transformers`` or
+            to: ``python``, ``script``, ``json``, ``rllib``, ``accelerate``, ``transformers`` or
                 ``lightning``.
 
         Raises:

@@ -170,7 +170,7 @@ def apply_config(
         return model
     if phase in (TRAIN_STEP, LEARNER_UPDATE):
         is_rl = hasattr(type(model), f"_{FORWARD_TRAIN}")
-        phase = FORWARD_TRAIN if is_rl or phase == LEARNER_UPDATE else FORWARD
+        phase = FORWARD_TRAIN if is_rl else FORWARD if phase == TRAIN_STEP else phase
     apply_to_phase(model, phase, config)
     return model
 

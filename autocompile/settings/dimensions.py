@@ -43,28 +43,28 @@ def no_convolutions(place: Place) -> str:
 
 
 def _scopes(place: Place) -> tuple[str, ...]:
-    regional = ("regional",) if place.regions and place.phase != OPTIMIZER_STEP else ()
-    return ("model", *regional, *(("step",) if phase_of(place.phase).whole else ()))
-
-
-def _no_scope(place: Place) -> str:
-    return "" if len(_scopes(place)) > 1 else _no_blocks(place)
-
-
-def _takes_scope(config: CompileConfig, place: Place) -> str:
-    if config.scope not in _scopes(place):
-        is_step = config.scope == "step"
-        return f"{place.phase} has no step around the model" if is_step else _no_blocks(place)
-    if config.scope == "step":
-        return ""
-    if config.has_cuda_graphs and place.device == "cuda":
-        return "with CUDA graphs a block overwrites what the one before it has given"
-    return "frozen weights are those of a whole model" if config.freezing else ""
+    return ("model", "regional", *(("step",) if phase_of(place.phase).whole else ()))
 
 
 def _no_blocks(place: Place) -> str:
-    is_step = place.phase == OPTIMIZER_STEP
-    return "an optimizer has no blocks" if is_step else "the model repeats no block"
+    if place.phase == OPTIMIZER_STEP:
+        return "an optimizer has no blocks"
+    return "" if place.regions else "the model repeats no block"
+
+
+def _no_scope(place: Place) -> str:
+    return "" if phase_of(place.phase).whole else _no_blocks(place)
+
+
+def _takes_scope(config: CompileConfig, place: Place) -> str:
+    if config.scope == "step":
+        is_there = phase_of(place.phase).whole
+        return "" if is_there else f"{place.phase} has no step around the model"
+    if reason := _no_blocks(place):
+        return reason
+    if config.has_cuda_graphs and place.device == "cuda":
+        return "with CUDA graphs a block overwrites what the one before it has given"
+    return "frozen weights are those of a whole model" if config.freezing else ""
 
 
 def _takes_memory_format(config: CompileConfig, place: Place) -> str:

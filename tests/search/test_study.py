@@ -152,7 +152,7 @@ def test_a_break_under_dynamic_says_nothing_of_static_shapes(target: Path) -> No
 def test_what_dynamo_cannot_capture_is_not_compiled_by_one_mode_after_another(target: Path) -> None:
     empty = failed("not_compiled", step="verify", message="Dynamo captured no graph")
     executor = FakeExecutor(where(is_compiled, empty))
-    space = dataclasses.replace(SPACE, freezing=(False,), scope=("full",))
+    space = dataclasses.replace(SPACE, freezing=(False,), scope=("model",))
     result = tuned(target, executor, space=space)
     (compiled,) = filter(is_compiled, executor.requests)
     others = [r for r in result.trials if r.outcome is Outcome.NOT_COMPILED and not r.wall_s]
@@ -499,7 +499,7 @@ def test_blocks_that_win_are_compiled_by_the_lines_of_the_export(target: Path) -
         return measured(2.0 if request["config"]["scope"] == "regional" else 1.0)
 
     executor = FakeExecutor(regional, target_with(regions={"forward": "2 Linear"}))
-    space = dataclasses.replace(SPACE, modes=("default",), scope=("full", "regional"))
+    space = dataclasses.replace(SPACE, modes=("default",), scope=("model", "regional"))
     result = tuned(target, executor, space=space, effort="quick")
     assert "regions_of(model).compile()" in result.export("python")
 

@@ -105,7 +105,7 @@ def test_options_of_convolutions_are_for_models_that_have_some() -> None:
 def test_blocks_by_themselves_have_no_cuda_graphs(config: CompileConfig) -> None:
     place = Place("forward", "cuda", regions="4 Block")
     assert "a block overwrites" in why_not(config, place)
-    assert not why_not(dataclasses.replace(config, scope="full"), place)
+    assert not why_not(dataclasses.replace(config, scope="model"), place)
 
 
 def test_what_changes_numbers_or_drops_checks_is_tried_only_by_name() -> None:

@@ -29,7 +29,6 @@ HONEST = TARGETS / "honest_models.py"
         ("widens", "forward", "", "wrong_output", "dtype torch.float64 instead of"),
         ("wrong_gradient", "train_step", "", "wrong_output", "['gradients']"),
         ("steps_twice", "optimizer_step", "", "wrong_output", "(call 2)"),
-        ("steps_twice", "train_step", "", "wrong_output", "(call 2)"),
         ("negates", "train_step", "", "wrong_output", "(call 1)"),
         ("aot_eager", "forward", ":never_captured", "not_compiled", "captured no graph"),
         ("fails", "forward", ":errors_suppressed", "compile_error", "cannot do it"),
@@ -45,6 +44,12 @@ def test_a_liar_is_caught(
 ) -> None:
     result = try_it(f"{LIARS}{model}", phase, backend)
     assert (result["outcome"], words in result["message"]) == (outcome, True), result["message"]
+
+
+def test_a_liar_in_a_whole_step_is_caught(try_it: Try) -> None:
+    config = CompileConfig("steps_twice", scope="step").to_dict()
+    result = try_it(LIARS, "train_step", config=config)
+    assert (result["outcome"], "(call 2)" in result["message"]) == ("wrong_output", True)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from in_process import Try
 from autocompile.cli.space import asked
 from autocompile.errors import UsageError
 from autocompile.runtime.compiling import compile_function
-from autocompile.runtime.inplace import compile_model
+from autocompile.runtime.inplace import apply_config
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.space.space import SearchSpace
 
@@ -114,13 +114,13 @@ def test_a_flag_that_is_wrong_is_not_blamed_on_the_file(tmp_path: Path) -> None:
     assert "space.toml" not in caught.value.what
 
 
-def test_a_compiled_module_stays_one_under_autocast() -> None:
+def test_a_module_and_a_function_are_compiled_under_autocast() -> None:
     model = torch.nn.Linear(4, 4).eval()
     config = CompileConfig("aot_eager", autocast="bfloat16", guards="skip_inbuilt_modules")
-    compiled = compile_model(model, config, "forward")
-    assert isinstance(compiled, torch.nn.Module)
+    assert apply_config(model, "forward", config) is model
     for _ in range(2):
-        assert compiled(torch.ones(2, 4)).dtype is torch.bfloat16
+        assert model(torch.ones(2, 4)).dtype is torch.bfloat16
+    apply_config(model, "forward", EAGER)
     assert model(torch.ones(2, 4)).dtype is torch.float32
     step = compile_function(lambda: model(torch.ones(2, 4)).dtype, config.numbers, kind="cpu")
     assert step() is torch.bfloat16

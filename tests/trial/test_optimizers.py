@@ -159,9 +159,13 @@ def scheduled(
     return result
 
 
-@pytest.mark.parametrize("phase", ["optimizer_step", "train_step"])
-def test_a_number_recompiles_once_where_it_becomes_dynamic(phase: str) -> None:
-    found = scheduled(optim.Adam, phase)
+def test_a_schedule_recompiles_no_model_whose_optimizer_is_outside() -> None:
+    found = scheduled(optim.Adam, "train_step")
+    assert found.detail == {"lr_changes": 10, "lr_recompiles": 0, "lr_ends_eager": False}
+
+
+def test_a_number_recompiles_once_where_it_becomes_dynamic() -> None:
+    found = scheduled(optim.Adam)
     assert found.detail == {"lr_changes": 10, "lr_recompiles": 1, "lr_ends_eager": False}
     assert found.notes == [
         "a learning-rate schedule recompiles this step once; pass it as a tensor, "
