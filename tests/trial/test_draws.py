@@ -20,7 +20,6 @@ from autocompile.trial.verify.random_draws import (
     Draws,
     compare_with_eagers_draws,
     implausible,
-    wrong_length,
 )
 from autocompile.trial.verify.verifier import Verifier
 
@@ -158,11 +157,3 @@ def test_fewer_calls_than_needed_say_nothing_of_the_distribution() -> None:
     ours, theirs = views(range(4)), views(range(4, 8), lambda x: x * 0.5)
     assert implausible(ours, theirs) is None
     assert views(range(1)).calls_needed <= 16
-
-
-def test_the_length_of_a_step_shows_another_learning_rate() -> None:
-    def step(rate: float) -> dict[str, Any]:
-        return {"updates": {"w": rate * torch.ones(3)}}
-
-    assert wrong_length(step(1.0), step(0.8)) is None
-    assert "moves the weights" in str(wrong_length(step(0.3), step(1.0)))

@@ -197,8 +197,8 @@ def test_a_slow_compile_is_not_repeated_ten_times(
         clock.work(0.08)
         return compare_step(*args)
 
-    compare_step = schedule._compare_step
-    monkeypatch.setattr(schedule, "_compare_step", step)
+    compare_step = schedule._wrong_step
+    monkeypatch.setattr(schedule, "_wrong_step", step)
     found = scheduled(optim.SGD, budget_s=0.05)
     assert found.detail == {"lr_changes": 0, "lr_recompiles": 0, "lr_ends_eager": False}
     assert "was not tried: it takes 0 s to compile" in found.notes[0]

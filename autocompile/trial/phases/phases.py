@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -112,7 +112,7 @@ def _parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
-def _gradients(parameters: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _gradients(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: p.grad for name, p in parameters.items() if p.grad is not None}
 
 
@@ -129,31 +129,24 @@ def _with_gradients(target: Target, side: Side, output: Any) -> View:
 
 
 def _compare_training(
-    side: Side, parameters: dict[str, torch.Tensor], has_loss: bool = True
+    side: Side, parameters: Mapping[str, torch.Tensor], has_loss: bool = True
 ) -> None:
-    """Compare the updates of a step, and with a loss also loss, gradients and buffers.
+    """Compare loss, gradients and buffers, and hold what a step changes.
 
-    An update is the change of a parameter, in which a step that does nothing has an error of 1.
+    :mod:`autocompile.trial.verify.optimizer` checks what the optimizers make of the gradients.
     """
-    before = {name: p.detach().clone() for name, p in parameters.items()}
 
     def view(loss: Any) -> View:
-        updates = {name: p.detach() - before[name] for name, p in parameters.items()}
-        if not has_loss:
-            return {"updates": updates}
-        return {
-            "loss": loss,
-            "gradients": _gradients(parameters),
-            "updates": updates,
-            "buffers": dict(side.model.named_buffers()),
-        }
+        found = {"gradients": _gradients(parameters)}
+        buffers = dict(side.model.named_buffers())
+        return {"loss": loss, **found, "buffers": buffers} if has_loss else found
 
     def held() -> Any:
         states = [dict(s) for optimizer in side.optimizers for s in optimizer.state.values()]
         rest = dict(side.model.named_buffers()) if has_loss else _gradients(parameters)
         return parameters, rest, states
 
-    side.view, side.held = view, held
+    side.parameters, side.view, side.held = parameters, view, held
 
 
 def _make_gradients(model: torch.nn.Module) -> None:

@@ -30,6 +30,7 @@ class Side:
         call: the timed unit; takes no argument, and reads ``inputs`` each time.
         view: turns the result of ``call`` into the view that is compared with the other side.
         held: returns the tensors that calls change.
+        parameters: what the optimizers train, by name.
         steps: ``t``, the step count that RLlib passes to exploration; may be empty.
         forget: drops data that calls accumulate.
         process: what it sets for the process while it runs, such as threads.
@@ -44,6 +45,7 @@ class Side:
     view: Callable[[Any], View] = lambda output: {"outputs": output}
     held: Callable[[], Any] = lambda: None
     optimizers: list[Any] = field(default_factory=list)
+    parameters: Mapping[str, torch.Tensor] = field(default_factory=dict)
     steps: dict[str, Any] = field(default_factory=dict)
     forget: Callable[[], None] = lambda: None
     process: Mapping[str, Any] = field(default_factory=dict)

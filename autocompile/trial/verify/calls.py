@@ -14,10 +14,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.trial.phases.phases import make_side
 from autocompile.trial.phases.side import Side, copy_inputs
+from autocompile.trial.process.failures import first_words
 from autocompile.trial.target.target import Target, seed_everything
 from autocompile.trial.verify.outputs import Held, View, copy_view
 
-__all__ = ["Calls"]
+__all__ = ["Calls", "WideCasts"]
 
 _CALLS = 3
 
@@ -34,10 +35,18 @@ class Calls:
 
     def __init__(self, target: Target, phase: str, draws: tuple[Any, Any], seed: int) -> None:
         self._target, self._phase, self._draws, self._seed = target, phase, draws, seed
+        self.why_no_reference = ""
 
     def another_side(self, config: CompileConfig = EAGER) -> Side:
         """A new side of the same phase with the initial weights."""
         return make_side(self._target, self._phase, self._draws[0], config)
+
+    def _another(self, model: torch.nn.Module) -> Side:
+        """A side of another model of the same kind."""
+        target = dataclasses.replace(
+            self._target, model=model, inference_model=None, training_model=None
+        )
+        return make_side(target, self._phase, None)
 
     def seeded_call(self, side: Side, index: int) -> Any:
         """Make call number ``index`` with its seed and batch of inputs."""
@@ -62,26 +71,24 @@ class Calls:
     def _in_float64(self, model: torch.nn.Module, calls: Iterable[int]) -> View | None:
         """Eager's view of the last of these calls in float64, which tells rounding from errors.
 
-        It starts from the weights of ``model``. None if the model cannot run in float64.
+        It starts from the weights of ``model``. None if the model cannot run in float64, which is
+        kept as ``why_no_reference``.
         """
         try:
-            wide = copy.deepcopy(model).double()
-            target = dataclasses.replace(
-                self._target, model=wide, inference_model=None, training_model=None
-            )
-            side = make_side(target, self._phase, None)
+            side = self._another(copy.deepcopy(model).double())
             view: View = {}
             for call in calls:
                 side.inputs = pytree.tree_map(_double, copy_inputs(self._draws[call % 2]))
                 seed_everything(self._seed + call)
-                with _WideCasts():  # type: ignore[no-untyped-call]
+                with WideCasts():  # type: ignore[no-untyped-call]
                     view = side.view(side.run())
             return copy_view(view)
-        except Exception:
+        except Exception as error:
+            self.why_no_reference = first_words(error)
             return None
 
 
-class _WideCasts(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class WideCasts(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Inside the context, a cast to any floating type returns float64.
 
     Some code casts by design (Muon orthogonalizes in bfloat16, a norm computes in float32). On

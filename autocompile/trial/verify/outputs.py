@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 View = Mapping[str, Any]
-"""Part name to pytree: the results ``outputs``, ``loss``, ``gradients`` and ``updates``, and what a
+"""Part name to pytree: the results ``outputs``, ``loss`` and ``gradients``, and what a
 call may change: ``inputs`` and ``buffers``."""
 
 

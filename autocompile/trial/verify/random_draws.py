@@ -35,7 +35,6 @@ __all__ = [
     "drawing_as_eager",
     "draws_itself",
     "implausible",
-    "wrong_length",
 ]
 
 # A statistic of a leaf (mean or standard deviation over its elements) is one number per call. If
@@ -48,7 +47,6 @@ _FEWEST = 12
 _STANDARD_ERRORS = 6.0
 _SMALL = 1e-2  # of a leaf's RMS: a smaller difference may be rounding
 _MAX_S = 60.0  # for the calls that sample the distribution
-_LENGTH = 2.0  # largest ratio between the lengths of steps with different draws
 
 
 class _Seen(NamedTuple):
@@ -203,17 +201,6 @@ def implausible(eager: Draws, compiled: Draws, tolerance: float | None = None) -
                     f"where eager's is {fmean(ours):.4g}"
                 )
     return None
-
-
-def wrong_length(want: View, got: View) -> str | None:
-    """An error in the length of a step from the same state with other random numbers, or None."""
-    lengths = [
-        math.sqrt(sum(float(u.double().square().sum()) for u in view["updates"].values()))
-        for view in (want, got)
-    ]
-    if lengths[0] / _LENGTH <= lengths[1] <= lengths[0] * _LENGTH:
-        return None
-    return f"it moves the weights by {lengths[1]:.2g}, where eager moves them by {lengths[0]:.2g}"
 
 
 def depends_on_seed(side: Side, call: Callable[[Side, int], Any], noise: float) -> bool:

@@ -1,15 +1,17 @@
 """Compares a compiled side with eager's results.
 
-Both sides start from the same weights and make the same calls with the same seeds, so no state has
-to be restored in between: call 1 on one batch of inputs, call 2 on another, call 3 on the first
-again, and one more after the timing.
+What is covered: the first three calls with the same seeds, on two batches in turns, and one more
+after the timing: results, what a call writes to, whether a later call overwrites them, and whether
+new weights take effect. Of a step that trains: loss, gradients and buffers from the same state, and
+apart from them what the optimizer makes of the same gradients. What is not: other shapes, and
+results that appear after more calls.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,11 +21,18 @@ from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.phases import phase_of
 from autocompile.store.record import Outcome
 from autocompile.trial.phases.side import Side, perturb
-from autocompile.trial.process.failures import Failed
+from autocompile.trial.process.failures import Failed, first_words
 from autocompile.trial.target.target import Target
-from autocompile.trial.verify.calls import Calls
+from autocompile.trial.verify.calls import Calls, WideCasts
 from autocompile.trial.verify.check import refusal
-from autocompile.trial.verify.compare import compare, differences, largest, mismatch_scale
+from autocompile.trial.verify.compare import (
+    compare,
+    differences,
+    is_elsewhere,
+    largest,
+    mismatch_scale,
+)
+from autocompile.trial.verify.optimizer import Gradients, StepCheck, step_with
 from autocompile.trial.verify.outputs import (
     Held,
     View,
@@ -40,7 +49,7 @@ _MAX_NOISE = 0.05  # if eager differs from itself by more, nothing can be verifi
 _VISIBLE = 1e-2  # smallest relative change of the output that can show new weights
 _OVERWRITES = "outputs are overwritten by the next call (CUDA graphs): clone what you keep"
 
-_Reference = Callable[[], View | None]
+_Reference = Callable[[], View | None] | None
 
 
 class Verifier(Calls):
@@ -71,13 +80,14 @@ class Verifier(Calls):
         numbers: CompileConfig = EAGER,
     ) -> None:
         super().__init__(target, phase, draws, seed)
-        self._is_forward = phase_of(phase).is_forward
+        self._is_forward, self._steps = phase_of(phase).is_forward, phase_of(phase).steps
         self._notes, self.tolerance = notes, tolerance
         self._eager_overwrites: set[str] = set()
         self.eager = self.another_side(numbers)
+        self._numbers = numbers
         self._expected = self._observe(self.eager)
         self.expected = self._expected[0]
-        pairs = [*zip(self._expected, self._observe(self.another_side(numbers)), strict=True)]
+        pairs = [*zip(self._expected, self._observed_again(), strict=True)]
         self.check = target.check if "outputs" in self.expected else None
         for first, second in pairs if self.check else ():
             if problem := self._refusal(first, second):
@@ -86,11 +96,11 @@ class Verifier(Calls):
                     problem,
                     "check(expected, actual) gets the outputs of the same call",
                 )
+        self.steps = StepCheck(self._exact_steps)
         self._noise = largest(*(differences(*pair) for pair in pairs))
         self.noise = max(self._noise.values(), default=0.0)
         self._drift: dict[str, float] = {}
         self._own: View = {}
-        self.eager.keep()
         self._is_random = depends_on_seed(self.eager, self.seeded_call, self.noise)
         notes += self._about_eager()
 
@@ -137,6 +147,9 @@ class Verifier(Calls):
         """Compare the first three calls with eager's; the first was made by the caller."""
         if not compiled.is_eager and (why := self._why_incomparable()):
             raise Failed(Outcome.WRONG_OUTPUT, why)
+        if self._steps:
+            self._first_steps(compiled, first_output)
+            return
         for index, got, lost in self._first_views(compiled, first_output):
             self._demand_kept(lost, compiled, f"call {index + 1}")
             if self.has_own_draws(compiled):
@@ -146,6 +159,41 @@ class Verifier(Calls):
             want = self._expected[index]
             self._demand(got, want, f"call {index + 1}", self._noise, reference)
             self._drift = largest(self._drift, differences(want, got))
+
+    def _first_steps(self, compiled: Side, first_output: Any) -> None:
+        """Compare the first steps: passes from one state, and steps with the same gradients."""
+        own = self.has_own_draws(compiled)
+        first = compiled.view(first_output)
+        if not own:
+            initial = self._target.model_of(self._phase)
+            reference = partial(self._in_float64, initial, range(1))
+            self._demand(first, self.expected, "call 1", self._noise, reference)
+            self._drift = differences(self.expected, first)
+        held = Held(first)
+        fresh = self.another_side(self._numbers)
+        self._demand_step(self.steps.first(fresh, compiled), "call 1")
+        self.seeded_call(compiled, 1)
+        self._demand_kept(held.overwritten(), compiled, "call 2")
+        self._demand_step(self.steps.first(fresh, compiled), "call 2")
+        del fresh
+        self.steps.given.clear()
+        for index in () if own else (1, 2):
+            want = self._expected[index]
+            compiled.adopt(self.eager)
+            got = compiled.view(self.seeded_call(compiled, index))
+            reference = partial(self._from_eager_in_float64, index)
+            self._demand(got, want, f"call {index + 2}", self._noise, reference)
+            self._drift = largest(self._drift, differences(want, got))
+
+    def _demand_step(self, problem: str | None, when: str) -> None:
+        if problem:
+            raise Failed(Outcome.WRONG_OUTPUT, f"{problem} ({when})")
+
+    def demand_later_step(self, compiled: Side, when: str) -> None:
+        """Check what the optimizer made of the gradients of the last call, from eager's state."""
+        self.eager.restore()
+        self._demand_step(self.steps.later(self.eager, compiled), when)
+        self.eager.restore()
 
     def last_call(self, compiled: Side) -> None:
         """Compare one call after the timing."""
@@ -158,8 +206,9 @@ class Verifier(Calls):
         if want and self._is_forward:
             self._demand(got, want, when, self._noise, self._from_eager_in_float64)
         elif want:
-            # float64 runs lack this optimizer state: allow the errors accepted at the first calls.
-            self._demand(got, want, when, self.accepted)
+            self._demand(got, want, when, self.accepted, self._from_eager_in_float64)
+        if self._steps:
+            self.demand_later_step(compiled, when)
         held = Held(got)
         self.seeded_call(compiled, 1)
         self._demand_kept(held.overwritten(), compiled, "a call after the timing")
@@ -210,6 +259,39 @@ class Verifier(Calls):
         """Paths of the values that differ between calls regardless of the weights."""
         return {path for path, error in self.accepted.items() if error > _MAX_NOISE}
 
+    def _observed_again(self) -> list[View]:
+        """Eager's views in a second run, which show its own noise; keeps the state for later calls.
+
+        Of a step only the first call is made from the same state; the others from that which is
+        kept, where they can be compared with one another.
+        """
+        if not self._steps:
+            found = self._observe(self.another_side(self._numbers))
+            self.eager.keep()
+            return found
+        self.eager.keep()
+        again = self.another_side(self._numbers)
+        found = [copy_view(again.view(self.seeded_call(again, 0)))]
+        del again
+        for index in (1, 2):
+            self._expected[index] = self.from_kept_state(self.eager, index)
+            found.append(self.from_kept_state(self.eager, index))
+        self.eager.restore()
+        return found
+
+    def _exact_steps(self, given: Sequence[Gradients]) -> Side | None:
+        """Steps of the target's optimizer in float64, from the initial weights."""
+        try:
+            model = copy.deepcopy(self._target.model_of(self._phase)).double()
+            side = self._another(model)
+            with WideCasts():  # type: ignore[no-untyped-call]
+                for gradients in given:
+                    step_with(side, gradients)
+            return side
+        except Exception as error:
+            self.why_no_reference = first_words(error)
+            return None
+
     def _observe(self, side: Side) -> list[View]:
         views = []
         for _, view, lost in self._first_views(side):
@@ -220,8 +302,7 @@ class Verifier(Calls):
     def _why_incomparable(self) -> str:
         if not self.check and not any(has_tensor(view) for view in self._expected):
             return "the phase returns no tensor, so nothing can be compared"
-        # Adam steps have a random sign where a gradient is near zero; compare() bounds updates.
-        free = ("['updates']", "['outputs']") if self.check else ("['updates']",)
+        free = ("['outputs']",) if self.check else ()
         steady = (e for path, e in self._noise.items() if not path.startswith(free))
         if (unsteady := max(steady, default=0.0)) <= _MAX_NOISE:
             return ""
@@ -237,9 +318,11 @@ class Verifier(Calls):
         want: View,
         when: str,
         noise: Mapping[str, float],
-        reference: _Reference = lambda: None,
+        reference: _Reference = None,
         restless: Collection[str] = (),
     ) -> None:
+        if reference is not None and self._is_random:
+            reference = partial(self._with_same_draws, want, reference)
         problem = self._refusal(want, got) or compare(
             want,
             got,
@@ -251,10 +334,24 @@ class Verifier(Calls):
         )
         if problem:
             raise Failed(Outcome.WRONG_OUTPUT, f"{problem} ({when})")
+        if self.why_no_reference:
+            self._notes.append(
+                f"nothing can be computed in float64 here ({self.why_no_reference}), so errors of "
+                "up to ten times the tolerance are taken for rounding"
+            )
+            self.why_no_reference = ""
+
+    def _with_same_draws(self, want: View, reference: Callable[[], View | None]) -> View | None:
+        """A float64 run, unless it has drawn other random numbers than eager."""
+        found = reference()
+        if found and is_elsewhere(want, found):
+            self.why_no_reference = "it draws other random numbers there"
+            return None
+        return found
 
     def _demand_live(self, got: View, want: View, old: View, what: str, own: bool = False) -> None:
         # Without the user's tolerance, which may be too wide to tell old from new.
-        reference = (lambda: None) if own else self._from_eager_in_float64
+        reference = None if own else self._from_eager_in_float64
         restless = self._restless()
         if compare(want, got, noise=self._noise, reference=reference, restless=restless) is None:
             return
@@ -271,10 +368,10 @@ class Verifier(Calls):
         if paths and _OVERWRITES not in self._notes:
             self._notes.append(_OVERWRITES)
 
-    def _from_eager_in_float64(self) -> View | None:
-        """Call 0 in float64 from eager's current weights and kept state."""
+    def _from_eager_in_float64(self, index: int = 0) -> View | None:
+        """A call in float64 from eager's current weights and kept state."""
         self.eager.restore()
-        return self._in_float64(self.eager.model, range(1))
+        return self._in_float64(self.eager.model, (index,))
 
 
 def _largest_below(limit: float, errors: Mapping[str, float]) -> float:

@@ -1,0 +1,118 @@
+"""Checks what an optimizer makes of given gradients, apart from how they were computed.
+
+Updates of two backward passes cannot be compared: the first step of Adam is the learning rate times
+the sign of each gradient, and where a gradient is rounding noise its sign is chance. So the
+gradients that a side's own step has used are given to the optimizer as the target made it, from the
+same state, and the parameters after it are compared. A step that does nothing, skips a tensor, or
+uses another learning rate, weight decay or step count moves them elsewhere.
+
+What is not covered: state of an optimizer that no later step of the check uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from autocompile.trial.phases.side import Side
+
+__all__ = ["Gradients", "StepCheck", "gradients_of", "step_with"]
+
+# Of the length of an update: what implementations of one optimizer differ by is 6e-6 in float32,
+# and 3e-5 where the step count is a float32 tensor; in half precision the states are rounded too.
+_TOLERANCE = 1e-4
+_HALF_TOLERANCE = 5e-2
+_ULPS = 2.0  # of a parameter, by which its own rounding may move it
+_MULTIPLE = 3.0  # of eager's own error against float64, or of what was accepted before
+
+Gradients = Mapping[str, torch.Tensor | None]
+
+
+def gradients_of(side: Side) -> Gradients:
+    """Copies of what the last step of a side was made of."""
+    grads = {name: p.grad for name, p in side.parameters.items()}
+    return {name: None if g is None else g.detach().clone() for name, g in grads.items()}
+
+
+def step_with(side: Side, gradients: Gradients) -> None:
+    """Step the optimizers of an eager side with given gradients, which it takes over."""
+    for name, parameter in side.parameters.items():
+        grad = gradients[name]
+        parameter.grad = None if grad is None else grad.to(parameter.dtype)
+    for optimizer in side.optimizers:
+        optimizer.step()
+
+
+@dataclass
+class StepCheck:
+    """Checks steps of one side.
+
+    Attributes:
+        exact: makes the first steps in float64 with these gradients; None if that fails.
+        given: gradients of the first steps, in order, for ``exact``.
+        accepted: relative errors of the first steps that float64 excuses, by parameter.
+    """
+
+    exact: Callable[[Sequence[Gradients]], Side | None]
+    given: list[Gradients] = field(default_factory=list)
+    accepted: dict[str, float] = field(default_factory=dict)
+
+    def first(self, reference: Side, side: Side) -> str | None:
+        """Where one of the first steps was another one than the reference's, or None.
+
+        ``reference`` is as new before the first, and steps along.
+        """
+        self.given.append(gradients_of(side))
+        return self._problem(reference, side, lambda: self.exact(self.given))
+
+    def later(self, reference: Side, side: Side) -> str | None:
+        """The same of a later step, before which the reference had the state of the side."""
+        return self._problem(reference, side, lambda: None)
+
+    def _problem(self, reference: Side, side: Side, exact: Callable[[], Side | None]) -> str | None:
+        before = {name: p.detach().clone() for name, p in reference.parameters.items()}
+        step_with(reference, gradients_of(side))
+        golden: Side | None = None
+        for name, parameter in reference.parameters.items():
+            want, got, old = parameter.detach(), side.parameters[name].detach(), before.pop(name)
+            if bool((got.isfinite() != want.isfinite()).any()):
+                return f"the optimizer makes {name} infinite where eager does not, or the reverse"
+            off, moved = _distance(got, want), _distance(want, old)
+            allowed = _allowed(want, moved) + _MULTIPLE * self.accepted.get(name, 0.0) * moved
+            if off <= allowed:
+                continue
+            golden = golden or exact()
+            if golden is not None:
+                right = golden.parameters[name].detach()
+                if _distance(got, right) <= _MULTIPLE * _distance(want, right) + allowed:
+                    self.accepted[name] = max(self.accepted.get(name, 0.0), off / (moved or 1.0))
+                    continue
+            if not moved:
+                return f"the optimizer moves {name} by {off:.2g} (RMS), and eager does not"
+            how = f"{off / moved:.2g} of its length; tolerance {allowed / moved:.0e}"
+            return f"with the same gradients, the step of {name} is off by {how}"
+        return None
+
+
+def _allowed(parameter: torch.Tensor, moved: float) -> float:
+    """The distance that rounding of the update and of the parameter explains."""
+    if not parameter.numel():
+        return 0.0
+    info = torch.finfo(parameter.dtype)
+    tolerance = _TOLERANCE if info.bits >= 32 else _HALF_TOLERANCE
+    size = float(torch.linalg.vector_norm(parameter, dtype=torch.float64)) / _root(parameter)
+    return tolerance * moved + _ULPS * info.eps * size
+
+
+def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
+    """RMS of the difference; of a tensor without elements 0."""
+    if not one.numel():
+        return 0.0
+    difference = (one.double() - other.double()).nan_to_num(0.0, 0.0, 0.0)
+    return float(torch.linalg.vector_norm(difference)) / _root(one)
+
+
+def _root(tensor: torch.Tensor) -> float:
+    return float(tensor.numel() ** 0.5)

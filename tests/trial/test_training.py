@@ -1,0 +1,326 @@
+"""The check of training: gradients, and what an optimizer makes of the same ones."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from test_verifier import a_target, batch, judged, refused
+from torch import nn
+
+from autocompile.settings.config import EAGER, CompileConfig
+from autocompile.store.record import Outcome
+from autocompile.trial.phases.phases import make_side
+from autocompile.trial.phases.side import Side
+from autocompile.trial.verify.verifier import Verifier
+
+Lie = Callable[[Side], None]
+pytestmark = pytest.mark.usefixtures("_dynamo_as_it_was")
+
+
+class Block(nn.Module):
+    """A block of a small language model, with causal attention."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(self.first(x)).chunk(3, dim=-1)
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(mixed)
+        return x + self.down(nn.functional.gelu(self.up(self.second(x))))
+
+
+class Decoder(nn.Module):
+    """Two blocks over 32 tokens, under bfloat16 autocast as people train; some rows stay unused."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.tokens, self.blocks = nn.Embedding(64, 16), nn.Sequential(Block(16), Block(16))
+        self.head, self.dropout = nn.Linear(16, 64, bias=False), nn.Dropout(dropout)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return self.head(self.dropout(self.blocks(self.tokens(ids))))
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.01)
+
+
+def next_token(logits: torch.Tensor, inputs: Any) -> torch.Tensor:
+    ids = inputs[0]
+    flat = logits[:, :-1].float().reshape(-1, logits.shape[-1])
+    return nn.functional.cross_entropy(flat, ids[:, 1:].reshape(-1))
+
+
+def decoder(dropout: float = 0.0, dtype: torch.dtype = torch.float32) -> Any:
+    return a_target(
+        lambda: Decoder(dropout).to(dtype),
+        lambda: (torch.randint(0, 48, (4, 16)),),
+        make_optimizer=adamw,
+        loss=next_token,
+    )
+
+
+def mlp() -> Any:
+    return a_target(
+        lambda: nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)),
+        batch(4, 8),
+        make_optimizer=adamw,
+        loss=lambda y, x: y.square().mean(),
+    )
+
+
+# --- honest -------------------------------------------------------------------------------------
+
+
+def test_twenty_honest_steps_in_bfloat16_are_not_refused() -> None:
+    """Steps of AdamW go by the signs of small gradients, which rounding decides."""
+    target = decoder()
+    verifier = Verifier(target, "train_step", (target.make_inputs(4), target.make_inputs(4)), 0, [])
+    implementations = ("default", "fused", "for_loop", "foreach")
+    for number in range(20):
+        config = CompileConfig("eager", optimizer=implementations[number % 4])
+        verifier._seed = number
+        side = make_side(target, "train_step", verifier._draws[0], config)
+        verifier._expected = verifier._observe(verifier.eager)
+        verifier = Verifier(target, "train_step", verifier._draws, number, [])
+        verifier.first_calls(side, verifier.seeded_call(side, 0))
+        verifier.last_call(side)
+
+
+@pytest.mark.parametrize("config", ["aot_eager", CompileConfig("inductor", optimizer="fused")])
+def test_a_compiled_step_in_bfloat16_is_not_refused(config: Any) -> None:
+    assert judged(decoder(), "train_step", config).graphs >= 1
+
+
+def test_weights_in_bfloat16_are_not_refused() -> None:
+    target = decoder(dtype=torch.bfloat16)
+    for name in ("fused", "foreach"):
+        judged(target, "optimizer_step", CompileConfig("eager", optimizer=name))
+    judged(target, "train_step", "aot_eager")
+
+
+def test_dropout_with_draws_of_its_own_is_not_refused() -> None:
+    judged(decoder(dropout=0.2), "train_step", "inductor")
+
+
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.RMSprop, torch.optim.NAdam])
+def test_other_optimizers_are_not_refused(make: Any) -> None:
+    target = mlp()
+    target.make_optimizer = lambda model: make(model.parameters(), lr=1e-3, momentum=0.9) if (
+        make is not torch.optim.NAdam
+    ) else make(model.parameters(), lr=1e-3)  # fmt: skip
+    judged(target, "train_step", CompileConfig("eager", optimizer="foreach"))
+
+
+# --- liars --------------------------------------------------------------------------------------
+
+
+def after_backward(change: Callable[[dict[str, torch.Tensor | None]], None]) -> Lie:
+    """A compiled side whose gradients are changed before its optimizer sees them."""
+
+    def lie(side: Side) -> None:
+        (optimizer,) = side.optimizers
+        step = optimizer.step
+
+        def lying(*args: Any) -> Any:
+            grads = {name: p.grad for name, p in side.parameters.items()}
+            change(grads)
+            for name, p in side.parameters.items():
+                p.grad = grads[name]
+            return step(*args)
+
+        optimizer.step = lying
+
+    return lie
+
+
+def scaled(grads: dict[str, Any]) -> None:
+    for name in grads:
+        grads[name] = grads[name] * 1.05
+
+
+def zero(grads: dict[str, Any]) -> None:
+    grads["0.weight"] = torch.zeros_like(grads["0.weight"])
+
+
+def missing(grads: dict[str, Any]) -> None:
+    grads["2.bias"] = None
+
+
+class OfTheBatchBefore:
+    """Gives each step the gradients of the one before."""
+
+    def __init__(self) -> None:
+        self.before: dict[str, Any] = {}
+
+    def __call__(self, grads: dict[str, Any]) -> None:
+        now = {name: g.clone() for name, g in grads.items()}
+        grads.update(self.before or now)
+        self.before = now
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (scaled, "['gradients']['0.weight'] is off by 0.05"),
+        (zero, "['gradients']['0.weight'] is off by 1 "),
+        (missing, "another structure"),
+        (OfTheBatchBefore(), "['gradients']"),
+    ],
+    ids=["scaled", "zero", "missing", "of the batch before"],
+)
+def test_a_wrong_gradient_is_found(change: Any, words: str) -> None:
+    outcome, message = refused(mlp(), "train_step", lie=after_backward(change))
+    assert outcome is Outcome.WRONG_OUTPUT and words in message
+
+
+class Redrawn(torch.autograd.Function):
+    """Dropout whose mask is drawn anew in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * (torch.rand_like(x) > 0.5) * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad * (torch.rand_like(grad) > 0.5) * 2
+
+
+def test_masks_drawn_anew_in_the_backward_pass_are_found() -> None:
+    class Dropping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.lies = nn.Linear(8, 64), nn.Linear(64, 4), False
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            hidden = self.first(x)
+            if self.lies:
+                return self.second(Redrawn.apply(hidden))
+            return self.second(hidden * (torch.rand_like(hidden) > 0.5) * 2)
+
+    def lie(side: Side) -> None:
+        side.model.lies = True  # type: ignore[assignment]
+
+    target = a_target(Dropping, batch(4, 8), make_optimizer=adamw)
+    outcome, message = refused(target, "train_step", EAGER, lie=lie)
+    assert outcome is Outcome.WRONG_OUTPUT
+    assert "['gradients']" in message
+
+
+class Aliased(torch.autograd.Function):
+    """A backward pass that scales the gradient which it was given, in place."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad.contiguous().mul_(0.9) if grad.is_contiguous() else grad * 0.9
+
+
+def test_a_gradient_that_is_changed_in_place_is_found() -> None:
+    class Forking(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.lies = nn.Linear(8, 4), nn.Linear(8, 4), False
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            left = self.first(x)
+            return (Aliased.apply(left) if self.lies else left) + self.second(x)
+
+    def lie(side: Side) -> None:
+        side.model.lies = True  # type: ignore[assignment]
+
+    target = a_target(Forking, batch(4, 8), make_optimizer=adamw)
+    outcome, message = refused(target, "train_step", EAGER, lie=lie)
+    assert outcome is Outcome.WRONG_OUTPUT and "['gradients']" in message
+
+
+def changed(**values: float) -> Lie:
+    def lie(side: Side) -> None:
+        for group in side.optimizers[0].param_groups:
+            group.update(values)
+
+    return lie
+
+
+def skips(side: Side) -> None:
+    group = side.optimizers[0].param_groups[0]
+    group["params"] = group["params"][:-1]
+
+
+def counts_ahead(side: Side) -> None:
+    """Its bias correction is that of a later step."""
+    step = side.optimizers[0].step
+
+    def lying(*args: Any) -> Any:
+        for state in side.optimizers[0].state.values():
+            state["step"] += 5
+        result = step(*args)
+        for state in side.optimizers[0].state.values():
+            state["step"] -= 5
+        return result
+
+    side.optimizers[0].step = lying
+
+
+def does_nothing(side: Side) -> None:
+    side.optimizers[0].step = lambda: None
+
+
+@pytest.mark.parametrize("phase", ["optimizer_step", "train_step"])
+@pytest.mark.parametrize(
+    "lie",
+    [changed(lr=3.1e-4), changed(weight_decay=0.1), changed(eps=1e-3), skips, counts_ahead,
+     does_nothing],
+    ids=["lr", "weight decay", "eps", "skips a tensor", "step count", "does nothing"],
+)  # fmt: skip
+def test_a_wrong_step_is_found(phase: str, lie: Lie) -> None:
+    outcome, message = refused(mlp(), phase, EAGER, lie=lie)
+    assert outcome is Outcome.WRONG_OUTPUT
+    assert "the step of" in message or "the optimizer" in message
+
+
+def test_a_model_that_takes_no_float64_is_judged_by_a_wider_tolerance_and_said() -> None:
+    class Narrow(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if x.dtype is torch.float64:
+                raise RuntimeError("no kernel for doubles")
+            return self.linear(x)
+
+    def off(side: Side) -> None:
+        call = side.call
+        side.call = lambda: call() * (1 + factor)
+
+    factor = 5e-4
+    notes = judged(a_target(Narrow, batch(4, 8)), lie=off).notes
+    assert any("no kernel for doubles" in note for note in notes)
+    factor = 5e-3
+    assert refused(a_target(Narrow, batch(4, 8)), lie=off)[0] is Outcome.WRONG_OUTPUT
+
+
+def test_the_state_after_the_checks_is_the_one_that_eager_has_kept() -> None:
+    target = mlp()
+    verifier = Verifier(target, "train_step", (target.make_inputs(4), target.make_inputs(4)), 0, [])
+    kept = copy.deepcopy(verifier.eager.kept)
+    side = make_side(target, "train_step", verifier._draws[0], CompileConfig("aot_eager"))
+    verifier.first_calls(side, verifier.seeded_call(side, 0))
+    verifier.last_call(side)
+    verifier.eager.restore()
+    verifier.eager.keep()
+    for ours, theirs in zip(kept[0], verifier.eager.kept[0], strict=True):
+        assert torch.equal(ours, theirs)
