@@ -98,7 +98,7 @@ def test_a_check_decides_about_outputs(try_it: Try, write: Callable[..., Path]) 
     assert outcome(accepted)[0] == "ok"
     assert accepted["weights_live"] is True
     assert "outputs are compared by the target's check()" in accepted["notes"]
-    for spec in (loose, f"{write(LOOSE)}:get_model"):
+    for spec in (write(LOOSE), f"{write(LOOSE)}:get_model"):
         assert outcome(try_it(spec, backend="negates")) == (
             "wrong_output",
             "check() rejects: relative error 2.00 is too much (call 1)",
