@@ -11,9 +11,8 @@ import torch
 from autocompile.estimate.intervals import median
 from autocompile.trial.phases.side import Side
 
-__all__ = ["FirstCalls", "ReferenceWork", "refresh_s"]
+__all__ = ["FirstCalls", "ReferenceWork"]
 
-_UPDATES = 3
 _SIZE, _PRODUCTS, _SUMS = 128, 12, 150
 
 
@@ -52,24 +51,6 @@ class FirstCalls:
         self.window = self.window or (began, ended)
         self._seconds.append(ended - began - (self._waited() - waited_s))
         return output
-
-
-def refresh_s(side: Side, synchronize: Callable[[], None], steady_s: float) -> float:
-    """Seconds of the first call after an update of the weights beyond a steady one.
-
-    Median of three. The updates write to every parameter without changing values.
-    """
-    times = []
-    for _ in range(_UPDATES):
-        with torch.no_grad():
-            for parameter in side.model.parameters():
-                parameter.add_(0)
-        synchronize()
-        began = time.perf_counter()
-        side.run()
-        synchronize()
-        times.append(time.perf_counter() - began)
-    return max(0.0, median(times) - steady_s)
 
 
 class ReferenceWork:

@@ -16,7 +16,7 @@ from autocompile.store.measurement import Measurement
 from autocompile.store.record import Outcome, Step
 from autocompile.trial.inspect import explain, telemetry
 from autocompile.trial.measure import memory
-from autocompile.trial.measure.clocks import FirstCalls, ReferenceWork, refresh_s
+from autocompile.trial.measure.clocks import FirstCalls, ReferenceWork
 from autocompile.trial.measure.schedule import try_schedule
 from autocompile.trial.measure.timing import screen
 from autocompile.trial.phases.phases import make_side
@@ -97,7 +97,9 @@ class _Trial(Comparison):
     def measure(self) -> Measurement:
         request, result, eager, compiled = self.request, self.result, self.eager, self.compiled
         demand_plausible_draws(self.verifier, compiled, result.notes)
-        result.weights_live = self.verifier.weights(compiled)
+        bakes = request.config.bakes_weights
+        if not bakes:
+            result.weights_live = self.verifier.weights(compiled)
         self.channel.step(Step.MEASURE)
         compiled.keep()
         reference = ReferenceWork(self.target.device)
@@ -112,9 +114,9 @@ class _Trial(Comparison):
         result.reference_s = reference.median_s
         self.channel.step(Step.VERIFY)
         self.verifier.last_call(compiled)
-        if request.config.bakes_weights:
-            steady_s = measurement.compiled_call_s
-            result.refresh_s = refresh_s(compiled, self.synchronize, steady_s)
+        if bakes:  # new weights are a compile or a new session: one shows what it costs
+            result.weights_live, took_s = self.verifier.new_weights(compiled, self.synchronize)
+            result.refresh_s = max(0.0, took_s - measurement.compiled_call_s)
             result.calls_per_update = request.calls_per_update
         return measurement
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -249,6 +250,33 @@ class Verifier(Calls):
             want, old = (own_before, changed) if own else (before, want)
             self._demand_live(got, want, old, "load_state_dict", own)
         return True if visible else None
+
+    def new_weights(
+        self, compiled: Side, synchronize: Callable[[], None]
+    ) -> tuple[bool | None, float]:
+        """Load new weights into a side that holds them as constants, once, for good.
+
+        Returns:
+            Whether its output follows, as :meth:`weights` says it, and the seconds of the call.
+        """
+        before = self.from_kept_state(self.eager)
+        perturb(self.eager.model, self._seed)
+        compiled.model.load_state_dict(self.eager.model.state_dict())
+        self.eager.keep()
+        want = self.from_kept_state(self.eager)
+        compiled.adopt(self.eager)
+        synchronize()
+        began = time.perf_counter()
+        output = self.seeded_call(compiled, 0)
+        synchronize()
+        took_s = time.perf_counter() - began
+        known = 10 * _largest_below(_MAX_NOISE, self._noise)
+        is_visible = mismatch_scale(before, want, self._restless()) > max(_VISIBLE, known)
+        if not is_visible or self.has_own_draws(compiled):
+            return None, took_s
+        got = copy_view(compiled.view(output))
+        self._demand_live(got, want, before, "load_state_dict")
+        return True, took_s
 
     @property
     def accepted(self) -> dict[str, float]:
