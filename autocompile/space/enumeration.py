@@ -76,12 +76,10 @@ def _why_not_paired(config: CompileConfig, wanted: SearchSpace, place: Place) ->
     if not best or wanted.optimizer is not None or config.optimizer == best:
         return ""
     if config.optimizer == "compiled":
-        # A fused step is one kernel already: compiling it has nothing to gain.
-        is_tried = config.is_eager or "fused" not in place.optimizers
-        return "" if is_tried else "a compiled optimizer is tried with eager mode"
-    if config.is_eager and config.optimizer == "default":
-        return ""
-    if config.scope == "step" and config.optimizer in ("default", "capturable"):
+        # A fused step is a few kernels already, and compiling it takes as long as the model.
+        return "a fused step needs no compiler" if "fused" in (best, *place.optimizers) else ""
+    # What is compiled as a whole does not call the optimizer's own kernels.
+    if config.optimizer == "default" and (config.is_eager or config.scope == "step"):
         return ""
     return f"the {best} optimizer was the fastest one alone"
 

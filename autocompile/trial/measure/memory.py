@@ -13,7 +13,14 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-__all__ = ["CONTEXT_BYTES", "freed_bytes", "page_faults", "peak_bytes", "reserved_bytes"]
+__all__ = [
+    "CONTEXT_BYTES",
+    "freed_bytes",
+    "give_back",
+    "most_held_bytes",
+    "page_faults",
+    "peak_bytes",
+]
 
 _MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of malloc.h
 _TINY_BYTES = 2**17
@@ -50,9 +57,16 @@ def peak_bytes(
     return None if growth is None else growth + sum(_storages(held(), device).values())
 
 
-def reserved_bytes(device: torch.device) -> int:
-    """The most that this process has held of a GPU: torch's pools, and CUDA itself."""
-    return int(torch.cuda.max_memory_reserved(device)) + CONTEXT_BYTES
+def most_held_bytes(device: torch.device) -> int:
+    """The most that this process has needed of a GPU: tensors of all sides, and CUDA itself."""
+    return int(torch.cuda.max_memory_allocated(device)) + CONTEXT_BYTES
+
+
+def give_back(device: torch.device) -> None:
+    """Return what torch keeps of a GPU for later, which trials beside this one can use now."""
+    if device.type == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 _HEAP = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"

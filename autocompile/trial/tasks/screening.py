@@ -55,6 +55,7 @@ class _Trial(Comparison):
         self.result, config, home = result, request.config, home_of(request.header.target)
         super().__init__(request, channel, config, result.notes)
         channel.step(Step.COMPILE)
+        memory.give_back(self.target.device)
         telemetry.reset_dynamo(config.backend)
         make_autotuning_exclusive(channel)
         self.witness = explain.Witness(home)
@@ -68,6 +69,7 @@ class _Trial(Comparison):
         self.verifier.first_calls(self.compiled, output)
         self.clock.stop()
         compile_workers.end()
+        memory.give_back(self.target.device)
         if not request.config.is_eager:
             self.prove_compiled()
         result.code = telemetry.same_code_key(request.config, self.target.device)
@@ -123,10 +125,10 @@ class _Trial(Comparison):
     def look_closer(self, measurement: Measurement) -> None:
         """Memory, compile time, what is launched, and what a learning-rate schedule recompiles."""
         config, result, compiled = self.request.config, self.result, self.compiled
+        if self.target.device.type == "cuda":  # before the peaks of the two sides are measured
+            result.held_bytes = memory.most_held_bytes(self.target.device)
         result.eager_peak_memory_bytes = self.peak_memory(self.eager)
         result.peak_memory_bytes = self.peak_memory(compiled)
-        if self.target.device.type == "cuda":
-            result.held_bytes = memory.reserved_bytes(self.target.device)
         is_short, on_cpu = measurement.eager_call_s < _TOO_LONG_S, self.target.device.type == "cpu"
         if on_cpu and is_short:
             with only_logged():
