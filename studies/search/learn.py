@@ -3,6 +3,9 @@
 Main effects of each field on the logarithm of the speed-up, by ridge regression over all tables of
 one kind (device, phase, kind of layers), each batch size weighing the same; and the seconds that
 each field adds to a trial. What no table has is left out: the search starts there from nothing.
+
+``seconds_over_plain`` says what a cold compile takes, in compiles of plain ``torch.compile()`` of
+the same network: the sum over the fields of a setting, ``inductor`` alone being 1.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import json
 import math
 import sys
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +27,13 @@ sys.path.insert(0, str(ROOT))
 from autocompile.settings.config import CompileConfig  # noqa: E402
 
 SHRINK = 0.3  # as many observations of "no effect" as each field starts with
+MAIN = ("inductor", "inductor triton.cudagraphs=True", "cudagraphs")
+OF_TRIAL_S = 4.0  # seconds of a trial on a GPU beside its compile: start, check, blocks
 CONV = ("ppo_cnn", "cnn", "atari", "ppo_breakout")
 
-Row = tuple[str, Any, CompileConfig, float, float]  # kind, cell, config, log speed-up, seconds
+# kind, cell, config, log speed-up (None where it was not timed), seconds
+Row = tuple[str, Any, CompileConfig, float | None, float]
+Ratio = tuple[str, CompileConfig, float]  # kind, config, seconds of a compile over plain's
 
 
 def rows_of_dimensions(path: Path) -> list[Row]:
@@ -62,8 +70,93 @@ def rows_of_table(path: Path) -> list[Row]:
     return found
 
 
+def config_of(spec: dict[str, Any], phase: str) -> CompileConfig:
+    """A setting of studies/gpu as autocompile names it."""
+    compiled, arguments = spec["compiled"], dict(spec["arguments"])
+    scope = {"blocks": "regional", "step": "step"}.get(compiled, "model")
+    if not compiled:
+        arguments = {"backend": "eager"}
+    if phase == "optimizer_step":
+        scope = "model"  # here the step is all that there is
+    return CompileConfig(
+        **arguments,
+        scope=scope,
+        optimizer={"target": "default"}.get(spec["optimizer"], spec["optimizer"]),
+        memory_format=spec["memory_format"] or "default",
+        freezing=spec["freezing"],
+    )
+
+
+def rows_of_reference(path: Path) -> list[Row]:
+    """A file of studies/gpu: a setting's own time against eager's of all processes.
+
+    Eager mode is bound by the CPU there and differs between processes. What was cut off tells its
+    seconds only.
+    """
+    data = json.loads(path.read_text())
+    kind = f"cuda/{data['phase']}"
+    if data["phase"] == "forward":
+        kind += "/conv" if data["has_convolutions"] else "/other"
+    eager = np.median([t for row in data["rows"] for t in row.get("eager_ms", ())])
+    times, seconds = defaultdict(list), {}
+    for row in data["rows"]:
+        config = config_of(row["spec"], data["phase"])
+        if "compiled_ms" in row:
+            times[config].append(math.log(eager / np.median(row["compiled_ms"])))
+        if row["process"] == 0:
+            taken = row["compile_s"] if "compile_s" in row else row["wall_s"] - row.get("held_s", 0)
+            seconds[config] = float(taken) + OF_TRIAL_S
+    return [
+        (kind, (path.stem, None), c, float(np.median(times[c])) if times[c] else None, seconds[c])
+        for c in seconds
+    ]
+
+
+def ratios(path: Path) -> list[Ratio]:
+    """What each setting's cold compile took, in compiles of plain ``torch.compile()``."""
+    data = json.loads(path.read_text())
+    found: list[tuple[Any, str, CompileConfig, float]] = []
+    if "kind" in data:  # a table of this study
+        for row in data["rows"]:
+            if row.get("compile_s"):
+                config = CompileConfig.from_dict(row["config"])
+                found.append((row["batch_size"], data["kind"], config, row["compile_s"]))
+    elif "rows" in data:
+        found = [(None, kind, c, s - OF_TRIAL_S) for kind, _, c, _, s in rows_of_reference(path)]
+    plain = {cell: s for cell, _, config, s in found if config == CompileConfig()}
+    return [
+        (kind, config, s / plain[cell])
+        for cell, kind, config, s in found
+        if not config.is_eager and plain.get(cell)
+    ]
+
+
+def over_plain(found: list[Ratio]) -> dict[str, float]:
+    """What each field adds, by ridge regression around ``inductor`` being 1.
+
+    By least absolute deviations (weights that are computed anew): a network whose plain compile is
+    short makes ratios of ten.
+    """
+    names = sorted({name for _, config, _ in found for name in config.features})
+    column = {name: i for i, name in enumerate(names)}
+    has = np.zeros((len(found), len(names)))
+    for i, (_, config, _) in enumerate(found):
+        has[i, [column[name] for name in config.features]] = 1.0
+    start = np.array([1.0 if " " not in n and "=" not in n else 0.0 for n in names])
+    rest = np.array([ratio for *_, ratio in found]) - has @ start
+    ridge, weight = SHRINK * np.eye(len(names)), np.ones(len(found))
+    for _ in range(30):
+        added = np.linalg.solve(has.T @ (weight[:, None] * has) + ridge, has.T @ (weight * rest))
+        weight = 0.3 / np.maximum(0.05, np.abs(rest - has @ added))
+    return {n: round(float(a), 2) for n, a in zip(names, start + added, strict=True)}
+
+
 def learned(rows: list[Row]) -> dict[str, Any]:
-    """The prior of one kind."""
+    """The prior of one kind.
+
+    On a GPU networks differ by up to ten in what compiling and CUDA graphs bring; so each table has
+    deviations of its own in these, and other fields are compared within a table.
+    """
     names = sorted({name for _, _, config, _, _ in rows for name in config.features})
     column = {name: i for i, name in enumerate(names)}
     count = defaultdict(int)
@@ -72,10 +165,17 @@ def learned(rows: list[Row]) -> dict[str, Any]:
     has = np.zeros((len(rows), len(names)))
     for i, (_, _, config, _, _) in enumerate(rows):
         has[i, [column[name] for name in config.features]] = 1.0
-    logs = np.array([log for *_, log, _ in rows])
-    weight = np.array([10.0 / count[cell] for _, cell, *_ in rows])
-    ridge = SHRINK * np.eye(len(names))
+    own = sorted({cell for _, cell, *_ in rows}, key=str) if rows[0][0].startswith("cuda") else []
+    for cell in own:
+        is_here = np.array([[c == cell] for _, c, *_ in rows])
+        of_main = [column[name] for name in names if name in MAIN]
+        has = np.hstack([has, has[:, of_main] * is_here])
+    logs = np.array([log or 0.0 for *_, log, _ in rows])
+    is_timed = [log is not None for *_, log, _ in rows]
+    weight = np.array([10.0 / count[cell] for _, cell, *_ in rows]) * is_timed
+    ridge = SHRINK * np.diag([1.0] * len(names) + [2.0] * (has.shape[1] - len(names)))
     effects = np.linalg.solve(has.T @ (weight[:, None] * has) + ridge, has.T @ (weight * logs))
+    effects, has = effects[: len(names)], has[:, : len(names)]
     seconds = np.array([s for *_, s in rows])
     known = seconds > 0
     with_base = np.hstack([np.ones((known.sum(), 1)), has[known]])
@@ -90,12 +190,29 @@ def learned(rows: list[Row]) -> dict[str, Any]:
     }
 
 
+def reader_of(path: Path) -> Callable[[Path], list[Row]]:
+    if path.parent.name == "h100":
+        return rows_of_reference
+    return rows_of_table if path.parent.name == "tables" else rows_of_dimensions
+
+
+def learn_ratios(paths: list[Path], without: str = "") -> dict[str, dict[str, float]]:
+    """``seconds_over_plain`` of each kind."""
+    by_kind = defaultdict(list)
+    for path in paths:
+        for row in ratios(path) if path.stem != without else ():
+            by_kind[row[0]].append(row)
+            if row[0].count("/") == 2:
+                by_kind[row[0].rpartition("/")[0]].append(row)
+    return {kind: over_plain(own) for kind, own in sorted(by_kind.items())}
+
+
 def learn(paths: list[Path], without: str = "") -> dict[str, Any]:
     """The priors of all kinds, from all tables but those of one model."""
     rows: list[Row] = []
     for path in paths:
         if path.stem != without:
-            rows += rows_of_table(path) if "search" in path.parts else rows_of_dimensions(path)
+            rows += reader_of(path)(path)
     by_kind = defaultdict(list)
     for row in rows:
         by_kind[row[0]].append(row)
@@ -108,6 +225,7 @@ def tables() -> list[Path]:
     """Every recorded table."""
     found = sorted((ROOT / "studies/search").glob("*/tables/*.json"))
     older = sorted((ROOT / "studies/dimensions").glob("c*/*.json"))
+    found += sorted((ROOT / "studies/gpu/h100").glob("*.json"))
     return found + [p for p in older if p.stem not in ("pairs", "roofline", "adam_default_heap")]
 
 
@@ -117,6 +235,8 @@ if __name__ == "__main__":
     parser.add_argument("--to", type=Path, default=ROOT / "autocompile/search/prior.json")
     options = parser.parse_args()
     priors = learn(tables(), options.without)
-    text = json.dumps({"made_by": "studies/search/learn.py", "priors": priors}, indent=1)
+    made = {"made_by": "studies/search/learn.py", "priors": priors}
+    made["seconds_over_plain"] = learn_ratios(tables(), options.without)
+    text = json.dumps(made, indent=1)
     options.to.write_text(text + "\n", encoding="utf-8")
     print(f"{len(priors)} kinds from {len(tables())} tables")
