@@ -11,6 +11,8 @@ SIZES = {"num_hidden_layers": 2, "hidden_size": 48, "intermediate_size": 96} if 
 
 
 class Net(torch.nn.Module):
+    """What is trained or served."""
+
     def __init__(self):
         super().__init__()
         self.bert = BertForSequenceClassification(BertConfig(**SIZES))

@@ -7,6 +7,8 @@ BATCH, TOKENS = 8, 512
 
 
 class Net(torch.nn.Module):
+    """What is trained or served."""
+
     def __init__(self):
         super().__init__()
         self.gpt = GPT2LMHeadModel(GPT2Config(n_layer=6, attn_pdrop=0, embd_pdrop=0, resid_pdrop=0))

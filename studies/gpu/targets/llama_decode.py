@@ -21,6 +21,8 @@ def rotated(x, cos, sin):
 
 
 class Block(nn.Module):
+    """Attention and a feed-forward network."""
+
     def __init__(self):
         super().__init__()
         self.before, self.between = nn.RMSNorm(WIDTH), nn.RMSNorm(WIDTH)
@@ -46,6 +48,8 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
+    """Tokens to logits of the next ones."""
+
     def __init__(self):
         super().__init__()
         self.embedding = nn.Embedding(WORDS, WIDTH)

@@ -11,6 +11,8 @@ TOKENS = 16 if IS_SMALL else 256
 
 
 class Net(torch.nn.Module):
+    """What is trained or served."""
+
     def __init__(self):
         super().__init__()
         config = LlamaConfig(

@@ -5,6 +5,8 @@ from torch import nn
 
 
 class Net(nn.Module):
+    """What is trained or served."""
+
     def __init__(self):
         super().__init__()
         self.encoder = nn.Sequential(

@@ -10,6 +10,8 @@ BATCH, PIXELS = (2, 64) if IS_SMALL else (64, 224)
 
 
 class Net(torch.nn.Module):
+    """What is trained or served."""
+
     def __init__(self):
         super().__init__()
         self.resnet = resnet50()

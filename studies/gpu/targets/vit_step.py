@@ -11,6 +11,8 @@ BATCH = 2 if IS_SMALL else 32
 
 
 class Net(torch.nn.Module):
+    """What is trained or served."""
+
     def __init__(self):
         super().__init__()
         self.vit = ViTForImageClassification(ViTConfig(num_labels=1000, **SIZES))

@@ -12,6 +12,8 @@ BATCH = 1 if IS_SMALL else 4
 
 
 class Net(torch.nn.Module):
+    """What is trained or served."""
+
     def __init__(self):
         super().__init__()
         config = WhisperConfig(

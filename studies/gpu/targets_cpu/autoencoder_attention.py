@@ -14,6 +14,8 @@ def stage(channels_in, channels_out, stride=1):
 
 
 class Attention(nn.Module):
+    """Attention among all places of an image."""
+
     def __init__(self, channels, heads):
         super().__init__()
         self.heads = heads
@@ -21,7 +23,7 @@ class Attention(nn.Module):
         self.qkv, self.out = nn.Conv2d(channels, 3 * channels, 1), nn.Conv2d(channels, channels, 1)
 
     def forward(self, x):
-        batch, channels, height, width = x.shape
+        batch, _, height, width = x.shape
         parts = self.qkv(self.norm(x)).view(batch, 3, self.heads, -1, height * width)
         query, key, value = parts.transpose(-1, -2).unbind(1)
         mixed = F.scaled_dot_product_attention(query, key, value)
@@ -29,6 +31,8 @@ class Attention(nn.Module):
 
 
 class Autoencoder(nn.Module):
+    """An image to an image of its size."""
+
     def __init__(self):
         super().__init__()
         self.first, self.second = stage(3, 24, 2), stage(24, 48, 2)

@@ -5,6 +5,8 @@ from torch import nn
 
 
 class Gate(nn.Module):
+    """Squeeze and excitation."""
+
     def __init__(self, channels):
         super().__init__()
         self.layers = nn.Sequential(
@@ -20,6 +22,8 @@ class Gate(nn.Module):
 
 
 class Inverted(nn.Module):
+    """Wide in the middle, with a depthwise convolution."""
+
     def __init__(self, channels_in, channels_out, size, stride):
         super().__init__()
         wide = 4 * channels_in
@@ -46,13 +50,11 @@ def get_model():
         nn.BatchNorm2d(18),
         nn.SiLU(),
         Inverted(18, 24, 3, 2),
-        Inverted(24, 24, 3, 1),
         Inverted(24, 36, 5, 2),
         Inverted(36, 36, 5, 1),
-        Inverted(36, 60, 3, 2),
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
-        nn.Linear(60, 20),
+        nn.Linear(36, 20),
     )
 
 

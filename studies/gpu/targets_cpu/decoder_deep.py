@@ -8,6 +8,8 @@ WIDTH, HEADS, BLOCKS, LENGTH, WORDS = 120, 6, 12, 40, 300
 
 
 class Block(nn.Module):
+    """Attention and a feed-forward network."""
+
     def __init__(self):
         super().__init__()
         self.before, self.between = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
@@ -24,6 +26,8 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
+    """Tokens to logits of the next ones."""
+
     def __init__(self):
         super().__init__()
         self.words, self.places = nn.Embedding(WORDS, WIDTH), nn.Embedding(LENGTH, WIDTH)

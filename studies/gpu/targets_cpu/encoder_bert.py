@@ -5,6 +5,8 @@ from transformers import BertConfig, BertModel
 
 
 class Net(torch.nn.Module):
+    """What is trained or served."""
+
     def __init__(self):
         super().__init__()
         config = BertConfig(
