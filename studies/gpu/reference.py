@@ -604,7 +604,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="names of settings, with commas")
     parser.add_argument("--jobs", type=int, default=None, help="compile so many at once")
     parser.add_argument("--until", type=float, default=1e9, help="seconds; what is left is dropped")
-    parser.add_argument("--limit", type=float, default=150, help="seconds for one to be ready")
+    parser.add_argument("--limit", type=float, default=None, help="seconds for one to be ready")
     parser.add_argument("--again", type=int, default=AGAIN, help="second processes, of the fastest")
     parser.add_argument("--to", type=Path, default=None, help="folder")
     options = parser.parse_args()
@@ -615,6 +615,8 @@ def main() -> None:
     began = time.time()
     if options.jobs is None:
         options.jobs = 12 if options.device == "cuda" else 1
+    if options.limit is None:
+        options.limit = 150.0 if options.device == "cuda" else 300.0
     to = options.to or HERE / ("h100" if options.device == "cuda" else "cpu")
     to.mkdir(parents=True, exist_ok=True)
     names = options.models.split(",") if options.models else list(MODELS)
