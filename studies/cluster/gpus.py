@@ -44,7 +44,7 @@ ASKED: dict[str, Any] = {
         dynamic=(None,),
         freezing=(False,),
         memory_format=("default", "channels_last"),
-        scope=("full",),
+        scope=("model",),
         options=((),),
     ),
 }

@@ -26,7 +26,7 @@ from autocompile.trial.phases.side import Side
 from autocompile.trial.target.target import Target
 from autocompile.trial.verify.outputs import View
 
-__all__ = ["call_model", "make_side", "phases_of", "train_step"]
+__all__ = ["call_model", "make_side", "phases_of", "training_step"]
 
 _FIRST_STEP = 1  # so that none is 0 or 1, which Dynamo takes for constants
 
@@ -82,7 +82,7 @@ def make_side(target: Target, phase: str, inputs: Any, config: CompileConfig = E
         side.optimizers = [optimizer]
         step: Callable[[], Any] = lambda: optimizer.step()  # noqa: E731
         if phase == TRAIN_STEP:
-            step = train_step(target, model.train(), optimizer, lambda: side.inputs)
+            step = training_step(target, model.train(), optimizer, lambda: side.inputs)
         is_whole = config.scope == "step"
         applied: Any = apply_config(step if is_whole else model, phase, config, side.optimizers)
         side.call = applied if is_whole else step
@@ -160,7 +160,7 @@ def _make_gradients(model: torch.nn.Module) -> None:
         p.grad = (noise * 1e-2).to(device=p.device, dtype=p.dtype)
 
 
-def train_step(
+def training_step(
     target: Target, model: Any, optimizer: Any, inputs: Callable[[], Any]
 ) -> Callable[[], torch.Tensor]:
     """Forward, loss, backward and optimizer step, as people write it."""

@@ -21,7 +21,7 @@ from autocompile.settings import phases
 from autocompile.settings.tuned import Choice, Tuned
 from autocompile.store.record import Step
 from autocompile.trial.inspect import telemetry
-from autocompile.trial.phases.phases import call_model, train_step
+from autocompile.trial.phases.phases import call_model, training_step
 from autocompile.trial.process.channel import Channel
 from autocompile.trial.target.target import Target
 from autocompile.trial.tasks.steps import inputs_of, load
@@ -97,7 +97,7 @@ def _compile(target: Target, settings: Tuned, phase: str, choice: Choice, inputs
     if phase == phases.TRAIN_STEP:
         optimizer = target.make_optimizer(model)
         apply(model, settings, phase, batch_size=choice.batch_size, optimizer=optimizer)
-        _repeat(train_step(target, model.train(), optimizer, lambda: inputs))
+        _repeat(training_step(target, model.train(), optimizer, lambda: inputs))
         return
     if phase == phases.FORWARD:
         model.eval()
