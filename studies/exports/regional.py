@@ -70,7 +70,7 @@ def child(arm: str, batch_size: int) -> None:
     if arm == "nested":
         block = type(compiled.model.layers[0])
         block.forward = torch.compiler.nested_compile_region(block.forward)
-    setting = CompileConfig(scope="regional" if arm == "regional" else "full")
+    setting = CompileConfig(scope="regional" if arm == "regional" else "model")
     even = {"value": 1.0, "low": 1.0, "high": 1.0}
     choices = {"forward": (Choice(setting, batch_size, even, 3),)}
     autocompile.apply(compiled, Tuned(choices, {"device": "cpu"}))

@@ -38,7 +38,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-from models import MODELS, Model, Spec, settings  # noqa: E402
+from networks import MODELS, Model, Spec, settings  # noqa: E402
 
 ROUNDS = 12
 BLOCK_S = {"cuda": 0.05, "cpu": 0.1}

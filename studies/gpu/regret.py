@@ -25,7 +25,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-from models import MODELS, Model, Spec, settings  # noqa: E402
+from networks import MODELS, Model, Spec, settings  # noqa: E402
 from reference import Timed, Work, machine, ms_of, way_to_start, works_of  # noqa: E402
 
 SPEC_OF_SCOPE = {"model": "model", "full": "model", "regional": "blocks", "step": "step"}

@@ -49,7 +49,7 @@ def rows_of_dimensions(path: Path) -> list[Row]:
             times[number].append(math.log(process["eager_us"] / process["call_us"]))
     found: list[Row] = []
     for setting in data["settings"]:
-        config = CompileConfig.from_dict(setting["config"])
+        config = CompileConfig.from_dict(setting["config"], data["phase"])
         if setting["number"] in times and config.environment == "default":
             cell = (path.stem, setting.get("batch_size"))
             kind = f"{device}/{phase}/{layers}" if phase == "forward" else f"{device}/{phase}"
@@ -64,7 +64,7 @@ def rows_of_table(path: Path) -> list[Row]:
     found: list[Row] = []
     for row in data["rows"]:
         if row["outcome"] == "ok":
-            config = CompileConfig.from_dict(row["config"])
+            config = CompileConfig.from_dict(row["config"], data["phase"])
             cell = (path.stem, row["batch_size"])
             found.append((data["kind"], cell, config, row["log_speedup"], row["seconds"]))
     return found

@@ -47,7 +47,7 @@ def sides_of(data: dict[str, Any]) -> dict[tuple[str, int | None], list[dict[str
 
 def short(config: dict[str, Any] | None) -> dict[str, Any]:
     """A setting without what is as torch has it; empty for eager mode."""
-    usual = {"mode": "default", "scope": "full", "environment": "default", "precision": "default"}
+    usual = {"mode": "default", "scope": "model", "environment": "default", "precision": "default"}
     usual |= {"memory_format": "default", "optimizer": "default", "autocast": "none"}
     usual |= {"guards": "all", "backend": "eager"}
     return {k: v for k, v in (config or {}).items() if v and v != usual.get(k)}

@@ -64,7 +64,7 @@ def rows_of(path: Path) -> tuple[dict[Setting, dict[str, Any]], dict[str, Any]]:
     data = json.loads(path.read_text())
     found = {}
     for row in data["rows"]:
-        config = CompileConfig.from_dict(row["config"])
+        config = CompileConfig.from_dict(row["config"], data["phase"])
         found[Setting(config, row["batch_size"], data["phase"])] = row
     return found, data
 

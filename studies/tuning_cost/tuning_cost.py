@@ -46,7 +46,7 @@ NOTHING_ELSE: dict[str, Any] = {  # of the dimensions that the full effort has
     "fullgraph": (False,),
     "dynamic": (None,),
     "options": ((),),
-    "scope": ("full",),
+    "scope": ("model",),
     "memory_format": ("default",),
     "optimizer": ("default",),
     "freezing": (False,),
