@@ -11,14 +11,15 @@ import screens
 from conftest import ROOT
 from recorded_runs import shown
 
-FIRST_RUNS = ROOT / "studies" / "first_runs"
+STUDIES = ROOT / "studies"
+FIRST_RUNS = STUDIES / "first_runs"
 README = (ROOT / "README.md").read_text("utf-8")
 _WORDS = re.compile(r"<text[^>]*>([^<]*)")
 
 
-@pytest.mark.parametrize("run", ["cpu/ppo_breakout", "h100/transformer"])
+@pytest.mark.parametrize("run", ["first_runs/cpu/ppo_breakout", "gpu/tunes/gpt2_step_normal"])
 def test_the_readme_shows_answers_as_recorded(run: str) -> None:
-    report = json.loads((FIRST_RUNS / f"{run}.json").read_text("utf-8"))
+    report = json.loads((STUDIES / f"{run}.json").read_text("utf-8"))
     answer = shown(report, "last").splitlines()[1 : 1 + len(report["phases"])]
     seen = [line.split() for line in README.splitlines()]
     for row in answer:
