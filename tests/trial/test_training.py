@@ -83,15 +83,12 @@ def mlp() -> Any:
 
 def test_twenty_honest_steps_in_bfloat16_are_not_refused() -> None:
     """Steps of AdamW go by the signs of small gradients, which rounding decides."""
-    target = decoder()
-    verifier = Verifier(target, "train_step", (target.make_inputs(4), target.make_inputs(4)), 0, [])
-    implementations = ("default", "fused", "for_loop", "foreach")
+    target, implementations = decoder(), ("default", "fused", "for_loop", "foreach")
     for number in range(20):
+        draws = target.make_inputs(4), target.make_inputs(4)
+        verifier = Verifier(target, "train_step", draws, number, [])
         config = CompileConfig("eager", optimizer=implementations[number % 4])
-        verifier._seed = number
-        side = make_side(target, "train_step", verifier._draws[0], config)
-        verifier._expected = verifier._observe(verifier.eager)
-        verifier = Verifier(target, "train_step", verifier._draws, number, [])
+        side = make_side(target, "train_step", draws[0], config)
         verifier.first_calls(side, verifier.seeded_call(side, 0))
         verifier.last_call(side)
 
