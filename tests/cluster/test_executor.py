@@ -507,7 +507,7 @@ def test_a_trial_that_takes_machines_down_is_no_value_to_the_sampler(target: Pat
 
     def deadly(self: Any, kind: Do, **fields: Any) -> None:
         send(self, kind, **fields)
-        if fields.get("job", {}).get("number") == 2:
+        if fields.get("job", {}).get("number") == 3:
             stations.lose(self.name)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -518,11 +518,11 @@ def test_a_trial_that_takes_machines_down_is_no_value_to_the_sampler(target: Pat
             target, executor=executor, space=SPACE, clock=stations.clock, progress=progress
         )
     (dead,) = [r for r in result.trials if "takes its machine down" in r.message]
-    assert (dead.number, dead.outcome, dead.measurement) == (2, Outcome.CRASHED, None)
+    assert (dead.number, dead.outcome, dead.measurement) == (3, Outcome.CRASHED, None)
     assert sum("is put back" in text for text in progress.warnings) == 2
     (study,) = optuna.get_all_study_summaries(f"sqlite:///{result.run_dir}/study.db")
     trials = optuna.load_study(
         study_name=study.study_name, storage=f"sqlite:///{result.run_dir}/study.db"
     ).trials
     told = {t.user_attrs.get("number"): (t.state, t.value) for t in trials}
-    assert told[2] == (optuna.trial.TrialState.PRUNED, None), "as every failure"
+    assert told[3] == (optuna.trial.TrialState.PRUNED, None), "as every failure"
