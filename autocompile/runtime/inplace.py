@@ -99,7 +99,12 @@ class Compiled:
             return result
 
     def _first(self, *args: Any, **kwargs: Any) -> Any:
-        own = with_own_code(self.function, "tuned")
+        # As Module.compile does: Dynamo then begins at the user's own forward(), whose globals it
+        # finds also where the class was pickled by value. It skips those of torch.nn.
+        is_users = self.function.__name__ == "_call_impl" and not str(
+            type(self._model).forward.__module__
+        ).startswith("torch.nn.")
+        own = self.function if is_users else with_own_code(self.function, "tuned")
         compiled = compile_function(own, self._config, self._model)
         compiled = compiled if self._grad else torch.no_grad()(compiled)
         with warm_start.as_saved():
