@@ -183,8 +183,8 @@ def usable_cores() -> int:
 def default_jobs() -> int:
     """One job for each core up to four, and from sixteen cores on as many as each has threads.
 
-    A compile uses several cores: sixteen of one thread each all end late (studies/gpu). As far as
-    memory allows.
+    A compile uses several cores: sixteen of one thread each would all end late. As far as memory
+    allows.
     """
     cores = usable_cores()
     jobs = cores if cores <= _FEW_JOBS else max(_FEW_JOBS, math.isqrt(cores))

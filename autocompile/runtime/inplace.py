@@ -101,9 +101,10 @@ class Compiled:
     def _first(self, *args: Any, **kwargs: Any) -> Any:
         # As Module.compile does: Dynamo then begins at the user's own forward(), whose globals it
         # finds also where the class was pickled by value. It skips those of torch.nn.
-        name, kind = getattr(self.function, "__name__", ""), type(self._model)
-        home = str(getattr(getattr(kind, "forward", None), "__module__", ""))
-        is_users = name == "_call_impl" and not home.startswith("torch.nn.")
+        is_users = False
+        if self._model is not None and self.function == self._model._call_impl:
+            home = str(type(self._model).forward.__module__)
+            is_users = not home.startswith("torch.nn.")
         own = self.function if is_users else with_own_code(self.function, "tuned")
         compiled = compile_function(own, self._config, self._model)
         compiled = compiled if self._grad else torch.no_grad()(compiled)

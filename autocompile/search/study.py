@@ -234,6 +234,10 @@ class Study:
         setting = self._running.pop(number)
         ending = dataclasses.replace(ending, first=self._first_tries.pop(number, None))
         record = to_record(number, setting, ending)
+        if (cut_off := self._cut_off.pop(setting, None)) is not None:
+            note = f"its compile went on from the cache of trial {cut_off}, which was cut off"
+            notes = (*record.notes, f"{note}: from nothing it takes longer")
+            record = dataclasses.replace(record, notes=notes)
         if record.outcome is Outcome.OK and record.measurement is None:
             twin = TrialResult.read(ending.payload).same_code_as
             record = of_twin(record, twin, self._known)
