@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ _FIELD, _OPTION = 0.15, 0.08  # other fields, other options
 _HERE = 0.5  # of the part at one batch size, relative to the shared part
 _PLAIN_LOG = 0.02  # penalty for each further field, so that combinations come later
 _WHOLE, _WHOLE_HERE = 0.05, 0.04  # of a setting as a whole: shared part, part at a batch size
+_MOST_LARGER = 4.0  # by which a model's compiles may be expected to take longer or shorter
 _WORST = -0.7  # log speed-up below which a result counts as noisier
 _NOISE, _WIDTH = 0.03, 3.92  # of one process; width of a 95 % interval in standard deviations
 
@@ -43,11 +44,20 @@ class Prior:
         effects: mean log speed-up by field.
         seconds: by field, seconds that it adds to a search trial.
         base_s: seconds of a trial that compiles nothing.
+        modules: of the models of the tables, in the geometric mean; None: not known.
     """
 
     effects: Mapping[str, float] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
     base_s: float = 2.0
+    modules: int | None = None
+
+    def of_size(self, modules: int | None) -> Prior:
+        """The prior of a model with so many modules, whose compiles take with their root."""
+        if not self.modules or not modules:
+            return self
+        factor = min(_MOST_LARGER, max(1 / _MOST_LARGER, math.sqrt(modules / self.modules)))
+        return replace(self, seconds={n: factor * s for n, s in self.seconds.items()})
 
     def mean(self, config: CompileConfig) -> float:
         """The expected log speed-up; each further field costs a little."""

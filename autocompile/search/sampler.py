@@ -12,7 +12,7 @@ import random
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import optuna
@@ -59,6 +59,9 @@ class Rest(NamedTuple):
     most: float
 
 
+Company = Literal["none", "eager", "all"]
+
+
 class ListedSampler(BaseSampler):
     """A sampler over a list of settings: all that may be tried, of all phases and batch sizes.
 
@@ -69,12 +72,14 @@ class ListedSampler(BaseSampler):
     Attributes:
         baselines: plain ``torch.compile()`` of each phase at the user's own batch size.
         limit_s: seconds that a trial may take; what is expected to take longer is not begun.
+        company: what may run beside a baseline: nothing, eager trials or all.
     """
 
     def __init__(
         self, settings: Sequence[Setting], own_sizes: Mapping[str, int | None] | None = None
     ) -> None:
         self.settings, self.limit_s = tuple(settings), math.inf
+        self.company: Company = "none"
         own = own_sizes or {}
         self._is_own = np.array([s.batch_size == own.get(s.phase, s.batch_size) for s in settings])
         self._is_default = np.array([s.config == DEFAULT_INDUCTOR for s in settings])
@@ -273,18 +278,19 @@ class PortfolioSampler(ListedSampler):
             np.where(self._is_default[left], _DEFAULT, _PART * part), _LOOK * self._is_look[left]
         )
         gains += weight * bonus + self._is_first[left]
-        ranks = gains / seconds[left] + 1e6 * weight * self._is_first[left]
+        first = self._is_first[left] + (self.company != "none") * 1e-3 * self._is_baseline[left]
+        ranks = gains / seconds[left] + 1e6 * weight * first
         mantissas, exponents = np.frexp(ranks)
         return Scores(left, gains, np.ldexp(np.round(mantissas, _DIGITS), exponents))
 
     def _waits(self, seen: Seen) -> Any:
         """Which settings another one comes before: a twin that may answer it, or the baseline.
 
-        Nothing else is compiled beside or before plain ``torch.compile()`` of each phase: it is
-        timed alone, and tells what a compile of this model takes.
+        Nothing else is compiled beside or before plain ``torch.compile()`` of each phase, which
+        tells what a compile of this model takes, but in a short budget.
         """
         waits = self._has_twin & (seen.state[self._twin] < FAILED)
-        if (self._is_baseline & (seen.state < FAILED)).any():
+        if self.company != "all" and (self._is_baseline & (seen.state < FAILED)).any():
             waits |= ~self._is_eager & ~self._is_baseline
         return waits
 

@@ -22,7 +22,7 @@ from autocompile.protocol.results import TrialResult
 from autocompile.search.jobs import Budget, Jobs, put_first_log_aside
 from autocompile.search.optuna_study import OptunaStudy
 from autocompile.search.records import answer, known_codes, of_twin, to_record
-from autocompile.search.sampler import ListedSampler
+from autocompile.search.sampler import Company, ListedSampler
 from autocompile.search.shared_study import SharedStudy
 from autocompile.settings.config import DEFAULT_INDUCTOR
 from autocompile.settings.setting import Cell, Setting
@@ -34,6 +34,7 @@ _CACHES_KEPT = 8  # compiler caches of each phase and batch size: as many as may
 _EAGER = TimingLimits(front_s=0.5)  # of eager mode against itself, which is no rival
 _SURE = 0.85  # share of the time left that a trial may be expected to take
 _MANY = 1_000
+_SHORT_S = 120.0  # a budget that does not wait for the baseline
 _NAMED = 3  # untried settings that a report may name
 _DEAR = 0.2  # share of the budget: a compile that takes more leaves too little for others
 _USEFUL = 8  # settings, among which the best is nearly always found
@@ -84,6 +85,7 @@ class Study:
         for record in self.records:
             self._learn(record)
         self._processes = sum(r.wall_s > 0 for r in self._known.values())
+        self.sampler.company = self._company()
         folder, warn = self.job_factory.folder.path, self.progress.warning
         place = self.sampler, self.study_name, folder, self.database, warn
         self._optuna = OptunaStudy(*place)
@@ -143,9 +145,12 @@ class Study:
         return self.budget.trials is not None and self._processes >= self.budget.trials
 
     def _is_over(self) -> bool:
-        """Whether the races need the time; called while jobs run. The baseline always ends."""
+        """Whether the races need the time; called while jobs run. The baseline always ends.
+
+        What runs may take half of theirs: the second and third set are worth less than its result.
+        """
         self._optuna.keep()
-        return self.budget.is_over(0.0 if self._is_baseline_running else self._races_s)
+        return self.budget.is_over(0.0 if self._is_baseline_running else self._races_s / 2)
 
     @property
     def _is_baseline_running(self) -> bool:
@@ -169,8 +174,8 @@ class Study:
                 number = self._to_retry.popleft()
                 jobs.start(self._job(number, self._running[number], is_retry=True))
             return
-        while jobs.has_room and not self._is_baseline_running and (setting := self._next()):
-            if setting in self.sampler.baselines and jobs.size:
+        while jobs.has_room and self._may_begin and (setting := self._next()):
+            if setting in self.sampler.baselines and jobs.size and not self._may_join():
                 self._next_alone = setting
                 return
             number = self.job_factory.next_number()
@@ -183,6 +188,26 @@ class Study:
             job = self._job(number, setting)
             self.progress.started(number, setting, "search")
             jobs.start(job)
+
+    @property
+    def _may_begin(self) -> bool:
+        return self.sampler.company != "none" or not self._is_baseline_running
+
+    def _may_join(self) -> bool:
+        """Whether plain ``torch.compile()`` may begin beside what runs."""
+        is_only_eager = all(s.config.is_eager for s in self._running.values())
+        return {"none": False, "eager": is_only_eager, "all": True}[self.sampler.company]
+
+    def _company(self) -> Company:
+        """What may run beside plain ``torch.compile()``.
+
+        On an accelerator eager trials leave the cores alone. A short budget with enough of them
+        does not wait for it, or there may be no time for anything else.
+        """
+        if self.memory_bytes is None:
+            return "none"
+        is_short = (self.budget.total_s or math.inf) <= _SHORT_S
+        return "all" if is_short and self.executor.slots > 2 else "eager"
 
     def _next(self) -> Setting | None:
         """The setting to start now; None where none is worth it, fits the time or the memory."""
@@ -207,6 +232,8 @@ class Study:
         config = setting.config
         measured = [r.measurement for r in self._ok[setting.cell] if r.measurement]
         speeds = [each.speedup.value for each in measured]
+        # Plain torch.compile() runs as a user's program does.
+        is_alone = setting in self.sampler.baselines and self.sampler.company != "all"
         request = TrialRequest(
             header=self.job_factory.header,
             number=number,
@@ -216,8 +243,7 @@ class Study:
             limits=_EAGER if config.is_plain_eager else TimingLimits(beat=max(speeds, default=0.0)),
             calls_per_update=self.calls_per_update(*setting.cell),
             known_codes=known_codes(setting, self._ok[setting.cell]),
-            # Plain torch.compile() runs alone and as a user's program does.
-            compile_threads=self.executor.compile_threads(setting in self.sampler.baselines),
+            compile_threads=self.executor.compile_threads(is_alone),
         )
         seen = self._compiles_s[setting.phase, config.backend, config.mode]
         timeout_s = None if is_retry else adaptive_timeout_s(self.job_factory.timeout_s, seen)

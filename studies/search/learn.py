@@ -4,8 +4,8 @@ Main effects of each field on the logarithm of the speed-up, by ridge regression
 one kind (device, phase, kind of layers), each batch size weighing the same; and the seconds that
 each field adds to a trial. What no table has is left out: the search starts there from nothing.
 
-``seconds_over_plain`` says what a cold compile takes, in compiles of plain ``torch.compile()`` of
-the same network: the sum over the fields of a setting, ``inductor`` alone being 1.
+Of training steps on a GPU, whose tables are all of real models, a field takes a share of what plain
+``torch.compile()`` of the same network takes.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from autocompile.settings.config import CompileConfig  # noqa: E402
 
 SHRINK = 0.3  # as many observations of "no effect" as each field starts with
 MAIN = ("inductor", "inductor triton.cudagraphs=True", "cudagraphs")
+STEP = "cuda/train_step"  # every table of it is of a real model
 OF_TRIAL_S = 4.0  # seconds of a trial on a GPU beside its compile: start, check, blocks
 CONV = ("ppo_cnn", "cnn", "atari", "ppo_breakout")
 
@@ -144,6 +145,7 @@ def over_plain(found: list[Ratio]) -> dict[str, float]:
         has[i, [column[name] for name in config.features]] = 1.0
     start = np.array([1.0 if " " not in n and "=" not in n else 0.0 for n in names])
     rest = np.array([ratio for *_, ratio in found]) - has @ start
+    has = has * (np.array(names) != "inductor")  # 1 by what it is
     ridge, weight = SHRINK * np.eye(len(names)), np.ones(len(found))
     for _ in range(30):
         added = np.linalg.solve(has.T @ (weight[:, None] * has) + ridge, has.T @ (weight * rest))
@@ -207,6 +209,27 @@ def learn_ratios(paths: list[Path], without: str = "") -> dict[str, dict[str, fl
     return {kind: over_plain(own) for kind, own in sorted(by_kind.items())}
 
 
+def by_size(paths: list[Path], ratios: dict[str, float]) -> dict[str, Any]:
+    """Seconds of a kind of which every table is of a real model, and the modules of such a model.
+
+    Compiles of these differ by how large the model is: what a field takes is a share of plain
+    ``torch.compile()``, which goes with the root of the number of modules.
+    """
+    plain, modules = [], []
+    for path in paths:
+        rows = json.loads(path.read_text())["rows"]
+        plain += [r["compile_s"] for r in rows if r["setting"] == "compile" and r.get("is_cold")][
+            :1
+        ]
+        modules.append(rows[0]["modules"])
+    plain_s = float(np.median(plain))
+    return {
+        "seconds": {n: round(max(0.0, ratio * plain_s), 1) for n, ratio in ratios.items()},
+        "base_s": OF_TRIAL_S,
+        "modules": round(float(np.exp(np.mean(np.log(modules))))),
+    }
+
+
 def learn(paths: list[Path], without: str = "") -> dict[str, Any]:
     """The priors of all kinds, from all tables but those of one model."""
     rows: list[Row] = []
@@ -218,7 +241,10 @@ def learn(paths: list[Path], without: str = "") -> dict[str, Any]:
         by_kind[row[0]].append(row)
         if row[0].count("/") == 2:  # of all kinds of layers, for one that was not recorded
             by_kind[row[0].rpartition("/")[0]].append(row)
-    return {kind: learned(own) for kind, own in sorted(by_kind.items())}
+    found = {kind: learned(own) for kind, own in sorted(by_kind.items())}
+    real = [path for path in paths if path.stem != without and path.stem.endswith("_step")]
+    found[STEP] |= by_size(real, learn_ratios(paths, without)[STEP])
+    return found
 
 
 def tables() -> list[Path]:
@@ -236,7 +262,6 @@ if __name__ == "__main__":
     options = parser.parse_args()
     priors = learn(tables(), options.without)
     made = {"made_by": "studies/search/learn.py", "priors": priors}
-    made["seconds_over_plain"] = learn_ratios(tables(), options.without)
     text = json.dumps(made, indent=1)
     options.to.write_text(text + "\n", encoding="utf-8")
     print(f"{len(priors)} kinds from {len(tables())} tables")

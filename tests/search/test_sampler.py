@@ -14,7 +14,13 @@ from optuna.trial import TrialState
 
 from autocompile.errors import UsageError
 from autocompile.search.effects import Effects, Prior, expected_gain, prior_of
-from autocompile.search.sampler import SAMPLERS, FiniteSampler, PortfolioSampler, make_sampler
+from autocompile.search.sampler import (
+    SAMPLERS,
+    Company,
+    FiniteSampler,
+    PortfolioSampler,
+    make_sampler,
+)
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.setting import Setting
 
@@ -119,6 +125,28 @@ def test_plain_compile_is_the_first_that_compiles_and_nothing_compiles_beside_it
     assert not sampler.has_next(study)
     study.tell(trial, 1.1)
     assert following(sampler, study).config.mode == B
+
+
+@pytest.mark.parametrize("company", ["eager", "all"])
+def test_beside_the_baseline_runs_what_the_study_allows(company: Company) -> None:
+    prior = Prior({"inductor max_autotune=True": 0.6}, {})
+    sampler = PortfolioSampler(settings(), {"forward": prior}, {"forward": 4})
+    sampler.company = company
+    study = told(sampler, *((s, 1.0, {}) for s in sampler.settings if s.config.is_plain_eager))
+    begun = []
+    while sampler.has_next(study):
+        trial = study.ask(dict(sampler.distributions))
+        begun.append(sampler.setting(trial.params))
+    assert begun[0] in sampler.baselines, "the longest begins first"
+    assert all(s.config.is_eager for s in begun[1:]) == (company == "eager")
+
+
+def test_a_model_of_more_modules_takes_longer_to_compile() -> None:
+    prior = Prior({}, {"inductor": 30.0}, base_s=4.0, modules=100)
+    assert prior.of_size(25).cost_s(CompileConfig()) == pytest.approx(4 + 15)
+    assert prior.of_size(10**9).cost_s(CompileConfig()) == pytest.approx(4 + 120)
+    assert prior.of_size(None) == prior
+    assert Prior({}, {"inductor": 30.0}).of_size(25).cost_s(CompileConfig()) == 32.0
 
 
 def test_each_family_is_looked_at_whatever_the_prior_says() -> None:

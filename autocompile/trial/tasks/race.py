@@ -97,7 +97,8 @@ class _Race(Comparison):
 
     def __init__(self, request: RaceRequest, channel: Channel) -> None:
         self._at_work = os.open(channel.folder / AT_WORK, os.O_WRONLY | os.O_CREAT, 0o644)
-        super().__init__(request, channel, request.sides[0].config, [])
+        compiles = any(not side.config.is_eager for side in request.sides)
+        super().__init__(request, channel, request.sides[0].config, [], compiles)
         self.racers: list[_Racer] = []
         telemetry.reset_dynamo("inductor")
         make_autotuning_exclusive(channel)

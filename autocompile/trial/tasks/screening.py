@@ -39,11 +39,13 @@ def screen_setting(request: TrialRequest, channel: Channel, result: TrialResult)
     trial = _Trial(request, channel, result)
     with trial.verifier.comparable_random_numbers(trial.compiled):
         output = trial.verifier.seeded_call(trial.compiled, 0)
-        with channel.exclusive():
+        with trial.exclusive_on_cpu():
             trial.check_first_calls(output)
             if result.same_code_as is not None:  # it is measured, and verified to its end
                 return
-            measurement = trial.measure()
+            with channel.exclusive():
+                measurement = trial.measure()
+            trial.check_last_calls(measurement)
     trial.look_closer(measurement)  # not timed, so the others may go on
     compare_with_eagers_draws(trial.verifier, trial.compiled, request.config)
 
@@ -53,7 +55,7 @@ class _Trial(Comparison):
 
     def __init__(self, request: TrialRequest, channel: Channel, result: TrialResult) -> None:
         self.result, config, home = result, request.config, home_of(request.header.target)
-        super().__init__(request, channel, config, result.notes)
+        super().__init__(request, channel, config, result.notes, not config.is_eager)
         channel.step(Step.COMPILE)
         memory.give_back(self.target.device)
         telemetry.reset_dynamo(config.backend)
@@ -76,6 +78,10 @@ class _Trial(Comparison):
         result.same_code_as = request.known_codes.get(result.code)
         if result.same_code_as is not None:
             result.compile_window, result.compile_s = self.clock.window, self.clock.compile_s(0.0)
+            return
+        demand_plausible_draws(self.verifier, self.compiled, result.notes)
+        if not request.config.bakes_weights:
+            result.weights_live = self.verifier.weights(self.compiled)
 
     def prove_compiled(self) -> None:
         """At least one graph reached the backend, and what the setting asked for happened.
@@ -98,10 +104,6 @@ class _Trial(Comparison):
 
     def measure(self) -> Measurement:
         request, result, eager, compiled = self.request, self.result, self.eager, self.compiled
-        demand_plausible_draws(self.verifier, compiled, result.notes)
-        bakes = request.config.bakes_weights
-        if not bakes:
-            result.weights_live = self.verifier.weights(compiled)
         self.channel.step(Step.MEASURE)
         compiled.keep()
         reference = ReferenceWork(self.target.device)
@@ -114,13 +116,19 @@ class _Trial(Comparison):
         result.notes += said
         result.measurement = asdict(measurement)
         result.reference_s = reference.median_s
+        return measurement
+
+    def check_last_calls(self, measurement: Measurement) -> None:
+        """Verify a call after the timing, and load new weights where they are constants."""
+        request, result, compiled = self.request, self.result, self.compiled
         self.channel.step(Step.VERIFY)
         self.verifier.last_call(compiled)
-        if bakes:  # new weights are a compile or a new session: one shows what it costs
-            result.weights_live, took_s = self.verifier.new_weights(compiled, self.synchronize)
+        if request.config.bakes_weights:  # new ones are a compile or a new session: one shows all
+            with self.channel.exclusive():
+                found = self.verifier.new_weights(compiled, self.synchronize)
+            result.weights_live, took_s = found
             result.refresh_s = max(0.0, took_s - measurement.compiled_call_s)
             result.calls_per_update = request.calls_per_update
-        return measurement
 
     def look_closer(self, measurement: Measurement) -> None:
         """Memory, compile time, what is launched, and what a learning-rate schedule recompiles."""

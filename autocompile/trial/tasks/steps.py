@@ -70,12 +70,14 @@ class Comparison:
         channel: Channel,
         config: CompileConfig,
         notes: list[str],
+        compiles: bool,
     ) -> None:
         self.request, self.channel = request, channel
         self.target = load(request, channel)
         device = self.target.device
         self.synchronize = telemetry.synchronizer(device)
-        compile_workers.use(request.compile_threads, device)
+        if compiles:
+            compile_workers.use(request.compile_threads, device)
         channel.drain = lambda: telemetry.drain(device)
         channel.step(Step.EAGER)
         with self.exclusive_on_cpu():
