@@ -22,7 +22,7 @@ from autocompile.settings.config import CompileConfig
 from autocompile.settings.phases import phase_of
 from autocompile.settings.setting import Setting
 
-__all__ = ["Effects", "Prior", "codes", "expected_gain", "feature_table", "prior_of"]
+__all__ = ["Effects", "Prior", "codes", "costs_of", "expected_gain", "feature_table", "prior_of"]
 
 # Prior standard deviations of effects on the log speed-up.
 _FIELDS = {"optimizer": 0.3, "threads": 0.05, "dynamic": 0.05, "scope": 0.1}
@@ -65,7 +65,14 @@ class Prior:
         return known - _PLAIN_LOG * max(0, len(config.features) - 1)
 
     def cost_s(self, config: CompileConfig) -> float:
-        return self.base_s + sum(self.seconds.get(n, _seconds(n)) for n in config.features)
+        return self.base_s + sum(self.seconds.get(n, _seconds(n)) for n in costs_of(config))
+
+
+def costs_of(config: CompileConfig) -> list[str]:
+    """The fields that take seconds: as a whole step also compiles an optimizer that is not fused."""
+    of_optimizer = "optimizer=compiled compiled"
+    is_within = config.scope == "step" and config.optimizer != "fused" and not config.is_eager
+    return list(dict.fromkeys([*config.features, *([of_optimizer] if is_within else [])]))
 
 
 def _seconds(feature: str) -> float:

@@ -279,7 +279,9 @@ class PortfolioSampler(ListedSampler):
         )
         gains += weight * bonus + self._is_first[left]
         first = self._is_first[left] + (self.company != "none") * 1e-3 * self._is_baseline[left]
-        ranks = gains / seconds[left] + 1e6 * weight * first
+        # Where the time is short, nearly all that fits is the last of its slot.
+        least_s = self.limit_s / 2 if self.company == "all" else 0.0
+        ranks = gains / np.maximum(seconds[left], least_s) + 1e6 * weight * first
         mantissas, exponents = np.frexp(ranks)
         return Scores(left, gains, np.ldexp(np.round(mantissas, _DIGITS), exponents))
 

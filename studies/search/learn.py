@@ -24,6 +24,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
+from autocompile.search.effects import costs_of  # noqa: E402
 from autocompile.settings.config import CompileConfig  # noqa: E402
 
 SHRINK = 0.3  # as many observations of "no effect" as each field starts with
@@ -138,11 +139,11 @@ def over_plain(found: list[Ratio]) -> dict[str, float]:
     By least absolute deviations (weights that are computed anew): a network whose plain compile is
     short makes ratios of ten.
     """
-    names = sorted({name for _, config, _ in found for name in config.features})
+    names = sorted({name for _, config, _ in found for name in costs_of(config)})
     column = {name: i for i, name in enumerate(names)}
     has = np.zeros((len(found), len(names)))
     for i, (_, config, _) in enumerate(found):
-        has[i, [column[name] for name in config.features]] = 1.0
+        has[i, [column[name] for name in costs_of(config)]] = 1.0
     start = np.array([1.0 if " " not in n and "=" not in n else 0.0 for n in names])
     rest = np.array([ratio for *_, ratio in found]) - has @ start
     has = has * (np.array(names) != "inductor")  # 1 by what it is

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ def use(threads: int, device: torch.device) -> None:
     """
     config: Any = importlib.import_module("torch._inductor.config")
     config.compile_threads = threads
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = str(threads)  # autotuning reads only this
     if threads > 1 and device.type == "cuda":
         compiling: Any = importlib.import_module("torch._inductor.async_compile")
         compiling.AsyncCompile.use_process_pool()
