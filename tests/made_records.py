@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from fakes import measured
+
 from autocompile.execute.executor import Ending
 from autocompile.search.records import to_record
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
 from autocompile.settings.setting import Setting
 from autocompile.store.record import Record
-from autocompile.testing import measured
 
 __all__ = ["CHANNELS_LAST", "LITE", "MAX", "Run"]
 

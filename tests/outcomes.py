@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fakes import FakeExecutor, failed, measured, probed
+
 from autocompile.api import tune
 from autocompile.execute.executor import Ending
 from autocompile.space.space import SearchSpace
 from autocompile.store.record import Outcome, RunFolder
-from autocompile.testing import FakeExecutor, failed, measured, probed
 
 # Backend, then outcome, step and message of its trials.
 FAILURES = {

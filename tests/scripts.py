@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fakes import FakeExecutor, measured, probed
+
 import autocompile
 from autocompile.execute.executor import Ended, Ending, Event, Job
 from autocompile.progress import Progress
 from autocompile.protocol.requests import Kind, read_request
 from autocompile.space.space import SearchSpace
-from autocompile.testing import FakeExecutor, measured, probed
 
 Request = Mapping[str, Any]
 Script = Callable[[Request], Ending]

@@ -28,7 +28,6 @@ ALLOWED = {
     "search": {"ground", "execute", "space"},
     "report": {"ground"},
     "export": {"ground"},
-    "testing": {"ground", "cluster", "execute"},
     "result": {"ground", "report", "export", "runtime"},
     # of runtime, what writes a live model to a file
     "api": {"ground", "execute", "space", "search", "report", "export", "result", "runtime"},

@@ -23,7 +23,7 @@ import time
 
 from autocompile import api
 from autocompile.mcp import server
-from autocompile.testing import FakeExecutor, measured
+from fakes import FakeExecutor, measured
 
 def script(request):
     return measured(1.0 if request["config"]["backend"] == "eager" else 1.4)

@@ -69,7 +69,7 @@ class Prior:
 
 
 def costs_of(config: CompileConfig) -> list[str]:
-    """The fields that take seconds: as a whole step also compiles an optimizer that is not fused."""
+    """The fields that take seconds: a whole step also compiles an optimizer that is not fused."""
     of_optimizer = "optimizer=compiled compiled"
     is_within = config.scope == "step" and config.optimizer != "fused" and not config.is_eager
     return list(dict.fromkeys([*config.features, *([of_optimizer] if is_within else [])]))

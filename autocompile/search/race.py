@@ -105,7 +105,7 @@ class Race:
                 needy = [c for c in runners if self._tries(c) < SETS[1] and needs_set(c, decision)]
                 for most in dict.fromkeys((len(runners), 2, 1)):  # with little time, fewer
                     some = runners[:most]
-                    if any(c in needy for c in some) and self._set_s(cell, some) <= self._left_s:
+                    if any(c in needy for c in some) and self._set_s(cell, some) <= self._left_s():
                         return cell, some
         return None
 
@@ -132,8 +132,11 @@ class Race:
                 winner = winners.get(cell)
                 if winner is None or winner.record.number in done or not winner.sets:
                     continue
-                needed_s = self._set_s(cell, [winner]) + _START_S
-                if jobs.interrupted or needed_s > self._left_s:
+                # Lines of its own around the model are another program: nothing of it is cached.
+                is_step = winner.record.config.scope == "step"
+                cold_s = winner.record.compile_s or 0.0 if is_step else 0.0
+                needed_s = self._set_s(cell, [winner]) + _START_S + cold_s
+                if jobs.interrupted or needed_s > self._left_s(_SLACK / 2):
                     continue
                 self._start(jobs, cell, [winner], exported=code)
                 job, ending = jobs.next()
@@ -164,10 +167,9 @@ class Race:
         own = {c.record.number, *c.same_code}
         return len({r.race for r in self.study.records if r.repeats in own and r.race is not None})
 
-    @property
-    def _left_s(self) -> float:
+    def _left_s(self, slack: float = _SLACK) -> float:
         """How long a set may take that begins now."""
-        return self.study.budget.left_s + _SLACK * (self.study.budget.total_s or 0.0)
+        return self.study.budget.left_s + slack * (self.study.budget.total_s or 0.0)
 
     def _set_s(self, cell: Cell, runners: Sequence[Candidate]) -> float:
         """About how long a set takes: by the last one, or by the trials of the search."""

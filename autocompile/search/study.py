@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from autocompile.estimate.decision import SETS
 from autocompile.execute.executor import Ending, Executor, Job
 from autocompile.execute.job import JobFactory, adaptive_timeout_s
 from autocompile.progress import Progress
@@ -147,10 +148,10 @@ class Study:
     def _is_over(self) -> bool:
         """Whether the races need the time; called while jobs run. The baseline always ends.
 
-        What runs may take half of theirs: the second and third set are worth less than its result.
+        What runs may take all of theirs but a first set, which the others are worth less than.
         """
         self._optuna.keep()
-        return self.budget.is_over(0.0 if self._is_baseline_running else self._races_s / 2)
+        return self.budget.is_over(0.0 if self._is_baseline_running else self._races_s / SETS[0])
 
     @property
     def _is_baseline_running(self) -> bool:

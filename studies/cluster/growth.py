@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fakes import measured
 from scripted import stations, tune, write
 
 from autocompile import SearchSpace
@@ -26,7 +27,6 @@ from autocompile.progress import Progress
 from autocompile.protocol.requests import Header, TrialRequest
 from autocompile.settings.config import DEFAULT_INDUCTOR
 from autocompile.store.record import Record, RunFolder
-from autocompile.testing import measured
 
 TRIALS = 2000
 SPACE = SearchSpace(

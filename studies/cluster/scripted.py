@@ -10,10 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
+
+from fakes import FakeExecutor, Script, ScriptedStations, probed
+
 import autocompile
 from autocompile.cluster.executor import ClusterExecutor
 from autocompile.progress import Progress
-from autocompile.testing import FakeExecutor, Script, ScriptedStations, probed
 
 
 def stations(

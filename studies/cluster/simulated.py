@@ -12,13 +12,13 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from fakes import ScriptedStations, measured
 from scripted import stations, tune, write
 
 from autocompile import SearchSpace
 from autocompile.execute.executor import Ending
 from autocompile.progress import Progress
 from autocompile.store.record import Record
-from autocompile.testing import ScriptedStations, measured
 
 MEASURE_S = 3.0
 SPACE = SearchSpace(

@@ -31,6 +31,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
+
+from fakes import FakeExecutor, measured
+
 from autocompile.api import tune
 from autocompile.progress import Progress
 from autocompile.settings.config import CompileConfig
@@ -38,7 +42,6 @@ from autocompile.settings.setting import Setting
 from autocompile.space.space import SearchSpace
 from autocompile.store.measurement import Measurement, measurement_of
 from autocompile.store.record import Record
-from autocompile.testing import FakeExecutor, measured
 
 ARMS = ("naive", "tune", "search")
 ROOT = Path(__file__).resolve().parents[2]

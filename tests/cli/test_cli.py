@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 from conftest import ROOT, TARGETS, assert_nothing_left
+from fakes import FakeExecutor, measured
 
 from autocompile.api import tune
 from autocompile.execute.executor import Ending
 from autocompile.settings.config import CompileConfig
 from autocompile.space.space import SearchSpace
 from autocompile.store.record import Outcome, Step
-from autocompile.testing import FakeExecutor, measured
 
 Typed = Callable[..., subprocess.CompletedProcess[str]]
 

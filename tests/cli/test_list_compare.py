@@ -10,6 +10,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from fakes import FakeExecutor, measured
 from recorded_runs import RUNS, said, unpack
 
 from autocompile.api import tune
@@ -17,7 +18,6 @@ from autocompile.commands.in_algorithm import figures
 from autocompile.execute.job import locked
 from autocompile.space.space import SearchSpace
 from autocompile.store.record import Outcome, RunFolder, Step
-from autocompile.testing import FakeExecutor, measured
 
 RECORDED = [*sorted(RUNS.glob("*/report.json")), RUNS.parent / "report.json"]
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import optuna
 import pytest
+from fakes import FakeExecutor, ScriptedStations, failed, measured, probed
 from scripts import SPACE, Listener, script
 
 import autocompile
@@ -24,7 +25,6 @@ from autocompile.execute.job import JobFactory
 from autocompile.protocol.requests import Header, ProbeRequest, RaceRequest, Side, TrialRequest
 from autocompile.settings.config import CompileConfig
 from autocompile.store.record import Outcome, Record, RunFolder
-from autocompile.testing import FakeExecutor, ScriptedStations, failed, measured, probed
 
 PLAIN, ANY = CompileConfig("inductor"), CompileConfig("inductor", freezing=True)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes import FakeExecutor, ScriptedStations, failed, probed
 from scripts import SPACE, Request, script
 from test_station import T4, node
 
@@ -24,7 +25,6 @@ from autocompile.commands import cluster as commands
 from autocompile.commands.cluster import OnCluster, tune_all
 from autocompile.errors import RunError, TargetError, UsageError
 from autocompile.execute.executor import Ending
-from autocompile.testing import FakeExecutor, ScriptedStations, failed, probed
 
 
 class FakeCluster:

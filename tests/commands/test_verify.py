@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes import FakeExecutor, failed, measured
 
 from autocompile.api import tune
 from autocompile.cli.options import numbers
@@ -26,7 +27,6 @@ from autocompile.report.markdown import verified_to_markdown
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.tuned import Choice, Tuned
 from autocompile.settings.tuned_set import TunedSet
-from autocompile.testing import FakeExecutor, failed, measured
 
 FAST = CompileConfig(mode="max-autotune")
 WAS = {"value": 1.5, "low": 1.4, "high": 1.6}

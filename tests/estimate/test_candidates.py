@@ -6,13 +6,13 @@ import dataclasses
 import math
 
 import pytest
+from fakes import failed, measured
 from made_records import CHANNELS_LAST, LITE, MAX, Run
 
 from autocompile.estimate.candidates import Candidate, Limits, candidates
 from autocompile.estimate.decision import compare
 from autocompile.estimate.intervals import over_sets
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
-from autocompile.testing import failed, measured
 
 FROZEN = CompileConfig(freezing=True)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from fakes import measured
 from made_records import CHANNELS_LAST, LITE, MAX, Run
 
 from autocompile.estimate.candidates import Limits, candidates
 from autocompile.estimate.decision import SETS, Decision, decide, decide_all, finalists, is_out
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
 from autocompile.store.record import Record
-from autocompile.testing import measured
 
 
 def decided(run: Run, limits: Limits | None = None) -> Decision:

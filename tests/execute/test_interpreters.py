@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from conftest import assert_nothing_left
+from fakes import FakeExecutor, measured
 
 from autocompile.api import tune
 from autocompile.errors import UsageError
@@ -21,7 +22,6 @@ from autocompile.execute.interpreter import demand_torch
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.space.plan import environments
 from autocompile.space.space import SearchSpace
-from autocompile.testing import FakeExecutor, measured
 
 
 @pytest.fixture
@@ -118,9 +118,10 @@ def test_what_runs_elsewhere_is_compared_with_eager_here(work: Path) -> None:
 
 
 def test_a_break_elsewhere_says_nothing_about_here(work: Path) -> None:
+    from fakes import failed
+
     from autocompile.search.records import answer, to_record
     from autocompile.settings.setting import Setting
-    from autocompile.testing import failed
 
     broken = Setting(CompileConfig(fullgraph=True), 4)
     known = {broken: to_record(0, broken, failed("graph_break"))}

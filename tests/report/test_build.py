@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from fakes import failed, measured
 from made_records import LITE, MAX, Run
 
 from autocompile.report.build import build_report
 from autocompile.result import Result
-from autocompile.testing import failed, measured
 
 PLAN = {"target": "net.py", "effort": "quick", "objective": "throughput", "seed": 0}
 CPU = {"device": "cpu"}

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes import failed, measured
 from made_records import LITE, MAX, Run
 from recorded_runs import REPORTS, RUNS, inside, names, page_of
 from typer.testing import CliRunner
@@ -30,7 +31,6 @@ from autocompile.report.page.figures import finalists, of_phase, pairs
 from autocompile.report.page.html import to_html, to_notebook
 from autocompile.report.page.timeline import processes, timeline
 from autocompile.settings.config import EAGER, CompileConfig
-from autocompile.testing import failed, measured
 
 SAMPLE = json.loads((Path(__file__).parents[1] / "data" / "report.json").read_text("utf-8"))
 HOSTILE = "</script></pre><img src=http://x.invalid/ onerror=alert(1)>\"'&$x_\uffff\x1b[31m"

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from fakes import measured
 from rich.console import Console
 
 from autocompile.errors import UsageError
@@ -18,7 +19,6 @@ from autocompile.search.records import to_record
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
 from autocompile.settings.setting import Setting
 from autocompile.store.record import Outcome, Record, Step
-from autocompile.testing import measured
 
 TARGET = {"spec": "net.py", "kind": "Module", "description": "Net", "choices": {"device": "cpu"}}
 MACHINE = {"autocompile": "0.1", "torch": "2.13.0", "device_name": "EPYC", "cores": 2}

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes import FakeExecutor, measured, probed
 from typer.testing import CliRunner
 
 from autocompile.api import load, tune
@@ -17,7 +18,6 @@ from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
 from autocompile.space.space import SearchSpace
 from autocompile.store.files import write_json
 from autocompile.store.record import Outcome, Record, RunFolder, Step
-from autocompile.testing import FakeExecutor, measured, probed
 
 SPACE = SearchSpace(backends=("inductor",), batch_sizes=(4,))
 

@@ -10,6 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 from conftest import ROOT
+from fakes import FakeExecutor, failed, measured
 from markdown_it import MarkdownIt
 from recorded_runs import RUNS, said, unpack
 
@@ -20,7 +21,6 @@ from autocompile.execute.executor import Ending
 from autocompile.report.table import table, write_table
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
 from autocompile.space.space import SearchSpace
-from autocompile.testing import FakeExecutor, failed, measured
 
 MACHINES = {  # the speed of each setting there
     "H100": {"default": 1.3, "max-autotune": 2.0, "aot_eager": 1.5},

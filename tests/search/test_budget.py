@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from conftest import Clock
+from fakes import FakeExecutor, measured, probed
 from scripts import target_with
 
 import autocompile
@@ -18,7 +19,6 @@ from autocompile.execute.executor import Ending, Event, Job
 from autocompile.search.jobs import Budget
 from autocompile.space.plan import budget_of
 from autocompile.space.space import SearchSpace
-from autocompile.testing import FakeExecutor, measured, probed
 
 SPACE = SearchSpace(batch_sizes=(1, 4, 16), fullgraph=(False,))
 

@@ -6,11 +6,12 @@ import os
 import signal
 from pathlib import Path
 
+from fakes import FakeExecutor, measured
+
 from autocompile.execute.executor import Job
 from autocompile.progress import Progress
 from autocompile.search.jobs import Jobs, without_interrupts
 from autocompile.store.record import Outcome
-from autocompile.testing import FakeExecutor, measured
 
 
 class Endless(FakeExecutor):

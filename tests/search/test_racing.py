@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from conftest import Clock
+from fakes import FakeExecutor, failed, measured, probed
 from scripts import (
     Listener,
     Recorder,
@@ -28,7 +29,6 @@ from autocompile.protocol.requests import Kind, RaceRequest, read_request
 from autocompile.report.facts import exported_warning, figures
 from autocompile.space.space import SearchSpace
 from autocompile.store.record import AT_WORK, Outcome, Step
-from autocompile.testing import FakeExecutor, failed, measured, probed
 
 MODES = ("default", "lite", "max-autotune")
 SPACE = SearchSpace(batch_sizes=(4,), fullgraph=(False,), freezing=(False,), modes=MODES)

@@ -11,6 +11,7 @@ from typing import Any
 
 import optuna
 import pytest
+from fakes import FakeExecutor, measured
 from scripts import (
     Listener,
     Script,
@@ -30,7 +31,6 @@ from autocompile.execute.executor import Ending, Event
 from autocompile.search import optuna_study
 from autocompile.space.space import SearchSpace
 from autocompile.store.record import RunFolder
-from autocompile.testing import FakeExecutor, measured
 
 
 def studies(run: str | Path) -> optuna.Study:

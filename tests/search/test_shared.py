@@ -23,6 +23,7 @@ import optuna
 import pytest
 import sqlalchemy
 from conftest import Clock
+from fakes import FakeExecutor, failed, measured, probed
 from scripts import Listener
 
 from autocompile.api import tune
@@ -34,7 +35,6 @@ from autocompile.search.leases import Leases
 from autocompile.settings.config import DEFAULT_INDUCTOR, CompileConfig
 from autocompile.space.space import SearchSpace
 from autocompile.store.record import Outcome, Step
-from autocompile.testing import FakeExecutor, failed, measured, probed
 
 BEST = CompileConfig(mode="max-autotune")
 SPACE = SearchSpace(("eager", "inductor", "aot_eager"), batch_sizes=(4,), freezing=(False, True))
@@ -319,7 +319,7 @@ sys.path[:0] = {folders!r}
 from autocompile.search import leases
 from test_shared import Driver, script
 
-from autocompile.testing import FakeExecutor
+from fakes import FakeExecutor
 
 leases.EXPIRY_S = 2.0
 name, url = sys.argv[1:]

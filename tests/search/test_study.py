@@ -15,6 +15,7 @@ from typing import Any
 import optuna
 import pytest
 from conftest import Clock
+from fakes import FakeExecutor, failed, measured, probed
 from scripts import (
     SPACE,
     TRUTH,
@@ -41,7 +42,6 @@ from autocompile.estimate.candidates import Limits
 from autocompile.execute.executor import Ended, Ending, Event, Job
 from autocompile.space.space import SearchSpace
 from autocompile.store.record import Outcome, Step
-from autocompile.testing import FakeExecutor, failed, measured, probed
 
 
 def forward(result: autocompile.Result) -> dict[str, Any]:

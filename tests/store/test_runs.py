@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import optuna
 import pytest
+from fakes import FakeExecutor, failed, measured
 from scripts import script, tuned
 from typer.testing import CliRunner
 
@@ -25,7 +26,6 @@ from autocompile.space.plan import Plan
 from autocompile.space.space import SearchSpace
 from autocompile.store.record import Outcome, RunFolder, Step
 from autocompile.store.runs import find, is_same_target, latest_of, latest_on_cluster, shown
-from autocompile.testing import FakeExecutor, failed, measured
 
 # Which run ---------------------------------------------------------------------------------------
 
