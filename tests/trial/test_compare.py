@@ -170,6 +170,21 @@ def test_self_noise_is_relative_and_ignores_integers() -> None:
     assert mismatch_scale(first, copy_view(first)) == 0.0
 
 
+def test_a_gradient_of_rounding_alone_may_be_any_rounding() -> None:
+    """That of a bias of keys is 0 under a softmax: kernels differ in how far they miss it."""
+
+    def gradients(of_bias: torch.Tensor) -> dict[str, Any]:
+        return {"gradients": {"weight": values(32), "bias": of_bias}}
+
+    eager, exact = gradients(values(32, scale=1e-4)), gradients(values(32, scale=1e-17))
+    for size in (0.0, 1e-5, -2e-4):
+        assert compare(eager, gradients(size * values(32)), reference=lambda: exact) is None
+    assert compare(eager, gradients(values(32)), reference=lambda: exact) is not None
+    noisy = gradients(values(32, scale=1e-4) + 3e-5)
+    for wrong in (torch.zeros(32), values(32, scale=1e-3), values(32, scale=1e-5)):
+        assert compare(eager, gradients(wrong), reference=lambda: noisy) is not None
+
+
 def test_rounding_that_is_as_good_as_eagers_passes_beside_a_float64_run() -> None:
     """Sums that cancel: any float32 order of adding is off by more than the plain tolerance."""
     rows = values(32, 1000, dtype=torch.float64)
