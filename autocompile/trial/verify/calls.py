@@ -39,7 +39,8 @@ class Calls:
 
     def another_side(self, config: CompileConfig = EAGER) -> Side:
         """A new side of the same phase with the initial weights."""
-        return make_side(self._target, self._phase, self._draws[0], config)
+        model = self._target.fresh_model(self._phase, shares_parameters=config.is_eager)
+        return make_side(self._target, self._phase, self._draws[0], config, model)
 
     def _another(self, model: torch.nn.Module) -> Side:
         """A side of another model of the same kind."""
