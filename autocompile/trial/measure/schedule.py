@@ -40,8 +40,7 @@ def try_schedule(verifier: Verifier, compiled: Side, result: TrialResult, budget
     if not groups or not all(_is_rate(g.get("lr")) for g in groups):
         return
     rates = [float(g["lr"]) for g in groups]
-    eager.restore()
-    kept, before = eager.kept, telemetry.dynamo_facts().graphs
+    before = telemetry.dynamo_facts().graphs
     compile_s = result.compile_s or 0.0
     is_number = any(not isinstance(g["lr"], torch.Tensor) for g in theirs)
     next_s = compile_s if is_number else 0.0
@@ -50,8 +49,11 @@ def try_schedule(verifier: Verifier, compiled: Side, result: TrialResult, budget
     try:
         while not problem and done < _CHANGES and time.monotonic() - began + next_s <= budget_s:
             took = time.monotonic()
+            eager.restore()
+            compiled.adopt(eager)
             _set_rates(groups, rates, _DECAY ** (done + 1))
-            problem = _wrong_step(verifier, compiled, done + 1)
+            verifier.seeded_call(compiled, done + 1)
+            problem = verifier.steps.later(eager, compiled)
             next_s = time.monotonic() - took
             done += 1
     except Exception as caught:
@@ -59,7 +61,6 @@ def try_schedule(verifier: Verifier, compiled: Side, result: TrialResult, budget
         error = None if ends_eager else first_words(caught)
     finally:
         _set_rates(groups, rates, 1.0)
-        eager.kept = kept
         eager.restore()
         compiled.adopt(eager)
     recompiles = telemetry.dynamo_facts().graphs - before
@@ -114,11 +115,3 @@ def _set_rates(groups: list[dict[str, Any]], rates: list[float], factor: float) 
             group["lr"].fill_(rate * factor)
         else:
             group["lr"] = rate * factor
-
-
-def _wrong_step(verifier: Verifier, compiled: Side, change: int) -> str | None:
-    """Make one step of the compiled side from eager's state; returns an error of its length."""
-    verifier.eager.keep()
-    compiled.adopt(verifier.eager)
-    verifier.seeded_call(compiled, change)
-    return verifier.steps.later(verifier.eager, compiled)

@@ -103,7 +103,7 @@ class _Trial(Comparison):
         if not bakes:
             result.weights_live = self.verifier.weights(compiled)
         self.channel.step(Step.MEASURE)
-        compiled.keep()
+        self.verifier.share_kept(compiled)
         reference = ReferenceWork(self.target.device)
         reference.sample()
         seed = request.header.seed + request.number
