@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 import torch
 from conftest import TARGETS
+from in_process import Try
 
 from autocompile.errors import TargetError
 from autocompile.trial.phases.phases import call_model, make_side, phases_of
 from autocompile.trial.target.load import build, import_target, split_spec
 from autocompile.trial.target.target import Target, seed_everything, sum_of_floats
 from autocompile.trial.tasks.probing import described
+from autocompile.trial.verify.calls import Calls
 
 PLAIN, KERNELBENCH = str(TARGETS / "plain.py"), str(TARGETS / "kernelbench.py")
 OWN_TRAINING = str(TARGETS / "own_training.py")
@@ -431,3 +433,52 @@ def test_a_lightning_module_s_example_is_its_input(work: Path) -> None:
     target = load(write(work, beside, "beside.py") + ":Net")
     assert not target.fixed_batch
     assert target.make_inputs(7)[0].shape == (7, 2)
+
+
+LOCKED = (
+    "import threading\n"
+    "import torch\n"
+    "class Locked(torch.nn.Module):\n"
+    "    def __init__(self):\n"
+    "        super().__init__()\n"
+    "        self.linear, self.lock = torch.nn.Linear(4, 3), threading.Lock()\n"
+    "    def forward(self, x):\n"
+    "        return self.linear(x).tanh()\n"
+    "def get_inputs(batch_size):\n"
+    "    return (torch.randn(batch_size, 4),)\n"
+)
+
+
+def test_a_model_that_cannot_be_copied_is_built_anew(work: Path) -> None:
+    made_by = LOCKED + "def get_model(): return Locked()\n"
+    target = load(write(work, made_by))
+    target.model.linear.weight.requires_grad_(False).mul_(2)
+    target.model.eval()
+    made = target.fresh_model("forward", shares_parameters=True)
+    inputs = target.inputs("forward", 2)
+    assert torch.equal(made(*inputs), target.model(*inputs))
+    assert not made.training and not made.linear.weight.requires_grad
+    with pytest.raises(TargetError, match="the model cannot be copied") as caught:
+        load(write(work, LOCKED + "net = Locked()\n", "net.py") + ":net").fresh_model("forward")
+    assert "get_model()" in str(caught.value.hint)
+
+
+@pytest.mark.usefixtures("_dynamo_as_it_was")
+def test_a_model_that_cannot_be_copied_goes_through_probe_and_trials(
+    work: Path, try_it: Try
+) -> None:
+    write(work, LOCKED + "def get_model(): return Locked()\n")
+    assert try_it("model.py", kind="probe")["outcome"] == "ok"
+    for phase in ("forward", "train_step"):
+        said = try_it("model.py", phase, batch_size=4)
+        assert said["outcome"] == "ok", said
+
+
+def test_an_eager_forward_side_shares_the_parameters_and_nothing_else() -> None:
+    target = load(PLAIN)
+    own = {id(p) for p in target.model.parameters()}
+    side = Calls(target, "forward", (None, None), 0).another_side()
+    assert {id(p) for p in side.model.parameters()} == own
+    assert side.model is not target.model
+    trained = Calls(target, "train_step", (None, None), 0).another_side()
+    assert own.isdisjoint(id(p) for p in trained.model.parameters())

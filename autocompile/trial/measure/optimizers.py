@@ -6,7 +6,6 @@ implementation alone is the fastest in any step whose model is compiled.
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable
 from typing import Any
@@ -31,7 +30,7 @@ def seconds_by_implementation(
 
     One set of parameters, gradients and states is held at a time. Empty where there is no choice.
     """
-    model = copy.deepcopy(target.model_of(phase))
+    model = target.fresh_model(phase)
     names = _names(target, phase, model)
     return {name: _seconds(target, phase, model, name, synchronize) for name in names}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -49,8 +48,16 @@ def call_model(model: Callable[..., Any], inputs: Any) -> Any:
     return model(inputs)
 
 
-def make_side(target: Target, phase: str, inputs: Any, config: CompileConfig = EAGER) -> Side:
-    """One side of a phase, with a copy of the target's model; compiles at the first call.
+def make_side(
+    target: Target,
+    phase: str,
+    inputs: Any,
+    config: CompileConfig = EAGER,
+    model: torch.nn.Module | None = None,
+) -> Side:
+    """One side of a phase, which compiles at the first call.
+
+    It takes over ``model``, by default a copy of the target's.
 
     Raises:
         TargetError: the target does not have this phase.
@@ -59,7 +66,7 @@ def make_side(target: Target, phase: str, inputs: Any, config: CompileConfig = E
         raise TargetError(
             f"a {target.kind} has no phase {phase}", f"it has: {', '.join(phases_of(target))}"
         )
-    model = copy.deepcopy(target.model_of(phase))
+    model = target.fresh_model(phase) if model is None else model
     side = Side(model, PHASES[phase].trains, inputs, config, process=config.process)
     side.held = lambda: dict(model.named_buffers())
     side.view = lambda output: {"outputs": output, "inputs": side.inputs}

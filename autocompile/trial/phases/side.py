@@ -16,10 +16,12 @@ from torch.utils import _pytree as pytree
 from autocompile.runtime.applying import process_of
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.trial.verify.outputs import View
+from autocompile.trial.verify.tree import pieces
 
-__all__ = ["Side", "copy_inputs", "perturb", "random_states"]
+__all__ = ["Side", "copies", "copy_inputs", "perturb", "random_states"]
 
 _PERTURBATION = 0.1  # relative to each parameter's RMS
+_ROOM = 4  # copies stay on a GPU that has room for so many
 
 
 @dataclass
@@ -73,7 +75,8 @@ class Side:
             {key: value for key, value in each.items() if type(value) in (int, float)}
             for each in self._dictionaries()
         ]
-        self.kept = [t.detach().clone() for t in self._changing()], numbers
+        self.kept = [], []  # frees what was kept before
+        self.kept = copies(self._changing()), numbers
 
     def restore(self) -> None:
         """Restore the saved state; tensors in place, so compiled code stays valid."""
@@ -86,7 +89,9 @@ class Side:
         bakes = self.config.bakes_weights  # then a write costs a refresh
         with torch.no_grad():
             for tensor, value in zip(self._changing(), values, strict=False):
-                if tensor.shape == value.shape and not (bakes and torch.equal(tensor, value)):
+                if tensor.shape != value.shape:
+                    continue
+                if not (bakes and torch.equal(tensor, value.to(tensor.device))):
                     tensor.copy_(value)
         self.forget()
         # Not booleans: Dynamo may have changed flags of the compiled side.
@@ -102,6 +107,13 @@ class Side:
         """Dictionaries that may hold plain numbers, such as step counts of optimizers."""
         of_optimizers = ([*o.param_groups, *o.state.values()] for o in self.optimizers)
         return [self.steps, *itertools.chain(*of_optimizers)]
+
+
+def copies(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Copies that stay on a GPU only while it has much room."""
+    need = sum(t.numel() * t.element_size() for t in tensors if t.is_cuda)
+    is_much = need and _ROOM * need > torch.cuda.mem_get_info()[0]
+    return [t.detach().to("cpu", copy=True) if is_much else t.detach().clone() for t in tensors]
 
 
 def copy_inputs(tree: Any) -> Any:
@@ -143,9 +155,11 @@ def perturb(model: torch.nn.Module, seed: int) -> None:
     with torch.no_grad():
         for p in model.parameters():
             if p.is_floating_point():
-                size = float(p.double().square().mean().sqrt()) if p.numel() else 0.0
-                noise = torch.randn(p.shape, generator=generator)
-                p.add_((noise * max(size, 1e-3) * _PERTURBATION).to(p))
+                parts = pieces(p.detach())
+                squares = sum(float(x.double().square().sum()) for x in parts)
+                size = max((squares / max(1, p.numel())) ** 0.5, 1e-3) * _PERTURBATION
+                for x in parts:
+                    x.add_((torch.randn(x.shape, generator=generator) * size).to(p))
         for b in model.buffers():
             if b.is_floating_point() and not _is_expanded(b):
                 b.mul_((1 + _PERTURBATION * torch.rand(b.shape, generator=generator)).to(b))

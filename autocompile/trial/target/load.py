@@ -76,6 +76,7 @@ def build(spec: str, module: ModuleType) -> Target:
         raise TargetError(f"{place} does not define {name}", f"it defines: {_names(module)}")
     _demand_uncompiled(target.model, place)
     target.build = [*imports, *target.build]
+    target.rebuild = lambda: build(spec, module).model
     if hasattr(module, "get_optimizer"):
         target.optimizer_source = f"optimizer = {source}['get_optimizer'](model)"
     with contextlib.suppress(OSError, TypeError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -64,6 +65,7 @@ class Target:
         choices: the source of each choice, in words.
         sha256: of the target's file.
         optimizer_source: a line of Python that builds the optimizer, for exports; may be empty.
+        rebuild: builds ``model`` anew, or gives it again if nothing builds it.
         device: where :meth:`to` has moved it.
     """
 
@@ -88,6 +90,7 @@ class Target:
     choices: dict[str, str] = field(default_factory=dict)
     sha256: str | None = None
     optimizer_source: str = ""
+    rebuild: Callable[[], torch.nn.Module] | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     def model_of(self, phase: str) -> torch.nn.Module:
@@ -96,6 +99,36 @@ class Target:
         if phase in (phases.FORWARD_TRAIN, phases.TRAIN_STEP) and self.training_model:
             return self.training_model
         return self.model
+
+    def fresh_model(self, phase: str, shares_parameters: bool = False) -> torch.nn.Module:
+        """A copy of a phase's model, or if it cannot be copied one that is built anew.
+
+        In a phase that does not train, the copy may share the parameters.
+
+        Raises:
+            TargetError: it can be neither copied nor built anew.
+        """
+        model = self.model_of(phase)
+        shares_parameters &= not phases.phase_of(phase).trains
+        memo: dict[int, Any] = {id(p): p for p in model.parameters() if shares_parameters}
+        try:
+            return copy.deepcopy(model, memo)
+        except Exception as error:
+            seed_everything(0)  # for what is in no state dict
+            made = self.rebuild() if self.rebuild and model is self.model else model
+            if made is model:
+                words = str(error).strip().partition("\n")[0]
+                raise TargetError(
+                    "the model cannot be copied",
+                    f"copy.deepcopy(model): {type(error).__name__}: {words}",
+                    hint="give a file with get_model(), which builds it anew",
+                ) from error
+        made.to(self.device).load_state_dict(model.state_dict())
+        for own, part in zip(made.modules(), model.modules(), strict=True):
+            own.training = part.training
+        for mine, p in zip(made.parameters(), model.parameters(), strict=True):
+            mine.requires_grad_(p.requires_grad)
+        return made
 
     def inputs(self, phase: str, batch_size: int | None) -> Any:
         made = self.phase_inputs.get(phase, self.make_inputs)(batch_size)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import time
 from pathlib import Path
@@ -20,7 +19,7 @@ from autocompile.runtime.optimizers import implementations
 from autocompile.runtime.regions import regions_of
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.dimensions import OPTIMIZERS
-from autocompile.settings.phases import LEARNER_UPDATE, PHASES
+from autocompile.settings.phases import LEARNER_UPDATE, OPTIMIZER_STEP, PHASES
 from autocompile.store.record import Step
 from autocompile.trial.inspect import environment, explain, telemetry
 from autocompile.trial.measure import memory
@@ -52,7 +51,7 @@ def probe(request: ProbeRequest, channel: Channel, result: ProbeResult) -> None:
             result.during = f"get_inputs({size})"
             inputs = inputs_of(target, phase, size, seed)
             result.during = None
-            side = make_side(target, phase, inputs)
+            side = make_side(target, phase, inputs, model=target.fresh_model(phase, True))
             side.view(side.run())
             if target.check:  # that it accepts eager is known before anything is tried
                 again = inputs_of(target, phase, size, seed, draw=1)
@@ -98,7 +97,7 @@ def _describe(target: Target, phases: list[str]) -> dict[str, Any]:
         raise AutocompileError(
             f"this target has no phase {unknown[0]}", f"a {target.kind} has: {', '.join(known)}"
         )
-    model = copy.deepcopy(target.model)
+    model = target.fresh_model(OPTIMIZER_STEP)
     trains = any(p.requires_grad for p in model.parameters())
     steps = trains and any(
         PHASES[phase].steps and not PHASES[phase].needs_config for phase in phases
@@ -106,7 +105,7 @@ def _describe(target: Target, phases: list[str]) -> dict[str, Any]:
     own = target.make_optimizer(model) if steps else None
     optimizers: list[Any] = [own] if steps else []
     if LEARNER_UPDATE in phases and target.make_learner:
-        optimizers += target.make_learner(copy.deepcopy(model)).optimizers
+        optimizers += target.make_learner(target.fresh_model(LEARNER_UPDATE)).optimizers
     every = [implementations(optimizer) for optimizer in optimizers]
     return {
         "kind": target.kind,

@@ -136,7 +136,7 @@ class _Race(Comparison):
                 self.channel.step(Step.VERIFY)
                 verifier.first_calls(side, output)
                 clock.stop()
-        side.keep()
+        verifier.share_kept(side)
         return _Racer(asked, said, side, verifier, clock)
 
     def timed(self) -> list[tuple[_Racer, Measurement]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
 import warnings
 from collections.abc import Callable
@@ -79,7 +78,7 @@ def _why_not(phase: str, choice: Choice) -> str:
 
 
 def _compile(target: Target, settings: Tuned, phase: str, choice: Choice, inputs: Any) -> None:
-    model = copy.deepcopy(target.model_of(phase))
+    model = target.fresh_model(phase)
     if phase == phases.OPTIMIZER_STEP:
         optimizer = target.make_optimizer(model)
         for parameter in model.parameters():

@@ -105,7 +105,7 @@ class _Trial(Comparison):
     def measure(self) -> Measurement:
         request, result, eager, compiled = self.request, self.result, self.eager, self.compiled
         self.channel.step(Step.MEASURE)
-        compiled.keep()
+        self.verifier.share_kept(compiled)
         reference = ReferenceWork(self.target.device)
         reference.sample()
         seed = request.header.seed + request.number

@@ -15,7 +15,6 @@ from autocompile.settings.phases import phase_of
 from autocompile.store.record import Outcome, Step
 from autocompile.trial.inspect import environment, telemetry
 from autocompile.trial.measure.timing import Timed
-from autocompile.trial.phases.phases import make_side
 from autocompile.trial.phases.side import Side
 from autocompile.trial.process import compile_workers
 from autocompile.trial.process.channel import Channel
@@ -102,7 +101,7 @@ class Comparison:
         verifier = Verifier(target, phase, draws, header.seed, notes, header.tolerance, numbers)
         if numbers == EAGER:
             return verifier.eager, verifier
-        eager = make_side(target, phase, draws[0])
+        eager = verifier.another_side()
         own = copy_view(eager.view(verifier.seeded_call(eager, 0)))
         eager.keep()
         _demand_close(verifier, own, notes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import contextlib
 import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -39,14 +39,28 @@ class Calls:
 
     def another_side(self, config: CompileConfig = EAGER) -> Side:
         """A new side of the same phase with the initial weights."""
-        return make_side(self._target, self._phase, self._draws[0], config)
+        model = self._target.fresh_model(self._phase, shares_parameters=config.is_eager)
+        return make_side(self._target, self._phase, self._draws[0], config, model)
 
-    def _another(self, model: torch.nn.Module) -> Side:
-        """A side of another model of the same kind."""
+    @contextlib.contextmanager
+    def _side_in_float64(self, model: torch.nn.Module) -> Iterator[Side]:
+        """Context with a side of a model in float64; parameters that it shares are widened."""
         target = dataclasses.replace(
             self._target, model=model, inference_model=None, training_model=None
         )
-        return make_side(target, self._phase, None)
+        wide = target.fresh_model(self._phase, shares_parameters=True)
+        own = {id(p) for p in wide.parameters()}
+        shared = [(p, p.dtype) for p in model.parameters() if id(p) in own]
+        try:
+            side = make_side(target, self._phase, None, model=wide.double())
+            with WideCasts():  # type: ignore[no-untyped-call]
+                yield side
+        finally:
+            for p, dtype in shared:
+                p.data = p.data.to(dtype)  # loses nothing
+            for module in model.modules() if shared else ():
+                if isinstance(module, torch.nn.RNNBase):  # cuDNN wants its weights side by side
+                    module.flatten_parameters()
 
     def seeded_call(self, side: Side, index: int) -> Any:
         """Make call number ``index`` with its seed and batch of inputs."""
@@ -75,14 +89,13 @@ class Calls:
         kept as ``why_no_reference``.
         """
         try:
-            side = self._another(copy.deepcopy(model).double())
-            view: View = {}
-            for call in calls:
-                side.inputs = pytree.tree_map(_double, copy_inputs(self._draws[call % 2]))
-                seed_everything(self._seed + call)
-                with WideCasts():  # type: ignore[no-untyped-call]
+            with self._side_in_float64(model) as side:
+                view: View = {}
+                for call in calls:
+                    side.inputs = pytree.tree_map(_double, copy_inputs(self._draws[call % 2]))
+                    seed_everything(self._seed + call)
                     view = side.view(side.run())
-            return copy_view(view)
+                return copy_view(view)
         except Exception as error:
             self.why_no_reference = first_words(error)
             return None

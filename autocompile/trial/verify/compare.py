@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from autocompile.trial.verify.outputs import View, without
-from autocompile.trial.verify.tree import flatten
+from autocompile.trial.verify.tree import flatten, pieces
 
 __all__ = ["compare", "differences", "is_elsewhere", "largest", "mismatch_scale"]
 
@@ -40,27 +40,30 @@ _GRADIENTS = "['gradients']"
 Leaves = list[tuple[str, Any]]
 
 
-def _rms(x: torch.Tensor) -> float:
-    return float(x.double().square().mean().sqrt()) if x.numel() else 0.0
-
-
 def _finite(x: torch.Tensor) -> torch.Tensor:
     return x.double().nan_to_num(0.0, 0.0, 0.0)
 
 
 def _size(x: torch.Tensor) -> float:
     """RMS of the elements, without those that are not finite."""
-    return _rms(_finite(_as_real(x)))
+    return _ordinary_size(_as_real(x), math.inf)
 
 
-def _ordinary(x: torch.Tensor) -> torch.Tensor:
-    """Mask of the elements that are not huge compared to the small ones."""
-    sizes = _finite(x).abs()
-    sample = sizes.flatten()[:: max(1, sizes.numel() // _SAMPLE + 1)]
+def _ordinary_size(x: torch.Tensor, limit: float) -> float:
+    """RMS of the elements that are not above a limit."""
+    count, total = 0, 0.0
+    for piece in pieces(x):
+        sizes = _finite(piece).abs()
+        sizes = sizes[sizes <= limit]
+        count, total = count + sizes.numel(), total + float(sizes.square().sum())
+    return math.sqrt(total / max(1, count))
+
+
+def _largest_ordinary(x: torch.Tensor) -> float:
+    """The size above which an element is huge compared to the small ones."""
+    sample = _finite(x.reshape(-1)[:: max(1, x.numel() // _SAMPLE + 1)]).abs()
     sample = sample[sample > 0]
-    if not sample.numel():
-        return torch.ones_like(sizes, dtype=torch.bool)
-    return sizes <= _HUGE * sample.quantile(0.1)
+    return _HUGE * float(sample.quantile(0.1)) if sample.numel() else math.inf
 
 
 def _is_real(x: Any) -> bool:
@@ -80,17 +83,22 @@ def _error(path: str, expected: torch.Tensor, actual: torch.Tensor, floor: float
     at least ``floor``.
     """
     expected, actual = _as_real(expected), _as_real(actual)
-    same = (expected == actual) | (expected.isnan() & actual.isnan())
-    difference = (expected.double() - actual.double()).masked_fill(same, 0.0)
-    difference = difference.nan_to_num(math.inf, math.inf, math.inf)
-    sizes = _finite(expected)
-    masks: list[Any] = [...]
-    if not path.startswith(_GRADIENTS):
-        ordinary = _ordinary(expected)
-        masks = [ordinary, ~ordinary]
-    least, worst = floor if path.startswith(_GRADIENTS) else 0.0, 0.0
-    for mask in masks:
-        error, scale = _rms(difference[mask]), max(_rms(sizes[mask]), least)
+    is_gradient, worst = path.startswith(_GRADIENTS), 0.0
+    limit = math.inf if is_gradient else _largest_ordinary(expected)
+    sums = [[0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]  # of ordinary and huge: errors, sizes, count
+    for want, got in zip(pieces(expected), pieces(actual), strict=True):
+        same = (want == got) | (want.isnan() & got.isnan())
+        difference = (want.double() - got.double()).masked_fill(same, 0.0)
+        difference = difference.nan_to_num(math.inf, math.inf, math.inf)
+        sizes = _finite(want)
+        is_huge = sizes.abs() > limit
+        for total, mask in zip(sums, (~is_huge, is_huge), strict=True):
+            total[0] += float(difference[mask].square().sum())
+            total[1] += float(sizes[mask].square().sum())
+            total[2] += int(mask.sum())
+    for errors, squares, count in sums:
+        error, size = (math.sqrt(x / max(1, count)) for x in (errors, squares))
+        scale = max(size, floor) if is_gradient else size
         worst = max(worst, error / scale if scale else error)
     return worst
 
@@ -118,9 +126,10 @@ def differences(first: View, second: View) -> dict[str, float]:
 def is_elsewhere(first: View, second: View) -> bool:
     """Whether the gradients of two runs, taken together, are too far apart to be of one program."""
     ours, theirs = ({n: g for n, g in v.get("gradients", {}).items()} for v in (first, second))
-    both = [(g.double(), theirs[n].double()) for n, g in ours.items() if n in theirs]
-    apart = sum(float((a - b).square().sum()) for a, b in both)
-    return apart > _FP64_USELESS**2 * sum(float(a.square().sum()) for a, _ in both)
+    pairs = [(pieces(g), pieces(theirs[n])) for n, g in ours.items() if n in theirs]
+    both = [pair for each in pairs for pair in zip(*each, strict=True)]
+    apart = sum(float((a.double() - b.double()).square().sum()) for a, b in both)
+    return apart > _FP64_USELESS**2 * sum(float(a.double().square().sum()) for a, _ in both)
 
 
 def largest(*errors: Mapping[str, float]) -> dict[str, float]:
@@ -239,9 +248,11 @@ def _compare_values(
     else:
         # The absolute tolerance is relative to the values' size: with a fixed one, zeros would
         # pass for small outputs.
-        size = _rms(_finite(want)[_ordinary(want)])
-        close = torch.isclose(got, want, rtol=tolerance, atol=tolerance * size, equal_nan=True)
-        is_close = bool(close.all())
+        least = tolerance * _ordinary_size(want, _largest_ordinary(want))
+        is_close = all(
+            bool(torch.isclose(a, b, rtol=tolerance, atol=least, equal_nan=True).all())
+            for a, b in zip(pieces(got), pieces(want), strict=True)
+        )
     if is_close:
         return None
     error = _error(path, want, got, floor)
@@ -257,19 +268,20 @@ def _as_good_as_eager(
     if want.is_complex() != golden.is_complex():
         return False
     is_float32 = want.dtype in (torch.float32, torch.complex64)
-    want, got, golden = (_as_real(x).double() for x in (want, got, golden))
+    want, got, golden = (_as_real(x) for x in (want, got, golden))
     # float64 does not overflow where eager does; compiled must overflow like eager.
     strange = ~want.isfinite()
     if bool(((want != got) & strange & ~want.isnan()).any()):
         return False
-    want, got, golden = (x.masked_fill(strange, 0.0) for x in (want, got, golden))
+    if bool(strange.any()):
+        want, got, golden = (x.masked_fill(strange, 0.0) for x in (want, got, golden))
     own = _error(path, golden, want)
     if path.startswith(_GRADIENTS):
-        size = _rms(want)
-        if _rms(golden) < _ALL_NOISE * size and size * _NOISE_GRADIENT < _SMALL * floor:
-            return _rms(got) <= _MOST_NOISE * size  # that of a bias of keys under a softmax
+        size = _size(want)
+        if _size(golden) < _ALL_NOISE * size and size * _NOISE_GRADIENT < _SMALL * floor:
+            return _size(got) <= _MOST_NOISE * size  # that of a bias of keys under a softmax
         # One of noisy direction must still have about the same length.
-        if not size / _MULTIPLE <= _rms(got) <= _MULTIPLE * size:
+        if not size / _MULTIPLE <= _size(got) <= _MULTIPLE * size:
             return False
     elif own > _FP64_USELESS:
         return False

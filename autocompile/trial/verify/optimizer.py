@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from autocompile.trial.phases.side import Side
+from autocompile.trial.phases.side import Side, copies
+from autocompile.trial.verify.tree import pieces
 
 __all__ = ["Gradients", "StepCheck", "gradients_of", "step_with"]
 
@@ -32,15 +33,16 @@ Gradients = Mapping[str, torch.Tensor | None]
 
 def gradients_of(side: Side) -> Gradients:
     """Copies of what the last step of a side was made of."""
-    grads = {name: p.grad for name, p in side.parameters.items()}
-    return {name: None if g is None else g.detach().clone() for name, g in grads.items()}
+    grads = {name: p.grad for name, p in side.parameters.items() if p.grad is not None}
+    made = dict(zip(grads, copies([*grads.values()]), strict=True))
+    return {name: made.get(name) for name in side.parameters}
 
 
 def step_with(side: Side, gradients: Gradients) -> None:
     """Step the optimizers of an eager side with given gradients, which it takes over."""
     for name, parameter in side.parameters.items():
         grad = gradients[name]
-        parameter.grad = None if grad is None else grad.to(parameter.dtype)
+        parameter.grad = None if grad is None else grad.to(parameter)
     for optimizer in side.optimizers:
         optimizer.step()
 
@@ -65,21 +67,31 @@ class StepCheck:
         ``reference`` is as new before the first, and steps along.
         """
         self.given.append(gradients_of(side))
-        return self._problem(reference, side, lambda: self.exact(self.given))
+        return self._problem(reference, side, self.given[-1], lambda: self.exact(self.given))
 
     def later(self, reference: Side, side: Side) -> str | None:
         """The same of a later step, before which the reference had the state of the side."""
-        return self._problem(reference, side, lambda: None)
+        for p in reference.parameters.values():
+            p.grad = None  # frees what is replaced
+        return self._problem(reference, side, gradients_of(side), lambda: None)
 
-    def _problem(self, reference: Side, side: Side, exact: Callable[[], Side | None]) -> str | None:
-        before = {name: p.detach().clone() for name, p in reference.parameters.items()}
-        step_with(reference, gradients_of(side))
+    def _problem(
+        self,
+        reference: Side,
+        side: Side,
+        gradients: Gradients,
+        exact: Callable[[], Side | None],
+    ) -> str | None:
+        before = dict(
+            zip(reference.parameters, copies([*reference.parameters.values()]), strict=True)
+        )
+        step_with(reference, gradients)
         golden: Side | None = None
         for name, parameter in reference.parameters.items():
             want, got, old = parameter.detach(), side.parameters[name].detach(), before.pop(name)
             if bool((got.isfinite() != want.isfinite()).any()):
                 return f"the optimizer makes {name} infinite where eager does not, or the reverse"
-            off, moved = _distance(got, want), _distance(want, old)
+            off, moved = _distance(got, want), _distance(want, old.to(want.device))
             allowed = _allowed(want, moved) + _MULTIPLE * self.accepted.get(name, 0.0) * moved
             if off <= allowed:
                 continue
@@ -110,8 +122,9 @@ def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
     """RMS of the difference; of a tensor without elements 0."""
     if not one.numel():
         return 0.0
-    difference = (one.double() - other.double()).nan_to_num(0.0, 0.0, 0.0)
-    return float(torch.linalg.vector_norm(difference)) / _root(one)
+    both = zip(pieces(one), pieces(other), strict=True)
+    apart = ((a.double() - b.double()).nan_to_num(0.0, 0.0, 0.0) for a, b in both)
+    return float(sum(float(x.square().sum()) for x in apart) ** 0.5) / _root(one)
 
 
 def _root(tensor: torch.Tensor) -> float:

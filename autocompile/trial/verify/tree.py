@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
@@ -16,8 +16,17 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-__all__ = ["Flat", "TypeName", "attribute_names", "flatten", "holds_tensor", "result_tensors"]
+__all__ = [
+    "Flat",
+    "TypeName",
+    "attribute_names",
+    "flatten",
+    "holds_tensor",
+    "pieces",
+    "result_tensors",
+]
 
+_PIECE = 2**20  # elements
 _DEPTH = 5  # of nested objects, such as a cache of layers of tensors
 _CODE = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, torch.nn.Module)
 _VALUES = (
@@ -88,6 +97,15 @@ def holds_tensor(thing: Any, depth: int = _DEPTH) -> bool:
     parts = _parts_of(thing, depth)
     deeper = depth if not pytree.tree_is_leaf(thing) else depth - 1
     return any(holds_tensor(part, deeper) for _, part in parts or ())
+
+
+def pieces(x: torch.Tensor) -> Sequence[torch.Tensor]:
+    """Views of parts of a tensor, small enough to be copied in float64."""
+    if x.numel() <= _PIECE:
+        return (x,)
+    if rows := _PIECE // (x.numel() // len(x)):
+        return torch.split(x, rows)
+    return [piece for row in x for piece in pieces(row)]
 
 
 def attribute_names(thing: Any) -> list[str]:

@@ -10,21 +10,22 @@ results that appear after more calls.
 from __future__ import annotations
 
 import contextlib
-import copy
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
+
+import torch
 
 from autocompile.errors import TargetError
 from autocompile.runtime.compiling import uses_cuda_graphs
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.phases import phase_of
 from autocompile.store.record import Outcome
-from autocompile.trial.phases.side import Side, perturb
+from autocompile.trial.phases.side import Side, copies, perturb
 from autocompile.trial.process.failures import Failed, first_words
 from autocompile.trial.target.target import Target
-from autocompile.trial.verify.calls import Calls, WideCasts
+from autocompile.trial.verify.calls import Calls
 from autocompile.trial.verify.check import refusal
 from autocompile.trial.verify.compare import (
     compare,
@@ -41,6 +42,7 @@ from autocompile.trial.verify.outputs import (
     has_nan,
     has_tensor,
     opaque_types,
+    without,
 )
 from autocompile.trial.verify.random_draws import depends_on_seed, drawing_as_eager, draws_itself
 
@@ -65,7 +67,7 @@ class Verifier(Calls):
 
     Attributes:
         eager: the eager side, ready to be timed.
-        expected: eager's view of the first call.
+        expected: eager's view of the first call; of a step without gradients once it is compared.
         noise: the largest relative difference between two equal eager runs.
         check: the user's ``check``, if it compares the outputs.
     """
@@ -88,9 +90,10 @@ class Verifier(Calls):
         self._numbers = numbers
         self._expected = self._observe(self.eager)
         self.expected = self._expected[0]
-        pairs = [*zip(self._expected, self._observed_again(), strict=True)]
         self.check = target.check if "outputs" in self.expected else None
-        for first, second in pairs if self.check else ():
+        self._noise: dict[str, float] = {}
+        for first, second in self._pairs():
+            self._noise = largest(self._noise, differences(first, second))
             if problem := self._refusal(first, second):
                 raise TargetError(
                     "the target's check() rejects a second run of eager mode",
@@ -98,12 +101,12 @@ class Verifier(Calls):
                     "check(expected, actual) gets the outputs of the same call",
                 )
         self.steps = StepCheck(self._exact_steps)
-        self._noise = largest(*(differences(*pair) for pair in pairs))
         self.noise = max(self._noise.values(), default=0.0)
         self._drift: dict[str, float] = {}
         self._own: View = {}
         self._is_random = depends_on_seed(self.eager, self.seeded_call, self.noise)
         notes += self._about_eager()
+        self._expected = [] if self._steps else self._expected
 
     def _about_eager(self) -> Iterator[str]:
         """Sentences for the user on how the sides are compared."""
@@ -171,6 +174,9 @@ class Verifier(Calls):
             self._demand(first, self.expected, "call 1", self._noise, reference)
             self._drift = differences(self.expected, first)
         held = Held(first)
+        del first
+        if not self._is_random:  # else a side that draws like eager is compared later
+            self.expected = without(self.expected, "gradients")
         fresh = self.another_side(self._numbers)
         self._demand_step(self.steps.first(fresh, compiled), "call 1")
         self.seeded_call(compiled, 1)
@@ -179,12 +185,13 @@ class Verifier(Calls):
         del fresh
         self.steps.given.clear()
         for index in () if own else (1, 2):
-            want = self._expected[index]
+            want = self._eagers(index)
             compiled.adopt(self.eager)
             got = compiled.view(self.seeded_call(compiled, index))
             reference = partial(self._from_eager_in_float64, index)
             self._demand(got, want, f"call {index + 2}", self._noise, reference)
             self._drift = largest(self._drift, differences(want, got))
+        self.eager.restore()
 
     def _demand_step(self, problem: str | None, when: str) -> None:
         if problem:
@@ -201,7 +208,7 @@ class Verifier(Calls):
         own, when = self.has_own_draws(compiled), "after the timing"
         if own:
             self.demand_repeats(compiled, when)
-        want = {} if own else self.from_kept_state(self.eager)
+        want = {} if own else self._eagers()
         compiled.adopt(self.eager)
         got = compiled.view(self.seeded_call(compiled, 0))
         if want and self._is_forward:
@@ -225,25 +232,20 @@ class Verifier(Calls):
         own, restless = self.has_own_draws(compiled), self._restless()
         before = self.from_kept_state(self.eager)
         own_before = self.from_kept_state(compiled) if own else before
-        originals = [(s, copy.deepcopy(s.model.state_dict())) for s in (self.eager, compiled)]
-        kept = self.eager.kept
-        for side, _ in originals:
-            perturb(side.model, self._seed)
-        self.eager.keep()  # calls now start from the new buffers too
-        want, changed = self.from_kept_state(self.eager), self.from_kept_state(compiled)
-        known = 10 * _largest_below(_MAX_NOISE, self._noise)
-        if self.check or self.tolerance is not None:
-            # The user may accept larger errors, which must not be taken for stale weights.
-            known = max(known, 3 * _largest_below(_MAX_NOISE, self._drift))
-        visible = mismatch_scale(before, want, restless) > max(_VISIBLE, known)
-        if visible and not own:
-            self._demand_live(changed, want, before, "an in-place update of the weights")
-        elif visible and compare(own_before, changed, noise=self._noise, restless=restless) is None:
-            what = "the output did not follow an in-place update of the weights"
-            raise Failed(Outcome.STALE_WEIGHTS, what)
-        for side, state in originals:
-            side.model.load_state_dict(state)
-        self.eager.kept = kept
+        with self._new_eager_weights() as state:
+            perturb(compiled.model, self._seed)
+            want, changed = self.from_kept_state(self.eager), self.from_kept_state(compiled)
+            known = 10 * _largest_below(_MAX_NOISE, self._noise)
+            if self.check or self.tolerance is not None:
+                # The user may accept larger errors, which must not be taken for stale weights.
+                known = max(known, 3 * _largest_below(_MAX_NOISE, self._drift))
+            visible = mismatch_scale(before, want, restless) > max(_VISIBLE, known)
+            if visible and not own:
+                self._demand_live(changed, want, before, "an in-place update of the weights")
+            elif visible and not compare(own_before, changed, noise=self._noise, restless=restless):
+                what = "the output did not follow an in-place update of the weights"
+                raise Failed(Outcome.STALE_WEIGHTS, what)
+        compiled.model.load_state_dict(state)
         got = self.from_kept_state(compiled)
         if visible:
             # A side with its own draws must return to its own earlier output.
@@ -260,23 +262,48 @@ class Verifier(Calls):
             Whether its output follows, as :meth:`weights` says it, and the seconds of the call.
         """
         before = self.from_kept_state(self.eager)
-        perturb(self.eager.model, self._seed)
-        compiled.model.load_state_dict(self.eager.model.state_dict())
-        self.eager.keep()
-        want = self.from_kept_state(self.eager)
-        compiled.adopt(self.eager)
-        synchronize()
-        began = time.perf_counter()
-        output = self.seeded_call(compiled, 0)
-        synchronize()
-        took_s = time.perf_counter() - began
-        known = 10 * _largest_below(_MAX_NOISE, self._noise)
-        is_visible = mismatch_scale(before, want, self._restless()) > max(_VISIBLE, known)
-        if not is_visible or self.has_own_draws(compiled):
-            return None, took_s
-        got = copy_view(compiled.view(output))
-        self._demand_live(got, want, before, "load_state_dict")
-        return True, took_s
+        with self._new_eager_weights():
+            compiled.model.load_state_dict(self.eager.model.state_dict())
+            want = self.from_kept_state(self.eager)
+            compiled.adopt(self.eager)
+            synchronize()
+            began = time.perf_counter()
+            output = self.seeded_call(compiled, 0)
+            synchronize()
+            took_s = time.perf_counter() - began
+            known = 10 * _largest_below(_MAX_NOISE, self._noise)
+            is_visible = mismatch_scale(before, want, self._restless()) > max(_VISIBLE, known)
+            if not is_visible or self.has_own_draws(compiled):
+                return None, took_s
+            got = copy_view(compiled.view(output))
+            self._demand_live(got, want, before, "load_state_dict")
+            return True, took_s
+
+    @contextlib.contextmanager
+    def _new_eager_weights(self) -> Iterator[dict[str, Any]]:
+        """Context in which eager, and the target that may share them, have other weights.
+
+        Calls start from its new buffers too. Gives the state dict that it has before and after.
+        """
+        model, kept = self.eager.model, self.eager.kept
+        state = model.state_dict()
+        tensors = {name: x for name, x in state.items() if isinstance(x, torch.Tensor)}
+        state.update(zip(tensors, copies([*tensors.values()]), strict=True))
+        try:
+            perturb(model, self._seed)
+            self.eager.keep()
+            yield state
+        finally:
+            model.load_state_dict(state)
+            self.eager.kept = kept
+            self.eager.restore()
+
+    def share_kept(self, compiled: Side) -> None:
+        """Let a side start from the state that eager has kept, which is much of a step only."""
+        if self._steps:
+            compiled.kept = self.eager.kept
+        else:
+            compiled.keep()
 
     @property
     def accepted(self) -> dict[str, float]:
@@ -287,32 +314,38 @@ class Verifier(Calls):
         """Paths of the values that differ between calls regardless of the weights."""
         return {path for path, error in self.accepted.items() if error > _MAX_NOISE}
 
-    def _observed_again(self) -> list[View]:
-        """Eager's views in a second run, which show its own noise; keeps the state for later calls.
+    def _eagers(self, index: int = 0) -> View:
+        """Eager's view of a call from its kept state; gradients of a step are its own tensors."""
+        if not self._steps:
+            return self.from_kept_state(self.eager, index)
+        self.eager.restore()
+        view = self.eager.view(self.seeded_call(self.eager, index))
+        return {**view, **copy_view(without(view, "gradients"))}
+
+    def _pairs(self) -> Iterator[tuple[View, View]]:
+        """Eager's views of calls in two runs, for its own noise; keeps the state for later calls.
 
         Of a step only the first call is made from the same state; the others from that which is
         kept, where they can be compared with one another.
         """
         if not self._steps:
-            found = self._observe(self.another_side(self._numbers))
+            yield from zip(
+                self._expected, self._observe(self.another_side(self._numbers)), strict=True
+            )
             self.eager.keep()
-            return found
+            return
         self.eager.keep()
         again = self.another_side(self._numbers)
-        found = [copy_view(again.view(self.seeded_call(again, 0)))]
+        yield self.expected, again.view(self.seeded_call(again, 0))
         del again
         for index in (1, 2):
-            self._expected[index] = self.from_kept_state(self.eager, index)
-            found.append(self.from_kept_state(self.eager, index))
+            yield self.from_kept_state(self.eager, index), self._eagers(index)
         self.eager.restore()
-        return found
 
     def _exact_steps(self, given: Sequence[Gradients]) -> Side | None:
         """Steps of the target's optimizer in float64, from the initial weights."""
         try:
-            model = copy.deepcopy(self._target.model_of(self._phase)).double()
-            side = self._another(model)
-            with WideCasts():  # type: ignore[no-untyped-call]
+            with self._side_in_float64(self._target.model_of(self._phase)) as side:
                 for gradients in given:
                     step_with(side, gradients)
             return side
@@ -321,14 +354,16 @@ class Verifier(Calls):
             return None
 
     def _observe(self, side: Side) -> list[View]:
-        views = []
+        views: list[View] = []
         for _, view, lost in self._first_views(side):
             self._eager_overwrites.update(lost)
-            views.append(copy_view(view))
+            # Of later steps nothing is compared: they are made again from the kept state.
+            views.append(copy_view(without(view, "gradients") if self._steps and views else view))
         return views
 
     def _why_incomparable(self) -> str:
-        if not self.check and not any(has_tensor(view) for view in self._expected):
+        is_empty = not self._steps and not any(has_tensor(view) for view in self._expected)
+        if is_empty and not self.check:
             return "the phase returns no tensor, so nothing can be compared"
         free = ("['outputs']",) if self.check else ()
         steady = (e for path, e in self._noise.items() if not path.startswith(free))
