@@ -87,12 +87,19 @@ class StepCheck:
         )
         step_with(reference, gradients)
         golden: Side | None = None
-        for name, parameter in reference.parameters.items():
-            want, got, old = parameter.detach(), side.parameters[name].detach(), before.pop(name)
-            if bool((got.isfinite() != want.isfinite()).any()):
+        rows = [
+            _apart(side.parameters[n], p, before.pop(n)) for n, p in reference.parameters.items()
+        ]
+        table = torch.stack([row.to(rows[0].device) for row in rows]).tolist() if rows else []
+        for (name, parameter), (strange, *sizes) in zip(
+            reference.parameters.items(), table, strict=True
+        ):
+            if strange:
                 return f"the optimizer makes {name} infinite where eager does not, or the reverse"
-            off, moved = _distance(got, want), _distance(want, old.to(want.device))
-            allowed = _allowed(want, moved) + _MULTIPLE * self.accepted.get(name, 0.0) * moved
+            want, got = parameter.detach(), side.parameters[name].detach()
+            off, moved, size = sizes
+            allowed = _allowed(parameter, moved, size)
+            allowed += _MULTIPLE * self.accepted.get(name, 0.0) * moved
             if off <= allowed:
                 continue
             golden = golden or exact()
@@ -108,24 +115,29 @@ class StepCheck:
         return None
 
 
-def _allowed(parameter: torch.Tensor, moved: float) -> float:
+def _allowed(parameter: torch.Tensor, moved: float, size: float) -> float:
     """The distance that rounding of the update and of the parameter explains."""
-    if not parameter.numel():
-        return 0.0
     info = torch.finfo(parameter.dtype)
     tolerance = _TOLERANCE if info.bits >= 32 else _HALF_TOLERANCE
-    size = float(torch.linalg.vector_norm(parameter, dtype=torch.float64)) / _root(parameter)
     return tolerance * moved + _ULPS * info.eps * size
+
+
+def _apart(got: torch.Tensor, want: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
+    """How many elements are finite in one only; RMS of the error, of the update, of the values.
+
+    On the device of ``want``, where one who waits for each would wait for long.
+    """
+    total = torch.zeros(4, dtype=torch.float64, device=want.device)
+    for parts in zip(*map(pieces, (got.detach(), want.detach(), old)), strict=True):
+        new, right, before = (x.to(want.device).double() for x in parts)
+        strange = (new.isfinite() != right.isfinite()).sum().double()
+        apart = ((new - right), (right - before), right)
+        squares = [x.nan_to_num(0.0, 0.0, 0.0).square().sum() for x in apart]
+        total += torch.stack([strange, *squares])
+    total[1:] = (total[1:] / max(1, want.numel())).sqrt()
+    return total
 
 
 def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
     """RMS of the difference; of a tensor without elements 0."""
-    if not one.numel():
-        return 0.0
-    both = zip(pieces(one), pieces(other), strict=True)
-    apart = ((a.double() - b.double()).nan_to_num(0.0, 0.0, 0.0) for a, b in both)
-    return float(sum(float(x.square().sum()) for x in apart) ** 0.5) / _root(one)
-
-
-def _root(tensor: torch.Tensor) -> float:
-    return float(tensor.numel() ** 0.5)
+    return float(_apart(one, other, other)[1])
