@@ -48,7 +48,7 @@ server.run("stdio")
 def connected(*server: str) -> Any:
     """A client of a server of its own."""
     kept = {k: v for k, v in os.environ.items() if k in ("XDG_CACHE_HOME", "AUTOCOMPILE_TESTS")}
-    env = {**kept, "PYTHONPATH": str(ROOT)}
+    env = {**kept, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
     return mcp.Client(mcp.StdioServerParameters(command=sys.executable, args=list(server), env=env))
 
 

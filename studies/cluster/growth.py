@@ -17,8 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fakes import measured
-from scripted import stations, tune, write
+from scripted import measured, stations, tune, write
 
 from autocompile import SearchSpace
 from autocompile.execute.executor import Ended, Ending

@@ -12,11 +12,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
-from fakes import FakeExecutor, Script, ScriptedStations, probed
+from fakes import FakeExecutor, Script, ScriptedStations, measured, probed
 
 import autocompile
 from autocompile.cluster.executor import ClusterExecutor
 from autocompile.progress import Progress
+
+__all__ = ["ScriptedStations", "measured", "stations", "tune", "write"]
 
 
 def stations(

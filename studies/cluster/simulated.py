@@ -12,8 +12,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from fakes import ScriptedStations, measured
-from scripted import stations, tune, write
+from scripted import ScriptedStations, measured, stations, tune, write
 
 from autocompile import SearchSpace
 from autocompile.execute.executor import Ending
