@@ -40,6 +40,8 @@ from autocompile.api import tune
 from autocompile.errors import NothingWorked, RunError, UsageError
 from autocompile.estimate.candidates import Limits
 from autocompile.execute.executor import Ended, Ending, Event, Job
+from autocompile.protocol.requests import Kind
+from autocompile.settings.config import CompileConfig
 from autocompile.space.space import SearchSpace
 from autocompile.store.record import Outcome, Step
 
@@ -69,6 +71,27 @@ def test_eager_comes_first_and_each_setting_is_tried_once_side_by_side_too(
         assert is_eager(next(r for r in search if r["batch_size"] == size))
     tried = [(json.dumps(r["config"], sort_keys=True), r["batch_size"]) for r in searched(many)]
     assert len(set(tried)) == len(tried) == len(search)
+
+
+@pytest.mark.parametrize(
+    ("memory", "budget_s", "beside_plain", "beside_next"),
+    [(None, 600.0, 0, 0), (80e9, 600.0, 1, 0), (80e9, 60.0, 1, 2)],
+)
+def test_plain_compile_has_company_on_a_gpu(
+    target: Path, memory: float | None, budget_s: float, beside_plain: int, beside_next: int
+) -> None:
+    """Eager trials leave the cores alone there, and a short budget does not wait for it."""
+    environment = {**probed().payload["environment"], "device_memory_bytes": memory}
+    executor = Recorder(script, probed(environment=environment), slots=4)
+    tuned(target, executor, budget_s=budget_s)
+    begun = [
+        (CompileConfig.from_dict(executor.asked[job.number]["config"]), beside)
+        for job, kind, beside in executor.jobs
+        if kind is Kind.TRIAL
+    ]
+    compiled = [(config, beside) for config, beside in begun if not config.is_eager]
+    assert compiled[0] == (CompileConfig(), beside_plain)
+    assert compiled[1][1] == beside_next
 
 
 def test_trials_and_time_are_budgets(target: Path) -> None:

@@ -185,6 +185,20 @@ def test_a_gradient_of_rounding_alone_may_be_any_rounding() -> None:
         assert compare(eager, gradients(wrong), reference=lambda: noisy) is not None
 
 
+def test_a_gradient_that_eager_has_right_by_chance_may_be_rounded_as_the_others() -> None:
+    exact = {n: values(999).roll(k) for k, n in enumerate("abc")}
+    off = {"a": 5e-3, "b": 6e-3, "c": 1e-4}
+    noise = values(999).flip(0)
+    eager = {"gradients": {n: x + off[n] * noise for n, x in exact.items()}}
+    golden = {"gradients": {n: x.double() for n, x in exact.items()}}
+    near = {"gradients": {**eager["gradients"], "c": exact["c"] + 0.013 * noise}}
+    assert compare(eager, near, reference=lambda: golden) is None
+    far = {"gradients": {**eager["gradients"], "c": exact["c"] + 0.05 * noise}}
+    assert compare(eager, far, reference=lambda: golden) is not None
+    sure = {"gradients": {n: x + 1e-6 * noise for n, x in exact.items()}}
+    assert compare(sure, near, reference=lambda: golden) is not None
+
+
 def test_rounding_that_is_as_good_as_eagers_passes_beside_a_float64_run() -> None:
     """Sums that cancel: any float32 order of adding is off by more than the plain tolerance."""
     rows = values(32, 1000, dtype=torch.float64)
