@@ -23,7 +23,7 @@ from autocompile.protocol.results import TrialResult
 from autocompile.search.jobs import Budget, Jobs, put_first_log_aside
 from autocompile.search.optuna_study import OptunaStudy
 from autocompile.search.records import answer, known_codes, of_twin, to_record
-from autocompile.search.sampler import Company, ListedSampler
+from autocompile.search.sampler import Company, ListedSampler, PortfolioSampler
 from autocompile.search.shared_study import SharedStudy
 from autocompile.settings.config import DEFAULT_INDUCTOR
 from autocompile.settings.setting import Cell, Setting
@@ -205,8 +205,8 @@ class Study:
         On an accelerator eager trials leave the cores alone. A short budget with enough of them
         does not wait for it, or there may be no time for anything else.
         """
-        if self.memory_bytes is None:
-            return "none"
+        if self.memory_bytes is None or not isinstance(self.sampler, PortfolioSampler):
+            return "none"  # Optuna's samplers do not know what has to wait
         is_short = (self.budget.total_s or math.inf) <= _SHORT_S
         return "all" if is_short and self.executor.slots > 2 else "eager"
 
