@@ -158,7 +158,7 @@ class Scores(NamedTuple):
 class PortfolioSampler(ListedSampler):
     """Looks at each family of settings once, then takes the largest expected gain per second.
 
-    First come eager mode of each phase and batch size and plain ``torch.compile()`` of each phase,
+    First begin eager mode of each phase and batch size and plain ``torch.compile()`` of each phase,
     to which all others are compared. Then whatever promises most per second, where the plainest
     setting of each family (:attr:`CompileConfig.families`) has a bonus until it is tried: what a
     prior expects decides when a family has its turn, and never that it has none.

@@ -78,7 +78,7 @@ class Study:
         self._first_tries: dict[int, Ending] = {}  # of trials that are or will be tried again
         self._to_retry: deque[int] = deque()
         self._races_s = 0.0
-        self._next_alone: Setting | None = None  # it waits until nothing else runs
+        self._next_alone: Setting | None = None  # it waits until what runs lets it begin
         self._timed_s: list[float] = []  # of each trial that compiled
         self._held_bytes: list[int] = []  # of the accelerator, by each trial
         self._cut_off: dict[Setting, int] = {}  # trials whose compiler cache is kept
@@ -148,10 +148,11 @@ class Study:
     def _is_over(self) -> bool:
         """Whether the races need the time; called while jobs run. The baseline always ends.
 
-        What runs may take all of theirs but a first set, which the others are worth less than.
+        In a short budget they keep one set: the result of what runs is worth more than the others.
         """
         self._optuna.keep()
-        return self.budget.is_over(0.0 if self._is_baseline_running else self._races_s / SETS[0])
+        least_s = self._races_s / (SETS[0] if self.sampler.company == "all" else 1)
+        return self.budget.is_over(0.0 if self._is_baseline_running else least_s)
 
     @property
     def _is_baseline_running(self) -> bool:
@@ -196,6 +197,8 @@ class Study:
 
     def _may_join(self) -> bool:
         """Whether plain ``torch.compile()`` may begin beside what runs."""
+        if len(self._running) >= self._fitting:
+            return False
         is_only_eager = all(s.config.is_eager for s in self._running.values())
         return {"none": False, "eager": is_only_eager, "all": True}[self.sampler.company]
 

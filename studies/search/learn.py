@@ -200,7 +200,7 @@ def reader_of(path: Path) -> Callable[[Path], list[Row]]:
 
 
 def learn_ratios(paths: list[Path], without: str = "") -> dict[str, dict[str, float]]:
-    """``seconds_over_plain`` of each kind."""
+    """By kind, what each field takes as a share of plain ``torch.compile()``."""
     by_kind = defaultdict(list)
     for path in paths:
         for row in ratios(path) if path.stem != without else ():

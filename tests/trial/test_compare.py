@@ -195,7 +195,12 @@ def test_a_gradient_that_eager_has_right_by_chance_may_be_rounded_as_the_others(
     assert compare(eager, near, reference=lambda: golden) is None
     far = {"gradients": {**eager["gradients"], "c": exact["c"] + 0.05 * noise}}
     assert compare(eager, far, reference=lambda: golden) is not None
+    for name in ("d", "e", "f", "g"):  # biases that are rounding alone tell nothing
+        eager["gradients"][name] = near["gradients"][name] = values(9, scale=1e-4)
+        golden["gradients"][name] = values(9, dtype=torch.float64, scale=1e-17)
+    assert compare(eager, near, reference=lambda: golden) is None
     sure = {"gradients": {n: x + 1e-6 * noise for n, x in exact.items()}}
+    sure["gradients"] |= {n: eager["gradients"][n] for n in "defg"}
     assert compare(sure, near, reference=lambda: golden) is not None
 
 

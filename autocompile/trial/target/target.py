@@ -113,10 +113,12 @@ class Target:
         memo: dict[int, Any] = {id(p): p for p in model.parameters() if shares_parameters}
         try:
             return copy.deepcopy(model, memo)
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
         except Exception as error:
             seed_everything(0)  # for what is in no state dict
             made = self.rebuild() if self.rebuild and model is self.model else model
-            if made is model:
+            if made is model or {*map(id, made.parameters())} & {*map(id, model.parameters())}:
                 words = str(error).strip().partition("\n")[0]
                 raise TargetError(
                     "the model cannot be copied",

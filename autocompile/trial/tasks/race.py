@@ -8,7 +8,6 @@ go on. A file names the side that is running, so that the parent knows whose a c
 from __future__ import annotations
 
 import contextlib
-import copy
 import os
 import traceback
 from collections.abc import Iterator
@@ -128,7 +127,7 @@ class _Race(Comparison):
             with _own_code(asked.number):
                 side = make_side(target, phase, inputs, config)
         clock = FirstCalls(side, self.synchronize, lambda: self.channel.waited_s)
-        verifier = copy.copy(self.verifier)  # it keeps errors of this side
+        verifier = self.verifier.for_another()
         # What is applied as in a user's process compiles at its first call.
         with verifier.comparable_random_numbers(side), _own_code(asked.number):
             output = verifier.seeded_call(side, 0)

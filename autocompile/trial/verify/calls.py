@@ -50,17 +50,14 @@ class Calls:
         )
         wide = target.fresh_model(self._phase, shares_parameters=True)
         own = {id(p) for p in wide.parameters()}
-        shared = [(p, p.dtype) for p in model.parameters() if id(p) in own]
+        shared = [(p, p.data) for p in model.parameters() if id(p) in own]
         try:
             side = make_side(target, self._phase, None, model=wide.double())
             with WideCasts():  # type: ignore[no-untyped-call]
                 yield side
         finally:
-            for p, dtype in shared:
-                p.data = p.data.to(dtype)  # loses nothing
-            for module in model.modules() if shared else ():
-                if isinstance(module, torch.nn.RNNBase):  # cuDNN wants its weights side by side
-                    module.flatten_parameters()
+            for p, data in shared:  # the same memory: to convert back could fail, and moves it
+                p.data = data
 
     def seeded_call(self, side: Side, index: int) -> Any:
         """Make call number ``index`` with its seed and batch of inputs."""

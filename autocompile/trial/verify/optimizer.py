@@ -128,8 +128,10 @@ def _apart(got: torch.Tensor, want: torch.Tensor, old: torch.Tensor) -> torch.Te
     On the device of ``want``, where one who waits for each would wait for long.
     """
     total = torch.zeros(4, dtype=torch.float64, device=want.device)
-    for parts in zip(*map(pieces, (got.detach(), want.detach(), old)), strict=True):
-        new, right, before = (x.to(want.device).double() for x in parts)
+    every = (x.detach().to(want.device) for x in (got, want, old))
+    real = (torch.view_as_real(x.resolve_conj()) if x.is_complex() else x for x in every)
+    for parts in zip(*map(pieces, real), strict=True):
+        new, right, before = (x.double() for x in parts)
         strange = (new.isfinite() != right.isfinite()).sum().double()
         apart = ((new - right), (right - before), right)
         squares = [x.nan_to_num(0.0, 0.0, 0.0).square().sum() for x in apart]

@@ -102,7 +102,7 @@ def holds_tensor(thing: Any, depth: int = _DEPTH) -> bool:
 def pieces(x: torch.Tensor) -> Sequence[torch.Tensor]:
     """Views of parts of a tensor, small enough to be copied in float64."""
     most = _PIECE * (16 if x.is_cuda else 1)
-    if x.numel() <= most:
+    if x.numel() <= most or x.layout is not torch.strided:
         return (x,)
     if rows := most // (x.numel() // len(x)):
         return torch.split(x, rows)

@@ -10,6 +10,7 @@ results that appear after more calls.
 from __future__ import annotations
 
 import contextlib
+import copy
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
@@ -297,6 +298,12 @@ class Verifier(Calls):
             model.load_state_dict(state)
             self.eager.kept = kept
             self.eager.restore()
+
+    def for_another(self) -> Verifier:
+        """The same for another side, whose errors it keeps apart."""
+        made = copy.copy(self)
+        made.steps = StepCheck(made._exact_steps)
+        return made
 
     def share_kept(self, compiled: Side) -> None:
         """Let a side start from the state that eager has kept, which is much of a step only."""
