@@ -12,12 +12,17 @@ from autocompile.report import text as show
 from autocompile.report.advice import advice
 from autocompile.report.explain import why, why_not
 from autocompile.report.rows import best_row, failures, size_row, trial_row
+from autocompile.settings.config import DEFAULT_INDUCTOR
 from autocompile.settings.phases import phase_of
 from autocompile.store import runs
 from autocompile.store.record import EXPORTED, SCHEMA, Outcome, Record
 
 __all__ = ["build_report", "state_of"]
 
+_REFUSED = (
+    "plain torch.compile() was refused as wrong: if that is rounding, a higher --tolerance lets it "
+    "and what is like it pass"
+)
 _TARGET_KEYS = (
     *("kind", "description", "parameters", "algorithm", "build", "own_batch_size"),
     *("calls_per_update", "samples_per_update", "optimizer", "choices"),
@@ -115,6 +120,8 @@ def _phase(
     ties = [c.record.number for c in decision.ties] if best and decision else []
     here = [c for c in every if c.record.batch_size == size]
     rest = [] if missing else space.get("rest", [])
+    if any(_is_refused_baseline(r) and r.batch_size == size for r in searched):
+        missing = missing or _REFUSED
     sure = _confidence(decision, missing, rest, run, run_dir) if best and decision else None
     notes = _notes(every, allowed, space, [r for r in stopped if r in searched])
     return {
@@ -182,6 +189,10 @@ def _verdict(
 def _is_tried(record: Record) -> bool:
     is_over = record.outcome is not Outcome.INTERRUPTED and record.wall_s > 0
     return is_over and not record.config.is_plain_eager
+
+
+def _is_refused_baseline(record: Record) -> bool:
+    return record.outcome is Outcome.WRONG_OUTPUT and record.config == DEFAULT_INDUCTOR
 
 
 def _confidence(

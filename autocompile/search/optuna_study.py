@@ -85,6 +85,11 @@ class OptunaStudy:
         return self.sampler.rest(self._memory)
 
     @property
+    def promise(self) -> float:
+        """How much faster than the best something that runs is expected to be, as a log."""
+        return self.sampler.promise(self._memory)
+
+    @property
     def left(self) -> int:
         return int((self.sampler.seen(self._memory).state == LEFT).sum())
 

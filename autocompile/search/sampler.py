@@ -118,6 +118,10 @@ class ListedSampler(BaseSampler):
         """The untried settings that may be worth their seconds, as far as the sampler knows."""
         return []
 
+    def promise(self, study: optuna.Study) -> float:
+        """How much faster than the best a setting that runs is expected to be, as a log."""
+        return 0.0
+
     def left(self, study: optuna.Study) -> list[Setting]:
         return [self.settings[i] for i in np.flatnonzero(self.seen(study).state == LEFT)]
 
@@ -248,6 +252,14 @@ class PortfolioSampler(ListedSampler):
                 )
                 for i in order
             ]
+
+    def promise(self, study: optuna.Study) -> float:
+        with self._lock:
+            seen = self.seen(study)
+            best, _ = self._leaders(seen)
+            running = np.flatnonzero(seen.state == RUNNING)
+            gains = self._effects.mean[running] - best[self._cell[running]]
+            return float(gains.max(initial=0.0))
 
     def _leaders(self, seen: Seen) -> tuple[Any, Any]:
         """By phase and batch size, the best log speed-up that is sure, and its position or -1."""

@@ -36,6 +36,7 @@ _EAGER = TimingLimits(front_s=0.5)  # of eager mode against itself, which is no 
 _SURE = 0.85  # share of the time left that a trial may be expected to take
 _MANY = 1_000
 _SHORT_S = 120.0  # a budget that does not wait for the baseline
+_MUCH = 0.1  # expected log gain of what runs, for which races wait
 _NAMED = 3  # untried settings that a report may name
 _DEAR = 0.2  # share of the budget: a compile that takes more leaves too little for others
 _USEFUL = 8  # settings, among which the best is nearly always found
@@ -148,11 +149,14 @@ class Study:
     def _is_over(self) -> bool:
         """Whether the races need the time; called while jobs run. The baseline always ends.
 
-        In a short budget they keep one set: the result of what runs is worth more than the others.
+        Where much is expected of what runs, they keep one set: its result is worth more than the
+        others.
         """
         self._optuna.keep()
-        least_s = self._races_s / (SETS[0] if self.sampler.company == "all" else 1)
-        return self.budget.is_over(0.0 if self._is_baseline_running else least_s)
+        least_s = 0.0 if self._is_baseline_running else self._races_s
+        if least_s and self.budget.is_over(least_s) and self._optuna.promise >= _MUCH:
+            least_s /= SETS[0]
+        return self.budget.is_over(least_s)
 
     @property
     def _is_baseline_running(self) -> bool:

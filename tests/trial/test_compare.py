@@ -204,6 +204,26 @@ def test_a_gradient_that_eager_has_right_by_chance_may_be_rounded_as_the_others(
     assert compare(sure, near, reference=lambda: golden) is not None
 
 
+def test_without_a_reference_rounding_passes_and_a_scaled_gradient_does_not() -> None:
+    """BERT's dropout draws other numbers in float64, and bfloat16 is off by more than 1 %."""
+    eager = {"gradients": {n: values(4000).roll(k) for k, n in enumerate("abc")}}
+    torch.manual_seed(0)
+    for off, is_right in ((0.03, True), (0.3, False)):
+        got = {
+            n: x + off * x.abs().mean() * torch.randn(4000) for n, x in eager["gradients"].items()
+        }
+        assert (compare(eager, {"gradients": got}, reference=lambda: None) is None) is is_right
+    small = {"gradients": {**eager["gradients"], "c": 1e-3 * values(4000)}}
+    wild = {"gradients": {**eager["gradients"], "c": 3e-4 * values(4000)}}
+    for by, is_right in ((0.01, False), (0.9, True)):
+        moved = {"['gradients']['c']": by}
+        said = compare(small, wild, reference=lambda: None, moved=lambda moved=moved: moved)
+        assert (said is None) is is_right
+    for factor in (0.97, 1.03):
+        scaled = {n: factor * x for n, x in eager["gradients"].items()}
+        assert compare(eager, {"gradients": scaled}, reference=lambda: None) is not None
+
+
 def test_rounding_that_is_as_good_as_eagers_passes_beside_a_float64_run() -> None:
     """Sums that cancel: any float32 order of adding is off by more than the plain tolerance."""
     rows = values(32, 1000, dtype=torch.float64)

@@ -1,4 +1,7 @@
-"""The check of training: gradients, and what an optimizer makes of the same ones."""
+"""The check of training: gradients, and what an optimizer makes of the same ones.
+
+On a GPU where there is one.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,21 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import test_verifier
 import torch
-from test_verifier import a_target, batch, judged, refused
+from test_verifier import batch, judged, refused
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.store.record import Outcome
 from autocompile.trial.phases.phases import make_side
 from autocompile.trial.phases.side import Side
+from autocompile.trial.target.target import Target
 from autocompile.trial.verify.verifier import Verifier
 
 Lie = Callable[[Side], None]
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytestmark = pytest.mark.usefixtures("_dynamo_as_it_was")
 
 
@@ -46,7 +53,7 @@ class Decoder(nn.Module):
         self.head, self.dropout = nn.Linear(16, 64, bias=False), nn.Dropout(dropout)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast(DEVICE.type, dtype=torch.bfloat16):
             return self.head(self.dropout(self.blocks(self.tokens(ids))))
 
 
@@ -58,6 +65,14 @@ def next_token(logits: torch.Tensor, inputs: Any) -> torch.Tensor:
     ids = inputs[0]
     flat = logits[:, :-1].float().reshape(-1, logits.shape[-1])
     return nn.functional.cross_entropy(flat, ids[:, 1:].reshape(-1))
+
+
+def a_target(*args: Any, **changes: Any) -> Target:
+    target = test_verifier.a_target(*args, **changes)
+    target.to(DEVICE)
+    make_inputs = target.make_inputs
+    target.make_inputs = lambda size: pytree.tree_map(lambda x: x.to(DEVICE), make_inputs(size))
+    return target
 
 
 def decoder(dropout: float = 0.0, dtype: torch.dtype = torch.float32) -> Any:
@@ -107,6 +122,19 @@ def test_weights_in_bfloat16_are_not_refused() -> None:
 
 def test_dropout_with_draws_of_its_own_is_not_refused() -> None:
     judged(decoder(dropout=0.2), "train_step", "inductor")
+
+
+def test_how_far_rounding_moves_gradients_is_known_without_float64() -> None:
+    """That of the bias of keys is rounding alone: softmax ignores what it adds to a row."""
+    target = decoder(dropout=0.2)
+    draws = target.make_inputs(4), target.make_inputs(4)
+    moved = Verifier(target, "train_step", draws, 0, [])._moved()
+    weights = [e for path, e in moved.items() if "gradients" in path and "weight" in path]
+    assert 1e-3 < max(weights) < 0.1
+    exact = mlp()
+    draws = exact.make_inputs(4), exact.make_inputs(4)
+    moved = Verifier(exact, "train_step", draws, 0, [])._moved()
+    assert 0 < max(moved.values()) < 1e-5
 
 
 @pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.RMSprop, torch.optim.NAdam])

@@ -18,9 +18,10 @@ from autocompile.trial.process.failures import first_words
 from autocompile.trial.target.target import Target, seed_everything
 from autocompile.trial.verify.outputs import Held, View, copy_view
 
-__all__ = ["Calls", "WideCasts"]
+__all__ = ["Calls", "Precision", "WideCasts"]
 
 _CALLS = 3
+_TF32, _BFLOAT16 = 2.0**-10, 2.0**-7
 
 
 class Calls:
@@ -113,6 +114,29 @@ class WideCasts(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if function is torch.ops.aten._to_copy.default and dtype and dtype.is_floating_point:
             kwargs["dtype"] = torch.float64
         return function(*args, **kwargs)
+
+
+class Precision(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees in which precision the code inside the context computes.
+
+    Attributes:
+        epsilon: of the shortest floating type of a result, not below bfloat16.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        is_short = torch.get_float32_matmul_precision() != "highest"
+        self.epsilon = _TF32 if is_short else torch.finfo(torch.float32).eps
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        results = function(*args, **(kwargs or {}))
+        for x in pytree.tree_leaves(results):
+            if isinstance(x, torch.Tensor) and x.is_floating_point():
+                epsilon = min(torch.finfo(x.dtype).eps, _BFLOAT16)
+                self.epsilon = max(self.epsilon, epsilon)
+        return results
 
 
 def _double(x: Any) -> Any:

@@ -7,16 +7,16 @@ mean square, since single elements of a gradient may be rounding noise.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from statistics import median_low
 from typing import Any
 
 import torch
 
 from autocompile.trial.verify.outputs import View, without
-from autocompile.trial.verify.tree import flatten, pieces
+from autocompile.trial.verify.tree import Flat, flatten, pieces
 
-__all__ = ["compare", "differences", "is_elsewhere", "largest", "mismatch_scale"]
+__all__ = ["Leaves", "compare", "differences", "is_elsewhere", "largest", "mismatch_scale"]
 
 # Relative tolerances by dtype, from PyTorch's dynamo benchmarks for inference.
 _TOLERANCE = {torch.float16: 1e-3, torch.bfloat16: 1e-2, torch.float64: 1e-8}
@@ -142,15 +142,9 @@ def differences(first: View, second: View) -> dict[str, float]:
 
 def is_elsewhere(first: View, second: View) -> bool:
     """Whether the gradients of two runs, taken together, are too far apart to be of one program."""
-    ours, theirs = ({n: g for n, g in v.get("gradients", {}).items()} for v in (first, second))
-    pairs = [(pieces(g), pieces(theirs[n])) for n, g in ours.items() if n in theirs]
-    apart = [
-        torch.stack([(a.double() - b.double()).square().sum(), a.double().square().sum()]).cpu()
-        for ours, theirs in pairs
-        for a, b in zip(ours, theirs, strict=True)
-    ]
-    off, size = torch.stack(apart).sum(0).tolist() if apart else (0.0, 0.0)
-    return bool(off > _FP64_USELESS**2 * size)
+    ours, theirs = (v.get("gradients", {}) for v in (first, second))
+    own, both, others = _products((g, theirs[n]) for n, g in ours.items() if n in theirs)
+    return own - 2 * both + others > _FP64_USELESS**2 * own
 
 
 def largest(*errors: Mapping[str, float]) -> dict[str, float]:
@@ -171,6 +165,7 @@ def compare(
     *,
     noise: Mapping[str, float] | None = None,
     reference: Callable[[], View | None] | None = None,
+    moved: Callable[[], Mapping[str, float]] = dict,
     tolerance: float | None = None,
     skip: tuple[str, ...] = (),
     restless: Collection[str] = (),
@@ -182,6 +177,8 @@ def compare(
         reference: computes the view in float64, or None if that fails; called only if the
             tolerance fails. Then ``actual`` passes if its error against float64 is at most a small
             multiple of eager's; without one, up to ten times the tolerance.
+        moved: how far eager's gradients move by path where weights are rounded otherwise; called
+            only if there is no float64 run.
         tolerance: the user's; replaces the dtype's tolerance for outputs and may only raise the
             others.
         skip: parts that are not compared.
@@ -192,12 +189,17 @@ def compare(
         return f"another structure: {compiled!s:.120} instead of {eager!s:.120}"
     floor, rounding = _noise_floor(eager.leaves), 0.0
     golden: Leaves | None = None
+    is_scaled: bool | None = None
+    rounded: Mapping[str, float] = {}
     for index, (path, want) in enumerate(eager.leaves):
         _, got = compiled.leaves[index]
         if path in restless:
             want, got = _blank(want), _blank(got)
         own = _tolerance(path, want, tolerance)
         allowed = max(own, 3 * (noise or {}).get(path, 0.0))
+        if path.startswith(_GRADIENTS):
+            # Capped even if eager is noisy: a gradient of zeros has an error of 1.
+            allowed = min(max(allowed, _GRADIENT_TOLERANCE), _MAX_GRADIENT_TOLERANCE)
         if problem := _compare_kind(path, want, got, allowed):
             return problem
         if not _is_real(want):
@@ -209,7 +211,10 @@ def compare(
                 golden = flatten(without(reference() or {}, *skip)).leaves
                 rounding = _rounding(eager.leaves, golden, floor)
             if not golden:  # nobody's fault: what a reference might excuse is let pass
-                if _error(path, want, got, floor) > _UNREFERENCED * allowed:
+                if path.startswith(_GRADIENTS) and is_scaled is None:
+                    is_scaled, rounded = _is_scaled(eager, compiled), moved()
+                least = _UNREFERENCED * allowed, 3 * rounded.get(path, 0.0)
+                if is_scaled or not _may_be_rounding(path, want, got, max(least), floor):
                     return problem
                 continue
             exact = golden[index][1] if len(golden) == len(eager.leaves) else None
@@ -232,6 +237,36 @@ def _rounding(eager: Leaves, golden: Leaves, floor: float) -> float:
         if _size(exact) > max(floor, _ALL_NOISE * _size(want))
     ]
     return min(median_low(found), _MOST_ROUNDING) if found else 0.0
+
+
+def _may_be_rounding(
+    path: str, want: torch.Tensor, got: torch.Tensor, allowed: float, floor: float
+) -> bool:
+    if path.startswith(_GRADIENTS):
+        if allowed >= 3 * _MAX_GRADIENT_TOLERANCE:  # its direction is rounding alone
+            return _size(got) <= _MOST_NOISE * _size(want)
+        allowed = min(allowed, _MAX_GRADIENT_TOLERANCE)
+    return _error(path, want, got, floor) <= allowed
+
+
+def _is_scaled(eager: Flat, compiled: Flat) -> bool:
+    """Whether all gradients together are longer or shorter, as rounding cannot make them."""
+    pairs = zip(eager.leaves, compiled.leaves, strict=True)
+    own, both, _ = _products((a, b) for (path, a), (_, b) in pairs if path.startswith(_GRADIENTS))
+    return abs(both - own) > _GRADIENT_TOLERANCE * own
+
+
+def _products(pairs: Iterable[tuple[Any, Any]]) -> list[float]:
+    """Of all pairs of tensors as one: first by first, first by second, and second by second."""
+    total = torch.zeros(3, dtype=torch.float64)
+    for first, second in pairs:
+        if _is_real(first) and _is_real(second):
+            total = total.to(first.device)  # one wait for the device in all
+            for x, y in zip(pieces(_as_real(first)), pieces(_as_real(second)), strict=True):
+                a, b = _finite(x), _finite(y).to(x.device)
+                total += torch.stack([(a * a).sum(), (a * b).sum(), (b * b).sum()])
+    found: list[float] = total.tolist()
+    return found
 
 
 def _blank(x: Any) -> Any:
@@ -278,8 +313,6 @@ def _compare_values(
 ) -> str | None:
     want, got = _as_real(want), _as_real(got)
     if path.startswith(_GRADIENTS):
-        # Capped even if eager is noisy: a gradient of zeros has an error of 1.
-        tolerance = min(max(tolerance, _GRADIENT_TOLERANCE), _MAX_GRADIENT_TOLERANCE)
         if _size(want) < floor:  # noise: only its size is bounded
             tolerance = 1.0
         is_close = _error(path, want, got, floor) <= tolerance

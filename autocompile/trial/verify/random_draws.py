@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from statistics import fmean, variance
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,8 +20,8 @@ from autocompile.store.record import Outcome
 from autocompile.trial.inspect import telemetry
 from autocompile.trial.phases.side import Side, random_states
 from autocompile.trial.process.failures import Failed
-from autocompile.trial.verify.compare import compare, mismatch_scale
-from autocompile.trial.verify.outputs import View, copy_view, same_values, without
+from autocompile.trial.verify.compare import Leaves, compare, mismatch_scale
+from autocompile.trial.verify.outputs import View, copy_view, without
 from autocompile.trial.verify.tree import flatten
 
 if TYPE_CHECKING:
@@ -79,9 +79,9 @@ class Draws:
             self.structures.append(structure)
             if structure != self.structures[0]:
                 continue
-            for (path, leaf), (_, first) in zip(leaves, first_leaves, strict=True):
-                self.leaves.setdefault(path, []).append(_seen(leaf))
-                if not _is_equal(leaf, first):
+            for path, seen, is_first in _seen(leaves, first_leaves):
+                self.leaves.setdefault(path, []).append(seen)
+                if not is_first:
                     self.restless.add(path)
 
     @property
@@ -222,25 +222,46 @@ def depends_on_seed(side: Side, call: Callable[[Side, int], Any], noise: float) 
     return mismatch_scale(*views) > max(1e-6, 10 * noise)
 
 
-def _seen(leaf: Any) -> _Seen:
+def _seen(leaves: Leaves, first: Leaves) -> Iterator[tuple[str, _Seen, bool]]:
+    """Path and statistics of each leaf, and whether it equals the first call's.
+
+    A GPU computes all of them before anything waits for it.
+    """
+    kinds = [_kind(leaf) for _, leaf in leaves]
+    devices = [x.device for _, x in leaves if isinstance(x, torch.Tensor)]
+    rows = [_statistics(x, y) for (_, x), (_, y) in zip(leaves, first, strict=True)]
+    device = next((d for d in devices if d.type != "cpu"), torch.device("cpu"))
+    found = torch.stack([row.to(device) for row in rows]).tolist() if rows else []
+    for (path, _), kind, row in zip(leaves, kinds, found, strict=True):
+        finite, mean, deviation, is_first = row
+        yield path, _Seen(kind, bool(finite), mean, deviation), bool(is_first)
+
+
+def _kind(leaf: Any) -> tuple[Any, ...]:
     if isinstance(leaf, torch.Tensor):
-        kind: tuple[Any, ...] = (tuple(leaf.shape), leaf.dtype, str(leaf.device))
-        tensor = torch.view_as_real(leaf.resolve_conj()) if leaf.is_complex() else leaf
-    else:
-        kind = (type(leaf).__name__,)
-        tensor = torch.tensor(leaf if isinstance(leaf, (int, float)) else 0.0)
+        return tuple(leaf.shape), leaf.dtype, str(leaf.device)
+    return (type(leaf).__name__,)
+
+
+def _statistics(leaf: Any, first: Any) -> torch.Tensor:
+    """Whether all is finite, mean and deviation of what is, and whether it equals the first."""
+    if not isinstance(leaf, torch.Tensor):
+        value = float(leaf) if isinstance(leaf, (int, float)) else 0.0
+        is_equal = type(leaf) is type(first) and bool(leaf == first)
+        return _row(torch.tensor(value), torch.tensor(is_equal))
+    is_first = torch.tensor(False)
+    if isinstance(first, torch.Tensor) and _kind(leaf) == _kind(first):
+        is_first = ((leaf == first) | ((leaf != leaf) & (first != first))).all()
+    return _row(torch.view_as_real(leaf.resolve_conj()) if leaf.is_complex() else leaf, is_first)
+
+
+def _row(tensor: torch.Tensor, is_first: torch.Tensor) -> torch.Tensor:
     values = tensor.detach().double()
-    finite = values[values.isfinite()]
-    mean = float(finite.mean()) if finite.numel() else 0.0
-    deviation = float((finite - mean).square().mean().sqrt()) if finite.numel() else 0.0
-    return _Seen(kind, finite.numel() == values.numel(), mean, deviation)
-
-
-def _is_equal(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        is_alike = one.shape == other.shape and one.dtype == other.dtype
-        return is_alike and same_values(one, other)
-    return type(one) is type(other) and bool(one == other)
+    is_finite = values.isfinite()
+    values, count = values.where(is_finite, 0.0), is_finite.sum().clamp(min=1)
+    mean = values.sum() / count
+    deviation = ((values - mean).where(is_finite, 0.0).square().sum() / count).sqrt()
+    return torch.stack([is_finite.all().double(), mean, deviation, is_first.to(mean)])
 
 
 def _is_elsewhere(ours: list[float], theirs: list[float], least: float) -> bool:

@@ -23,10 +23,10 @@ from autocompile.runtime.compiling import uses_cuda_graphs
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.phases import phase_of
 from autocompile.store.record import Outcome
-from autocompile.trial.phases.side import Side, copies, perturb
+from autocompile.trial.phases.side import Side, copies, perturb, round_otherwise
 from autocompile.trial.process.failures import Failed, first_words
 from autocompile.trial.target.target import Target
-from autocompile.trial.verify.calls import Calls
+from autocompile.trial.verify.calls import Calls, Precision
 from autocompile.trial.verify.check import refusal
 from autocompile.trial.verify.compare import (
     compare,
@@ -104,6 +104,7 @@ class Verifier(Calls):
         self.steps = StepCheck(self._exact_steps)
         self.noise = max(self._noise.values(), default=0.0)
         self._drift: dict[str, float] = {}
+        self._rounding: dict[str, float] = {}
         self._own: View = {}
         self._is_random = depends_on_seed(self.eager, self.seeded_call, self.noise)
         notes += self._about_eager()
@@ -398,6 +399,7 @@ class Verifier(Calls):
             got,
             noise=noise,
             reference=reference,
+            moved=self._moved,
             tolerance=self.tolerance,
             skip=("outputs",) if self.check else (),
             restless=restless,
@@ -418,6 +420,21 @@ class Verifier(Calls):
             self.why_no_reference = "it draws other random numbers there"
             return None
         return found
+
+    def _moved(self) -> Mapping[str, float]:
+        """How far gradients of eager steps move, by path, where its weights are rounded otherwise.
+
+        As far as their rounding goes, in the precision that eager computes in.
+        """
+        if self._steps and not self._rounding:
+            with Precision() as precision:  # type: ignore[no-untyped-call]
+                want = self._eagers(1)
+            self.eager.restore()
+            round_otherwise(self.eager.model, precision.epsilon)
+            got = self.eager.view(self.seeded_call(self.eager, 1))
+            self._rounding = differences(want, got)
+            self.eager.restore()
+        return self._rounding
 
     def _demand_live(self, got: View, want: View, old: View, what: str, own: bool = False) -> None:
         # Without the user's tolerance, which may be too wide to tell old from new.
