@@ -20,8 +20,8 @@ from autocompile.store.record import EXPORTED, SCHEMA, Outcome, Record
 __all__ = ["build_report", "state_of"]
 
 _REFUSED = (
-    "plain torch.compile() was refused as wrong: if that is rounding, a higher --tolerance lets it "
-    "and what is like it pass"
+    "plain torch.compile() was refused as wrong; if the difference is only rounding, a higher "
+    "--tolerance accepts it and settings like it"
 )
 _TARGET_KEYS = (
     *("kind", "description", "parameters", "algorithm", "build", "own_batch_size"),
@@ -192,7 +192,8 @@ def _is_tried(record: Record) -> bool:
 
 
 def _is_refused_baseline(record: Record) -> bool:
-    return record.outcome is Outcome.WRONG_OUTPUT and record.config == DEFAULT_INDUCTOR
+    is_refused = record.outcome is Outcome.WRONG_OUTPUT and "is off by" in record.message
+    return is_refused and record.config == DEFAULT_INDUCTOR
 
 
 def _confidence(
@@ -225,7 +226,7 @@ def _confidence(
         "word": word,
         "decided": word == "high",
         "open": why_not_high,
-        "command": command if why_not_high else "",
+        "command": command if why_not_high and missing is not _REFUSED else "",
     }
 
 

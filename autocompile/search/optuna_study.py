@@ -86,8 +86,8 @@ class OptunaStudy:
 
     @property
     def promise(self) -> float:
-        """How much faster than the best something that runs is expected to be, as a log."""
-        return self.sampler.promise(self._memory)
+        """The largest expected log speed-up over the best of what this driver runs."""
+        return self.sampler.promise(self._memory, self._open)
 
     @property
     def left(self) -> int:

@@ -11,7 +11,7 @@ import math
 import random
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -118,8 +118,8 @@ class ListedSampler(BaseSampler):
         """The untried settings that may be worth their seconds, as far as the sampler knows."""
         return []
 
-    def promise(self, study: optuna.Study) -> float:
-        """How much faster than the best a setting that runs is expected to be, as a log."""
+    def promise(self, study: optuna.Study, running: Iterable[Setting]) -> float:
+        """The largest expected log speed-up of running settings over the best."""
         return 0.0
 
     def left(self, study: optuna.Study) -> list[Setting]:
@@ -195,7 +195,7 @@ class PortfolioSampler(ListedSampler):
         phases = codes([s.phase for s in settings])
         self._alike = np.hstack([self._has, phases[:, None] == np.unique(phases)])
         self._doubts = np.ones(len(self.settings))
-        self._failures: list[tuple[int, ...]] = []
+        self._doubted = -1  # version of what they are of
         self._scored: tuple[int, float, Scores] | None = None
 
     def sample_relative(
@@ -253,13 +253,13 @@ class PortfolioSampler(ListedSampler):
                 for i in order
             ]
 
-    def promise(self, study: optuna.Study) -> float:
+    def promise(self, study: optuna.Study, running: Iterable[Setting]) -> float:
         with self._lock:
             seen = self.seen(study)
             best, _ = self._leaders(seen)
-            running = np.flatnonzero(seen.state == RUNNING)
-            gains = self._effects.mean[running] - best[self._cell[running]]
-            return float(gains.max(initial=0.0))
+            at = np.array([self._position[s] for s in running], dtype=int)
+            gains = (self._effects.mean[at] - best[self._cell[at]]) * self._weight[at]
+            return float((gains / self._doubts_of(seen)[at]).max(initial=0.0))
 
     def _leaders(self, seen: Seen) -> tuple[Any, Any]:
         """By phase and batch size, the best log speed-up that is sure, and its position or -1."""
@@ -315,8 +315,9 @@ class PortfolioSampler(ListedSampler):
         return (leaders >= 0) & is_less & ~(own & ~leading).any(axis=1)
 
     def _doubts_of(self, seen: Seen) -> Any:
-        if self._failures != (failures := [*map(tuple, seen.failures.values())]):
-            self._doubts, self._failures = doubts(failures, self._alike), failures
+        if self._doubted != seen.version:
+            self._doubts = doubts(seen.failures.values(), self._alike, seen.state == WORKED)
+            self._doubted = seen.version
         return self._doubts
 
     def _slowness(self, seen: Seen) -> Any:

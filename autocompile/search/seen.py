@@ -22,6 +22,9 @@ LEFT = 0
 RUNNING = 1
 FAILED = 2
 WORKED = 3
+# Failures of one kind mostly have one cause: each makes it less likely that what shares their
+# features works. Frozen weights of a model that writes to its buffers failed seven times in a row.
+_LESS_LIKELY, _MANY = 3.0, 20
 _STATES = {TrialState.COMPLETE: WORKED, TrialState.PRUNED: FAILED}
 
 
@@ -101,16 +104,20 @@ def _fingerprint(trial: FrozenTrial) -> str:
     return f"{trial.user_attrs.get('outcome', '')} {words[:120]}"
 
 
-def doubts(failures: Collection[Sequence[int]], has: Any) -> Any:
+def doubts(failures: Collection[Sequence[int]], has: Any, worked: Any) -> Any:
     """1 for settings that no failure resembles; grows with the number of similar failures.
 
     Args:
         failures: positions of the settings of each group of similar failures. Their common features
             are the best guess at the cause.
         has: which setting (row) has which feature (column), its phase included.
+        worked: which settings have worked; what shares the features too speaks against the guess.
     """
     found = np.ones(len(has))
     for group in failures:
         common = has[list(group)].all(axis=0)
-        found *= np.where(has[:, common].all(axis=1), 1.0 + len(group), 1.0)
+        alike = has[:, common].all(axis=1)
+        count = min(len(group) - int((alike & worked).sum()), _MANY)
+        if common.any() and count > 0:
+            found *= np.where(alike, _LESS_LIKELY**count, 1.0)
     return found

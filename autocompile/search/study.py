@@ -149,8 +149,8 @@ class Study:
     def _is_over(self) -> bool:
         """Whether the races need the time; called while jobs run. The baseline always ends.
 
-        Where much is expected of what runs, they keep one set: its result is worth more than the
-        others.
+        Where much is expected of what runs, they keep time for one set only: its result is worth
+        more than the others.
         """
         self._optuna.keep()
         least_s = 0.0 if self._is_baseline_running else self._races_s

@@ -183,16 +183,43 @@ def measure(model: Model, specs: list[Spec], options: argparse.Namespace) -> lis
     return rows
 
 
-def ms_by_setting(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """The median over processes of the median block."""
+def ms_by_setting(rows: list[dict[str, Any]], device: str) -> dict[str, float]:
+    """The median over processes of the median block.
+
+    On a CPU a machine that others share changes between processes, and eager mode with it: there,
+    of each process the ratio to its own eager mode, times eager's median over all processes.
+    """
     times = defaultdict(list)
+    rows = [r for r in rows if "compiled_ms" in r]
+    eager = median(median(r["eager_ms"]) for r in rows) if rows else 0.0
     for row in rows:
-        if "compiled_ms" in row:
-            times[row["setting"]].append(ms_of(row))
+        own = median(row["eager_ms"]) / eager if device == "cpu" else 1.0
+        times[row["setting"]].append(ms_of(row) / own)
     return {name: round(median(found), 5) for name, found in times.items()}
 
 
-def one_model(model: Model, options: argparse.Namespace) -> None:
+def judge(model: Model, data: dict[str, Any]) -> None:
+    """How far each pick is behind the best that was written by hand; into the data, and shown."""
+    ms = data["ms"] = ms_by_setting(data["rows"], model.device)
+    hand = {name: t for name, t in ms.items() if not name.startswith("pick")}
+    if not hand:
+        return
+    best = data["best"] = min(hand, key=lambda name: hand[name])
+    for tune in data["tunes"]:
+        kept = tune.get("verdict") == "keep_eager"
+        taken = ms.get("eager" if kept else f"pick {tune['effort']}")
+        if taken:
+            tune["ms"], tune["regret"] = taken, round(taken / hand[best] - 1, 4)
+        regret = f"{100 * tune['regret']:.1f} %" if "regret" in tune else "unknown"
+        print(
+            f"{model.name:18} {tune['effort']:7} regret {regret}, {tune.get('word')},"
+            f" {tune.get('compiled_finished')} compiled, {tune['wall_s']} s"
+            f" (best: {best}, {hand[best]} ms; plain {ms.get('compile')} ms)",
+            flush=True,
+        )
+
+
+def one_model(model: Model, path: Path, options: argparse.Namespace) -> None:
     """Tune with each effort, measure, write."""
     data: dict[str, Any] = {
         "schema": 1,
@@ -201,7 +228,6 @@ def one_model(model: Model, options: argparse.Namespace) -> None:
         "machine": options.machine,
         "tunes": [],
     }
-    path = options.to / f"{model.name}.json"
     for effort in options.effort.split(","):
         folder = options.runs / f"{model.name}-{effort}"
         shutil.rmtree(folder, ignore_errors=True)
@@ -217,23 +243,7 @@ def one_model(model: Model, options: argparse.Namespace) -> None:
             except ValueError as error:
                 tune["not_applied"] = str(error)
     data["rows"] = measure(model, specs, options)
-    ms = data["ms"] = ms_by_setting(data["rows"])
-    hand = {name: t for name, t in ms.items() if not name.startswith("pick")}
-    if hand:
-        best = min(hand, key=lambda name: hand[name])
-        data["best"] = best
-        for tune in data["tunes"]:
-            kept = tune.get("verdict") == "keep_eager"
-            taken = ms.get("eager" if kept else f"pick {tune['effort']}")
-            if taken:
-                tune["ms"], tune["regret"] = taken, round(taken / hand[best] - 1, 4)
-            regret = f"{100 * tune['regret']:.1f} %" if "regret" in tune else "unknown"
-            print(
-                f"{model.name:18} {tune['effort']:7} regret {regret}, {tune.get('word')},"
-                f" {tune.get('compiled_finished')} compiled, {tune['wall_s']} s"
-                f" (best: {best}, {hand[best]} ms; plain {ms.get('compile')} ms)",
-                flush=True,
-            )
+    judge(model, data)
     path.write_text(json.dumps(data, separators=(",", ":")) + "\n")
 
 
@@ -251,6 +261,7 @@ def main() -> None:
     parser.add_argument("--until", type=float, default=1e9, help="no network begins later")
     parser.add_argument("--runs", type=Path, default=Path(tempfile.gettempdir()) / "regret-runs")
     parser.add_argument("--to", type=Path, default=None, help="folder")
+    parser.add_argument("--recount", action="store_true", help="from the files in the folder")
     options = parser.parse_args()
     began = time.time()
     chosen = [MODELS[name] for name in options.models.split(",")]
@@ -262,9 +273,15 @@ def main() -> None:
     options.machine = machine(device)
     options.starts = ""
     for model in chosen:
+        path = options.to / f"{model.name}.json"
+        if options.recount:
+            data = json.loads(path.read_text())
+            judge(model, data)
+            path.write_text(json.dumps(data, separators=(",", ":")) + "\n")
+            continue
         if time.time() - began > options.until:
             break
-        one_model(model, options)
+        one_model(model, path, options)
     print(f"{time.time() - began:.0f} s in all", flush=True)
 
 

@@ -11,6 +11,7 @@ from made_records import LITE, MAX, Run
 
 from autocompile.report.build import build_report
 from autocompile.result import Result
+from autocompile.settings.config import CompileConfig
 
 PLAN = {"target": "net.py", "effort": "quick", "objective": "throughput", "seed": 0}
 CPU = {"device": "cpu"}
@@ -55,6 +56,19 @@ def test_a_run_on_a_cluster_goes_on_there() -> None:
         said = found["phases"]["forward"]["confidence"]["command"]
         there = f"--ray auto --accelerators H100 --run-dir {folder}"
         assert said == f"autocompile tune net.py --resume --budget 5m {there}"
+
+
+@pytest.mark.parametrize(
+    ("message", "word"),
+    [("['outputs'] is off by 0.013 (call 1)", "low"), ("check() rejects: no", "high")],
+)
+def test_what_plain_compile_was_refused_for_may_be_rounding(message: str, word: str) -> None:
+    run = Run()
+    run.add(CompileConfig(), failed("wrong_output", message=message))
+    run.race(run.search(LITE, 1.3), 1.31, 1.31, 1.31)
+    said = report(run)["phases"]["forward"]["confidence"]
+    assert (said["word"], said["command"]) == (word, "")
+    assert ("--tolerance" in said["open"]) is (word == "low")
 
 
 def test_a_best_that_was_not_raced_is_not_called_decided() -> None:

@@ -21,6 +21,7 @@ from autocompile.search.sampler import (
     PortfolioSampler,
     make_sampler,
 )
+from autocompile.search.seen import doubts
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.setting import Setting
 
@@ -194,6 +195,36 @@ def test_what_was_not_tried_and_may_be_faster_is_named() -> None:
     assert 0.1 < rest.likely < rest.most
     study = told(sampler, *((s, v, {}) for s, v in zip(every, (1.0, 1.2, 1.3), strict=False)))
     assert not sampler.rest(study)
+
+
+def test_races_wait_for_a_running_setting_that_promises_much_and_not_for_one_that_will_fail() -> (
+    None
+):
+    modes = ("default", A, B)
+    every = [Setting(c, 4) for c in (EAGER, *(CompileConfig(mode=m) for m in modes))]
+    prior = Prior({"inductor triton.cudagraphs=True": 0.3, "inductor max_autotune=True": -0.8})
+    sampler = PortfolioSampler(every, {"forward": prior})
+    study = told(sampler, (every[0], 1.0, {}), (every[1], 1.1, {}))
+    assert sampler.promise(study, [every[2]]) > 0.15
+    assert sampler.promise(study, [every[3]]) == sampler.promise(study, []) == 0.0
+    full = Setting(CompileConfig(mode=A, fullgraph=True), 4)
+    sampler = PortfolioSampler([*every, full], {"forward": prior})
+    before = sampler.promise(told(sampler, (every[0], 1.0, {}), (every[1], 1.1, {})), [full])
+    error = {"seconds": 5.0, "outcome": "compile_error", "message": "no graphs"}
+    study = told(sampler, (every[0], 1.0, {}), (every[1], 1.1, {}), (every[2], None, error))
+    assert sampler.promise(study, [full]) < before / 2
+
+
+def test_failures_of_one_kind_speak_against_what_shares_their_features() -> None:
+    #              frozen  inductor  forward  step
+    has = np.array([[1, 1, 1, 0], [1, 0, 1, 0], [0, 1, 1, 0], [0, 1, 0, 1], [1, 1, 1, 0]], bool)
+    none = np.zeros(5, bool)
+    assert doubts([[0, 1]], has, none).tolist() == [9, 9, 1, 1, 9]
+    assert doubts([[0, 3]], has, none).tolist() == [9, 1, 9, 9, 9], "all of inductor"
+    assert doubts([[1, 3]], has, none).tolist() == [1] * 5, "nothing in common"
+    worked = np.array([0, 0, 1, 0, 0], bool)
+    assert doubts([[0, 3]], has, worked).tolist() == [3, 1, 3, 3, 3], "one of them works"
+    assert np.isfinite(doubts([list(range(5)) * 40], np.ones((5, 1), bool), none)).all()
 
 
 def test_beside_what_runs_others_like_it_have_little_to_add() -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import warnings
 from collections import namedtuple
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from autocompile.trial.verify.compare import compare, mismatch_scale
+from autocompile.trial.verify.compare import Movement, compare, mismatch_scale
 from autocompile.trial.verify.outputs import copy_view
 
 Pair = namedtuple("Pair", "logits value")
@@ -170,58 +171,113 @@ def test_self_noise_is_relative_and_ignores_integers() -> None:
     assert mismatch_scale(first, copy_view(first)) == 0.0
 
 
+def gradients(**tensors: torch.Tensor) -> dict[str, Any]:
+    return {"gradients": tensors}
+
+
+def moving(together: float = 0.0, epsilon: float = 1e-7, **by: float) -> Callable[[], Movement]:
+    paths = {f"['gradients']['{name}']": share for name, share in by.items()}
+    return lambda: Movement(paths, together, epsilon)
+
+
 def test_a_gradient_of_rounding_alone_may_be_any_rounding() -> None:
     """That of a bias of keys is 0 under a softmax: kernels differ in how far they miss it."""
-
-    def gradients(of_bias: torch.Tensor) -> dict[str, Any]:
-        return {"gradients": {"weight": values(32), "bias": of_bias}}
-
-    eager, exact = gradients(values(32, scale=1e-4)), gradients(values(32, scale=1e-17))
+    weight, moved = values(32), moving(weight=1e-7, bias=0.9)
+    eager = gradients(weight=weight, bias=values(32, scale=1e-4))
     for size in (0.0, 1e-5, -2e-4):
-        assert compare(eager, gradients(size * values(32)), reference=lambda: exact) is None
-    assert compare(eager, gradients(values(32)), reference=lambda: exact) is not None
-    noisy = gradients(values(32, scale=1e-4) + 3e-5)
-    for wrong in (torch.zeros(32), values(32, scale=1e-3), values(32, scale=1e-5)):
-        assert compare(eager, gradients(wrong), reference=lambda: noisy) is not None
+        got = gradients(weight=weight, bias=size * values(32))
+        assert compare(eager, got, moved=moved) is None
+        assert compare(eager, got, moved=moving(bias=0.01)) is not None
+    assert compare(eager, gradients(weight=weight, bias=values(32)), moved=moved) is not None
 
 
-def test_a_gradient_that_eager_has_right_by_chance_may_be_rounded_as_the_others() -> None:
-    exact = {n: values(999).roll(k) for k, n in enumerate("abc")}
-    off = {"a": 5e-3, "b": 6e-3, "c": 1e-4}
-    noise = values(999).flip(0)
-    eager = {"gradients": {n: x + off[n] * noise for n, x in exact.items()}}
-    golden = {"gradients": {n: x.double() for n, x in exact.items()}}
-    near = {"gradients": {**eager["gradients"], "c": exact["c"] + 0.013 * noise}}
-    assert compare(eager, near, reference=lambda: golden) is None
-    far = {"gradients": {**eager["gradients"], "c": exact["c"] + 0.05 * noise}}
-    assert compare(eager, far, reference=lambda: golden) is not None
-    for name in ("d", "e", "f", "g"):  # biases that are rounding alone tell nothing
-        eager["gradients"][name] = near["gradients"][name] = values(9, scale=1e-4)
-        golden["gradients"][name] = values(9, dtype=torch.float64, scale=1e-17)
-    assert compare(eager, near, reference=lambda: golden) is None
-    sure = {"gradients": {n: x + 1e-6 * noise for n, x in exact.items()}}
-    sure["gradients"] |= {n: eager["gradients"][n] for n in "defg"}
-    assert compare(sure, near, reference=lambda: golden) is not None
-
-
-def test_without_a_reference_rounding_passes_and_a_scaled_gradient_does_not() -> None:
-    """BERT's dropout draws other numbers in float64, and bfloat16 is off by more than 1 %."""
-    eager = {"gradients": {n: values(4000).roll(k) for k, n in enumerate("abc")}}
+def test_what_eagers_own_rounding_moves_three_times_as_far_is_rounding() -> None:
+    eager = {n: values(4000).roll(k) for k, n in enumerate("abc")}
     torch.manual_seed(0)
-    for off, is_right in ((0.03, True), (0.3, False)):
-        got = {
-            n: x + off * x.abs().mean() * torch.randn(4000) for n, x in eager["gradients"].items()
-        }
-        assert (compare(eager, {"gradients": got}, reference=lambda: None) is None) is is_right
-    small = {"gradients": {**eager["gradients"], "c": 1e-3 * values(4000)}}
-    wild = {"gradients": {**eager["gradients"], "c": 3e-4 * values(4000)}}
-    for by, is_right in ((0.01, False), (0.9, True)):
-        moved = {"['gradients']['c']": by}
-        said = compare(small, wild, reference=lambda: None, moved=lambda moved=moved: moved)
+    noise = torch.randn(4000)
+    for off, is_right in ((0.055, True), (0.065, False)):
+        got = {n: x + off * noise for n, x in eager.items()}
+        said = compare(gradients(**eager), gradients(**got), moved=moving(a=0.02, b=0.02, c=0.02))
         assert (said is None) is is_right
-    for factor in (0.97, 1.03):
-        scaled = {n: factor * x for n, x in eager["gradients"].items()}
-        assert compare(eager, {"gradients": scaled}, reference=lambda: None) is not None
+    loss = {"loss": torch.tensor(2.0)}
+    for off, is_right in ((5e-4, True), (8e-4, False)):
+        said = compare(
+            loss, {"loss": torch.tensor(2 + 2 * off)}, moved=lambda: Movement({"['loss']": 2e-4})
+        )
+        assert (said is None) is is_right
+
+
+def test_rounding_does_not_make_all_gradients_longer() -> None:
+    eager = {n: values(4000).roll(k) for k, n in enumerate("abc")}
+    for factor, is_right in ((0.97, False), (1.03, False), (1.015, True)):
+        scaled = gradients(**{n: factor * x for n, x in eager.items()})
+        said = compare(gradients(**eager), scaled, moved=moving(a=0.02, b=0.02, c=0.02))
+        assert (said is None) is is_right
+    chaos = moving(1.0, a=1.0, b=1.0, c=1.0)
+    for factor in (0.0, -1.0, 1.6):  # rounding may not be all that a model's gradients are
+        wrong = gradients(**{n: factor * x for n, x in eager.items()})
+        assert compare(gradients(**eager), wrong, moved=chaos) is not None
+
+
+def test_gradients_as_long_as_those_in_float64_are_right() -> None:
+    """Eager's sums in bfloat16 may all be too short."""
+    exact = {n: values(4000).roll(k) for k, n in enumerate("abc")}
+    golden = gradients(**{n: x.double() for n, x in exact.items()})
+    eager = gradients(**{n: 0.96 * x for n, x in exact.items()})
+    moved = moving(a=0.02, b=0.02, c=0.02)
+    for factor, is_right in ((1.0, True), (1.1, False), (0.9, False)):
+        got = gradients(**{n: factor * x for n, x in exact.items()})
+        said = compare(eager, got, moved=moved, reference=lambda: golden)
+        assert (said is None) is is_right
+
+
+def test_an_infinite_gradient_is_no_rounding() -> None:
+    eager = gradients(weight=values(32), bias=values(32, scale=1e-4))
+    wrong = gradients(weight=values(32), bias=values(32, scale=1e-4))
+    wrong["gradients"]["bias"][3] = INF
+    assert compare(eager, wrong, moved=moving(weight=1e-7, bias=0.9)) is not None
+
+
+def test_a_loss_may_be_rounding_alone_unless_all_gradients_are() -> None:
+    got = {"loss": torch.tensor(0.0)}
+    for together, is_right in ((0.01, True), (0.5, False)):
+        moved = Movement({"['loss']": 0.6}, together)
+        said = compare({"loss": torch.tensor(2e-9)}, got, moved=lambda moved=moved: moved)
+        assert (said is None) is is_right
+
+
+def test_the_running_mean_of_what_has_no_mean_is_rounding() -> None:
+    """Of a convolution after BatchNorm, as in a depthwise block: 0, but for rounding."""
+
+    def buffers(mean: float, var: float = 0.9) -> dict[str, Any]:
+        found = {"1.running_mean": values(32, scale=mean), "1.running_var": values(32).abs() * var}
+        return {"buffers": {**found, "2.running_mean": values(32, scale=1e-9)}}
+
+    assert compare(buffers(1e-10), buffers(1.3e-9)) is None
+    assert compare(buffers(1e-10), buffers(1e-5)) is not None
+    assert compare(buffers(1e-10), buffers(1e-5), moved=moving(epsilon=2**-7)) is None
+    assert compare(buffers(1e-10), buffers(1e-1), moved=moving(epsilon=2**-7)) is not None
+    assert compare(buffers(1e-3), buffers(1.01e-3)) is not None
+    alone = buffers(1e-3)
+    alone["buffers"]["2.running_mean"] = values(32, scale=2e-9)
+    assert compare(buffers(1e-3), alone) is not None, "nothing beside it says how small it is"
+
+
+def test_without_any_reference_a_multiple_of_the_tolerance_passes() -> None:
+    eager = {n: values(4000).roll(k) for k, n in enumerate("abc")}
+    torch.manual_seed(0)
+    noise = torch.randn(4000)
+    for off, is_right in ((0.04, True), (0.06, False)):
+        got = gradients(**{n: x + off * noise for n, x in eager.items()})
+        said = compare(gradients(**eager), got, reference=lambda: None)
+        assert (said is None) is is_right
+    noisy = {f"['gradients']['{name}']": 0.1 for name in eager}
+    zero = gradients(**{**eager, "c": torch.zeros(4000)})
+    assert compare(gradients(**eager), zero, noise=noisy, reference=lambda: None) is not None
+    outputs = out(values(64).abs() + 1)
+    for off, is_right in ((5e-4, True), (5e-3, False)):
+        said = compare(outputs, out(outputs["outputs"][0] * (1 + off)), reference=lambda: None)
+        assert (said is None) is is_right
 
 
 def test_rounding_that_is_as_good_as_eagers_passes_beside_a_float64_run() -> None:

@@ -6,6 +6,7 @@ On a GPU where there is one.
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -19,8 +20,9 @@ from torch.utils import _pytree as pytree
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.store.record import Outcome
 from autocompile.trial.phases.phases import make_side
-from autocompile.trial.phases.side import Side
+from autocompile.trial.phases.side import Side, round_otherwise
 from autocompile.trial.target.target import Target
+from autocompile.trial.verify import verifier as verifier_module
 from autocompile.trial.verify.verifier import Verifier
 
 Lie = Callable[[Side], None]
@@ -124,17 +126,65 @@ def test_dropout_with_draws_of_its_own_is_not_refused() -> None:
     judged(decoder(dropout=0.2), "train_step", "inductor")
 
 
+class Rounded(torch.optim.SGD):
+    """Orthogonalizing optimizers cast gradients so."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model.parameters(), lr=1e-3)
+
+    def step(self, closure: Any = None) -> Any:
+        with torch.no_grad():
+            for p in self.param_groups[0]["params"]:
+                p.grad = p.grad.bfloat16().float()
+        return super().step(closure)
+
+
+class Normed(nn.Module):
+    """Has a buffer and a weight that is not trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(8, 16), nn.BatchNorm1d(16)
+        self.second = nn.Linear(16, 4)
+        self.second.weight.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.norm(self.first(x)))
+
+
+def test_finding_how_far_rounding_moves_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = a_target(Normed, batch(4, 8), make_optimizer=adamw)
+    draws = target.make_inputs(4), target.make_inputs(4)
+    verifier = Verifier(target, "train_step", draws, 0, [])
+    verifier.eager.restore()
+    tensors = {**verifier.eager.model.state_dict(), "target": target.model.first.weight}
+    before = {name: x.clone() for name, x in tensors.items()}
+    tried = []
+
+    def noted(weights: list[torch.Tensor], epsilon: float) -> None:
+        round_otherwise(weights, epsilon)
+        tried.append([w.detach().clone() for w in weights])
+
+    monkeypatch.setattr(verifier_module, "round_otherwise", noted)
+    moved = verifier._moved()
+    assert moved.together > 0
+    assert all(torch.equal(x, tensors[name]) for name, x in before.items())
+    assert len(tried) == 3
+    for one, other in itertools.pairwise(tried):
+        assert not torch.equal(one[0], other[0])
+
+
 def test_how_far_rounding_moves_gradients_is_known_without_float64() -> None:
-    """That of the bias of keys is rounding alone: softmax ignores what it adds to a row."""
     target = decoder(dropout=0.2)
     draws = target.make_inputs(4), target.make_inputs(4)
     moved = Verifier(target, "train_step", draws, 0, [])._moved()
-    weights = [e for path, e in moved.items() if "gradients" in path and "weight" in path]
+    weights = [e for path, e in moved.by.items() if "gradients" in path and "weight" in path]
     assert 1e-3 < max(weights) < 0.1
     exact = mlp()
+    exact.make_optimizer = Rounded  # it computes in bfloat16, and the model does not
     draws = exact.make_inputs(4), exact.make_inputs(4)
     moved = Verifier(exact, "train_step", draws, 0, [])._moved()
-    assert 0 < max(moved.values()) < 1e-5
+    assert 0 < max(moved.by.values()) < 1e-5
 
 
 @pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.RMSprop, torch.optim.NAdam])

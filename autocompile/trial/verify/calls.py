@@ -22,6 +22,11 @@ __all__ = ["Calls", "Precision", "WideCasts"]
 
 _CALLS = 3
 _TF32, _BFLOAT16 = 2.0**-10, 2.0**-7
+_COPIES = (torch.ops.aten.clone, torch.ops.aten.detach)  # of inputs
+_PRODUCTS = (
+    *(torch.ops.aten.convolution, torch.ops.aten.mm, torch.ops.aten.addmm),
+    *(torch.ops.aten.bmm, torch.ops.aten.baddbmm),
+)
 
 
 class Calls:
@@ -117,26 +122,39 @@ class WideCasts(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Precision(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees in which precision the code inside the context computes.
+    """Sees in which precision the code inside the context computes what has gradients.
+
+    Optimizers and the forward passes of custom functions run without gradients and are not seen.
 
     Attributes:
-        epsilon: of the shortest floating type of a result, not below bfloat16.
+        epsilon: of the shortest floating type of a result, at most bfloat16's.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        is_short = torch.get_float32_matmul_precision() != "highest"
-        self.epsilon = _TF32 if is_short else torch.finfo(torch.float32).eps
+        self.epsilon = torch.finfo(torch.float64).eps
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         results = function(*args, **(kwargs or {}))
-        for x in pytree.tree_leaves(results):
-            if isinstance(x, torch.Tensor) and x.is_floating_point():
-                epsilon = min(torch.finfo(x.dtype).eps, _BFLOAT16)
-                self.epsilon = max(self.epsilon, epsilon)
+        if torch.is_grad_enabled() and function.overloadpacket not in _COPIES:
+            for x in pytree.tree_leaves(results):
+                if isinstance(x, torch.Tensor) and x.is_floating_point():
+                    self.epsilon = max(self.epsilon, _epsilon(function.overloadpacket, x))
         return results
+
+
+def _epsilon(operator: Any, result: torch.Tensor) -> float:
+    if result.dtype is torch.float32 and result.is_cuda and operator in _PRODUCTS:
+        is_convolution = operator is torch.ops.aten.convolution
+        place = torch.backends.cudnn if is_convolution else torch.backends.cuda.matmul
+        try:
+            if place.allow_tf32:
+                return _TF32
+        except RuntimeError:  # the newer switches were used
+            return _TF32
+    return min(torch.finfo(result.dtype).eps, _BFLOAT16)
 
 
 def _double(x: Any) -> Any:

@@ -1,22 +1,31 @@
 """Compares a compiled side's view with eager's.
 
 ``outputs``, ``loss`` and ``buffers`` are compared element by element, ``gradients`` by their root
-mean square, since single elements of a gradient may be rounding noise.
+mean square, since single elements of a gradient may be rounding noise. Where a tolerance fails,
+what eager's own rounding moves decides, then a float64 run.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
-from statistics import median_low
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import torch
 
 from autocompile.trial.verify.outputs import View, without
 from autocompile.trial.verify.tree import Flat, flatten, pieces
 
-__all__ = ["Leaves", "compare", "differences", "is_elsewhere", "largest", "mismatch_scale"]
+__all__ = [
+    "_GRADIENTS",
+    "Leaves",
+    "compare",
+    "differences",
+    "is_elsewhere",
+    "largest",
+    "mismatch_scale",
+    "together",
+]
 
 # Relative tolerances by dtype, from PyTorch's dynamo benchmarks for inference.
 _TOLERANCE = {torch.float16: 1e-3, torch.bfloat16: 1e-2, torch.float64: 1e-8}
@@ -29,17 +38,31 @@ _FP64_USELESS = 0.25
 # Elements this much larger than the small ones (logits masked by -1e9) are compared separately.
 _HUGE = 1e3
 _SAMPLE = 1_000_000
-# A gradient this much smaller than the largest is rounding noise, as of a bias before BatchNorm.
-_NOISE_GRADIENT = 1e-6
+_NOISE = 1e-6  # of the largest gradient, or buffer of a module: what is smaller is rounding
 _MAX_GRADIENT_TOLERANCE = 0.5
-_ALL_NOISE = 0.01  # share of eager's gradient that is right: with less it is rounding alone
-_SMALL = 0.05  # of the largest gradient: that of a whole model may not be rounding alone
-_MOST_ROUNDING = 0.03  # of the gradients of a whole model, in the median
-_MOST_NOISE = 10.0  # times as long as eager's
-_MULTIPLE = 2.0  # of the length of a gradient, in which its direction may be noise
-_GRADIENTS = "['gradients']"
+_UNREFERENCED_GRADIENT = 0.05
+_MOST_NOISE = 10.0  # times as long as eager's, where it is noise
+_SMALL = 0.05  # share of the length of all gradients that may be noise
+_LENGTHS = 2.0  # of the length of a gradient, in which its direction may be noise
+_MULTIPLE = 3.0  # of what eager's own rounding moves
+_LONGER = 0.02  # of all gradients as one, at least
+_GRADIENTS, _BUFFERS = "['gradients']", "['buffers']"
 
 Leaves = list[tuple[str, Any]]
+
+
+class Movement(NamedTuple):
+    """How far eager's results move where its weights are rounded otherwise.
+
+    Attributes:
+        by: relative difference by path.
+        together: of all gradients taken as one.
+        epsilon: of the precision that it computes in.
+    """
+
+    by: Mapping[str, float] = {}
+    together: float = 0.0
+    epsilon: float = 0.0
 
 
 def _finite(x: torch.Tensor) -> torch.Tensor:
@@ -89,11 +112,10 @@ def _as_real(x: torch.Tensor) -> torch.Tensor:
 
 
 def _error(path: str, expected: torch.Tensor, actual: torch.Tensor, floor: float = 0.0) -> float:
-    """Relative error: RMS of the difference over RMS of the expected values.
+    """Relative error: RMS of the difference over RMS of the expected values, at least ``floor``.
 
     Except for gradients, computed separately for ordinary and huge elements, and the
-    larger returned. Equal infinities and common NaNs count as equal. A gradient's expected RMS is
-    at least ``floor``.
+    larger returned. Equal infinities and common NaNs count as equal.
     """
     expected, actual = _as_real(expected), _as_real(actual).to(expected.device)
     is_gradient, worst = path.startswith(_GRADIENTS), 0.0
@@ -111,19 +133,34 @@ def _error(path: str, expected: torch.Tensor, actual: torch.Tensor, floor: float
     sums = total.tolist()  # errors, sizes, count; of ordinary and huge ones
     for errors, squares, count in sums:
         error, size = (math.sqrt(x / max(1, count)) for x in (errors, squares))
-        scale = max(size, floor) if is_gradient else size
+        scale = max(size, floor)
         worst = max(worst, error / scale if scale else error)
     return worst
 
 
-def _noise_floor(leaves: Leaves) -> float:
-    """The RMS below which a gradient is noise."""
-    gradients = [x for path, x in leaves if path.startswith(_GRADIENTS) and _is_real(x)]
-    if not gradients:
-        return 0.0
-    every = torch.stack([_squares(_as_real(x)).to(gradients[0].device) for x in gradients])
-    largest_square = max(total / max(1, count) for total, count in every.tolist())
-    return _NOISE_GRADIENT * math.sqrt(largest_square)
+def _noise_floors(leaves: Leaves) -> Callable[[str], float]:
+    """By path, the RMS below which a gradient or a buffer is noise.
+
+    Relative to the largest gradient, as of a bias before BatchNorm, and to the largest buffer of
+    the same module: the running mean of what has no mean.
+    """
+    found = {path: x for path, x in leaves if _group(path) and _is_real(x)}
+    if not found:
+        return lambda path: 0.0
+    device = next(iter(found.values())).device
+    every = torch.stack([_squares(_as_real(x)).to(device) for x in found.values()]).tolist()
+    floors: dict[str, float] = {}
+    for path, (total, count) in zip(found, every, strict=True):
+        floor = _NOISE * math.sqrt(total / max(1, count))
+        floors[_group(path)] = max(floors.get(_group(path), 0.0), floor)
+    return lambda path: floors.get(_group(path), 0.0)
+
+
+def _group(path: str) -> str:
+    """All gradients, the buffers of one module, or nothing."""
+    if path.startswith(_GRADIENTS):
+        return _GRADIENTS
+    return path.rpartition(".")[0] if path.startswith(_BUFFERS) else ""
 
 
 def differences(first: View, second: View) -> dict[str, float]:
@@ -131,20 +168,25 @@ def differences(first: View, second: View) -> dict[str, float]:
     ours, theirs = flatten(first).leaves, flatten(second).leaves
     if len(ours) != len(theirs):
         return {"": math.inf}
-    floor = _noise_floor(ours)
+    floor_of = _noise_floors(ours)
     found = {}
     for (path, a), (_, b) in zip(ours, theirs, strict=True):
         found[path] = 0.0
         if _is_real(a) and _is_real(b) and a.shape == b.shape:
-            found[path] = _error(path, a, b, floor)
+            found[path] = _error(path, a, b, floor_of(path))
     return found
 
 
-def is_elsewhere(first: View, second: View) -> bool:
-    """Whether the gradients of two runs, taken together, are too far apart to be of one program."""
+def together(first: View, second: View) -> float:
+    """The relative difference of the gradients of two runs, taken as one."""
     ours, theirs = (v.get("gradients", {}) for v in (first, second))
     own, both, others = _products((g, theirs[n]) for n, g in ours.items() if n in theirs)
-    return own - 2 * both + others > _FP64_USELESS**2 * own
+    return math.sqrt(max(0.0, own - 2 * both + others) / own) if own else 0.0
+
+
+def is_elsewhere(first: View, second: View) -> bool:
+    """Whether the gradients of two runs, taken as one, are too far apart to be of one program."""
+    return together(first, second) > _FP64_USELESS
 
 
 def largest(*errors: Mapping[str, float]) -> dict[str, float]:
@@ -164,8 +206,8 @@ def compare(
     actual: View,
     *,
     noise: Mapping[str, float] | None = None,
+    moved: Callable[[], Movement] = lambda: Movement(),
     reference: Callable[[], View | None] | None = None,
-    moved: Callable[[], Mapping[str, float]] = dict,
     tolerance: float | None = None,
     skip: tuple[str, ...] = (),
     restless: Collection[str] = (),
@@ -174,11 +216,11 @@ def compare(
 
     Args:
         noise: eager's self-noise by path; the tolerance is at least three times this.
-        reference: computes the view in float64, or None if that fails; called only if the
-            tolerance fails. Then ``actual`` passes if its error against float64 is at most a small
-            multiple of eager's; without one, up to ten times the tolerance.
-        moved: how far eager's gradients move by path where weights are rounded otherwise; called
-            only if there is no float64 run.
+        moved: what eager's own rounding moves; called only if the tolerance fails. What it
+            explains passes: see :class:`_Rounding`.
+        reference: computes the view in float64, or None if that fails; called only if that fails
+            too. Then ``actual`` passes if its error against float64 is at most a small multiple of
+            eager's; without one, up to ten times the tolerance.
         tolerance: the user's; replaces the dtype's tolerance for outputs and may only raise the
             others.
         skip: parts that are not compared.
@@ -187,15 +229,14 @@ def compare(
     eager, compiled = flatten(without(expected, *skip)), flatten(without(actual, *skip))
     if eager.structure != compiled.structure:
         return f"another structure: {compiled!s:.120} instead of {eager!s:.120}"
-    floor, rounding = _noise_floor(eager.leaves), 0.0
+    floor_of = _noise_floors(eager.leaves)
     golden: Leaves | None = None
-    is_scaled: bool | None = None
-    rounded: Mapping[str, float] = {}
+    rounding: _Rounding | None = None
     for index, (path, want) in enumerate(eager.leaves):
         _, got = compiled.leaves[index]
         if path in restless:
             want, got = _blank(want), _blank(got)
-        own = _tolerance(path, want, tolerance)
+        own, floor = _tolerance(path, want, tolerance), floor_of(path)
         allowed = max(own, 3 * (noise or {}).get(path, 0.0))
         if path.startswith(_GRADIENTS):
             # Capped even if eager is noisy: a gradient of zeros has an error of 1.
@@ -205,62 +246,100 @@ def compare(
         if not _is_real(want):
             continue
         if problem := _compare_values(path, want, got, allowed, floor):
+            if rounding is None:
+                rounding = _Rounding(moved(), _pairs(eager, compiled, restless))
+            if rounding.explains(path, want, got, floor):
+                continue
             if reference is None:
                 return problem
             if golden is None:
                 golden = flatten(without(reference() or {}, *skip)).leaves
-                rounding = _rounding(eager.leaves, golden, floor)
+                if len(golden) == len(eager.leaves):
+                    rounding.compare_lengths(golden, eager.leaves, compiled.leaves)
+            if path.startswith(_GRADIENTS) and rounding.is_longer:
+                return problem
             if not golden:  # nobody's fault: what a reference might excuse is let pass
-                if path.startswith(_GRADIENTS) and is_scaled is None:
-                    is_scaled, rounded = _is_scaled(eager, compiled), moved()
-                least = _UNREFERENCED * allowed, 3 * rounded.get(path, 0.0)
-                if is_scaled or not _may_be_rounding(path, want, got, max(least), floor):
+                if _error(path, want, got, floor) > _unreferenced(path, allowed):
                     return problem
                 continue
             exact = golden[index][1] if len(golden) == len(eager.leaves) else None
-            if not _as_good_as_eager(path, want, got, exact, own / 10, floor, rounding):
+            if not _as_good_as_eager(path, want, got, exact, own / 10):
                 return problem
     return None
 
 
-def _rounding(eager: Leaves, golden: Leaves, floor: float) -> float:
-    """What eager's gradients are off by, in the median: percents where it computes in bfloat16.
+class _Rounding:
+    """What eager's own rounding explains of a difference.
 
-    Those that are rounding alone tell nothing.
+    A leaf that moves by ``m`` of its size may be off by ``3 m``, within limits. All gradients as
+    one may not be longer or shorter by more, as a gradient that is scaled is.
+
+    Args:
+        moved: as :func:`compare` gets it.
+        pairs: all gradients of eager and of the compiled side.
+
+    Attributes:
+        is_longer: all gradients as one are longer or shorter than rounding makes them.
     """
-    if len(eager) != len(golden):
-        return 0.0
-    found = [
-        _error(path, exact, want)
-        for (path, want), (_, exact) in zip(eager, golden, strict=True)
-        if path.startswith(_GRADIENTS) and _is_real(exact) and exact.shape == want.shape
-        if _size(exact) > max(floor, _ALL_NOISE * _size(want))
-    ]
-    return min(median_low(found), _MOST_ROUNDING) if found else 0.0
+
+    def __init__(self, moved: Movement, pairs: Iterable[tuple[Any, Any]]) -> None:
+        self._moved = moved
+        own, both, _ = _products(pairs)
+        self._length = math.sqrt(own)
+        most = max(_LONGER, _MULTIPLE * moved.together)
+        self._most = min(most, _MAX_GRADIENT_TOLERANCE)
+        self.is_longer = abs(both - own) > self._most * own
+
+    def compare_lengths(self, golden: Leaves, eager: Leaves, compiled: Leaves) -> None:
+        """Excuse a length that is as near to that of a float64 run as eager's."""
+        (own, eagers, _), (_, both, _) = (
+            _products((a, b) for (path, a), (_, b) in pairs if path.startswith(_GRADIENTS))
+            for pairs in (zip(golden, eager, strict=True), zip(golden, compiled, strict=True))
+        )
+        if own:
+            self.is_longer &= abs(both / own - 1) > abs(eagers / own - 1) + self._most
+
+    def explains(self, path: str, want: torch.Tensor, got: torch.Tensor, floor: float) -> bool:
+        by = self._moved.by.get(path, 0.0)
+        by = by if math.isfinite(by) else 0.0
+        if not path.startswith(_GRADIENTS):
+            # One number may be rounding alone. Where all gradients are, nothing is known.
+            most = math.inf if self._moved.together <= _FP64_USELESS else _FP64_USELESS
+            least = floor / _NOISE * self._moved.epsilon  # of the module's largest buffer
+            error = _error(path, want, got, least)
+            return error <= min(_MULTIPLE * by, most) or bool(error <= 1.0 and _size(want) < least)
+        if self.is_longer:
+            return False
+        if by <= _MAX_GRADIENT_TOLERANCE:
+            allowed = min(_MULTIPLE * by, _MAX_GRADIENT_TOLERANCE)
+            return _error(path, want, got, floor) <= allowed
+        # Rounding alone, as of a bias of keys; all gradients of a model may not be.
+        size = _size(want)
+        is_small = size * math.sqrt(want.numel()) < _SMALL * self._length
+        strange = bool((_as_real(want).isfinite() != _as_real(got).isfinite()).any())
+        return is_small and not strange and _size(got) <= _MOST_NOISE * size
 
 
-def _may_be_rounding(
-    path: str, want: torch.Tensor, got: torch.Tensor, allowed: float, floor: float
-) -> bool:
-    if path.startswith(_GRADIENTS):
-        if allowed >= 3 * _MAX_GRADIENT_TOLERANCE:  # its direction is rounding alone
-            return _size(got) <= _MOST_NOISE * _size(want)
-        allowed = min(allowed, _MAX_GRADIENT_TOLERANCE)
-    return _error(path, want, got, floor) <= allowed
+def _pairs(
+    eager: Flat, compiled: Flat, restless: Collection[str]
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The gradients of both sides."""
+    for (path, want), (_, got) in zip(eager.leaves, compiled.leaves, strict=True):
+        if path.startswith(_GRADIENTS) and path not in restless:
+            yield want, got
 
 
-def _is_scaled(eager: Flat, compiled: Flat) -> bool:
-    """Whether all gradients together are longer or shorter, as rounding cannot make them."""
-    pairs = zip(eager.leaves, compiled.leaves, strict=True)
-    own, both, _ = _products((a, b) for (path, a), (_, b) in pairs if path.startswith(_GRADIENTS))
-    return abs(both - own) > _GRADIENT_TOLERANCE * own
+def _unreferenced(path: str, allowed: float) -> float:
+    """The largest error that passes where there is no float64 run."""
+    most = _UNREFERENCED * allowed
+    return min(most, max(_UNREFERENCED_GRADIENT, allowed)) if path.startswith(_GRADIENTS) else most
 
 
 def _products(pairs: Iterable[tuple[Any, Any]]) -> list[float]:
     """Of all pairs of tensors as one: first by first, first by second, and second by second."""
     total = torch.zeros(3, dtype=torch.float64)
     for first, second in pairs:
-        if _is_real(first) and _is_real(second):
+        if _is_real(first) and _is_real(second) and first.shape == second.shape:
             total = total.to(first.device)  # one wait for the device in all
             for x, y in zip(pieces(_as_real(first)), pieces(_as_real(second)), strict=True):
                 a, b = _finite(x), _finite(y).to(x.device)
@@ -319,7 +398,7 @@ def _compare_values(
     else:
         # The absolute tolerance is relative to the values' size: with a fixed one, zeros would
         # pass for small outputs.
-        least = tolerance * _ordinary_size(want, _largest_ordinary(want))
+        least = max(floor, tolerance * _ordinary_size(want, _largest_ordinary(want)))
         is_close = all(
             bool(torch.isclose(a, b, rtol=tolerance, atol=least, equal_nan=True).all())
             for a, b in zip(pieces(got), pieces(want), strict=True)
@@ -331,18 +410,9 @@ def _compare_values(
 
 
 def _as_good_as_eager(
-    path: str,
-    want: torch.Tensor,
-    got: torch.Tensor,
-    golden: Any,
-    slack: float,
-    floor: float,
-    rounding: float,
+    path: str, want: torch.Tensor, got: torch.Tensor, golden: Any, slack: float
 ) -> bool:
-    """Compare both with a float64 run, by the rule of ``torch._dynamo.utils.same``.
-
-    A gradient of eager may be right by chance: what others of its gradients are off by counts too.
-    """
+    """Compare both with a float64 run, by the rule of ``torch._dynamo.utils.same``."""
     if not _is_real(golden) or golden.shape != want.shape:
         return False
     if want.is_complex() != golden.is_complex():
@@ -357,13 +427,9 @@ def _as_good_as_eager(
         want, got, golden = (x.masked_fill(strange, 0.0) for x in (want, got, golden))
     own = _error(path, golden, want)
     if path.startswith(_GRADIENTS):
-        size = _size(want)
-        if _size(golden) < _ALL_NOISE * size and size * _NOISE_GRADIENT < _SMALL * floor:
-            return _size(got) <= _MOST_NOISE * size  # that of a bias of keys under a softmax
         # One of noisy direction must still have about the same length.
-        if not size / _MULTIPLE <= _size(got) <= _MULTIPLE * size:
+        if not _size(want) / _LENGTHS <= _size(got) <= _LENGTHS * _size(want):
             return False
-        own = max(own, rounding)
     elif own > _FP64_USELESS:
         return False
     multiple = 2.0 if is_float32 and want.numel() >= _FP64_SMALL else 3.0

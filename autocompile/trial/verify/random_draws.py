@@ -248,7 +248,7 @@ def _statistics(leaf: Any, first: Any) -> torch.Tensor:
     if not isinstance(leaf, torch.Tensor):
         value = float(leaf) if isinstance(leaf, (int, float)) else 0.0
         is_equal = type(leaf) is type(first) and bool(leaf == first)
-        return _row(torch.tensor(value), torch.tensor(is_equal))
+        return _row(torch.tensor(value, dtype=torch.float64), torch.tensor(is_equal))
     is_first = torch.tensor(False)
     if isinstance(first, torch.Tensor) and _kind(leaf) == _kind(first):
         is_first = ((leaf == first) | ((leaf != leaf) & (first != first))).all()

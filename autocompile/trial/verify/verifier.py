@@ -24,16 +24,18 @@ from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.phases import phase_of
 from autocompile.store.record import Outcome
 from autocompile.trial.phases.side import Side, copies, perturb, round_otherwise
-from autocompile.trial.process.failures import Failed, first_words
-from autocompile.trial.target.target import Target
+from autocompile.trial.process.failures import Failed, first_words, only_logged
+from autocompile.trial.target.target import Target, seed_everything
 from autocompile.trial.verify.calls import Calls, Precision
 from autocompile.trial.verify.check import refusal
 from autocompile.trial.verify.compare import (
+    Movement,
     compare,
     differences,
     is_elsewhere,
     largest,
     mismatch_scale,
+    together,
 )
 from autocompile.trial.verify.optimizer import Gradients, StepCheck, step_with
 from autocompile.trial.verify.outputs import (
@@ -50,6 +52,7 @@ from autocompile.trial.verify.random_draws import depends_on_seed, drawing_as_ea
 __all__ = ["Verifier"]
 
 _MAX_NOISE = 0.05  # if eager differs from itself by more, nothing can be verified
+_ROUNDINGS, _OTHER_SEED = 3, 1000  # for what rounding moves
 _VISIBLE = 1e-2  # smallest relative change of the output that can show new weights
 _OVERWRITES = "outputs are overwritten by the next call (CUDA graphs): clone what you keep"
 
@@ -104,7 +107,8 @@ class Verifier(Calls):
         self.steps = StepCheck(self._exact_steps)
         self.noise = max(self._noise.values(), default=0.0)
         self._drift: dict[str, float] = {}
-        self._rounding: dict[str, float] = {}
+        self._movement: Movement | None = None
+        self._has_gradients = phase_of(phase).has_backward and "gradients" in self.expected
         self._own: View = {}
         self._is_random = depends_on_seed(self.eager, self.seeded_call, self.noise)
         notes += self._about_eager()
@@ -398,8 +402,8 @@ class Verifier(Calls):
             want,
             got,
             noise=noise,
-            reference=reference,
             moved=self._moved,
+            reference=reference,
             tolerance=self.tolerance,
             skip=("outputs",) if self.check else (),
             restless=restless,
@@ -409,7 +413,7 @@ class Verifier(Calls):
         if self.why_no_reference:
             self._notes.append(
                 f"nothing can be computed in float64 here ({self.why_no_reference}), so errors of "
-                "up to ten times the tolerance are taken for rounding"
+                "up to ten times the tolerance (5 % of a gradient) are taken for rounding"
             )
             self.why_no_reference = ""
 
@@ -421,20 +425,43 @@ class Verifier(Calls):
             return None
         return found
 
-    def _moved(self) -> Mapping[str, float]:
-        """How far gradients of eager steps move, by path, where its weights are rounded otherwise.
+    def _moved(self) -> Movement:
+        """How far eager's results move where its weights are rounded otherwise.
 
-        As far as their rounding goes, in the precision that eager computes in.
+        By half an epsilon of the precision that eager computes in; the most of three tries, since
+        one number may come out the same by chance. Nothing moves without a backward pass, or if
+        this fails.
         """
-        if self._steps and not self._rounding:
-            with Precision() as precision:  # type: ignore[no-untyped-call]
-                want = self._eagers(1)
+        if self._movement is None and self._has_gradients:
+            self._movement = Movement()
+            weights: list[torch.Tensor] = [*self.eager.model.parameters()]
+            # Those that a step trains are in the state that is kept.
+            trained = {id(p) for p in self.eager.parameters.values()} if self._steps else ()
+            others = [p for p in weights if id(p) not in trained]
+            own = copies(others)
+            try:
+                with only_logged():
+                    self._movement = self._moved_most(weights, others, own)
+            finally:
+                self.eager.restore()
+                _write(others, own)
+        return self._movement or Movement()
+
+    def _moved_most(self, weights: list[Any], others: list[Any], own: list[Any]) -> Movement:
+        self.eager.restore()
+        with Precision() as precision:
+            output = self.seeded_call(self.eager, 1)
+        want = copy_view(self.eager.view(output))
+        most, apart = dict[str, float](), 0.0
+        for number in range(_ROUNDINGS):
             self.eager.restore()
-            round_otherwise(self.eager.model, precision.epsilon)
+            _write(others, own)
+            seed_everything(self._seed + _OTHER_SEED + number)
+            round_otherwise(weights, precision.epsilon)
             got = self.eager.view(self.seeded_call(self.eager, 1))
-            self._rounding = differences(want, got)
-            self.eager.restore()
-        return self._rounding
+            most = largest(most, differences(want, got))
+            apart = max(apart, together(want, got))
+        return Movement(most, apart, precision.epsilon)
 
     def _demand_live(self, got: View, want: View, old: View, what: str, own: bool = False) -> None:
         # Without the user's tolerance, which may be too wide to tell old from new.
@@ -459,6 +486,12 @@ class Verifier(Calls):
         """A call in float64 from eager's current weights and kept state."""
         self.eager.restore()
         return self._in_float64(self.eager.model, (index,))
+
+
+def _write(tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+    with torch.no_grad():
+        for tensor, value in zip(tensors, values, strict=True):
+            tensor.copy_(value)
 
 
 def _largest_below(limit: float, errors: Mapping[str, float]) -> float:
