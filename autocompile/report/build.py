@@ -120,7 +120,8 @@ def _phase(
     ties = [c.record.number for c in decision.ties] if best and decision else []
     here = [c for c in every if c.record.batch_size == size]
     rest = [] if missing else space.get("rest", [])
-    if any(_is_refused_baseline(r) and r.batch_size == size for r in searched):
+    plain = [r for r in searched if r.config == DEFAULT_INDUCTOR and r.batch_size == size]
+    if any(r.outcome is Outcome.WRONG_OUTPUT and "is off by" in r.message for r in plain):
         missing = missing or _REFUSED
     sure = _confidence(decision, missing, rest, run, run_dir) if best and decision else None
     notes = _notes(every, allowed, space, [r for r in stopped if r in searched])
@@ -189,11 +190,6 @@ def _verdict(
 def _is_tried(record: Record) -> bool:
     is_over = record.outcome is not Outcome.INTERRUPTED and record.wall_s > 0
     return is_over and not record.config.is_plain_eager
-
-
-def _is_refused_baseline(record: Record) -> bool:
-    is_refused = record.outcome is Outcome.WRONG_OUTPUT and "is off by" in record.message
-    return is_refused and record.config == DEFAULT_INDUCTOR
 
 
 def _confidence(

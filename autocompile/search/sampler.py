@@ -195,7 +195,7 @@ class PortfolioSampler(ListedSampler):
         phases = codes([s.phase for s in settings])
         self._alike = np.hstack([self._has, phases[:, None] == np.unique(phases)])
         self._doubts = np.ones(len(self.settings))
-        self._doubted = -1  # version of what they are of
+        self._doubted = -1
         self._scored: tuple[int, float, Scores] | None = None
 
     def sample_relative(

@@ -22,8 +22,7 @@ LEFT = 0
 RUNNING = 1
 FAILED = 2
 WORKED = 3
-# Failures of one kind mostly have one cause: each makes it less likely that what shares their
-# features works. Frozen weights of a model that writes to its buffers failed seven times in a row.
+# Failures of one kind mostly have one cause: frozen weights of a model with a cache failed 7 times.
 _LESS_LIKELY, _MANY = 3.0, 20
 _STATES = {TrialState.COMPLETE: WORKED, TrialState.PRUNED: FAILED}
 

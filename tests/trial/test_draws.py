@@ -1,4 +1,4 @@
-"""A compiled side's own random numbers: plausible ones pass, and each kind of wrong one fails."""
+"""A compiled side's own random numbers: those that follow the seed pass, and others fail."""
 
 from __future__ import annotations
 
@@ -16,11 +16,7 @@ from autocompile.store.record import Outcome
 from autocompile.trial.phases.phases import make_side
 from autocompile.trial.phases.side import Side
 from autocompile.trial.process.failures import Failed
-from autocompile.trial.verify.random_draws import (
-    Draws,
-    compare_with_eagers_draws,
-    implausible,
-)
+from autocompile.trial.verify.random_draws import compare_with_eagers_draws
 from autocompile.trial.verify.verifier import Verifier
 
 pytestmark = pytest.mark.usefixtures("_dynamo_as_it_was")
@@ -77,9 +73,8 @@ def unseeded(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("lie", "words"),
     [
-        (first_by(lambda x: x * 2), "standard deviation"),
         (first_by(unseeded), "same seed"),
-        (changed(lambda y: (y[0], y[1] * 1.01)), "['outputs'][1] is off by 0.01"),  # no draw in it
+        (first_by(lambda x: x * 0 + 1.5), "whatever the seed"),
     ],
 )
 def test_draws_that_cannot_be_right_are_refused(lie: Callable[[Side], None], words: str) -> None:
@@ -115,45 +110,3 @@ def test_weights_that_a_side_with_draws_of_its_own_does_not_follow_are_stale() -
 
     outcome, _ = refused(a_target(noisy, batch(4, 8)), "forward", "inductor", lie)
     assert outcome is Outcome.STALE_WEIGHTS
-
-
-def views(seeds: range, change: Callable[[torch.Tensor], torch.Tensor] = lambda x: x) -> Draws:
-    def view(seed: int) -> dict[str, Any]:
-        x = torch.rand(32, 8, generator=torch.Generator().manual_seed(seed))
-        kept = (x > 0.5) * x / 0.5
-        return {"outputs": (change(kept), kept.argmax(), change(kept).mean().item())}
-
-    return Draws(map(view, seeds))
-
-
-def test_equal_distributions_raise_no_false_alarm() -> None:
-    calls = views(range(1)).calls_needed
-    for trial in range(200):
-        start = 2 * calls * trial
-        ours, theirs = (views(range(s, s + calls)) for s in (start, start + calls))
-        assert implausible(ours, theirs) is None
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda x: x * 0.5, "the mean of"),
-        (lambda x: x - 1, "the mean of"),
-        (lambda x: -x, "over"),
-        (lambda x: x * 0 + 1.5, "the same whatever the seed"),
-        (lambda x: x / 0, "not finite"),
-        (lambda x: x.double(), "float64"),
-    ],
-)
-def test_another_distribution_is_seen(
-    change: Callable[[torch.Tensor], torch.Tensor], words: str
-) -> None:
-    calls = views(range(1)).calls_needed
-    ours, theirs = views(range(calls)), views(range(calls, 2 * calls), change)
-    assert words in str(implausible(ours, theirs))
-
-
-def test_fewer_calls_than_needed_say_nothing_of_the_distribution() -> None:
-    ours, theirs = views(range(4)), views(range(4, 8), lambda x: x * 0.5)
-    assert implausible(ours, theirs) is None
-    assert views(range(1)).calls_needed <= 16

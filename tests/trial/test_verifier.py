@@ -21,7 +21,7 @@ from autocompile.trial.phases.phases import make_side
 from autocompile.trial.phases.side import Side
 from autocompile.trial.process.failures import Failed
 from autocompile.trial.target.target import Target, adam, seed_everything, sum_of_floats
-from autocompile.trial.verify.random_draws import compare_with_eagers_draws, demand_plausible_draws
+from autocompile.trial.verify.random_draws import compare_with_eagers_draws, demand_draws_by_seed
 from autocompile.trial.verify.verifier import Verifier
 
 Lie = Callable[[Side], None]
@@ -85,7 +85,7 @@ def judged(
         lie(compiled)
     with verifier.comparable_random_numbers(compiled):
         verifier.first_calls(compiled, verifier.seeded_call(compiled, 0))
-        demand_plausible_draws(verifier, compiled, notes)
+        demand_draws_by_seed(verifier, compiled)
         live = verifier.weights(compiled)
         compiled.keep()
         for side in (verifier.eager, compiled, compiled, verifier.eager):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -165,10 +165,10 @@ def perturb(model: torch.nn.Module, seed: int) -> None:
                 b.mul_((1 + _PERTURBATION * torch.rand(b.shape, generator=generator)).to(b))
 
 
-def round_otherwise(parameters: Iterable[torch.Tensor], epsilon: float) -> None:
+def round_otherwise(model: torch.nn.Module, epsilon: float) -> None:
     """Move each parameter by up to half an epsilon of itself, by the seed that is set."""
     with torch.no_grad():
-        for p in parameters:
+        for p in model.parameters():
             if p.is_floating_point():
                 dtype = torch.promote_types(p.dtype, torch.float32)
                 for x in pieces(p.detach()):

@@ -26,7 +26,7 @@ from autocompile.trial.process.channel import Channel, make_autotuning_exclusive
 from autocompile.trial.process.failures import Failed, only_logged
 from autocompile.trial.target.load import home_of
 from autocompile.trial.tasks.steps import Comparison, timed
-from autocompile.trial.verify.random_draws import compare_with_eagers_draws, demand_plausible_draws
+from autocompile.trial.verify.random_draws import compare_with_eagers_draws, demand_draws_by_seed
 
 __all__ = ["screen_setting"]
 
@@ -79,7 +79,7 @@ class _Trial(Comparison):
         if result.same_code_as is not None:
             result.compile_window, result.compile_s = self.clock.window, self.clock.compile_s(0.0)
             return
-        demand_plausible_draws(self.verifier, self.compiled, result.notes)
+        demand_draws_by_seed(self.verifier, self.compiled)
         if not request.config.bakes_weights:
             result.weights_live = self.verifier.weights(self.compiled)
 

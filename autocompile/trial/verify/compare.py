@@ -16,16 +16,7 @@ import torch
 from autocompile.trial.verify.outputs import View, without
 from autocompile.trial.verify.tree import Flat, flatten, pieces
 
-__all__ = [
-    "_GRADIENTS",
-    "Leaves",
-    "compare",
-    "differences",
-    "is_elsewhere",
-    "largest",
-    "mismatch_scale",
-    "together",
-]
+__all__ = ["Movement", "compare", "differences", "largest", "mismatch_scale", "together"]
 
 # Relative tolerances by dtype, from PyTorch's dynamo benchmarks for inference.
 _TOLERANCE = {torch.float16: 1e-3, torch.bfloat16: 1e-2, torch.float64: 1e-8}
@@ -69,14 +60,9 @@ def _finite(x: torch.Tensor) -> torch.Tensor:
     return x.double().nan_to_num(0.0, 0.0, 0.0)
 
 
-def _size(x: torch.Tensor) -> float:
-    """RMS of the elements, without those that are not finite."""
-    return _ordinary_size(_as_real(x), math.inf)
-
-
-def _ordinary_size(x: torch.Tensor, limit: float) -> float:
-    """RMS of the elements that are not above a limit."""
-    total, count = _squares(x, limit).tolist()
+def _size(x: torch.Tensor, limit: float = math.inf) -> float:
+    """RMS of the elements that are finite and not above a limit."""
+    total, count = _squares(_as_real(x), limit).tolist()
     return math.sqrt(total / max(1, count))
 
 
@@ -182,11 +168,6 @@ def together(first: View, second: View) -> float:
     ours, theirs = (v.get("gradients", {}) for v in (first, second))
     own, both, others = _products((g, theirs[n]) for n, g in ours.items() if n in theirs)
     return math.sqrt(max(0.0, own - 2 * both + others) / own) if own else 0.0
-
-
-def is_elsewhere(first: View, second: View) -> bool:
-    """Whether the gradients of two runs, taken as one, are too far apart to be of one program."""
-    return together(first, second) > _FP64_USELESS
 
 
 def largest(*errors: Mapping[str, float]) -> dict[str, float]:
@@ -303,7 +284,7 @@ class _Rounding:
         by = self._moved.by.get(path, 0.0)
         by = by if math.isfinite(by) else 0.0
         if not path.startswith(_GRADIENTS):
-            # One number may be rounding alone. Where all gradients are, nothing is known.
+            # Where all gradients are rounding alone, nothing is known.
             most = math.inf if self._moved.together <= _FP64_USELESS else _FP64_USELESS
             least = floor / _NOISE * self._moved.epsilon  # of the module's largest buffer
             error = _error(path, want, got, least)
@@ -398,7 +379,7 @@ def _compare_values(
     else:
         # The absolute tolerance is relative to the values' size: with a fixed one, zeros would
         # pass for small outputs.
-        least = max(floor, tolerance * _ordinary_size(want, _largest_ordinary(want)))
+        least = max(floor, tolerance * _size(want, _largest_ordinary(want)))
         is_close = all(
             bool(torch.isclose(a, b, rtol=tolerance, atol=least, equal_nan=True).all())
             for a, b in zip(pieces(got), pieces(want), strict=True)

@@ -32,7 +32,6 @@ from autocompile.trial.verify.compare import (
     Movement,
     compare,
     differences,
-    is_elsewhere,
     largest,
     mismatch_scale,
     together,
@@ -53,6 +52,7 @@ __all__ = ["Verifier"]
 
 _MAX_NOISE = 0.05  # if eager differs from itself by more, nothing can be verified
 _ROUNDINGS, _OTHER_SEED = 3, 1000  # for what rounding moves
+_ELSEWHERE = 0.25  # gradients as one that are further apart are of other random numbers
 _VISIBLE = 1e-2  # smallest relative change of the output that can show new weights
 _OVERWRITES = "outputs are overwritten by the next call (CUDA graphs): clone what you keep"
 
@@ -238,7 +238,7 @@ class Verifier(Calls):
         own, restless = self.has_own_draws(compiled), self._restless()
         before = self.from_kept_state(self.eager)
         own_before = self.from_kept_state(compiled) if own else before
-        with self._new_eager_weights() as state:
+        with self._other_eager_weights(self._perturb) as state:
             perturb(compiled.model, self._seed)
             want, changed = self.from_kept_state(self.eager), self.from_kept_state(compiled)
             known = 10 * _largest_below(_MAX_NOISE, self._noise)
@@ -268,7 +268,7 @@ class Verifier(Calls):
             Whether its output follows, as :meth:`weights` says it, and the seconds of the call.
         """
         before = self.from_kept_state(self.eager)
-        with self._new_eager_weights():
+        with self._other_eager_weights(self._perturb):
             compiled.model.load_state_dict(self.eager.model.state_dict())
             want = self.from_kept_state(self.eager)
             compiled.adopt(self.eager)
@@ -286,23 +286,28 @@ class Verifier(Calls):
             return True, took_s
 
     @contextlib.contextmanager
-    def _new_eager_weights(self) -> Iterator[dict[str, Any]]:
+    def _other_eager_weights(
+        self, change: Callable[[torch.nn.Module], None]
+    ) -> Iterator[dict[str, Any]]:
         """Context in which eager, and the target that may share them, have other weights.
 
-        Calls start from its new buffers too. Gives the state dict that it has before and after.
+        Gives the state dict that it has before and after.
         """
         model, kept = self.eager.model, self.eager.kept
         state = model.state_dict()
         tensors = {name: x for name, x in state.items() if isinstance(x, torch.Tensor)}
         state.update(zip(tensors, copies([*tensors.values()]), strict=True))
         try:
-            perturb(model, self._seed)
-            self.eager.keep()
+            change(model)
             yield state
         finally:
             model.load_state_dict(state)
             self.eager.kept = kept
             self.eager.restore()
+
+    def _perturb(self, model: torch.nn.Module) -> None:
+        perturb(model, self._seed)
+        self.eager.keep()  # calls start from its new buffers too
 
     def for_another(self) -> Verifier:
         """The same for another side, whose errors it keeps apart."""
@@ -420,7 +425,7 @@ class Verifier(Calls):
     def _with_same_draws(self, want: View, reference: Callable[[], View | None]) -> View | None:
         """A float64 run, unless it has drawn other random numbers than eager."""
         found = reference()
-        if found and is_elsewhere(want, found):
+        if found and together(want, found) > _ELSEWHERE:
             self.why_no_reference = "it draws other random numbers there"
             return None
         return found
@@ -434,20 +439,12 @@ class Verifier(Calls):
         """
         if self._movement is None and self._has_gradients:
             self._movement = Movement()
-            weights: list[torch.Tensor] = [*self.eager.model.parameters()]
-            # Those that a step trains are in the state that is kept.
-            trained = {id(p) for p in self.eager.parameters.values()} if self._steps else ()
-            others = [p for p in weights if id(p) not in trained]
-            own = copies(others)
-            try:
-                with only_logged():
-                    self._movement = self._moved_most(weights, others, own)
-            finally:
-                self.eager.restore()
-                _write(others, own)
+            with only_logged():
+                self._movement = self._moved_most()
+            self.eager.restore()
         return self._movement or Movement()
 
-    def _moved_most(self, weights: list[Any], others: list[Any], own: list[Any]) -> Movement:
+    def _moved_most(self) -> Movement:
         self.eager.restore()
         with Precision() as precision:
             output = self.seeded_call(self.eager, 1)
@@ -455,12 +452,11 @@ class Verifier(Calls):
         most, apart = dict[str, float](), 0.0
         for number in range(_ROUNDINGS):
             self.eager.restore()
-            _write(others, own)
             seed_everything(self._seed + _OTHER_SEED + number)
-            round_otherwise(weights, precision.epsilon)
-            got = self.eager.view(self.seeded_call(self.eager, 1))
-            most = largest(most, differences(want, got))
-            apart = max(apart, together(want, got))
+            with self._other_eager_weights(partial(round_otherwise, epsilon=precision.epsilon)):
+                got = self.eager.view(self.seeded_call(self.eager, 1))
+                most = largest(most, differences(want, got))
+                apart = max(apart, together(want, got))
         return Movement(most, apart, precision.epsilon)
 
     def _demand_live(self, got: View, want: View, old: View, what: str, own: bool = False) -> None:
@@ -486,12 +482,6 @@ class Verifier(Calls):
         """A call in float64 from eager's current weights and kept state."""
         self.eager.restore()
         return self._in_float64(self.eager.model, (index,))
-
-
-def _write(tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
-    with torch.no_grad():
-        for tensor, value in zip(tensors, values, strict=True):
-            tensor.copy_(value)
 
 
 def _largest_below(limit: float, errors: Mapping[str, float]) -> float:
