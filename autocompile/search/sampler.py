@@ -194,8 +194,7 @@ class PortfolioSampler(ListedSampler):
         _, self._has = feature_table(settings)
         phases = codes([s.phase for s in settings])
         self._alike = np.hstack([self._has, phases[:, None] == np.unique(phases)])
-        self._doubts = np.ones(len(self.settings))
-        self._doubted = -1
+        self._doubts: tuple[int, Any] = -1, None
         self._scored: tuple[int, float, Scores] | None = None
 
     def sample_relative(
@@ -315,10 +314,10 @@ class PortfolioSampler(ListedSampler):
         return (leaders >= 0) & is_less & ~(own & ~leading).any(axis=1)
 
     def _doubts_of(self, seen: Seen) -> Any:
-        if self._doubted != seen.version:
-            self._doubts = doubts(seen.failures.values(), self._alike, seen.state == WORKED)
-            self._doubted = seen.version
-        return self._doubts
+        if self._doubts[0] != seen.version:
+            found = doubts(seen.failures.values(), self._alike, seen.state == WORKED)
+            self._doubts = seen.version, found
+        return self._doubts[1]
 
     def _slowness(self, seen: Seen) -> Any:
         """Ratio of the actual to the predicted seconds of trials, for each setting.

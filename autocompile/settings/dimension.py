@@ -24,6 +24,7 @@ class Place:
         regions: the blocks that the model repeats, in words; empty if there are none.
         optimizers: the implementations that the target's optimizer has beside its own.
         best_optimizer: the fastest of them, timed alone; empty where none was timed.
+        writes_buffers: whether a call of the model changes its own buffers, as of a static cache.
     """
 
     phase: str
@@ -33,6 +34,7 @@ class Place:
     regions: str = ""
     optimizers: tuple[str, ...] = ()
     best_optimizer: str = ""
+    writes_buffers: bool = False
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,12 @@ def _some_threads(place: Place) -> tuple[int | None, ...]:
     return (None, *sorted(fewer, reverse=True))
 
 
-_UNFROZEN = "weights that are trained cannot be frozen"
+def _no_freezing(place: Place) -> str:
+    if phase_of(place.phase).trains:
+        return "weights that are trained cannot be frozen"
+    return "the model writes to its own buffers" if place.writes_buffers else ""
+
+
 # An argument of torch.compile() whose whole effect is in the code that comes out.
 _argument = functools.partial(
     Dimension, needs_compiler=True, in_source=True, traces_alike=True, applied="argument"
@@ -160,7 +165,7 @@ class Values:
         "comma list of true, false",
         (False, True),
         kinds=(bool,),
-        missing=lambda p: _UNFROZEN if phase_of(p.phase).trains else "",
+        missing=_no_freezing,
         why_not=lambda c, _: "" if c.backend == "inductor" else "only Inductor freezes weights",
         needs_compiler=True,
         traces_alike=True,

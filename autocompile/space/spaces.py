@@ -105,6 +105,7 @@ def _place(phase: str, found: ProbeResult) -> Place:
         target.get("regions", {}).get(phase, ""),
         tuple(target.get("optimizers", ())),
         _best_optimizer(target.get("optimizer_s", {}).get(phase, {})),
+        target.get("writes_buffers", {}).get(phase, False),
     )
 
 

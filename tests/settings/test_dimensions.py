@@ -124,6 +124,9 @@ def test_the_probe_says_what_the_model_offers(try_it: Try) -> None:
     found = try_it(f"{MODELS}:blocks", kind="probe")["target"]
     assert found["has_convolutions"] is False
     assert found["regions"] == {"forward": "4 Block"}
+    assert found["writes_buffers"] == {"forward": False}
+    counting = try_it(f"{MODELS}:counting", kind="probe")["target"]
+    assert counting["writes_buffers"] == {"forward": True}
     assert (found["optimizers"], found["optimizer"]) == ([], None)
 
 

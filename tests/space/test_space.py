@@ -79,6 +79,15 @@ def test_what_cannot_work_is_left_out_with_its_reason() -> None:
     assert configs(plain) == configs(space(Place("forward", "cpu")))
 
 
+def test_weights_of_a_model_with_a_cache_of_its_own_are_not_frozen() -> None:
+    def frozen(**more: bool) -> set[bool]:
+        place = Place("forward", "cpu", **more)  # type: ignore[arg-type]
+        return {c.freezing for c in configs(space(place, freezing=(False, True)))}
+
+    assert frozen() == {False, True}
+    assert frozen(writes_buffers=True) == {False}
+
+
 def test_options_of_convolutions_are_for_models_that_have_some() -> None:
     names = ["triton.cudagraphs", "conv_1x1_as_mm", "layout_optimization", "combo_kernels"]
     offered = ProbeResult(backends={"inductor": ""}, modes={"default": "default"}, options=names)

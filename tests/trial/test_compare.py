@@ -258,6 +258,10 @@ def test_the_running_mean_of_what_has_no_mean_is_rounding() -> None:
     assert compare(buffers(1e-10), buffers(1e-5), moved=moving(epsilon=2**-7)) is None
     assert compare(buffers(1e-10), buffers(1e-1), moved=moving(epsilon=2**-7)) is not None
     assert compare(buffers(1e-3), buffers(1.01e-3)) is not None
+    other = buffers(1e-3)
+    other["buffers"] |= {"1.cache": torch.full((8,), 1e6), "1.scale": values(32, scale=1e-2)}
+    wrong = {"buffers": {**other["buffers"], "1.scale": values(32, scale=1.1e-2)}}
+    assert compare(other, wrong) is not None, "of other buffers nothing is known"
     alone = buffers(1e-3)
     alone["buffers"]["2.running_mean"] = values(32, scale=2e-9)
     assert compare(buffers(1e-3), alone) is not None, "nothing beside it says how small it is"

@@ -45,6 +45,7 @@ def probe(request: ProbeRequest, channel: Channel, result: ProbeResult) -> None:
         phases = list(request.phases or target.default_phases())
         result.target = _describe(target, phases)
         channel.step(Step.EAGER)
+        result.target["writes_buffers"] = {}
         result.target["optimizer_s"] = _optimizer_seconds(target, phases, channel)
         size, seed = request.batch_size, request.header.seed
         for phase in phases:
@@ -52,7 +53,10 @@ def probe(request: ProbeRequest, channel: Channel, result: ProbeResult) -> None:
             inputs = inputs_of(target, phase, size, seed)
             result.during = None
             side = make_side(target, phase, inputs, model=target.fresh_model(phase, True))
+            buffers = [b for b in side.model.buffers() if not b.is_inference()]
+            before = [b._version for b in buffers]
             side.view(side.run())
+            result.target["writes_buffers"][phase] = before != [b._version for b in buffers]
             if target.check:  # that it accepts eager is known before anything is tried
                 again = inputs_of(target, phase, size, seed, draw=1)
                 Verifier(target, phase, (inputs, again), seed, [])

@@ -23,10 +23,7 @@ __all__ = ["Calls", "Precision", "WideCasts"]
 _CALLS = 3
 _TF32, _BFLOAT16 = 2.0**-10, 2.0**-7
 _COPIES = (torch.ops.aten.clone, torch.ops.aten.detach)  # of inputs
-_PRODUCTS = (
-    *(torch.ops.aten.convolution, torch.ops.aten.mm, torch.ops.aten.addmm),
-    *(torch.ops.aten.bmm, torch.ops.aten.baddbmm),
-)
+_PRODUCTS = ("convolution", "mm", "addmm", "bmm", "baddbmm")
 
 
 class Calls:
@@ -130,9 +127,7 @@ class Precision(TorchDispatchMode):  # type: ignore[no-untyped-call]
         epsilon: of the shortest floating type of a result, at most bfloat16's.
     """
 
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.epsilon = torch.finfo(torch.float64).eps
+    epsilon = torch.finfo(torch.float64).eps
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -141,19 +136,19 @@ class Precision(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if torch.is_grad_enabled() and function.overloadpacket not in _COPIES:
             for x in pytree.tree_leaves(results):
                 if isinstance(x, torch.Tensor) and x.is_floating_point():
-                    self.epsilon = max(self.epsilon, _epsilon(function.overloadpacket, x))
+                    name = function.overloadpacket.__name__
+                    self.epsilon = max(self.epsilon, _epsilon(name, x))
         return results
 
 
-def _epsilon(operator: Any, result: torch.Tensor) -> float:
+def _epsilon(operator: str, result: torch.Tensor) -> float:
     if result.dtype is torch.float32 and result.is_cuda and operator in _PRODUCTS:
-        is_convolution = operator is torch.ops.aten.convolution
-        place = torch.backends.cudnn if is_convolution else torch.backends.cuda.matmul
-        try:
-            if place.allow_tf32:
-                return _TF32
-        except RuntimeError:  # the newer switches were used
-            return _TF32
+        backends = torch.backends
+        place = backends.cudnn if operator == "convolution" else backends.cuda.matmul
+        with contextlib.suppress(RuntimeError):  # where the newer switches were used
+            if not place.allow_tf32:
+                return torch.finfo(torch.float32).eps
+        return _TF32
     return min(torch.finfo(result.dtype).eps, _BFLOAT16)
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from autocompile.trial.verify.outputs import View, without
-from autocompile.trial.verify.tree import Flat, flatten, pieces
+from autocompile.trial.verify.tree import flatten, pieces
 
 __all__ = ["Movement", "compare", "differences", "largest", "mismatch_scale", "together"]
 
@@ -29,7 +29,7 @@ _FP64_USELESS = 0.25
 # Elements this much larger than the small ones (logits masked by -1e9) are compared separately.
 _HUGE = 1e3
 _SAMPLE = 1_000_000
-_NOISE = 1e-6  # of the largest gradient, or buffer of a module: what is smaller is rounding
+_NOISE = 1e-6  # of the largest gradient, or of a deviation: what is smaller is rounding
 _MAX_GRADIENT_TOLERANCE = 0.5
 _UNREFERENCED_GRADIENT = 0.05
 _MOST_NOISE = 10.0  # times as long as eager's, where it is noise
@@ -37,7 +37,8 @@ _SMALL = 0.05  # share of the length of all gradients that may be noise
 _LENGTHS = 2.0  # of the length of a gradient, in which its direction may be noise
 _MULTIPLE = 3.0  # of what eager's own rounding moves
 _LONGER = 0.02  # of all gradients as one, at least
-_GRADIENTS, _BUFFERS = "['gradients']", "['buffers']"
+_GRADIENTS = "['gradients']"
+_MEAN, _VARIANCE = "running_mean']", "running_var']"  # of normalizing layers
 
 Leaves = list[tuple[str, Any]]
 
@@ -125,10 +126,10 @@ def _error(path: str, expected: torch.Tensor, actual: torch.Tensor, floor: float
 
 
 def _noise_floors(leaves: Leaves) -> Callable[[str], float]:
-    """By path, the RMS below which a gradient or a buffer is noise.
+    """By path, the RMS below which a gradient or a running mean is noise.
 
-    Relative to the largest gradient, as of a bias before BatchNorm, and to the largest buffer of
-    the same module: the running mean of what has no mean.
+    Relative to the largest gradient, as of a bias before BatchNorm, and to the deviation beside the
+    mean, which is 0 but for rounding where the inputs of a convolution are normalized.
     """
     found = {path: x for path, x in leaves if _group(path) and _is_real(x)}
     if not found:
@@ -137,16 +138,17 @@ def _noise_floors(leaves: Leaves) -> Callable[[str], float]:
     every = torch.stack([_squares(_as_real(x)).to(device) for x in found.values()]).tolist()
     floors: dict[str, float] = {}
     for path, (total, count) in zip(found, every, strict=True):
-        floor = _NOISE * math.sqrt(total / max(1, count))
-        floors[_group(path)] = max(floors.get(_group(path), 0.0), floor)
-    return lambda path: floors.get(_group(path), 0.0)
+        size = math.sqrt(total / max(1, count))
+        size = math.sqrt(size) if path.endswith(_VARIANCE) else size
+        floors[_group(path)] = max(floors.get(_group(path), 0.0), _NOISE * size)
+    return lambda path: 0.0 if path.endswith(_VARIANCE) else floors.get(_group(path), 0.0)
 
 
 def _group(path: str) -> str:
-    """All gradients, the buffers of one module, or nothing."""
+    """All gradients, the mean and variance of one module, or nothing."""
     if path.startswith(_GRADIENTS):
         return _GRADIENTS
-    return path.rpartition(".")[0] if path.startswith(_BUFFERS) else ""
+    return path.rpartition("running_")[0] if path.endswith((_MEAN, _VARIANCE)) else ""
 
 
 def differences(first: View, second: View) -> dict[str, float]:
@@ -228,7 +230,7 @@ def compare(
             continue
         if problem := _compare_values(path, want, got, allowed, floor):
             if rounding is None:
-                rounding = _Rounding(moved(), _pairs(eager, compiled, restless))
+                rounding = _Rounding(moved(), _pairs(eager.leaves, compiled.leaves, restless))
             if rounding.explains(path, want, got, floor):
                 continue
             if reference is None:
@@ -252,15 +254,14 @@ def compare(
 class _Rounding:
     """What eager's own rounding explains of a difference.
 
-    A leaf that moves by ``m`` of its size may be off by ``3 m``, within limits. All gradients as
-    one may not be longer or shorter by more, as a gradient that is scaled is.
+    What moves by ``m`` may be off by ``3 m``, within limits; so may the length of all gradients.
 
     Args:
         moved: as :func:`compare` gets it.
         pairs: all gradients of eager and of the compiled side.
 
     Attributes:
-        is_longer: all gradients as one are longer or shorter than rounding makes them.
+        is_longer: all gradients as one are longer or shorter than that.
     """
 
     def __init__(self, moved: Movement, pairs: Iterable[tuple[Any, Any]]) -> None:
@@ -273,10 +274,8 @@ class _Rounding:
 
     def compare_lengths(self, golden: Leaves, eager: Leaves, compiled: Leaves) -> None:
         """Excuse a length that is as near to that of a float64 run as eager's."""
-        (own, eagers, _), (_, both, _) = (
-            _products((a, b) for (path, a), (_, b) in pairs if path.startswith(_GRADIENTS))
-            for pairs in (zip(golden, eager, strict=True), zip(golden, compiled, strict=True))
-        )
+        own, eagers, _ = _products(_pairs(golden, eager))
+        _, both, _ = _products(_pairs(golden, compiled))
         if own:
             self.is_longer &= abs(both / own - 1) > abs(eagers / own - 1) + self._most
 
@@ -286,7 +285,7 @@ class _Rounding:
         if not path.startswith(_GRADIENTS):
             # Where all gradients are rounding alone, nothing is known.
             most = math.inf if self._moved.together <= _FP64_USELESS else _FP64_USELESS
-            least = floor / _NOISE * self._moved.epsilon  # of the module's largest buffer
+            least = floor / _NOISE * self._moved.epsilon  # of the deviation
             error = _error(path, want, got, least)
             return error <= min(_MULTIPLE * by, most) or bool(error <= 1.0 and _size(want) < least)
         if self.is_longer:
@@ -301,13 +300,11 @@ class _Rounding:
         return is_small and not strange and _size(got) <= _MOST_NOISE * size
 
 
-def _pairs(
-    eager: Flat, compiled: Flat, restless: Collection[str]
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """The gradients of both sides."""
-    for (path, want), (_, got) in zip(eager.leaves, compiled.leaves, strict=True):
+def _pairs(first: Leaves, second: Leaves, restless: Collection[str] = ()) -> Iterator[Any]:
+    """The gradients of both."""
+    for (path, one), (_, other) in zip(first, second, strict=True):
         if path.startswith(_GRADIENTS) and path not in restless:
-            yield want, got
+            yield one, other
 
 
 def _unreferenced(path: str, allowed: float) -> float:

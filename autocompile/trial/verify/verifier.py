@@ -286,9 +286,7 @@ class Verifier(Calls):
             return True, took_s
 
     @contextlib.contextmanager
-    def _other_eager_weights(
-        self, change: Callable[[torch.nn.Module], None]
-    ) -> Iterator[dict[str, Any]]:
+    def _other_eager_weights(self, change: Callable[[Any], None]) -> Iterator[dict[str, Any]]:
         """Context in which eager, and the target that may share them, have other weights.
 
         Gives the state dict that it has before and after.
@@ -433,9 +431,8 @@ class Verifier(Calls):
     def _moved(self) -> Movement:
         """How far eager's results move where its weights are rounded otherwise.
 
-        By half an epsilon of the precision that eager computes in; the most of three tries, since
-        one number may come out the same by chance. Nothing moves without a backward pass, or if
-        this fails.
+        The most of three tries, since one number may be the same by chance; nothing without a
+        backward pass, or if it fails.
         """
         if self._movement is None and self._has_gradients:
             self._movement = Movement()
@@ -446,7 +443,7 @@ class Verifier(Calls):
 
     def _moved_most(self) -> Movement:
         self.eager.restore()
-        with Precision() as precision:
+        with Precision() as precision:  # type: ignore[no-untyped-call]
             output = self.seeded_call(self.eager, 1)
         want = copy_view(self.eager.view(output))
         most, apart = dict[str, float](), 0.0
