@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -23,6 +24,7 @@ _REFUSED = (
     "plain torch.compile() was refused as wrong; if the difference is only rounding, a higher "
     "--tolerance accepts it and settings like it"
 )
+_ROUNDED = re.compile(r"^\['.* is off by .*\(call ")  # of what --tolerance is about
 _TARGET_KEYS = (
     *("kind", "description", "parameters", "algorithm", "build", "own_batch_size"),
     *("calls_per_update", "samples_per_update", "optimizer", "choices"),
@@ -121,7 +123,7 @@ def _phase(
     here = [c for c in every if c.record.batch_size == size]
     rest = [] if missing else space.get("rest", [])
     plain = [r for r in searched if r.config == DEFAULT_INDUCTOR and r.batch_size == size]
-    if any(r.outcome is Outcome.WRONG_OUTPUT and "is off by" in r.message for r in plain):
+    if any(r.outcome is Outcome.WRONG_OUTPUT and _ROUNDED.search(r.message) for r in plain):
         missing = missing or _REFUSED
     sure = _confidence(decision, missing, rest, run, run_dir) if best and decision else None
     notes = _notes(every, allowed, space, [r for r in stopped if r in searched])
@@ -222,7 +224,7 @@ def _confidence(
         "word": word,
         "decided": word == "high",
         "open": why_not_high,
-        "command": command if why_not_high and missing is not _REFUSED else "",
+        "command": command if why_not_high not in ("", _REFUSED) else "",
     }
 
 

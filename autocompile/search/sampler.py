@@ -192,8 +192,7 @@ class PortfolioSampler(ListedSampler):
         self._has_twin = np.array([twin is not None for twin in twins])
         self._twin = np.array([twin or 0 for twin in twins])
         _, self._has = feature_table(settings)
-        phases = codes([s.phase for s in settings])
-        self._alike = np.hstack([self._has, phases[:, None] == np.unique(phases)])
+        self._phase = codes([s.phase for s in settings])
         self._doubts: tuple[int, Any] = -1, None
         self._scored: tuple[int, float, Scores] | None = None
 
@@ -315,7 +314,7 @@ class PortfolioSampler(ListedSampler):
 
     def _doubts_of(self, seen: Seen) -> Any:
         if self._doubts[0] != seen.version:
-            found = doubts(seen.failures.values(), self._alike, seen.state == WORKED)
+            found = doubts(seen.failures.values(), self._has, self._phase, seen.state == WORKED)
             self._doubts = seen.version, found
         return self._doubts[1]
 

@@ -22,7 +22,7 @@ LEFT = 0
 RUNNING = 1
 FAILED = 2
 WORKED = 3
-# Failures of one kind mostly have one cause: frozen weights of a model with a cache failed 7 times.
+# Failures of one kind mostly have one cause: frozen weights of a model with a cache failed 8 times.
 _LESS_LIKELY, _MANY = 3.0, 20
 _STATES = {TrialState.COMPLETE: WORKED, TrialState.PRUNED: FAILED}
 
@@ -103,19 +103,21 @@ def _fingerprint(trial: FrozenTrial) -> str:
     return f"{trial.user_attrs.get('outcome', '')} {words[:120]}"
 
 
-def doubts(failures: Collection[Sequence[int]], has: Any, worked: Any) -> Any:
+def doubts(failures: Collection[Sequence[int]], has: Any, phase: Any, worked: Any) -> Any:
     """1 for settings that no failure resembles; grows with the number of similar failures.
 
     Args:
         failures: positions of the settings of each group of similar failures. Their common features
             are the best guess at the cause.
-        has: which setting (row) has which feature (column), its phase included.
+        has: which setting (row) has which feature (column); ``phase``: which has which phase.
         worked: which settings have worked; what shares the features too speaks against the guess.
     """
     found = np.ones(len(has))
     for group in failures:
         common = has[list(group)].all(axis=0)
         alike = has[:, common].all(axis=1)
+        if len({*phase[list(group)]}) == 1:
+            alike &= phase == phase[group[0]]
         count = min(len(group) - int((alike & worked).sum()), _MANY)
         if common.any() and count > 0:
             found *= np.where(alike, _LESS_LIKELY**count, 1.0)

@@ -216,15 +216,17 @@ def test_races_wait_for_a_running_setting_that_promises_much_and_not_for_one_tha
 
 
 def test_failures_of_one_kind_speak_against_what_shares_their_features() -> None:
-    #              frozen  inductor  forward  step
-    has = np.array([[1, 1, 1, 0], [1, 0, 1, 0], [0, 1, 1, 0], [0, 1, 0, 1], [1, 1, 1, 0]], bool)
-    none = np.zeros(5, bool)
-    assert doubts([[0, 1]], has, none).tolist() == [9, 9, 1, 1, 9]
-    assert doubts([[0, 3]], has, none).tolist() == [9, 1, 9, 9, 9], "all of inductor"
-    assert doubts([[1, 3]], has, none).tolist() == [1] * 5, "nothing in common"
-    worked = np.array([0, 0, 1, 0, 0], bool)
-    assert doubts([[0, 3]], has, worked).tolist() == [3, 1, 3, 3, 3], "one of them works"
-    assert np.isfinite(doubts([list(range(5)) * 40], np.ones((5, 1), bool), none)).all()
+    #              frozen  inductor
+    has = np.array([[1, 1], [1, 0], [0, 1], [0, 1], [1, 1], [0, 0]], bool)
+    phase, none = np.array([0, 0, 0, 1, 0, 0]), np.zeros(6, bool)
+    assert doubts([[0, 1]], has, phase, none).tolist() == [9, 9, 1, 1, 9, 1]
+    assert doubts([[0, 3]], has, phase, none).tolist() == [9, 1, 9, 9, 9, 1], "all of inductor"
+    assert doubts([[1, 2]], has, phase, none).tolist() == [1] * 6, "only the phase in common"
+    worked = np.array([0, 0, 1, 0, 0, 0], bool)
+    found = doubts([[0, 3]], has, phase, worked).tolist()
+    assert found == [3, 1, 3, 3, 3, 1], "one of them works"
+    every = [0, 2, 3, 4] * 40
+    assert np.isfinite(doubts([every], has, phase, none)).all()
 
 
 def test_beside_what_runs_others_like_it_have_little_to_add() -> None:

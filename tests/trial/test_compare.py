@@ -177,7 +177,7 @@ def gradients(**tensors: torch.Tensor) -> dict[str, Any]:
 
 def moving(together: float = 0.0, epsilon: float = 1e-7, **by: float) -> Callable[[], Movement]:
     paths = {f"['gradients']['{name}']": share for name, share in by.items()}
-    return lambda: Movement(paths, together, epsilon)
+    return lambda: Movement(paths, together, together / 10, epsilon)
 
 
 def test_a_gradient_of_rounding_alone_may_be_any_rounding() -> None:
@@ -211,7 +211,7 @@ def test_rounding_does_not_make_all_gradients_longer() -> None:
     eager = {n: values(4000).roll(k) for k, n in enumerate("abc")}
     for factor, is_right in ((0.97, False), (1.03, False), (1.015, True)):
         scaled = gradients(**{n: factor * x for n, x in eager.items()})
-        said = compare(gradients(**eager), scaled, moved=moving(a=0.02, b=0.02, c=0.02))
+        said = compare(gradients(**eager), scaled, moved=moving(0.02, a=0.02, b=0.02, c=0.02))
         assert (said is None) is is_right
     chaos = moving(1.0, a=1.0, b=1.0, c=1.0)
     for factor in (0.0, -1.0, 1.6):  # rounding may not be all that a model's gradients are
@@ -236,6 +236,14 @@ def test_an_infinite_gradient_is_no_rounding() -> None:
     wrong = gradients(weight=values(32), bias=values(32, scale=1e-4))
     wrong["gradients"]["bias"][3] = INF
     assert compare(eager, wrong, moved=moving(weight=1e-7, bias=0.9)) is not None
+
+
+def test_what_moved_when_it_was_small_is_sure_when_it_is_large() -> None:
+    moved = Movement({"['loss']": 30.0}, sizes={"['loss']": 1e-4})
+    for loss, is_right in ((1e-4, True), (2.0, False)):
+        got = {"loss": torch.tensor(loss * 1.5)}
+        said = compare({"loss": torch.tensor(loss)}, got, moved=lambda: moved)
+        assert (said is None) is is_right
 
 
 def test_a_loss_may_be_rounding_alone_unless_all_gradients_are() -> None:

@@ -21,9 +21,7 @@ from autocompile.trial.verify.outputs import Held, View, copy_view
 __all__ = ["Calls", "Precision", "WideCasts"]
 
 _CALLS = 3
-_TF32, _BFLOAT16 = 2.0**-10, 2.0**-7
-_COPIES = (torch.ops.aten.clone, torch.ops.aten.detach)  # of inputs
-_PRODUCTS = ("convolution", "mm", "addmm", "bmm", "baddbmm")
+_PRODUCTS = ("convolution", "mm", "addmm", "bmm", "baddbmm")  # in them rounding counts
 
 
 class Calls:
@@ -119,37 +117,24 @@ class WideCasts(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Precision(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees in which precision the code inside the context computes what has gradients.
+    """Sees in which precision the code inside the context multiplies matrices.
 
-    Optimizers and the forward passes of custom functions run without gradients and are not seen.
+    Optimizers and forward passes of custom functions, without gradients, and TF32 are not seen.
 
     Attributes:
-        epsilon: of the shortest floating type of a result, at most bfloat16's.
+        epsilon: of the shortest type of a product; 0 where there is none.
     """
 
-    epsilon = torch.finfo(torch.float64).eps
+    epsilon = 0.0
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        results = function(*args, **(kwargs or {}))
-        if torch.is_grad_enabled() and function.overloadpacket not in _COPIES:
-            for x in pytree.tree_leaves(results):
-                if isinstance(x, torch.Tensor) and x.is_floating_point():
-                    name = function.overloadpacket.__name__
-                    self.epsilon = max(self.epsilon, _epsilon(name, x))
-        return results
-
-
-def _epsilon(operator: str, result: torch.Tensor) -> float:
-    if result.dtype is torch.float32 and result.is_cuda and operator in _PRODUCTS:
-        backends = torch.backends
-        place = backends.cudnn if operator == "convolution" else backends.cuda.matmul
-        with contextlib.suppress(RuntimeError):  # where the newer switches were used
-            if not place.allow_tf32:
-                return torch.finfo(torch.float32).eps
-        return _TF32
-    return min(torch.finfo(result.dtype).eps, _BFLOAT16)
+        result = function(*args, **(kwargs or {}))
+        name = function.overloadpacket.__name__
+        if torch.is_grad_enabled() and name in _PRODUCTS and result.is_floating_point():
+            self.epsilon = max(self.epsilon, torch.finfo(result.dtype).eps)
+        return result
 
 
 def _double(x: Any) -> Any:

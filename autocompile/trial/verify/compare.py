@@ -16,7 +16,7 @@ import torch
 from autocompile.trial.verify.outputs import View, without
 from autocompile.trial.verify.tree import flatten, pieces
 
-__all__ = ["Movement", "compare", "differences", "largest", "mismatch_scale", "together"]
+__all__ = ["Movement", "compare", "differences", "largest", "mismatch_scale", "sizes", "together"]
 
 # Relative tolerances by dtype, from PyTorch's dynamo benchmarks for inference.
 _TOLERANCE = {torch.float16: 1e-3, torch.bfloat16: 1e-2, torch.float64: 1e-8}
@@ -31,7 +31,7 @@ _HUGE = 1e3
 _SAMPLE = 1_000_000
 _NOISE = 1e-6  # of the largest gradient, or of a deviation: what is smaller is rounding
 _MAX_GRADIENT_TOLERANCE = 0.5
-_UNREFERENCED_GRADIENT = 0.05
+_UNREFERENCED_GRADIENT = 5e-3  # times that
 _MOST_NOISE = 10.0  # times as long as eager's, where it is noise
 _SMALL = 0.05  # share of the length of all gradients that may be noise
 _LENGTHS = 2.0  # of the length of a gradient, in which its direction may be noise
@@ -47,14 +47,16 @@ class Movement(NamedTuple):
     """How far eager's results move where its weights are rounded otherwise.
 
     Attributes:
-        by: relative difference by path.
-        together: of all gradients taken as one.
+        by: relative difference by path; ``sizes``: of what was moved, their RMS.
+        together: of all gradients taken as one; ``longer``: the change of their length.
         epsilon: of the precision that it computes in.
     """
 
     by: Mapping[str, float] = {}
     together: float = 0.0
+    longer: float = 0.0
     epsilon: float = 0.0
+    sizes: Mapping[str, float] = {}
 
 
 def _finite(x: torch.Tensor) -> torch.Tensor:
@@ -165,11 +167,18 @@ def differences(first: View, second: View) -> dict[str, float]:
     return found
 
 
-def together(first: View, second: View) -> float:
-    """The relative difference of the gradients of two runs, taken as one."""
+def together(first: View, second: View) -> tuple[float, float]:
+    """Of the gradients of two runs, taken as one: relative difference, and change of length."""
     ours, theirs = (v.get("gradients", {}) for v in (first, second))
     own, both, others = _products((g, theirs[n]) for n, g in ours.items() if n in theirs)
-    return math.sqrt(max(0.0, own - 2 * both + others) / own) if own else 0.0
+    if not own:
+        return 0.0, 0.0
+    return math.sqrt(max(0.0, own - 2 * both + others) / own), abs(both / own - 1)
+
+
+def sizes(view: View) -> dict[str, float]:
+    """RMS by path."""
+    return {path: _size(x) for path, x in flatten(view).leaves if _is_real(x)}
 
 
 def largest(*errors: Mapping[str, float]) -> dict[str, float]:
@@ -221,7 +230,7 @@ def compare(
             want, got = _blank(want), _blank(got)
         own, floor = _tolerance(path, want, tolerance), floor_of(path)
         allowed = max(own, 3 * (noise or {}).get(path, 0.0))
-        if path.startswith(_GRADIENTS):
+        if is_gradient := path.startswith(_GRADIENTS):
             # Capped even if eager is noisy: a gradient of zeros has an error of 1.
             allowed = min(max(allowed, _GRADIENT_TOLERANCE), _MAX_GRADIENT_TOLERANCE)
         if problem := _compare_kind(path, want, got, allowed):
@@ -239,10 +248,11 @@ def compare(
                 golden = flatten(without(reference() or {}, *skip)).leaves
                 if len(golden) == len(eager.leaves):
                     rounding.compare_lengths(golden, eager.leaves, compiled.leaves)
-            if path.startswith(_GRADIENTS) and rounding.is_longer:
+            if is_gradient and rounding.is_longer:
                 return problem
             if not golden:  # nobody's fault: what a reference might excuse is let pass
-                if _error(path, want, got, floor) > _unreferenced(path, allowed):
+                most = min(allowed, _UNREFERENCED_GRADIENT) if is_gradient else allowed
+                if _error(path, want, got, floor) > _UNREFERENCED * most:
                     return problem
                 continue
             exact = golden[index][1] if len(golden) == len(eager.leaves) else None
@@ -254,7 +264,8 @@ def compare(
 class _Rounding:
     """What eager's own rounding explains of a difference.
 
-    What moves by ``m`` may be off by ``3 m``, within limits; so may the length of all gradients.
+    What moves by ``m`` may be off by ``3 m``, within limits; so may the length of all gradients, or
+    by 2 %.
 
     Args:
         moved: as :func:`compare` gets it.
@@ -268,8 +279,7 @@ class _Rounding:
         self._moved = moved
         own, both, _ = _products(pairs)
         self._length = math.sqrt(own)
-        most = max(_LONGER, _MULTIPLE * moved.together)
-        self._most = min(most, _MAX_GRADIENT_TOLERANCE)
+        self._most = min(max(_LONGER, _MULTIPLE * moved.longer), _MAX_GRADIENT_TOLERANCE)
         self.is_longer = abs(both - own) > self._most * own
 
     def compare_lengths(self, golden: Leaves, eager: Leaves, compiled: Leaves) -> None:
@@ -280,21 +290,21 @@ class _Rounding:
             self.is_longer &= abs(both / own - 1) > abs(eagers / own - 1) + self._most
 
     def explains(self, path: str, want: torch.Tensor, got: torch.Tensor, floor: float) -> bool:
-        by = self._moved.by.get(path, 0.0)
+        size, moved = _size(want), self._moved
+        by = moved.by.get(path, 0.0) * min(1.0, moved.sizes.get(path, math.inf) / (size or 1.0))
         by = by if math.isfinite(by) else 0.0
         if not path.startswith(_GRADIENTS):
             # Where all gradients are rounding alone, nothing is known.
-            most = math.inf if self._moved.together <= _FP64_USELESS else _FP64_USELESS
-            least = floor / _NOISE * self._moved.epsilon  # of the deviation
+            most = math.inf if moved.together <= _FP64_USELESS else _FP64_USELESS
+            least = floor / _NOISE * moved.epsilon  # of the deviation
             error = _error(path, want, got, least)
-            return error <= min(_MULTIPLE * by, most) or bool(error <= 1.0 and _size(want) < least)
+            return error <= min(_MULTIPLE * by, most) or bool(error <= 1.0 and size < least)
         if self.is_longer:
             return False
         if by <= _MAX_GRADIENT_TOLERANCE:
             allowed = min(_MULTIPLE * by, _MAX_GRADIENT_TOLERANCE)
             return _error(path, want, got, floor) <= allowed
         # Rounding alone, as of a bias of keys; all gradients of a model may not be.
-        size = _size(want)
         is_small = size * math.sqrt(want.numel()) < _SMALL * self._length
         strange = bool((_as_real(want).isfinite() != _as_real(got).isfinite()).any())
         return is_small and not strange and _size(got) <= _MOST_NOISE * size
@@ -305,12 +315,6 @@ def _pairs(first: Leaves, second: Leaves, restless: Collection[str] = ()) -> Ite
     for (path, one), (_, other) in zip(first, second, strict=True):
         if path.startswith(_GRADIENTS) and path not in restless:
             yield one, other
-
-
-def _unreferenced(path: str, allowed: float) -> float:
-    """The largest error that passes where there is no float64 run."""
-    most = _UNREFERENCED * allowed
-    return min(most, max(_UNREFERENCED_GRADIENT, allowed)) if path.startswith(_GRADIENTS) else most
 
 
 def _products(pairs: Iterable[tuple[Any, Any]]) -> list[float]:

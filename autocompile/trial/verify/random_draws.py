@@ -7,6 +7,7 @@ program is verified on a side compiled with ``fallback_random``, which draws eag
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,8 @@ from autocompile.store.record import Outcome
 from autocompile.trial.inspect import telemetry
 from autocompile.trial.phases.side import Side, random_states
 from autocompile.trial.process.failures import Failed
-from autocompile.trial.verify.compare import mismatch_scale
-from autocompile.trial.verify.outputs import copy_view
+from autocompile.trial.verify.compare import differences, mismatch_scale
+from autocompile.trial.verify.outputs import copy_view, without
 
 if TYPE_CHECKING:
     from autocompile.trial.verify.verifier import Verifier
@@ -29,33 +30,38 @@ __all__ = [
     "draws_itself",
 ]
 
+_SEEDS, _MOST_S = 20, 10.0  # few draws, as of stochastic depth, may be the same for some
+
 
 def demand_draws_by_seed(verifier: Verifier, compiled: Side) -> None:
-    """Check that a side's results repeat with a seed and differ with another.
+    """Check that results repeat with a seed, differ with another, and equal eager's elsewhere.
 
-    Call after ``verifier.first_calls``. Does nothing for a side that draws like eager.
-
-    Raises:
-        Failed: ``wrong_output``.
-    """
+    Does nothing for a side that draws like eager. Call after ``verifier.first_calls``."""
     if not verifier.has_own_draws(compiled):
         return
     verifier.demand_repeats(compiled, "when the same seed is set again")
-    # Of the same inputs, since the number is even.
-    views = [verifier.from_kept_state(compiled, call) for call in (0, 2)]
+    began, sides = time.monotonic(), (verifier.eager, compiled)
+    want, got = (without(verifier.from_kept_state(side), "gradients") for side in sides)
+    restless, differ, follows = set[str](), 0, False
+    for call in range(2, 2 * _SEEDS, 2):  # even: of the same inputs
+        if time.monotonic() - began > _MOST_S:
+            break
+        views = [without(verifier.from_kept_state(side, call), "gradients") for side in sides]
+        ours, theirs = differences(want, views[0]), differences(got, views[1])
+        restless |= {path for path, apart in ours.items() if apart}
+        differ, follows = differ + any(ours.values()), follows or any(theirs.values())
+    else:
+        if not follows and differ > _SEEDS / 2:
+            what = "its results are the same whatever the seed, where eager's differ"
+            raise Failed(Outcome.WRONG_OUTPUT, f"{what} (random numbers)")
+        verifier.demand(got, want, "but for random numbers", verifier.accepted, restless=restless)
     verifier.eager.restore()
-    if mismatch_scale(*views) == 0.0:
-        what = "its results are the same whatever the seed, where eager's differ"
-        raise Failed(Outcome.WRONG_OUTPUT, f"{what} (random numbers)")
 
 
 def compare_with_eagers_draws(verifier: Verifier, compiled: Side, config: CompileConfig) -> None:
     """Compile the setting again so that it draws like eager, and compare it with eager.
 
     Call last, since it resets Dynamo. Does nothing for a side that draws like eager.
-
-    Raises:
-        Failed: ``wrong_output``, or ``stale_weights`` if it does not follow new weights.
     """
     if not verifier.has_own_draws(compiled):
         return

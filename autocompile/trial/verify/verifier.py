@@ -34,6 +34,7 @@ from autocompile.trial.verify.compare import (
     differences,
     largest,
     mismatch_scale,
+    sizes,
     together,
 )
 from autocompile.trial.verify.optimizer import Gradients, StepCheck, step_with
@@ -167,7 +168,7 @@ class Verifier(Calls):
             initial = self._target.model_of(self._phase)
             reference = partial(self._in_float64, initial, range(index + 1))
             want = self._expected[index]
-            self._demand(got, want, f"call {index + 1}", self._noise, reference)
+            self.demand(got, want, f"call {index + 1}", self._noise, reference)
             self._drift = largest(self._drift, differences(want, got))
 
     def _first_steps(self, compiled: Side, first_output: Any) -> None:
@@ -177,7 +178,7 @@ class Verifier(Calls):
         if not own:
             initial = self._target.model_of(self._phase)
             reference = partial(self._in_float64, initial, range(1))
-            self._demand(first, self.expected, "call 1", self._noise, reference)
+            self.demand(first, self.expected, "call 1", self._noise, reference)
             self._drift = differences(self.expected, first)
         held = Held(first)
         del first
@@ -195,7 +196,7 @@ class Verifier(Calls):
             compiled.adopt(self.eager)
             got = compiled.view(self.seeded_call(compiled, index))
             reference = partial(self._from_eager_in_float64, index)
-            self._demand(got, want, f"call {index + 2}", self._noise, reference)
+            self.demand(got, want, f"call {index + 2}", self._noise, reference)
             self._drift = largest(self._drift, differences(want, got))
         self.eager.restore()
 
@@ -218,9 +219,9 @@ class Verifier(Calls):
         compiled.adopt(self.eager)
         got = compiled.view(self.seeded_call(compiled, 0))
         if want and self._is_forward:
-            self._demand(got, want, when, self._noise, self._from_eager_in_float64)
+            self.demand(got, want, when, self._noise, self._from_eager_in_float64)
         elif want:
-            self._demand(got, want, when, self.accepted, self._from_eager_in_float64)
+            self.demand(got, want, when, self.accepted, self._from_eager_in_float64)
         if self._steps:
             self.demand_later_step(compiled, when)
         held = Held(got)
@@ -390,7 +391,7 @@ class Verifier(Calls):
     def _refusal(self, want: View, got: View) -> str | None:
         return refusal(self.check, want["outputs"], got["outputs"]) if self.check else None
 
-    def _demand(
+    def demand(
         self,
         got: View,
         want: View,
@@ -423,7 +424,7 @@ class Verifier(Calls):
     def _with_same_draws(self, want: View, reference: Callable[[], View | None]) -> View | None:
         """A float64 run, unless it has drawn other random numbers than eager."""
         found = reference()
-        if found and together(want, found) > _ELSEWHERE:
+        if found and together(want, found)[0] > _ELSEWHERE:
             self.why_no_reference = "it draws other random numbers there"
             return None
         return found
@@ -446,15 +447,16 @@ class Verifier(Calls):
         with Precision() as precision:  # type: ignore[no-untyped-call]
             output = self.seeded_call(self.eager, 1)
         want = copy_view(self.eager.view(output))
-        most, apart = dict[str, float](), 0.0
+        most, apart, longer = dict[str, float](), 0.0, 0.0
+        epsilon = precision.epsilon or torch.finfo(torch.float32).eps
         for number in range(_ROUNDINGS):
             self.eager.restore()
             seed_everything(self._seed + _OTHER_SEED + number)
-            with self._other_eager_weights(partial(round_otherwise, epsilon=precision.epsilon)):
+            with self._other_eager_weights(partial(round_otherwise, epsilon=epsilon)):
                 got = self.eager.view(self.seeded_call(self.eager, 1))
                 most = largest(most, differences(want, got))
-                apart = max(apart, together(want, got))
-        return Movement(most, apart, precision.epsilon)
+                apart, longer = map(max, (apart, longer), together(want, got))
+        return Movement(most, apart, longer, epsilon, sizes(want))
 
     def _demand_live(self, got: View, want: View, old: View, what: str, own: bool = False) -> None:
         # Without the user's tolerance, which may be too wide to tell old from new.
@@ -464,7 +466,7 @@ class Verifier(Calls):
             return
         if mismatch_scale(old, got, restless) < mismatch_scale(want, got, restless):
             raise Failed(Outcome.STALE_WEIGHTS, f"the output did not follow {what}")
-        self._demand(got, want, f"after {what}", self._noise, reference, restless)
+        self.demand(got, want, f"after {what}", self._noise, reference, restless)
 
     def _demand_kept(self, lost: list[str], compiled: Side, by: str) -> None:
         """Check that kept outputs are unchanged, unless eager or CUDA graphs overwrite them."""
