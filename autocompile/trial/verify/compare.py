@@ -31,7 +31,7 @@ _HUGE = 1e3
 _SAMPLE = 1_000_000
 _NOISE = 1e-6  # of the largest gradient, or of a deviation: what is smaller is rounding
 _MAX_GRADIENT_TOLERANCE = 0.5
-_UNREFERENCED_GRADIENT = 5e-3  # times that
+_UNREFERENCED_GRADIENT = 5e-3  # the same, of a gradient: at most ten times this
 _MOST_NOISE = 10.0  # times as long as eager's, where it is noise
 _SMALL = 0.05  # share of the length of all gradients that may be noise
 _LENGTHS = 2.0  # of the length of a gradient, in which its direction may be noise
@@ -298,7 +298,7 @@ class _Rounding:
             most = math.inf if moved.together <= _FP64_USELESS else _FP64_USELESS
             least = floor / _NOISE * moved.epsilon  # of the deviation
             error = _error(path, want, got, least)
-            return error <= min(_MULTIPLE * by, most) or bool(error <= 1.0 and size < least)
+            return error <= min(_MULTIPLE * by, most) or (size < least and error <= 1.0)
         if self.is_longer:
             return False
         if by <= _MAX_GRADIENT_TOLERANCE:

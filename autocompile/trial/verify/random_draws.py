@@ -1,7 +1,8 @@
 """Verifies a side that draws other random numbers than eager, as Inductor's own generator does.
 
-Of its own numbers only that they follow the seed is checked, not how they are distributed. The
-program is verified on a side compiled with ``fallback_random``, which draws eager's numbers.
+Its own numbers must follow the seed, and what they do not touch must equal eager's. How they are
+distributed is not checked. The program is verified once more with ``fallback_random``, which draws
+eager's numbers.
 """
 
 from __future__ import annotations
@@ -34,9 +35,7 @@ _SEEDS, _MOST_S = 20, 10.0  # few draws, as of stochastic depth, may be the same
 
 
 def demand_draws_by_seed(verifier: Verifier, compiled: Side) -> None:
-    """Check that results repeat with a seed, differ with another, and equal eager's elsewhere.
-
-    Does nothing for a side that draws like eager. Call after ``verifier.first_calls``."""
+    """Check that own draws repeat with a seed and differ with another; the rest equals eager's."""
     if not verifier.has_own_draws(compiled):
         return
     verifier.demand_repeats(compiled, "when the same seed is set again")
