@@ -4,16 +4,21 @@
 
 For each seed a network has other weights and inputs, and a step of each setting is verified as a
 trial verifies it: three calls, and one more. Nothing is timed. A line of the file is one setting of
-one seed: the outcome, what was said, and how far eager's own rounding moves its gradients.
+one seed: the outcome, what was said, how far eager's own rounding moves its gradients (the middle
+one, the most, and all as one), and how far those of the setting are off at most, as a multiple of
+that (three may be), and their lengths.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -24,11 +29,14 @@ from autocompile.trial.phases.side import perturb
 from autocompile.trial.process.failures import Failed
 from autocompile.trial.target.load import build, import_target
 from autocompile.trial.target.target import Target, seed_everything
+from autocompile.trial.verify.compare import ALL, MOST_ROUNDING, differences, lengths
+from autocompile.trial.verify.outputs import View
 from autocompile.trial.verify.random_draws import compare_with_eagers_draws
 from autocompile.trial.verify.verifier import Verifier
 
 HERE = Path(__file__).resolve().parent
 PHASE = "train_step"
+GRADIENTS = "['gradients']['"
 SETTINGS = {
     "fused": CompileConfig("eager", optimizer="fused"),
     "foreach": CompileConfig("eager", optimizer="foreach"),
@@ -42,7 +50,7 @@ SETTINGS = {
 def judged(target: Target, seed: int, config: CompileConfig) -> dict[str, object]:
     """What a trial of this setting would say, but for the clock."""
     draws = target.inputs(PHASE, None), target.inputs(PHASE, None)
-    verifier = Verifier(target, PHASE, draws, seed, [])
+    verifier = Noting(target, PHASE, draws, seed, [])
     telemetry.reset_dynamo(config.backend)
     side = make_side(target, PHASE, draws[0], config)
     said = "ok"
@@ -54,10 +62,28 @@ def judged(target: Target, seed: int, config: CompileConfig) -> dict[str, object
         compare_with_eagers_draws(verifier, side, config)
     except Failed as failed:
         said = f"{failed.outcome.value}: {failed}"
-    moved = sorted(
-        e for path, e in verifier._moved().by.items() if path.startswith("['gradients'][")
-    )
-    return {"said": said, "moved": [round(moved[int(q * (len(moved) - 1))], 6) for q in (0.5, 1)]}
+    by = verifier._moved().by
+    moved = sorted(e for path, e in by.items() if path.startswith(GRADIENTS))
+    most = [*(moved[int(q * (len(moved) - 1))] for q in (0.5, 1)), by[ALL]]
+    return {"said": said, "moved": [round(x, 6) for x in most]} | verifier.off
+
+
+class Noting(Verifier):
+    """Notes how far gradients are off."""
+
+    off: Mapping[str, float] = {"multiple": 0.0, "longer": 0.0, "all_longer": 0.0}
+
+    def demand(self, got: View, want: View, *args: Any, **more: Any) -> None:
+        by, longer = self._moved().by, lengths(want, got)
+        sure = [p for p, m in by.items() if p.startswith(GRADIENTS) and 0 < m <= MOST_ROUNDING]
+        off = differences(want, got)
+        now = {
+            "multiple": max((off.get(p, 0.0) / by[p] for p in sure), default=0.0),
+            "longer": max((longer.get(p, 0.0) for p in sure), default=0.0),
+            "all_longer": longer.get(ALL, 0.0),
+        }
+        self.off = {key: max(round(x, 5), self.off[key]) for key, x in now.items()}
+        super().demand(got, want, *args, **more)
 
 
 def main() -> None:
@@ -89,6 +115,8 @@ def main() -> None:
                 perturb(target.model, seed)
                 row = {"model": name, "seed": seed, "setting": setting}
                 row |= judged(target, seed, SETTINGS[setting])
+                gc.collect()
+                torch.cuda.empty_cache()
                 print(json.dumps(row), flush=True)
                 with options.to.open("a") as file:
                     file.write(json.dumps(row) + "\n")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from autocompile.trial.verify.compare import Movement, compare, mismatch_scale
+from autocompile.trial.verify.compare import ALL, Movement, compare, mismatch_scale
 from autocompile.trial.verify.outputs import copy_view
 
 Pair = namedtuple("Pair", "logits value")
@@ -177,7 +177,7 @@ def gradients(**tensors: torch.Tensor) -> dict[str, Any]:
 
 def moving(together: float = 0.0, epsilon: float = 1e-7, **by: float) -> Callable[[], Movement]:
     paths = {f"['gradients']['{name}']": share for name, share in by.items()}
-    return lambda: Movement(paths, together, together / 10, epsilon)
+    return lambda: Movement({**paths, ALL: together}, {ALL: together / 10}, epsilon)
 
 
 def test_a_gradient_of_rounding_alone_may_be_any_rounding() -> None:
@@ -200,7 +200,7 @@ def test_what_eagers_own_rounding_moves_three_times_as_far_is_rounding() -> None
         said = compare(gradients(**eager), gradients(**got), moved=moving(a=0.02, b=0.02, c=0.02))
         assert (said is None) is is_right
     loss = {"loss": torch.tensor(2.0)}
-    for off, is_right in ((5e-4, True), (8e-4, False)):
+    for off, is_right in ((1.9e-3, True), (2.1e-3, False)):  # ten times: it is one number
         said = compare(
             loss, {"loss": torch.tensor(2 + 2 * off)}, moved=lambda: Movement({"['loss']": 2e-4})
         )
@@ -213,10 +213,24 @@ def test_rounding_does_not_make_all_gradients_longer() -> None:
         scaled = gradients(**{n: factor * x for n, x in eager.items()})
         said = compare(gradients(**eager), scaled, moved=moving(0.02, a=0.02, b=0.02, c=0.02))
         assert (said is None) is is_right
+
+
+def test_one_gradient_may_not_be_longer_either() -> None:
+    eager = {n: values(4000).roll(k) for k, n in enumerate("abc")}
+    moved = moving(0.02, a=0.02, b=0.02, c=0.02)
+    for factor, is_right in ((0.97, False), (1.03, False), (1.015, True)):
+        got = gradients(**{**eager, "b": factor * eager["b"]})
+        assert (compare(gradients(**eager), got, moved=moved) is None) is is_right
+
+
+def test_of_gradients_that_are_rounding_alone_the_lengths_are_compared() -> None:
+    eager = {n: values(4000).roll(k) for k, n in enumerate("abc")}
     chaos = moving(1.0, a=1.0, b=1.0, c=1.0)
-    for factor in (0.0, -1.0, 1.6):  # rounding may not be all that a model's gradients are
-        wrong = gradients(**{n: factor * x for n, x in eager.items()})
-        assert compare(gradients(**eager), wrong, moved=chaos) is not None
+    for factor, is_right in ((0.0, False), (0.4, False), (2.5, False), (1.6, True), (-1.0, True)):
+        got = gradients(**{n: factor * x for n, x in eager.items()})
+        assert (compare(gradients(**eager), got, moved=chaos) is None) is is_right
+    alone = gradients(**{**eager, "b": torch.zeros(4000)})
+    assert compare(gradients(**eager), alone, moved=chaos) is not None
 
 
 def test_gradients_as_long_as_those_in_float64_are_right() -> None:
@@ -249,7 +263,7 @@ def test_what_moved_when_it_was_small_is_sure_when_it_is_large() -> None:
 def test_a_loss_may_be_rounding_alone_unless_all_gradients_are() -> None:
     got = {"loss": torch.tensor(0.0)}
     for together, is_right in ((0.01, True), (0.5, False)):
-        moved = Movement({"['loss']": 0.6}, together)
+        moved = Movement({"['loss']": 0.6, ALL: together})
         said = compare({"loss": torch.tensor(2e-9)}, got, moved=lambda moved=moved: moved)
         assert (said is None) is is_right
 

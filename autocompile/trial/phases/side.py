@@ -18,7 +18,7 @@ from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.trial.verify.outputs import View
 from autocompile.trial.verify.tree import pieces
 
-__all__ = ["Side", "copies", "copy_inputs", "perturb", "random_states", "round_otherwise"]
+__all__ = ["Side", "copies", "copy_inputs", "perturb", "random_states"]
 
 _PERTURBATION = 0.1  # relative to each parameter's RMS
 _ROOM = 4  # copies stay on a GPU that has room for so many
@@ -163,13 +163,3 @@ def perturb(model: torch.nn.Module, seed: int) -> None:
         for b in model.buffers():
             if b.is_floating_point() and not _is_expanded(b):
                 b.mul_((1 + _PERTURBATION * torch.rand(b.shape, generator=generator)).to(b))
-
-
-def round_otherwise(model: torch.nn.Module, epsilon: float) -> None:
-    """Move each parameter by up to half an epsilon of itself, by the seed that is set."""
-    with torch.no_grad():
-        for p in model.parameters():
-            if p.is_floating_point():
-                dtype = torch.promote_types(p.dtype, torch.float32)
-                for x in pieces(p.detach()):
-                    x.mul_(1 + epsilon * (torch.rand_like(x, dtype=dtype) - 0.5))

@@ -8,7 +8,7 @@ what eager's own rounding moves decides, then a float64 run.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +16,18 @@ import torch
 from autocompile.trial.verify.outputs import View, without
 from autocompile.trial.verify.tree import flatten, pieces
 
-__all__ = ["Movement", "compare", "differences", "largest", "mismatch_scale", "sizes", "together"]
+__all__ = [
+    "ALL",
+    "MOST_ROUNDING",
+    "Movement",
+    "compare",
+    "differences",
+    "largest",
+    "lengths",
+    "mismatch_scale",
+    "sizes",
+    "together",
+]
 
 # Relative tolerances by dtype, from PyTorch's dynamo benchmarks for inference.
 _TOLERANCE = {torch.float16: 1e-3, torch.bfloat16: 1e-2, torch.float64: 1e-8}
@@ -30,13 +41,15 @@ _FP64_USELESS = 0.25
 _HUGE = 1e3
 _SAMPLE = 1_000_000
 _NOISE = 1e-6  # of the largest gradient, or of a deviation: what is smaller is rounding
-_MAX_GRADIENT_TOLERANCE = 0.5
+ALL = ""  # in place of a path: all gradients taken as one
+MOST_ROUNDING = 0.5  # of a gradient: more than that is rounding alone, but for its length
 _UNREFERENCED_GRADIENT = 5e-3  # the same, of a gradient: at most ten times this
 _MOST_NOISE = 10.0  # times as long as eager's, where it is noise
-_SMALL = 0.05  # share of the length of all gradients that may be noise
-_LENGTHS = 2.0  # of the length of a gradient, in which its direction may be noise
+_SMALL = 0.05  # share of the length of all gradients whose length may be rounding too
+_LENGTHS = 2.0  # times as long, or half, may be a gradient whose direction is rounding
 _MULTIPLE = 3.0  # of what eager's own rounding moves
-_LONGER = 0.02  # of all gradients as one, at least
+_FEW, _MULTIPLE_OF_FEW = 4, 10.0  # of so few numbers some tries tell less: none may move by chance
+_LONGER = 0.02  # than eager's may be a gradient, at least
 _GRADIENTS = "['gradients']"
 _MEAN, _VARIANCE = "running_mean']", "running_var']"  # of normalizing layers
 
@@ -44,17 +57,17 @@ Leaves = list[tuple[str, Any]]
 
 
 class Movement(NamedTuple):
-    """How far eager's results move where its weights are rounded otherwise.
+    """How far eager's results move where its operations are rounded otherwise.
 
     Attributes:
-        by: relative difference by path; ``sizes``: of what was moved, their RMS.
-        together: of all gradients taken as one; ``longer``: the change of their length.
-        epsilon: of the precision that it computes in.
+        by: relative difference by path, that of all gradients as one at ``ALL``.
+        longer: relative change of the length of gradients, in the same way.
+        epsilon: of the precision that it multiplies matrices in.
+        sizes: RMS by path, of what was moved.
     """
 
     by: Mapping[str, float] = {}
-    together: float = 0.0
-    longer: float = 0.0
+    longer: Mapping[str, float] = {}
     epsilon: float = 0.0
     sizes: Mapping[str, float] = {}
 
@@ -133,16 +146,11 @@ def _noise_floors(leaves: Leaves) -> Callable[[str], float]:
     Relative to the largest gradient, as of a bias before BatchNorm, and to the deviation beside the
     mean, which is 0 but for rounding where the inputs of a convolution are normalized.
     """
-    found = {path: x for path, x in leaves if _group(path) and _is_real(x)}
-    if not found:
-        return lambda path: 0.0
-    device = next(iter(found.values())).device
-    every = torch.stack([_squares(_as_real(x)).to(device) for x in found.values()]).tolist()
     floors: dict[str, float] = {}
-    for path, (total, count) in zip(found, every, strict=True):
-        size = math.sqrt(total / max(1, count))
+    for path, size in _sizes([(path, x) for path, x in leaves if _group(path)]).items():
         size = math.sqrt(size) if path.endswith(_VARIANCE) else size
-        floors[_group(path)] = max(floors.get(_group(path), 0.0), _NOISE * size)
+        if path != ALL:
+            floors[_group(path)] = max(floors.get(_group(path), 0.0), _NOISE * size)
     return lambda path: 0.0 if path.endswith(_VARIANCE) else floors.get(_group(path), 0.0)
 
 
@@ -167,18 +175,42 @@ def differences(first: View, second: View) -> dict[str, float]:
     return found
 
 
-def together(first: View, second: View) -> tuple[float, float]:
-    """Of the gradients of two runs, taken as one: relative difference, and change of length."""
+def together(first: View, second: View) -> float:
+    """The relative difference of two runs' gradients, taken as one."""
     ours, theirs = (v.get("gradients", {}) for v in (first, second))
-    own, both, others = _products((g, theirs[n]) for n, g in ours.items() if n in theirs)
-    if not own:
-        return 0.0, 0.0
-    return math.sqrt(max(0.0, own - 2 * both + others) / own), abs(both / own - 1)
+    total = torch.zeros(2, dtype=torch.float64)
+    for one, other in ((g, theirs.get(name)) for name, g in ours.items()):
+        if _is_real(one) and _is_real(other) and one.shape == other.shape:
+            total = total.to(one.device)  # one wait for the device in all
+            for x, y in zip(pieces(_as_real(one)), pieces(_as_real(other)), strict=True):
+                a, b = _finite(x), _finite(y).to(x.device)
+                total += torch.stack([(a - b).square().sum(), a.square().sum()])
+    apart, own = total.tolist()
+    return math.sqrt(apart / own) if own else 0.0
+
+
+def lengths(first: View, second: View) -> dict[str, float]:
+    """The relative change of the length of each gradient, by path, and of all as one."""
+    ours, theirs = sizes(first), sizes(second)
+    paths = (path for path in ours if path.startswith(_GRADIENTS) or path == ALL)
+    return {p: abs(theirs.get(p, 0.0) / ours[p] - 1) for p in paths if ours[p]}
 
 
 def sizes(view: View) -> dict[str, float]:
-    """RMS by path."""
-    return {path: _size(x) for path, x in flatten(view).leaves if _is_real(x)}
+    """RMS by path, and at ``ALL`` the length of all gradients as one."""
+    return _sizes(flatten(view).leaves)
+
+
+def _sizes(leaves: Leaves) -> dict[str, float]:
+    found = {path: x for path, x in leaves if _is_real(x)}
+    if not found:
+        return {}
+    device = next(iter(found.values())).device
+    every = torch.stack([_squares(_as_real(x)).to(device) for x in found.values()]).tolist()
+    parts = dict(zip(found, every, strict=True))
+    whole = sum(total for path, (total, _) in parts.items() if path.startswith(_GRADIENTS))
+    by_path = {path: math.sqrt(total / max(1, count)) for path, (total, count) in parts.items()}
+    return {**by_path, ALL: math.sqrt(whole)}
 
 
 def largest(*errors: Mapping[str, float]) -> dict[str, float]:
@@ -232,23 +264,21 @@ def compare(
         allowed = max(own, 3 * (noise or {}).get(path, 0.0))
         if is_gradient := path.startswith(_GRADIENTS):
             # Capped even if eager is noisy: a gradient of zeros has an error of 1.
-            allowed = min(max(allowed, _GRADIENT_TOLERANCE), _MAX_GRADIENT_TOLERANCE)
+            allowed = min(max(allowed, _GRADIENT_TOLERANCE), MOST_ROUNDING)
         if problem := _compare_kind(path, want, got, allowed):
             return problem
         if not _is_real(want):
             continue
         if problem := _compare_values(path, want, got, allowed, floor):
-            if rounding is None:
-                rounding = _Rounding(moved(), _pairs(eager.leaves, compiled.leaves, restless))
+            rounding = rounding or _Rounding(moved(), eager.leaves, compiled.leaves)
             if rounding.explains(path, want, got, floor):
                 continue
             if reference is None:
                 return problem
             if golden is None:
                 golden = flatten(without(reference() or {}, *skip)).leaves
-                if len(golden) == len(eager.leaves):
-                    rounding.compare_lengths(golden, eager.leaves, compiled.leaves)
-            if is_gradient and rounding.is_longer:
+                rounding.learn(golden)
+            if is_gradient and not rounding.has_length(ALL):
                 return problem
             if not golden:  # nobody's fault: what a reference might excuse is let pass
                 most = min(allowed, _UNREFERENCED_GRADIENT) if is_gradient else allowed
@@ -256,78 +286,74 @@ def compare(
                     return problem
                 continue
             exact = golden[index][1] if len(golden) == len(eager.leaves) else None
+            if is_gradient and not rounding.has_length(path, want.numel()):
+                return problem
             if not _as_good_as_eager(path, want, got, exact, own / 10):
                 return problem
     return None
 
 
 class _Rounding:
-    """What eager's own rounding explains of a difference.
+    """What rounding explains of a difference.
 
-    What moves by ``m`` may be off by ``3 m``, within limits; so may the length of all gradients, or
-    by 2 %.
+    What moves by ``m`` may be off by ``3 m``, within limits. The length of a gradient, and that of
+    all as one, may change by 2 %, three times what moves it, or ``m`` squared: that much shorter is
+    one without the noise of its rounding.
 
     Args:
         moved: as :func:`compare` gets it.
-        pairs: all gradients of eager and of the compiled side.
-
-    Attributes:
-        is_longer: all gradients as one are longer or shorter than that.
     """
 
-    def __init__(self, moved: Movement, pairs: Iterable[tuple[Any, Any]]) -> None:
-        self._moved = moved
-        own, both, _ = _products(pairs)
-        self._length = math.sqrt(own)
-        self._most = min(max(_LONGER, _MULTIPLE * moved.longer), _MAX_GRADIENT_TOLERANCE)
-        self.is_longer = abs(both - own) > self._most * own
+    def __init__(self, moved: Movement, eager: Leaves, compiled: Leaves) -> None:
+        self._moved, self._eager = moved, eager
+        self._eagers, self._others = _sizes(eager), _sizes(compiled)
+        self._exact: dict[str, float] = {}
+        self._off: dict[str, float] = {}
 
-    def compare_lengths(self, golden: Leaves, eager: Leaves, compiled: Leaves) -> None:
-        """Excuse a length that is as near to that of a float64 run as eager's."""
-        own, eagers, _ = _products(_pairs(golden, eager))
-        _, both, _ = _products(_pairs(golden, compiled))
-        if own:
-            self.is_longer &= abs(both / own - 1) > abs(eagers / own - 1) + self._most
+    def learn(self, golden: Leaves) -> None:
+        """Take the gradients of a float64 run into account, from which eager is off."""
+        exact = dict(golden)
+        ours = {path: x for path, x in self._eager if path.startswith(_GRADIENTS)}
+        if ours.keys() <= exact.keys():
+            self._exact = _sizes([(path, exact[path]) for path in ours])
+            self._off = {path: _error(path, exact[path], x) for path, x in ours.items()}
+            self._off[ALL] = together(
+                {"gradients": {path: exact[path] for path in ours}}, {"gradients": ours}
+            )
 
     def explains(self, path: str, want: torch.Tensor, got: torch.Tensor, floor: float) -> bool:
-        size, moved = _size(want), self._moved
-        by = moved.by.get(path, 0.0) * min(1.0, moved.sizes.get(path, math.inf) / (size or 1.0))
-        by = by if math.isfinite(by) else 0.0
+        by = self._by(path)
         if not path.startswith(_GRADIENTS):
             # Where all gradients are rounding alone, nothing is known.
-            most = math.inf if moved.together <= _FP64_USELESS else _FP64_USELESS
-            least = floor / _NOISE * moved.epsilon  # of the deviation
-            error = _error(path, want, got, least)
-            return error <= min(_MULTIPLE * by, most) or (size < least and error <= 1.0)
-        if self.is_longer:
+            most = math.inf if self._by(ALL) <= _FP64_USELESS else _FP64_USELESS
+            least = floor / _NOISE * self._moved.epsilon  # of the deviation
+            error, size = _error(path, want, got, least), self._eagers[path]
+            multiple = _MULTIPLE if want.numel() > _FEW else _MULTIPLE_OF_FEW
+            return error <= min(multiple * by, most) or (size < least and error <= 1.0)
+        if not (self.has_length(ALL) and self.has_length(path, want.numel())):
             return False
-        if by <= _MAX_GRADIENT_TOLERANCE:
-            allowed = min(_MULTIPLE * by, _MAX_GRADIENT_TOLERANCE)
-            return _error(path, want, got, floor) <= allowed
-        # Rounding alone, as of a bias of keys; all gradients of a model may not be.
-        is_small = size * math.sqrt(want.numel()) < _SMALL * self._length
-        strange = bool((_as_real(want).isfinite() != _as_real(got).isfinite()).any())
-        return is_small and not strange and _size(got) <= _MOST_NOISE * size
+        if by > MOST_ROUNDING:
+            return not bool((_as_real(want).isfinite() != _as_real(got).isfinite()).any())
+        return _error(path, want, got, floor) <= min(_MULTIPLE * by, MOST_ROUNDING)
 
+    def _by(self, path: str) -> float:
+        """What moved when it was small is sure when it is large."""
+        by, then = self._moved.by.get(path, 0.0), self._moved.sizes.get(path, math.inf)
+        by *= min(1.0, then / (self._eagers[path] or 1.0))
+        return by if math.isfinite(by) else 0.0
 
-def _pairs(first: Leaves, second: Leaves, restless: Collection[str] = ()) -> Iterator[Any]:
-    """The gradients of both."""
-    for (path, one), (_, other) in zip(first, second, strict=True):
-        if path.startswith(_GRADIENTS) and path not in restless:
-            yield one, other
-
-
-def _products(pairs: Iterable[tuple[Any, Any]]) -> list[float]:
-    """Of all pairs of tensors as one: first by first, first by second, and second by second."""
-    total = torch.zeros(3, dtype=torch.float64)
-    for first, second in pairs:
-        if _is_real(first) and _is_real(second) and first.shape == second.shape:
-            total = total.to(first.device)  # one wait for the device in all
-            for x, y in zip(pieces(_as_real(first)), pieces(_as_real(second)), strict=True):
-                a, b = _finite(x), _finite(y).to(x.device)
-                total += torch.stack([(a * a).sum(), (a * b).sum(), (b * b).sum()])
-    found: list[float] = total.tolist()
-    return found
+    def has_length(self, path: str, count: int = 0) -> bool:
+        """Whether a gradient of so many elements is as long as rounding allows."""
+        own, other = self._eagers[path], self._others[path]
+        by = max(self._by(path), self._off.get(path, 0.0))
+        if by > MOST_ROUNDING:
+            if path != ALL and own * math.sqrt(count) < _SMALL * self._eagers[ALL]:
+                return other <= _MOST_NOISE * own
+            return own / _LENGTHS <= other <= _LENGTHS * own
+        allowed = max(_LONGER, _MULTIPLE * self._moved.longer.get(path, 0.0), by * by)
+        exact = self._exact.get(path, 0.0)
+        is_as_near = abs(other - exact) <= abs(own - exact) + allowed * exact
+        return abs(other - own) <= allowed * own or (exact > 0 and is_as_near)
 
 
 def _blank(x: Any) -> Any:
@@ -408,11 +434,7 @@ def _as_good_as_eager(
     if bool(strange.any()):
         want, got, golden = (x.masked_fill(strange, 0.0) for x in (want, got, golden))
     own = _error(path, golden, want)
-    if path.startswith(_GRADIENTS):
-        # One of noisy direction must still have about the same length.
-        if not _size(want) / _LENGTHS <= _size(got) <= _LENGTHS * _size(want):
-            return False
-    elif own > _FP64_USELESS:
+    if own > _FP64_USELESS and not path.startswith(_GRADIENTS):
         return False
     multiple = 2.0 if is_float32 and want.numel() >= _FP64_SMALL else 3.0
     return _error(path, golden, got) <= multiple * own + slack
