@@ -151,7 +151,13 @@ def perturb(model: torch.nn.Module, seed: int) -> None:
 
     Buffers keep their signs and zeros, since they may be variances or masks.
     """
-    generator = torch.Generator().manual_seed(seed + 1)
+    made: dict[torch.device, torch.Generator] = {}
+
+    def draw(kind: Any, x: torch.Tensor) -> Any:
+        if x.device not in made:
+            made[x.device] = torch.Generator(x.device).manual_seed(seed + 1)
+        return kind(x.shape, generator=made[x.device], device=x.device)
+
     with torch.no_grad():
         for p in model.parameters():
             if p.is_floating_point():
@@ -159,7 +165,7 @@ def perturb(model: torch.nn.Module, seed: int) -> None:
                 squares = sum(float(x.double().square().sum()) for x in parts)
                 size = max((squares / max(1, p.numel())) ** 0.5, 1e-3) * _PERTURBATION
                 for x in parts:
-                    x.add_((torch.randn(x.shape, generator=generator) * size).to(p))
+                    x.add_((draw(torch.randn, x) * size).to(p))
         for b in model.buffers():
             if b.is_floating_point() and not _is_expanded(b):
-                b.mul_((1 + _PERTURBATION * torch.rand(b.shape, generator=generator)).to(b))
+                b.mul_((1 + _PERTURBATION * draw(torch.rand, b)).to(b))

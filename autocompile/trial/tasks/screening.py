@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import asdict
 from typing import Any
 
@@ -124,7 +125,8 @@ class _Trial(Comparison):
         self.channel.step(Step.VERIFY)
         self.verifier.last_call(compiled)
         if request.config.bakes_weights:  # new ones are a compile or a new session: one shows all
-            with self.channel.exclusive():
+            counts = request.calls_per_update is not None  # else they are a figure beside others
+            with self.channel.exclusive() if counts else contextlib.nullcontext():
                 found = self.verifier.new_weights(compiled, self.synchronize)
             result.weights_live, took_s = found
             result.refresh_s = max(0.0, took_s - measurement.compiled_call_s)

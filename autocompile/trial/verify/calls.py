@@ -22,6 +22,7 @@ __all__ = ["Calls", "RoundOtherwise", "WideCasts"]
 
 _CALLS = 3
 _PRODUCTS = ("convolution", "convolution_backward", "mm", "addmm", "bmm", "baddbmm")
+_SHORT_SUMS = tuple(f"allow_{x}16_reduced_precision_reduction" for x in ("bf", "fp"))
 _EXACT = ("copy_", "zero_", "fill_", "clone", "zeros", "ones", "new_", "_foreach")
 
 
@@ -122,6 +123,7 @@ class RoundOtherwise(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     One number in 22 moves by an epsilon, which has the variance of rounding (a twelfth of an ulp
     squared, in the mean over all mantissas). Source: D. S. Parker, Monte Carlo Arithmetic, 1997.
+    cuBLAS adds up parts of a short product in float32, which compiled code may do or not.
 
     Attributes:
         epsilon: the largest of the products of matrices; 0 where there are none.
@@ -131,6 +133,17 @@ class RoundOtherwise(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._seed, self._generators = seed, dict[torch.device, torch.Generator]()
         self.epsilon = 0.0
+        self._cublas = {name: getattr(torch.backends.cuda.matmul, name) for name in _SHORT_SUMS}
+
+    def __enter__(self) -> Any:
+        for name in self._cublas:
+            setattr(torch.backends.cuda.matmul, name, False)
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *why: Any) -> None:
+        super().__exit__(*why)  # type: ignore[no-untyped-call]
+        for name, value in self._cublas.items():
+            setattr(torch.backends.cuda.matmul, name, value)
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
