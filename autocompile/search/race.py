@@ -33,6 +33,9 @@ __all__ = ["Race"]
 
 _BLOCK_S, _ROUNDS, _MAX_S = 0.02, 24, 3.0
 _SHARE = 0.5  # of a trial's memory: finalists that need more together have processes of their own
+_WARM = (
+    0.25  # of a cold compile: 4 to 25 % in nearly all races of studies/gpu; others keep no cache
+)
 _SLACK = 0.1  # share of the budget by which a set may overrun it
 _START_S = 6.0  # a new interpreter and the imports that a fork does without
 
@@ -179,10 +182,10 @@ class Race:
             return 0.0
         steps, has_cache = ("import", "build", "eager"), self.study.job_factory.has_cache
         start_s = max(sum(c.record.step_s.get(s, 0.0) for s in steps) for c in runners)
-        warm_s = sum(
-            (0.5 if has_cache(c.record.number) else 1.0) * c.record.step_s.get("compile", 0.0)
-            for c in runners
-        )
+        warm_s = 0.0
+        for record in (c.record for c in runners):
+            is_warm = record.config.backend == "inductor" and has_cache(record.number)
+            warm_s += (_WARM if is_warm else 1.0) * record.step_s.get("compile", 0.0)
         return start_s + warm_s + _MAX_S
 
     # One set --------------------------------------------------------------------------------------
