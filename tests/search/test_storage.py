@@ -34,6 +34,13 @@ def test_a_storage_of_the_users_that_cannot_be_used_is_one_paragraph(target: Pat
         assert "another --storage" in caught.value.text()
 
 
+def test_a_driver_that_is_missing_is_to_be_installed() -> None:
+    with pytest.raises(RunError, match="cannot be used") as caught:
+        database.demand_usable("oracle+oracledb://nobody@localhost/none")
+    assert "No module named 'oracledb'" in caught.value.text()
+    assert "install it" in caught.value.text()
+
+
 def test_a_password_is_not_shown(target: Path) -> None:
     url = "postgresql://tuner:secret@127.0.0.1:1/none"
     with pytest.raises(RunError, match=r"tuner:\*\*\*@127") as caught:
