@@ -18,9 +18,9 @@ from autocompile.execute.memory import most_memory_bytes
 from autocompile.progress import Progress
 from autocompile.report.terminal.live import progress as progress_of
 from autocompile.result import Result, exported_code, make_result, write_result
+from autocompile.search.database import demand_usable
 from autocompile.search.effects import prior_of
 from autocompile.search.jobs import Budget, without_interrupts
-from autocompile.search.leases import demand_usable
 from autocompile.search.opening import described, opened, probe_all, resolved
 from autocompile.search.race import Race
 from autocompile.search.sampler import ListedSampler, make_sampler
@@ -67,7 +67,6 @@ def tune(
     isolation: Isolation = "auto",
     executor: Executor | None = None,
     storage: str | None = None,
-    study: str | None = None,
     run_dir: str | Path | None = None,
     resume: bool = False,
     seed: int = 0,
@@ -105,8 +104,6 @@ def tune(
             each, ``auto`` forks where that is safe.
         executor: runs the trials; None: processes on this machine.
         storage: an Optuna storage URL; None: ``study.db`` in the run's folder.
-        study: of the storage, which other drivers on machines of this kind work on too; each has
-            a run of its own.
         run_dir: the run's folder; None: a new one under ``./runs``.
         resume: continue ``run_dir``, or the last run of this target.
         seed: for weights, inputs and orders.
@@ -130,7 +127,8 @@ def tune(
         NothingWorked: no setting and no eager run worked.
     """
     began = clock() if began is None else began
-    _demand_storage(storage, study)
+    if storage:
+        demand_usable(storage)  # before the probe takes its time
     if isinstance(progress, str):
         progress = progress_of(progress, sys.stderr)
     plan = Plan(
@@ -162,29 +160,31 @@ def tune(
         progress.header(target_found, run["environment"], str(folder.path))
         spaces = spaces_of(plan, found)
         own_sizes = first_sizes(spaces, run)
-        listed = _sampler(sampler, spaces, own_sizes, run, plan.seed)
-        search = Study(
-            sampler=listed,
+        # A database of the user's may hold many runs, also of folders with the same name.
+        owner = f"{folder.path.name}-{run.get('id', '')}/" if storage else ""
+        study = Study(
+            sampler=_sampler(sampler, spaces, own_sizes, run, plan.seed),
             job_factory=factory,
             executor=executor,
             progress=progress,
             budget=budget,
+            storage=storage,
+            study_name=f"{owner}autocompile",
             calls_per_update=lambda phase, size: calls_between_updates(phase, run, size),
             records=folder.read()[0],
             memory_bytes=run["environment"].get("device_memory_bytes"),
-            **_place(storage, study, folder, run, listed),
         )
         progress.searching({name: one.summary() for name, one in spaces.items()}, budget)
         write_json(folder.run_json, run)  # from here on the run can be resumed and shown
-        race = Race(search, plan.limits, own_sizes)
+        race = Race(study, plan.limits, own_sizes)
         try:
-            _search_and_race(search, race)
+            _search_and_race(study, race)
             if only is None:
-                race.run_exported(exported_code(folder, run, search.records, plan.limits))
+                race.run_exported(exported_code(folder, run, study.records, plan.limits))
             run["interrupted"] = False
         except KeyboardInterrupt:
             run["interrupted"] = True
-        rest = {} if only else search.rest()
+        rest = {} if only else study.rest()
         if not (run["interrupted"] or race.is_open or rest):  # otherwise a resumed run needs them
             factory.drop_cache()
     with without_interrupts():
@@ -268,35 +268,3 @@ def _sampler(
     priors = {p: prior_of(device, p, has_convolutions).of_size(modules) for p in spaces}
     settings = [setting for space in spaces.values() for setting in space.settings]
     return make_sampler(name, settings, priors, own_sizes, seed)
-
-
-def _demand_storage(storage: str | None, study: str | None) -> None:
-    if study and not storage:
-        raise UsageError(
-            "a study is shared through a database, and no storage names one",
-            hint="--storage postgresql://USER@HOST/DATABASE --study NAME",
-        )
-    if storage:
-        demand_usable(storage)  # before the probe takes its time
-
-
-def _place(
-    storage: str | None,
-    study: str | None,
-    folder: RunFolder,
-    run: Mapping[str, Any],
-    sampler: ListedSampler,
-) -> dict[str, Any]:
-    """Where the Optuna study of a run is, and who it is shared with."""
-    if not storage:
-        return {"database": folder.study_db, "study_name": "autocompile"}
-    if not study:
-        # A database of the user's may hold many runs, also of folders with the same name.
-        name = f"{folder.path.name}-{run.get('id', '')}/autocompile"
-        return {"database": storage, "study_name": name}
-    about: dict[str, Any] = {
-        name: str(run["environment"].get(name)) for name in ("torch", "device_name")
-    }
-    about["target"] = f"a file with sha256 {str(run['target'].get('sha256'))[:12]}"
-    about["list of settings"] = sorted(setting.label() for setting in sampler.settings)
-    return {"database": storage, "study_name": study, "driver": run["id"], "about": about}

@@ -39,7 +39,6 @@ PANELS: dict[str, dict[str, tuple[Any, ...]]] = {
         "trials": ("N", "start at most this many trials", 1),
         "sampler": ("NAME", "portfolio, or Optuna's tpe, gp or random"),
         "storage": ("URL", "keep Optuna's study in this database"),
-        "study": ("NAME", "share this study of --storage with other drivers"),
     },
     "Limits and CI": {
         "objective": ("NAME", "throughput or latency"),

@@ -80,7 +80,7 @@ def tune_all(
             as far as memory allows, at most 16.
         isolation, memory_limit_bytes: as in :func:`autocompile.tune`, on each station.
         show: progress: ``auto``, ``plain`` or ``none``.
-        options: others of :func:`autocompile.tune`; a ``study`` gets the type at its name's end.
+        options: others of :func:`autocompile.tune`.
 
     Raises:
         UsageError, TargetError: the request, the cluster or the target is invalid.
@@ -91,7 +91,7 @@ def tune_all(
             "--python names interpreters of this machine, not of a cluster's",
             hint="the same command without --python, or without --ray",
         )
-    spec, study = target_spec(target), options.get("study")
+    spec = target_spec(target)
     shipment, folder = shipment_of(spec), _folder(spec, run_dir, resume)
     message = {
         "files": shipment.files,
@@ -107,7 +107,6 @@ def tune_all(
                 functools.partial(_executor, cluster, its, message, device),
                 {
                     **options,
-                    "study": f"{study}-{kind}" if study else None,
                     "run_dir": folder / kind,
                     "resume": resume and (folder / kind / "run.json").exists(),
                     "device": device or ("cpu" if kind == CPU else None),

@@ -2,8 +2,8 @@
 
 The records in the run's folder are authoritative. ``ask`` and ``tell`` on a database would take a
 dozen transactions per trial and could fail in between, so they use a study in memory, and each
-finished trial is added to the database in one transaction (:mod:`autocompile.search.rows`).
-Missing rows are added when the run is resumed, and a corrupt database is rebuilt.
+finished trial is added to the database in one transaction. Missing rows are added when the run is
+resumed, and a corrupt database is rebuilt.
 """
 
 from __future__ import annotations
@@ -14,31 +14,29 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import optuna
-import sqlalchemy.event
+import sqlalchemy as sql
 from optuna.distributions import check_distribution_compatibility
 from optuna.trial import FrozenTrial, TrialState
 
 from autocompile.estimate.candidates import with_refreshes
-from autocompile.search.leases import (
+from autocompile.search.database import (
     TROUBLE,
     first_line,
     storage_at,
     unusable,
     without_password,
 )
-from autocompile.search.rows import Rows
 from autocompile.search.sampler import ListedSampler, Rest
 from autocompile.search.seen import LEFT
 from autocompile.settings.setting import Setting
-from autocompile.store.record import Outcome, Record
+from autocompile.store.record import Outcome, Record, RunFolder
 
 __all__ = ["OptunaStudy"]
 
-_LOCK_PATIENCE_S = 5
+_LOCK_PATIENCE_S = 1.0  # Optuna tries five times
 _FILTERS = threading.Lock()  # filters of warnings are of all threads: runs of a cluster set them
 _METRIC = "speed-up over eager"
 _NOTE = """\
@@ -57,15 +55,14 @@ class OptunaStudy:
     """Asks Optuna for settings and reports results to it and to the database.
 
     Attributes:
-        run: path of the run, for the study's note.
-        database: the run's file, or the URL of the user's storage.
+        storage: URL of the user's database; None: ``study.db`` in the run's folder.
         warn: called with a message when the database cannot be written.
     """
 
     sampler: ListedSampler
     name: str
-    run: Path
-    database: Path | str
+    folder: RunFolder
+    storage: str | None
     warn: Callable[[str], None]
 
     def __post_init__(self) -> None:
@@ -73,6 +70,7 @@ class OptunaStudy:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._memory = self._study(optuna.storages.InMemoryStorage())
         self._disk: optuna.Study | None = None
+        self._place = without_password(self.storage) if self.storage else self.folder.study_db.name
 
     @property
     def is_done(self) -> bool:
@@ -86,19 +84,12 @@ class OptunaStudy:
 
     @property
     def promise(self) -> float:
-        """The largest expected log speed-up over the best of what this driver runs."""
+        """The largest expected log speed-up over the best of what runs."""
         return self.sampler.promise(self._memory, self._open)
 
     @property
     def left(self) -> int:
         return int((self.sampler.seen(self._memory).state == LEFT).sum())
-
-    @property
-    def place(self) -> str:
-        """The database as messages name it: without a password."""
-        if isinstance(self.database, str):
-            return without_password(self.database)
-        return self.database.name
 
     def ask(self) -> Setting | None:
         """The next setting; None if none can be tried now."""
@@ -111,16 +102,19 @@ class OptunaStudy:
 
     def tell(self, record: Record) -> None:
         """Report a finished trial, whose record is already on disk."""
-        row = self._row(record)
-        if (trial := self._open.pop(Setting.of(record), None)) is not None:
-            for name, told in row.user_attrs.items():
-                trial.set_user_attr(name, told)
-            self._memory.tell(trial, row.value, state=row.state)
+        row, trial = self._row(record), self._open.pop(Setting.of(record))
+        for name, told in row.user_attrs.items():
+            trial.set_user_attr(name, told)
+        self._memory.tell(trial, row.value, state=row.state)
         try:
             if self._disk is not None:
-                self._rows.add([row])
+                self._disk.add_trial(row)
         except TROUBLE as error:
-            self._go_on_alone(error)
+            self._disk = None
+            self.warn(
+                f"{self._place} cannot be written ({first_line(error)}); the trials are safe in "
+                "the run's folder, and --resume adds the missing rows"
+            )
 
     def restore(self, records: Sequence[Record]) -> None:
         """Open the database and add the records to both studies.
@@ -128,86 +122,50 @@ class OptunaStudy:
         Raises:
             RunError: the user's storage cannot be used.
         """
-        for record in records:
-            self._memory.add_trial(self._row(record))
+        rows = [self._row(record) for record in records]
+        self._memory.add_trials(rows)
         try:
-            self._disk = self._filled(records)
+            self._disk = self._filled(rows)
         except TROUBLE as error:
-            if isinstance(self.database, str):
-                raise unusable(self.database, error) from error
-            if "locked" in str(error):
-                name = self.database.name
-                self.warn(f"{name} is locked by another program; --resume adds the rows")
+            if self.storage:
+                raise unusable(self.storage, error) from error
+            if "locked" in (why := first_line(error)):
+                self.warn(f"{self._place} is locked by another program; --resume adds the rows")
             else:
-                self._rebuild(self.database, records, first_line(error))
+                self._rebuild(rows, why)
 
-    def wait(self) -> bool:
-        """Wait for other drivers for a moment; False where there is none to wait for."""
-        return False
-
-    def keep(self) -> None:
-        """Tell other drivers that this one is alive; to be called every few seconds."""
-
-    def _go_on_alone(self, error: Exception) -> None:
-        self._disk = None
-        self.warn(
-            f"{self.place} cannot be written ({first_line(error)}); the trials are safe in "
-            "the run's folder, and --resume adds the missing rows"
-        )
-
-    def _is_own(self, row: FrozenTrial) -> bool:
-        """Whether a row of the database is of this run."""
-        return True
-
-    def _rebuild(self, database: Path, records: Sequence[Record], why: str) -> None:
-        name = database.name
+    def _rebuild(self, rows: Sequence[FrozenTrial], why: str) -> None:
+        """Move the run's own database, which is torn, aside and make a new one."""
+        database = self.folder.study_db
         try:
             aside = database.replace(f"{database}.torn")
-            self._disk = self._filled(records)
+            self._disk = self._filled(rows)
         except TROUBLE as error:
-            self.warn(f"{name} cannot be written: {first_line(error)}")
+            self.warn(f"{self._place} cannot be written: {first_line(error)}")
         else:
             self.warn(
-                f"{name} could not be read ({why}); it was rebuilt from the trials' records, "
-                f"and the old one renamed to {aside.name}"
+                f"{self._place} could not be read ({why}); it was rebuilt from the trials' "
+                f"records, and the old one renamed to {aside.name}"
             )
 
-    def _filled(self, records: Sequence[Record]) -> optuna.Study:
-        """The study on disk, with unfinished rows closed and missing records added."""
-        storage = self._storage()
+    def _filled(self, rows: Sequence[FrozenTrial]) -> optuna.Study:
+        """The study in the database, with the rows that it lacks."""
+        path, patience = str(self.folder.study_db.resolve()), {"timeout": str(_LOCK_PATIENCE_S)}
+        own = sql.URL.create("sqlite", database=path, query=patience).render_as_string()
+        storage = storage_at(self.storage or own)
         study = self._study(storage)
         found = storage.get_study_id_from_name(self.name)
         if "dashboard:note_ver" not in storage.get_study_system_attrs(found):
             # As optuna_dashboard.save_note does; from then on it is the user's.
-            note = _NOTE.format(run=self.run)
+            note = _NOTE.format(run=self.folder.path)
             storage.set_study_system_attr(found, "dashboard:note_str:0", note)
             storage.set_study_system_attr(found, "dashboard:note_ver", 1)
-        rows = study.get_trials(deepcopy=False)
-        for name, there in rows[-1].distributions.items() if rows else ():
-            here = self.sampler.distributions.get(name, there)
-            check_distribution_compatibility(there, here)
-        rows = [row for row in rows if self._is_own(row)]
-        told = {row.user_attrs.get("number") for row in rows if row.state.is_finished()}
-        for row in rows:
-            if not row.state.is_finished():
-                study.tell(row.number, state=TrialState.FAIL)
-        self._rows = Rows(storage.engine, found)
-        self._rows.add([self._row(r) for r in records if r.number not in told])
+        there = study.get_trials(deepcopy=False)
+        for name, known in there[-1].distributions.items() if there else ():
+            check_distribution_compatibility(known, self.sampler.distributions.get(name, known))
+        told = {row.user_attrs.get("number") for row in there}
+        study.add_trials(row for row in rows if row.user_attrs["number"] not in told)
         return study
-
-    def _storage(self) -> optuna.storages.RDBStorage:
-        if isinstance(self.database, str):
-            return storage_at(self.database)
-        storage = optuna.storages.RDBStorage(
-            f"sqlite:///{self.database.resolve()}",
-            engine_kwargs={"connect_args": {"timeout": _LOCK_PATIENCE_S}},
-        )
-        # The database can be rebuilt, so rows need no fsync.
-        sqlalchemy.event.listen(
-            storage.engine, "connect", lambda c, _: c.execute("PRAGMA synchronous=OFF")
-        )
-        storage.engine.dispose()
-        return storage
 
     def _study(self, storage: optuna.storages.BaseStorage) -> optuna.Study:
         with _FILTERS, warnings.catch_warnings():

@@ -8,9 +8,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
@@ -24,7 +23,6 @@ from autocompile.search.jobs import Budget, Jobs, put_first_log_aside
 from autocompile.search.optuna_study import OptunaStudy
 from autocompile.search.records import answer, known_codes, of_twin, to_record
 from autocompile.search.sampler import Company, ListedSampler, PortfolioSampler
-from autocompile.search.shared_study import SharedStudy
 from autocompile.settings.config import DEFAULT_INDUCTOR
 from autocompile.settings.setting import Cell, Setting
 from autocompile.store.record import Outcome, Record
@@ -48,12 +46,10 @@ class Study:
 
     Attributes:
         budget: of the whole run; without a limit of time every setting is tried.
-        database: the run's own file, or the URL of an Optuna storage.
+        storage: URL of the user's Optuna storage; None: a file in the run's folder.
         calls_per_update: calls between two changes of the weights in a phase at a batch size;
             None: not known, or they never change.
         records: of the search and the races, those of earlier sessions included.
-        driver: names the run where its study is shared with other drivers.
-        about: what these have in common, by name.
         memory_bytes: of the accelerator; None on a CPU, where each trial has a limit.
     """
 
@@ -62,12 +58,10 @@ class Study:
     executor: Executor
     progress: Progress
     budget: Budget
-    database: Path | str
+    storage: str | None
     study_name: str
     calls_per_update: Callable[[str, int | None], int | None]
     records: list[Record]
-    driver: str = ""
-    about: Mapping[str, str] = field(default_factory=dict)
     memory_bytes: int | None = None
 
     def __post_init__(self) -> None:
@@ -88,11 +82,8 @@ class Study:
             self._learn(record)
         self._processes = sum(r.wall_s > 0 for r in self._known.values())
         self.sampler.company = self._company()
-        folder, warn = self.job_factory.folder.path, self.progress.warning
-        place = self.sampler, self.study_name, folder, self.database, warn
-        self._optuna = OptunaStudy(*place)
-        if self.driver:
-            self._optuna = SharedStudy(*place, self.driver, self.about)
+        folder, warn = self.job_factory.folder, self.progress.warning
+        self._optuna = OptunaStudy(self.sampler, self.study_name, folder, self.storage, warn)
         listed = set(self.sampler.settings)  # an older version may have tried others
         searched = [r for r in self.records if r.role == "search"]
         self._optuna.restore([r for r in searched if Setting.of(r) in listed])
@@ -111,10 +102,7 @@ class Study:
                 self._races_s = 0.0 if self.budget.total_s is None else races_s()
                 self._start(jobs)
                 if not jobs.size:
-                    ends = jobs.interrupted or self._limit_s() <= 0 or self._is_used_up
-                    if ends or not self._optuna.wait():
-                        break
-                    continue
+                    break
                 number, ending = jobs.next()
                 if ending.doubts and number not in self._first_tries:
                     # Forking or other trials may have caused it: once more, alone.
@@ -129,7 +117,7 @@ class Study:
     @property
     def is_done(self) -> bool:
         """Whether nothing that is left is worth trying, or all trials are used up."""
-        if self._is_used_up:
+        if self.budget.trials is not None and self._processes >= self.budget.trials:
             return True
         return not self._optuna.left if self.budget.total_s is None else self._optuna.is_done
 
@@ -142,17 +130,12 @@ class Study:
                 found[setting.phase].append({"config": setting.config.to_dict(), **gain})
         return dict(found)
 
-    @property
-    def _is_used_up(self) -> bool:
-        return self.budget.trials is not None and self._processes >= self.budget.trials
-
     def _is_over(self) -> bool:
         """Whether the races need the time; called while jobs run. The baseline always ends.
 
         Where much is expected of what runs, they keep time for one set only: its result is worth
         more than the others.
         """
-        self._optuna.keep()
         least_s = 0.0 if self._is_baseline_running else self._races_s
         if least_s and self.budget.is_over(least_s) and self._optuna.promise >= _MUCH:
             least_s /= SETS[0]

@@ -34,11 +34,6 @@ class Setting:
     def cell(self) -> Cell:
         return self.phase, self.batch_size
 
-    def label(self) -> str:
-        """A short name of all three."""
-        size = "" if self.batch_size is None else f" at batch size {self.batch_size}"
-        return f"{self.config.label()} in {self.phase}{size}"
-
     @property
     def plainer_twin(self) -> Setting | None:
         """The same without ``fullgraph``, whose result answers this one if there is one graph.

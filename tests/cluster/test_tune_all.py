@@ -203,22 +203,6 @@ def test_stations_end_where_the_look_at_their_host_fails(
     assert not fake.alive
 
 
-def test_each_type_shares_a_study_of_its_own(
-    target: Path, fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    studies: list[str | None] = []
-
-    def tune(**options: Any) -> None:
-        studies.append(options["study"])
-        raise RunError("enough is known")
-
-    monkeypatch.setattr(commands.api, "tune", tune)
-    tuned(storage="postgresql://me@there/studies", study="net")
-    tuned(accelerators=("T4",))
-    assert sorted(studies[:2], key=str) == ["net-H100", "net-T4"]
-    assert studies[2:] == [None]
-
-
 def test_what_is_about_this_machine_is_refused(target: Path, fake: FakeCluster) -> None:
     with pytest.raises(UsageError, match="interpreters of this machine"):
         tuned(pythons=("python3",))

