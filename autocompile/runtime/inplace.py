@@ -13,7 +13,7 @@ from torch._dynamo.utils import counters
 
 from autocompile.errors import UsageError
 from autocompile.runtime import warm_start
-from autocompile.runtime.applying import prepare_model
+from autocompile.runtime.applying import backward_within, prepare_model, process_of, within
 from autocompile.runtime.compiling import compile_function
 from autocompile.runtime.graphs import with_own_code
 from autocompile.runtime.optimizers import set_implementation
@@ -40,6 +40,9 @@ _STEP = "_autocompile_step"  # where an optimizer keeps what its step calls
 
 class Compiled:
     """A function that compiles at its first call and counts the graphs that Dynamo captures.
+
+    It runs, and so do the gradients of its results, with the threads and the precision of the
+    setting; the process keeps its own.
 
     Args:
         function: what to compile.
@@ -69,11 +72,20 @@ class Compiled:
         self.failed = ""
         self._config, self._model, self._grad, self._or_eager = config, model, grad, or_eager
         self._compiled: Callable[..., Any] | None = None
+        self._process = config.process
         self._lock = threading.RLock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():  # called inside compiled code
             return self.function(*args, **kwargs)
+        if not self._process:
+            return self._counted(*args, **kwargs)
+        with process_of(self._process):
+            result = self._counted(*args, **kwargs)
+        backward_within(result, self._process)
+        return result
+
+    def _counted(self, *args: Any, **kwargs: Any) -> Any:
         # One thread compiles, the others wait.
         with contextlib.nullcontext() if self.calls else self._lock:
             is_first, before = not self.calls, _captured()
@@ -147,8 +159,8 @@ def apply_config(
     """Make a model and its optimizers use the setting of a phase: in trials, and for users.
 
     Of a training step and of a learner's update the model is compiled with its backward pass; loss,
-    ``backward()`` and the optimizers' steps stay outside. Threads and precision are the process's,
-    and not set here.
+    ``backward()`` and the optimizers' steps stay outside. Threads and precision hold while the
+    model (its backward pass too), an optimizer's step or a compiled step runs.
 
     Args:
         model: the module, changed in place; for scope ``step`` the function that does the step.
@@ -170,7 +182,7 @@ def apply_config(
         applied: Any = model
         if config.scope == "step":
             applied = compile_function(model, config, kind=device)
-        return applied  # type: ignore[no-any-return]
+        return within(applied, config.process)  # type: ignore[no-any-return]
     if phase == OPTIMIZER_STEP:
         prepare_model(model, config)
         return model
@@ -191,10 +203,8 @@ def apply_to_phase(
 ) -> Compiled | None:
     """Make a module use a setting in a forward phase; ``or_eager`` as of :class:`Compiled`.
 
-    Threads and precision are the process's, and not set here.
-
     Returns:
-        The compiled function; None for eager mode.
+        The compiled function; None if the module runs as it is.
 
     Raises:
         UsageError: the module has no such phase.
@@ -222,7 +232,7 @@ def apply_to_phase(
 def apply_to_optimizer(
     optimizer: torch.optim.Optimizer, config: CompileConfig, or_eager: bool = False
 ) -> Compiled | None:
-    """Make an optimizer's ``step`` use a setting; returns the compiled step, None for eager mode.
+    """Make an optimizer's ``step`` use a setting; returns what it calls, None for its own.
 
     Loading a state dict restores the implementation of that state; apply again after it.
 
@@ -271,7 +281,7 @@ class _Step:
 
 def _is_untouched(config: CompileConfig) -> bool:
     """Whether a function of the setting is the function itself."""
-    return config.is_eager and config.autocast == "none"
+    return config.is_eager and config.autocast == "none" and not config.process
 
 
 def _captured() -> int:
