@@ -34,9 +34,32 @@ def _lay_out(model: torch.nn.Module, value: str) -> None:
 MODEL: Mapping[str, Callable[[torch.nn.Module, Any], None]] = {"memory_format": _lay_out}
 """In place, before anything is compiled."""
 
+
+def _precision() -> str | tuple[str, ...]:
+    """By its name, or where torch's newer switches were used what these are."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return tuple(each.fp32_precision for each in _products())
+
+
+def _set_precision(value: str | tuple[str, ...]) -> None:
+    if isinstance(value, str):
+        torch.set_float32_matmul_precision(value)
+        return
+    for each, precision in zip(_products(), value, strict=True):
+        each.fp32_precision = precision
+
+
+def _products() -> tuple[Any, ...]:
+    """What has a newer switch that the older name changes."""
+    backends: Any = torch.backends
+    return backends.cuda.matmul, backends.mkldnn.matmul
+
+
 PROCESS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
     "threads": (torch.get_num_threads, torch.set_num_threads),
-    "precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    "precision": (_precision, _set_precision),
 }
 """What torch has one of for the whole process: how it is read, and how it is set."""
 
@@ -48,10 +71,7 @@ def prepare_model(model: torch.nn.Module, config: CompileConfig) -> None:
 
 
 def process_state(names: Iterable[str] = PROCESS) -> dict[str, Any]:
-    """What the process has of these dimensions.
-
-    Ask only for those that matter: torch gives no precision where its newer switches were used.
-    """
+    """What the process has of these dimensions."""
     return {name: PROCESS[name][0]() for name in names}
 
 

@@ -314,6 +314,23 @@ def test_threads_and_precision_hold_while_that_runs_which_they_are_of(phases: st
         assert found == {**seen, "between": usual, "after": usual}
 
 
+@pytest.mark.usefixtures("_newer_switches")
+def test_a_precision_holds_also_where_torchs_newer_switches_were_used() -> None:
+    seen: list[tuple[str, str]] = []
+
+    def switches(*_: Any) -> None:
+        both = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+        seen.append(tuple(each.fp32_precision for each in both))
+
+    model = net()
+    model.register_forward_hook(switches)
+    autocompile.apply(model, settings(forward={4: CompileConfig("eager", precision="medium")}))
+    switches()
+    model(torch.ones(4, 8))
+    switches()
+    assert seen[0] == seen[2] and seen[1] == ("tf32", "bf16") != seen[0]
+
+
 def test_a_trainers_optimizers_step_on_the_threads_that_are_named_as_applied() -> None:
     usual, model = torch.get_num_threads(), Seen()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
