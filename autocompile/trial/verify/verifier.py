@@ -50,6 +50,7 @@ from autocompile.trial.verify.outputs import (
     without,
 )
 from autocompile.trial.verify.random_draws import depends_on_seed, drawing_as_eager, draws_itself
+from autocompile.trial.verify.tree import flatten
 
 __all__ = ["Verifier"]
 
@@ -187,10 +188,10 @@ class Verifier(Calls):
         if not self._is_random:  # else a side that draws like eager is compared later
             self.expected = without(self.expected, "gradients")
         fresh = self.another_side(self._numbers)
-        self._demand_step(self.steps.first(fresh, compiled), "call 1")
+        self._demand(self.steps.first(fresh, compiled), "call 1")
         self.seeded_call(compiled, 1)
         self._demand_kept(held.overwritten(), compiled, "call 2")
-        self._demand_step(self.steps.first(fresh, compiled), "call 2")
+        self._demand(self.steps.first(fresh, compiled), "call 2")
         del fresh
         self.steps.given.clear()
         for index in () if own else (1, 2):
@@ -202,14 +203,23 @@ class Verifier(Calls):
             self._drift = largest(self._drift, differences(want, got))
         self.eager.restore()
 
-    def _demand_step(self, problem: str | None, when: str) -> None:
+    def _demand(self, problem: str | None, when: str) -> None:
+        """Raise if there is a problem; say where no float64 run could tell it from rounding."""
+        why, self.why_no_reference = self.why_no_reference, ""
         if problem:
+            when += f"; no float64 run tells rounding: {why}" * bool(why)
             raise Failed(Outcome.WRONG_OUTPUT, f"{problem} ({when})")
+        note = (
+            f"no float64 run tells rounding here ({why}), so errors of up to ten times the "
+            "tolerance (5 % of a gradient) are taken for it"
+        )
+        if why and note not in self._notes:
+            self._notes.append(note)
 
     def demand_later_step(self, compiled: Side, when: str) -> None:
         """Check what the optimizer made of the gradients of the last call, from eager's state."""
         self.eager.restore()
-        self._demand_step(self.steps.later(self.eager, compiled), when)
+        self._demand(self.steps.later(self.eager, compiled), when)
         self.eager.restore()
 
     def last_call(self, compiled: Side) -> None:
@@ -399,8 +409,8 @@ class Verifier(Calls):
         reference: _Reference = None,
         restless: Collection[str] = (),
     ) -> None:
-        if reference is not None and self._is_random:
-            reference = partial(self._with_same_draws, want, reference)
+        if reference is not None:
+            reference = partial(self._of_the_same, want, reference)
         problem = self._refusal(want, got) or compare(
             want,
             got,
@@ -411,22 +421,21 @@ class Verifier(Calls):
             skip=("outputs",) if self.check else (),
             restless=restless,
         )
-        if problem:
-            raise Failed(Outcome.WRONG_OUTPUT, f"{problem} ({when})")
-        if self.why_no_reference:
-            self._notes.append(
-                f"nothing can be computed in float64 here ({self.why_no_reference}), so errors of "
-                "up to ten times the tolerance (5 % of a gradient) are taken for rounding"
-            )
-            self.why_no_reference = ""
+        self._demand(problem, when)
 
-    def _with_same_draws(self, want: View, reference: Callable[[], View | None]) -> View | None:
-        """A float64 run, unless it has drawn other random numbers than eager."""
+    def _of_the_same(self, want: View, reference: Callable[[], View | None]) -> View | None:
+        """A float64 run, unless it returns something else than eager or draws other numbers."""
         found = reference()
-        if found and differences(want, found).get(ALL, 0.0) > _ELSEWHERE:
-            self.why_no_reference = "it draws other random numbers there"
+        if not found:
             return None
-        return found
+        shapes = (
+            [getattr(x, "shape", None) for _, x in flatten(view).leaves] for view in (want, found)
+        )
+        if len(set(map(str, shapes))) > 1:
+            self.why_no_reference = "it returns something else there"
+        elif self._is_random and differences(want, found).get(ALL, 0.0) > _ELSEWHERE:
+            self.why_no_reference = "it draws other random numbers there"
+        return None if self.why_no_reference else found
 
     def _moved(self) -> Movement:
         """How far eager's results move where its operations are rounded otherwise.
@@ -464,6 +473,7 @@ class Verifier(Calls):
         reference = None if own else self._from_eager_in_float64
         restless = self._restless()
         if compare(want, got, noise=self._noise, reference=reference, restless=restless) is None:
+            self._demand(None, what)
             return
         if mismatch_scale(old, got, restless) < mismatch_scale(want, got, restless):
             raise Failed(Outcome.STALE_WEIGHTS, f"the output did not follow {what}")
