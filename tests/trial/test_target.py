@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import UserDict
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -171,6 +172,37 @@ def test_inputs_come_as_a_tuple_a_list_a_dictionary_or_one_tensor(
     assert target.choices["inputs"] == "get_inputs() of the target"
     output = call_model(target.model, target.make_inputs(5))
     assert torch.equal(output, torch.full((5, 3), right))
+
+
+class Encoding(UserDict[str, Any]):
+    """As tokenizers give it: a mapping, and no dictionary."""
+
+    def to(self, device: torch.device) -> Encoding:
+        return Encoding({name: x.to(device) for name, x in self.items()})
+
+
+class ByName(torch.nn.Linear):
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return super().forward(ids * mask)
+
+
+class ByItem(torch.nn.Linear):
+    def forward(self, batch: Encoding) -> torch.Tensor:
+        return super().forward(batch["ids"] * batch["mask"])
+
+
+@pytest.mark.parametrize("kind", [ByName, ByItem])
+def test_a_mapping_that_is_no_dictionary_is_moved_and_passed_as_the_model_takes_it(
+    kind: type[torch.nn.Linear],
+) -> None:
+    given = Encoding(ids=torch.ones(4, 8), mask=torch.ones(4, 8))
+    target = Target("functions", kind(8, 2), [], lambda _: given)
+    inputs = target.inputs("forward", 4)
+    torch.testing.assert_close(
+        call_model(target.model, inputs), torch.nn.Linear.forward(target.model, given["ids"])
+    )
+    target.to(torch.device("meta"))
+    assert {x.device.type for x in target.inputs("forward", 4).values()} == {"meta"}
 
 
 def test_get_inputs_without_a_parameter_means_a_fixed_batch() -> None:

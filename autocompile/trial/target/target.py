@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import inspect
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -133,10 +135,18 @@ class Target:
         return made
 
     def inputs(self, phase: str, batch_size: int | None) -> Any:
+        """One batch on the device; a mapping that the model takes by name comes as a dict."""
         made = self.phase_inputs.get(phase, self.make_inputs)(batch_size)
-        return pytree.tree_map(
-            lambda x: x.to(self.device) if isinstance(x, torch.Tensor) else x, made
-        )
+        if isinstance(made, Mapping) and not isinstance(made, dict):
+            with contextlib.suppress(TypeError):  # the model takes it whole
+                inspect.signature(self.model_of(phase).forward).bind(**made)
+                made = dict(made)
+
+        def moved(x: Any) -> Any:
+            is_mapping = isinstance(x, Mapping) and hasattr(x, "to")  # as a tokenizer's
+            return x.to(self.device) if is_mapping or isinstance(x, torch.Tensor) else x
+
+        return pytree.tree_map(moved, made)
 
     def to(self, device: torch.device) -> None:
         self.device = device
