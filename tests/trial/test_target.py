@@ -412,6 +412,23 @@ def test_restore_puts_weights_and_optimizer_state_back() -> None:
 # --- how an optimizer is made, for exports --------------------------------------------------------
 
 
+def test_an_optimizer_with_numbers_of_numpy_is_told_and_its_target_probed(
+    work: Path, try_it: Try
+) -> None:
+    write(
+        work,
+        "import numpy, torch\ndef get_model(): return torch.nn.Linear(3, 2)\n"
+        "def get_inputs(b): return torch.ones(b, 3)\ndef get_optimizer(model):\n"
+        "    more = {'weight_decay': numpy.float32(0.5), 'betas': (numpy.float64(0.5), 0.75)}\n"
+        "    return torch.optim.Adam(model.parameters(), lr=numpy.float32(0.25), **more)\n",
+    )
+    result = try_it(work / "model.py", "optimizer_step", kind="probe")
+    assert result["outcome"] == "ok", result["message"]
+    said = result["target"]["optimizer"]
+    assert (said["class"], said["lr"]) == ("Adam", 0.25)
+    assert said["arguments"] == {"lr": 0.25, "weight_decay": 0.5, "betas": [0.5, 0.75]}
+
+
 def test_an_optimizer_is_told_by_its_class_and_what_is_not_its_default() -> None:
     model = torch.nn.Linear(2, 2)
     made = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.01)
