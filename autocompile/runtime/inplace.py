@@ -17,6 +17,7 @@ from autocompile.runtime.applying import backward_within, prepare_model, process
 from autocompile.runtime.compiling import compile_function
 from autocompile.runtime.graphs import with_own_code
 from autocompile.runtime.optimizers import set_implementation
+from autocompile.runtime.regions import regions_of
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.phases import (
     FORWARD,
@@ -70,7 +71,7 @@ class Compiled:
         self.function = function
         self.calls = self.graphs = self.later_graphs = 0
         self.failed = ""
-        self._config, self._model, self._grad, self._or_eager = config, model, grad, or_eager
+        self.config, self._model, self._grad, self._or_eager = config, model, grad, or_eager
         self._compiled: Callable[..., Any] | None = None
         self._process = config.process
         self._lock = threading.RLock()
@@ -118,7 +119,7 @@ class Compiled:
             home = str(type(self._model).forward.__module__)
             is_users = not home.startswith("torch.nn.")
         own = self.function if is_users else with_own_code(self.function, "tuned")
-        compiled = compile_function(own, self._config, self._model)
+        compiled = compile_function(own, self.config, self._model)
         compiled = compiled if self._grad else torch.no_grad()(compiled)
         with warm_start.as_saved():
             result = compiled(*args, **kwargs)
@@ -218,7 +219,10 @@ def apply_to_phase(
     # As Module.compile does; a copy of the module is not compiled. And as RLlib does: its compile()
     # has another signature, and forward_* switches between train and eval.
     name = "_compiled_call_impl" if phase == FORWARD else f"_{phase}"
-    vars(module).pop(name, None)
+    is_last = _has_blocks(vars(module).pop(name, None))
+    if is_last and not any(map(_has_blocks, vars(module).values())):
+        for block in regions_of(module).blocks:
+            block._compiled_call_impl = None
     if _is_untouched(config):
         return None
     if phase == FORWARD:
@@ -282,6 +286,11 @@ class _Step:
 def _is_untouched(config: CompileConfig) -> bool:
     """Whether a function of the setting is the function itself."""
     return config.is_eager and config.autocast == "none" and not config.process
+
+
+def _has_blocks(value: Any) -> bool:
+    """Whether it is a setting that compiles the blocks of a module."""
+    return isinstance(value, Compiled) and value.config.scope == "regional"
 
 
 def _captured() -> int:

@@ -201,6 +201,39 @@ def test_a_whole_update_goes_before_its_parts() -> None:
     assert caught.value.hint == "from autocompile.rllib import tuned"
 
 
+def test_blocks_are_compiled_no_longer_once_another_setting_is_applied() -> None:
+    class Blocks(torch.nn.Sequential):
+        """Its blocks are seen as regions."""
+
+    model, x = torch.nn.Sequential(Blocks(*net()[:2], torch.nn.Linear(16, 8))), torch.randn(4, 8)
+    model.append(copy.deepcopy(model[0]))
+    regional = settings(forward={4: CompileConfig("aot_eager", scope="regional")})
+    with torch.no_grad():
+        right = model(x)
+        for after in (EAGER, AOT):
+            autocompile.apply(model, regional)
+            model(x)
+            assert all(block._compiled_call_impl for block in model)
+            autocompile.apply(model, settings(forward={4: after}))
+            assert not any(block._compiled_call_impl for block in model)
+            torch.testing.assert_close(model(x), right)
+
+
+def test_another_phase_of_the_same_module_keeps_its_compiled_blocks() -> None:
+    regional = CompileConfig("aot_eager", scope="regional")
+    model = Explorer()
+    model.linear = torch.nn.Sequential(
+        *(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()) for _ in range(2))
+    )
+    for phase in ("forward_exploration", "forward"):
+        apply_to_phase(model, phase, regional)
+    model.explore(torch.ones(4, 8))
+    apply_to_phase(model, "forward", EAGER)
+    assert all(block._compiled_call_impl for block in model.linear)
+    apply_to_phase(model, "forward_exploration", EAGER)
+    assert not any(block._compiled_call_impl for block in model.linear)
+
+
 def test_models_of_one_class_are_compiled_each_however_many_there_are() -> None:
     made, x = settings(forward={4: AOT}), torch.randn(4, 8)
     for _ in range(10):  # Dynamo's limit is eight for a piece of code
