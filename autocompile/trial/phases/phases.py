@@ -67,7 +67,8 @@ def make_side(
             f"a {target.kind} has no phase {phase}", f"it has: {', '.join(phases_of(target))}"
         )
     model = target.fresh_model(phase) if model is None else model
-    side = Side(model, PHASES[phase].trains, inputs, config, process=config.process)
+    usual = {"threads": target.threads[phase]} if phase in target.threads else {}
+    side = Side(model, PHASES[phase].trains, inputs, config, process=usual | config.process)
     side.held = lambda: state_of(model)
     side.view = lambda output: {"outputs": output, "inputs": side.inputs}
     if phase == FORWARD:

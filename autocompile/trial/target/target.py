@@ -63,6 +63,7 @@ class Target:
         calls_per_update: calls between two changes of the weights, by phase.
         samples_per_update: rows between two changes of the weights, by phase, if that is fixed
             instead of the number of calls.
+        threads: of torch, by phase, where the process that will run it has another number.
         algorithm: ``module:Class`` of an AlgorithmConfig.
         choices: the source of each choice, in words.
         sha256: of the target's file.
@@ -88,6 +89,7 @@ class Target:
     own_batch_size: dict[str, int] = field(default_factory=dict)
     calls_per_update: dict[str, int] = field(default_factory=dict)
     samples_per_update: dict[str, int] = field(default_factory=dict)
+    threads: dict[str, int] = field(default_factory=dict)
     algorithm: str | None = None
     choices: dict[str, str] = field(default_factory=dict)
     sha256: str | None = None

@@ -123,6 +123,7 @@ def _describe(target: Target, phases: list[str]) -> dict[str, Any]:
         "own_batch_size": target.own_batch_size,
         "calls_per_update": target.calls_per_update,
         "samples_per_update": target.samples_per_update,
+        "threads": target.threads,
         "has_convolutions": any(p.dim() == 4 for p in target.model.parameters()),
         "regions": {phase: regions_of(target.model_of(phase)).describe() for phase in phases},
         "optimizers": [o for o in OPTIMIZERS if every and all(o in found for found in every)],
