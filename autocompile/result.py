@@ -103,7 +103,6 @@ class Result:
                 does not fit what is given.
         """
         from autocompile.runtime.apply import demand_fit
-        from autocompile.runtime.applying import set_process
         from autocompile.runtime.inplace import apply_config
 
         name = phase or self._forward_phase()
@@ -118,7 +117,6 @@ class Result:
                 hint=f"run your program with {python}",
             )
         demand_fit(model, name, config, optimizer)
-        set_process(config.process)
         optimizers = [] if optimizer is None else [optimizer]
         applied: Any = apply_config(model, name, config, optimizers)  # type: ignore[type-var]
         return applied  # type: ignore[no-any-return]

@@ -157,6 +157,19 @@ def _fresh_dynamo() -> Iterator[None]:
     torch._dynamo.reset()
 
 
+@pytest.fixture
+def _newer_switches() -> Iterator[None]:
+    """Torch's newer switches of precision are used: it does not tell the one of the older name."""
+    import torch
+
+    matmul: Any = torch.backends.cuda.matmul
+    before, matmul.fp32_precision = matmul.fp32_precision, "tf32"
+    with pytest.raises(RuntimeError, match="mix of the legacy and new"):
+        torch.get_float32_matmul_precision()
+    yield
+    matmul.fp32_precision = before
+
+
 class Clock:
     """Stands in for ``time``: it moves only when somebody works, so that times are exact."""
 

@@ -39,7 +39,13 @@ class ChannelError(Exception):
 def encode(nonce: str, event: EventName, **fields: Any) -> str:
     """One event as a line."""
     message = {"v": _VERSION, "nonce": nonce, "event": event.value, **fields}
-    return json.dumps(message) + "\n"
+    return json.dumps(message, default=_as_json) + "\n"
+
+
+def _as_json(value: Any) -> Any:
+    """A number of NumPy as Python's; anything else that JSON has no form for in words."""
+    item = getattr(value, "item", None)
+    return item() if callable(item) and getattr(value, "size", 0) == 1 else str(value)
 
 
 class LineReader:

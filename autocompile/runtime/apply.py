@@ -11,7 +11,6 @@ import torch
 
 from autocompile.errors import UsageError
 from autocompile.runtime import warm_start
-from autocompile.runtime.applying import set_process
 from autocompile.runtime.inplace import apply_config, apply_to_optimizer
 from autocompile.runtime.machine import describe
 from autocompile.settings.config import CompileConfig
@@ -40,7 +39,8 @@ def apply(
 ) -> Used:
     """Apply tuned settings in place; checkpoint keys stay, and new weights take effect.
 
-    Compiles at the first call. Sets the threads and the precision of the process.
+    Compiles at the first call. Threads and precision hold while the model (its backward pass too),
+    the optimizer's step or the compiled step runs; the process keeps its own.
 
     Args:
         model: an ``nn.Module`` or RLModule; for a ``train_step`` that is compiled as a whole, the
@@ -78,7 +78,6 @@ def apply(
     warm_start.load(tuned, device)
     if choice.processes < 2 and not config.is_baseline:
         warnings.warn(f"the setting of {name} was measured in one process only", stacklevel=2)
-    set_process(config.process)
     demand_fit(model, name, config, optimizer)
     for d, value in config.changed("model") if config.scope == "step" else ():
         line = d.line(value).removeprefix("model = ") if d.line else f"{d.name}={value!r}"

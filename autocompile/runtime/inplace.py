@@ -13,10 +13,11 @@ from torch._dynamo.utils import counters
 
 from autocompile.errors import UsageError
 from autocompile.runtime import warm_start
-from autocompile.runtime.applying import prepare_model
+from autocompile.runtime.applying import backward_within, prepare_model, process_of, within
 from autocompile.runtime.compiling import compile_function
 from autocompile.runtime.graphs import with_own_code
 from autocompile.runtime.optimizers import set_implementation
+from autocompile.runtime.regions import regions_of
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.phases import (
     FORWARD,
@@ -40,6 +41,9 @@ _STEP = "_autocompile_step"  # where an optimizer keeps what its step calls
 
 class Compiled:
     """A function that compiles at its first call and counts the graphs that Dynamo captures.
+
+    It runs, and so do the gradients of its results, with the threads and the precision of the
+    setting; the process keeps its own.
 
     Args:
         function: what to compile.
@@ -67,13 +71,22 @@ class Compiled:
         self.function = function
         self.calls = self.graphs = self.later_graphs = 0
         self.failed = ""
-        self._config, self._model, self._grad, self._or_eager = config, model, grad, or_eager
+        self.config, self._model, self._grad, self._or_eager = config, model, grad, or_eager
         self._compiled: Callable[..., Any] | None = None
+        self._process = config.process
         self._lock = threading.RLock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():  # called inside compiled code
             return self.function(*args, **kwargs)
+        if not self._process:
+            return self._counted(*args, **kwargs)
+        with process_of(self._process):
+            result = self._counted(*args, **kwargs)
+        backward_within(result, self._process)
+        return result
+
+    def _counted(self, *args: Any, **kwargs: Any) -> Any:
         # One thread compiles, the others wait.
         with contextlib.nullcontext() if self.calls else self._lock:
             is_first, before = not self.calls, _captured()
@@ -106,7 +119,7 @@ class Compiled:
             home = str(type(self._model).forward.__module__)
             is_users = not home.startswith("torch.nn.")
         own = self.function if is_users else with_own_code(self.function, "tuned")
-        compiled = compile_function(own, self._config, self._model)
+        compiled = compile_function(own, self.config, self._model)
         compiled = compiled if self._grad else torch.no_grad()(compiled)
         with warm_start.as_saved():
             result = compiled(*args, **kwargs)
@@ -147,8 +160,8 @@ def apply_config(
     """Make a model and its optimizers use the setting of a phase: in trials, and for users.
 
     Of a training step and of a learner's update the model is compiled with its backward pass; loss,
-    ``backward()`` and the optimizers' steps stay outside. Threads and precision are the process's,
-    and not set here.
+    ``backward()`` and the optimizers' steps stay outside. Threads and precision hold while the
+    model (its backward pass too), an optimizer's step or a compiled step runs.
 
     Args:
         model: the module, changed in place; for scope ``step`` the function that does the step.
@@ -170,7 +183,7 @@ def apply_config(
         applied: Any = model
         if config.scope == "step":
             applied = compile_function(model, config, kind=device)
-        return applied  # type: ignore[no-any-return]
+        return within(applied, config.process)  # type: ignore[no-any-return]
     if phase == OPTIMIZER_STEP:
         prepare_model(model, config)
         return model
@@ -191,10 +204,8 @@ def apply_to_phase(
 ) -> Compiled | None:
     """Make a module use a setting in a forward phase; ``or_eager`` as of :class:`Compiled`.
 
-    Threads and precision are the process's, and not set here.
-
     Returns:
-        The compiled function; None for eager mode.
+        The compiled function; None if the module runs as it is.
 
     Raises:
         UsageError: the module has no such phase.
@@ -208,7 +219,10 @@ def apply_to_phase(
     # As Module.compile does; a copy of the module is not compiled. And as RLlib does: its compile()
     # has another signature, and forward_* switches between train and eval.
     name = "_compiled_call_impl" if phase == FORWARD else f"_{phase}"
-    vars(module).pop(name, None)
+    is_last = _has_blocks(vars(module).pop(name, None))
+    if is_last and not any(map(_has_blocks, vars(module).values())):
+        for block in regions_of(module).blocks:
+            block._compiled_call_impl = None
     if _is_untouched(config):
         return None
     if phase == FORWARD:
@@ -222,7 +236,7 @@ def apply_to_phase(
 def apply_to_optimizer(
     optimizer: torch.optim.Optimizer, config: CompileConfig, or_eager: bool = False
 ) -> Compiled | None:
-    """Make an optimizer's ``step`` use a setting; returns the compiled step, None for eager mode.
+    """Make an optimizer's ``step`` use a setting; returns what it calls, None for its own.
 
     Loading a state dict restores the implementation of that state; apply again after it.
 
@@ -271,7 +285,12 @@ class _Step:
 
 def _is_untouched(config: CompileConfig) -> bool:
     """Whether a function of the setting is the function itself."""
-    return config.is_eager and config.autocast == "none"
+    return config.is_eager and config.autocast == "none" and not config.process
+
+
+def _has_blocks(value: Any) -> bool:
+    """Whether it is a setting that compiles the blocks of a module."""
+    return isinstance(value, Compiled) and value.config.scope == "regional"
 
 
 def _captured() -> int:

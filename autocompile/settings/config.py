@@ -134,9 +134,9 @@ class CompileConfig(Values):
             return self.of_optimizer
         if phase == OPTIMIZER_STEP:
             return self
-        return CompileConfig(
-            "inductor" if self.optimizer == "compiled" else "eager", optimizer=self.optimizer
-        )
+        backend = "inductor" if self.optimizer == "compiled" else "eager"
+        process = self.process if self.scope != "step" else {}  # of all that the step does
+        return CompileConfig(backend, optimizer=self.optimizer, **process)
 
     @property
     def key(self) -> str:
@@ -191,7 +191,7 @@ class CompileConfig(Values):
 
     @property
     def process(self) -> dict[str, Any]:
-        """What it sets for the whole process."""
+        """What torch has one of for the whole process, and this sets while it runs."""
         return {d.name: value for d, value in self.changed("process")}
 
     @property

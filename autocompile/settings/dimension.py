@@ -19,7 +19,7 @@ class Place:
 
     Attributes:
         device: its type: ``cpu``, ``cuda``, ...
-        threads: how many torch takes by itself.
+        threads: how many torch takes by itself where the phase will run.
         has_convolutions: whether the model has weights of four dimensions.
         regions: the blocks that the model repeats, in words; empty if there are none.
         optimizers: the implementations that the target's optimizer has beside its own.

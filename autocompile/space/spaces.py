@@ -100,7 +100,7 @@ def _place(phase: str, found: ProbeResult) -> Place:
     return Place(
         phase,
         found.environment["device"].split(":")[0],
-        found.environment["threads"],
+        target.get("threads", {}).get(phase, found.environment["threads"]),
         target.get("has_convolutions", False),
         target.get("regions", {}).get(phase, ""),
         tuple(target.get("optimizers", ())),

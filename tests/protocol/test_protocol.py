@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from autocompile.errors import RunError
@@ -161,6 +162,12 @@ def test_events_are_read_as_they_were_sent_in_whatever_pieces_they_arrive() -> N
         (EventName.EXCLUSIVE, {}),
         (EventName.RESULT, {"outcome": "ok", "notes": ["ü\n"]}),
     ]
+
+
+def test_numbers_of_numpy_arrive_as_numbers_and_other_things_as_words() -> None:
+    line = encode("n", EventName.RESULT, lr=np.float32(0.25), count=np.int64(3), place=Path("a"))
+    ((_, message),) = LineReader("n").feed(line.encode())
+    assert message == {"lr": 0.25, "count": 3, "place": "a"}
 
 
 @pytest.mark.parametrize(

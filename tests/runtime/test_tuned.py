@@ -15,6 +15,7 @@ import torch
 
 import autocompile
 from autocompile.errors import UsageError
+from autocompile.runtime.apply import InTraining
 from autocompile.runtime.inplace import apply_to_optimizer, apply_to_phase
 from autocompile.runtime.machine import describe
 from autocompile.settings.config import EAGER, CompileConfig
@@ -200,6 +201,39 @@ def test_a_whole_update_goes_before_its_parts() -> None:
     assert caught.value.hint == "from autocompile.rllib import tuned"
 
 
+def test_blocks_are_compiled_no_longer_once_another_setting_is_applied() -> None:
+    class Blocks(torch.nn.Sequential):
+        """Its blocks are seen as regions."""
+
+    model, x = torch.nn.Sequential(Blocks(*net()[:2], torch.nn.Linear(16, 8))), torch.randn(4, 8)
+    model.append(copy.deepcopy(model[0]))
+    regional = settings(forward={4: CompileConfig("aot_eager", scope="regional")})
+    with torch.no_grad():
+        right = model(x)
+        for after in (EAGER, AOT):
+            autocompile.apply(model, regional)
+            model(x)
+            assert all(block._compiled_call_impl for block in model)
+            autocompile.apply(model, settings(forward={4: after}))
+            assert not any(block._compiled_call_impl for block in model)
+            torch.testing.assert_close(model(x), right)
+
+
+def test_another_phase_of_the_same_module_keeps_its_compiled_blocks() -> None:
+    regional = CompileConfig("aot_eager", scope="regional")
+    model = Explorer()
+    model.linear = torch.nn.Sequential(
+        *(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()) for _ in range(2))
+    )
+    for phase in ("forward_exploration", "forward"):
+        apply_to_phase(model, phase, regional)
+    model.explore(torch.ones(4, 8))
+    apply_to_phase(model, "forward", EAGER)
+    assert all(block._compiled_call_impl for block in model.linear)
+    apply_to_phase(model, "forward_exploration", EAGER)
+    assert not any(block._compiled_call_impl for block in model.linear)
+
+
 def test_models_of_one_class_are_compiled_each_however_many_there_are() -> None:
     made, x = settings(forward={4: AOT}), torch.randn(4, 8)
     for _ in range(10):  # Dynamo's limit is eight for a piece of code
@@ -259,6 +293,107 @@ def test_the_optimizer_of_a_model_steps_by_the_settings() -> None:
         step(plain, usual)
     assert graphs() > before
     torch.testing.assert_close(model.state_dict(), plain.state_dict())
+
+
+class Seen(torch.nn.Module):
+    """Notes the threads and the precision of its calls and of its backward passes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.states = torch.nn.Parameter(torch.ones(8, 2)), list[tuple[str, Any]]()
+        self.weight.register_hook(lambda _: self.note("backward"))
+
+    def note(self, when: str) -> None:
+        precision = torch.get_float32_matmul_precision()
+        self.states.append((when, (torch.get_num_threads(), precision)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.note("forward")
+        return x @ self.weight
+
+    def train_once(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """What a step of a training loop saw, and what the process had between."""
+        self.states.clear()
+        optimizer.zero_grad()
+        loss = self(torch.ones(4, 8)).sum()
+        self.note("between")
+        loss.backward()
+        optimizer.step()
+        self.note("after")
+        return dict(self.states)
+
+
+@pytest.mark.parametrize("phases", ["forward and optimizer_step", "train_step"])
+def test_threads_and_precision_hold_while_that_runs_which_they_are_of(phases: str) -> None:
+    usual = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    calls = CompileConfig("eager", threads=usual[0] + 1, precision="high")
+    steps = CompileConfig("eager", threads=usual[0] + 2)
+    model = Seen()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.register_step_pre_hook(lambda *_: model.note("step"))
+    of_calls, of_steps = (usual[0] + 1, "high"), (usual[0] + 2, usual[1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # also that the second is of other threads
+        if phases == "train_step":
+            of_steps = of_calls
+            autocompile.apply(model, settings(train_step={4: calls}), phases, optimizer=optimizer)
+        else:
+            made = settings(forward={4: calls}, optimizer_step={None: steps})
+            autocompile.apply(model, made, "optimizer_step", optimizer=optimizer)
+            autocompile.apply(model, made)
+    seen = {"forward": of_calls, "backward": of_calls, "step": of_steps}
+    for _ in range(2):
+        found = model.train_once(optimizer)
+        assert found == {**seen, "between": usual, "after": usual}
+
+
+@pytest.mark.usefixtures("_newer_switches")
+def test_a_precision_holds_also_where_torchs_newer_switches_were_used() -> None:
+    seen: list[tuple[str, str]] = []
+
+    def switches(*_: Any) -> None:
+        both = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+        seen.append(tuple(each.fp32_precision for each in both))
+
+    model = net()
+    model.register_forward_hook(switches)
+    autocompile.apply(model, settings(forward={4: CompileConfig("eager", precision="medium")}))
+    switches()
+    model(torch.ones(4, 8))
+    switches()
+    assert seen[0] == seen[2] and seen[1] == ("tf32", "bf16") != seen[0]
+
+
+def test_a_trainers_optimizers_step_on_the_threads_that_are_named_as_applied() -> None:
+    usual, model = torch.get_num_threads(), Seen()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.register_step_pre_hook(lambda *_: model.note("step"))
+    made = settings(
+        forward={4: AOT}, optimizer_step={None: CompileConfig("eager", threads=usual + 1)}
+    )
+    said = InTraining(made).apply(model, [optimizer])
+    assert said.endswith(f"optimizer step: eager · {usual + 1} threads")
+    assert model.train_once(optimizer)["step"][0] == usual + 1
+    assert torch.get_num_threads() == usual
+
+
+def test_the_threads_of_a_step_that_is_compiled_as_a_whole_hold_in_it() -> None:
+    usual, seen = torch.get_num_threads(), []
+    config = CompileConfig("aot_eager", scope="step", threads=usual + 1)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+
+    @torch.compiler.disable
+    def note() -> None:
+        seen.append(torch.get_num_threads())
+
+    def train_step(x: torch.Tensor) -> torch.Tensor:
+        note()
+        return x + 1
+
+    made = settings(train_step={4: config})
+    stepped = autocompile.apply(train_step, made, "train_step", optimizer=optimizer)
+    stepped(torch.ones(2))
+    assert seen == [usual + 1] and torch.get_num_threads() == usual
 
 
 @pytest.mark.parametrize("schedule_first", [True, False])

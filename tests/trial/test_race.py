@@ -359,6 +359,14 @@ def test_exported_code_is_what_runs_and_is_verified(
         assert sum(each["calls"] for each in SEEN) > ROUNDS
 
 
+@pytest.mark.usefixtures("_newer_switches")
+def test_exported_code_runs_for_a_target_that_uses_torchs_newer_switches_of_precision(
+    try_it: Try, net: Path
+) -> None:
+    result = try_it(net, **exported(ONE_THREAD, CompileConfig("eager", threads=1)))
+    assert outcomes(result) == [OK], result["sides"]
+
+
 def test_what_exported_code_sets_for_the_process_is_not_eagers(
     try_it: Try, net: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

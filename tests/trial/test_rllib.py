@@ -15,6 +15,7 @@ from conftest import TARGETS
 
 pytest.importorskip("ray.rllib")
 
+import ray
 import torch._dynamo
 from gymnasium import spaces
 from ray.rllib.algorithms.dqn import DQNConfig
@@ -70,6 +71,47 @@ def load(module: Any, name: str | None) -> Target:
 
 def modules_of(side_or_target: Any) -> set[str]:
     return {name.split(".")[0] for name, _ in side_or_target.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("runners", "cpus", "learners", "threads"),
+    [
+        (0, 1, 0, {}),
+        (2, 1, 0, {"forward_exploration": 1, "forward_inference": 1}),
+        (2, 2.5, 1, {"forward_exploration": 2, "forward_inference": 2, "learner_update": 1}),
+    ],
+)
+def test_phases_are_measured_with_the_threads_of_the_actors_that_run_them(
+    monkeypatch: pytest.MonkeyPatch, runners: int, cpus: float, learners: int, threads: Any
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    config = of_spaces(PPOConfig).env_runners(num_env_runners=runners, num_cpus_per_env_runner=cpus)
+    target, usual = (
+        from_object(config.learners(num_learners=learners), "c"),
+        torch.get_num_threads(),
+    )
+    more = CompileConfig("aot_eager", threads=usual + 1)
+    for phase in ("forward_exploration", "forward_inference", "learner_update"):
+        for setting, expected in ((AOT, threads.get(phase, usual)), (more, usual + 1)):
+            inputs = inputs_of(target, phase, 4, 0)
+            with make_side(target, phase, inputs, setting).context():
+                assert torch.get_num_threads() == expected
+    said = target.choices.get("env runners", "")
+    assert said.startswith(f"{int(cpus)} thread" if runners else "")
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")  # which Ray's workers inherit
+    assert from_object(config, "c").threads == {}
+
+
+@pytest.mark.usefixtures("_ray")
+def test_ray_gives_an_actor_as_many_threads_as_is_assumed() -> None:
+    @ray.remote
+    def threads() -> int:
+        import torch
+
+        return torch.get_num_threads()
+
+    given = ray.get([threads.options(num_cpus=cpus).remote() for cpus in (0, 1, 2.5)])
+    assert given == [1, 1, 2]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import UserDict
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -171,6 +172,37 @@ def test_inputs_come_as_a_tuple_a_list_a_dictionary_or_one_tensor(
     assert target.choices["inputs"] == "get_inputs() of the target"
     output = call_model(target.model, target.make_inputs(5))
     assert torch.equal(output, torch.full((5, 3), right))
+
+
+class Encoding(UserDict[str, Any]):
+    """As tokenizers give it: a mapping, and no dictionary."""
+
+    def to(self, device: torch.device) -> Encoding:
+        return Encoding({name: x.to(device) for name, x in self.items()})
+
+
+class ByName(torch.nn.Linear):
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return super().forward(ids * mask)
+
+
+class ByItem(torch.nn.Linear):
+    def forward(self, batch: Encoding) -> torch.Tensor:
+        return super().forward(batch["ids"] * batch["mask"])
+
+
+@pytest.mark.parametrize("kind", [ByName, ByItem])
+def test_a_mapping_that_is_no_dictionary_is_moved_and_passed_as_the_model_takes_it(
+    kind: type[torch.nn.Linear],
+) -> None:
+    given = Encoding(ids=torch.ones(4, 8), mask=torch.ones(4, 8))
+    target = Target("functions", kind(8, 2), [], lambda _: given)
+    inputs = target.inputs("forward", 4)
+    torch.testing.assert_close(
+        call_model(target.model, inputs), torch.nn.Linear.forward(target.model, given["ids"])
+    )
+    target.to(torch.device("meta"))
+    assert {x.device.type for x in target.inputs("forward", 4).values()} == {"meta"}
 
 
 def test_get_inputs_without_a_parameter_means_a_fixed_batch() -> None:
@@ -378,6 +410,23 @@ def test_restore_puts_weights_and_optimizer_state_back() -> None:
 
 
 # --- how an optimizer is made, for exports --------------------------------------------------------
+
+
+def test_an_optimizer_with_numbers_of_numpy_is_told_and_its_target_probed(
+    work: Path, try_it: Try
+) -> None:
+    write(
+        work,
+        "import numpy, torch\ndef get_model(): return torch.nn.Linear(3, 2)\n"
+        "def get_inputs(b): return torch.ones(b, 3)\ndef get_optimizer(model):\n"
+        "    more = {'weight_decay': numpy.float32(0.5), 'betas': (numpy.float64(0.5), 0.75)}\n"
+        "    return torch.optim.Adam(model.parameters(), lr=numpy.float32(0.25), **more)\n",
+    )
+    result = try_it(work / "model.py", "optimizer_step", kind="probe")
+    assert result["outcome"] == "ok", result["message"]
+    said = result["target"]["optimizer"]
+    assert (said["class"], said["lr"]) == ("Adam", 0.25)
+    assert said["arguments"] == {"lr": 0.25, "weight_decay": 0.5, "betas": [0.5, 0.75]}
 
 
 def test_an_optimizer_is_told_by_its_class_and_what_is_not_its_default() -> None:

@@ -394,9 +394,57 @@ def test_a_model_that_takes_no_float64_is_judged_by_a_wider_tolerance_and_said()
 
     factor = 5e-4
     notes = judged(a_target(Narrow, batch(4, 8)), lie=off).notes
-    assert any("no kernel for doubles" in note for note in notes)
+    assert sum("no kernel for doubles" in note for note in notes) == 1
     factor = 5e-3
-    assert refused(a_target(Narrow, batch(4, 8)), lie=off)[0] is Outcome.WRONG_OUTPUT
+    outcome, message = refused(a_target(Narrow, batch(4, 8)), lie=off)
+    assert outcome is Outcome.WRONG_OUTPUT
+    assert message.endswith(
+        "(call 1; no float64 run tells rounding: RuntimeError: no kernel for doubles)"
+    )
+
+
+def test_a_float64_run_that_returns_something_else_is_none() -> None:
+    class Wider(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 4)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            y = self.linear(x)
+            return (y, y) if x.dtype is torch.float64 else (y,)
+
+    def off(side: Side) -> None:
+        call = side.call
+        side.call = lambda: (call()[0] * (1 + 5e-4),)
+
+    notes = judged(a_target(Wider, batch(4, 8)), lie=off).notes
+    assert any("it returns something else there" in note for note in notes)
+
+
+def test_an_optimizer_that_takes_no_float64_is_judged_by_a_wider_tolerance_and_said() -> None:
+    class Narrow(torch.optim.SGD):
+        tries = 0
+
+        def step(self, closure: Any = None) -> None:
+            if self.param_groups[0]["params"][0].dtype is torch.float64:
+                Narrow.tries += 1
+                raise RuntimeError("no kernel for doubles")
+            super().step(closure)
+
+    def narrow() -> Target:
+        return a_target(
+            lambda: nn.Linear(8, 4),
+            batch(4, 8),
+            make_optimizer=lambda model: Narrow(model.parameters(), lr=0.1),
+        )
+
+    said = "no kernel for doubles"
+    notes = judged(narrow(), "optimizer_step", EAGER, lie=changed(lr=0.1 * (1 + 5e-4))).notes
+    assert any(said in note for note in notes)
+    assert Narrow.tries == 1  # however many parameters there are
+    outcome, message = refused(narrow(), "optimizer_step", EAGER, lie=changed(lr=0.1 * (1 + 5e-3)))
+    assert outcome is Outcome.WRONG_OUTPUT
+    assert message.endswith(f"(call 1; no float64 run tells rounding: RuntimeError: {said})")
 
 
 def test_the_state_after_the_checks_is_the_one_that_eager_has_kept() -> None:

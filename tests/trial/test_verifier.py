@@ -333,6 +333,63 @@ def test_what_cuda_graphs_overwrite_by_contract_is_said(monkeypatch: pytest.Monk
     assert notes == [said]
 
 
+class Recurrent(nn.Module):
+    """Its state is a tensor in a plain attribute, as people write it, or in an object of theirs."""
+
+    def __init__(self, keep: Callable[[nn.Module, torch.Tensor], None]) -> None:
+        super().__init__()
+        self.linear, self.keep = nn.Linear(8, 8), keep
+        self.state = torch.zeros(4, 8)
+        self.parts = {"of a list": [torch.zeros(4, 8)]}
+        self.view = self.linear.weight.detach().view(-1)  # of a parameter: no state
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        state = self.state + self.parts["of a list"][0]
+        y = torch.tanh(self.linear(x) + state)
+        self.keep(self, y.detach())
+        return y
+
+
+def replaced(model: Any, y: torch.Tensor) -> None:
+    model.state = 0.5 * model.state + y
+
+
+def written(model: Any, y: torch.Tensor) -> None:
+    model.parts["of a list"][0].mul_(0.5).add_(y)
+
+
+@pytest.mark.parametrize("keep", [replaced, written])
+@pytest.mark.parametrize("phase", ["forward", "train_step"])
+def test_state_in_plain_attributes_is_put_back_before_a_call_is_compared(
+    phase: str, keep: Any
+) -> None:
+    target = a_target(lambda: Recurrent(keep), batch(4, 8))
+    assert judged(target, phase).live is (True if phase == "forward" else None)
+
+
+def test_state_that_cannot_be_put_back_is_named_and_no_setting_is_blamed_for_it() -> None:
+    class Cache:
+        def __init__(self) -> None:
+            self.state = torch.zeros(4, 8)
+
+        def __deepcopy__(self, _: Any) -> Cache:
+            return Cache()
+
+    class Hidden(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.cache = nn.Linear(8, 8), Cache()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.linear(x) + self.cache.state
+            self.cache.state = y.detach()
+            return y
+
+    outcome, message = refused(a_target(Hidden, batch(4, 8)))
+    assert outcome is Outcome.WRONG_OUTPUT
+    assert message.startswith("eager's calls change what later ones compute")
+
+
 def test_a_liar_fails_with_an_outcome_where_float64_is_impossible() -> None:
     target = a_target(lambda: Layer(lambda y, x: y + torch.zeros(4, 4) @ y), batch(4, 8))
     assert judged(target).live is True

@@ -239,7 +239,7 @@ def test_a_backend_that_is_not_here_has_a_reason() -> None:
     assert found["aot_eager"] == "" and "eager" not in found
 
 
-@pytest.mark.parametrize("name", ["warp", "cuda:99", "cuda"])
+@pytest.mark.parametrize("name", ["warp", "cuda:99", "cuda", "meta"])
 def test_a_device_that_is_not_here_is_a_usage_error(name: str) -> None:
     if name == "cuda" and torch.cuda.is_available():
         pytest.skip("this machine has one")

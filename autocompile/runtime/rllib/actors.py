@@ -92,9 +92,10 @@ class _Tuned(_Actor):  # type: ignore[misc]
                 problems.append(f"{key}: {ran['threads']} threads, and not {threads}")
             others = (name for name, value in wanted.items() if ran[name] != value)
             problems += [f"{key}: another {name} than {wanted[name]}" for name in others]
+        threads = {"threads": self.tuned.fingerprint.get("threads")}  # of an actor: as Ray has it
         return {
             "settings": told,
-            "measured_elsewhere": self.tuned.differences(describe(self._device)),
+            "measured_elsewhere": self.tuned.differences(describe(self._device) | threads),
             "problems": problems,
         }
 

@@ -27,13 +27,15 @@ def pick_device(name: str | None) -> torch.device:
     """The device to tune on; CUDA by default if available.
 
     Raises:
-        UsageError: the requested device is not available.
+        UsageError: the requested device is not available, or nothing can be timed on it.
     """
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
+        if device.type not in ("cpu", "cuda"):  # elsewhere nothing here waits for a call to end
+            raise NotImplementedError("calls are timed on a CPU or on a GPU under CUDA or ROCm")
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         first = str(error).splitlines()[0][:200]
         raise UsageError(f"device {name!r} cannot be used here: {first}") from None

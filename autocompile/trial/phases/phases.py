@@ -21,7 +21,7 @@ from autocompile.settings.phases import (
     PHASES,
     TRAIN_STEP,
 )
-from autocompile.trial.phases.side import Side
+from autocompile.trial.phases.side import Side, state_of
 from autocompile.trial.target.target import Target
 from autocompile.trial.verify.outputs import View
 
@@ -67,8 +67,9 @@ def make_side(
             f"a {target.kind} has no phase {phase}", f"it has: {', '.join(phases_of(target))}"
         )
     model = target.fresh_model(phase) if model is None else model
-    side = Side(model, PHASES[phase].trains, inputs, config, process=config.process)
-    side.held = lambda: dict(model.named_buffers())
+    usual = {"threads": target.threads[phase]} if phase in target.threads else {}
+    side = Side(model, PHASES[phase].trains, inputs, config, process=usual | config.process)
+    side.held = lambda: state_of(model)
     side.view = lambda output: {"outputs": output, "inputs": side.inputs}
     if phase == FORWARD:
         model.eval()
@@ -150,7 +151,7 @@ def _compare_training(
 
     def held() -> Any:
         states = [dict(s) for optimizer in side.optimizers for s in optimizer.state.values()]
-        rest = dict(side.model.named_buffers()) if has_loss else _gradients(parameters)
+        rest = state_of(side.model) if has_loss else _gradients(parameters)
         return parameters, rest, states
 
     side.parameters, side.view, side.held = parameters, view, held

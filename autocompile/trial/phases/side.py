@@ -18,9 +18,10 @@ from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.trial.verify.outputs import View
 from autocompile.trial.verify.tree import pieces
 
-__all__ = ["Side", "copies", "copy_inputs", "perturb", "random_states"]
+__all__ = ["Side", "copies", "copy_inputs", "perturb", "random_states", "state_of"]
 
 _PERTURBATION = 0.1  # relative to each parameter's RMS
+_OF_MODULES = frozenset(vars(torch.nn.Module()))  # attributes that every module has
 _ROOM = 4  # copies stay on a GPU that has room for so many
 
 
@@ -101,12 +102,32 @@ class Side:
     def _changing(self) -> list[torch.Tensor]:
         """The tensors that calls change, in the same order on both sides."""
         leaves = (t for t in pytree.tree_leaves(self.held()) if isinstance(t, torch.Tensor))
-        return [t for t in leaves if not _is_expanded(t)]
+        return [t for t in leaves if not (_is_expanded(t) or t.is_inference())]
 
     def _dictionaries(self) -> list[dict[str, Any]]:
         """Dictionaries that may hold plain numbers, such as step counts of optimizers."""
         of_optimizers = ([*o.param_groups, *o.state.values()] for o in self.optimizers)
         return [self.steps, *itertools.chain(*of_optimizers)]
+
+
+def state_of(model: torch.nn.Module) -> list[torch.Tensor]:
+    """Buffers, then tensors in plain attributes of its modules, also in lists and dictionaries.
+
+    What shares memory with a parameter or buffer is not among these.
+    """
+    buffers = list(model.buffers())
+    own = {x.untyped_storage().data_ptr() for x in (*model.parameters(), *buffers) if _has_one(x)}
+    values = (v for m in model.modules() for n, v in vars(m).items() if n not in _OF_MODULES)
+    leaves = pytree.tree_leaves(
+        [v for v in values if isinstance(v, (torch.Tensor, list, tuple, dict))]
+    )
+    plain = {id(x): x for x in leaves if isinstance(x, torch.Tensor) and _has_one(x)}
+    return buffers + [x for x in plain.values() if x.untyped_storage().data_ptr() not in own]
+
+
+def _has_one(x: torch.Tensor) -> bool:
+    """Whether it has a storage."""
+    return x.layout is torch.strided and not x.is_nested and x.numel() > 0
 
 
 def copies(tensors: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 import textwrap
 from dataclasses import replace
 from typing import Any
@@ -79,6 +80,7 @@ def _from_config(config: Any, expression: str) -> Target:
         if phase.role and phase.has_batch_size
     }
     _take_calls_per_update(config, envs, target)
+    _take_threads(config, target)
     if config.enable_rl_module_and_learner:
         target.training_phase = lambda: _training_phase(config, module, rows, target.choices)
         target.make_learner = lambda model: Updates(config, model)
@@ -118,6 +120,25 @@ def _take_calls_per_update(config: Any, envs: int, target: Target) -> None:
         target.samples_per_update = {FORWARD_EXPLORATION: samples}
         told += f" of {envs} environment{'s' * (envs != 1)}, and of fewer a longer one"
     target.choices["calls per update"] = told
+
+
+def _take_threads(config: Any, target: Target) -> None:
+    """Set how many threads torch has in remote env runners and learners.
+
+    Ray sets OMP_NUM_THREADS to the whole CPUs of an actor, at least 1, where it is not set.
+    """
+    if "OMP_NUM_THREADS" in os.environ:
+        return
+    actors = {
+        "worker": ("env runner", config.num_env_runners, config.num_cpus_per_env_runner),
+        "learner": ("learner", config.num_learners, config.num_cpus_per_learner),
+    }
+    for role, (name, remote, cpus) in actors.items():
+        if remote:
+            count = max(1, math.floor(cpus)) if isinstance(cpus, (int, float)) else 1  # or "auto"
+            target.threads |= {n: count for n, phase in PHASES.items() if phase.role == role}
+            told = f"{count} thread{'s' * (count != 1)} each, which Ray gives remote ones"
+            target.choices[f"{name}s"] = told
 
 
 def _target(kind: str, module: Any, expression: str, config: Any = None) -> Target:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import inspect
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,6 +63,7 @@ class Target:
         calls_per_update: calls between two changes of the weights, by phase.
         samples_per_update: rows between two changes of the weights, by phase, if that is fixed
             instead of the number of calls.
+        threads: of torch, by phase, where the process that will run it has another number.
         algorithm: ``module:Class`` of an AlgorithmConfig.
         choices: the source of each choice, in words.
         sha256: of the target's file.
@@ -86,6 +89,7 @@ class Target:
     own_batch_size: dict[str, int] = field(default_factory=dict)
     calls_per_update: dict[str, int] = field(default_factory=dict)
     samples_per_update: dict[str, int] = field(default_factory=dict)
+    threads: dict[str, int] = field(default_factory=dict)
     algorithm: str | None = None
     choices: dict[str, str] = field(default_factory=dict)
     sha256: str | None = None
@@ -133,10 +137,18 @@ class Target:
         return made
 
     def inputs(self, phase: str, batch_size: int | None) -> Any:
+        """One batch on the device; a mapping that the model takes by name comes as a dict."""
         made = self.phase_inputs.get(phase, self.make_inputs)(batch_size)
-        return pytree.tree_map(
-            lambda x: x.to(self.device) if isinstance(x, torch.Tensor) else x, made
-        )
+        if isinstance(made, Mapping) and not isinstance(made, dict):
+            with contextlib.suppress(TypeError):  # the model takes it whole
+                inspect.signature(self.model_of(phase).forward).bind(**made)
+                made = dict(made)
+
+        def moved(x: Any) -> Any:
+            is_mapping = isinstance(x, Mapping) and hasattr(x, "to")  # as a tokenizer's
+            return x.to(self.device) if is_mapping or isinstance(x, torch.Tensor) else x
+
+        return pytree.tree_map(moved, made)
 
     def to(self, device: torch.device) -> None:
         self.device = device

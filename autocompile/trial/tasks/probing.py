@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
@@ -122,6 +123,7 @@ def _describe(target: Target, phases: list[str]) -> dict[str, Any]:
         "own_batch_size": target.own_batch_size,
         "calls_per_update": target.calls_per_update,
         "samples_per_update": target.samples_per_update,
+        "threads": target.threads,
         "has_convolutions": any(p.dim() == 4 for p in target.model.parameters()),
         "regions": {phase: regions_of(target.model_of(phase)).describe() for phase in phases},
         "optimizers": [o for o in OPTIMIZERS if every and all(o in found for found in every)],
@@ -142,10 +144,10 @@ def described(
         parameters alike its name, as ``class``, and the ``arguments`` that are not its defaults.
     """
     group, kind = optimizer.param_groups[0], type(optimizer)
-    lr = group.get("lr")
+    lr = _of_python(group.get("lr"))
     found = {"build": source, "lr": float(lr) if isinstance(lr, torch.Tensor) else lr}
     names = inspect.signature(kind).parameters
-    given = {n: group[n] for n in names if n in group and n != "params"}
+    given = {n: _of_python(group[n]) for n in names if n in group and n != "params"}
     is_all = [id(p) for p in group["params"]] == [id(p) for p in model.parameters()]
     is_plain = all(_is_plain(value) for value in given.values())
     is_torchs = getattr(torch.optim, kind.__name__, None) is kind
@@ -153,6 +155,11 @@ def described(
         found["class"] = kind.__name__
         found["arguments"] = {n: v for n, v in given.items() if v != names[n].default}
     return found
+
+
+def _of_python(value: Any) -> Any:
+    """A number of NumPy as one of Python."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _is_plain(value: Any) -> bool:

@@ -232,7 +232,8 @@ def exported_side(
     own = process_state()
     set_process(usual)  # of eager mode; the side has its own while it runs
     side.config = config
-    side.process = {name: value for name, value in own.items() if value != usual[name]}
+    changed = {name: value for name, value in own.items() if value != usual[name]}
+    side.process = {**side.process, **changed}
     side.optimizers = [o for o in (names["optimizer"],) if o is not None]
     if phase == FORWARD:
         side.call = lambda: call_model(names["model"], side.inputs)

@@ -14,7 +14,7 @@ from autocompile.protocol.requests import SaveRequest
 from autocompile.protocol.results import SaveResult
 from autocompile.runtime import warm_start
 from autocompile.runtime.apply import apply
-from autocompile.runtime.applying import process_of, set_process
+from autocompile.runtime.applying import process_of
 from autocompile.runtime.inplace import apply_config
 from autocompile.settings import phases
 from autocompile.settings.tuned import Choice, Tuned
@@ -89,7 +89,6 @@ def _compile(target: Target, settings: Tuned, phase: str, choice: Choice, inputs
     if phase == phases.LEARNER_UPDATE:
         assert target.make_learner
         updates = target.make_learner(model)
-        set_process(choice.config.process)
         apply_config(model, phase, choice.config, updates.optimizers)
         _repeat(lambda: updates.update(inputs))
         return

@@ -133,12 +133,10 @@ class _Trial(Comparison):
             result.calls_per_update = request.calls_per_update
 
     def look_closer(self, measurement: Measurement) -> None:
-        """Memory, compile time, what is launched, and what a learning-rate schedule recompiles."""
+        """Compile time, what is launched, memory, and what a learning-rate schedule recompiles."""
         config, result, compiled = self.request.config, self.result, self.compiled
         if self.target.device.type == "cuda":  # before the peaks of the two sides are measured
             result.held_bytes = memory.most_held_bytes(self.target.device)
-        result.eager_peak_memory_bytes = self.peak_memory(self.eager)
-        result.peak_memory_bytes = self.peak_memory(compiled)
         is_short, on_cpu = measurement.eager_call_s < _TOO_LONG_S, self.target.device.type == "cpu"
         if on_cpu and is_short:
             with only_logged():
@@ -151,6 +149,9 @@ class _Trial(Comparison):
         if is_short:
             with only_logged():  # it is a good trial, whatever cannot be explained of it
                 self.count_launches()
+        # After all that depends on the allocator, which it changes for good; before more graphs.
+        result.eager_peak_memory_bytes = self.peak_memory(self.eager)
+        result.peak_memory_bytes = self.peak_memory(compiled)
         if not config.is_eager:
             with self.verifier.comparable_random_numbers(compiled):
                 # Dynamo recompiles alike whatever the backend's options: one shows all of it.

@@ -50,6 +50,7 @@ from autocompile.trial.verify.outputs import (
     without,
 )
 from autocompile.trial.verify.random_draws import depends_on_seed, drawing_as_eager, draws_itself
+from autocompile.trial.verify.tree import flatten
 
 __all__ = ["Verifier"]
 
@@ -99,14 +100,18 @@ class Verifier(Calls):
         self.expected = self._expected[0]
         self.check = target.check if "outputs" in self.expected else None
         self._noise: dict[str, float] = {}
-        for first, second in self._pairs():
-            self._noise = largest(self._noise, differences(first, second))
+        apart = [0.0, 0.0]  # at most, of new sides and of later calls
+        for first, second, is_later in self._pairs():
+            found = differences(first, second)
+            self._noise = largest(self._noise, found)
+            apart[is_later] = max(apart[is_later], *found.values(), 0.0)
             if problem := self._refusal(first, second):
                 raise TargetError(
                     "the target's check() rejects a second run of eager mode",
                     problem,
                     "check(expected, actual) gets the outputs of the same call",
                 )
+        self._hides_state = apart[0] <= _MAX_NOISE < apart[1]
         self.steps = StepCheck(self._exact_steps)
         self.noise = max(self._noise.values(), default=0.0)
         self._drift: dict[str, float] = {}
@@ -187,10 +192,10 @@ class Verifier(Calls):
         if not self._is_random:  # else a side that draws like eager is compared later
             self.expected = without(self.expected, "gradients")
         fresh = self.another_side(self._numbers)
-        self._demand_step(self.steps.first(fresh, compiled), "call 1")
+        self._demand(self.steps.first(fresh, compiled), "call 1")
         self.seeded_call(compiled, 1)
         self._demand_kept(held.overwritten(), compiled, "call 2")
-        self._demand_step(self.steps.first(fresh, compiled), "call 2")
+        self._demand(self.steps.first(fresh, compiled), "call 2")
         del fresh
         self.steps.given.clear()
         for index in () if own else (1, 2):
@@ -202,14 +207,23 @@ class Verifier(Calls):
             self._drift = largest(self._drift, differences(want, got))
         self.eager.restore()
 
-    def _demand_step(self, problem: str | None, when: str) -> None:
+    def _demand(self, problem: str | None, when: str) -> None:
+        """Raise if there is a problem; say where no float64 run could tell it from rounding."""
+        why, self.why_no_reference = self.why_no_reference, ""
         if problem:
+            when += f"; no float64 run tells rounding: {why}" * bool(why)
             raise Failed(Outcome.WRONG_OUTPUT, f"{problem} ({when})")
+        note = (
+            f"no float64 run tells rounding here ({why}), so errors of up to ten times the "
+            "tolerance (5 % of a gradient) are taken for it"
+        )
+        if why and note not in self._notes:
+            self._notes.append(note)
 
     def demand_later_step(self, compiled: Side, when: str) -> None:
         """Check what the optimizer made of the gradients of the last call, from eager's state."""
         self.eager.restore()
-        self._demand_step(self.steps.later(self.eager, compiled), when)
+        self._demand(self.steps.later(self.eager, compiled), when)
         self.eager.restore()
 
     def last_call(self, compiled: Side) -> None:
@@ -337,24 +351,26 @@ class Verifier(Calls):
         view = self.eager.view(self.seeded_call(self.eager, index))
         return {**view, **copy_view(without(view, "gradients"))}
 
-    def _pairs(self) -> Iterator[tuple[View, View]]:
+    def _pairs(self) -> Iterator[tuple[View, View, bool]]:
         """Eager's views of calls in two runs, for its own noise; keeps the state for later calls.
+
+        The last of each says whether both are calls from that state.
 
         Of a step only the first call is made from the same state; the others from that which is
         kept, where they can be compared with one another.
         """
         if not self._steps:
-            yield from zip(
-                self._expected, self._observe(self.another_side(self._numbers)), strict=True
-            )
+            new = self._observe(self.another_side(self._numbers))
+            yield from zip(self._expected, new, [False] * len(new), strict=True)
             self.eager.keep()
+            yield self.from_kept_state(self.eager), self.from_kept_state(self.eager), True
             return
         self.eager.keep()
         again = self.another_side(self._numbers)
-        yield self.expected, again.view(self.seeded_call(again, 0))
+        yield self.expected, again.view(self.seeded_call(again, 0)), False
         del again
         for index in (1, 2):
-            yield self.from_kept_state(self.eager, index), self._eagers(index)
+            yield self.from_kept_state(self.eager, index), self._eagers(index), True
         self.eager.restore()
 
     def _exact_steps(self, given: Sequence[Gradients]) -> Side | None:
@@ -385,6 +401,9 @@ class Verifier(Calls):
         if (unsteady := max(steady, default=0.0)) <= _MAX_NOISE:
             return ""
         what = f"eager differs from itself by {unsteady:.1g}"
+        if self._hides_state:
+            what = "eager's calls change what later ones compute by more than buffers and tensors "
+            what += "in attributes of modules"
         return f"{what}, so nothing can be compared with it"
 
     def _refusal(self, want: View, got: View) -> str | None:
@@ -399,8 +418,8 @@ class Verifier(Calls):
         reference: _Reference = None,
         restless: Collection[str] = (),
     ) -> None:
-        if reference is not None and self._is_random:
-            reference = partial(self._with_same_draws, want, reference)
+        if reference is not None:
+            reference = partial(self._of_the_same, want, reference)
         problem = self._refusal(want, got) or compare(
             want,
             got,
@@ -411,22 +430,21 @@ class Verifier(Calls):
             skip=("outputs",) if self.check else (),
             restless=restless,
         )
-        if problem:
-            raise Failed(Outcome.WRONG_OUTPUT, f"{problem} ({when})")
-        if self.why_no_reference:
-            self._notes.append(
-                f"nothing can be computed in float64 here ({self.why_no_reference}), so errors of "
-                "up to ten times the tolerance (5 % of a gradient) are taken for rounding"
-            )
-            self.why_no_reference = ""
+        self._demand(problem, when)
 
-    def _with_same_draws(self, want: View, reference: Callable[[], View | None]) -> View | None:
-        """A float64 run, unless it has drawn other random numbers than eager."""
+    def _of_the_same(self, want: View, reference: Callable[[], View | None]) -> View | None:
+        """A float64 run, unless it returns something else than eager or draws other numbers."""
         found = reference()
-        if found and differences(want, found).get(ALL, 0.0) > _ELSEWHERE:
-            self.why_no_reference = "it draws other random numbers there"
+        if not found:
             return None
-        return found
+        shapes = (
+            [getattr(x, "shape", None) for _, x in flatten(view).leaves] for view in (want, found)
+        )
+        if len(set(map(str, shapes))) > 1:
+            self.why_no_reference = "it returns something else there"
+        elif self._is_random and differences(want, found).get(ALL, 0.0) > _ELSEWHERE:
+            self.why_no_reference = "it draws other random numbers there"
+        return None if self.why_no_reference else found
 
     def _moved(self) -> Movement:
         """How far eager's results move where its operations are rounded otherwise.
@@ -464,6 +482,7 @@ class Verifier(Calls):
         reference = None if own else self._from_eager_in_float64
         restless = self._restless()
         if compare(want, got, noise=self._noise, reference=reference, restless=restless) is None:
+            self._demand(None, what)
             return
         if mismatch_scale(old, got, restless) < mismatch_scale(want, got, restless):
             raise Failed(Outcome.STALE_WEIGHTS, f"the output did not follow {what}")
