@@ -170,7 +170,7 @@ def _verdict(
     space: Mapping[str, Any],
 ) -> tuple[str, str]:
     """``faster``, ``keep_eager`` or ``failed``, and the reason."""
-    if space.get("untried") and not any(_is_tried(r) for r in records):
+    if not decision and space.get("untried") and not any(_is_tried(r) for r in records):
         return "failed", "the run ended before any setting other than eager was tried"
     if decision is None and every:
         return "failed", "eager mode was not measured, so there is nothing to compare with"
@@ -182,6 +182,8 @@ def _verdict(
     if decision.is_faster:
         return "faster", f"nothing else {nothing_better}"
     others = [c for c in allowed if not c.record.config.is_baseline]
+    if not others and not any(_is_tried(r) for r in records):
+        return "keep_eager", "the run ended before any other setting was tried"
     if not others:
         return "keep_eager", _why_nothing(every, records, space)
     if all(c.slows_eager for c in others):

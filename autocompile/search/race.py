@@ -183,9 +183,10 @@ class Race:
         steps, has_cache = ("import", "build", "eager"), self.study.job_factory.has_cache
         start_s = max(sum(c.record.step_s.get(s, 0.0) for s in steps) for c in runners)
         warm_s = 0.0
-        for record in (c.record for c in runners):
-            is_warm = record.config.backend == "inductor" and has_cache(record.number)
-            warm_s += (_WARM if is_warm else 1.0) * record.step_s.get("compile", 0.0)
+        for c in runners:
+            is_warm = any(map(has_cache, (c.record.number, *c.same_code)))
+            is_warm &= c.record.config.backend == "inductor"  # others keep nothing there
+            warm_s += (_WARM if is_warm else 1.0) * c.record.step_s.get("compile", 0.0)
         return start_s + warm_s + _MAX_S
 
     # One set --------------------------------------------------------------------------------------

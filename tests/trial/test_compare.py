@@ -229,8 +229,39 @@ def test_of_gradients_that_are_rounding_alone_the_lengths_are_compared() -> None
     for factor, is_right in ((0.0, False), (0.4, False), (2.5, False), (1.6, True), (-1.0, True)):
         got = gradients(**{n: factor * x for n, x in eager.items()})
         assert (compare(gradients(**eager), got, moved=chaos) is None) is is_right
+    half = moving(0.51, a=0.51, b=0.51, c=0.51)  # then their directions are still known
+    turned = gradients(**{**eager, "b": -eager["b"]})
+    assert compare(gradients(**eager), turned, moved=half) is not None
     alone = gradients(**{**eager, "b": torch.zeros(4000)})
     assert compare(gradients(**eager), alone, moved=chaos) is not None
+
+
+def test_without_the_noise_of_eagers_rounding_a_gradient_is_shorter_and_never_longer() -> None:
+    eager = {n: values(4000).roll(k) for k, n in enumerate("abc")}
+    noisy = lambda: Movement({f"['gradients']['{n}']": 0.4 for n in "abc"} | {ALL: 0.4})  # noqa: E731
+    for factor, is_right in ((0.94, True), (0.9, False), (1.05, False)):
+        got = gradients(**{n: factor * x for n, x in eager.items()})
+        assert (compare(gradients(**eager), got, moved=noisy) is None) is is_right
+
+
+def test_the_length_is_between_that_of_eager_and_that_in_float64() -> None:
+    exact, moved = values(4000), moving(weight=1e-3)
+    golden = gradients(weight=exact.double())
+    for share, factor, is_right in ((1.3, 1.0, True), (1.3, 0.6, False), (1.3, 1.4, False)):
+        eager, got = gradients(weight=share * exact), gradients(weight=factor * exact)
+        said = compare(eager, got, moved=moved, reference=lambda: golden)
+        assert (said is None) is is_right
+
+
+def test_infinities_and_kinds_of_gradients_are_no_rounding() -> None:
+    eager = gradients(weight=values(32), bias=values(32))
+    eager["gradients"]["weight"][0] = INF
+    other = copy_view(eager)
+    other["gradients"]["weight"][0] = -INF
+    assert compare(eager, other, moved=moving(weight=0.9, bias=0.9)) is not None
+    whole = gradients(weight=torch.complex(values(8), values(8)))
+    real = gradients(weight=whole["gradients"]["weight"].real.clone())
+    assert "dtype" in (compare(whole, real) or "")
 
 
 def test_gradients_as_long_as_those_in_float64_are_right() -> None:

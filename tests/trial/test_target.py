@@ -16,9 +16,9 @@ from conftest import TARGETS
 from in_process import Try
 
 from autocompile.errors import TargetError
-from autocompile.trial.phases.phases import call_model, make_side, phases_of
+from autocompile.trial.phases.phases import make_side, phases_of
 from autocompile.trial.target.load import build, import_target, split_spec
-from autocompile.trial.target.target import Target, seed_everything, sum_of_floats
+from autocompile.trial.target.target import Target, call_model, seed_everything, sum_of_floats
 from autocompile.trial.tasks.probing import described
 from autocompile.trial.verify.calls import Calls
 

@@ -5,6 +5,7 @@ On a GPU where there is one.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -165,7 +166,7 @@ def test_finding_how_far_rounding_moves_changes_nothing() -> None:
 
 
 def test_operations_are_rounded_otherwise_by_as_much_as_rounding() -> None:
-    """Views, copies and random numbers are exact; sums in place are not."""
+    """Views, copies, masks and choices are exact; sums in place are not."""
     x, y = torch.randn(2, 4000, dtype=torch.float64, device=DEVICE).unbind()
     short = (x.bfloat16(), y.bfloat16())
     state = torch.random.get_rng_state()
@@ -182,6 +183,27 @@ def test_operations_are_rounded_otherwise_by_as_much_as_rounding() -> None:
         assert 0.7 < float(moved / rounding) < 1.8
     with RoundOtherwise(1):
         assert not torch.equal(product, short[0] * short[1])
+        assert not torch.equal(x * y, x * y)
+        mask = (1 - torch.tril(torch.ones(64, 64, device=DEVICE) * 1.0)) * -1e9
+        drawn = torch.rand_like(x), torch.full_like(x, 0.5).bernoulli()
+        chosen = (
+            x.round(),
+            x.relu(),
+            x[:1].gather(0, torch.zeros(4, dtype=torch.long, device=DEVICE)),
+        )
+    assert set(mask.unique().tolist()) == {0.0, -1e9}
+    assert set(drawn[1].unique().tolist()) == {0.0, 1.0}
+    assert torch.equal(chosen[0], x.round()) and torch.equal(chosen[1], x.relu())
+    assert torch.equal(chosen[2], x[:1].expand(4))
+
+
+def test_how_cublas_adds_up_is_as_it_was() -> None:
+    matmul = torch.backends.cuda.matmul
+    before = matmul.allow_bf16_reduced_precision_reduction
+    with contextlib.suppress(RuntimeError), RoundOtherwise(0):
+        assert before and not matmul.allow_bf16_reduced_precision_reduction
+        raise RuntimeError
+    assert matmul.allow_bf16_reduced_precision_reduction == before
 
 
 def test_how_far_rounding_moves_gradients_is_known_without_float64() -> None:

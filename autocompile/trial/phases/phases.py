@@ -22,10 +22,10 @@ from autocompile.settings.phases import (
     TRAIN_STEP,
 )
 from autocompile.trial.phases.side import Side, state_of
-from autocompile.trial.target.target import Target
+from autocompile.trial.target.target import Target, call_model
 from autocompile.trial.verify.outputs import View
 
-__all__ = ["call_model", "make_side", "phases_of", "training_step"]
+__all__ = ["make_side", "phases_of", "training_step"]
 
 _FIRST_STEP = 1  # so that none is 0 or 1, which Dynamo takes for constants
 
@@ -37,15 +37,6 @@ def phases_of(target: Target) -> tuple[str, ...]:
         for name, phase in PHASES.items()
         if phase.is_rl in (None, target.is_rl) and (target.make_learner or not phase.needs_config)
     )
-
-
-def call_model(model: Callable[..., Any], inputs: Any) -> Any:
-    """Call a module with the result of ``get_inputs``."""
-    if isinstance(inputs, dict):
-        return model(**inputs)
-    if isinstance(inputs, (tuple, list)):
-        return model(*inputs)
-    return model(inputs)
 
 
 def make_side(
@@ -106,12 +97,12 @@ def _rl_call(side: Side, phase: str) -> Callable[[], Any]:
     beneath = inspect.signature(getattr(type(side.model), f"_{phase}")).parameters.values()
     told = any(p.name == "t" or p.kind is p.VAR_KEYWORD for p in beneath)
     if phase != FORWARD_EXPLORATION or not told:
-        return lambda: method(side.inputs)
+        return lambda: method(dict(side.inputs))  # a module may take things out of its batch
     side.steps["t"] = _FIRST_STEP
 
     def explore() -> Any:
         side.steps["t"] += 1
-        return method(side.inputs, t=side.steps["t"])
+        return method(dict(side.inputs), t=side.steps["t"])
 
     return explore
 
@@ -121,7 +112,9 @@ def _parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _gradients(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: p.grad for name, p in parameters.items() if p.grad is not None}
+    """As dense tensors, also those of tables that give sparse ones."""
+    grads = {name: p.grad for name, p in parameters.items() if p.grad is not None}
+    return {name: g.to_dense() if g.layout is not torch.strided else g for name, g in grads.items()}
 
 
 def _with_gradients(target: Target, side: Side, output: Any) -> View:

@@ -105,9 +105,9 @@ class Side:
         return [t for t in leaves if not (_is_expanded(t) or t.is_inference())]
 
     def _dictionaries(self) -> list[dict[str, Any]]:
-        """Dictionaries that may hold plain numbers, such as step counts of optimizers."""
-        of_optimizers = ([*o.param_groups, *o.state.values()] for o in self.optimizers)
-        return [self.steps, *itertools.chain(*of_optimizers)]
+        """Dictionaries that may hold plain numbers, such as counts of steps or of calls."""
+        of_optimizers = ([vars(o), *o.param_groups, *o.state.values()] for o in self.optimizers)
+        return [self.steps, *map(vars, self.model.modules()), *itertools.chain(*of_optimizers)]
 
 
 def state_of(model: torch.nn.Module) -> list[torch.Tensor]:

@@ -18,14 +18,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from autocompile.errors import TargetError
 from autocompile.settings import phases
-from autocompile.trial.target.target import Target
+from autocompile.trial.target.target import Target, call_model
 
 __all__ = ["build", "home_of", "import_target", "split_spec"]
 
+_FEW = 2  # samples of a batch that is only looked at
 _BESIDE = ("get_inputs", "get_loss", "get_optimizer")  # functions that give no model
 
 
@@ -42,8 +45,12 @@ def home_of(spec: str) -> Path:
 
 
 def import_target(spec: str) -> ModuleType:
-    """Import a target's file by its path, or its module by its name; runs the user's code."""
+    """Import a target's file by its path, or its module by its name; runs the user's code.
+
+    It sees no arguments of this process, as a script that is run without any.
+    """
     place, _ = split_spec(spec)
+    sys.argv = [place]
     if not (place.endswith(".py") or Path(place).is_file()):
         sys.path.append(os.getcwd())
         return importlib.import_module(place)
@@ -74,7 +81,8 @@ def build(spec: str, module: ModuleType) -> Target:
         target = _from_object(getattr(module, name), module, f"{source}[{name!r}]", spec)
     else:
         raise TargetError(f"{place} does not define {name}", f"it defines: {_names(module)}")
-    _demand_uncompiled(target.model, place)
+    _demand_eager(target.model, place)
+    _fill_lazy(target)
     target.build = [*imports, *target.build]
     target.rebuild = lambda: build(spec, module).model
     if hasattr(module, "get_optimizer"):
@@ -84,7 +92,13 @@ def build(spec: str, module: ModuleType) -> Target:
     return target
 
 
-def _demand_uncompiled(model: nn.Module, place: str) -> None:
+def _demand_eager(model: nn.Module, place: str) -> None:
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TargetError(
+            f"the model of {place} is compiled by torch.jit, which torch.compile does not take",
+            f"it is a {type(model).__name__}",
+            hint="give the model without torch.jit.script or torch.jit.trace; parts may have it",
+        )
     for name, part in model.named_modules():
         if part._compiled_call_impl is not None or hasattr(part, "_orig_mod"):
             which = f"its part {name!r}" if name else "it"
@@ -93,6 +107,17 @@ def _demand_uncompiled(model: nn.Module, place: str) -> None:
                 f"{which} went through torch.compile, so there is no eager mode to compare with",
                 hint="build the model without torch.compile",
             )
+
+
+def _fill_lazy(target: Target) -> None:
+    """Call a model once whose layers find out their widths at the first call."""
+    if not any(map(is_lazy, (*target.model.parameters(), *target.model.buffers()))):
+        return
+    was_training = [part.training for part in target.model.modules()]
+    with torch.no_grad():
+        call_model(target.model.eval(), target.make_inputs(_FEW))
+    for part, training in zip(target.model.modules(), was_training, strict=True):
+        part.training = training
 
 
 def _source(place: str) -> tuple[str, list[str]]:

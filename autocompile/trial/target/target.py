@@ -18,7 +18,7 @@ from autocompile.errors import TargetError
 from autocompile.settings import phases
 from autocompile.trial.verify.tree import result_tensors
 
-__all__ = ["Target", "adam", "seed_everything", "sum_of_floats"]
+__all__ = ["Target", "adam", "call_model", "seed_everything", "sum_of_floats"]
 
 _Inputs = Callable[[int | None], Any]
 
@@ -169,3 +169,12 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
+
+
+def call_model(model: Callable[..., Any], inputs: Any) -> Any:
+    """Call a module with the result of ``get_inputs``."""
+    if isinstance(inputs, dict):
+        return model(**inputs)
+    if isinstance(inputs, (tuple, list)):
+        return model(*inputs)
+    return model(inputs)

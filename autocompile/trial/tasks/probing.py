@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from autocompile.errors import AutocompileError
+from autocompile.errors import AutocompileError, TargetError
 from autocompile.protocol.events import EventName
 from autocompile.protocol.requests import ProbeRequest, TraceRequest
 from autocompile.protocol.results import ProbeResult, TraceResult
@@ -20,7 +21,7 @@ from autocompile.runtime.optimizers import implementations
 from autocompile.runtime.regions import regions_of
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.dimensions import OPTIMIZERS
-from autocompile.settings.phases import LEARNER_UPDATE, OPTIMIZER_STEP, PHASES
+from autocompile.settings.phases import FORWARD, LEARNER_UPDATE, OPTIMIZER_STEP, PHASES
 from autocompile.store.record import Step
 from autocompile.trial.inspect import environment, explain, telemetry
 from autocompile.trial.measure import memory
@@ -29,12 +30,15 @@ from autocompile.trial.phases.phases import make_side, phases_of
 from autocompile.trial.process import failures
 from autocompile.trial.process.channel import Channel
 from autocompile.trial.target.load import home_of
-from autocompile.trial.target.target import Target
+from autocompile.trial.target.target import Target, seed_everything
 from autocompile.trial.tasks.steps import inputs_of, is_prepared, load
+from autocompile.trial.verify.compare import compare
+from autocompile.trial.verify.outputs import copy_view, has_tensor, without
 from autocompile.trial.verify.verifier import Verifier
 
-__all__ = ["described", "probe", "trace"]
+__all__ = ["described", "probe", "shapes_in", "trace"]
 
+_MOST_APART = 0.05  # from eager's own results: more is no noise
 _DYNAMO_ALONE = CompileConfig("eager_noexcept")  # runs the graphs of Dynamo as they are
 
 
@@ -48,23 +52,17 @@ def probe(request: ProbeRequest, channel: Channel, result: ProbeResult) -> None:
         channel.step(Step.EAGER)
         result.target["writes_buffers"] = {}
         result.target["optimizer_s"] = _optimizer_seconds(target, phases, channel)
-        size, seed = request.batch_size, request.header.seed
         for phase in phases:
-            result.during = f"get_inputs({size})"
-            inputs = inputs_of(target, phase, size, seed)
-            result.during = None
-            side = make_side(target, phase, inputs, model=target.fresh_model(phase, True))
-            buffers = [b for b in side.model.buffers() if not b.is_inference()]
-            before = [b._version for b in buffers]
-            side.view(side.run())
-            result.target["writes_buffers"][phase] = before != [b._version for b in buffers]
-            if target.check:  # that it accepts eager is known before anything is tried
-                again = inputs_of(target, phase, size, seed, draw=1)
-                Verifier(target, phase, (inputs, again), seed, [])
-            if target.fixed_batch and inputs is not None:
-                tensors = (x for x in pytree.tree_leaves(inputs) if isinstance(x, torch.Tensor))
-                shape = next((x.shape for x in tensors if x.dim()), (1,))
-                result.target["fixed_batch_size"] = int(shape[0])
+            try:
+                _try_in_eager(target, phase, request, result)
+            except Exception as error:
+                if request.phases or result.during or phase == phases[0]:
+                    raise
+                words = f"not tuned, since it fails in eager mode: {failures.first_words(error)}"
+                result.target["choices"][phase] = words
+                result.target["phases"] = [p for p in result.target["phases"] if p != phase]
+        if FORWARD in phases:
+            _demand_that_a_copy_does(target, request)
     else:
         device = environment.pick_device(request.header.device)
     result.environment = machine.describe(device)
@@ -80,6 +78,82 @@ def probe(request: ProbeRequest, channel: Channel, result: ProbeResult) -> None:
         free, _ = torch.cuda.mem_get_info(device)
         need = memory.CONTEXT_BYTES + 2 * torch.cuda.max_memory_allocated(device)
         channel.send(EventName.ROOM, trials=int(free // need))
+
+
+def _try_in_eager(target: Target, phase: str, request: ProbeRequest, result: ProbeResult) -> None:
+    """Call a phase once; the result gets what this tells of it.
+
+    Raises:
+        TargetError: a call changes the sizes of its inputs.
+        Exception: whatever the user's code raises.
+    """
+    size, seed = request.batch_size, request.header.seed
+    assert result.target is not None
+    result.during = f"get_inputs({size})"
+    inputs = inputs_of(target, phase, size, seed)
+    result.during = None
+    side = make_side(target, phase, inputs, model=target.fresh_model(phase, True))
+    buffers = [b for b in side.model.buffers() if not b.is_inference()]
+    before, shapes = [b._version for b in buffers], shapes_in(inputs)
+    side.view(side.run())
+    result.target["writes_buffers"][phase] = before != [b._version for b in buffers]
+    for path, shape in shapes_in(inputs).items():
+        if shape != (was := shapes.get(path)):
+            raise TargetError(
+                "a call of the model changes its own inputs, so each would compute something else",
+                f"{path} of get_inputs() has shape {shape} after a call; before: {was or 'none'}",
+                hint="make such a cache in forward, or let forward copy it before it grows",
+            )
+    if target.check:  # that it accepts eager is known before anything is tried
+        again = inputs_of(target, phase, size, seed, draw=1)
+        Verifier(target, phase, (inputs, again), seed, [])
+    if target.fixed_batch and inputs is not None:
+        tensors = (x for x in pytree.tree_leaves(inputs) if isinstance(x, torch.Tensor))
+        shape = next((x.shape for x in tensors if x.dim()), (1,))
+        result.target["fixed_batch_size"] = int(shape[0])
+
+
+def shapes_in(value: Any, path: str = "") -> dict[str, tuple[int, ...]]:
+    """Shapes of all tensors in inputs, by path, also in attributes of objects."""
+    if isinstance(value, torch.Tensor):
+        return {path: tuple(value.shape)}
+    if isinstance(value, (torch.nn.Module, type)):
+        return {}
+    if isinstance(value, (list, tuple)):
+        parts = [(f"{path}[{i}]", x) for i, x in enumerate(value)]
+    elif isinstance(value, Mapping):
+        parts = [(f"{path}[{k!r}]", x) for k, x in value.items()]
+    else:
+        parts = [(f"{path}.{n}".lstrip("."), x) for n, x in getattr(value, "__dict__", {}).items()]
+    return {p: shape for where, x in parts for p, shape in shapes_in(x, where).items()}
+
+
+def _demand_that_a_copy_does(target: Target, request: ProbeRequest) -> None:
+    """Check that the model does in forward what a copy of it does.
+
+    Raises:
+        TargetError: it does not, or it returns nothing that could be compared.
+    """
+    views, seed = [], request.header.seed
+    for model in (target.fresh_model(FORWARD, True), target.model):
+        inputs = inputs_of(target, FORWARD, request.batch_size, seed)
+        side = make_side(target, FORWARD, inputs, model=model)
+        seed_everything(seed)
+        views.append(copy_view(without(side.view(side.run()), "inputs")))
+    if not has_tensor(views[1]) and not target.check:
+        raise TargetError(
+            "forward returns no tensor, so nothing can be compared",
+            f"it returns {type(views[1]['outputs']).__name__}",
+            hint="let forward return what is to be right, also what hooks catch; or define check()",
+        )
+    if problem := compare(views[1], views[0], tolerance=_MOST_APART):
+        raise TargetError(
+            "a copy of the model does not compute what the model does",
+            problem,
+            "settings are tried on copies: hooks, caches and attributes that refer to the original "
+            "still do so in a copy",
+            hint="keep such state in the module itself (buffers, attributes), and use it by self",
+        )
 
 
 def _optimizer_seconds(

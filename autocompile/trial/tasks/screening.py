@@ -125,7 +125,7 @@ class _Trial(Comparison):
         self.channel.step(Step.VERIFY)
         self.verifier.last_call(compiled)
         if request.config.bakes_weights:  # new ones are a compile or a new session: one shows all
-            counts = request.calls_per_update is not None  # else they are a figure beside others
+            counts = request.calls_per_update is not None  # else their seconds decide nothing
             with self.channel.exclusive() if counts else contextlib.nullcontext():
                 found = self.verifier.new_weights(compiled, self.synchronize)
             result.weights_live, took_s = found

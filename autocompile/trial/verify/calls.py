@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +24,15 @@ __all__ = ["Calls", "RoundOtherwise", "WideCasts"]
 _CALLS = 3
 _PRODUCTS = ("convolution", "convolution_backward", "mm", "addmm", "bmm", "baddbmm")
 _SHORT_SUMS = tuple(f"allow_{x}16_reduced_precision_reduction" for x in ("bf", "fp"))
-_EXACT = ("copy_", "zero_", "fill_", "clone", "zeros", "ones", "new_", "_foreach")
+# Operations that choose, move or make numbers and round none, without underscores at the ends.
+_EXACT = """ abs amax amin bernoulli cat ceil clamp clamp_max clamp_min clone constant_pad_nd copy
+    copysign cummax cummin embedding fill flip floor full_like gather heaviside hardtanh index
+    index_put index_select masked_fill masked_scatter masked_select max maximum median min minimum
+    mode nan_to_num neg nextafter relu repeat roll round scatter select_backward select_scatter sgn
+    sign slice_backward slice_scatter sort stack take threshold threshold_backward topk tril triu
+    trunc unsafe_view where """
+_MAKES = ("new_", "rand", "zeros", "ones", "normal", "uniform", "exponential", "max_pool")
+_SENTINEL = 1e8  # such large numbers stand for infinity, as in masks
 
 
 class Calls:
@@ -121,41 +130,45 @@ class WideCasts(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class RoundOtherwise(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Inside the context, what is computed is rounded otherwise at random: Monte Carlo arithmetic.
 
-    One number in 22 moves by an epsilon, which has the variance of rounding (a twelfth of an ulp
-    squared, in the mean over all mantissas). Source: D. S. Parker, Monte Carlo Arithmetic, 1997.
-    cuBLAS adds up parts of a short product in float32, which compiled code may do or not.
+    Of the results of an operation that rounds, one number in 22 moves by an epsilon, which has the
+    variance of rounding (a twelfth of an ulp squared, in the mean over all mantissas). Numbers that
+    are exact where they matter (0, 1, -1 and infinities) stay. cuBLAS adds up parts of a short
+    product in float32, which compiled code may do or not. Source: D. S. Parker, Monte Carlo
+    Arithmetic, 1997. What is not covered: how sums round inside, and attention kernels in TF32.
 
     Attributes:
-        epsilon: the largest of the products of matrices; 0 where there are none.
+        epsilon: the largest of the products of matrices; 0 where none was seen.
     """
+
+    supports_higher_order_operators = True  # their results stay, and what they call is not seen
 
     def __init__(self, seed: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._seed, self._generators = seed, dict[torch.device, torch.Generator]()
         self.epsilon = 0.0
-        self._cublas = {name: getattr(torch.backends.cuda.matmul, name) for name in _SHORT_SUMS}
+        self._short: dict[str, Any] = {}
 
     def __enter__(self) -> Any:
-        for name in self._cublas:
-            setattr(torch.backends.cuda.matmul, name, False)
+        matmul = torch.backends.cuda.matmul
+        for name in filter(partial(getattr, matmul), _SHORT_SUMS):
+            split = getattr(matmul, f"{name}_split_k", None)
+            self._short[name] = True if split is None else (True, split)
+            setattr(matmul, name, False)
         return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *why: Any) -> None:
         super().__exit__(*why)  # type: ignore[no-untyped-call]
-        for name, value in self._cublas.items():
+        for name, value in self._short.items():
             setattr(torch.backends.cuda.matmul, name, value)
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = function(*args, **(kwargs or {}))
-        schema = function._schema
-        is_view = not schema.is_mutable and any(r.alias_info for r in schema.returns)
-        name = function.overloadpacket.__name__
-        computes = any(map(_is_inexact, pytree.arg_tree_leaves(*args)))
-        if is_view or not computes or name.startswith(_EXACT):
+        if not any(map(_is_inexact, pytree.arg_tree_leaves(*args))) or not _rounds(function):
             return result
-        if not schema.is_mutable:
+        name = function.overloadpacket.__name__
+        if not function._schema.is_mutable:
             return pytree.tree_map(lambda x: self._moved(x, name), result)
         if _is_inexact(result):
             result.copy_(self._moved(result, name))
@@ -170,13 +183,30 @@ class RoundOtherwise(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.epsilon = max(self.epsilon, epsilon)
         if x.device not in self._generators:
             self._generators[x.device] = torch.Generator(x.device).manual_seed(self._seed)
-        draws = torch.rand(x.shape, device=x.device, generator=self._generators[x.device])
-        return x * (1 + epsilon * draws.sub_(0.5).mul_(44 / 21).trunc_()).to(x.dtype)
+        draws = torch.rand(
+            x.shape, device=x.device, dtype=torch.float32, generator=self._generators[x.device]
+        )
+        by = draws.sub_(0.5).mul_(44 / 21).trunc_().mul_(epsilon).to(x.dtype).mul_(x)
+        size = x.abs()
+        return x + by.masked_fill_((size == 1) | (size > _SENTINEL), 0.0)
+
+
+def _rounds(function: Any) -> bool:
+    """Whether an operation computes its results, in place or not, and may round them."""
+    schema = getattr(function, "_schema", None)
+    if schema is None:  # of higher order
+        return False
+    base = function.overloadpacket.__name__.strip("_")
+    if f" {base} " in _EXACT or base.startswith(_MAKES):
+        return False
+    if schema.is_mutable:
+        return torch.Tag.pointwise in function.tags
+    return not any(r.alias_info for r in schema.returns)
 
 
 def _is_inexact(x: Any) -> bool:
     is_plain = isinstance(x, torch.Tensor) and x.layout is torch.strided
-    return is_plain and (x.is_floating_point() or x.is_complex())
+    return is_plain and not (x.is_meta or x.is_nested) and (x.is_floating_point() or x.is_complex())
 
 
 def _of_tensor_cores(x: torch.Tensor, name: str) -> float:

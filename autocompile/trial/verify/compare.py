@@ -47,7 +47,8 @@ _MOST_NOISE = 10.0  # times as long as eager's, where it is noise
 _SMALL = 0.05  # share of the length of all gradients whose length may be rounding too
 _LENGTHS = 2.0  # times as long, or half, may be a gradient whose direction is rounding
 _MULTIPLE = 3.0  # of what eager's own rounding moves
-_FEW, _MULTIPLE_OF_FEW = 4, 10.0  # of so few numbers some tries tell less: none may move by chance
+# Of a result of so few numbers, such as the loss: by chance no try may move them much.
+_FEW, _MULTIPLE_OF_FEW = 4, 10.0
 _LONGER = 0.02  # than eager's may be a gradient, at least
 _GRADIENTS = "['gradients']"
 _MEAN, _VARIANCE = "running_mean']", "running_var']"  # of normalizing layers
@@ -155,8 +156,9 @@ class _Pair(NamedTuple):
 
     def error(self, floor: float = 0.0) -> float:
         """RMS of the difference over that of the first, at least ``floor``."""
-        apart, scale = math.sqrt(self.apart / max(1.0, self.elements)), max(self.size, floor)
-        return apart / scale if scale else apart
+        difference = math.sqrt(self.apart / max(1.0, self.elements))
+        scale = max(self.size, floor)
+        return difference / scale if scale else difference
 
 
 def _pairs_of(ours: Leaves, theirs: Leaves) -> dict[str, _Pair]:
@@ -167,7 +169,9 @@ def _pairs_of(ours: Leaves, theirs: Leaves) -> dict[str, _Pair]:
     found: dict[str, torch.Tensor] = {}
     counts = []
     for (path, a), (_, b) in zip(ours, theirs, strict=False):
-        if path.startswith(_GRADIENTS) and _is_real(a) and _is_real(b) and a.shape == b.shape:
+        if not (path.startswith(_GRADIENTS) and _is_real(a) and _is_real(b)):
+            continue
+        if a.shape == b.shape and a.is_complex() == b.is_complex():
             a, b = _as_real(a), _as_real(b).to(a.device)
             found[path] = torch.zeros(3, dtype=torch.float64, device=a.device)
             counts.append(a.numel())
@@ -281,7 +285,8 @@ def compare(
         _, got = compiled.leaves[index]
         if path in restless:
             want, got = _blank(want), _blank(got)
-        own, floor, pair = _tolerance(path, want, tolerance), floor_of(path), pairs.get(path)
+        own, floor = _tolerance(path, want, tolerance), floor_of(path)
+        pair = pairs.get(path) if path not in restless else None
         allowed = max(own, 3 * (noise or {}).get(path, 0.0))
         if is_gradient := path.startswith(_GRADIENTS):
             # Capped even if eager is noisy: a gradient of zeros has an error of 1.
@@ -320,12 +325,13 @@ def compare(
 class _Rounding:
     """What rounding explains of a difference.
 
-    What moves by ``m`` may be off by ``3 m``, within limits. The length of a gradient, and that of
-    all as one, may change by 2 %, three times what moves it, or ``m`` squared: that much shorter is
-    one without the noise of its rounding.
+    What moves by ``m`` may be off by ``3 m``, within limits. A gradient, and all as one, may be
+    longer by 2 % or by three times what moves its length, and shorter by as much, or as the exact
+    one may be: eager's has noise of the length ``m`` in it.
 
     Args:
         moved: as :func:`compare` gets it.
+        pairs: the gradients of both sides.
     """
 
     def __init__(self, moved: Movement, pairs: Mapping[str, _Pair]) -> None:
@@ -348,30 +354,36 @@ class _Rounding:
             return error <= min(multiple * by, most) or (size < least and error <= 1.0)
         if not (self.has_length(ALL) and self.has_length(path)):
             return False
-        if by > MOST_ROUNDING:
-            return not bool((_as_real(want).isfinite() != _as_real(got).isfinite()).any())
-        return pair.error(floor) <= min(_MULTIPLE * by, MOST_ROUNDING)
+        if by > MOST_ROUNDING and self._is_small(path):
+            return math.isfinite(pair.apart)
+        limit = MOST_ROUNDING if by <= MOST_ROUNDING else math.inf
+        return pair.error(floor) <= min(_MULTIPLE * by, limit)
 
     def _by(self, path: str, size: float) -> float:
-        """What moved when it was small is sure when it is large."""
+        """What moves by itself; a number that was moved when it was small moves less now."""
         by, then = self._moved.by.get(path, 0.0), self._moved.sizes.get(path, math.inf)
         by *= min(1.0, then / (size or 1.0))
         return by if math.isfinite(by) else 0.0
 
+    def _is_small(self, path: str) -> bool:
+        return path != ALL and self._pairs[path].own < _SMALL**2 * self._pairs[ALL].own
+
     def has_length(self, path: str) -> bool:
         """Whether a gradient is as long as rounding allows."""
         pair, exact = self._pairs[path], self._exact.get(path)
-        by = max(self._by(path, pair.size), exact.error() if exact else 0.0)
+        by = self._by(path, pair.size)
+        if not self._moved.by and exact:
+            by = exact.error()
         if by > MOST_ROUNDING:
-            if path != ALL and pair.own < _SMALL**2 * self._pairs[ALL].own:
+            if self._is_small(path):
                 return pair.ratio <= _MOST_NOISE
             return 1 / _LENGTHS <= pair.ratio <= _LENGTHS
-        allowed = max(_LONGER, _MULTIPLE * self._moved.longer.get(path, 0.0), by * by)
-        if abs(pair.ratio - 1) <= allowed:
-            return True
-        # Or it is as near to the length in float64 as eager's.
-        eagers = exact.ratio if exact else 0.0
-        return eagers > 0 and abs(pair.ratio * eagers - 1) <= abs(eagers - 1) + allowed
+        allowed = max(_LONGER, _MULTIPLE * self._moved.longer.get(path, 0.0))
+        least = most = 1.0
+        if exact and exact.ratio:  # from the length in float64 to that of eager
+            least, most = min(1.0, 1 / exact.ratio), max(1.0, 1 / exact.ratio)
+        least = min(least - allowed, 1 / math.sqrt(1 + by * by))
+        return least <= pair.ratio <= most + allowed
 
 
 def _blank(x: Any) -> Any:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
@@ -24,7 +25,7 @@ from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.phases import phase_of
 from autocompile.store.record import Outcome
 from autocompile.trial.phases.side import Side, copies, perturb
-from autocompile.trial.process.failures import Failed, first_words, only_logged
+from autocompile.trial.process.failures import Failed, first_words
 from autocompile.trial.target.target import Target
 from autocompile.trial.verify.calls import Calls, RoundOtherwise
 from autocompile.trial.verify.check import refusal
@@ -442,9 +443,14 @@ class Verifier(Calls):
         )
         if len(set(map(str, shapes))) > 1:
             self.why_no_reference = "it returns something else there"
-        elif self._is_random and differences(want, found).get(ALL, 0.0) > _ELSEWHERE:
-            self.why_no_reference = "it draws other random numbers there"
+        elif self._is_elsewhere(differences(want, found).get(ALL, 0.0)):
+            self.why_no_reference = "it draws other random numbers or computes something else"
         return None if self.why_no_reference else found
+
+    def _is_elsewhere(self, apart: float) -> bool:
+        """Whether gradients are further from eager's than its rounding explains."""
+        known = 0.0 if self._is_random else 3 * self._moved().by.get(ALL, math.inf)
+        return apart > max(_ELSEWHERE, known)
 
     def _moved(self) -> Movement:
         """How far eager's results move where its operations are rounded otherwise.
@@ -454,8 +460,13 @@ class Verifier(Calls):
         """
         if self._movement is None and self._has_gradients:
             self._movement = Movement()
-            with only_logged():
+            try:
                 self._movement = self._moved_most()
+            except Exception as error:
+                self._notes.append(
+                    "how far rounding moves the gradients is not known, since eager cannot be "
+                    f"rounded otherwise here: {first_words(error)}"
+                )
             self.eager.restore()
             if (share := self._movement.by.get(ALL, 0.0)) > MOST_ROUNDING:
                 self._notes.append(
@@ -469,7 +480,9 @@ class Verifier(Calls):
         by, longer, epsilon = dict[str, float](), dict[str, float](), 0.0
         for number in range(_ROUNDINGS):
             self.eager.restore()
-            with RoundOtherwise(self._seed + number) as rounding:
+            # What the user has compiled would be compiled again under the mode, and skipped later.
+            stance = torch.compiler.set_stance("force_eager")
+            with stance, RoundOtherwise(self._seed + number) as rounding:
                 output = self.seeded_call(self.eager, 1)
             got = self.eager.view(output)
             by = largest(by, differences(want, got))
