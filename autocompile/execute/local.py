@@ -252,8 +252,8 @@ class LocalExecutor:
         began, held = time.monotonic(), dict[int, int]()
         children = list(self._children.values())
         if began >= self._look_at:
-            limited = [c for c in children if c.job.memory_limit_bytes and not c.cgroup]
-            held = {c.supervisor: tree_memory_bytes(c.supervisor) for c in limited}
+            limited = (c for c in children if c.job.memory_limit_bytes and not c.cgroup)
+            held = tree_memory_bytes([c.supervisor for c in limited])
             # Reading many process trees is slow: limit it to one percent of a core.
             self._look_at = began + max(_POLL_S, 100 * (time.monotonic() - began))
         for child in children:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import random
+import resource
 import shutil
 import subprocess
 import sys
@@ -26,6 +28,7 @@ from autocompile.execute.executor import Ended, Ending, Event, Job, Stepped
 from autocompile.execute.job import adaptive_timeout_s
 from autocompile.execute.local import LocalExecutor, default_jobs
 from autocompile.execute.outcome import conclude
+from autocompile.execute.pausing import hold
 from autocompile.protocol import processes
 from autocompile.protocol.processes import tree_memory_bytes
 from autocompile.search.records import to_record
@@ -342,6 +345,51 @@ def test_trees_are_paused_and_go_on_and_are_killed(is_grouped: bool) -> None:
     assert states(first + second) <= {"Z"}
 
 
+def test_a_trial_is_stopped_whatever_the_numbers_of_its_pipes_are() -> None:
+    """A tuner with many open files has them above 1023."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most[1], most[1]))
+    ours, theirs = os.pipe()
+    high = fcntl.fcntl(ours, fcntl.F_DUPFD, 1100)
+
+    def read(child: Any, descriptor: int) -> None:
+        child.worker = int(os.read(descriptor, 8))
+
+    try:
+        with subprocess.Popen(["sleep", "60"]) as root:
+            child = Mock(gone=False, worker=None, supervisor=root.pid, groups=[])
+            child.pipes.results = high
+            os.write(theirs, b"7")
+            try:
+                hold([child], read)
+                assert child.worker == 7
+            finally:
+                root.kill()
+    finally:
+        for each in (ours, theirs, high):
+            os.close(each)
+        resource.setrlimit(resource.RLIMIT_NOFILE, most)
+
+
+def test_a_tree_is_known_where_the_kernel_lists_no_children(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """CONFIG_PROC_CHILDREN is a choice of who builds it."""
+    read_text = Path.read_text
+
+    def read(path: Path, *args: Any, **kwargs: Any) -> str:
+        if path.name == "children":
+            raise FileNotFoundError(path)
+        return read_text(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "read_text", read)
+    with subprocess.Popen(TREE) as root:
+        try:
+            until(lambda: is_grown(root.pid))
+        finally:
+            assert processes.kill_tree(root.pid, "nobody's")
+
+
 LATE = """
 import os, sys, time
 print(os.getpid(), flush=True)
@@ -463,7 +511,7 @@ def test_the_parent_sleeps_while_a_trial_works(
     (tmp_path / "sleep").write_text("build 0")
     monkeypatch.setattr(memory.Cgroup, "build", lambda limit_bytes: None)  # so that it has to look
     looks: list[Any] = []
-    monkeypatch.setattr(local, "tree_memory_bytes", lambda root: looks.append(root) or 0)
+    monkeypatch.setattr(local, "tree_memory_bytes", lambda roots: looks.append(roots) or {})
     monkeypatch.setattr(bench.job_factory, "memory_limit_bytes", 8 * 2**30)
     executor, wakings = bench.executor, list[Any]()
     select = executor._selector.select
@@ -496,8 +544,9 @@ def test_the_memory_of_a_tree_is_that_of_all_its_processes() -> None:
     ) as root:
         assert root.stdout is not None and root.stdin is not None
         root.stdout.readline()
-        assert 2**26 <= tree_memory_bytes(root.pid) < 2**27
-        assert tree_memory_bytes(os.getpid()) >= 2**26
+        held = tree_memory_bytes([root.pid, os.getpid()])
+        assert 2**26 <= held[root.pid] < 2**27
+        assert held[os.getpid()] >= 2**26
         root.stdin.close()
 
 
@@ -508,10 +557,10 @@ def test_looking_at_memory_takes_a_hundredth_of_a_core_at_most(
     monkeypatch.setattr("autocompile.execute.local.time", clock)
     executor = LocalExecutor(isolation="spawn", jobs=1)
 
-    def look(root: object) -> int:
+    def look(roots: object) -> dict[int, int]:
         looks.append(clock.monotonic())
         clock.work(0.03)
-        return 0
+        return {}
 
     monkeypatch.setattr(local, "tree_memory_bytes", look)
     child = Mock(gone=False, process=None, cgroup=None, left_s=lambda: 1.0)
