@@ -292,15 +292,74 @@ def test_the_cgroups_of_a_dead_tuner_are_removed() -> None:
     assert not left.exists()
 
 
-def test_memory_and_jobs_are_those_of_the_machine_and_its_container(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_memory_and_jobs_are_those_of_the_machine() -> None:
     available, cores = memory.available_memory_bytes(), len(os.sched_getaffinity(0))
     assert 0 < available <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert 1 <= default_jobs() <= cores
-    for words, quota in (("max 100000", cores), ("150000 100000", 2), ("-1 1", cores)):
-        monkeypatch.setattr(memory, "_words", lambda path, words=words: words.split())
-        assert memory.usable_cores() == min(quota, cores)
+
+
+Group = Callable[..., Path]
+
+
+@pytest.fixture
+def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Group:
+    """Makes this process one of a group, and gives its folder; values of files by their paths."""
+
+    def make(version: int, own: str, files: dict[str, str]) -> Path:
+        mount = tmp_path / f"{version}{len(list(tmp_path.iterdir()))}"
+        (mount / own).mkdir(parents=True)
+        for path, text in files.items():
+            (mount / path).write_text(f"{text}\n")
+        kind, flags = ("cgroup2", "rw") if version == 2 else ("cgroup", "rw,cpu,memory")
+        ours = {
+            "/proc/self/cgroup": f"0:{'cpu,memory' if version == 1 else ''}:/{own}",
+            "/proc/self/mounts": f"cgroup {mount} {kind} {flags} 0 0",
+        }
+        read_text = Path.read_text
+        monkeypatch.setattr(Path, "read_text", lambda p: ours.get(str(p)) or read_text(p))
+        return mount / own
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("version", "files"),
+    [
+        (2, {"a/cpu.max": "50000 100000", "a/b/cpu.max": "max 100000"}),
+        (2, {"a/cpu.max": "max 100000", "a/b/cpu.max": "100000 100000"}),
+        (1, {"a/cpu.cfs_quota_us": "50000", "a/cpu.cfs_period_us": "100000",
+             "a/b/cpu.cfs_quota_us": "-1", "a/b/cpu.cfs_period_us": "100000"}),
+    ],
+)  # fmt: skip
+def test_cores_are_as_few_as_any_group_around_us_may_use(
+    group: Group, version: int, files: dict[str, str]
+) -> None:
+    group(version, "a/b", dict.fromkeys(files, "max" if version == 2 else "-1"))
+    assert memory.usable_cores() == len(os.sched_getaffinity(0))
+    group(version, "a/b", files)
+    assert memory.usable_cores() == 1
+
+
+def test_memory_is_as_little_as_any_group_around_us_may_use(group: Group) -> None:
+    outer = {"a/memory.max": str(2**20), "a/memory.current": str(2**19)}
+    group(2, "a/b/c", {**outer, "a/b/c/memory.max": "max"})
+    assert memory.available_memory_bytes() == 2**19
+
+
+@pytest.mark.parametrize(
+    ("limit", "is_made"),
+    [({}, True), ({"memory.max": "max", "cpu.max": "max 100000"}, True),
+     ({"memory.max": str(2**33)}, False), ({"cpu.max": "50000 100000"}, False),
+     ({"cpuset.cpus": "0-1"}, False)],
+)  # fmt: skip
+def test_a_trial_leaves_no_group_that_limits_something(
+    group: Group, limit: dict[str, str], is_made: bool
+) -> None:
+    files = {f"a/b/{name}": text for name, text in limit.items()}
+    own = group(2, "a/b", {**files, "a/cgroup.subtree_control": "cpu memory"})
+    made = memory.Cgroup.build(2**30)
+    assert (made is not None) == is_made
+    assert made is None or made.entrance.parent.parent == own.parent
 
 
 # Two processes below its root, each in a session of its own.
