@@ -225,6 +225,8 @@ class LocalExecutor:
                     self._exclusive.request(number)
                 elif event is EventName.SHARED:
                     self._exclusive.give_back(number)
+                elif event is EventName.MEASURED:
+                    child.measured = message
                 elif event is EventName.RESULT and child.result is None:
                     child.result = message
                     child.clock.enter(Step.EXIT)
