@@ -149,6 +149,7 @@ class Child:
     lost: bool = False  # could not be killed (uninterruptible in a driver or a file system)
     oom_before: int = 0
     result: dict[str, Any] | None = None
+    measured: dict[str, Any] | None = None  # counts if no result comes
     code: int | None = None  # the worker's exit code, as in subprocess
     garbage: str | None = None  # invalid data that came through the result channel
     killed_for: KilledFor | None = None

@@ -96,14 +96,20 @@ class ForkServer:
     def warm(self, modules: Sequence[str], toolchain: Path | None) -> None:
         """Request imports and, with a folder for the toolchain, a small compile on the CPU.
 
-        Returns at once. The compile starts with the next :meth:`is_ready`.
+        Returns at once. The compile starts with the next :meth:`is_ready` or :meth:`prepare`.
         """
         place = None if toolchain is None else str(toolchain)
         self._ask({"do": "warm", "modules": list(modules), "toolchain": place})
         self._has_to_prepare |= toolchain is not None
 
+    def prepare(self) -> None:
+        """Start the compile that :meth:`warm` requested, once nothing else is to be done."""
+        if self._has_to_prepare and not self._unanswered:
+            self._has_to_prepare = False
+            self._ask({"do": "prepare"})
+
     def is_ready(self) -> bool:
-        """Whether it can fork a trial at once; starts a compile that :meth:`warm` requested.
+        """Whether it can fork a trial at once; see :meth:`prepare`.
 
         Raises:
             ForkServerError: it is dead, not safe to fork, or has not answered for too long.
@@ -111,9 +117,7 @@ class ForkServer:
         self.listen()
         if self._error is not None:
             raise self._error
-        if self._has_to_prepare and not self._unanswered:
-            self._has_to_prepare = False
-            self._ask({"do": "prepare"})
+        self.prepare()
         if self._is_overdue:
             raise ForkServerError(f"the fork server has not answered for {_PATIENCE_S:.0f} s")
         return not self._unanswered

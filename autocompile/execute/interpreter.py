@@ -16,11 +16,12 @@ def demand_torch(python: str, timeout_s: float) -> None:
     """Start the interpreter once and import torch and numpy.
 
     Raises:
-        UsageError: it does not start, does not exit within ``timeout_s``, or has no torch.
+        UsageError: it does not start, does not exit within ``timeout_s``, has no torch, or is a
+            script that stays between this process and Python.
     """
     try:
         process = subprocess.Popen(
-            [python, "-c", "import numpy, torch; print(__name__, torch.__version__)"],
+            [python, "-c", "import os, numpy, torch; print(__name__, os.getpid())"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -41,12 +42,16 @@ def demand_torch(python: str, timeout_s: float) -> None:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     # Any line, not the first: scripts that set up an environment may print a banner.
-    if process.returncode == 0 and b"\n__main__ " in b"\n" + version:
+    _, _, after = (b"\n" + version).partition(b"\n__main__ ")
+    if process.returncode == 0 and after.split()[:1] == [b"%d" % process.pid]:
         return
-    if process.returncode == 0:
+    if process.returncode == 0 and after:
         raise UsageError(
-            f"{python} is not a Python interpreter: asked to import torch, it printed no version"
+            f"{python} starts Python as a process below it, which trials cannot be watched through",
+            hint=f'exec ... "$@" as the last line of {python}',
         )
+    if process.returncode == 0:
+        raise UsageError(f"{python} is not a Python interpreter: it does not run what it is given")
     lines = said.decode("utf-8", "replace").strip().splitlines()
     last = lines[-1][:200] if lines else f"exit code {process.returncode}"
     if last.startswith("ModuleNotFoundError"):

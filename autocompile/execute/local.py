@@ -148,6 +148,8 @@ class LocalExecutor:
         return not any(starter.is_busy for starter in self._starters.values())
 
     def _may_measure(self) -> bool:
+        for starter in list(self._starters.values()):
+            starter.settle()
         return self.is_quiet and (self._host is None or self._host.may_measure())
 
     def _start_queued(self) -> None:
@@ -225,6 +227,8 @@ class LocalExecutor:
                     self._exclusive.request(number)
                 elif event is EventName.SHARED:
                     self._exclusive.give_back(number)
+                elif event is EventName.MEASURED:
+                    child.measured = message
                 elif event is EventName.RESULT and child.result is None:
                     child.result = message
                     child.clock.enter(Step.EXIT)
@@ -252,8 +256,8 @@ class LocalExecutor:
         began, held = time.monotonic(), dict[int, int]()
         children = list(self._children.values())
         if began >= self._look_at:
-            limited = [c for c in children if c.job.memory_limit_bytes and not c.cgroup]
-            held = {c.supervisor: tree_memory_bytes(c.supervisor) for c in limited}
+            limited = (c for c in children if c.job.memory_limit_bytes and not c.cgroup)
+            held = tree_memory_bytes([c.supervisor for c in limited])
             # Reading many process trees is slow: limit it to one percent of a core.
             self._look_at = began + max(_POLL_S, 100 * (time.monotonic() - began))
         for child in children:

@@ -50,6 +50,17 @@ _VERSION_2 = _Files(
 )
 
 
+_LIMITS = [
+    "memory.max",
+    "memory.high",
+    "memory.limit_in_bytes",
+    "cpu.max",
+    "pids.max",
+    "cpuset.cpus",
+]
+_NO_LIMIT = 2**62  # bytes; version 1 has a number for it
+
+
 def _words(path: Path) -> list[str]:
     try:
         return path.read_text().split()
@@ -64,8 +75,8 @@ def _number_behind(path: Path, name: str) -> int | None:
     return None
 
 
-def _own_groups() -> list[tuple[Path, _Files]]:
-    """Folder and files of each memory cgroup that this process is in."""
+def _hierarchies(controller: str) -> list[list[tuple[Path, _Files]]]:
+    """The cgroups that this process is in, of each hierarchy from its own outwards."""
     try:
         memberships = [m.split(":", 2) for m in Path("/proc/self/cgroup").read_text().splitlines()]
         mounts = [m.split() for m in Path("/proc/self/mounts").read_text().splitlines()]
@@ -75,13 +86,28 @@ def _own_groups() -> list[tuple[Path, _Files]]:
     for _, place_of_mount, kind, options, *_ in mounts:
         mount, flags = Path(place_of_mount), options.split(",")
         for _, controllers, place in memberships:
-            inside = mount / place.strip().lstrip("/")
             if kind == "cgroup2" and controllers == "":
-                found += [(p, _VERSION_2) for p in (inside, inside.parent) if p.is_dir()]
-            elif kind == "cgroup" and "memory" in flags and "memory" in controllers.split(","):
-                # In a container, the root of the mount is our own group.
-                found += [(p, _VERSION_1) for p in (inside, mount) if p.is_dir()]
+                files = _VERSION_2
+            elif kind == "cgroup" and controller in flags and controller in controllers.split(","):
+                files = _VERSION_1
+            else:
+                continue
+            inside = mount / place.strip().lstrip("/")
+            own = inside if inside.is_dir() else mount  # in a container, the mount is our own group
+            every = (own, *own.parents)
+            found.append([(p, files) for p in every if p.is_relative_to(mount)])
     return found
+
+
+def _own_groups() -> list[tuple[Path, _Files]]:
+    """Folder and files of each memory cgroup that this process is in."""
+    return [group for groups in _hierarchies("memory") for group in groups]
+
+
+def _is_limited(group: Path) -> bool:
+    """Whether a group limits something: outside of it a trial would not be held to that."""
+    first = [words[0] for name in _LIMITS if (words := _words(group / name))]
+    return any(not each.isdigit() or int(each) < _NO_LIMIT for each in first if each != "max")
 
 
 class Cgroup:
@@ -93,9 +119,17 @@ class Cgroup:
 
     @classmethod
     def build(cls, limit_bytes: int) -> Cgroup | None:
-        """A new cgroup with a memory limit; None where this process may not create one."""
+        """A new cgroup with a memory limit; None where this process may not create one.
+
+        In our own group, or beside it where that limits nothing.
+        """
         name = f"autocompile-{os.getpid()}-{secrets.token_hex(6)}"
-        for parent, files in _own_groups():
+        places = [
+            each
+            for (own, files), *outer in _hierarchies("memory")
+            for each in [(own, files), *(outer[:1] if not _is_limited(own) else ())]
+        ]
+        for parent, files in places:
             _remove_forgotten(parent)
             controllers = _words(parent / "cgroup.subtree_control")
             if files is _VERSION_2 and "memory" not in controllers:
@@ -168,16 +202,18 @@ def most_memory_bytes() -> int:
 
 
 def usable_cores() -> int:
-    """How many cores this process may use, by its affinity and its container's quota."""
-    cores = len(os.sched_getaffinity(0))
-    quota = _words(Path("/sys/fs/cgroup/cpu.max")) or [
-        *_words(Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")),
-        *_words(Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us")),
-    ]
-    with contextlib.suppress(ValueError, ZeroDivisionError):
-        if len(quota) == 2 and float(quota[0]) > 0:
-            return max(1, min(cores, math.ceil(float(quota[0]) / float(quota[1]))))
-    return cores
+    """How many cores this process may use, by its affinity and the quotas of its cgroups."""
+    cores: float = len(os.sched_getaffinity(0))
+    for groups in _hierarchies("cpu"):
+        for group, _ in groups:
+            quota = _words(group / "cpu.max") or [
+                *_words(group / "cpu.cfs_quota_us"),
+                *_words(group / "cpu.cfs_period_us"),
+            ]
+            with contextlib.suppress(ValueError, ZeroDivisionError):
+                if len(quota) == 2 and float(quota[0]) > 0:
+                    cores = min(cores, float(quota[0]) / float(quota[1]))
+    return max(1, math.ceil(cores))
 
 
 def default_jobs() -> int:

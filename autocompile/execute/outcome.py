@@ -28,6 +28,11 @@ def ending_of(child: Child) -> Ending:
     # the worker died of a SIGKILL that was not ours.
     elsewhere = child.cgroup is None and was_killed and oom_kills() > child.oom_before
     outcome, step, message = conclude(child, is_oom=cgroup_kills > 0 or elsewhere)
+    payload = child.result or {}
+    if child.result is None and child.measured is not None and child.garbage is None:
+        notes = [*child.measured.get("notes", ()), f"after its measurement: {message}"]
+        outcome, step, message = Outcome.OK, Step.EXIT, ""
+        payload = {**child.measured, "notes": notes}
     # Forking or another trial can cause these; a setting that raises would raise again.
     died = outcome is Outcome.CRASHED and child.code is not None and child.code < 0 and not ours
     doubts = {"forked": child.forked, "beside other trials": child.company}
@@ -36,7 +41,7 @@ def ending_of(child: Child) -> Ending:
         outcome,
         step,
         message,
-        {k: v for k, v in (child.result or {}).items() if k not in _ENVELOPE},
+        {k: v for k, v in payload.items() if k not in _ENVELOPE},
         wall_s=child.clock.total_s,
         step_s=child.clock.step_s,
         spans=tuple((step, since + begin, since + end) for step, begin, end in child.clock.spans),

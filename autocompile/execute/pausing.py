@@ -31,7 +31,9 @@ def _await_birth(child: Child, read: Callable[[Child, int], object]) -> None:
     """Wait for the worker's pid: without it, the worker cannot be stopped."""
     deadline = time.monotonic() + _BIRTH_S
     while child.worker is None and not child.gone and time.monotonic() < deadline:
-        if select.select([child.pipes.results], [], [], _BIRTH_S)[0]:
+        reports = select.poll()  # select() takes no descriptor above 1023
+        reports.register(child.pipes.results, select.POLLIN)
+        if reports.poll(1000 * _BIRTH_S):
             read(child, child.pipes.results)
 
 

@@ -70,6 +70,14 @@ class ProcessStarter:
                 self._fall_back(error)
         return True
 
+    def settle(self) -> None:
+        """Have the fork server do now what it would do before the next trial."""
+        if self._fork_server is not None:
+            try:
+                self._fork_server.prepare()
+            except ForkServerError as error:
+                self._fall_back(error)
+
     @property
     def is_busy(self) -> bool:
         """Whether the fork server imports or compiles something, which would disturb timings."""

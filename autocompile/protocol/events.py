@@ -21,6 +21,7 @@ class EventName(str, Enum):
 
     STEP = "step"  # a step begins (step)
     RESULT = "result"  # the task is over (step, and what autocompile.protocol.results says)
+    MEASURED = "measured"  # a trial is measured and right; the result if none follows (the same)
     MODULES = "modules"  # other trials will import these too (names)
     TOOLCHAIN = "toolchain"  # trials will compile for the CPU
     ROOM = "room"  # so many trials find memory on the device at once (trials)

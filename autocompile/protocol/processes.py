@@ -91,29 +91,11 @@ def _pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
-def _children(pid: int) -> list[int]:
-    try:
-        tasks = list(Path(f"/proc/{pid}/task").iterdir())
-        return [int(c) for t in tasks for c in (t / "children").read_text().split()]
-    except (OSError, ValueError):
-        return []
-
-
-def _below(root: int) -> list[int]:
-    """Every process below one, children before grandchildren; its cost is that of the tree."""
-    found, todo = list[int](), [root]
-    while todo:
-        children = _children(todo.pop(0))
-        todo += children
-        found += children
-    return found
-
-
 def _trees(roots: Collection[int]) -> dict[int, dict[int, _Seen]]:
-    """What is below each of these, from one look at all processes.
+    """What is below each of these, children before grandchildren, from one look at all processes.
 
-    A process under CUDA has dozens of threads, each with a list of children of its own: for many
-    trees it is cheaper to ask every process for its parent.
+    Every process is asked for its parent: not every kernel lists children, and a process under CUDA
+    has dozens of threads with a list each.
     """
     if not roots:
         return {}
@@ -133,20 +115,22 @@ def _trees(roots: Collection[int]) -> dict[int, dict[int, _Seen]]:
 
 def descendants(root: int) -> list[int]:
     """Every living process below one, children before grandchildren."""
-    return [p for p in _below(root) if (seen := _look_at(p)) and seen.is_alive]
+    return [pid for pid, seen in _trees([root])[root].items() if seen.is_alive]
 
 
-def tree_memory_bytes(root: int) -> int:
-    """Resident memory of the processes below one, shared pages of files left out.
+def tree_memory_bytes(roots: Collection[int]) -> dict[int, int]:
+    """Resident memory of the processes below each of these, shared pages of files left out.
 
     What a fork shares with its origin is counted, as a fresh interpreter would hold it as well.
     """
-    pages = 0
-    for pid in _below(root):
-        with contextlib.suppress(OSError, ValueError):
-            _, resident, shared, *_ = Path(f"/proc/{pid}/statm").read_text().split()
-            pages += int(resident) - int(shared)
-    return pages * os.sysconf("SC_PAGE_SIZE")
+    return {root: sum(map(_own_bytes, tree)) for root, tree in _trees(roots).items()}
+
+
+def _own_bytes(pid: int) -> int:
+    with contextlib.suppress(OSError, ValueError):
+        _, resident, shared, *_ = Path(f"/proc/{pid}/statm").read_text().split()
+        return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+    return 0
 
 
 def _signal_all(
@@ -201,7 +185,9 @@ def end_strays(known: Collection[int]) -> None:
 
     Their children are then reparented to this process, which gets SIGCHLD.
     """
-    for stray in set(_children(os.getpid())) - set(known):
+    here = os.getpid()
+    children = {pid for pid, seen in _trees([here])[here].items() if seen.parent == here}
+    for stray in children - set(known):
         _signal_all([stray, *descendants(stray)], signal.SIGKILL)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from autocompile.errors import TargetError
+from autocompile.store.files import make_folder, write_bytes, write_text
 
 __all__ = ["carry", "load"]
 
@@ -44,6 +45,7 @@ def carry(
 
     Raises:
         TargetError: something cannot be pickled, or a function of inputs takes no batch size.
+        RunError: the folder cannot be written.
     """
     if callable(inputs):
         _demand_batch_size(inputs)
@@ -51,13 +53,13 @@ def carry(
     others = _pickled({name: part for name, part in parts.items() if part is not None})
     data = _pickled({"model": model})
     place = folder / hashlib.sha256(data + others).hexdigest()[:12]
-    place.mkdir(parents=True, exist_ok=True)
+    make_folder(place)
     name = getattr(model, "__name__", type(model).__name__)
     # Not the class's own name: a class of model.py is imported from there.
     file = place / f"live_{re.sub(r'[^A-Za-z0-9_]', '', name).lower() or 'model'}.py"
-    file.with_suffix(".model.pt").write_bytes(data)
-    file.with_suffix(".others.pt").write_bytes(others)
-    file.write_text(_FILE.format(path=[str(Path(p).resolve()) for p in sys.path]), "utf-8")
+    write_bytes(file.with_suffix(".model.pt"), data)
+    write_bytes(file.with_suffix(".others.pt"), others)
+    write_text(file, _FILE.format(path=[str(Path(p).resolve()) for p in sys.path]))
     return file
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from autocompile.errors import RunError
 
-__all__ = ["make_folder", "not_for_all", "write_json", "write_text"]
+__all__ = ["make_folder", "not_for_all", "write_bytes", "write_json", "write_text"]
 
 
 def not_for_all(path: str, flags: int) -> int:
@@ -36,6 +36,11 @@ def make_folder(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
+    """Write text by :func:`write_bytes`."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, data: bytes) -> None:
     """Write a file by rename, so that a reader sees the old or the new content, never a part.
 
     Raises:
@@ -44,8 +49,8 @@ def write_text(path: Path, text: str) -> None:
     # A name per process: several processes may write a file that runs share.
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "w", encoding="utf-8", opener=not_for_all) as file:
-            file.write(text)
+        with open(temporary, "wb", opener=not_for_all) as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

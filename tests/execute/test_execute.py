@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import random
+import resource
 import shutil
 import subprocess
 import sys
@@ -26,6 +28,7 @@ from autocompile.execute.executor import Ended, Ending, Event, Job, Stepped
 from autocompile.execute.job import adaptive_timeout_s
 from autocompile.execute.local import LocalExecutor, default_jobs
 from autocompile.execute.outcome import conclude
+from autocompile.execute.pausing import hold
 from autocompile.protocol import processes
 from autocompile.protocol.processes import tree_memory_bytes
 from autocompile.search.records import to_record
@@ -289,15 +292,74 @@ def test_the_cgroups_of_a_dead_tuner_are_removed() -> None:
     assert not left.exists()
 
 
-def test_memory_and_jobs_are_those_of_the_machine_and_its_container(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_memory_and_jobs_are_those_of_the_machine() -> None:
     available, cores = memory.available_memory_bytes(), len(os.sched_getaffinity(0))
     assert 0 < available <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert 1 <= default_jobs() <= cores
-    for words, quota in (("max 100000", cores), ("150000 100000", 2), ("-1 1", cores)):
-        monkeypatch.setattr(memory, "_words", lambda path, words=words: words.split())
-        assert memory.usable_cores() == min(quota, cores)
+
+
+Group = Callable[..., Path]
+
+
+@pytest.fixture
+def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Group:
+    """Makes this process one of a group, and gives its folder; values of files by their paths."""
+
+    def make(version: int, own: str, files: dict[str, str]) -> Path:
+        mount = tmp_path / f"{version}{len(list(tmp_path.iterdir()))}"
+        (mount / own).mkdir(parents=True)
+        for path, text in files.items():
+            (mount / path).write_text(f"{text}\n")
+        kind, flags = ("cgroup2", "rw") if version == 2 else ("cgroup", "rw,cpu,memory")
+        ours = {
+            "/proc/self/cgroup": f"0:{'cpu,memory' if version == 1 else ''}:/{own}",
+            "/proc/self/mounts": f"cgroup {mount} {kind} {flags} 0 0",
+        }
+        read_text = Path.read_text
+        monkeypatch.setattr(Path, "read_text", lambda p: ours.get(str(p)) or read_text(p))
+        return mount / own
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("version", "files"),
+    [
+        (2, {"a/cpu.max": "50000 100000", "a/b/cpu.max": "max 100000"}),
+        (2, {"a/cpu.max": "max 100000", "a/b/cpu.max": "100000 100000"}),
+        (1, {"a/cpu.cfs_quota_us": "50000", "a/cpu.cfs_period_us": "100000",
+             "a/b/cpu.cfs_quota_us": "-1", "a/b/cpu.cfs_period_us": "100000"}),
+    ],
+)  # fmt: skip
+def test_cores_are_as_few_as_any_group_around_us_may_use(
+    group: Group, version: int, files: dict[str, str]
+) -> None:
+    group(version, "a/b", dict.fromkeys(files, "max" if version == 2 else "-1"))
+    assert memory.usable_cores() == len(os.sched_getaffinity(0))
+    group(version, "a/b", files)
+    assert memory.usable_cores() == 1
+
+
+def test_memory_is_as_little_as_any_group_around_us_may_use(group: Group) -> None:
+    outer = {"a/memory.max": str(2**20), "a/memory.current": str(2**19)}
+    group(2, "a/b/c", {**outer, "a/b/c/memory.max": "max"})
+    assert memory.available_memory_bytes() == 2**19
+
+
+@pytest.mark.parametrize(
+    ("limit", "is_made"),
+    [({}, True), ({"memory.max": "max", "cpu.max": "max 100000"}, True),
+     ({"memory.max": str(2**33)}, False), ({"cpu.max": "50000 100000"}, False),
+     ({"cpuset.cpus": "0-1"}, False)],
+)  # fmt: skip
+def test_a_trial_leaves_no_group_that_limits_something(
+    group: Group, limit: dict[str, str], is_made: bool
+) -> None:
+    files = {f"a/b/{name}": text for name, text in limit.items()}
+    own = group(2, "a/b", {**files, "a/cgroup.subtree_control": "cpu memory"})
+    made = memory.Cgroup.build(2**30)
+    assert (made is not None) == is_made
+    assert made is None or made.entrance.parent.parent == own.parent
 
 
 # Two processes below its root, each in a session of its own.
@@ -340,6 +402,51 @@ def test_trees_are_paused_and_go_on_and_are_killed(is_grouped: bool) -> None:
             root.wait()
     assert ended == [True, True]
     assert states(first + second) <= {"Z"}
+
+
+def test_a_trial_is_stopped_whatever_the_numbers_of_its_pipes_are() -> None:
+    """A tuner with many open files has them above 1023."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most[1], most[1]))
+    ours, theirs = os.pipe()
+    high = fcntl.fcntl(ours, fcntl.F_DUPFD, 1100)
+
+    def read(child: Any, descriptor: int) -> None:
+        child.worker = int(os.read(descriptor, 8))
+
+    try:
+        with subprocess.Popen(["sleep", "60"]) as root:
+            child = Mock(gone=False, worker=None, supervisor=root.pid, groups=[])
+            child.pipes.results = high
+            os.write(theirs, b"7")
+            try:
+                hold([child], read)
+                assert child.worker == 7
+            finally:
+                root.kill()
+    finally:
+        for each in (ours, theirs, high):
+            os.close(each)
+        resource.setrlimit(resource.RLIMIT_NOFILE, most)
+
+
+def test_a_tree_is_known_where_the_kernel_lists_no_children(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """CONFIG_PROC_CHILDREN is a choice of who builds it."""
+    read_text = Path.read_text
+
+    def read(path: Path, *args: Any, **kwargs: Any) -> str:
+        if path.name == "children":
+            raise FileNotFoundError(path)
+        return read_text(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "read_text", read)
+    with subprocess.Popen(TREE) as root:
+        try:
+            until(lambda: is_grown(root.pid))
+        finally:
+            assert processes.kill_tree(root.pid, "nobody's")
 
 
 LATE = """
@@ -463,7 +570,7 @@ def test_the_parent_sleeps_while_a_trial_works(
     (tmp_path / "sleep").write_text("build 0")
     monkeypatch.setattr(memory.Cgroup, "build", lambda limit_bytes: None)  # so that it has to look
     looks: list[Any] = []
-    monkeypatch.setattr(local, "tree_memory_bytes", lambda root: looks.append(root) or 0)
+    monkeypatch.setattr(local, "tree_memory_bytes", lambda roots: looks.append(roots) or {})
     monkeypatch.setattr(bench.job_factory, "memory_limit_bytes", 8 * 2**30)
     executor, wakings = bench.executor, list[Any]()
     select = executor._selector.select
@@ -496,8 +603,9 @@ def test_the_memory_of_a_tree_is_that_of_all_its_processes() -> None:
     ) as root:
         assert root.stdout is not None and root.stdin is not None
         root.stdout.readline()
-        assert 2**26 <= tree_memory_bytes(root.pid) < 2**27
-        assert tree_memory_bytes(os.getpid()) >= 2**26
+        held = tree_memory_bytes([root.pid, os.getpid()])
+        assert 2**26 <= held[root.pid] < 2**27
+        assert held[os.getpid()] >= 2**26
         root.stdin.close()
 
 
@@ -508,10 +616,10 @@ def test_looking_at_memory_takes_a_hundredth_of_a_core_at_most(
     monkeypatch.setattr("autocompile.execute.local.time", clock)
     executor = LocalExecutor(isolation="spawn", jobs=1)
 
-    def look(root: object) -> int:
+    def look(roots: object) -> dict[int, int]:
         looks.append(clock.monotonic())
         clock.work(0.03)
-        return 0
+        return {}
 
     monkeypatch.setattr(local, "tree_memory_bytes", look)
     child = Mock(gone=False, process=None, cgroup=None, left_s=lambda: 1.0)

@@ -298,3 +298,41 @@ def test_faults_are_the_same_where_each_trial_has_an_interpreter_of_its_own(
     assert (record.outcome.value, record.step.value) == (outcome, step), record.message
     assert words in record.message
     assert_nothing_left("AUTOCOMPILE_TRIAL=")
+
+
+AFTERWARDS = """
+import os, time
+import torch
+from autocompile.trial.measure import memory
+
+def get_model():
+    return torch.nn.Linear(8, 4)
+
+def get_inputs(batch_size):
+    return torch.ones(batch_size, 8)
+
+def crash(*args, **kwargs):
+    {code}
+
+memory.peak_bytes = crash
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("os.abort()", "SIGABRT in verify"),
+        ("raise RuntimeError('no more')", "RuntimeError: no more"),
+        ("time.sleep(1000)", "still in verify after 15 s"),
+    ],
+)
+def test_what_fails_after_the_measurement_does_not_lose_it(
+    bench: Bench, tmp_path: Path, code: str, said: str
+) -> None:
+    target = tmp_path / "model.py"
+    target.write_text(AFTERWARDS.format(code=code))
+    ending = bench.run(target, "aot_eager", **({"timeout_s": 15.0} if "sleep" in code else {}))
+    assert ending.outcome is Outcome.OK, ending.message
+    assert ending.payload["measurement"]["compiled_s"]
+    (note,) = (note for note in ending.payload["notes"] if note.startswith("after its measure"))
+    assert said in note

@@ -221,3 +221,37 @@ def test_the_word_of_a_fork_is_not_waited_for_longer_than_a_while(
     until_ready(one, selector)
     with pytest.raises(ForkServerError, match="has not forked"):
         one.fork({}, (0, 1, 2))
+
+
+NOTES = """
+import time
+say()
+for line in connection.makefile():
+    asked = json.loads(line)["do"]
+    time.sleep(0.2 if asked == "prepare" else 0)
+    with open({notes!r}, "a") as file:
+        file.write(asked + " ")
+    say()
+"""
+
+
+def test_nothing_is_measured_beside_the_toolchain_that_is_made_meanwhile(
+    interpreter: Interpreter, tmp_path: Path
+) -> None:
+    """The compile that waits for it would come with the next trial, long after a probe's timing."""
+    notes = tmp_path / "notes"
+    python = interpreter(ANSWERS + NOTES.format(notes=str(notes)))
+    executor = LocalExecutor(isolation="fork", jobs=1)
+    try:
+        starter = executor._starter(python)
+        deadline = time.monotonic() + 60
+        while not starter.is_ready(Job(0, tmp_path, 60.0, python=python)):
+            assert time.monotonic() < deadline
+        starter.warm((), tmp_path / "toolchain")
+        while not executor._may_measure():
+            assert time.monotonic() < deadline
+            for key, _ in executor._selector.select(0.05):
+                key.data.listen()
+        assert notes.read_text() == "warm prepare "
+    finally:
+        executor.close()

@@ -66,7 +66,7 @@ def test_an_environment_is_called_by_its_folder_or_by_its_given_name(tmp_path: P
     [
         ("exit 3", "cannot import torch: exit code 3"),
         ("sleep 1000", "did not import torch within 1 s"),
-        ("echo $*", "is not a Python interpreter: asked to import torch, it printed no version"),
+        ("echo $*", "is not a Python interpreter: it does not run what it is given"),
         ("exec python3 -S -E -c 'import torch'", "lacks a package that trials need: No"),
     ],
 )
@@ -81,6 +81,16 @@ def test_an_interpreter_that_cannot_run_trials_is_named_and_gone(
         demand_torch(str(python), 1.0 if "sleep" in script else 60.0)
     assert time.monotonic() - began < 60
     assert_nothing_left(str(tmp_path))
+
+
+def test_a_script_that_stays_between_is_told_to_make_way(tmp_path: Path) -> None:
+    """The supervisor ends with its parent, which would be the script."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\n{sys.executable} "$@"\nexit $?\n')
+    python.chmod(0o755)
+    with pytest.raises(UsageError, match="starts Python as a process below it") as caught:
+        demand_torch(str(python), 60.0)
+    assert caught.value.hint == f'exec ... "$@" as the last line of {python}'
 
 
 def test_an_interpreter_may_greet(tmp_path: Path) -> None:

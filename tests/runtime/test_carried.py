@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import runpy
 import subprocess
 import sys
@@ -70,6 +71,26 @@ def test_a_model_comes_back_with_its_weights_and_as_often_as_it_is_built(tmp_pat
     assert torch.equal(first[0].weight, model[0].weight)
     assert torch.equal(found["get_inputs"]()["input"], torch.ones(2, 3))
     assert "get_optimizer" not in found
+
+
+def test_what_trials_unpickle_only_its_owner_may_write_and_nobody_sees_in_parts(
+    tmp_path: Path,
+) -> None:
+    model, before = torch.nn.Linear(2, 2), os.umask(0)
+    try:
+        first = carry(model, {"input": torch.ones(2)}, tmp_path / "new")
+        files = list(first.parent.iterdir())
+        held = {path: path.open("rb") for path in files}  # as a trial of another run reads them
+        content = {path: path.read_bytes() for path in files}
+        assert carry(model, {"input": torch.ones(2)}, tmp_path / "new") == first
+    finally:
+        os.umask(before)
+    for path in (*files, first.parent, tmp_path / "new"):
+        assert not path.stat().st_mode & 0o022, path
+    for path, file in held.items():
+        assert file.read() == content[path]
+        assert os.fstat(file.fileno()).st_ino != path.stat().st_ino, "replaced, not written over"
+        file.close()
 
 
 def test_functions_of_a_script_travel_by_value(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import TARGETS
+from in_process import Try
 
 pytest.importorskip("ray.rllib")
 
@@ -32,6 +33,8 @@ from autocompile.settings.tuned import Tuned
 from autocompile.space.spaces import calls_between_updates
 from autocompile.trial.inspect import telemetry
 from autocompile.trial.phases.phases import make_side, phases_of
+from autocompile.trial.process import worker
+from autocompile.trial.process.channel import Channel
 from autocompile.trial.target import rllib
 from autocompile.trial.target.load import build, import_target
 from autocompile.trial.target.rllib import from_object
@@ -216,6 +219,26 @@ def test_batch_sizes_learning_rate_and_name_are_those_of_the_config(module: Any)
 
 def of_spaces(kind: Any, observations: Any = BOX) -> Any:
     return kind().environment(observation_space=observations, action_space=spaces.Discrete(2))
+
+
+def test_whether_updates_are_short_is_timed_while_nothing_compiles(
+    try_it: Try, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, depths = list[Channel](), list[int]()
+
+    def channel(*args: Any) -> Channel:
+        made.append(Channel(*args))
+        return made[-1]
+
+    def seconds(*_: Any) -> float:
+        depths.append(made[-1]._depth)
+        return 1.0
+
+    monkeypatch.setattr(worker, "Channel", channel)
+    monkeypatch.setattr(rllib, "seconds_of_update", seconds)
+    result = try_it(f"{RL}:config", kind="probe", phases=None)
+    assert result["target"]["phases"] == ["forward_exploration", "optimizer_step"]
+    assert depths == [1]
 
 
 def test_a_config_without_a_minibatch_trains_on_its_whole_batch() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from autocompile.protocol.events import EventName, encode
 from autocompile.protocol.results import TaskResult
-from autocompile.store.record import Step
+from autocompile.store.record import Outcome, Step
 
 __all__ = ["Channel", "make_autotuning_exclusive"]
 
@@ -70,6 +70,12 @@ class Channel:
     def result(self, result: TaskResult) -> None:
         """Send the result; the first one counts."""
         self.send(EventName.RESULT, step=self.current.value, **result.to_dict())
+
+    def measured(self, result: TaskResult) -> None:
+        """Send what counts if this process ends, whatever ends it, before it sends its result."""
+        if self._descriptor is not None:
+            known = {**result.to_dict(), "outcome": Outcome.OK.value}
+            self.send(EventName.MEASURED, step=Step.EXIT.value, **known)
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:

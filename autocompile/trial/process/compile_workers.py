@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib
 import os
-from pathlib import Path
 from typing import Any
 
 import torch
+
+from autocompile.protocol.processes import descendants
 
 __all__ = ["end", "use"]
 
@@ -31,14 +32,7 @@ def end() -> None:
     compiling: Any = importlib.import_module("torch._inductor.async_compile")
     for pool in compiling._pool_set:
         process = getattr(pool, "process", None)
-        if process is not None and not _has_children(process.pid):
+        if process is not None and not descendants(process.pid):
             process.kill()  # it still imports torch, for which a shutdown would wait
             process.wait()
     compiling.shutdown_compile_workers()
-
-
-def _has_children(pid: int) -> bool:
-    try:
-        return bool(Path(f"/proc/{pid}/task/{pid}/children").read_text())
-    except OSError:
-        return True  # nobody knows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import time
 from collections.abc import Mapping
@@ -47,7 +48,9 @@ def probe(request: ProbeRequest, channel: Channel, result: ProbeResult) -> None:
     if request.header.target:
         target = load(request, channel)
         device = target.device
-        phases = list(request.phases or target.default_phases())
+        is_timed = not request.phases and target.make_learner is not None
+        with channel.exclusive() if is_timed else contextlib.nullcontext():  # the toolchain's over
+            phases = list(request.phases or target.default_phases())
         result.target = _describe(target, phases)
         channel.step(Step.EAGER)
         result.target["writes_buffers"] = {}

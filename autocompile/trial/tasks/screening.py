@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import traceback
 from dataclasses import asdict
 from typing import Any
 
@@ -24,7 +25,7 @@ from autocompile.trial.phases.phases import make_side
 from autocompile.trial.phases.side import Side
 from autocompile.trial.process import compile_workers
 from autocompile.trial.process.channel import Channel, make_autotuning_exclusive
-from autocompile.trial.process.failures import Failed, only_logged
+from autocompile.trial.process.failures import Failed, first_words, only_logged
 from autocompile.trial.target.load import home_of
 from autocompile.trial.tasks.steps import Comparison, timed
 from autocompile.trial.verify.random_draws import compare_with_eagers_draws, demand_draws_by_seed
@@ -47,7 +48,15 @@ def screen_setting(request: TrialRequest, channel: Channel, result: TrialResult)
             with channel.exclusive():
                 measurement = trial.measure()
             trial.check_last_calls(measurement)
-    trial.look_closer(measurement)  # not timed, so the others may go on
+    if not trial.verifier.has_own_draws(trial.compiled):  # else it is not verified yet
+        channel.measured(result)
+    try:
+        trial.look_closer(measurement)  # not timed, so the others may go on
+    except Failed:
+        raise
+    except Exception as error:
+        traceback.print_exc()
+        result.notes.append(f"after its measurement: {first_words(error)}")
     compare_with_eagers_draws(trial.verifier, trial.compiled, request.config)
 
 
