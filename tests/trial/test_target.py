@@ -16,6 +16,7 @@ from conftest import TARGETS
 from in_process import Try
 
 from autocompile.errors import TargetError
+from autocompile.settings.config import CompileConfig
 from autocompile.trial.phases.phases import make_side, phases_of
 from autocompile.trial.target.load import build, import_target, split_spec
 from autocompile.trial.target.target import Target, call_model, seed_everything, sum_of_floats
@@ -531,3 +532,168 @@ def test_an_eager_forward_side_shares_the_parameters_and_nothing_else() -> None:
     assert side.model is not target.model
     trained = Calls(target, "train_step", (None, None), 0).another_side()
     assert own.isdisjoint(id(p) for p in trained.model.parameters())
+
+
+def test_a_file_sees_no_arguments_of_the_process_that_imports_it(
+    work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["autocompile", "tune", "model.py", "--budget", "5m"])
+    text = "import argparse, sys, torch\nparser = argparse.ArgumentParser()\n"
+    text += "parser.add_argument('--width', type=int, default=5)\nargs = parser.parse_args()\n"
+    text += "def get_model(): return torch.nn.Linear(args.width, 1)\n"
+    text += "def get_inputs(n): return torch.zeros(n, 5)\n"
+    assert load(write(work, text)).model.in_features == 5
+
+
+SCRIPTED = """
+import torch
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Linear(4, 4)
+        self.rest = torch.jit.script(torch.nn.Linear(4, 2))
+    def forward(self, x):
+        return self.rest(self.first(x))
+def get_model(): return Net()
+def whole(): return torch.jit.trace(torch.nn.Linear(4, 2), torch.zeros(1, 4))
+def get_inputs(batch_size): return (torch.randn(batch_size, 4),)
+"""
+
+
+def test_a_model_of_torch_jit_is_refused_in_words_and_a_part_is_not(
+    work: Path, try_it: Try
+) -> None:
+    write(work, SCRIPTED)
+    error = error_of("model.py:whole")
+    assert "compiled by torch.jit" in str(error) and "parts may have it" in str(error)
+    result = try_it("model.py", kind="probe")
+    assert result["outcome"] == "ok", result["message"]
+
+
+LAZY = """
+import torch
+def get_model():
+    return torch.nn.Sequential(torch.nn.LazyLinear(6), torch.nn.LazyBatchNorm1d(), torch.nn.LazyLinear(2))
+def get_inputs(batch_size): return (torch.randn(batch_size, 3),)
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize("phase", ["forward", "optimizer_step"])
+def test_layers_that_find_out_their_widths_are_called_once(
+    work: Path, try_it: Try, phase: str
+) -> None:
+    target = load(write(work, LAZY))
+    assert next(target.model.parameters()).shape == (6, 3)
+    assert target.model.training and target.model[1].num_batches_tracked == 0
+    result = try_it("model.py", phase)
+    assert result["outcome"] == "ok", result["message"]
+
+
+ODD = """
+import torch
+from types import SimpleNamespace
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding(20, 4, sparse=True)
+        self.net, self.calls = torch.nn.Linear(4, 4), 0
+    def forward(self, ids):
+        self.calls += 1
+        return self.net(self.table(ids)) * self.calls
+
+class Growing(torch.nn.Linear):
+    def forward(self, x, past):
+        past.keys.append(x)
+        return super().forward(torch.stack(past.keys).sum(0))
+
+class Hooked(Net):
+    def __init__(self):
+        super().__init__()
+        def keep(module, inputs, output): self.seen = output * 2
+        self.seen = None
+        self.net.register_forward_hook(keep)
+    def forward(self, ids):
+        super().forward(ids)
+        seen, self.seen = self.seen, None
+        return torch.zeros(len(ids), 4) if seen is None else seen
+
+class Silent(Net):
+    def forward(self, ids):
+        super().forward(ids)
+
+class Scheduled(torch.optim.AdamW):
+    def __init__(self, params):
+        super().__init__(params)
+        self.taken = 0
+    def step(self, closure=None):
+        self.taken += 1
+        for group in self.param_groups:
+            group["lr"] = 1e-3 * self.taken
+        return super().step(closure)
+
+def get_inputs(batch_size): return (torch.randint(20, (batch_size,)),)
+def get_optimizer(model): return OPTIMIZER
+def get_model(): return MODEL
+"""
+
+
+def odd(folder: Path, optimizer: str = "Scheduled(model.net.parameters())", model: str = "Net()"):
+    text = ODD.replace("OPTIMIZER", optimizer).replace("MODEL", model)
+    if model.startswith("Growing"):
+        text += "def get_inputs(n): return (torch.zeros(n, 4), SimpleNamespace(keys=[]))\n"
+    return write(folder, text)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "words"),
+    [
+        ("torch.optim.SparseAdam(model.table.parameters())", "SparseAdam does not support dense"),
+        ("torch.optim.LBFGS(model.net.parameters())", "'closure'"),
+    ],
+)
+def test_a_phase_that_cannot_work_is_left_out_in_a_sentence_unless_it_is_asked_for(
+    work: Path, try_it: Try, optimizer: str, words: str
+) -> None:
+    target = odd(work, optimizer)
+    told = try_it(target, kind="probe", phases=None)["target"]
+    assert told["phases"] == ["forward"]
+    assert told["choices"]["optimizer_step"].startswith("not tuned, since it fails in eager mode")
+    assert words in told["choices"]["optimizer_step"]
+    result = try_it(target, kind="probe", phases=["optimizer_step"])
+    assert result["outcome"] != "ok" and words in result["message"]
+
+
+def test_sparse_gradients_are_compared(work: Path, try_it: Try) -> None:
+    model = "torch.nn.Sequential(torch.nn.Embedding(20, 4, sparse=True), torch.nn.Linear(4, 4))"
+    target = odd(work, "torch.optim.SparseAdam(model[0].parameters())", model)
+    result = try_it(target, "train_step")
+    assert result["outcome"] == "ok", result["message"]
+
+
+def test_counts_of_an_optimizer_and_of_a_module_are_put_back(work: Path, try_it: Try) -> None:
+    config = CompileConfig("eager", optimizer="foreach")
+    for phase in ("forward", "optimizer_step"):
+        result = try_it(odd(work), phase, config=config.to_dict())
+        assert result["outcome"] == "ok", result["message"]
+
+
+def test_a_number_for_which_each_call_is_compiled_anew_is_named(work: Path, try_it: Try) -> None:
+    result = try_it(odd(work), "forward")
+    assert result["outcome"] == "not_compiled"
+    assert "self.calls ==" in result["message"] and "model.py" in result["message"]
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("Growing(4, 4)", "changes its own inputs"),
+        ("Hooked()", "a copy of the model does not compute what the model does"),
+        ("Silent()", "forward returns no tensor"),
+    ],
+)
+def test_what_fails_every_setting_is_said_once_before_any_is_tried(
+    work: Path, try_it: Try, model: str, words: str
+) -> None:
+    result = try_it(odd(work, model=model), kind="probe", phases=["forward"])
+    assert result["outcome"] != "ok" and words in result["message"], result

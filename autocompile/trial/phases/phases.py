@@ -85,7 +85,10 @@ def make_side(
         is_whole = config.scope == "step"
         applied: Any = apply_config(step if is_whole else model, phase, config, side.optimizers)
         side.call = applied if is_whole else step
-        _compare_training(side, _parameters(model), has_loss=phase == TRAIN_STEP)
+        # Without those that nothing steps, whose gradients add up as the user's own code has it.
+        steps = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        trained = {name: p for name, p in _parameters(model).items() if id(p) in steps}
+        _compare_training(side, trained, has_loss=phase == TRAIN_STEP)
     else:
         raise NotImplementedError(f"the phase {phase} has no unit of work")
     return side

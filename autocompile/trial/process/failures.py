@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from torch._dynamo.exc import FailOnRecompileLimitHit
 
 from autocompile.errors import AutocompileError, UsageError
 from autocompile.protocol.results import TaskResult
 from autocompile.store.record import Outcome, Step
-from autocompile.trial.inspect.telemetry import first_line
+from autocompile.trial.inspect.telemetry import dynamo_facts, first_line
 
 __all__ = ["Failed", "first_words", "note_failure", "only_logged", "outcome_of", "where_in"]
 
@@ -64,7 +65,7 @@ def outcome_of(error: BaseException, step: Step) -> Outcome:
         return Outcome.IMPORT_ERROR
     if step in (Step.BUILD, Step.EAGER):
         return Outcome.RUNTIME_ERROR
-    if any(isinstance(e, exc.FailOnRecompileLimitHit) for e in causes):
+    if any(isinstance(e, FailOnRecompileLimitHit) for e in causes):
         return Outcome.NOT_COMPILED
     if isinstance(error, exc.InvalidBackend):
         return Outcome.UNSUPPORTED
@@ -84,6 +85,9 @@ def note_failure(result: TaskResult, error: BaseException, step: Step) -> None:
         result.outcome, result.message = error.outcome.value, str(error)
         return
     result.outcome, result.message = outcome_of(error, step).value, first_words(error)
+    if any(isinstance(e, FailOnRecompileLimitHit) for e in _causes(error)):
+        reasons = dynamo_facts().recompile_reasons
+        result.message = f"compiled anew at each of the first calls: {(*reasons, 'no reason')[0]}"
     if isinstance(error, AutocompileError):
         result.message = what = error.what
         result.explained = {"what": what, "details": list(error.details), "hint": error.hint}

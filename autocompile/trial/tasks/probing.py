@@ -139,7 +139,8 @@ def _demand_that_a_copy_does(target: Target, request: ProbeRequest) -> None:
     """
     views, seed = [], request.header.seed
     for model in (target.fresh_model(FORWARD, True), target.model):
-        inputs = inputs_of(target, FORWARD, request.batch_size, seed)
+        # Other ones than before, of which a copy's hooks may have left results in the model.
+        inputs = inputs_of(target, FORWARD, request.batch_size, seed, draw=1)
         side = make_side(target, FORWARD, inputs, model=model)
         seed_everything(seed)
         views.append(copy_view(without(side.view(side.run()), "inputs")))
