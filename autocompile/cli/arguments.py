@@ -18,7 +18,7 @@ from autocompile.settings.dimensions import SEARCHED
 Effort = Literal["quick", "normal", "full"]
 Sampler = Literal["portfolio", "tpe", "gp", "random"]
 Objective = Literal["throughput", "latency"]
-Format = Literal["python", "script", "json", "rllib", "accelerate", "transformers", "lightning"]
+Format = Literal["python", "json", "rllib", "accelerate", "transformers", "lightning"]
 Isolation = Literal["auto", "fork", "spawn"]
 ProgressKind = Literal["auto", "plain", "none"]
 

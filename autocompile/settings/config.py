@@ -75,6 +75,8 @@ class CompileConfig(Values):
                 "torch.compile takes a filter of guards as an option, and either a mode or options",
             )
         for d, value in self.changed():
+            if type(value) not in d.kinds:
+                raise UsageError(f"{d.name} {value!r} is not a value of this setting")
             if str in d.kinds and d.choices and value not in d.choices:
                 raise UsageError(f"{d.name} {value!r} is none of {', '.join(d.choices)}")
         if self.threads is not None and self.threads < 1:
