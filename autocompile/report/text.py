@@ -30,7 +30,8 @@ _ESCAPES = re.compile(
     r"|(?:\x1b\]|\x9d)[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)"
     r"|\x1b[ -/]*[0-~]"
 )
-# One character for one, so that columns stay where they are.
+# One character for one, so that columns stay where they are. Control characters steer a terminal.
+_CONTROL = dict.fromkeys({*range(32), *range(127, 160)} - {*b"\t\n"}, "?")
 _ASCII = str.maketrans("×·–→±…━─−", "x|->~.=--")
 
 
@@ -59,7 +60,10 @@ def shorten(text: str, width: int) -> str:
 
 
 def encodable(text: str, encoding: str) -> str:
-    """``text``, or where ``encoding`` cannot write it, the nearest ASCII of the same length."""
+    """``text`` without control characters, or where ``encoding`` cannot write it, the nearest ASCII
+    of the same length.
+    """
+    text = text.translate(_CONTROL)
     try:
         text.encode(encoding)
     except (UnicodeEncodeError, LookupError):
