@@ -65,6 +65,7 @@ PANELS: dict[str, dict[str, tuple[Any, ...]]] = {
             "SIZE",
             "end a trial that needs more; its share of 80 % of what is free if left out",
         ),
+        "wait": ("--wait", "wait until no other autocompile is at work on this machine"),
         "isolation": ("KIND", "how trials start: auto, fork or spawn"),
     },
     "Other machines": {

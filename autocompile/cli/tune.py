@@ -46,6 +46,7 @@ def tune(
     jobs: int | None = None,
     timeout: float = 300.0,
     memory_limit: int | None = None,
+    wait: bool = False,
     isolation: arguments.Isolation = "auto",
     ray: str | None = None,
     accelerators: list[str] | None = None,
@@ -83,7 +84,7 @@ def tune(
         "jobs": jobs,
         "pythons": tuple(python or ()),
     }
-    _demand_sense(ray, accelerators, dry_run)
+    _demand_sense(ray, accelerators, dry_run, wait)
     if dry_run:
         from autocompile.commands.preview import preview
         from autocompile.report.terminal.checks import render_preview
@@ -101,6 +102,7 @@ def tune(
         "study": study,
         "run_dir": run_dir,
         "resume": resume,
+        "wait": wait,
         "seed": seed,
         "tolerance": tolerance,
         "calls_per_update": calls_per_update,
@@ -119,16 +121,19 @@ def tune(
     _leave([result], require_speedup)
 
 
-def _demand_sense(ray: str | None, accelerators: list[str] | None, dry_run: bool) -> None:
+def _demand_sense(
+    ray: str | None, accelerators: list[str] | None, dry_run: bool, wait: bool
+) -> None:
     if accelerators and ray is None:
         raise UsageError(
             "--accelerators names machines of a Ray cluster, and --ray none to connect to",
             hint=f"--ray auto --accelerators {','.join(accelerators)}",
         )
-    if ray is not None and dry_run:
+    if ray is not None and (dry_run or wait):
+        option = "--dry-run" if dry_run else "--wait"
         raise UsageError(
-            "--dry-run looks at this machine, and --ray at others",
-            hint="the same command without --dry-run, or without --ray",
+            f"{option} looks at this machine, and --ray at others",
+            hint=f"the same command without {option}, or without --ray",
         )
 
 

@@ -206,7 +206,9 @@ def machine(environment: Mapping[str, Any]) -> str:
     versions = [f"{name} {get(name)}" for name in ("autocompile", "torch") if get(name)]
     cuda = f"CUDA {get('cuda')}" if get("cuda") else ""
     own = [] if get("autocompile") else ["autocompile"]
-    parts = [*own, *versions, device, cuda, driver(environment)]
+    busy = get("busy_cores")
+    others = f"other programs use {busy:.1f} of {many(get('cores', '?'), 'core')}" if busy else ""
+    parts = [*own, *versions, device, cuda, driver(environment), others]
     return plain(" · ".join(filter(None, parts)))
 
 
