@@ -151,11 +151,11 @@ def tune(
         pythons=environments(pythons),
         only=None if only is None else only.tried(),
     )
-    folder, plan = resolved(plan, run_dir, resume)
-    total_s = budget_of(plan.effort) if budget_s is None else budget_s
     is_local = executor is None  # where others share the machine with it
     executor = executor or LocalExecutor(isolation=isolation, jobs=jobs)
     memory = memory_limit_bytes or most_memory_bytes() or None
+    folder, plan = resolved(plan, run_dir, resume)
+    total_s = budget_of(plan.effort) if budget_s is None else budget_s
     factory = JobFactory(folder, plan.header, timeout_s, memory, memory, dict(plan.pythons))
     with contextlib.ExitStack() as stack:
         stack.enter_context(opened(folder))

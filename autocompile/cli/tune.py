@@ -154,8 +154,11 @@ def _end_all(found: OnCluster, factor: float | None, as_json: bool, verbose: boo
         for kind, error in found.errors.items():
             if isinstance(error, AutocompileError):
                 say(f"error: {kind}: {error.text()}")
-            else:
+            elif isinstance(error, KeyboardInterrupt):
                 say(f"{kind}: interrupted before there was anything to report")
+    for error in found.errors.values():
+        if not isinstance(error, (AutocompileError, KeyboardInterrupt)):
+            raise error  # a defect, once the results of the others are shown
     if not found.interrupted and found.errors:
         codes = [e.exit_code for e in found.errors.values() if isinstance(e, AutocompileError)]
         raise typer.Exit(max(codes))

@@ -34,17 +34,21 @@ def not_for_all(path: str, flags: int) -> int:
     return os.open(path, flags, 0o644)
 
 
-def make_folder(path: Path) -> None:
+def make_folder(path: Path, is_new: bool = False) -> None:
     """Create a folder and its parents, writable only by the owner.
 
     Raises:
+        FileExistsError: it is there, and must be new.
         RunError: it cannot be created.
     """
     try:
         for folder in (*reversed(path.parents), path):
-            if not folder.is_dir():
-                folder.mkdir(mode=0o755, exist_ok=True)
+            must_be_new = is_new and folder is path
+            if must_be_new or not folder.is_dir():
+                folder.mkdir(mode=0o755, exist_ok=not must_be_new)
     except OSError as error:
+        if is_new and isinstance(error, FileExistsError):
+            raise
         raise RunError(
             f"cannot create the folder {path}: {error.strerror or error}",
             hint="--run-dir with a folder that you can write to",
