@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from autocompile.errors import RunError
+from autocompile.store.files import not_for_all
 
 __all__ = ["busy_cores", "held", "take"]
 
@@ -79,7 +80,7 @@ def held(doing: str, tell: Callable[[str], None], wait: bool = False) -> Iterato
 
 def _own_file(path: str, flags: int) -> int:
     """Open a file of this user; what another has put there, or a link, is an OSError."""
-    descriptor = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    descriptor = not_for_all(path, flags | os.O_CREAT)
     if os.fstat(descriptor).st_uid != os.geteuid():
         os.close(descriptor)
         raise PermissionError(0, "it is another user's")

@@ -30,8 +30,10 @@ _YOUNG_S = 60.0  # a folder is held only a moment after it is made
 
 
 def not_for_all(path: str, flags: int) -> int:
-    """An ``opener`` for ``open``: only the owner may write, regardless of the umask."""
-    return os.open(path, flags, 0o644)
+    """An ``opener`` for ``open``: only the owner may write, regardless of the umask, and a link at
+    the end of the path is not followed: another user may have put it there.
+    """
+    return os.open(path, flags | os.O_NOFOLLOW, 0o644)
 
 
 def make_folder(path: Path, is_new: bool = False) -> None:

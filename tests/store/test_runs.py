@@ -24,6 +24,7 @@ from autocompile.execute.job import JobFactory, locked
 from autocompile.protocol.requests import Header, ProbeRequest, TraceRequest, read_request
 from autocompile.space.plan import Plan
 from autocompile.space.space import SearchSpace
+from autocompile.store.files import write_json
 from autocompile.store.record import Outcome, RunFolder, Step
 from autocompile.store.runs import (
     find,
@@ -332,3 +333,16 @@ def test_two_commands_that_begin_at_once_have_a_folder_each(work: Path) -> None:
     for folder in (second, first):
         folder.remove()
     assert not Path("runs").exists()
+
+
+def test_a_link_in_a_runs_folder_leads_to_no_file_of_the_user(work: Path) -> None:
+    precious, folder = work / "precious", RunFolder("shared")
+    precious.write_text("mine")
+    folder.create()
+    (folder.path / "lock").symlink_to(precious)
+    (folder.path / f"run.json.{os.getpid()}.tmp").symlink_to(precious)
+    with pytest.raises(RunError, match="cannot write in shared"), locked(folder):
+        pass
+    with pytest.raises(RunError, match="cannot write"):
+        write_json(folder.run_json, {})
+    assert precious.read_text() == "mine"
