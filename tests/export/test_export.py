@@ -112,6 +112,13 @@ def test_an_unknown_format_is_a_usage_error_that_names_the_nearest(rl: Report) -
     assert caught.value.hint == "autocompile export ppo_breakout-0003 --to rllib"
 
 
+def test_a_command_to_paste_holds_a_runs_name_as_one_word(rl: Report) -> None:
+    rl["run_dir"] = "runs/x; touch stolen"
+    with pytest.raises(UsageError) as caught:
+        export(rl, "rlib")
+    assert caught.value.hint == "autocompile export 'x; touch stolen' --to rllib"
+
+
 @pytest.mark.parametrize("to", SCRIPTS)
 @pytest.mark.parametrize("change", [{}, {"dynamic": True, "fullgraph": True}])
 def test_scripts_are_formatted_as_a_formatter_would(
