@@ -14,6 +14,7 @@ from autocompile.estimate.candidates import Limits
 from autocompile.execute.executor import Executor
 from autocompile.execute.job import JobFactory, is_held
 from autocompile.execute.local import Isolation, LocalExecutor
+from autocompile.execute.machine import busy_cores, held
 from autocompile.execute.memory import most_memory_bytes
 from autocompile.progress import Progress
 from autocompile.report.terminal.live import progress as progress_of
@@ -43,6 +44,7 @@ from autocompile.store.record import RunFolder
 
 __all__ = ["load", "tune"]
 
+_BUSY = 0.2  # cores that other programs use: below this there is nothing to tell
 _WORTH_MORE = 0.25  # share of the budget left after races above which the search continues
 
 
@@ -69,6 +71,7 @@ def tune(
     storage: str | None = None,
     run_dir: str | Path | None = None,
     resume: bool = False,
+    wait: bool = False,
     seed: int = 0,
     tolerance: float | None = None,
     calls_per_update: int | None = None,
@@ -106,6 +109,7 @@ def tune(
         storage: an Optuna storage URL; None: ``study.db`` in the run's folder.
         run_dir: the run's folder; None: a new one under ``./runs``.
         resume: continue ``run_dir``, or the last run of this target.
+        wait: until no other autocompile is at work on this machine, in place of an error.
         seed: for weights, inputs and orders.
         tolerance: relative tolerance of outputs, between 0 and 1; None: by dtype.
         calls_per_update: calls of a forward phase between two changes of the weights, which
@@ -123,7 +127,7 @@ def tune(
 
     Raises:
         UsageError, TargetError: the request or the target is invalid, or cannot be pickled.
-        RunError: the run's folder cannot be used.
+        RunError: the run's folder cannot be used, or another autocompile is at work here.
         NothingWorked: no setting and no eager run worked.
     """
     began = clock() if began is None else began
@@ -145,17 +149,28 @@ def tune(
         pythons=environments(pythons),
         only=None if only is None else only.tried(),
     )
-    folder, plan = resolved(plan, run_dir, resume)
-    total_s = budget_of(plan.effort) if budget_s is None else budget_s
-    budget = Budget(total_s, trials, began, clock)
+    is_local = executor is None  # where others share the machine with it
     executor = executor or LocalExecutor(isolation=isolation, jobs=jobs)
     memory = memory_limit_bytes or most_memory_bytes() or None
+    folder, plan = resolved(plan, run_dir, resume)
+    total_s = budget_of(plan.effort) if budget_s is None else budget_s
     factory = JobFactory(folder, plan.header, timeout_s, memory, memory, dict(plan.pythons))
-    with opened(folder), contextlib.closing(progress), contextlib.closing(executor):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(opened(folder))
+        stack.enter_context(contextlib.closing(progress))
+        if is_local:
+            doing = f"run {folder.path.absolute()}"
+            began += stack.enter_context(held(doing, progress.warning, wait))
+        stack.enter_context(contextlib.closing(executor))
+        busy = busy_cores() if is_local else 0.0
+        budget = Budget(total_s, trials, began, clock)
         plan, found = probe_all(plan, factory, executor, progress)
         if memory and not memory_limit_bytes:  # the probe may have lowered the number of slots
             factory.memory_limit_bytes = memory // executor.slots
         run = described(folder, plan, found)
+        environment = run["environment"]
+        if (busy := max(busy, environment.get("busy_cores", 0.0))) >= _BUSY:
+            run["environment"] = {**environment, "busy_cores": busy}
         target_found = {"spec": plan.target, **run["target"]}
         progress.header(target_found, run["environment"], str(folder.path))
         spaces = spaces_of(plan, found)

@@ -154,7 +154,7 @@ def doctor(backend: str | None = None, device: str | None = None) -> Any:
 def export(run: str = "last", to: str = "python") -> str:
     """The best settings of a run as text.
 
-    to: python, script, rllib, accelerate, transformers or lightning for code; json for the content
+    to: python, rllib, accelerate, transformers or lightning for code; json for the content
     of tuned.json, which autocompile.apply, the callbacks and the verify tool read.
     """
     return api.load(run).export(to)

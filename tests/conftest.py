@@ -38,6 +38,8 @@ OURS = f"AUTOCOMPILE_TESTS={secrets.token_hex(8)}"
 os.environ.update([OURS.split("=")])
 if "PYTEST_XDIST_WORKER" not in os.environ:  # one toolchain is prepared for all workers, not ours
     os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="autocompile-tests-")
+# A worker's commands hold the machine against one another, not against other workers' or people's.
+os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="ac-")  # Ray's sockets: short
 # Two workers share the cores: threads of one that wait by spinning would keep the other from them.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 gc.disable()  # until all tests are collected: what is imported for them is no garbage

@@ -18,7 +18,7 @@ from autocompile.settings.dimensions import SEARCHED
 Effort = Literal["quick", "normal", "full"]
 Sampler = Literal["portfolio", "tpe", "gp", "random"]
 Objective = Literal["throughput", "latency"]
-Format = Literal["python", "script", "json", "rllib", "accelerate", "transformers", "lightning"]
+Format = Literal["python", "json", "rllib", "accelerate", "transformers", "lightning"]
 Isolation = Literal["auto", "fork", "spawn"]
 ProgressKind = Literal["auto", "plain", "none"]
 
@@ -64,6 +64,7 @@ PANELS: dict[str, dict[str, tuple[Any, ...]]] = {
             "SIZE",
             "end a trial that needs more; its share of 80 % of what is free if left out",
         ),
+        "wait": ("--wait", "wait until no other autocompile is at work on this machine"),
         "isolation": ("KIND", "how trials start: auto, fork or spawn"),
     },
     "Other machines": {

@@ -84,6 +84,7 @@ def verify(
     budget: float = 120.0,
     device: str | None = None,
     timeout: float = 300.0,
+    wait: bool = False,
     as_json: bool = False,
     progress: arguments.ProgressKind = "auto",
     quiet: bool = False,
@@ -118,6 +119,7 @@ def verify(
         required,
         budget_s=budget,
         timeout_s=timeout,
+        wait=wait,
         device=device,
         progress=progress_of(shown, sys.stderr),
     )

@@ -43,10 +43,18 @@ class WithDefaults(Command):
         ctx.default_map = {options[key].name: read[key] for key in used}
         rest = super().parse_args(ctx, args)
         if used and not ctx.params.get("quiet") and ctx.params.get("progress") != "none":
-            listed = {k: v if isinstance(v, list) else [v] for k, v in used.items()}
-            told = [f"--{key} {','.join(map(str, values))}" for key, values in listed.items()]
+            told = [f"--{key} {_shown(key, value)}" for key, value in used.items()]
             say(f"from {path}: {' '.join(told)}")
         return rest
+
+
+def _shown(key: str, value: Any) -> str:
+    """A value as it is printed: a database's URL may hold a password."""
+    if key == "storage":
+        from autocompile.search.database import without_password
+
+        return without_password(value)
+    return ",".join(map(str, value if isinstance(value, list) else [value]))
 
 
 def _is_overruled(key: str, typed: set[str]) -> bool:
@@ -98,10 +106,10 @@ def _value(ctx: Any, options: Mapping[str, Any], path: Path, key: str, value: An
         )
     param, listed = options[key], value if isinstance(value, list) else [value]
     if isinstance(value, list) and not param.multiple:
-        raise UsageError(f"{where} = {value!r} is a list, and --{key} takes one value")
+        raise UsageError(f"{where} is a list, and --{key} takes one value")
     for part in listed:
         if isinstance(part, (dict, list)):
-            raise UsageError(f"{where}: {part!r} is not a text, a number or a list of them")
+            raise UsageError(f"{where} is not a text, a number or a list of them")
     parts = [str(part).lower() if isinstance(part, bool) else str(part) for part in listed]
     if key in ("space", "run-dir"):  # beside the file that names them
         parts = [str(path.parent / part) for part in parts]

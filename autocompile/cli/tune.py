@@ -45,6 +45,7 @@ def tune(
     jobs: int | None = None,
     timeout: float = 300.0,
     memory_limit: int | None = None,
+    wait: bool = False,
     isolation: arguments.Isolation = "auto",
     ray: str | None = None,
     accelerators: list[str] | None = None,
@@ -82,7 +83,7 @@ def tune(
         "jobs": jobs,
         "pythons": tuple(python or ()),
     }
-    _demand_sense(ray, accelerators, dry_run)
+    _demand_sense(ray, accelerators, dry_run, wait)
     if dry_run:
         from autocompile.commands.preview import preview
         from autocompile.report.terminal.checks import render_preview
@@ -99,6 +100,7 @@ def tune(
         "storage": storage,
         "run_dir": run_dir,
         "resume": resume,
+        "wait": wait,
         "seed": seed,
         "tolerance": tolerance,
         "calls_per_update": calls_per_update,
@@ -117,16 +119,19 @@ def tune(
     _leave([result], require_speedup)
 
 
-def _demand_sense(ray: str | None, accelerators: list[str] | None, dry_run: bool) -> None:
+def _demand_sense(
+    ray: str | None, accelerators: list[str] | None, dry_run: bool, wait: bool
+) -> None:
     if accelerators and ray is None:
         raise UsageError(
             "--accelerators names machines of a Ray cluster, and --ray none to connect to",
             hint=f"--ray auto --accelerators {','.join(accelerators)}",
         )
-    if ray is not None and dry_run:
+    if ray is not None and (dry_run or wait):
+        option = "--dry-run" if dry_run else "--wait"
         raise UsageError(
-            "--dry-run looks at this machine, and --ray at others",
-            hint="the same command without --dry-run, or without --ray",
+            f"{option} looks at this machine, and --ray at others",
+            hint=f"the same command without {option}, or without --ray",
         )
 
 
@@ -147,8 +152,11 @@ def _end_all(found: OnCluster, factor: float | None, as_json: bool, verbose: boo
         for kind, error in found.errors.items():
             if isinstance(error, AutocompileError):
                 say(f"error: {kind}: {error.text()}")
-            else:
+            elif isinstance(error, KeyboardInterrupt):
                 say(f"{kind}: interrupted before there was anything to report")
+    for error in found.errors.values():
+        if not isinstance(error, (AutocompileError, KeyboardInterrupt)):
+            raise error  # a defect, once the results of the others are shown
     if not found.interrupted and found.errors:
         codes = [e.exit_code for e in found.errors.values() if isinstance(e, AutocompileError)]
         raise typer.Exit(max(codes))

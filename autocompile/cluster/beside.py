@@ -10,7 +10,7 @@ from pathlib import Path
 from autocompile.cluster.executor import ClusterExecutor
 from autocompile.cluster.stations import Link, Station
 from autocompile.estimate.intervals import Interval
-from autocompile.execute.executor import Ended, Ending
+from autocompile.execute.executor import Ended, Ending, Event, Told
 from autocompile.execute.job import JobFactory
 from autocompile.protocol.requests import Header, TimingLimits, TrialRequest
 from autocompile.protocol.results import TrialResult
@@ -92,7 +92,7 @@ def eager_against_itself(
         folder = RunFolder(Path(scratch))
         folder.create()
         factory = JobFactory(folder, Header(_SAMPLE), _TIMEOUT_S, None)
-        left, found = set[int](), {}
+        left, found, told = set[int](), {}, list[Event]()
         for _ in executor.stations:
             number = factory.next_number()
             request = TrialRequest(
@@ -107,7 +107,9 @@ def eager_against_itself(
             executor.start(factory.job(request))
         while left:
             for event in executor.wait(1.0):
-                if isinstance(event, Ended):
+                if isinstance(event, Told):
+                    told.append(event)
+                elif isinstance(event, Ended):
                     left.discard(event.number)
                     said = TrialResult.read(event.ending.payload)
                     name = str(said.detail.get("station"))
@@ -115,6 +117,7 @@ def eager_against_itself(
                     if event.ending.outcome is Outcome.OK and said.measurement:
                         ratio = measurement_of(said.measurement).speedup
                         found[name] = Alike(ratio, *_timed(event.ending))
+    executor.tell_later(told)
     return found
 
 

@@ -66,6 +66,10 @@ class ClusterExecutor:
         """Have the next call raise KeyboardInterrupt, as Ctrl-C does in the main thread."""
         self._interrupts += 1
 
+    def tell_later(self, events: Sequence[Event]) -> None:
+        """Give events, of stations that were lost, to who waits next."""
+        self._events[:0] = events
+
     def compile_threads(self, alone: bool) -> int:
         """One: a station may have as few cores as slots."""
         return 1

@@ -51,6 +51,12 @@ def connected(address: str) -> Iterator[Cluster]:
         ) from None
     package = str(Path(autocompile.__file__).parent)
     if ray.is_initialized():  # a notebook's, or a job's: it stays
+        here = str(ray.get_runtime_context().gcs_address)
+        if address not in ("auto", here):
+            raise UsageError(
+                f"this process is connected to the Ray cluster at {here}, not to {address}",
+                hint="ray.shutdown() before it, or the address auto",
+            )
         yield Cluster(ray, _with_sent(package, ray.get_runtime_context().runtime_env))
         return
     handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from autocompile.store.files import make_folder, write_json
+from autocompile.store.files import hold, is_forgotten, is_ours, make_folder, write_json
 from autocompile.store.record import AT_WORK
 
 __all__ = ["StationFolder"]
@@ -36,9 +36,11 @@ class StationFolder:
     """
 
     def __init__(self, files: Mapping[str, str], place: str, run: str = "") -> None:
-        _remove_forgotten()
+        for forgotten in filter(is_forgotten, _all()):  # of stations that were killed
+            shutil.rmtree(forgotten, ignore_errors=True)
         self._run = run
-        self.path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-{run}-")).resolve()
+        self.path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{run}-")).resolve()
+        self._held = hold(self.path)
         self._place, self._files = place, self.path / "files"
         make_folder(self._files)
         for name, content in files.items():
@@ -112,6 +114,7 @@ class StationFolder:
         return json.loads(text)
 
     def remove(self) -> None:
+        os.close(self._held)
         shutil.rmtree(self.path, ignore_errors=True)
 
     def _cache(self, name: str) -> Path:
@@ -120,7 +123,7 @@ class StationFolder:
     def _fetch(self, cache: Path) -> None:
         """Copy a cache of that name from another station of the run, if one has it."""
         part = cache.with_name(f"{cache.name}.part")
-        for folder in _all(f"*-{self._run}-*"):
+        for folder in filter(is_ours, _all(f"{self._run}-*")):
             with contextlib.suppress(OSError, shutil.Error):  # it may end meanwhile
                 shutil.copytree(folder / "cache" / cache.name, part)
                 part.replace(cache)
@@ -132,14 +135,6 @@ class StationFolder:
             shutil.copytree(self.toolchain, cache)
         else:
             make_folder(cache)
-
-
-def _remove_forgotten() -> None:
-    """Remove the folders of stations that were killed."""
-    for folder in _all():
-        pid = folder.name.removeprefix(_PREFIX).split("-")[0]
-        if pid.isdigit() and not Path("/proc", pid).exists():
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _all(which: str = "*") -> Iterator[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ from autocompile.errors import TargetError, UsageError
 from autocompile.execute.executor import Ending
 from autocompile.execute.job import JobFactory
 from autocompile.execute.local import Isolation, LocalExecutor
+from autocompile.execute.machine import held
 from autocompile.progress import Progress
 from autocompile.protocol.requests import Request
 from autocompile.protocol.results import ProbeResult
@@ -72,8 +74,9 @@ def _read(log: Path) -> str:
 
 @contextlib.contextmanager
 def bench(plan: Plan, timeout_s: float, isolation: Isolation = "auto") -> Iterator[Bench]:
-    """A bench whose folder and processes are gone afterwards."""
+    """A bench whose folder and processes are gone afterwards; waits until the machine is free."""
     with (
+        held(f"trying {plan.target}", lambda text: print(text, file=sys.stderr), wait=True),
         tempfile.TemporaryDirectory(prefix="autocompile-") as scratch,
         contextlib.closing(LocalExecutor(isolation=isolation)) as executor,
     ):

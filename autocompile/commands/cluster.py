@@ -19,7 +19,7 @@ from autocompile.cluster.executor import ClusterExecutor
 from autocompile.cluster.links import Cluster, connected
 from autocompile.cluster.places import CPU, Place, places_of, side_by_side
 from autocompile.cluster.shipping import shipment_of
-from autocompile.errors import AutocompileError, UsageError
+from autocompile.errors import UsageError
 from autocompile.execute.local import Isolation
 from autocompile.progress import Progress
 from autocompile.report.table import write_table
@@ -92,7 +92,7 @@ def tune_all(
             hint="the same command without --python, or without --ray",
         )
     spec = target_spec(target)
-    shipment, folder = shipment_of(spec), _folder(spec, run_dir, resume)
+    shipment = shipment_of(spec)
     message = {
         "files": shipment.files,
         "place": shipment.place,
@@ -102,6 +102,7 @@ def tune_all(
     }
     with connected(ray) as cluster:
         places = places_of(cluster.nodes(), accelerators)
+        folder = _folder(spec, run_dir, resume)
         work = {
             kind: _Run(
                 functools.partial(_executor, cluster, its, message, device),
@@ -126,14 +127,13 @@ def tune_all(
 
 def _concluded(folder: Path, work: Mapping[str, _Run]) -> OnCluster:
     """What became of all, with a table of those that have a result."""
-    for run in work.values():
-        if run.error and not isinstance(run.error, (AutocompileError, KeyboardInterrupt)):
-            raise run.error  # a defect; finished trials are safe
     results = {kind: run.result for kind, run in work.items() if run.result is not None}
     errors = {kind: run.error for kind, run in work.items() if run.error is not None}
     found = OnCluster(folder, results, errors)
     if results:
         write_table(folder, found.runs)
+    with contextlib.suppress(OSError):
+        folder.rmdir()  # nothing has begun
     return found
 
 

@@ -61,7 +61,8 @@ def _looked_at(cluster: Cluster, places: Sequence[Place], device: str | None) ->
             for event in executor.wait(1.0):
                 notes += [event.text] if isinstance(event, Told) else []
                 is_over |= isinstance(event, Ended)
-        rows = [_row(s.name, s.facts, s.slots, s.probe) for s in executor.stations]
+        # One in the place of a lost station has said nothing yet.
+        rows = [_row(s.name, s.facts, s.slots, s.probe) for s in executor.stations if s.probe]
     return {"stations": rows, "notes": notes}
 
 

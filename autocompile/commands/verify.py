@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -130,6 +129,7 @@ def verify(
     device: str | None,
     progress: Progress,
     timeout_s: float = 300.0,
+    wait: bool = False,
 ) -> Verified:
     """Measure settings again, beside eager mode and plain ``torch.compile()``.
 
@@ -140,14 +140,15 @@ def verify(
         required: as for :meth:`Check.unmet`.
         device: None: the one that they were measured on.
     """
-    began, entry = time.monotonic(), entry_here(settings, device)
+    entry = entry_here(settings, device)  # which may wait for the machine
     with tempfile.TemporaryDirectory(prefix="autocompile-verify-") as folder:
         result = api.tune(
             target or entry.target,
             only=entry,
-            budget_s=budget_s - (time.monotonic() - began),
+            budget_s=budget_s,
             device=device or entry.fingerprint.get("device"),
             timeout_s=timeout_s,
+            wait=wait,
             run_dir=Path(folder) / "run",
             progress=progress,
         )

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from autocompile.errors import RunError
 from autocompile.execute.executor import Job
+from autocompile.execute.machine import take
 from autocompile.protocol.requests import Header, ProbeRequest, Request
 from autocompile.store.files import make_folder, not_for_all, write_json
 from autocompile.store.record import RunFolder
@@ -184,18 +185,16 @@ def locked(folder: RunFolder) -> Iterator[None]:
         RunError: another tuner holds it, or the folder cannot be written.
     """
     try:
-        file = open(folder.path / "lock", "w", opener=not_for_all)  # noqa: SIM115  (closed below)
+        file = open(folder.path / "lock", "wb", opener=not_for_all)  # noqa: SIM115  (closed below)
     except OSError as error:
         raise RunError(
             f"cannot write in {folder.path}: {error.strerror or error}",
             hint="--run-dir with a folder that you can write to",
         ) from error
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not take(file):
             raise RunError(
                 f"another autocompile is at work in {folder.path}",
                 hint="wait for it, or give --run-dir another folder",
-            ) from None
+            )
         yield

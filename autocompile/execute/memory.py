@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from autocompile.store.files import hold, is_forgotten
+
 __all__ = [
     "Cgroup",
     "available_memory_bytes",
@@ -115,7 +117,7 @@ class Cgroup:
 
     def __init__(self, folder: Path, files: _Files) -> None:
         self._folder, self._files = folder, files
-        self.entrance = folder / "cgroup.procs"
+        self.entrance, self._held = folder / "cgroup.procs", hold(folder)
 
     @classmethod
     def build(cls, limit_bytes: int) -> Cgroup | None:
@@ -130,7 +132,9 @@ class Cgroup:
             for each in [(own, files), *(outer[:1] if not _is_limited(own) else ())]
         ]
         for parent, files in places:
-            _remove_forgotten(parent)
+            for forgotten in filter(is_forgotten, parent.glob("autocompile-*-*")):
+                with contextlib.suppress(OSError):  # of a tuner that was killed
+                    forgotten.rmdir()
             controllers = _words(parent / "cgroup.subtree_control")
             if files is _VERSION_2 and "memory" not in controllers:
                 continue  # a group that has processes cannot enable memory for its children
@@ -153,6 +157,7 @@ class Cgroup:
 
     def remove(self) -> None:
         """Remove the group; its processes must have ended."""
+        os.close(self._held)
         for _ in range(20):
             try:
                 self._folder.rmdir()
@@ -161,15 +166,6 @@ class Cgroup:
                 return
             except OSError:  # the kernel is still removing the last process
                 time.sleep(0.005)
-
-
-def _remove_forgotten(parent: Path) -> None:
-    """Remove the cgroups of tuners that were killed."""
-    for folder in parent.glob("autocompile-*-*"):
-        tuner = folder.name.split("-")[1]
-        if tuner.isdigit() and not Path("/proc", tuner).exists():
-            with contextlib.suppress(OSError):
-                folder.rmdir()
 
 
 def oom_kills() -> int:

@@ -11,7 +11,7 @@ from autocompile.export.lines import (
     process_lines,
 )
 from autocompile.export.stacks import Settings, not_carried, settings_of
-from autocompile.export.text import comment, program, quoted
+from autocompile.export.text import comment, literal, program, quoted
 from autocompile.settings.config import CompileConfig
 
 __all__ = ["ACCELERATE_READ", "BACKENDS", "export"]
@@ -81,8 +81,8 @@ def _plugin(config: CompileConfig) -> str:
     fields = {
         "backend": quoted(config.backend.lower()),
         "mode": quoted(config.mode),
-        "fullgraph": str(config.fullgraph),
-        "dynamic": str(config.dynamic),
+        "fullgraph": literal(config.fullgraph),
+        "dynamic": literal(config.dynamic),
         "options": options(config),
         "use_regional_compilation": str(config.scope == "regional"),
     }

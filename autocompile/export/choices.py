@@ -1,10 +1,13 @@
 """What an export reads of a report: the choice of each phase, with its evidence.
 
-A report is untrusted, so none of its text becomes code: :mod:`autocompile.export.text` writes it.
+A report is untrusted, so none of its text becomes code: :mod:`autocompile.export.text` writes it as
+literals and comments. Names in code come from this package's tables; of a report, only those of a
+class of ``torch.optim`` and its arguments, each an identifier.
 """
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -143,7 +146,7 @@ def file_note(report: Report, what: str = "The file") -> str:
 
 
 def _run(report: Report) -> str:
-    return runs.shown(str(report.get("run_dir", "last")))
+    return shlex.quote(runs.shown(str(report.get("run_dir", "last"))))
 
 
 def _machine(report: Report) -> str:

@@ -19,21 +19,14 @@ from autocompile.settings.phases import phase_of
 _SWITCHES = ("foreach", "fused", "capturable")
 
 
-def phase_lines(
-    report: Report, choice: Choice, settings: str = '"tuned.json"', own_state: bool = True
-) -> list[str]:
-    """Code that applies the choice of a phase; empty for no change.
-
-    ``settings``: expression for the settings argument of ``autocompile.apply``. ``own_state``: also
-    set threads and precision, which are global in torch.
-    """
+def phase_lines(report: Report, choice: Choice) -> list[str]:
+    """Code that applies the choice of a phase; empty for no change."""
     config = choice.config
     if config is None:
         return []
     if uses_apply(report, config):
-        return [_apply_line(choice, settings)]
-    lines = process_lines(config) if own_state else []
-    lines += model_lines(config) + optimizer_lines(report, config)
+        return [_apply_line(choice)]
+    lines = process_lines(config) + model_lines(config) + optimizer_lines(report, config)
     compiled, called = names(choice)
     if not config.is_eager and config.scope == "regional":
         lines += [f"regions_of(model).compile({arguments(config)})"]
@@ -88,10 +81,10 @@ def uses_apply(report: Report, config: CompileConfig) -> bool:
     return is_rl(report) or any(d.needs_apply or value == "compiled" for d, value in every)
 
 
-def _apply_line(choice: Choice, settings: str) -> str:
-    given = f'{settings}, "{choice.phase}"'
+def _apply_line(choice: Choice) -> str:
+    given = f'"tuned.json", {quoted(choice.phase)}'
     if choice.batch_size is not None:
-        given += f", batch_size={choice.batch_size}"
+        given += f", batch_size={literal(choice.batch_size)}"
     if phase_of(choice.phase).steps:
         given += ", optimizer=optimizer"
     if choice.config is not None and choice.config.scope == "step":

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import keyword
-
 from autocompile.errors import ExportError
 from autocompile.export.choices import Report, choices, command, file_note, header, is_rl
 from autocompile.export.text import comment, literal, program
@@ -20,7 +18,7 @@ def apply(config):
 
 
 def export(report: Report) -> str:
-    """A script that holds the settings and defines ``config``, or ``apply(config)`` without one."""
+    """A script that holds the settings and defines ``apply(config)``."""
     found = choices(report)
     if not is_rl(report):
         raise ExportError(
@@ -36,19 +34,9 @@ def export(report: Report) -> str:
             hint=command(report, "--to python"),
         )
     evidence = [comment(f"{name}: {found[name].evidence}") for name in settings["phases"]]
-    module, name = _algorithm(report)
     return program(
         header(report, "RLlib settings") + "".join(evidence),
-        f"from {module} import {name}" if name else "",
         "from autocompile.rllib import tuned",
         f"{file_note(report, 'The same as a file')}\nSETTINGS = {literal(settings, '')}",
-        f"config = tuned({name}(), SETTINGS)" if name else _APPLY,
+        _APPLY,
     )
-
-
-def _algorithm(report: Report) -> tuple[str, str]:
-    """Module and class of the target's configuration; empty if not importable."""
-    module, _, name = str(report["target"].get("algorithm") or "").partition(":")
-    parts = [*module.split("."), name]
-    importable = all(p.isidentifier() and not keyword.iskeyword(p) for p in parts)
-    return (module, name) if importable and parts[0] != "__main__" else ("", "")

@@ -30,7 +30,8 @@ _ESCAPES = re.compile(
     r"|(?:\x1b\]|\x9d)[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)"
     r"|\x1b[ -/]*[0-~]"
 )
-# One character for one, so that columns stay where they are.
+# One character for one, so that columns stay where they are. Control characters steer a terminal.
+_CONTROL = dict.fromkeys({*range(32), *range(127, 160)} - {*b"\t\n"}, "?")
 _ASCII = str.maketrans("×·–→±…━─−", "x|->~.=--")
 
 
@@ -59,7 +60,10 @@ def shorten(text: str, width: int) -> str:
 
 
 def encodable(text: str, encoding: str) -> str:
-    """``text``, or where ``encoding`` cannot write it, the nearest ASCII of the same length."""
+    """``text`` without control characters, or where ``encoding`` cannot write it, the nearest ASCII
+    of the same length.
+    """
+    text = text.translate(_CONTROL)
     try:
         text.encode(encoding)
     except (UnicodeEncodeError, LookupError):
@@ -202,7 +206,9 @@ def machine(environment: Mapping[str, Any]) -> str:
     versions = [f"{name} {get(name)}" for name in ("autocompile", "torch") if get(name)]
     cuda = f"CUDA {get('cuda')}" if get("cuda") else ""
     own = [] if get("autocompile") else ["autocompile"]
-    parts = [*own, *versions, device, cuda, driver(environment)]
+    busy = get("busy_cores")
+    others = f"other programs use {busy:.1f} of {many(get('cores', '?'), 'core')}" if busy else ""
+    parts = [*own, *versions, device, cuda, driver(environment), others]
     return plain(" · ".join(filter(None, parts)))
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,10 @@ _OF_MODES: Mapping[str, tuple[tuple[str, OptionValue], ...]] = {
     "max-autotune": (_GRAPHS, *_AUTOTUNE),
 }
 _COARSE = ("triton.cudagraphs", "max_autotune", "cpp_wrapper", "weights")
+# Inductor puts texts into a compiler's command line, and loads from places that options name. Files
+# of settings come from others, so a text is a word, and no option names a place.
+_WORD = re.compile(r"\w[\w.,-]*", re.ASCII)
+_PLACE = re.compile("remote|(cxx|dir|home|root|path|library|libs)$")
 _PLAIN_FAMILIES = {"scope=model", "freezing=False"}
 
 
@@ -64,6 +69,15 @@ class CompileConfig(Values):
         if isinstance(options, Mapping):
             options = options.items()
         object.__setattr__(self, "options", tuple(sorted((str(k), v) for k, v in options)))
+        for name, value in self.options:
+            is_word = isinstance(value, str) and _WORD.fullmatch(value)
+            is_number = isinstance(value, (bool, int, float)) or value is None
+            if not (is_word or is_number) or (value and _PLACE.search(name)):
+                raise UsageError(
+                    f"the option {name}={value!r} is not taken",
+                    "an option is a number, true, false or a word: a path, a flag or a cache "
+                    "elsewhere could bring in a program",
+                )
         if self.options and self.mode != "default":
             raise UsageError(
                 f"mode {self.mode!r} and options {dict(self.options)} cannot go together",
@@ -75,6 +89,8 @@ class CompileConfig(Values):
                 "torch.compile takes a filter of guards as an option, and either a mode or options",
             )
         for d, value in self.changed():
+            if type(value) not in d.kinds:
+                raise UsageError(f"{d.name} {value!r} is not a value of this setting")
             if str in d.kinds and d.choices and value not in d.choices:
                 raise UsageError(f"{d.name} {value!r} is none of {', '.join(d.choices)}")
         if self.threads is not None and self.threads < 1:

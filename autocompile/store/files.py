@@ -1,38 +1,96 @@
-"""Writes files and folders of a run: atomically, and writable only by their owner."""
+"""Writes files and folders of a run: atomically, and writable only by their owner.
+
+Folders that processes share in a place where others may write: whose they are, and whether they are
+in use.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
 from autocompile.errors import RunError
 
-__all__ = ["make_folder", "not_for_all", "write_bytes", "write_json", "write_text"]
+__all__ = [
+    "hold",
+    "is_forgotten",
+    "is_ours",
+    "make_folder",
+    "not_for_all",
+    "write_bytes",
+    "write_json",
+    "write_text",
+]
+
+_YOUNG_S = 60.0  # a folder is held only a moment after it is made
 
 
 def not_for_all(path: str, flags: int) -> int:
-    """An ``opener`` for ``open``: only the owner may write, regardless of the umask."""
-    return os.open(path, flags, 0o644)
+    """An ``opener`` for ``open``: only the owner may write, regardless of the umask, and a link at
+    the end of the path is not followed: another user may have put it there.
+    """
+    return os.open(path, flags | os.O_NOFOLLOW, 0o644)
 
 
-def make_folder(path: Path) -> None:
+def make_folder(path: Path, is_new: bool = False) -> None:
     """Create a folder and its parents, writable only by the owner.
 
     Raises:
+        FileExistsError: it is there, and must be new.
         RunError: it cannot be created.
     """
     try:
         for folder in (*reversed(path.parents), path):
-            if not folder.is_dir():
-                folder.mkdir(mode=0o755, exist_ok=True)
+            must_be_new = is_new and folder is path
+            if must_be_new or not folder.is_dir():
+                folder.mkdir(mode=0o755, exist_ok=not must_be_new)
     except OSError as error:
+        if is_new and isinstance(error, FileExistsError):
+            raise
         raise RunError(
             f"cannot create the folder {path}: {error.strerror or error}",
             hint="--run-dir with a folder that you can write to",
         ) from error
+
+
+def is_ours(folder: Path) -> bool:
+    """Whether only this user may write there, so that code in it may be run; never by a link."""
+    with contextlib.suppress(OSError):
+        seen = folder.lstat()
+        return seen.st_uid == os.geteuid() and not seen.st_mode & 0o022
+    return False
+
+
+def hold(folder: Path) -> int:
+    """Keep a folder from being taken for forgotten while this descriptor is open, or its process
+    lives: in another container pids are others.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    with contextlib.suppress(OSError):  # a disk without locks
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+    return descriptor
+
+
+def is_forgotten(folder: Path) -> bool:
+    """Whether a folder is this user's, and the process that made it and held it is dead."""
+    try:
+        if not is_ours(folder) or time.time() - folder.lstat().st_mtime < _YOUNG_S:
+            return False
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
 
 
 def write_text(path: Path, text: str) -> None:

@@ -190,8 +190,17 @@ class RunFolder:
         Raises:
             RunError: it cannot be created.
         """
-        self._made = [p for p in (self.path, *self.path.parents) if not p.exists()]
+        self._made += [p for p in (self.path, *self.path.parents) if not p.exists()]
         make_folder(self.trials)
+
+    def reserve(self) -> bool:
+        """Create the folder; False if it is there already, as another command's."""
+        self._made = [p for p in (self.path, *self.path.parents) if not p.exists()]
+        try:
+            make_folder(self.path, is_new=True)
+        except FileExistsError:
+            return False
+        return True
 
     def holds_something_else(self) -> bool:
         """Whether the folder has files that an aborted start of a run does not explain.

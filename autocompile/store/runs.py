@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -63,12 +64,16 @@ def _by_time(found: Iterable[Path]) -> list[Path]:
 
 
 def new_folder(spec: str) -> RunFolder:
-    """The next free folder: ``runs/<target>-0001`` and so on."""
+    """The next free folder, which is made: ``runs/<target>-0001`` and so on."""
     name = short_name(spec)
     numbers = [
         int(m[1]) for p in under.glob(f"{name}-*") if (m := re.search(r"-(\d{4,})$", p.name))
     ]
-    return RunFolder(under / f"{name}-{max(numbers, default=0) + 1:04d}")
+    for number in itertools.count(max(numbers, default=0) + 1):
+        folder = RunFolder(under / f"{name}-{number:04d}")
+        if folder.reserve():
+            return folder
+    raise AssertionError
 
 
 def latest_of(spec: str) -> RunFolder:

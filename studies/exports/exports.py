@@ -26,7 +26,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 RUNS = Path(os.path.relpath(HERE / "runs"))
-FORMATS = ("python", "script", "apply", "accelerate", "transformers", "lightning")
+FORMATS = ("python", "apply", "accelerate", "transformers", "lightning")
 BATCH, ROUNDS, BLOCK_S = 16, 24, 0.03
 # As a run's own note advises: else eager mode may get its memory from the kernel in each call.
 KEEP = {"MALLOC_TRIM_THRESHOLD_": "1073741824", "MALLOC_MMAP_THRESHOLD_": "33554432"}
@@ -113,8 +113,6 @@ def child(target: str, to: str) -> None:
     names: dict[str, Any] = {"torch": torch, "model": module.get_model()}
     make = getattr(module, "get_optimizer", lambda m: torch.optim.Adam(m.parameters()))
     names["optimizer"] = make(names["model"])
-    if to == "script":  # which names the target from where the model was tuned
-        sys.path.insert(0, str(Path(target).parent.parent))
     usual = torch.get_num_threads()
     torch.manual_seed(0)
     exec(compile(Path("text.py").read_text("utf-8"), "text.py", "exec"), names)

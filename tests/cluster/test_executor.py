@@ -465,6 +465,19 @@ def test_gpus_of_a_host_measure_at_once_where_eager_shows_only_noise(
     assert allowed == [in_step, let_go, let_go, *apart], "the end of g/0 is no matter of theirs"
 
 
+def test_a_station_that_is_lost_while_hosts_are_compared_is_told() -> None:
+    def measure(request: dict[str, Any]) -> Ending:
+        if "h/1" in stations.alive:
+            stations.lose("h/1")
+        return measured(1.0)
+
+    stations = ScriptedStations(["h/0", "h/1"], lambda name: FakeExecutor(measure))
+    executor = ClusterExecutor(stations.links, stations.receive, stations.clock)
+    assert share_hosts(executor, lambda links, in_step: None) == {"h": False}
+    told = [event.text for event in executor.wait(0.0) if isinstance(event, Told)]
+    assert any(text.startswith("h/1: lost") for text in told)
+
+
 def test_a_whole_run_over_stations_is_a_run(target: Path) -> None:
     stations = ScriptedStations(["a", "b"], lambda name: FakeExecutor(script), slots=2)
     executor = ClusterExecutor(stations.links, stations.receive, stations.clock)

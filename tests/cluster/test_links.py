@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import types
 from typing import Any
 
 import pytest
 
-from autocompile.cluster.links import _with_sent
+from autocompile.cluster.links import _with_sent, connected
 from autocompile.errors import UsageError
 
 pytest.importorskip("ray")
+import ray
 from ray._private.runtime_env import py_modules
 from ray.exceptions import RuntimeEnvSetupError
 
@@ -40,3 +42,14 @@ def test_a_ray_that_sends_in_another_way_has_it_installed(monkeypatch: pytest.Mo
     assert _with_sent("package", {}) == {}
     monkeypatch.delattr(py_modules, "upload_py_modules_if_needed")
     assert _with_sent("package", {}) == {}
+
+
+def test_another_cluster_than_the_one_of_this_process_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here = types.SimpleNamespace(gcs_address="10.0.0.1:6379", runtime_env={})
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: here)
+    words = "is connected to the Ray cluster at 10.0.0.1:6379, not to 10.0.0.2:6379"
+    with pytest.raises(UsageError, match=words), connected("10.0.0.2:6379"):
+        pass

@@ -237,6 +237,62 @@ def test_what_another_station_of_the_host_has_compiled_is_there_for_a_race(work:
             station.remove()
 
 
+def planted(prefix: str, how: str) -> Path:
+    """A folder named as a station's that has compiled trial 3, which others may write."""
+    real = Path(tempfile.mkdtemp(prefix="planted-" if how == "a link" else f"{prefix}-"))
+    (real / "cache" / "0003").mkdir(parents=True)
+    (real / "cache" / "0003" / "code").write_text("theirs")
+    if how == "of another user":
+        os.chown(real, 12345, -1)
+    elif how == "a link":
+        link = real.with_name(f"{prefix}-link")
+        link.symlink_to(real)
+        return link
+    else:
+        real.chmod(0o777)
+    return real
+
+
+@pytest.mark.parametrize("how", ["writable by all", "of another user", "a link"])
+def test_what_another_user_could_have_written_is_not_run_and_not_removed(
+    work: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    if how == "of another user" and os.geteuid():
+        pytest.skip("only root can give a folder away")
+    monkeypatch.setattr(tempfile, "tempdir", str(work))
+    folder = planted("autocompile-station-4194305-a1", how)  # as a killed one, and as one at work
+    beside = planted("autocompile-station-a1", how)
+    for each in (folder, beside):
+        os.utime(each, (0, 0), follow_symlinks=False)
+    station = StationFolder({}, "/home/me", "a1")
+    try:
+        side = {"cache": "/home/me/cache/0003", "is_warm": True}
+        made = station.prepare(9, {"target": "t", "sides": [side]})
+        found = json.loads((made / "request.json").read_text())["sides"][0]
+        assert not found["is_warm"] and not list(Path(found["cache"]).iterdir())
+        assert (folder / "cache" / "0003" / "code").exists()
+        assert (beside / "cache" / "0003" / "code").exists()
+    finally:
+        os.chdir(work)
+        station.remove()
+
+
+def test_the_folder_of_a_killed_station_is_removed_and_no_other(
+    work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(work))
+    monkeypatch.setattr(os, "getpid", lambda: 4194305)  # its pid in another container
+    at_work, killed = (StationFolder({}, "/home/me", run) for run in ("a1", "b2"))
+    os.close(killed._held)
+    young = Path(tempfile.mkdtemp(prefix="autocompile-station-c3-"))  # not held yet
+    for folder in (at_work.path, killed.path):
+        os.utime(folder, (0, 0))
+    StationFolder({}, "/home/me", "d4").remove()
+    os.chdir(work)
+    assert [f.exists() for f in (at_work.path, killed.path, young)] == [True, False, True]
+    at_work.remove()
+
+
 # The process -------------------------------------------------------------------------------------
 
 

@@ -18,10 +18,13 @@ from scripts import SPACE, Request, script
 from test_station import T4, node
 
 import autocompile
+from autocompile.cli.tune import _end_all
+from autocompile.cluster.executor import ClusterExecutor
 from autocompile.cluster.links import demand_head
 from autocompile.cluster.places import Place
-from autocompile.cluster.stations import Link, Message
+from autocompile.cluster.stations import Link, Message, Station
 from autocompile.commands import cluster as commands
+from autocompile.commands import stations
 from autocompile.commands.cluster import OnCluster, tune_all
 from autocompile.errors import RunError, TargetError, UsageError
 from autocompile.execute.executor import Ending
@@ -118,6 +121,53 @@ def test_what_fails_on_one_type_leaves_the_others(target: Path, fake: FakeCluste
     assert isinstance(error, TargetError)
     assert "net.py cannot be imported: no module named x" in error.text()
     assert not found.interrupted
+
+
+def test_a_defect_on_one_type_hides_no_result_of_another(
+    target: Path, fake: FakeCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def opening(kind: str) -> None:
+        if kind == "T4":
+            raise TypeError("a defect")
+
+    fake.opening = opening
+    found = tuned()
+    assert found.results.keys() == {"H100"} and (found.folder / "table.md").exists()
+    with pytest.raises(TypeError, match="a defect"):
+        _end_all(found, None, as_json=False, verbose=False)
+    assert "reduce-overhead" in (shown := capsys.readouterr().out) or "max-autotune" in shown
+
+
+def test_two_commands_have_a_folder_each_from_the_start(target: Path, fake: FakeCluster) -> None:
+    beside: list[Path] = []
+    fake.opening = lambda kind: beside.append(commands._folder("net.py", None, False))
+    found = tuned(accelerators=("T4",))
+    assert (found.folder, *beside) == (Path("runs/net-0001"), Path("runs/net-0002"))
+
+
+def test_where_nothing_begins_no_folder_is_left(target: Path, fake: FakeCluster) -> None:
+    def opening(kind: str) -> None:
+        raise UsageError("no station has started")
+
+    fake.opening = opening
+    assert tuned().errors.keys() == {"T4", "H100"}
+    assert not list(Path().glob("runs/*"))
+
+
+def test_doctor_leaves_out_a_station_that_has_said_nothing_yet(
+    fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Replaced(ClusterExecutor):
+        """A station has ended, and another in its place is not there yet, as the probe ends."""
+
+        @property
+        def stations(self) -> list[Station]:
+            return [*super().stations, Station(super().stations[0].link, began=0.0)]
+
+    monkeypatch.setattr(stations, "connected", commands.connected)
+    monkeypatch.setattr(stations, "ClusterExecutor", Replaced)
+    found = stations.stations_of("auto")["types"]
+    assert [row["name"] for row in found["T4"]["stations"]] == ["a"]
 
 
 def test_ctrl_c_reports_what_is_known_of_each_type_and_resume_goes_on(

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import copy
 import io
+import itertools
 import json
 import subprocess
 import sys
 import tokenize
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from autocompile.errors import ExportError, UsageError
+from autocompile.errors import AutocompileError, ExportError, UsageError
 from autocompile.export import FORMATS, export, to_paste, unconfirmed, use_line
 from autocompile.export.choices import choices
 from autocompile.export.lines import optimizer_lines
@@ -110,6 +112,13 @@ def test_an_unknown_format_is_a_usage_error_that_names_the_nearest(rl: Report) -
     assert caught.value.hint == "autocompile export ppo_breakout-0003 --to rllib"
 
 
+def test_a_command_to_paste_holds_a_runs_name_as_one_word(rl: Report) -> None:
+    rl["run_dir"] = "runs/x; touch stolen"
+    with pytest.raises(UsageError) as caught:
+        export(rl, "rlib")
+    assert caught.value.hint == "autocompile export 'x; touch stolen' --to rllib"
+
+
 @pytest.mark.parametrize("to", SCRIPTS)
 @pytest.mark.parametrize("change", [{}, {"dynamic": True, "fullgraph": True}])
 def test_scripts_are_formatted_as_a_formatter_would(
@@ -157,17 +166,68 @@ def test_text_from_a_report_never_becomes_code(
     assert text.isascii()
 
 
-def test_an_algorithm_that_is_no_dotted_name_is_not_imported(rl: Report) -> None:
-    for name in ("os;import x:A", "a.b:C.D", "a:import", "__main__:Mine", "nothing", ":", None):
-        rl["target"]["algorithm"] = name
-        text = export(rl, "rllib")
-        assert "def apply(config):" in text and "import x" not in text
-        assert [line for line in text.splitlines() if "import" in line] == [
-            "from autocompile.rllib import tuned"
-        ]
+# As a string, as an expression, as a name in quotes, and as the name of a thing to import or call.
+CODE = ['os.abort()", os.abort(), "', "os.abort()", "os:abort", "abort"]
 
 
-@pytest.mark.parametrize("value", [NASTY.replace("\ud800", ""), 'a"b', "a'b", 1.5, -3, None, True])
+DAMAGE = (KeyError, TypeError, ValueError, AttributeError)
+
+
+def leaves(data: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where the values of a report are, and the names of its mappings."""
+    if isinstance(data, (dict, list)) and data:
+        for key in data if isinstance(data, dict) else range(len(data)):
+            yield (*place, key)
+            yield from leaves(data[key], (*place, key))
+
+
+def edited(report: Report, place: tuple[Any, ...], text: str, is_key: bool) -> Report:
+    """A copy with text in place of a value, or of its name."""
+    copied = copy.deepcopy(report)
+    *above, last = place
+    inner: Any = copied
+    for key in above:
+        inner = inner[key]
+    if is_key and isinstance(inner, dict):
+        inner[text] = inner.pop(last)
+    else:
+        inner[last] = text
+    return copied
+
+
+def words_of_code(text: str) -> set[str]:
+    """Names that code uses: what stands in strings and comments is none of them.
+
+    A class of torch.optim and the names of its arguments may come from a report.
+    """
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        is_optimizer = isinstance(node, ast.Attribute) and ast.unparse(node.value) == "torch.optim"
+        for field in ("id", "attr", "name", "asname", "module"):
+            name = None if is_optimizer else getattr(node, field, None)
+            found |= set(name.split(".")) if isinstance(name, str) else set()
+    return found
+
+
+@pytest.mark.parametrize("to", SCRIPTS)
+def test_no_value_and_no_name_in_a_report_becomes_code(to: str, rl: Report, plain: Report) -> None:
+    stepped = with_fused_step(copy.deepcopy(plain))
+    frozen = copy.deepcopy(plain)
+    change_config(frozen, "forward", freezing=True)
+    accepted = 0
+    for report in (rl, plain, stepped, frozen):
+        for place in leaves({key: report[key] for key in ("target", "phases", "environment")}):
+            if "trials" in place:
+                continue
+            for text, is_key in itertools.product(CODE, (False, True)):
+                with contextlib.suppress(AutocompileError, *DAMAGE):
+                    written = export(edited(report, place, text, is_key), to)
+                    assert not words_of_code(written) & {"os", "abort"}, (place, text)
+                    accepted += 1
+    assert accepted > 100
+
+
+@pytest.mark.parametrize("value", ["ATEN,TRITON", 1.5, -3, None, True])
 @pytest.mark.parametrize("to", ["python", "accelerate"])
 def test_option_values_survive_as_they_are(to: str, value: Any, plain: Report) -> None:
     change_config(plain, "forward", mode="default", options={"key": value})
@@ -218,8 +278,6 @@ def test_an_optimizer_of_which_the_run_cannot_tell_how_it_is_made_is_changed_as_
     report = with_fused_step(plain, **{"class": None, "arguments": None})
     change = "for group in optimizer.param_groups:\n    group.update(foreach=False, fused=True)"
     assert change in export(report, "python") and "torch.optim" not in export(report, "python")
-    script = export(report, "script")
-    assert script.index("optimizer = make(model)") < script.index(change)
     assert use_line(report) == "autocompile export last --to python"
     for name in ("Adam(); import os", "", "a.b"):
         report["target"]["optimizer"] = {**OPTIMIZER, "class": name}
@@ -230,10 +288,9 @@ def test_a_phase_in_which_nothing_is_compiled_replaces_no_method(rl: Report, pla
     own = {**EAGER, "memory_format": "channels_last"}
     rl["phases"]["forward_exploration"]["best"]["config"] = own
     plain["phases"]["forward"]["best"]["config"] = own
-    for to in ("python", "script"):
-        assert "_forward" not in export(rl, to).replace('"forward', "")
-        assert "torch.compile(" not in export(plain, to)
-        assert "model = model.to(memory_format=torch.channels_last)" in export(plain, to)
+    assert "_forward" not in export(rl, "python").replace('"forward', "")
+    assert "torch.compile(" not in export(plain, "python")
+    assert "model = model.to(memory_format=torch.channels_last)" in export(plain, "python")
 
 
 @pytest.mark.parametrize("to", SCRIPTS)
@@ -259,15 +316,6 @@ def _comments(text: str) -> list[str]:
     return [t.string.lstrip("# ") for t in tokens if t.type == tokenize.COMMENT]
 
 
-def test_an_object_in_python_has_lines_and_no_program(plain: Report) -> None:
-    plain["target"]["build"] = None
-    assert "model = torch.compile(model" in export(plain, "python")
-    for build, words in ((None, "Python object"), (["model = ("], "not Python")):
-        plain["target"]["build"] = build
-        with pytest.raises(ExportError, match=words):
-            export(plain, "script")
-
-
 @pytest.mark.parametrize("name", [n for n, known in BACKENDS.items() if known.registered_by])
 def test_python_imports_the_package_of_each_backend_that_has_one(name: str, plain: Report) -> None:
     change_config(plain, "forward", backend=name, mode="default")
@@ -283,7 +331,6 @@ def test_what_plain_torch_cannot_do_is_a_line_of_ours(plain: Report) -> None:
     text = export(plain, "python")
     assert "# The file: autocompile export ppo_breakout-0003 -o tuned.json\n" in text
     assert text.endswith('autocompile.apply(model, "tuned.json", "forward", batch_size=16)\n')
-    assert "SETTINGS = {" in export(plain, "script")
     for to in STACKS:
         with pytest.raises(ExportError, match="computes no gradients"):
             export(plain, to)
@@ -423,10 +470,8 @@ def test_use_line_sets_nothing_of_the_process_for_one_of_two_phases(plain: Repor
     change_config(plain, "forward", backend="eager", mode="default", threads=1)
     assert use_line(plain).startswith("autocompile export last --to python")
     assert "threads or precision" in export(plain, "python")
-    assert "in_own_state(" in export(plain, "script")
     phases["optimizer_step"]["verdict"] = "failed"  # it asks for nothing
     assert use_line(plain) == "torch.set_num_threads(1)"
-    assert "in_own_state(" not in export(plain, "script")
     del phases["optimizer_step"]
     assert use_line(plain) == "torch.set_num_threads(1)"
 
@@ -437,7 +482,7 @@ ELSEWHERE = {"torch": "2.8.0+cpu", "python_path": "/somewhere/ipex/bin/python"}
 def test_evidence_names_the_torch_of_another_interpreter(plain: Report) -> None:
     plain["environments"] = {"ipex": ELSEWHERE}
     change_config(plain, "forward", environment="ipex")
-    for to in ("script", *STACKS):
+    for to in STACKS:
         text = " ".join(_comments(export(plain, to)))
         assert "torch 2.8.0+cpu on AMD EPYC" in text and "environment ipex" in text
         assert "2.13.0" not in text
@@ -450,9 +495,8 @@ def test_python_imports_what_is_of_another_interpreter_after_refusing_the_wrong_
 ) -> None:
     plain["environments"] = {"ipex": ELSEWHERE}
     change_config(plain, "forward", environment="ipex", backend="ipex", mode="default")
-    for to in ("python", "script"):
-        text = export(plain, to)
-        assert text.index("assert torch.") < text.index("import intel_extension_for_pytorch")
+    text = export(plain, "python")
+    assert text.index("assert torch.") < text.index("import intel_extension_for_pytorch")
     del plain["environments"]["ipex"]
     with pytest.raises(ExportError, match="has no form in plain torch"):
         export(plain, "python")

@@ -167,9 +167,20 @@ from model import get_model
 
 model = get_model()
 """
+RL_BEFORE = """
+import torch
+from ppo import config
+
+model = config.get_rl_module_spec().build()
+optimizer = torch.optim.Adam(model.parameters())
+
+def train_step(inputs):
+    optimizer.zero_grad()
+    sum(x.sum() for x in model.forward_train(inputs).values()).backward()
+    optimizer.step()
+"""
 
 
-@pytest.mark.parametrize("to", ["python", "script"])
 @pytest.mark.parametrize(
     ("phase", "call"),
     [
@@ -183,11 +194,9 @@ model = get_model()
     ],
 )
 def test_each_phase_of_a_module_is_compiled(
-    phase: str, to: str, call: str, tmp_path: Path, run: Run
+    phase: str, call: str, tmp_path: Path, run: Run
 ) -> None:
-    text = export(plain(tmp_path, {phase: faster()}), to)
-    if to == "python":
-        text = f"{BEFORE}{USERS}{text}"
+    text = f"{BEFORE}{USERS}{export(plain(tmp_path, {phase: faster()}), 'python')}"
     lines = run(f"{text}\n{call}\n{COUNT}", tmp_path).stdout.splitlines()
     assert int(lines[-1].split()[1]) >= 1
 
@@ -213,10 +222,11 @@ def train_step(inputs):
         ("train_step", {}, 'train_step({"obs": torch.ones(2, 4)})', "graphs"),
     ],
 )
-def test_the_script_compiles_each_phase_of_an_rlmodule(
+def test_each_phase_of_an_rlmodule_is_compiled(
     phase: str, setting: Report, call: str, said: str, tmp_path: Path, run: Run
 ) -> None:
-    text = export(rl(tmp_path, {phase: faster(**setting)}), "script")
+    lines = with_file(rl(tmp_path, {phase: faster(**setting)}), "python", tmp_path)
+    text = f"{RL_BEFORE}{lines}"
     call = call or f'assert model.{phase}({{"obs": torch.zeros(2, 4)}})'
     last = run(f"{text}\n{call}\n{COUNT}", tmp_path).stdout.splitlines()[-1]
     assert last.startswith(said) and last != "graphs 0"
@@ -283,23 +293,22 @@ with torch.no_grad():
         ({"backend": "inductor", "freezing": True}, WIDE, FOLLOWS, ["False True"]),
     ],
 )
-def test_the_script_runs_the_forward_pass_with_its_setting(
+def test_the_forward_pass_runs_with_its_setting(
     setting: Report | None, source: str, look: str, said: list[str], tmp_path: Path, run: Run
 ) -> None:
     phase = KEEP_EAGER if setting is None else faster(**setting)
-    text = export(plain(tmp_path, {"forward": phase}, source), "script")
+    text = with_file(plain(tmp_path, {"forward": phase}, source), "python", tmp_path)
+    text = f"{BEFORE}model.eval()\n{text}"
     lines = run(f"{text}\n{look}\n{COUNT}", tmp_path).stdout.splitlines()
     found = lines if said[-1].startswith("graphs") else lines[:-1]
     assert found[-len(said) :] == said
 
 
-def test_the_script_refuses_another_torch_than_it_was_measured_with(
-    tmp_path: Path, run: Run
-) -> None:
+def test_another_torch_is_refused_than_it_was_measured_with(tmp_path: Path, run: Run) -> None:
     report = plain(tmp_path, {"forward": faster(environment="other")})
     there = {"torch": torch.__version__, "python_path": "/somewhere/bin/python"}
     report["environments"] = {"other": there}
-    run(export(report, "script"), tmp_path)
+    run(f"{BEFORE}{export(report, 'python')}", tmp_path)
     there["torch"] = "2.8.0"
     with pytest.raises(AssertionError, match=r"torch 2\.8\.0: run it with /somewhere/bin/python"):
         exec(export(report, "python"), {"torch": torch})
@@ -313,13 +322,14 @@ def test_the_optimizer_is_the_users_own_and_steps_as_the_one_that_won(
     phase = faster(backend="eager", optimizer=name)
     report = owning(plain(tmp_path, {"optimizer_step": phase}, WIDE))
     if how == "changed":
-        report["target"]["optimizer"] = {"build": "optimizer = torch.optim.SGD(model.parameters())"}
+        report["target"]["optimizer"] = {}
     look = (
         f"model({X}).sum().backward(); before = model[0].outer.weight.clone(); optimizer.step()\n"
         "group = optimizer.param_groups[0]\nprint(torch.equal(before, model[0].outer.weight), "
         "group['fused'], type(group['lr']).__name__, round(float(group['lr']), 4))"
     )
-    last = run(f"{export(report, 'script')}\n{look}", tmp_path).stdout.splitlines()[-1]
+    text = f"{BEFORE}optimizer = torch.optim.SGD(model.parameters())\n{export(report, 'python')}"
+    last = run(f"{text}\n{look}", tmp_path).stdout.splitlines()[-1]
     lr = {"made": "0.01", "changed": "0.001"}[how]
     assert last == {"fused": f"False True float {lr}", "tensor_lr": f"False None Tensor {lr}"}[name]
 
@@ -455,8 +465,9 @@ def test_the_rllib_script_gives_a_config_whose_runners_compile(tmp_path: Path, r
     report = rl(tmp_path, {"forward_exploration": faster(), "train_step": faster()})
     look = """
 import warnings
-from gymnasium.spaces import Box, Discrete
+from ray.rllib.algorithms.ppo import PPOConfig
 
+config = apply(PPOConfig())
 assert type(config).__name__ == "PPOConfig"
 config.environment("CartPole-v1").env_runners(num_env_runners=0)
 warnings.simplefilter("ignore")  # of another machine
@@ -464,16 +475,6 @@ runner = config.env_runner_cls(config=config)
 print(runner.tell_active()["settings"]["forward_exploration"]["graphs"])
 """
     assert run(export(report, "rllib") + look, tmp_path).stdout == "1\n"
-
-
-def test_the_rllib_script_works_without_an_algorithm_of_its_own(tmp_path: Path, run: Run) -> None:
-    report = rl(tmp_path, {"forward_exploration": KEEP_EAGER, "optimizer_step": KEEP_EAGER})
-    report["target"]["algorithm"] = None
-    look = """
-from ray.rllib.algorithms.ppo import PPOConfig
-print(type(apply(PPOConfig())).__name__)
-"""
-    assert run(export(report, "rllib") + look, tmp_path).stdout == "PPOConfig\n"
 
 
 CLAIMS = """
@@ -502,27 +503,3 @@ for what in ("forward_train", "complete_update"):
 def test_the_fields_of_ray_still_do_not_compile_what_was_measured(tmp_path: Path, run: Run) -> None:
     lines = run(CLAIMS, tmp_path).stdout.splitlines()
     assert lines == ["uses 1", "forward_train False False", "complete_update False True"]
-
-
-def test_phases_that_differ_in_what_torch_has_one_of_do_not_overwrite_it(
-    tmp_path: Path, run: Run
-) -> None:
-    phases = {
-        "forward": faster(backend="eager", threads=1),
-        "optimizer_step": faster(backend="eager", optimizer="foreach", precision="high"),
-    }
-    text = export(plain(tmp_path, phases, WIDE), "script")
-    look = f"""
-def state(*_): seen.append((torch.get_num_threads(), torch.get_float32_matmul_precision()))
-seen, usual = [], DEFAULTS[0]
-model.register_forward_hook(state)
-optimizer.register_step_pre_hook(state)
-for _ in range(2):
-    forward({X}).sum().backward()
-    step()
-print([(n if n == 1 else n == usual, precision) for n, precision in seen])
-"""
-    last = run(f"{text}\n{look}", tmp_path).stdout.splitlines()[-1]
-    assert last == str([(1, "highest"), (True, "high")] * 2)
-    alone = export(plain(tmp_path, {"forward": phases["forward"]}, WIDE), "script")
-    assert "in_own_state" not in alone

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
 import io
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
+from autocompile.errors import UsageError
 from autocompile.report.terminal.answer import render, render_trials
 from autocompile.settings.config import DEFAULT_INDUCTOR
 
@@ -44,6 +48,27 @@ def printed(report: Report, width: int = 0, color: bool = False, **options: Any)
 
 def bare(screen: str) -> str:
     return Text.from_ansi(screen).plain
+
+
+def places(data: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where the values of a report are."""
+    if isinstance(data, (dict, list)):
+        for key in data if isinstance(data, dict) else range(len(data)):
+            yield (*above, key)
+            yield from places(data[key], (*above, key))
+
+
+def test_no_value_of_a_report_steers_the_terminal_not_even_in_place_of_a_number() -> None:
+    shown = 0
+    for *above, last in places(SAMPLE):
+        report = copy.deepcopy(SAMPLE)
+        inner = functools.reduce(lambda data, key: data[key], above, report)
+        inner[last] = HOSTILE
+        with contextlib.suppress(UsageError, KeyError, TypeError, ValueError, AttributeError):
+            found = printed(report, verbose=True)
+            assert not {"\x1b", "\x07"} & set(found), (above, last)
+            shown += 1
+    assert shown > 300
 
 
 def test_what_lost_failed_or_was_left_out_is_told_with_verbose_only(

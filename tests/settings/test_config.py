@@ -6,6 +6,7 @@ import pytest
 
 from autocompile.errors import UsageError
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
+from autocompile.settings.tuned import Tuned
 
 
 def test_equal_settings_compare_hash_and_key_equal() -> None:
@@ -65,3 +66,39 @@ def test_labels_name_what_differs() -> None:
     config = CompileConfig(mode="max-autotune", fullgraph=True, dynamic=False)
     assert config.label() == "inductor max-autotune · fullgraph · static"
     assert config.changes() == 3
+
+
+SHELL = "off -wrapper 'sh,-c,touch stolen'"  # g++ runs this as it compiles
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"cpp.enable_floating_point_contract_flag": SHELL},
+        {"cpp.march": "native -fplugin=./theirs.so"},
+        {"cpp.cxx": [None, "./theirs"]},
+        {"cuda.cuda_cxx": "theirs"},
+        {"cuda.cutlass_dir": "theirs"},
+        {"rocm.rocm_home": "theirs"},
+        {"aot_inductor.custom_op_libs": ["theirs.so"]},
+        {"fx_graph_remote_cache": True},
+        {"pre_grad_fusion_options": {"theirs": {}}},
+    ],
+)
+def test_no_option_of_a_file_of_settings_brings_in_a_program(options: dict[str, object]) -> None:
+    row = {"batch_size": 4, "speedup": {}, "confirmed_processes": 3}
+    one = {"fingerprint": {}, "target": "model.py", "own_batch_size": {}, "interpreters": {}}
+
+    def read(options: dict[str, object]) -> None:
+        phases = {"forward": [{**row, "config": {"options": options}}]}
+        Tuned.from_dict({"autocompile_settings": 1, **one, "phases": phases}, "tuned.json")
+
+    read({"cpp.simdlen": 256, "max_autotune_gemm_backends": "ATEN,TRITON", "cpp.march": "x86-64"})
+    with pytest.raises(UsageError, match="is not taken"):
+        read(options)
+
+
+def test_a_value_of_another_kind_is_refused() -> None:
+    for changes in ({"threads": "1"}, {"threads": True}, {"fullgraph": 1}, {"dynamic": "True"}):
+        with pytest.raises(UsageError, match="is not a value of this setting"):
+            CompileConfig.from_dict(changes)

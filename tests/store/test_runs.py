@@ -24,8 +24,16 @@ from autocompile.execute.job import JobFactory, locked
 from autocompile.protocol.requests import Header, ProbeRequest, TraceRequest, read_request
 from autocompile.space.plan import Plan
 from autocompile.space.space import SearchSpace
+from autocompile.store.files import write_json
 from autocompile.store.record import Outcome, RunFolder, Step
-from autocompile.store.runs import find, is_same_target, latest_of, latest_on_cluster, shown
+from autocompile.store.runs import (
+    find,
+    is_same_target,
+    latest_of,
+    latest_on_cluster,
+    new_folder,
+    shown,
+)
 
 # Which run ---------------------------------------------------------------------------------------
 
@@ -317,3 +325,24 @@ def test_only_what_runs_alone_gets_all_of_the_memory(tmp_path: Path) -> None:
     probe = ProbeRequest(header=shop.header, batch_size=4)
     assert shop.probe_job(probe, compiles=False).memory_limit_bytes == 16000
     assert read_request(folder.trial(1)) == second
+
+
+def test_two_commands_that_begin_at_once_have_a_folder_each(work: Path) -> None:
+    first, second = new_folder("net.py"), new_folder("net.py")
+    assert [f.path.name for f in (first, second)] == ["net-0001", "net-0002"]
+    for folder in (second, first):
+        folder.remove()
+    assert not Path("runs").exists()
+
+
+def test_a_link_in_a_runs_folder_leads_to_no_file_of_the_user(work: Path) -> None:
+    precious, folder = work / "precious", RunFolder("shared")
+    precious.write_text("mine")
+    folder.create()
+    (folder.path / "lock").symlink_to(precious)
+    (folder.path / f"run.json.{os.getpid()}.tmp").symlink_to(precious)
+    with pytest.raises(RunError, match="cannot write in shared"), locked(folder):
+        pass
+    with pytest.raises(RunError, match="cannot write"):
+        write_json(folder.run_json, {})
+    assert precious.read_text() == "mine"
