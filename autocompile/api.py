@@ -115,7 +115,8 @@ def tune(
             decides whether constant weights pay; None: from the target.
         pythons: interpreters of other environments to try too, as ``PATH`` or ``NAME=PATH``; they
             need torch, numpy and the target's imports.
-        only: tries only these settings, eager mode and plain ``torch.compile()``.
+        only: tries only these settings, eager mode and plain ``torch.compile()``, under the
+            interpreters that they are of; ``pythons`` says where those are by now.
         progress: ``auto`` (on stderr: live on a terminal, a line per trial elsewhere), ``plain``,
             ``none``, or an object of yours that is told of each event.
         clock: returns seconds, for the budget.
@@ -144,7 +145,7 @@ def tune(
         seed=seed,
         tolerance=tolerance,
         calls_per_update=calls_per_update,
-        pythons=environments(pythons),
+        pythons=environments(pythons, only),
         only=None if only is None else only.tried(),
     )
     folder, plan = resolved(plan, run_dir, resume)

@@ -71,6 +71,7 @@ def doctor(
     target=("TARGET", "where the target is now, if it has moved"),
     budget=("TIME", "end the whole command after this time; 2m if left out", "2m"),
     device=("NAME", "cpu, cuda or cuda:1; the settings' own if left out"),
+    python=("NAME=PATH", "where an interpreter of the settings is now; repeatable"),
 )
 def verify(
     settings: Annotated[
@@ -83,6 +84,7 @@ def verify(
     in_algorithm: bool = False,
     budget: float = 120.0,
     device: str | None = None,
+    python: list[str] | None = None,
     timeout: float = 300.0,
     as_json: bool = False,
     progress: arguments.ProgressKind = "auto",
@@ -119,6 +121,7 @@ def verify(
         budget_s=budget,
         timeout_s=timeout,
         device=device,
+        pythons=tuple(python or ()),
         progress=progress_of(shown, sys.stderr),
     )
     data = found.to_dict()

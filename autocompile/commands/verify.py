@@ -130,6 +130,7 @@ def verify(
     device: str | None,
     progress: Progress,
     timeout_s: float = 300.0,
+    pythons: tuple[str, ...] = (),
 ) -> Verified:
     """Measure settings again, beside eager mode and plain ``torch.compile()``.
 
@@ -139,6 +140,7 @@ def verify(
         target: where it is now; None: where it was.
         required: as for :meth:`Check.unmet`.
         device: None: the one that they were measured on.
+        pythons: where the interpreters are that settings are of, as ``NAME=PATH``, if elsewhere.
     """
     began, entry = time.monotonic(), entry_here(settings, device)
     with tempfile.TemporaryDirectory(prefix="autocompile-verify-") as folder:
@@ -148,6 +150,7 @@ def verify(
             budget_s=budget_s - (time.monotonic() - began),
             device=device or entry.fingerprint.get("device"),
             timeout_s=timeout_s,
+            pythons=pythons,
             run_dir=Path(folder) / "run",
             progress=progress,
         )

@@ -133,6 +133,12 @@ class Tuned:
             told.append(f"the other entries are of {', '.join(self.others)}")
         return told
 
+    @property
+    def environments(self) -> set[str]:
+        """Names of the other interpreters that choices are of."""
+        every = {c.config.environment for found in self.phases.values() for c in found}
+        return every - {"default"}
+
     def tried(self) -> dict[str, list[tuple[int | None, dict[str, Any]]]]:
         """Batch size and config of each choice, by phase, as a plan holds them."""
         return {n: [(c.batch_size, c.config.to_dict()) for c in f] for n, f in self.phases.items()}

@@ -14,6 +14,7 @@ from typing import Any
 from autocompile.errors import RunError, TargetError, UsageError
 from autocompile.estimate.candidates import Limits
 from autocompile.protocol.requests import Header
+from autocompile.settings.tuned import Tuned
 from autocompile.space.space import SearchSpace
 from autocompile.store.runs import is_same_target
 
@@ -151,12 +152,20 @@ def _named(space: SearchSpace) -> str:
     return ", ".join(f"{n}={v!r}" for n, v in asked.items()) or "no dimension narrowed"
 
 
-def environments(pythons: Sequence[str]) -> tuple[tuple[str, str], ...]:
+def environments(pythons: Sequence[str], only: Tuned | None = None) -> tuple[tuple[str, str], ...]:
     """A name for each interpreter: ``NAME=PATH``, or that of the folder it is installed in.
+
+    Args:
+        only: settings that are tried again, under the interpreters that they are of; paths that
+            are given go before those that the settings name.
 
     Raises:
         UsageError: there is no such interpreter, or two have one name.
     """
+    if only is not None:
+        given = dict(environments(pythons))
+        own = {n: only.interpreters.get(n, n) for n in sorted(only.environments)}
+        pythons = [f"{name}={path}" for name, path in {**own, **given}.items()]
     found: dict[str, str] = {}
     for text in pythons:
         name, equals, path = text.rpartition("=")
@@ -164,7 +173,7 @@ def environments(pythons: Sequence[str]) -> tuple[tuple[str, str], ...]:
         if place is None:
             raise UsageError(
                 f"there is no interpreter {path}, or it may not be run",
-                hint="--python .venv/bin/python",
+                hint=f"--python {name}{equals}.venv/bin/python",
             )
         # Not resolved: a virtual environment's interpreter is a link, and the link makes it one.
         folder = Path(place).absolute().parent
