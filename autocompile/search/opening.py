@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
+import os
 import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,10 +19,12 @@ from autocompile.progress import Progress
 from autocompile.protocol.requests import ProbeRequest
 from autocompile.protocol.results import ProbeResult
 from autocompile.search.jobs import run_job
+from autocompile.settings.tuned import FINGERPRINT, unlike
 from autocompile.space.plan import Plan
 from autocompile.space.space import DEFAULT_BATCH_SIZES
 from autocompile.store import runs
 from autocompile.store.record import SCHEMA, Outcome, RunFolder, Step
+from autocompile.store.sources import sources_of
 
 __all__ = ["described", "opened", "probe", "probe_all", "resolved"]
 
@@ -153,7 +157,7 @@ def described(folder: RunFolder, plan: Plan, every: Found) -> dict[str, Any]:
     """The content of ``run.json``; of a resumed run, the existing one.
 
     Raises:
-        RunError: the machine, torch, python or the target's file has changed.
+        RunError: the machine, torch, python or a file of the target has changed.
     """
     from autocompile import __version__
 
@@ -171,6 +175,7 @@ def described(folder: RunFolder, plan: Plan, every: Found) -> dict[str, Any]:
             name: {"python_path": path, **every[name].environment} for name, path in plan.pythons
         },
         "target": found.target,
+        "sources": _digests(plan.target),
         "phases": found.target["phases"],
         "toolchain_s": found.toolchain_s,
         "interrupted": True,  # until it has finished
@@ -179,20 +184,48 @@ def described(folder: RunFolder, plan: Plan, every: Found) -> dict[str, Any]:
 
 def _demand_unchanged(folder: RunFolder, plan: Plan, run: Mapping[str, Any], every: Found) -> None:
     anew = "the same command without --resume"
-    then, now = run["environment"], every["default"].environment
-    changes = [(name, then[name], now[name]) for name in ("torch", "device_name", "python")]
-    changes += [
-        (f"torch in the environment {name}", seen["torch"], every[name].environment["torch"])
-        for name, seen in run.get("environments", {}).items()
-        if name in every
-    ]
-    for what, before, here in changes:
-        if before != here:
-            told = f"{before} then, {here} now"
-            raise RunError(f"{folder.path} was made with another {what}", told, hint=anew)
-    if run["target"].get("sha256") != every["default"].target.get("sha256"):
+    now = every["default"].environment
+    both = {"": (run["environment"], now)}
+    for name, seen in run.get("environments", {}).items():
+        if name in every:
+            both[f" in the environment {name}"] = seen, every[name].environment
+    names = {*FINGERPRINT, "python", "driver"}
+    if not str(now["device"]).startswith("cpu"):  # the nodes of a cluster may have other cores
+        names.remove("threads")
+    for where, (before, here) in both.items():
+        for what, (old, new) in unlike(before, here, sorted(names)).items():
+            told = f"{old} then, {new} now"
+            raise RunError(f"{folder.path} was made with another {what}{where}", told, hint=anew)
+    changed = _changed(plan.target, run.get("sources", {}))
+    if not changed and run["target"].get("sha256") != every["default"].target.get("sha256"):
+        changed = [plan.target]  # a file that is not here
+    if changed:
         raise RunError(
-            f"{plan.target} has changed since {folder.path} was made",
+            f"{', '.join(changed[:3])} has changed since {folder.path} was made",
             "its finished trials measured another model",
             hint=anew,
         )
+
+
+def _digests(target: str) -> dict[str, str]:
+    """Of the target's file and what it imports from beside it, by paths from its folder."""
+    if (found := sources_of(target)) is None:
+        return {}
+    files = {found.place / path: data for path, data in found.files.items()}
+    home = found.file.parent
+    return {os.path.relpath(p, home): hashlib.sha256(d).hexdigest() for p, d in files.items()}
+
+
+def _changed(target: str, digests: Mapping[str, str]) -> list[str]:
+    """Which of the files hold something else by now, or are gone."""
+    if (found := sources_of(target)) is None:
+        return []
+    changed = []
+    for path, digest in digests.items():
+        try:
+            now = hashlib.sha256((found.file.parent / path).read_bytes()).hexdigest()
+        except OSError:
+            now = ""
+        if now != digest:
+            changed.append(path)
+    return changed

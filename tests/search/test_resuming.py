@@ -11,7 +11,7 @@ from typing import Any
 
 import optuna
 import pytest
-from fakes import FakeExecutor, measured
+from fakes import FakeExecutor, measured, probed
 from scripts import (
     Listener,
     Script,
@@ -127,6 +127,44 @@ def test_another_request_or_target_is_not_resumed(
     tuned(target, of("one"), trials=2, tolerance=0.05)
     with pytest.raises(error, match=said):
         resumed(target, **{"script": of("one"), **options})
+
+
+def test_a_run_whose_model_imports_what_has_changed_is_not_resumed(target: Path) -> None:
+    (target.parent / "lib").mkdir()
+    layers = target.parent / "lib" / "layers.py"
+    layers.write_text("sizes = 4")
+    target.write_text("from lib.layers import sizes")
+    tuned(target, trials=2)
+    resumed(target)
+    layers.write_text("sizes = 8")
+    with pytest.raises(RunError, match=r"^lib/layers\.py has changed since runs"):
+        resumed(target)
+    layers.unlink()
+    with pytest.raises(RunError, match=r"^lib/layers\.py has changed since runs"):
+        resumed(target)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        ({}, {"threads": 2}, "another threads"),
+        ({"device": "cuda:0", "driver": "570"}, {"driver": "580"}, "another driver"),
+        ({"device": "cuda:0", "cuda": "12.8"}, {"cuda": "13.0"}, "another cuda"),
+        ({}, {"cpu_capability": "AVX2"}, ""),  # of a run that did not note it
+        ({"device": "cuda:0"}, {"device": "cuda:1", "threads": 2}, ""),  # an equal one
+    ],
+)
+def test_a_run_of_another_machine_is_not_resumed(
+    target: Path, before: dict[str, Any], now: dict[str, Any], said: str
+) -> None:
+    def on(facts: Mapping[str, Any]) -> FakeExecutor:
+        machine = {**probed().payload["environment"], **facts}
+        return FakeExecutor(script, probed(environment=machine))
+
+    tuned(target, on(before), trials=2)
+    resumed(target, on(before))
+    with pytest.raises(RunError, match=said) if said else contextlib.nullcontext():
+        resumed(target, on({**before, **now}))
 
 
 def test_a_tolerance_is_in_each_request_and_kept(target: Path) -> None:
