@@ -17,7 +17,7 @@ from autocompile.execute.local import Isolation, LocalExecutor
 from autocompile.execute.memory import most_memory_bytes
 from autocompile.progress import Progress
 from autocompile.report.terminal.live import progress as progress_of
-from autocompile.result import Result, exported_code, make_result, write_result
+from autocompile.result import Result, demand_some, exported_code, make_result, write_result
 from autocompile.search.effects import prior_of
 from autocompile.search.jobs import Budget, without_interrupts
 from autocompile.search.leases import demand_usable
@@ -128,7 +128,7 @@ def tune(
     Raises:
         UsageError, TargetError: the request or the target is invalid, or cannot be pickled.
         RunError: the run's folder cannot be used.
-        NothingWorked: no setting and no eager run worked.
+        NothingWorked: no setting and no eager run worked; with ``only`` the verdict says so.
     """
     began = clock() if began is None else began
     _demand_storage(storage, study)
@@ -189,7 +189,10 @@ def tune(
         if not (run["interrupted"] or race.is_open or rest):  # otherwise a resumed run needs them
             factory.drop_cache()
     with without_interrupts():
-        return _finished(folder, run, spaces, rest, budget, plan.limits, progress)
+        result = _finished(folder, run, spaces, rest, budget, plan.limits, progress)
+    if only is None:
+        demand_some(result, run)
+    return result
 
 
 def _spec(target: Any, inputs: Any, optimizer: Any, loss: Any) -> str:
