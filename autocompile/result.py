@@ -255,10 +255,8 @@ def demand_some(result: Result, run: Mapping[str, Any]) -> None:
     words = [f"most often: {r['message']} ({r['count']} ×) · log: {r['log']}" for r in rows]
     what, hint = f"no setting and no eager run worked: {first['reason']}", None
     if next(iter(run["spaces"].values()))["untried"]:
-        on_cluster = any(r.detail.get("station") for r in result.trials)
-        again = runs.resuming(run["plan"]["target"], result.run_dir, on_cluster)
         what = f"there is no result: {first['reason']}"
-        hint = f"{again} with a longer --budget, or none"
+        hint = f"{runs.resuming(run, result.run_dir)} with a longer --budget, or none"
     elif rows and rows[0]["outcome"] == Outcome.TIMEOUT.value:
         hint = "the same command with a longer --timeout, if a call or a compile needs more time"
     raise NothingWorked(what, *words, hint=hint)

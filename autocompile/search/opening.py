@@ -9,16 +9,18 @@ import os
 import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from autocompile.errors import RunError, TargetError
+from autocompile.errors import RunError, TargetError, UsageError
 from autocompile.execute.executor import Ending, Executor
 from autocompile.execute.interpreter import demand_torch
 from autocompile.execute.job import JobFactory, locked
+from autocompile.execute.local import Isolation
 from autocompile.progress import Progress
 from autocompile.protocol.requests import ProbeRequest
 from autocompile.protocol.results import ProbeResult
 from autocompile.search.jobs import run_job
+from autocompile.search.sampler import SAMPLERS
 from autocompile.settings.tuned import FINGERPRINT, unlike
 from autocompile.space.plan import Plan
 from autocompile.space.space import DEFAULT_BATCH_SIZES
@@ -26,7 +28,7 @@ from autocompile.store import runs
 from autocompile.store.record import SCHEMA, Outcome, RunFolder, Step
 from autocompile.store.sources import sources_of
 
-__all__ = ["described", "opened", "probe", "probe_all", "resolved"]
+__all__ = ["demand_sense", "described", "opened", "probe", "probe_all", "resolved"]
 
 Found = Mapping[str, ProbeResult]
 
@@ -36,16 +38,44 @@ _MORE = {
 }
 
 
-def resolved(plan: Plan, run_dir: str | Path | None, resume: bool) -> tuple[RunFolder, Plan]:
+_ONE_OF = {"sampler": SAMPLERS, "isolation": get_args(Isolation)}
+
+
+def demand_sense(options: Mapping[str, Any]) -> None:
+    """Check how a run is to be made, before anything is started for it.
+
+    Args:
+        options: by parameter of :func:`autocompile.tune`: names, and numbers above 0 or None.
+
+    Raises:
+        UsageError: no such name, or no such number.
+    """
+    for name, value in options.items():
+        if name in _ONE_OF:
+            if value not in _ONE_OF[name]:
+                known = ", ".join(_ONE_OF[name])
+                raise UsageError(f"unknown {name} {value!r} (choose from: {known})")
+        elif value is not None and not (isinstance(value, (int, float)) and value > 0):
+            raise UsageError(f"{name} is {value!r}, and takes a number above 0")
+
+
+def resolved(
+    asked: Mapping[str, Any], run_dir: str | Path | None, resume: bool
+) -> tuple[RunFolder, Plan]:
     """The run's folder and plan; of a resumed run, the plan that it was started with.
+
+    ``asked``: fields of the plan that were asked for.
 
     Raises:
         UsageError: something else was asked for than the run was made with.
         RunError: the folder cannot be used, or there is no run to resume.
     """
+    plan = Plan(**asked)
     if resume:
         folder = RunFolder(run_dir) if run_dir else runs.latest_of(plan.target)
-        return folder, plan.resumes(Plan.from_dict(folder.read_run()["plan"]))
+        earlier = Plan.from_dict(folder.read_run()["plan"])
+        earlier.demand_same(asked)
+        return folder, earlier
     folder = RunFolder(run_dir) if run_dir else runs.new_folder(plan.target)
     if folder.run_json.exists():
         with locked(folder):  # raises another error if the run is active

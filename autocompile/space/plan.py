@@ -18,7 +18,7 @@ from autocompile.settings.tuned import Tuned
 from autocompile.space.space import SearchSpace
 from autocompile.store.runs import is_same_target
 
-__all__ = ["EFFORTS", "Plan", "budget_of", "environments", "limits_of", "target_spec"]
+__all__ = ["EFFORTS", "Plan", "asked_for", "budget_of", "environments", "limits_of", "target_spec"]
 
 EFFORTS = {"quick": 90.0, "normal": 300.0, "full": None}
 """Seconds of a run; None: to the end of the list of settings."""
@@ -104,26 +104,33 @@ class Plan:
         kept["phases"] = None if data["phases"] is None else tuple(data["phases"])
         return cls(**kept)
 
-    def resumes(self, earlier: Plan) -> Plan:
-        """The earlier plan, if this one does not contradict it; a target may be spelled otherwise.
+    def demand_same(self, asked: Mapping[str, Any]) -> None:
+        """Check that a run with this plan may go on; a target may be spelled otherwise.
+
+        Args:
+            asked: fields of a plan, without those that nobody has asked for now.
 
         Raises:
             UsageError: something was asked for that the run was not made with.
         """
-        plain = Plan(earlier.target)
-        for f in fields(self):
-            mine, theirs = getattr(self, f.name), getattr(earlier, f.name)
-            is_same = f.name == "target" and is_same_target(mine, theirs)
-            if is_same or mine in (theirs, getattr(plain, f.name)):
+        wanted = Plan(**asked)
+        for name in asked:
+            mine, theirs = getattr(wanted, name), getattr(self, name)
+            if mine == theirs or (name == "target" and is_same_target(mine, theirs)):
                 continue
-            if f.name == "space":
+            if name == "space":
                 mine, theirs = _named(mine), _named(theirs)
             raise UsageError(
-                f"the run was made with another {f.name}",
+                f"the run was made with another {name}",
                 f"it has {theirs}, now {mine} was asked for",
                 hint="leave the option out, or start a new run without --resume",
             )
-        return earlier
+
+
+def asked_for(**given: Any) -> dict[str, Any]:
+    """Without what nobody has asked for: of a new run the default, of a resumed one as it was."""
+    nothing = (None, (), SearchSpace(), Limits())
+    return {name: value for name, value in given.items() if value not in nothing}
 
 
 def limits_of(data: Mapping[str, Any]) -> Limits:

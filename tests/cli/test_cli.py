@@ -138,9 +138,11 @@ def test_init_writes_a_file_that_check_accepts(
         "autocompile.commands.diagnose.DEFAULT_INDUCTOR", CompileConfig("aot_eager")
     )
     assert typed("init", "net.py").returncode == 0
-    done = typed("check", "net.py", "--phase", "forward", "--json")
+    done = typed("check", "net.py", "--phase", "forward", "--timeout", "2m", "--json")
     assert done.returncode == 0, done.stderr
-    row = json.loads(done.stdout)["phases"]["forward"]
+    found = json.loads(done.stdout)
+    assert found["next"] == "autocompile tune net.py --phase forward --timeout 120"
+    row = found["phases"]["forward"]
     assert row["outcome"] == "ok"
     assert row["graphs"] == 1
     assert row["compile_s"] > 0
