@@ -63,7 +63,12 @@ class CompileConfig(Values):
         options: Any = self.options
         if isinstance(options, Mapping):
             options = options.items()
-        object.__setattr__(self, "options", tuple(sorted((str(k), v) for k, v in options)))
+        try:
+            pairs = tuple(sorted((str(k), v) for k, v in options))
+            hash(pairs)
+        except (TypeError, ValueError):
+            raise UsageError(f"options {options!r} are not names with a value each") from None
+        object.__setattr__(self, "options", pairs)
         if self.options and self.mode != "default":
             raise UsageError(
                 f"mode {self.mode!r} and options {dict(self.options)} cannot go together",
@@ -75,6 +80,8 @@ class CompileConfig(Values):
                 "torch.compile takes a filter of guards as an option, and either a mode or options",
             )
         for d, value in self.changed():
+            if type(value) not in d.kinds:
+                raise UsageError(f"{d.name}: {value!r} is not of type {d.kinds[0].__name__}")
             if str in d.kinds and d.choices and value not in d.choices:
                 raise UsageError(f"{d.name} {value!r} is none of {', '.join(d.choices)}")
         if self.threads is not None and self.threads < 1:
@@ -157,9 +164,13 @@ class CompileConfig(Values):
         """
         if data.get("scope") == "full":
             data = {**data, "scope": "step" if phase_of(phase).whole else "model"}
-        if unknown := set(data) - set(cls.__dataclass_fields__):
-            raise UsageError(f"a compile setting has no key {sorted(unknown)[0]!r}")
-        return cls(**data)
+        try:
+            if unknown := set(data) - set(cls.__dataclass_fields__):
+                raise UsageError(f"a compile setting has no key {sorted(unknown)[0]!r}")
+            return cls(**data)
+        except UsageError as error:
+            hint = "pip install --upgrade torch-autocompile   (if a newer version wrote it)"
+            raise UsageError(error.what, *error.details, hint=hint) from None
 
     def compile_kwargs(self) -> dict[str, Any]:
         """Keyword arguments for ``torch.compile``: the backend, and what is not torch's default.
