@@ -137,6 +137,7 @@ def _annotation(name: str, kind: Any, panel: str, word: str, help: str, more: An
         "TIME": options.seconds(flag, str(more)),
         "SIZE": options.size(flag),
         "FRACTION": options.fraction(flag),
+        "FACTOR": options.number(flag),
     }
     info = typer.Option(
         metavar=word,

@@ -22,7 +22,11 @@ from autocompile.settings.tuned_set import TunedSet
 
 __all__ = ["REQUIREMENTS", "Check", "Verified", "check", "github", "junit", "verify"]
 
-REQUIREMENTS = ("speedup", "max-graphs", "max-recompiles", "max-compile-time")
+REQUIREMENTS = {
+    **dict.fromkeys(("speedup", "max-graphs", "max-recompiles"), "a number"),
+    "max-compile-time": "a duration",
+}
+"""What may be asked of a setting, and what its bound is."""
 
 
 @dataclass(frozen=True)

@@ -90,6 +90,8 @@ def test_eager_mode_that_is_still_best_is_good(target: Path) -> None:
 
 def test_gates_ask_for_what_they_name() -> None:
     one = Check("forward", 4, "x", "fastest", "", WAS, WAS, graphs=2, recompiles=1, compile_s=30.0)
+    given = ["speedup=1e-3,max-recompiles=0,max-graphs=2.0", "max-compile-time=1.5e1ms"]
+    assert list(numbers("--require", given, REQUIREMENTS).values()) == [0.001, 0.0, 2.0, 0.015]
     given = ["speedup=1.3,max-recompiles=1", "max-graphs=2", "max-compile-time=2m"]
     required = numbers("--require", given, REQUIREMENTS)
     assert required["max-compile-time"] == 120.0
