@@ -150,7 +150,7 @@ def optimizer_lines(report: Report, config: CompileConfig) -> list[str]:
         return [f"optimizer = {made}"]
     change = f'group["lr"] = {_tensor(report, _RATE)}'
     if flags := OPTIMIZERS[config.optimizer]:
-        change = f"group.update({_shown(flags)})"
+        change = f"group.update({_shown(dict(sorted(flags.items())))})"
     return ["for group in optimizer.param_groups:", f"    {change}"]
 
 

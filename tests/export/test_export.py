@@ -216,7 +216,7 @@ def test_an_optimizer_of_which_the_run_cannot_tell_how_it_is_made_is_changed_as_
     plain: Report,
 ) -> None:
     report = with_fused_step(plain, **{"class": None, "arguments": None})
-    change = "for group in optimizer.param_groups:\n    group.update(fused=True, foreach=False)"
+    change = "for group in optimizer.param_groups:\n    group.update(foreach=False, fused=True)"
     assert change in export(report, "python") and "torch.optim" not in export(report, "python")
     script = export(report, "script")
     assert script.index("optimizer = make(model)") < script.index(change)
