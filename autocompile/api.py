@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -18,17 +19,17 @@ from autocompile.execute.machine import busy_cores, held
 from autocompile.execute.memory import most_memory_bytes
 from autocompile.progress import Progress
 from autocompile.report.terminal.live import progress as progress_of
-from autocompile.result import Result, exported_code, make_result, write_result
-from autocompile.search.database import demand_usable
+from autocompile.result import Result, demand_some, exported_code, make_result, write_result
+from autocompile.search.database import demand_usable, without_password
 from autocompile.search.effects import prior_of
 from autocompile.search.jobs import Budget, without_interrupts
-from autocompile.search.opening import described, opened, probe_all, resolved
+from autocompile.search.opening import demand_sense, described, opened, probe_all, resolved
 from autocompile.search.race import Race
 from autocompile.search.sampler import ListedSampler, make_sampler
 from autocompile.search.study import Study
 from autocompile.settings.tuned import Tuned
 from autocompile.space.plan import (
-    Plan,
+    asked_for,
     budget_of,
     environments,
     limits_of,
@@ -56,13 +57,13 @@ def tune(
     loss: Callable[[Any, Any], Any] | None = None,
     phases: tuple[str, ...] | None = None,
     space: SearchSpace | None = None,
-    effort: str = "normal",
+    effort: str | None = None,
     trials: int | None = None,
     budget_s: float | None = None,
     sampler: str = "portfolio",
     timeout_s: float = 300.0,
     memory_limit_bytes: int | None = None,
-    objective: str = "throughput",
+    objective: str | None = None,
     limits: Limits | None = None,
     device: str | None = None,
     jobs: int | None = None,
@@ -72,7 +73,7 @@ def tune(
     run_dir: str | Path | None = None,
     resume: bool = False,
     wait: bool = False,
-    seed: int = 0,
+    seed: int | None = None,
     tolerance: float | None = None,
     calls_per_update: int | None = None,
     pythons: tuple[str, ...] = (),
@@ -80,6 +81,7 @@ def tune(
     progress: Progress | str = "auto",
     clock: Callable[[], float] = time.monotonic,
     began: float | None = None,
+    command: Mapping[str, Any] | None = None,
 ) -> Result:
     """Find the fastest settings with correct results for a target on this machine.
 
@@ -93,13 +95,14 @@ def tune(
         loss: of a live model: from an output and the inputs to a scalar; None: the sum of outputs.
         phases: what to time; None: the target's default phases.
         space: narrows the dimensions.
-        effort: ``quick`` (90 s), ``normal`` (5 min) or ``full`` (every setting).
+        effort: ``quick`` (90 s), ``normal`` (5 min) or ``full`` (every setting); None: of a resumed
+            run as it was, else ``normal``.
         trials: maximum number of search trials that start a process.
         budget_s: seconds of the whole run, including the report; None: set by ``effort``.
-        sampler: ``portfolio``, or Optuna's ``tpe``, ``gp`` or ``random``.
+        sampler: ``portfolio``, or Optuna's ``tpe`` or ``random``.
         timeout_s: limit for each step of a trial.
         memory_limit_bytes: limit for one trial; None: its share of 80 % of the free memory.
-        objective: ``throughput`` or ``latency``.
+        objective: ``throughput`` or ``latency``; None: as it was, else ``throughput``.
         limits: what a setting must meet to be chosen.
         device: None: ``cuda`` if available.
         jobs: trials that compile in parallel; None: one per core, at most 16.
@@ -110,17 +113,20 @@ def tune(
         run_dir: the run's folder; None: a new one under ``./runs``.
         resume: continue ``run_dir``, or the last run of this target.
         wait: until no other autocompile is at work on this machine, in place of an error.
-        seed: for weights, inputs and orders.
+        seed: for weights, inputs and orders; None: as it was, else 0.
         tolerance: relative tolerance of outputs, between 0 and 1; None: by dtype.
         calls_per_update: calls of a forward phase between two changes of the weights, which
             decides whether constant weights pay; None: from the target.
         pythons: interpreters of other environments to try too, as ``PATH`` or ``NAME=PATH``; they
             need torch, numpy and the target's imports.
-        only: tries only these settings, eager mode and plain ``torch.compile()``.
+        only: tries only these settings (of ``phases``, if given), eager mode and plain
+            ``torch.compile()``, under the interpreters that they are of; ``pythons`` says where
+            those are by now.
         progress: ``auto`` (on stderr: live on a terminal, a line per trial elsewhere), ``plain``,
             ``none``, or an object of yours that is told of each event.
         clock: returns seconds, for the budget.
         began: when the budget began, by ``clock``; None: now.
+        command: more options, of the command that this is of, for those that reports name.
 
     Returns:
         The result; ``interrupted`` is set if Ctrl-C ended the run early.
@@ -128,32 +134,43 @@ def tune(
     Raises:
         UsageError, TargetError: the request or the target is invalid, or cannot be pickled.
         RunError: the run's folder cannot be used, or another autocompile is at work here.
-        NothingWorked: no setting and no eager run worked.
+        NothingWorked: no setting and no eager run worked; with ``only`` the verdict says so.
     """
     began = clock() if began is None else began
+    options = {
+        "budget_s": budget_s,
+        "trials": trials,
+        "sampler": sampler,
+        "timeout_s": timeout_s,
+        "memory_limit_bytes": memory_limit_bytes,
+        "jobs": jobs,
+        "isolation": isolation,
+    }
+    demand_sense(options)
     if storage:
         demand_usable(storage)  # before the probe takes its time
     if isinstance(progress, str):
         progress = progress_of(progress, sys.stderr)
-    plan = Plan(
+    only = _narrowed(only, phases, space)
+    asked = asked_for(
         target=_spec(target, inputs, optimizer, loss),
         phases=tuple(only.phases) if only else phases,
-        space=space or SearchSpace(),
+        space=space,
         effort=effort,
         objective=objective,
-        limits=limits or Limits(),
+        limits=limits,
         device=device,
         seed=seed,
         tolerance=tolerance,
         calls_per_update=calls_per_update,
-        pythons=environments(pythons),
+        pythons=environments(pythons, only),
         only=None if only is None else only.tried(),
     )
+    folder, plan = resolved(asked, run_dir, resume)
+    total_s = budget_of(plan.effort) if budget_s is None else budget_s
     is_local = executor is None  # where others share the machine with it
     executor = executor or LocalExecutor(isolation=isolation, jobs=jobs)
     memory = memory_limit_bytes or most_memory_bytes() or None
-    folder, plan = resolved(plan, run_dir, resume)
-    total_s = budget_of(plan.effort) if budget_s is None else budget_s
     factory = JobFactory(folder, plan.header, timeout_s, memory, memory, dict(plan.pythons))
     with contextlib.ExitStack() as stack:
         stack.enter_context(opened(folder))
@@ -171,6 +188,8 @@ def tune(
         environment = run["environment"]
         if (busy := max(busy, environment.get("busy_cores", 0.0))) >= _BUSY:
             run["environment"] = {**environment, "busy_cores": busy}
+        kept = storage and without_password(storage)
+        run["options"] = {**options, "storage": kept, **(command or {})}
         target_found = {"spec": plan.target, **run["target"]}
         progress.header(target_found, run["environment"], str(folder.path))
         spaces = spaces_of(plan, found)
@@ -203,7 +222,27 @@ def tune(
         if not (run["interrupted"] or race.is_open or rest):  # otherwise a resumed run needs them
             factory.drop_cache()
     with without_interrupts():
-        return _finished(folder, run, spaces, rest, budget, plan.limits, progress)
+        result = _finished(folder, run, spaces, rest, budget, plan.limits, progress)
+    if only is None:
+        demand_some(result, run)
+    return result
+
+
+def _narrowed(
+    only: Tuned | None, phases: tuple[str, ...] | None, space: SearchSpace | None
+) -> Tuned | None:
+    """The settings of the phases that are asked for.
+
+    Raises:
+        UsageError: there are none of such a phase, or a space is asked for as well.
+    """
+    if only is None or (phases is None and space is None):
+        return only
+    if space is not None:
+        raise UsageError("only and space both say what is tried", hint="leave one of them out")
+    if lost := [name for name in phases or () if name not in only.phases]:
+        raise UsageError(f"no settings for {lost[0]} (choose from: {', '.join(only.phases)})")
+    return dataclasses.replace(only, phases={name: only.phases[name] for name in phases or ()})
 
 
 def _spec(target: Any, inputs: Any, optimizer: Any, loss: Any) -> str:

@@ -108,14 +108,15 @@ def tune(
     target: str,
     context: Context,
     phases: list[str] | None = None,
-    effort: Literal["quick", "normal", "full"] = "normal",
+    effort: Literal["quick", "normal", "full"] | None = None,
     budget_s: float | None = None,
     device: str | None = None,
     resume: bool = False,
 ) -> Any:
     """Find the fastest torch.compile settings of a model that keep it right, on this machine.
 
-    Takes 90 s (quick), 5 min (normal), as long as every setting needs (full), or budget_s.
+    Takes 90 s (quick), 5 min (normal, the default), as long as every setting needs (full), or
+    budget_s.
     target: model.py, PATH:NAME or package.module:NAME; an nn.Module, an RLlib AlgorithmConfig, or a
     file with get_model() and get_inputs(batch_size). phases: what to time, such as forward,
     train_step or optimizer_step. resume: go on with the last run of the target. Returns the report:

@@ -30,7 +30,7 @@ from autocompile.store.record import Outcome, Record, RunFolder
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Result", "exported_code", "make_result", "write_result"]
+__all__ = ["Result", "demand_some", "exported_code", "make_result", "write_result"]
 
 Model = TypeVar("Model")
 
@@ -235,27 +235,26 @@ def exported_code(
 def write_result(
     folder: RunFolder, run: Mapping[str, Any], records: list[Record], limits: Limits
 ) -> Result:
-    """Make the result of a finished run and write ``report.json``, ``.md`` and ``.html``.
-
-    Raises:
-        NothingWorked: no phase has a result.
-    """
+    """Make the result of a finished run and write ``report.json``, ``.md`` and ``.html``."""
     result = make_result(folder, run, records, limits)
     report = result.to_dict()
     write_json(folder.path / "report.json", report)
     write_text(folder.path / "report.md", to_markdown(report, to_paste(report, in_a_line=True)))
     result.write_html()
+    return result
+
+
+def demand_some(result: Result, run: Mapping[str, Any]) -> None:
+    """Raise NothingWorked if no phase of a run has a result."""
     if set(result.verdict.values()) != {"failed"} or run["interrupted"]:
-        return result
-    first = next(iter(report["phases"].values()))
+        return
+    first = next(iter(result.to_dict()["phases"].values()))
     rows = first["failures"][:1]
     words = [f"most often: {r['message']} ({r['count']} ×) · log: {r['log']}" for r in rows]
     what, hint = f"no setting and no eager run worked: {first['reason']}", None
     if next(iter(run["spaces"].values()))["untried"]:
-        on_cluster = any(r.detail.get("station") for r in records)
-        again = runs.resuming(run["plan"]["target"], folder.path, on_cluster)
         what = f"there is no result: {first['reason']}"
-        hint = f"{again} with a longer --budget, or none"
+        hint = f"{runs.resuming(run, result.run_dir)} with a longer --budget, or none"
     elif rows and rows[0]["outcome"] == Outcome.TIMEOUT.value:
         hint = "the same command with a longer --timeout, if a call or a compile needs more time"
     raise NothingWorked(what, *words, hint=hint)

@@ -16,7 +16,7 @@ from autocompile.cli import options
 from autocompile.settings.dimensions import SEARCHED
 
 Effort = Literal["quick", "normal", "full"]
-Sampler = Literal["portfolio", "tpe", "gp", "random"]
+Sampler = Literal["portfolio", "tpe", "random"]
 Objective = Literal["throughput", "latency"]
 Format = Literal["python", "json", "rllib", "accelerate", "transformers", "lightning"]
 Isolation = Literal["auto", "fork", "spawn"]
@@ -25,7 +25,7 @@ ProgressKind = Literal["auto", "plain", "none"]
 PANELS: dict[str, dict[str, tuple[Any, ...]]] = {
     "Common": {
         "phase": ("LIST", "what to time; two phases of the target if left out"),
-        "effort": ("LEVEL", "quick: 90 s, normal: 5 min, full: every setting"),
+        "effort": ("LEVEL", "quick: 90 s, normal (if left out): 5 min, full: every setting"),
         "budget": ("TIME", "end the whole run after this time, as 10m", "90s or 10m"),
         "device": ("NAME", "cpu, cuda or cuda:1; a GPU where there is one"),
         "resume": ("--resume", "go on with the last run of the target"),
@@ -37,11 +37,11 @@ PANELS: dict[str, dict[str, tuple[Any, ...]]] = {
         "python": ("PATH", "try this interpreter too, as PATH or NAME=PATH; repeatable"),
         "calls_per_update": ("N", "how often weights are used before they change", 1),
         "trials": ("N", "start at most this many trials", 1),
-        "sampler": ("NAME", "portfolio, or Optuna's tpe, gp or random"),
+        "sampler": ("NAME", "portfolio, or Optuna's tpe or random"),
         "storage": ("URL", "keep Optuna's study in this database"),
     },
     "Limits and CI": {
-        "objective": ("NAME", "throughput or latency"),
+        "objective": ("NAME", "throughput (if left out) or latency"),
         "max_latency": ("TIME", "choose only settings whose call is shorter", "5ms"),
         "max_memory": ("SIZE", "choose only settings that need less, as 2GiB"),
         "max_compile_time": ("TIME", "choose only settings that compile faster", "60s"),
@@ -57,7 +57,7 @@ PANELS: dict[str, dict[str, tuple[Any, ...]]] = {
     },
     "Measuring": {
         "tolerance": ("FRACTION", "how far outputs may differ, as 0.01; by dtype if left out"),
-        "seed": ("N", "of weights, inputs and orders"),
+        "seed": ("N", "of weights, inputs and orders; 0 if left out"),
         "jobs": ("N", "compile side by side; one a core if left out", 1),
         "timeout": ("TIME", "end a trial that stays longer in one step; 300s if left out", "300s"),
         "memory_limit": (
@@ -137,6 +137,7 @@ def _annotation(name: str, kind: Any, panel: str, word: str, help: str, more: An
         "TIME": options.seconds(flag, str(more)),
         "SIZE": options.size(flag),
         "FRACTION": options.fraction(flag),
+        "FACTOR": options.number(flag),
     }
     info = typer.Option(
         metavar=word,

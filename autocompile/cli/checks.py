@@ -71,6 +71,7 @@ def doctor(
     target=("TARGET", "where the target is now, if it has moved"),
     budget=("TIME", "end the whole command after this time; 2m if left out", "2m"),
     device=("NAME", "cpu, cuda or cuda:1; the settings' own if left out"),
+    python=("NAME=PATH", "where an interpreter of the settings is now; repeatable"),
 )
 def verify(
     settings: Annotated[
@@ -83,6 +84,7 @@ def verify(
     in_algorithm: bool = False,
     budget: float = 120.0,
     device: str | None = None,
+    python: list[str] | None = None,
     timeout: float = 300.0,
     wait: bool = False,
     as_json: bool = False,
@@ -91,7 +93,7 @@ def verify(
 ) -> None:
     """Try settings again, beside eager mode and plain torch.compile()."""
     from autocompile import api
-    from autocompile.commands.verify import REQUIREMENTS
+    from autocompile.commands.verify import REQUIREMENTS, Verified
     from autocompile.commands.verify import verify as verified
     from autocompile.report.terminal.checks import render_verified
     from autocompile.report.terminal.live import progress as progress_of
@@ -100,7 +102,6 @@ def verify(
     required = options.numbers("--require", require, REQUIREMENTS)
     if junit and not junit.parent.is_dir():
         raise UsageError(f"--junit: there is no folder {junit.parent}")
-    tuned = TunedSet.read(settings if settings.endswith(".json") else api.load(settings))
     shown = "none" if quiet else progress
     if in_algorithm:
         given = {"--require": required, "--junit": junit, "--github": github, "--device": device}
@@ -111,21 +112,26 @@ def verify(
             )
         if shown != "none":
             say(f"trains with and without the settings, in turns, for about {budget:.0f} s")
-        _verify_in_algorithm(settings, tuned, target, budget, timeout, as_json)
+        _verify_in_algorithm(settings, target, budget, timeout, as_json)
         return
-    found = verified(
-        tuned,
-        target,
-        required,
-        budget_s=budget,
-        timeout_s=timeout,
-        wait=wait,
-        device=device,
-        progress=progress_of(shown, sys.stderr),
-    )
+    try:
+        found = verified(
+            TunedSet.read(settings if settings.endswith(".json") else api.load(settings)),
+            target,
+            required,
+            budget_s=budget,
+            timeout_s=timeout,
+            wait=wait,
+            device=device,
+            pythons=tuple(python or ()),
+            progress=progress_of(shown, sys.stderr),
+        )
+    except Exception as error:
+        _tell_ci(Verified([], {}, {}, [], False, str(error) or type(error).__name__), junit, github)
+        raise
     data = found.to_dict()
-    print_or_draw(data, as_json, lambda console: render_verified(data, console))
     _tell_ci(found, junit, github)
+    print_or_draw(data, as_json, lambda console: render_verified(data, console))
     if found.interrupted:
         raise typer.Exit(ExitCode.INTERRUPTED)
     if not found.is_good:
@@ -142,21 +148,24 @@ def _tell_ci(found: Any, junit: Path | None, github: bool) -> None:
     if github:
         say("\n".join(verifying.github(found)))  # the runner reads stderr too
         if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
-            write(Path(summary), verified_to_markdown(found.to_dict()), "a")
+            write(Path(summary), verified_to_markdown(found.to_dict(), found.error), "a")
 
 
 def _verify_in_algorithm(
-    settings: str, tuned: Any, target: str | None, budget_s: float, timeout_s: float, as_json: bool
+    settings: str, target: str | None, budget_s: float, timeout_s: float, as_json: bool
 ) -> None:
     """Compare whole trainings; a run keeps the figures."""
+    from autocompile import api
     from autocompile.commands.in_algorithm import compare_in_algorithm
     from autocompile.commands.verify import entry_here
     from autocompile.report.terminal.checks import render_in_algorithm
+    from autocompile.settings.tuned_set import TunedSet
     from autocompile.store import runs
     from autocompile.store.files import write_json
 
-    target = target or entry_here(tuned).target
-    found = compare_in_algorithm(target, tuned, budget_s, timeout_s)
+    folder = None if settings.endswith(".json") else runs.find(settings)  # another may be last soon
+    tuned = TunedSet.read(settings if folder is None else api.load(folder.path))
+    found = compare_in_algorithm(target or entry_here(tuned).target, tuned, budget_s, timeout_s)
+    if folder is not None:
+        write_json(folder.in_algorithm, found["figures"])
     print_or_draw(found, as_json, lambda console: render_in_algorithm(found, console))
-    if not settings.endswith(".json"):
-        write_json(runs.find(settings).in_algorithm, found["figures"])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -59,6 +61,12 @@ def _terminated(signum: int, frame: Any) -> NoReturn:
     raise KeyboardInterrupt
 
 
+def _print_error(what: str, details: Sequence[str] = (), hint: str | None = None) -> None:
+    """On stdout, for who has asked for JSON there."""
+    if "--json" in sys.argv:
+        typer.echo(json.dumps({"error": {"what": what, "details": details, "hint": hint}}))
+
+
 def main() -> None:
     """The ``autocompile`` command: every failure is a paragraph and an exit code."""
     signal.signal(signal.SIGTERM, _terminated)
@@ -69,6 +77,7 @@ def main() -> None:
         app()
     except AutocompileError as error:
         say(f"error: {error.text()}")
+        _print_error(error.what, error.details, error.hint)
         sys.exit(error.exit_code)
     except (Stopped, KeyboardInterrupt):
         say("interrupted")
@@ -84,4 +93,5 @@ def main() -> None:
             "  finished trials are safe in the run's folder\n"
             "  try: the same command with -v, and report what it prints"
         )
+        _print_error(f"a defect in autocompile: {type(error).__name__}: {error}")
         sys.exit(ExitCode.INTERNAL)

@@ -18,7 +18,7 @@ __all__ = ["WithDefaults"]
 
 # A run that goes on keeps what it was begun with; these are of the process alone.
 _ALSO_RESUMED = {
-    *("budget", "trials", "timeout", "memory-limit", "jobs", "isolation"),
+    *("budget", "trials", "sampler", "timeout", "memory-limit", "jobs", "isolation"),
     *("storage", "run-dir", "progress", "require-speedup"),
 }
 _DIMENSIONS = {d.flag.lstrip("-") for d in SEARCHED}

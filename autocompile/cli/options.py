@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 from autocompile.errors import UsageError
 
-__all__ = ["choices", "fraction", "integers", "numbers", "seconds", "size", "words"]
+__all__ = ["choices", "fraction", "integers", "number", "numbers", "seconds", "size", "words"]
 
 Value = TypeVar("Value")
 
+_AMOUNT = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]*)\s*")
+_NONE = {"": 1.0}
 _TIME = {"": 1.0, "s": 1.0, "ms": 1e-3, "m": 60.0, "min": 60.0, "h": 3600.0}
 _SIZE = {"": 1.0, "b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9}
 _SIZE |= {"kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30}
@@ -42,14 +45,19 @@ def integers(option: str, given: Iterable[str]) -> tuple[int, ...]:
         raise UsageError(f"{option} {said!r} is not a list of whole numbers like 1,4,16") from None
 
 
-def numbers(option: str, given: Iterable[str] | None, known: Iterable[str]) -> dict[str, float]:
-    """``["speedup=1.05, max-graphs=1"]`` by name; of times also with units."""
+def numbers(option: str, given: Iterable[str] | None, known: Mapping[str, str]) -> dict[str, float]:
+    """``["speedup=1.05, max-compile-time=2m"]`` by name; seconds of what is a time.
+
+    Args:
+        known: what each is, ``a number`` or ``a duration``.
+    """
     found = {}
     for part in words(given):
         name, _, text = part.partition("=")
         _demand_known(option, name, known, "=1")
-        expected = f"a number (try {name}=1)"
-        found[name] = 0.0 if text == "0" else _amount(f"{option} {name}", text, _TIME, expected)
+        units = _TIME if known[name] == "a duration" else _NONE
+        expected = f"{known[name]} (try {name}={'60s' if units is _TIME else '1'})"
+        found[name] = _amount(f"{option} {name}", text, units, expected, has_zero=True)
     return found
 
 
@@ -61,11 +69,15 @@ def _demand_known(option: str, part: str, known: Iterable[str], behind: str = ""
         raise UsageError(f"{option} {part!r} is none of {', '.join(names)}", hint=hint)
 
 
-def _amount(option: str, text: str, units: Mapping[str, float], expected: str) -> float:
-    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]*)\s*", text)
-    if match is None or match[2].lower() not in units or float(match[1]) <= 0:
+def _amount(
+    option: str, text: str, units: Mapping[str, float], expected: str, has_zero: bool = False
+) -> float:
+    match = _AMOUNT.fullmatch(text)
+    unit = units.get(match[2].lower()) if match else None
+    value = float(match[1]) * unit if match and unit else math.nan
+    if not (value > 0 or (has_zero and value == 0)) or value == math.inf:
         raise UsageError(f"{option} {text!r} is not {expected}")
-    return float(match[1]) * units[match[2].lower()]
+    return value
 
 
 # Of one value: each gives a function from what was typed, or a default, to the value. -----------
@@ -79,6 +91,11 @@ def seconds(option: str, example: str) -> Callable[[str], float]:
 def size(option: str) -> Callable[[str], int]:
     """A size: ``2GiB`` is 2**31 bytes, a bare number is bytes."""
     return lambda text: int(_amount(option, str(text), _SIZE, "a size (try 2GiB)"))
+
+
+def number(option: str) -> Callable[[str], float]:
+    """A number above 0."""
+    return lambda text: _amount(option, str(text), _NONE, "a number above 0 (try 1.05)")
 
 
 def fraction(option: str) -> Callable[[str], float]:

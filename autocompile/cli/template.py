@@ -7,6 +7,7 @@ import typer
 
 from autocompile.cli.output import write
 from autocompile.errors import UsageError
+from autocompile.store import runs
 
 __all__ = ["TEMPLATE", "init"]
 
@@ -54,4 +55,4 @@ def init(
     if path.exists():
         raise UsageError(f"{path} exists already", hint=f"autocompile check {path}")
     write(path, TEMPLATE)
-    typer.echo(f"wrote {path}\nNext    autocompile tune {path}")
+    typer.echo(f"wrote {path}\nNext    {runs.tuning(str(path), {})}")

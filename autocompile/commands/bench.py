@@ -49,23 +49,31 @@ class Bench:
         return ending
 
     def log_end(self, lines: int = 12) -> list[str]:
-        """The last lines of the log: by default enough for the end of a traceback."""
-        return self.log.strip().splitlines()[-lines:]
+        """The last lines of the log."""
+        return _end(self.log, lines)
 
     def probed(self) -> Mapping[str, ProbeResult]:
-        """What the probe of each environment found, the tuner's own first.
+        """What the probe of each environment found, the tuner's own first."""
+        with log_shown():
+            return probe_all(self._plan, self._jobs, self._executor, Progress())[1]
 
-        The log that an error names is shown, since it will be gone.
-        """
-        try:
-            _, found = probe_all(self._plan, self._jobs, self._executor, Progress())
-        except UsageError as error:
-            *details, last = error.details or ("",)
-            if not last.startswith("log: "):
-                raise
-            self.log = _read(Path(last.removeprefix("log: ")))
-            raise TargetError(error.what, *details, *self.log_end()) from None
-        return found
+
+@contextlib.contextmanager
+def log_shown() -> Iterator[None]:
+    """Show the end of the log that an error names, since its folder will be gone."""
+    try:
+        yield
+    except UsageError as error:
+        *details, last = error.details or ("",)
+        if not last.startswith("log: "):
+            raise
+        log = _read(Path(last.removeprefix("log: ")))
+        raise TargetError(error.what, *details, *_end(log)) from None
+
+
+def _end(log: str, lines: int = 12) -> list[str]:
+    """Its last lines: by default enough for the end of a traceback."""
+    return log.strip().splitlines()[-lines:]
 
 
 def _read(log: Path) -> str:

@@ -93,11 +93,11 @@ def tune_all(
         )
     spec = target_spec(target)
     shipment = shipment_of(spec)
+    limits = {"isolation": isolation, "memory_limit_bytes": memory_limit_bytes}
     message = {
         "files": shipment.files,
         "place": shipment.place,
-        "isolation": isolation,
-        "memory_limit_bytes": memory_limit_bytes,
+        **limits,
         **({"jobs": jobs} if jobs else {}),
     }
     with connected(ray) as cluster:
@@ -112,6 +112,7 @@ def tune_all(
                     "resume": resume and (folder / kind / "run.json").exists(),
                     "device": device or ("cpu" if kind == CPU else None),
                     "target": shipment.target,
+                    "command": {"ray": ray, "jobs": jobs, **limits},
                     "progress": _progress(show, kind if len(places) > 1 else None),
                 },
             )

@@ -15,6 +15,7 @@ from autocompile.settings.phases import phase_of
 from autocompile.settings.setting import Setting
 from autocompile.space.plan import Plan, target_spec
 from autocompile.space.space import SearchSpace
+from autocompile.store import runs
 
 __all__ = ["check", "doctor", "machine_here"]
 
@@ -49,7 +50,13 @@ def check(
             size = found.target.get("fixed_batch_size", size)
             rows[phase] = _tried(jobs, Setting(DEFAULT_INDUCTOR, size, phase))
     target_found = {"spec": plan.target, **found.target}
-    return {"target": target_found, "environment": found.environment, "phases": rows}
+    asked = {"phases": phases, "device": device, "tolerance": tolerance, "timeout_s": timeout_s}
+    return {
+        "target": target_found,
+        "environment": found.environment,
+        "phases": rows,
+        "next": runs.tuning(plan.target, asked),
+    }
 
 
 def machine_here(device: str | None) -> Mapping[str, Any]:

@@ -8,7 +8,7 @@ from autocompile.commands.bench import Bench, bench
 from autocompile.execute.local import default_jobs
 from autocompile.protocol.requests import TraceRequest
 from autocompile.protocol.results import ProbeResult, TraceResult
-from autocompile.space.plan import Plan, budget_of, environments, target_spec
+from autocompile.space.plan import Plan, asked_for, budget_of, environments, target_spec
 from autocompile.space.space import DEFAULT_BATCH_SIZES, SearchSpace, Space
 from autocompile.space.spaces import predicted, spaces_of
 
@@ -19,7 +19,7 @@ def preview(
     target: str,
     phases: tuple[str, ...] | None,
     space: SearchSpace,
-    effort: str,
+    effort: str | None,
     device: str | None,
     jobs: int | None,
     timeout_s: float,
@@ -32,19 +32,15 @@ def preview(
     Arguments and errors are those of :func:`autocompile.api.tune`; under ``phases`` is a row for
     each phase.
     """
-    plan = Plan(
-        target_spec(target),
-        phases=phases,
-        space=space,
-        effort=effort,
-        device=device,
-        pythons=environments(pythons),
+    asked = asked_for(
+        phases=phases, space=space, effort=effort, device=device, pythons=environments(pythons)
     )
+    plan = Plan(target_spec(target), **asked)
     with bench(plan, timeout_s) as trying:
         every = trying.probed()
         found, spaces = every["default"], spaces_of(plan, every)
         traced = _traced(plan, found, trying)
-    total_s = budget_of(effort) if budget_s is None else budget_s
+    total_s = budget_of(plan.effort) if budget_s is None else budget_s
     kind = found.environment["device"].split(":")[0]
     expected = {n: predicted(one, kind, jobs or default_jobs()) for n, one in spaces.items()}
     needed_s = sum(seconds for seconds, _ in expected.values())

@@ -12,7 +12,8 @@ from typing import Any
 from autocompile.errors import RunError, UsageError
 from autocompile.estimate.intervals import Interval, ratio
 from autocompile.execute.job import is_held
-from autocompile.settings.config import EAGER, CompileConfig
+from autocompile.report.text import label
+from autocompile.settings.config import EAGER
 from autocompile.settings.tuned import is_faster
 from autocompile.store import runs
 from autocompile.store.reading import demand_schema
@@ -203,7 +204,7 @@ def _of_size(row: Mapping[str, Any], configs: Mapping[int, Mapping[str, Any]]) -
 
 def _side(row: Mapping[str, Any], config: Mapping[str, Any], throughput: float) -> dict[str, Any]:
     return {
-        "setting": CompileConfig.from_dict(config).label(),
+        "setting": label(config),
         "speedup": row["speedup"],
         "throughput": throughput,
         "confirmed_processes": row.get("confirmed_processes"),

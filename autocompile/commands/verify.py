@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from autocompile import api
+from autocompile.commands.bench import log_shown
 from autocompile.commands.diagnose import machine_here
 from autocompile.progress import Progress
 from autocompile.report.text import plain
@@ -20,7 +21,11 @@ from autocompile.settings.tuned_set import TunedSet
 
 __all__ = ["REQUIREMENTS", "Check", "Verified", "check", "github", "junit", "verify"]
 
-REQUIREMENTS = ("speedup", "max-graphs", "max-recompiles", "max-compile-time")
+REQUIREMENTS = {
+    **dict.fromkeys(("speedup", "max-graphs", "max-recompiles"), "a number"),
+    "max-compile-time": "a duration",
+}
+"""What may be asked of a setting, and what its bound is."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +102,7 @@ class Verified:
         environment: torch and the machine here.
         differences: where they are not those of the settings.
         interrupted: Ctrl-C ended it early.
+        error: why nothing could be verified; empty if something was.
     """
 
     checks: list[Check]
@@ -104,6 +110,7 @@ class Verified:
     environment: Mapping[str, Any]
     differences: list[str]
     interrupted: bool
+    error: str = ""
 
     @property
     def is_good(self) -> bool:
@@ -130,6 +137,7 @@ def verify(
     progress: Progress,
     timeout_s: float = 300.0,
     wait: bool = False,
+    pythons: tuple[str, ...] = (),
 ) -> Verified:
     """Measure settings again, beside eager mode and plain ``torch.compile()``.
 
@@ -139,9 +147,10 @@ def verify(
         target: where it is now; None: where it was.
         required: as for :meth:`Check.unmet`.
         device: None: the one that they were measured on.
+        pythons: where the interpreters are that settings are of, as ``NAME=PATH``, if elsewhere.
     """
     entry = entry_here(settings, device)  # which may wait for the machine
-    with tempfile.TemporaryDirectory(prefix="autocompile-verify-") as folder:
+    with tempfile.TemporaryDirectory(prefix="autocompile-verify-") as folder, log_shown():
         result = api.tune(
             target or entry.target,
             only=entry,
@@ -149,6 +158,7 @@ def verify(
             device=device or entry.fingerprint.get("device"),
             timeout_s=timeout_s,
             wait=wait,
+            pythons=pythons,
             run_dir=Path(folder) / "run",
             progress=progress,
         )
@@ -173,18 +183,25 @@ def check(settings: Tuned, result: Result) -> list[Check]:
     ]
 
 
+_UNDECIDED = ("interrupted", "infrastructure")  # of trials that say nothing about a setting
+
+
 def _check(phase: str, choice: Choice, found: Mapping[str, Any]) -> Check:
     config, size = choice.config, choice.batch_size
     base = Check(phase, size, config.label(), "open", was=choice.speedup)
     own = [t for t in found["trials"] if t["batch_size"] == size]
-    by_config = {CompileConfig.from_dict(t["config"]): t for t in own if t["role"] == "search"}
+    searched = [t for t in own if t["role"] == "search" and t["outcome"] not in _UNDECIDED]
+    by_config = {CompileConfig.from_dict(t["config"]): t for t in searched}
+    failed = {c: t for c, t in by_config.items() if t["outcome"] != "ok"}
+    for one in (config, EAGER):  # without eager mode nothing is compared
+        if trial := failed.get(one):
+            message = f"{trial['outcome']} in {trial['step']}: {trial['message']}"
+            named = message if one == config else f"eager mode: {message}"
+            return replace(base, verdict="failed", message=named)
     trial = by_config.get(config)
     if trial is None:
         return replace(base, message="there was no time to try it")
     base = replace(base, **{n: trial.get(n) for n in ("graphs", "recompiles", "compile_s")})
-    if trial["outcome"] != "ok":
-        message = f"{trial['outcome']} in {trial['step']}: {trial['message']}"
-        return replace(base, verdict="failed", message=message)
     is_eager = config == EAGER
     base = replace(
         base, speedup={"value": 1.0, "low": 1.0, "high": 1.0} if is_eager else trial["speedup"]
@@ -214,10 +231,14 @@ def _row(found: Mapping[str, Any], size: int | None) -> Mapping[str, Any] | None
 
 
 def junit(found: Verified) -> str:
-    """JUnit XML: a case for each choice, failed as ``verify`` is, skipped where it is open."""
-    suite = ElementTree.Element(
-        "testsuite", name="autocompile verify", tests=str(len(found.checks))
-    )
+    """JUnit XML: a case for each choice, failed as ``verify`` is, skipped where it is open.
+
+    An error stands alone: where nothing was verified there are no others.
+    """
+    suite = ElementTree.Element("testsuite", name="autocompile verify")
+    if found.error:
+        case = ElementTree.SubElement(suite, "testcase", classname="verify", name="settings")
+        ElementTree.SubElement(case, "error", message=plain(found.error))
     for one in found.checks:
         size = "" if one.batch_size is None else f"batch size {one.batch_size}: "
         name = plain(f"{size}{one.setting}")
@@ -227,7 +248,8 @@ def junit(found: Verified) -> str:
             ElementTree.SubElement(case, "failure", message=plain(fault))
         if one.is_open and not faults:
             ElementTree.SubElement(case, "skipped", message=plain(one.message))
-    for count, of in (("failures", "failure"), ("skipped", "skipped")):
+    suite.set("tests", str(len(suite)))
+    for count, of in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
         suite.set(count, str(sum(case.find(of) is not None for case in suite)))
     ElementTree.indent(suite)
     text = ElementTree.tostring(suite, encoding="unicode")
@@ -236,17 +258,17 @@ def junit(found: Verified) -> str:
 
 def github(found: Verified) -> list[str]:
     """GitHub's workflow commands: an error for each reason to fail, a warning where it is open."""
-    lines = []
+    lines = [_annotation("error", "autocompile verify", found.error)] if found.error else []
     for one in found.checks:
-        faults = one.faults(found.required)
-        lines += [_annotation("error", one, fault) for fault in faults]
+        faults, title = one.faults(found.required), f"{one.where}: {one.setting}"
+        lines += [_annotation("error", title, fault) for fault in faults]
         if one.is_open and not faults:
-            lines.append(_annotation("warning", one, f"open: {one.message}"))
+            lines.append(_annotation("warning", title, f"open: {one.message}"))
     return lines
 
 
-def _annotation(level: str, one: Check, message: str) -> str:
-    title = plain(f"{one.where}: {one.setting}")
+def _annotation(level: str, title: str, message: str) -> str:
+    title = plain(title)
     return f"::{level} title={_escaped(title, ':,')}::{_escaped(plain(message))}"
 
 

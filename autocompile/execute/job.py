@@ -97,7 +97,7 @@ class JobFactory:
             memory_limit_bytes=(alone and self.memory_alone_bytes) or self.memory_limit_bytes,
             environment=caches | _ENVIRONMENT,
             fresh=fresh,
-            python=self.pythons.get(environment),
+            python=self._python(environment),
         )
 
     def probe_job(self, request: ProbeRequest, compiles: bool, environment: str = "default") -> Job:
@@ -116,7 +116,7 @@ class JobFactory:
             self.timeout_s,
             memory_limit_bytes=self.memory_alone_bytes or self.memory_limit_bytes,
             environment=_ENVIRONMENT,
-            python=self.pythons.get(environment),
+            python=self._python(environment),
             toolchain=folder,
         )
 
@@ -130,6 +130,10 @@ class JobFactory:
         """Remove one trial's compiler cache, or all of them; nothing may be compiling there."""
         gone = self.folder.cache if number is None else self.cache_of(number)
         shutil.rmtree(gone, ignore_errors=True)
+
+    def _python(self, environment: str) -> str | None:
+        """An environment's interpreter; None: the tuner's own."""
+        return None if environment == "default" else self.pythons[environment]
 
     def _toolchain(self, environment: str) -> Path:
         """What all caches of an environment start with, as its probe has left it."""

@@ -16,7 +16,7 @@ from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.dimensions import GUARD_FILTERS, OPTIMIZERS
 from autocompile.settings.phases import phase_of
 
-_SWITCHES = ("foreach", "fused", "capturable")
+_RATE = 'float(group["lr"])'
 
 
 def phase_lines(report: Report, choice: Choice) -> list[str]:
@@ -56,7 +56,7 @@ def code_line(report: Report, choice: Choice) -> str:
     config = choice.config or EAGER
     lines = [*process_lines(config), *model_lines(config)]
     if config.optimizer != "default":
-        flags = _shown(OPTIMIZERS[config.optimizer]) or 'lr=torch.tensor(group["lr"])'
+        flags = _shown(_arguments(config.optimizer)) or f"lr={_tensor(report, _RATE)}"
         if config.optimizer != "compiled":
             lines.append(made_optimizer(report, config) or f"optimizer(..., {flags})")
     if not config.is_eager:
@@ -141,11 +141,9 @@ def optimizer_lines(report: Report, config: CompileConfig) -> list[str]:
         return []
     if made := made_optimizer(report, config):
         return [f"optimizer = {made}"]
-    device = device_of(report)
-    where = "" if device == "cpu" else f", device={quoted(device)}"
-    change = f'group["lr"] = torch.tensor(float(group["lr"]){where})'
-    if flags := OPTIMIZERS[config.optimizer]:  # torch refuses foreach together with others
-        change = f"group.update({_shown({**dict.fromkeys(_SWITCHES[:2], False), **flags})})"
+    change = f'group["lr"] = {_tensor(report, _RATE)}'
+    if flags := OPTIMIZERS[config.optimizer]:
+        change = f"group.update({_shown(dict(sorted(flags.items())))})"
     return ["for group in optimizer.param_groups:", f"    {change}"]
 
 
@@ -162,15 +160,25 @@ def made_optimizer(report: Report, config: CompileConfig) -> str:
     name, given = str(made.get("class") or ""), dict(made.get("arguments") or {})
     if not all(re.fullmatch(r"[A-Za-z_]\w*", word, re.ASCII) for word in (name, *given)):
         return ""
-    if config.optimizer not in ("default", "tensor_lr"):
-        given = {k: v for k, v in given.items() if k not in _SWITCHES}
-    shown = _shown({**given, **OPTIMIZERS[config.optimizer]})
+    given = {k: v for k, v in given.items() if k not in OPTIMIZERS[config.optimizer]}
+    shown = _shown({**given, **_arguments(config.optimizer)})
     if config.optimizer == "tensor_lr":
-        device = device_of(report)
-        where = "" if device == "cpu" else f", device={quoted(device)}"
-        lr = f"lr=torch.tensor({literal(given.pop('lr', made.get('lr')))}{where})"
+        lr = f"lr={_tensor(report, literal(given.pop('lr', made.get('lr'))))}"
         shown = ", ".join(filter(None, (lr, _shown(given))))
     return f"torch.optim.{name}({', '.join(filter(None, ('model.parameters()', shown)))})"
+
+
+def _arguments(implementation: str) -> dict[str, bool]:
+    """Of a constructor, which may not know what is turned off beside them."""
+    flags = OPTIMIZERS[implementation]
+    return {name: on for name, on in flags.items() if on or name == next(iter(flags))}
+
+
+def _tensor(report: Report, number: str) -> str:
+    """A learning rate as it was measured: on the device of the weights."""
+    device = device_of(report)
+    where = "" if device == "cpu" else f", device={quoted(device)}"
+    return f"torch.tensor({number}{where})"
 
 
 def _shown(given: Mapping[str, Any]) -> str:

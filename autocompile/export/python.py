@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from autocompile.errors import AutocompileError, ExportError
+from autocompile.errors import AutocompileError, ExportError, UsageError
 from autocompile.export.choices import (
     Choice,
     Report,
@@ -140,6 +140,8 @@ def use_line(report: Report, run: str = "last") -> str:
         found = choices(report)
     except ExportError:
         return "nothing to use: no setting worked"
+    except UsageError as error:
+        return f"pip install --upgrade torch-autocompile   ({error.what})"
     faster = [choice for choice in found.values() if choice.config is not None]
     writes = f"     after    autocompile export {run} -o tuned.json"
     if is_rl(report) and any(phase_of(choice.phase).in_rllib for choice in faster):

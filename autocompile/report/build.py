@@ -220,8 +220,7 @@ def _confidence(
     elif decision.is_faster and best.sets < SETS[0]:
         word = "low"
         why_not_high = f"confirmed in {best.sets} of {SETS[0]} fresh processes"
-    on_cluster = bool(best.record.detail.get("station"))
-    command = runs.resuming(str(run["plan"]["target"]), run_dir, on_cluster, "--budget", "5m")
+    command = runs.resuming(run, run_dir, "--budget", "5m")
     return {
         "word": word,
         "decided": word == "high",

@@ -43,8 +43,10 @@ def as_markdown(shown: Document) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def verified_to_markdown(found: Mapping[str, Any]) -> str:
-    """What ``verify`` found, as the summary of a job in CI."""
+def verified_to_markdown(found: Mapping[str, Any], error: str = "") -> str:
+    """What ``verify`` found, or why it found nothing, as the summary of a job in CI."""
+    if error:
+        return f"### autocompile verify\n\n{_escape(show.plain(error))}\n"
     gates = [f"- gate: {_escape(show.plain(line))}" for line in found["unmet"]]
     machine = _escape(show.machine(found["environment"]))
     lines = ["### autocompile verify", "", machine, "", *_table(checks(found)), *gates]

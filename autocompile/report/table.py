@@ -125,7 +125,7 @@ def _whole(config: Report) -> dict[str, Any]:
     """A config with what this version knows, so that reports of other versions share rows."""
     try:
         return CompileConfig.from_dict(config).to_dict()
-    except (UsageError, TypeError):  # of a newer version
+    except UsageError:  # of a newer version
         return dict(config)
 
 

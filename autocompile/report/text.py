@@ -178,10 +178,12 @@ def label(config: Mapping[str, Any] | CompileConfig) -> str:
         return plain(config.label())
     try:
         return plain(CompileConfig.from_dict(config).label())
-    except (UsageError, TypeError):
-        known = {k: v for k, v in config.items() if k in CompileConfig.__dataclass_fields__}
-        extra = [f"{k}={v}" for k, v in config.items() if k not in known]
-        return plain(" · ".join([CompileConfig(**known).label(), *extra]))
+    except UsageError:
+        usual = CompileConfig().to_dict()
+    changed = {k: v for k, v in config.items() if v not in (usual.get(k), "full")}  # older: full
+    changed.pop("backend", None)
+    head = f"{config.get('backend')} {changed.pop('mode', '')}".strip()
+    return plain(" · ".join([head, *(f"{k}={v}" for k, v in changed.items())]))
 
 
 def target_name(target: Mapping[str, Any]) -> str:

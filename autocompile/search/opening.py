@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
+import os
 import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from autocompile.errors import RunError, TargetError
+from autocompile.errors import RunError, TargetError, UsageError
 from autocompile.execute.executor import Ending, Executor
 from autocompile.execute.interpreter import demand_torch
 from autocompile.execute.job import JobFactory, locked
+from autocompile.execute.local import Isolation
 from autocompile.progress import Progress
 from autocompile.protocol.requests import ProbeRequest
 from autocompile.protocol.results import ProbeResult
 from autocompile.search.jobs import run_job
+from autocompile.search.sampler import SAMPLERS
+from autocompile.settings.tuned import FINGERPRINT, unlike
 from autocompile.space.plan import Plan
 from autocompile.space.space import DEFAULT_BATCH_SIZES
 from autocompile.store import runs
 from autocompile.store.record import SCHEMA, Outcome, RunFolder, Step
+from autocompile.store.sources import sources_of
 
-__all__ = ["described", "opened", "probe", "probe_all", "resolved"]
+__all__ = ["demand_sense", "described", "opened", "probe", "probe_all", "resolved"]
 
 Found = Mapping[str, ProbeResult]
 
@@ -32,16 +38,44 @@ _MORE = {
 }
 
 
-def resolved(plan: Plan, run_dir: str | Path | None, resume: bool) -> tuple[RunFolder, Plan]:
+_ONE_OF = {"sampler": SAMPLERS, "isolation": get_args(Isolation)}
+
+
+def demand_sense(options: Mapping[str, Any]) -> None:
+    """Check how a run is to be made, before anything is started for it.
+
+    Args:
+        options: by parameter of :func:`autocompile.tune`: names, and numbers above 0 or None.
+
+    Raises:
+        UsageError: no such name, or no such number.
+    """
+    for name, value in options.items():
+        if name in _ONE_OF:
+            if value not in _ONE_OF[name]:
+                known = ", ".join(_ONE_OF[name])
+                raise UsageError(f"unknown {name} {value!r} (choose from: {known})")
+        elif value is not None and not (isinstance(value, (int, float)) and value > 0):
+            raise UsageError(f"{name} is {value!r}, and takes a number above 0")
+
+
+def resolved(
+    asked: Mapping[str, Any], run_dir: str | Path | None, resume: bool
+) -> tuple[RunFolder, Plan]:
     """The run's folder and plan; of a resumed run, the plan that it was started with.
+
+    ``asked``: fields of the plan that were asked for.
 
     Raises:
         UsageError: something else was asked for than the run was made with.
         RunError: the folder cannot be used, or there is no run to resume.
     """
+    plan = Plan(**asked)
     if resume:
         folder = RunFolder(run_dir) if run_dir else runs.latest_of(plan.target)
-        return folder, plan.resumes(Plan.from_dict(folder.read_run()["plan"]))
+        earlier = Plan.from_dict(folder.read_run()["plan"])
+        earlier.demand_same(asked)
+        return folder, earlier
     folder = RunFolder(run_dir) if run_dir else runs.new_folder(plan.target)
     if folder.run_json.exists():
         with locked(folder):  # raises another error if the run is active
@@ -153,7 +187,7 @@ def described(folder: RunFolder, plan: Plan, every: Found) -> dict[str, Any]:
     """The content of ``run.json``; of a resumed run, the existing one.
 
     Raises:
-        RunError: the machine, torch, python or the target's file has changed.
+        RunError: the machine, torch, python or a file of the target has changed.
     """
     from autocompile import __version__
 
@@ -171,6 +205,7 @@ def described(folder: RunFolder, plan: Plan, every: Found) -> dict[str, Any]:
             name: {"python_path": path, **every[name].environment} for name, path in plan.pythons
         },
         "target": found.target,
+        "sources": _digests(plan.target),
         "phases": found.target["phases"],
         "toolchain_s": found.toolchain_s,
         "interrupted": True,  # until it has finished
@@ -179,20 +214,48 @@ def described(folder: RunFolder, plan: Plan, every: Found) -> dict[str, Any]:
 
 def _demand_unchanged(folder: RunFolder, plan: Plan, run: Mapping[str, Any], every: Found) -> None:
     anew = "the same command without --resume"
-    then, now = run["environment"], every["default"].environment
-    changes = [(name, then[name], now[name]) for name in ("torch", "device_name", "python")]
-    changes += [
-        (f"torch in the environment {name}", seen["torch"], every[name].environment["torch"])
-        for name, seen in run.get("environments", {}).items()
-        if name in every
-    ]
-    for what, before, here in changes:
-        if before != here:
-            told = f"{before} then, {here} now"
-            raise RunError(f"{folder.path} was made with another {what}", told, hint=anew)
-    if run["target"].get("sha256") != every["default"].target.get("sha256"):
+    now = every["default"].environment
+    both = {"": (run["environment"], now)}
+    for name, seen in run.get("environments", {}).items():
+        if name in every:
+            both[f" in the environment {name}"] = seen, every[name].environment
+    names = {*FINGERPRINT, "python", "driver"}
+    if not str(now["device"]).startswith("cpu"):  # the nodes of a cluster may have other cores
+        names.remove("threads")
+    for where, (before, here) in both.items():
+        for what, (old, new) in unlike(before, here, sorted(names)).items():
+            told = f"{old} then, {new} now"
+            raise RunError(f"{folder.path} was made with another {what}{where}", told, hint=anew)
+    changed = _changed(plan.target, run.get("sources", {}))
+    if not changed and run["target"].get("sha256") != every["default"].target.get("sha256"):
+        changed = [plan.target]  # a file that is not here
+    if changed:
         raise RunError(
-            f"{plan.target} has changed since {folder.path} was made",
+            f"{', '.join(changed[:3])} has changed since {folder.path} was made",
             "its finished trials measured another model",
             hint=anew,
         )
+
+
+def _digests(target: str) -> dict[str, str]:
+    """Of the target's file and what it imports from beside it, by paths from its folder."""
+    if (found := sources_of(target)) is None:
+        return {}
+    files = {found.place / path: data for path, data in found.files.items()}
+    home = found.file.parent
+    return {os.path.relpath(p, home): hashlib.sha256(d).hexdigest() for p, d in files.items()}
+
+
+def _changed(target: str, digests: Mapping[str, str]) -> list[str]:
+    """Which of the files hold something else by now, or are gone."""
+    if (found := sources_of(target)) is None:
+        return []
+    changed = []
+    for path, digest in digests.items():
+        try:
+            now = hashlib.sha256((found.file.parent / path).read_bytes()).hexdigest()
+        except OSError:
+            now = ""
+        if now != digest:
+            changed.append(path)
+    return changed

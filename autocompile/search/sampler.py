@@ -20,7 +20,6 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
-from autocompile.errors import UsageError
 from autocompile.search.effects import Effects, Prior, codes, expected_gain, feature_table
 from autocompile.search.seen import FAILED, LEFT, RUNNING, WORKED, Seen, doubts
 from autocompile.settings.config import DEFAULT_INDUCTOR
@@ -30,7 +29,6 @@ __all__ = ["SAMPLERS", "FiniteSampler", "ListedSampler", "PortfolioSampler", "ma
 
 _INNER: Mapping[str, Callable[..., BaseSampler]] = {
     "tpe": functools.partial(optuna.samplers.TPESampler, multivariate=True),
-    "gp": optuna.samplers.GPSampler,
     "random": optuna.samplers.RandomSampler,
 }
 SAMPLERS = ("portfolio", *_INNER)
@@ -398,13 +396,7 @@ def make_sampler(
     own_sizes: Mapping[str, int | None],
     seed: int,
 ) -> ListedSampler:
-    """The sampler of that name.
-
-    Raises:
-        UsageError: unknown name.
-    """
-    if name not in SAMPLERS:
-        raise UsageError(f"unknown sampler {name!r} (choose from: {', '.join(SAMPLERS)})")
+    """The sampler of that name, one of ``SAMPLERS``."""
     if name == "portfolio":
         return PortfolioSampler(settings, priors, own_sizes)
     with warnings.catch_warnings():

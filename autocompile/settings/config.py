@@ -68,7 +68,11 @@ class CompileConfig(Values):
         options: Any = self.options
         if isinstance(options, Mapping):
             options = options.items()
-        object.__setattr__(self, "options", tuple(sorted((str(k), v) for k, v in options)))
+        try:
+            pairs = tuple(sorted((str(k), v) for k, v in options))
+        except (TypeError, ValueError):
+            raise UsageError(f"options {options!r} are not names with a value each") from None
+        object.__setattr__(self, "options", pairs)
         for name, value in self.options:
             is_word = isinstance(value, str) and _WORD.fullmatch(value)
             is_number = isinstance(value, (bool, int, float)) or value is None
@@ -90,7 +94,7 @@ class CompileConfig(Values):
             )
         for d, value in self.changed():
             if type(value) not in d.kinds:
-                raise UsageError(f"{d.name} {value!r} is not a value of this setting")
+                raise UsageError(f"{d.name}: {value!r} is not of type {d.kinds[0].__name__}")
             if str in d.kinds and d.choices and value not in d.choices:
                 raise UsageError(f"{d.name} {value!r} is none of {', '.join(d.choices)}")
         if self.threads is not None and self.threads < 1:
@@ -173,9 +177,13 @@ class CompileConfig(Values):
         """
         if data.get("scope") == "full":
             data = {**data, "scope": "step" if phase_of(phase).whole else "model"}
-        if unknown := set(data) - set(cls.__dataclass_fields__):
-            raise UsageError(f"a compile setting has no key {sorted(unknown)[0]!r}")
-        return cls(**data)
+        try:
+            if unknown := set(data) - set(cls.__dataclass_fields__):
+                raise UsageError(f"a compile setting has no key {sorted(unknown)[0]!r}")
+            return cls(**data)
+        except UsageError as error:
+            hint = "pip install --upgrade torch-autocompile   (if a newer version wrote it)"
+            raise UsageError(error.what, *error.details, hint=hint) from None
 
     def compile_kwargs(self) -> dict[str, Any]:
         """Keyword arguments for ``torch.compile``: the backend, and what is not torch's default.

@@ -18,14 +18,14 @@ __all__ = ["DIMENSIONS", "GUARD_FILTERS", "OPTIMIZERS", "SEARCHED", "Values", "w
 
 OPTIMIZERS: Mapping[str, Mapping[str, bool]] = {
     "default": {},  # as the target made it
-    "for_loop": {"foreach": False},
-    "foreach": {"foreach": True},
-    "fused": {"fused": True},
-    "capturable": {"capturable": True},
+    "for_loop": {"foreach": False, "fused": False},
+    "foreach": {"foreach": True, "fused": False},
+    "fused": {"fused": True, "foreach": False},
+    "capturable": {"capturable": True, "fused": False},
     "tensor_lr": {},  # the learning rate is a tensor
     "compiled": {},  # plain torch.compile() of the step alone
 }
-"""How an optimizer steps: its arguments in ``torch.optim``."""
+"""How an optimizer steps: its arguments in ``torch.optim``, the one that it is named by first."""
 GUARD_FILTERS = {
     "skip_inbuilt_modules": "skip_guard_on_inbuilt_nn_modules_unsafe",
     "skip_modules": "skip_guard_on_all_nn_modules_unsafe",

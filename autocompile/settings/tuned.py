@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,12 +11,12 @@ from autocompile.errors import UsageError
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.phases import FORWARD_TRAIN, LEARNER_UPDATE, OPTIMIZER_STEP, phase_of
 
-__all__ = ["SCHEMA", "Choice", "Tuned", "is_faster"]
+__all__ = ["FINGERPRINT", "SCHEMA", "Choice", "Tuned", "is_faster", "unlike"]
 
 SCHEMA = 1
 _EAGER = EAGER.to_dict()
-# What makes the same setting another machine code, or another speed.
-_FINGERPRINT = ("torch", "device", "device_name", "cuda", "cpu_capability", "threads")
+FINGERPRINT = ("torch", "device", "device_name", "cuda", "cpu_capability", "threads")
+"""What makes the same setting another machine code, or another speed."""
 
 
 @dataclass(frozen=True)
@@ -116,14 +116,7 @@ class Tuned:
         Args:
             here: as :func:`autocompile.runtime.machine.describe` gives it.
         """
-        found = {}
-        for name in _FINGERPRINT:
-            there, own = self.fingerprint.get(name), here.get(name)
-            if name == "device" and there:  # which of several equal ones is no matter
-                there, own = str(there).partition(":")[0], str(own).partition(":")[0]
-            if there not in (None, own):
-                found[name] = there, own
-        return found
+        return unlike(self.fingerprint, here)
 
     def differences(self, here: Mapping[str, Any]) -> list[str]:
         """The same in words, for people; empty where the settings are of this machine."""
@@ -132,6 +125,12 @@ class Tuned:
         if self.others and "device_name" in unlike:
             told.append(f"the other entries are of {', '.join(self.others)}")
         return told
+
+    @property
+    def environments(self) -> set[str]:
+        """Names of the other interpreters that choices are of."""
+        every = {c.config.environment for found in self.phases.values() for c in found}
+        return every - {"default"}
 
     def tried(self) -> dict[str, list[tuple[int | None, dict[str, Any]]]]:
         """Batch size and config of each choice, by phase, as a plan holds them."""
@@ -192,11 +191,25 @@ class Tuned:
             raise UsageError(
                 "there is nothing to export: no phase has a result", hint="autocompile show last"
             )
-        here = {k: report["environment"].get(k) for k in _FINGERPRINT}
+        here = {k: report["environment"].get(k) for k in FINGERPRINT}
         own = report["target"].get("own_batch_size") or {}
         others = report.get("environments") or {}
         paths = {name: str(other.get("python_path")) for name, other in others.items()}
         return cls(phases, here, str(report["target"]["spec"]), own, paths)
+
+
+def unlike(
+    there: Mapping[str, Any], here: Mapping[str, Any], names: Sequence[str] = FINGERPRINT
+) -> dict[str, tuple[Any, Any]]:
+    """What of two machines is not the same, of what is known of the first: both values by name."""
+    found = {}
+    for name in names:
+        other, own = there.get(name), here.get(name)
+        if name == "device" and other:  # which of several equal ones is no matter
+            other, own = str(other).partition(":")[0], str(own).partition(":")[0]
+        if other not in (None, own):
+            found[name] = other, own
+    return found
 
 
 def is_faster(row: Mapping[str, Any]) -> bool:

@@ -14,10 +14,11 @@ from typing import Any
 from autocompile.errors import RunError, TargetError, UsageError
 from autocompile.estimate.candidates import Limits
 from autocompile.protocol.requests import Header
+from autocompile.settings.tuned import Tuned
 from autocompile.space.space import SearchSpace
 from autocompile.store.runs import is_same_target
 
-__all__ = ["EFFORTS", "Plan", "budget_of", "environments", "limits_of", "target_spec"]
+__all__ = ["EFFORTS", "Plan", "asked_for", "budget_of", "environments", "limits_of", "target_spec"]
 
 EFFORTS = {"quick": 90.0, "normal": 300.0, "full": None}
 """Seconds of a run; None: to the end of the list of settings."""
@@ -103,26 +104,33 @@ class Plan:
         kept["phases"] = None if data["phases"] is None else tuple(data["phases"])
         return cls(**kept)
 
-    def resumes(self, earlier: Plan) -> Plan:
-        """The earlier plan, if this one does not contradict it; a target may be spelled otherwise.
+    def demand_same(self, asked: Mapping[str, Any]) -> None:
+        """Check that a run with this plan may go on; a target may be spelled otherwise.
+
+        Args:
+            asked: fields of a plan, without those that nobody has asked for now.
 
         Raises:
             UsageError: something was asked for that the run was not made with.
         """
-        plain = Plan(earlier.target)
-        for f in fields(self):
-            mine, theirs = getattr(self, f.name), getattr(earlier, f.name)
-            is_same = f.name == "target" and is_same_target(mine, theirs)
-            if is_same or mine in (theirs, getattr(plain, f.name)):
+        wanted = Plan(**asked)
+        for name in asked:
+            mine, theirs = getattr(wanted, name), getattr(self, name)
+            if mine == theirs or (name == "target" and is_same_target(mine, theirs)):
                 continue
-            if f.name == "space":
+            if name == "space":
                 mine, theirs = _named(mine), _named(theirs)
             raise UsageError(
-                f"the run was made with another {f.name}",
+                f"the run was made with another {name}",
                 f"it has {theirs}, now {mine} was asked for",
                 hint="leave the option out, or start a new run without --resume",
             )
-        return earlier
+
+
+def asked_for(**given: Any) -> dict[str, Any]:
+    """Without what nobody has asked for: of a new run the default, of a resumed one as it was."""
+    nothing = (None, (), SearchSpace(), Limits())
+    return {name: value for name, value in given.items() if value not in nothing}
 
 
 def limits_of(data: Mapping[str, Any]) -> Limits:
@@ -151,12 +159,20 @@ def _named(space: SearchSpace) -> str:
     return ", ".join(f"{n}={v!r}" for n, v in asked.items()) or "no dimension narrowed"
 
 
-def environments(pythons: Sequence[str]) -> tuple[tuple[str, str], ...]:
+def environments(pythons: Sequence[str], only: Tuned | None = None) -> tuple[tuple[str, str], ...]:
     """A name for each interpreter: ``NAME=PATH``, or that of the folder it is installed in.
+
+    Args:
+        only: settings that are tried again, under the interpreters that they are of; paths that
+            are given go before those that the settings name.
 
     Raises:
         UsageError: there is no such interpreter, or two have one name.
     """
+    if only is not None:
+        given = dict(environments(pythons))
+        own = {n: only.interpreters.get(n, n) for n in sorted(only.environments)}
+        pythons = [f"{name}={path}" for name, path in {**own, **given}.items()]
     found: dict[str, str] = {}
     for text in pythons:
         name, equals, path = text.rpartition("=")
@@ -164,7 +180,7 @@ def environments(pythons: Sequence[str]) -> tuple[tuple[str, str], ...]:
         if place is None:
             raise UsageError(
                 f"there is no interpreter {path}, or it may not be run",
-                hint="--python .venv/bin/python",
+                hint=f"--python {name}{equals}.venv/bin/python",
             )
         # Not resolved: a virtual environment's interpreter is a link, and the link makes it one.
         folder = Path(place).absolute().parent

@@ -7,8 +7,9 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from autocompile.errors import RunError
 from autocompile.store.record import RunFolder
@@ -24,6 +25,7 @@ __all__ = [
     "resuming",
     "short_name",
     "shown",
+    "tuning",
     "under",
 ]
 
@@ -139,15 +141,54 @@ def name_of(path: str | Path, folder: Path = under) -> str:
     return whole.relative_to(root).as_posix() if whole.is_relative_to(root) else str(path)
 
 
-def resuming(target: str, path: str | Path, on_cluster: bool, *more: str) -> str:
-    """The command that goes on with a run; one on a cluster is called as its kind of machine."""
-    words, folder = ["autocompile", "tune", target, "--resume", *more], Path(path)
-    if on_cluster:
-        words += ["--ray", "auto", "--accelerators", folder.name]
-        folder = folder.parent
-    if on_cluster or folder.parent != under:  # --resume alone looks there
-        words += ["--run-dir", str(folder)]
+def tuning(target: str, options: Mapping[str, Any], *more: str) -> str:
+    """The command that tunes a target.
+
+    Args:
+        options: by parameter of :func:`autocompile.tune`, as ``run.json`` keeps them; what the
+            command does by itself is left out.
+        more: words that go before them.
+    """
+    words = ["autocompile", "tune", target, *more]
+    for name, (flag, usual) in _FLAGS.items():
+        value = options.get(name)
+        if value not in (None, "", (), [], usual):
+            given = value if isinstance(value, (list, tuple)) else [value]
+            words += [
+                flag,
+                ",".join(f"{v:.15g}" if isinstance(v, float) else str(v) for v in given),
+            ]
     return shlex.join(words)
+
+
+_FLAGS: Mapping[str, tuple[str, Any]] = {
+    "phases": ("--phase", None),
+    "device": ("--device", None),
+    "tolerance": ("--tolerance", None),
+    "sampler": ("--sampler", "portfolio"),
+    "timeout_s": ("--timeout", 300.0),
+    "memory_limit_bytes": ("--memory-limit", None),
+    "jobs": ("--jobs", None),
+    "isolation": ("--isolation", "auto"),
+    "storage": ("--storage", None),
+    "ray": ("--ray", None),
+    "accelerators": ("--accelerators", None),
+    "run_dir": ("--run-dir", None),
+}
+
+
+def resuming(run: Mapping[str, Any], path: str | Path, *more: str) -> str:
+    """The command that goes on with a run, by what ``run.json`` holds.
+
+    One on a cluster is called as its kind of machine. The plan stays in the run; budget and number
+    of trials are anew.
+    """
+    options, folder = dict(run.get("options", {})), Path(path)
+    if options.get("ray"):
+        options["accelerators"], folder = folder.name, folder.parent
+    if options.get("ray") or folder.parent != under:  # --resume alone looks there
+        options["run_dir"] = str(folder)
+    return tuning(str(run["plan"]["target"]), options, "--resume", *more)
 
 
 def shown(path: str) -> str:

@@ -45,9 +45,8 @@ from autocompile.settings.setting import Setting  # noqa: E402
 
 TIMES_S = tuple(float(t) for t in range(20, 301, 20))
 SIDE_BY_SIDE = 1.25  # what two jobs on two cores gain (studies/tuning_cost)
-STRATEGIES = ("portfolio", "tpe", "gp", "random", "list")
+STRATEGIES = ("portfolio", "tpe", "random", "list")
 WITHIN = 0.02
-GP_SEEDS = 10  # it takes seconds to choose
 _FINALISTS, _FOR_RACES = 4, 0.4
 _PROCESS_S, _BLOCKS_S = 2.0, 0.5  # of a race: to begin and verify eager; to time a side
 
@@ -334,11 +333,7 @@ if __name__ == "__main__":
     began = time.monotonic()
     recorded = sorted((ROOT / "studies/search" / options.device / "tables").glob("*.json"))
     strategies = tuple(options.strategies.split(","))
-    tasks = [
-        (path, name, min(options.seeds, GP_SEEDS) if name == "gp" else options.seeds)
-        for name in strategies
-        for path in recorded
-    ]
+    tasks = [(path, name, options.seeds) for name in strategies for path in recorded]
     out = options.out or ROOT / "studies/search" / options.device / "replay.json"
     known = json.loads(out.read_text())["models"] if out.exists() else {}
     models: dict[str, Any] = defaultdict(dict, known)  # the other strategies stay

@@ -69,6 +69,12 @@ def one_paragraph(done: subprocess.CompletedProcess[str]) -> str:
         # A dry run refuses what a run refuses.
         ("tune model.py --dry-run --memory-limit banana", ["'banana' is not a size (try 2GiB)"]),
         ("tune model.py --dry-run --max-latency soon", ["not a duration (try 5ms)"]),
+        ("tune model.py --budget 1e999", ["'1e999' is not a duration"]),
+        ("tune model.py --require-speedup nan", ["'nan' is not a number above 0 (try 1.05)"]),
+        ("tune model.py --require-speedup 2m", ["'2m' is not a number above 0"]),
+        ("verify --require speedup=2m", ["speedup '2m' is not a number (try speedup=1)"]),
+        ("verify --require max-graphs=1s", ["max-graphs '1s' is not a number"]),
+        ("verify --require max-compile-time=1x", ["'1x' is not a duration (try max-compile-time"]),
         ("check model.py --tolerance loose", ["'loose' is not a number between 0"]),
         ("verify x.json --require speed=1", ["try: --require speedup=1"]),
         ("verify x.json --require speedup", ["try speedup=1"]),
@@ -138,9 +144,11 @@ def test_init_writes_a_file_that_check_accepts(
         "autocompile.commands.diagnose.DEFAULT_INDUCTOR", CompileConfig("aot_eager")
     )
     assert typed("init", "net.py").returncode == 0
-    done = typed("check", "net.py", "--phase", "forward", "--json")
+    done = typed("check", "net.py", "--phase", "forward", "--timeout", "2m", "--json")
     assert done.returncode == 0, done.stderr
-    row = json.loads(done.stdout)["phases"]["forward"]
+    found = json.loads(done.stdout)
+    assert found["next"] == "autocompile tune net.py --phase forward --timeout 120"
+    row = found["phases"]["forward"]
     assert row["outcome"] == "ok"
     assert row["graphs"] == 1
     assert row["compile_s"] > 0

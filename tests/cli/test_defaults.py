@@ -58,7 +58,7 @@ def test_a_table_gives_defaults_and_what_is_typed_goes_before(work: Path, tuned:
     spaced = tuned("--space", "space.toml")["space"]
     assert (spaced.batch_sizes, spaced.backends) == (None, ("inductor",))
     resumed = tuned("--resume")  # and keeps its own settings
-    assert (resumed["effort"], resumed["trials"]) == ("normal", 7)
+    assert (resumed["effort"], resumed["trials"]) == (None, 7)  # the effort is as it was
 
 
 def test_the_nearest_table_upward_is_read(
@@ -107,7 +107,7 @@ def test_a_file_that_is_not_about_this_tool_is_passed_over(
 ) -> None:
     (work / "pyproject.toml").write_text(text)
     seen = tuned()
-    assert (seen["effort"], seen["timeout_s"], seen["said"]) == ("normal", 300.0, "")
+    assert (seen["effort"], seen["timeout_s"], seen["said"]) == (None, 300.0, "")
 
 
 URL = "postgresql://tuner:hunter2@db/studies"

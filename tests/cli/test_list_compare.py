@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -210,3 +211,39 @@ def test_the_unlike_are_refused(target: Path) -> None:
     assert "autocompile verify other.json" in refused('{"autocompile_settings": 1}')
     assert "other.json is not JSON" in refused("{")
     assert "cannot read no.json" in said("compare", "one", "no.json")
+
+
+@pytest.mark.parametrize(
+    "newer",
+    [
+        {"tiling": "auto"},
+        {"scope": "graph"},
+        {"threads": "all"},
+        {"mode": "max-autotune", "guards": "none_at_all"},
+        {"options": [1]},
+        {"options": {"a": [1]}},
+        {"backend": 7},
+    ],
+    ids=str,
+)
+def test_a_setting_of_a_newer_version_is_shown_and_not_exported(
+    work: Path, typed: Callable[..., Any], newer: dict[str, Any]
+) -> None:
+    sample = Path(__file__).parents[1] / "data" / "report.json"
+    report = json.loads(sample.read_text("utf-8"))
+    (work / "old.json").write_text(json.dumps(report))
+    for phase in report["phases"].values():
+        for one in (*phase["trials"], phase["best"]):
+            one["config"].update(newer)
+    (work / "new.json").write_text(json.dumps(report))
+    ((name, value),) = list(newer.items())[-1:]
+    for command in ("show new.json", "show new.json -v", "compare old.json new.json"):
+        done = typed(*command.split())
+        assert done.returncode == 0, done.stderr
+        assert name == "backend" or f"{name}={value}" in " ".join(done.stdout.split())
+    for command in ("show old.json new.json", "show old.json new.json -v", "show --html new.json"):
+        done = typed(*command.split())
+        assert done.returncode == 0, done.stderr
+    done = typed("export", "new.json")
+    assert done.returncode == 2
+    assert "try: pip install --upgrade torch-autocompile" in done.stderr

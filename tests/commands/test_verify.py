@@ -45,7 +45,7 @@ def verified(
         return broken.get(name.replace("-", "_")) or measured(speed[name], noise=0.005)
 
     executor = FakeExecutor(script)
-    (one,) = check(wanted, tune(target, executor=executor, only=wanted))
+    (one,) = check(wanted, tune(target, executor=executor, only=wanted, trials=4))
     return one, executor
 
 
@@ -90,6 +90,8 @@ def test_eager_mode_that_is_still_best_is_good(target: Path) -> None:
 
 def test_gates_ask_for_what_they_name() -> None:
     one = Check("forward", 4, "x", "fastest", "", WAS, WAS, graphs=2, recompiles=1, compile_s=30.0)
+    given = ["speedup=1e-3,max-recompiles=0,max-graphs=2.0", "max-compile-time=1.5e1ms"]
+    assert list(numbers("--require", given, REQUIREMENTS).values()) == [0.001, 0.0, 2.0, 0.015]
     given = ["speedup=1.3,max-recompiles=1", "max-graphs=2", "max-compile-time=2m"]
     required = numbers("--require", given, REQUIREMENTS)
     assert required["max-compile-time"] == 120.0
@@ -129,6 +131,86 @@ def test_the_command_verifies_a_file(
     assert "::error title=forward at 4%3A eager::forward at 4: speedup is" in done.stderr
     assert "| forward |" in (work / "summary.md").read_text("utf-8")
     assert not (work / "runs").exists()
+
+
+def test_without_time_for_it_all_is_open_and_passes(work: Path, typed: Callable[..., Any]) -> None:
+    (work / "net.py").write_text(
+        "import torch\n"
+        "def get_model(): return torch.nn.Linear(8, 8)\n"
+        "def get_inputs(batch_size): return (torch.randn(batch_size, 8),)\n"
+    )
+    (work / "tuned.json").write_text(TunedSet((settings(),)).to_json())
+    told = "--progress", "none", "--junit", "verify.xml", "--github"
+    done = typed("verify", "tuned.json", "--json", *told, "--budget", "1s")
+    assert done.returncode == 0, done.stderr
+    (one,) = json.loads(done.stdout)["checks"]
+    assert (one["verdict"], one["message"]) == ("open", "there was no time to try it")
+    (case,) = ElementTree.parse("verify.xml").getroot()
+    assert case.find("skipped") is not None
+    assert done.stderr.startswith("::warning title=forward at 4%3A")
+
+
+@pytest.mark.parametrize("outcome", ["interrupted", "infrastructure"])
+def test_a_trial_that_says_nothing_about_the_setting_is_open(target: Path, outcome: str) -> None:
+    one, _ = verified(target, settings(), SPEED, max_autotune=failed(outcome))
+    assert (one.verdict, one.faults({})) == ("open", [])
+
+
+def test_where_eager_mode_fails_each_check_does(target: Path) -> None:
+    broken = failed("runtime_error", "eager", message="no such file")
+    one, _ = verified(target, settings(), SPEED, eager=broken)
+    assert one.faults({}) == ["failed: eager mode: runtime_error in eager: no such file"]
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("def get_model(): raise ValueError('no, weights')", "no, weights"),
+        ("import torch\ndef get_model(): raise torch.OutOfMemoryError('too large')", "too large"),
+        ("", "there is no file net.py"),
+    ],
+)
+def test_that_nothing_can_be_verified_is_told_to_ci_as_well(
+    work: Path, typed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, model: str, said: str
+) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(work / "summary.md"))
+    if model:
+        (work / "net.py").write_text(model)
+    (work / "tuned.json").write_text(TunedSet((settings(),)).to_json())
+    told = "--progress", "none", "--junit", "verify.xml", "--github"
+    done = typed("verify", "tuned.json", "--json", *told)
+    assert done.returncode == 2
+    assert said in json.dumps(json.loads(done.stdout)["error"])
+    suite = ElementTree.parse("verify.xml").getroot()
+    ((error,),) = suite
+    assert (suite.get("errors"), error.tag) == ("1", "error")
+    assert said in str(error.get("message"))
+    annotation, *rest = done.stderr.splitlines()
+    assert annotation.startswith("::error title=autocompile verify::")
+    assert rest[0].startswith("error: ")
+    assert said.split()[-1] in (work / "summary.md").read_text("utf-8")
+    for path in re.findall(r"/tmp/\S*autocompile-verify\S*", done.stderr):  # none that is gone
+        assert Path(path).exists()
+
+
+def test_figures_of_an_algorithm_stay_with_the_run_whose_settings_they_are_of(
+    target: Path, typed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = []
+
+    def run() -> None:
+        executor = FakeExecutor(lambda request: measured(1.0))
+        runs.append(Path(tune(target, executor=executor, trials=8, progress="none").run_dir))
+
+    def compare(*_: Any) -> dict[str, Any]:
+        run()  # meanwhile somebody tunes once more
+        return {"figures": {"update_s": {}}}
+
+    run()
+    monkeypatch.setattr("autocompile.commands.in_algorithm.compare_in_algorithm", compare)
+    done = typed("verify", "last", "--in-algorithm", "--json")
+    assert done.returncode == 0, done.stderr
+    assert [(one / "in_algorithm.json").exists() for one in runs] == [True, False]
 
 
 # What CI shows ------------------------------------------------------------------------------------
@@ -177,7 +259,7 @@ def test_the_summary_is_a_table_of_the_settings() -> None:
 
 def test_a_case_of_junit_fails_as_verify_does() -> None:
     suite = ElementTree.fromstring(junit(FOUND).encode())
-    counts = {"tests": "4", "failures": "2", "skipped": "1"}
+    counts = {"tests": "4", "failures": "2", "errors": "0", "skipped": "1"}
     assert suite.attrib == {"name": "autocompile verify", **counts}
     assert [(case.get("classname"), case.get("name")) for case in suite] == [
         ("forward", "batch size 4: inductor <a>"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -17,9 +18,11 @@ from fakes import FakeExecutor, measured
 from autocompile.api import tune
 from autocompile.errors import UsageError
 from autocompile.estimate.candidates import candidates
-from autocompile.execute.executor import Ending
+from autocompile.execute.executor import Ending, Job
 from autocompile.execute.interpreter import demand_torch
+from autocompile.protocol.requests import RaceRequest, TrialRequest, read_request
 from autocompile.settings.config import EAGER, CompileConfig
+from autocompile.settings.tuned import Choice, Tuned
 from autocompile.space.plan import environments
 from autocompile.space.space import SearchSpace
 
@@ -125,6 +128,47 @@ def test_what_runs_elsewhere_is_compared_with_eager_here(work: Path) -> None:
     assert found[EAGER] == 1.0
     assert found[CompileConfig("eager", environment="old")] == pytest.approx(0.5, rel=0.01)
     assert found[CompileConfig(environment="old")] == pytest.approx(1.0, rel=0.01)
+
+
+class Watched(FakeExecutor):
+    """Notes the interpreter of each trial and race, by the environment that it asks for."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda request: measured(1.0))
+        self.pythons: set[tuple[str, str | None]] = set()
+
+    def start(self, job: Job) -> None:
+        request = read_request(job.folder)
+        if isinstance(request, TrialRequest):
+            self.pythons.add((request.config.environment, job.python))
+        if isinstance(request, RaceRequest):
+            self.pythons |= {(side.config.environment, job.python) for side in request.sides}
+        super().start(job)
+
+
+def test_settings_that_are_tried_again_run_under_their_own_interpreter(target: Path) -> None:
+    choice = Choice(CompileConfig(environment="old"), 4)
+    found = Tuned({"forward": (choice,)}, {}, interpreters={"old": sys.executable, "gone": "/no"})
+    executor = Watched()
+    tune(target, executor=executor, only=found)
+    assert executor.pythons == {("default", None), ("old", sys.executable)}
+    moved = dataclasses.replace(found, interpreters={"old": "/no/where"})
+    with pytest.raises(UsageError, match="there is no interpreter /no/where") as caught:
+        tune(target, executor=Watched(), only=moved)
+    assert caught.value.hint == "--python old=.venv/bin/python"
+    executor = Watched()
+    tune(target, executor=executor, only=moved, pythons=(f"old={sys.executable}",))
+    assert ("old", sys.executable) in executor.pythons
+
+
+def test_settings_of_an_interpreter_of_which_nothing_is_known_are_not_tried_here(
+    target: Path,
+) -> None:
+    found = Tuned({"forward": (Choice(CompileConfig(environment="old"), 4),)}, {})
+    executor = Watched()
+    with pytest.raises(UsageError, match="there is no interpreter old"):
+        tune(target, executor=executor, only=found)
+    assert not executor.pythons
 
 
 def test_a_break_elsewhere_says_nothing_about_here(work: Path) -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,11 @@ from conftest import ROOT
 
 from autocompile.export import export
 from autocompile.export.accelerate import ACCELERATE_READ, BACKENDS
+from autocompile.export.choices import Choice
+from autocompile.export.lines import code_line, optimizer_lines
+from autocompile.runtime.optimizers import set_implementation
+from autocompile.settings.config import CompileConfig
+from autocompile.settings.dimensions import OPTIMIZERS
 
 Report = dict[str, Any]
 
@@ -332,6 +338,35 @@ def test_the_optimizer_is_the_users_own_and_steps_as_the_one_that_won(
     last = run(f"{text}\n{look}", tmp_path).stdout.splitlines()[-1]
     lr = {"made": "0.01", "changed": "0.001"}[how]
     assert last == {"fused": f"False True float {lr}", "tensor_lr": f"False None Tensor {lr}"}[name]
+
+
+@pytest.mark.parametrize("own", [{}, {"foreach": False}, {"fused": True}, {"capturable": True}])
+@pytest.mark.parametrize("name", [n for n in OPTIMIZERS if n not in ("default", "compiled")])
+def test_each_implementation_is_exported_as_it_was_measured(name: str, own: dict[str, Any]) -> None:
+    """Also where the user's own optimizer already has another one."""
+    weights = [torch.nn.Parameter(torch.zeros(2))]
+
+    def steps_by(optimizer: torch.optim.Optimizer) -> tuple[Any, ...]:
+        (group,) = optimizer.param_groups
+        fused = bool(group["fused"])
+        return fused, not fused and group["foreach"], group["capturable"], type(group["lr"])
+
+    measured = torch.optim.Adam(weights, **own)
+    set_implementation(measured, name)
+    made = {"class": "Adam", "arguments": own, "lr": 0.001}
+    config, space = CompileConfig("eager", optimizer=name), dict[str, Any]()
+    target = {"choices": {"optimizer": "get_optimizer() of the target"}}
+    report = {"target": target, "environment": {"device": "cpu"}}
+    for how in (made, {}):
+        report["target"] = {**target, "optimizer": how}
+        model = SimpleNamespace(parameters=lambda: weights)
+        space |= {"torch": torch, "model": model, "optimizer": torch.optim.Adam(weights, **own)}
+        exec("\n".join(optimizer_lines(report, config)), space)
+        assert steps_by(space["optimizer"]) == steps_by(measured)
+    if name == "tensor_lr":  # on a GPU the tensor is there too, in a table as well
+        report["environment"] = {"device": "cuda:0"}
+        row = code_line(report, Choice("optimizer_step", "faster", config, ""))
+        assert 'device="cuda:0"' in row and 'device="cuda:0"' in optimizer_lines(report, config)[1]
 
 
 FUSED = {"optimizer_step": faster(backend="eager", optimizer="fused")}

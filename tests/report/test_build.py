@@ -49,12 +49,12 @@ def test_what_is_open_comes_with_the_command_that_settles_it(run_dir: str, more:
 def test_a_run_on_a_cluster_goes_on_there() -> None:
     run = Run()
     run.search(LITE, 1.3)
-    records = [replace(r, detail={"station": "node-1/0"}) for r in run.records]
     about = {"plan": PLAN, "target": {}, "environment": CPU, "phases": ["forward"]}
+    about["options"] = {"ray": "head:6379", "jobs": 2, "isolation": "auto"}
     for folder in ("runs/net-0001", "/a/b"):
-        found = build_report(about, records, run_dir=f"{folder}/H100")
+        found = build_report(about, run.records, run_dir=f"{folder}/H100")
         said = found["phases"]["forward"]["confidence"]["command"]
-        there = f"--ray auto --accelerators H100 --run-dir {folder}"
+        there = f"--jobs 2 --ray head:6379 --accelerators H100 --run-dir {folder}"
         assert said == f"autocompile tune net.py --resume --budget 5m {there}"
 
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import optuna
 import pytest
-from fakes import FakeExecutor, measured
+from fakes import FakeExecutor, measured, probed
 from scripts import (
+    SPACE,
     Listener,
     Script,
     is_best,
@@ -29,6 +30,8 @@ from autocompile.api import load
 from autocompile.errors import RunError, UsageError
 from autocompile.execute.executor import Ending, Event
 from autocompile.search import optuna_study
+from autocompile.settings.config import CompileConfig
+from autocompile.settings.tuned import Choice, Tuned
 from autocompile.space.space import SearchSpace
 from autocompile.store.record import RunFolder
 
@@ -117,6 +120,9 @@ def of(sha256: str) -> FakeExecutor:
             r"it has batch_sizes=\(4,\), now batch_sizes=\(8,\) was asked for",
         ),
         ({"effort": "full"}, UsageError, "another effort"),
+        ({"effort": "normal"}, UsageError, "another effort"),  # what a new run would have
+        ({"objective": "throughput"}, UsageError, "another objective"),
+        ({"seed": 0}, UsageError, "another seed"),
         ({"tolerance": 0.1}, UsageError, "another tolerance"),
         ({"script": of("two")}, RunError, "has changed since"),
     ],
@@ -124,9 +130,113 @@ def of(sha256: str) -> FakeExecutor:
 def test_another_request_or_target_is_not_resumed(
     target: Path, options: dict[str, Any], error: type[Exception], said: str
 ) -> None:
-    tuned(target, of("one"), trials=2, tolerance=0.05)
+    asked = {"tolerance": 0.05, "effort": "quick", "objective": "latency", "seed": 1}
+    tuned(target, of("one"), trials=2, **asked)
+    resumed(target, of("one"), trials=2, **asked)
     with pytest.raises(error, match=said):
         resumed(target, **{"script": of("one"), **options})
+
+
+def test_a_run_whose_model_imports_what_has_changed_is_not_resumed(target: Path) -> None:
+    (target.parent / "lib").mkdir()
+    layers = target.parent / "lib" / "layers.py"
+    layers.write_text("sizes = 4")
+    target.write_text("from lib.layers import sizes")
+    tuned(target, trials=2)
+    resumed(target)
+    layers.write_text("sizes = 8")
+    with pytest.raises(RunError, match=r"^lib/layers\.py has changed since runs"):
+        resumed(target)
+    layers.unlink()
+    with pytest.raises(RunError, match=r"^lib/layers\.py has changed since runs"):
+        resumed(target)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        ({}, {"threads": 2}, "another threads"),
+        ({"device": "cuda:0", "driver": "570"}, {"driver": "580"}, "another driver"),
+        ({"device": "cuda:0", "cuda": "12.8"}, {"cuda": "13.0"}, "another cuda"),
+        ({}, {"cpu_capability": "AVX2"}, ""),  # of a run that did not note it
+        ({"device": "cuda:0"}, {"device": "cuda:1", "threads": 2}, ""),  # an equal one
+    ],
+)
+def test_a_run_of_another_machine_is_not_resumed(
+    target: Path, before: dict[str, Any], now: dict[str, Any], said: str
+) -> None:
+    def on(facts: Mapping[str, Any]) -> FakeExecutor:
+        machine = {**probed().payload["environment"], **facts}
+        return FakeExecutor(script, probed(environment=machine))
+
+    tuned(target, on(before), trials=2)
+    resumed(target, on(before))
+    with pytest.raises(RunError, match=said) if said else contextlib.nullcontext():
+        resumed(target, on({**before, **now}))
+
+
+def test_the_command_that_goes_on_has_the_options_that_the_run_was_made_with(target: Path) -> None:
+    options = {
+        "timeout_s": 90.5,
+        "memory_limit_bytes": 2**31,
+        "jobs": 3,
+        "isolation": "spawn",
+        "sampler": "random",
+        "storage": f"sqlite:///{target.parent}/all.db",
+    }
+    result = tuned(target, PressesCtrlC(3), **options)
+    command = autocompile.load("last").to_dict()["phases"]["forward"]["confidence"]["command"]
+    assert command == result.to_dict()["phases"]["forward"]["confidence"]["command"]
+    words = command.split()
+    assert words[:6] == ["autocompile", "tune", str(target), "--resume", "--budget", "5m"]
+    given = dict(zip(words[6::2], words[7::2], strict=True))
+    assert given == {
+        "--timeout": "90.5",
+        "--memory-limit": str(2**31),
+        "--jobs": "3",
+        "--isolation": "spawn",
+        "--sampler": "random",
+        "--storage": options["storage"],
+    }
+    plain = resumed(target, PressesCtrlC(0)).to_dict()["phases"]["forward"]["confidence"]
+    assert plain["command"].endswith("--budget 5m")  # of the last time that it went on
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"sampler": "gp"}, r"unknown sampler 'gp' \(choose from: portfolio, tpe, random\)"),
+        ({"isolation": "thread"}, "unknown isolation 'thread'"),
+        ({"trials": 0}, "trials is 0, and takes a number above 0"),
+        ({"jobs": -1}, "jobs is -1"),
+        ({"budget_s": 0.0}, "budget_s is 0.0"),
+        ({"budget_s": "2m"}, "budget_s is '2m'"),
+        ({"timeout_s": float("nan")}, "timeout_s is nan"),
+        ({"memory_limit_bytes": 0}, "memory_limit_bytes is 0"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anything_is_started(
+    target: Path, options: dict[str, Any], said: str
+) -> None:
+    class Untouched(FakeExecutor):
+        def start(self, job: Any) -> None:
+            raise AssertionError("a probe was started")
+
+    with pytest.raises(UsageError, match=said):
+        tuned(target, Untouched(script), **options)
+    assert not Path("runs").exists()
+
+
+def test_settings_that_are_tried_again_may_be_those_of_some_phases(target: Path) -> None:
+    choice = Choice(CompileConfig(), 4)
+    both = Tuned({"forward": (choice,), "train_step": (choice,)}, {})
+    executor = FakeExecutor(script)
+    autocompile.tune(target, executor=executor, only=both, phases=("forward",))
+    assert {request["phase"] for request in executor.requests} == {"forward"}
+    with pytest.raises(UsageError, match=r"no settings for optimizer_step \(choose from: forward,"):
+        autocompile.tune(target, executor=executor, only=both, phases=("optimizer_step",))
+    with pytest.raises(UsageError, match="only and space both"):
+        autocompile.tune(target, executor=executor, only=both, space=SPACE)
 
 
 def test_a_tolerance_is_in_each_request_and_kept(target: Path) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +15,6 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from autocompile.errors import UsageError
 from autocompile.search.effects import Effects, Prior, expected_gain, prior_of
 from autocompile.search.sampler import (
     SAMPLERS,
@@ -97,11 +99,17 @@ def test_under_plain_optimize_each_setting_is_tried_once_eager_of_its_cell_first
         assert next(s for s in tried if s.batch_size == size).config == EAGER
 
 
-def test_a_sampler_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(
-        UsageError, match=r"unknown sampler 'cmaes' \(choose from: portfolio, tpe, gp, random"
-    ):
-        make_sampler("cmaes", settings(), {}, {}, 0)
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_sampler_needs_neither_torch_nor_a_package_that_is_not_declared(name: str) -> None:
+    code = (
+        "import sys; sys.modules |= {'torch': None, 'scipy': None}\n"
+        "import test_sampler as own\n"
+        "sampler = own.make_sampler(sys.argv[1], own.settings(), {}, {}, seed=0)\n"
+        "print(len(own.optimized(sampler, lambda setting: 1.0, 16)))\n"
+    )
+    command = [sys.executable, "-c", code, name]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent)
+    assert done.stdout == "16\n", done.stderr
 
 
 def test_what_tables_know_to_be_fast_comes_first_and_the_users_own_batch_size_before_others() -> (

@@ -50,7 +50,7 @@ def render_check(found: Found, console: Console, verbose: bool = False) -> None:
             page.line(f"  | {text.plain(line)}")
     if all(row["outcome"] == "ok" for row in found["phases"].values()):
         page.line()
-        page.line(f"Next    autocompile tune {text.plain(found['target']['spec'])}")
+        page.line(f"Next    {text.plain(found['next'])}")
 
 
 def _works_compiled(row: Found) -> Iterator[str]:

@@ -1,0 +1,101 @@
+"""The source files of a target: its own, and what it imports from beside it."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Sources", "sources_of"]
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What a target's files hold.
+
+    Attributes:
+        place: the folder that they are in, the current one or the target's.
+        files: contents by path under ``place``, in order.
+        file: the target's own.
+        name: of the target in it, after a colon; may be empty.
+    """
+
+    place: Path
+    files: dict[str, bytes]
+    file: Path
+    name: str
+
+
+def sources_of(spec: str) -> Sources | None:
+    """The files of a target, as far as they are here; None for an installed module.
+
+    Local imports are found by reading the source, so data files and modules that are imported by a
+    computed name are not among them.
+    """
+    here = Path.cwd()
+    file, name = _file_of(spec, here)
+    if file is None:
+        return None
+    place = here if here in file.parents else file.parent
+    found = sorted(_closure(file, place).items())
+    return Sources(place, {str(p.relative_to(place)): data for p, data in found}, file, name)
+
+
+def _file_of(spec: str, here: Path) -> tuple[Path | None, str]:
+    """The file of a target and ``:NAME``; None for a module that is not in this folder."""
+    place, colon, name = spec.rpartition(":")
+    if not colon or not name.isidentifier():
+        place, colon, name = spec, "", ""
+    if place.endswith(".py") or Path(place).is_file():
+        return Path(os.path.abspath(place)), colon + name
+    return _module(place, [here]), colon + name
+
+
+def _module(name: str, folders: list[Path]) -> Path | None:
+    for folder in folders:
+        path = folder.joinpath(*name.split("."))
+        for file in (path.with_suffix(".py"), path / "__init__.py"):
+            if file.is_file():
+                return file
+    return None
+
+
+def _closure(file: Path, place: Path) -> dict[Path, bytes]:
+    """The file and all that it imports under ``place``, with the packages they are in."""
+    found, todo = dict[Path, bytes](), [file]
+    while todo:
+        path = todo.pop()
+        if path in found or (place not in path.parents):
+            continue
+        with contextlib.suppress(OSError):  # the trial tells
+            found[path] = path.read_bytes()
+        folders = [file.parent, path.parent, place]
+        for name in _imports(path, found.get(path, b""), place):
+            parts = name.split(".")
+            for end in range(1, len(parts) + 1):  # a package's __init__ runs before its modules
+                if (each := _module(".".join(parts[:end]), folders)) is not None:
+                    todo.append(each)
+        todo += [p / "__init__.py" for p in path.parents if (p / "__init__.py").is_file()]
+    return found
+
+
+def _imports(path: Path, source: bytes, place: Path) -> list[str]:
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):  # the trial tells
+        return []
+    names = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [each.name for each in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                package = path.parents[node.level - 1]
+                if package != place and place not in package.parents:
+                    continue
+                base = ".".join([*package.relative_to(place).parts, *filter(None, [base])])
+            names += [base, *(f"{base}.{each.name}" for each in node.names)]
+    return [name.strip(".") for name in names if name.strip(".")]
