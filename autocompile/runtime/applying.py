@@ -112,5 +112,5 @@ def backward_within(result: Any, values: Mapping[str, Any]) -> None:
         cast(Any, torch.autograd.Variable)._execution_engine.queue_callback(inside.close)
 
     for x in pytree.tree_leaves(result):
-        if isinstance(x, torch.Tensor) and x.requires_grad:
+        if isinstance(x, torch.Tensor) and x.grad_fn is not None:  # not a parameter, which stays
             x.register_hook(begin)  # type: ignore[no-untyped-call]

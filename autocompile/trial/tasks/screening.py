@@ -125,6 +125,9 @@ class _Trial(Comparison):
         reference.sample()
         result.notes += said
         result.measurement = asdict(measurement)
+        if not request.config.is_eager:
+            result.compile_s = self.clock.compile_s(measurement.compiled_call_s)
+            result.compile_window = self.clock.window  # the parent takes out what it held us
         result.reference_s = reference.median_s
         return measurement
 
@@ -142,7 +145,7 @@ class _Trial(Comparison):
             result.calls_per_update = request.calls_per_update
 
     def look_closer(self, measurement: Measurement) -> None:
-        """Compile time, what is launched, memory, and what a learning-rate schedule recompiles."""
+        """What is launched, memory, and what a learning-rate schedule recompiles."""
         config, result, compiled = self.request.config, self.result, self.compiled
         if self.target.device.type == "cuda":  # before the peaks of the two sides are measured
             result.held_bytes = memory.most_held_bytes(self.target.device)
@@ -150,11 +153,8 @@ class _Trial(Comparison):
         if on_cpu and is_short:
             with only_logged():
                 result.page_faults = [_page_faults(side) for side in (self.eager, compiled)]
-        if not config.is_eager:
-            result.compile_s = self.clock.compile_s(measurement.compiled_call_s)
-            result.compile_window = self.clock.window  # the parent takes out what it held us
-            if not config.bakes_weights:  # whose refreshes were compiles too
-                self.prove_compiled()
+        if not (config.is_eager or config.bakes_weights):  # whose refreshes were compiles too
+            self.prove_compiled()
         if is_short:
             with only_logged():  # it is a good trial, whatever cannot be explained of it
                 self.count_launches()
