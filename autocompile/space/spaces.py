@@ -26,11 +26,7 @@ _COMPILE_S = {"cpu": (4.0, 6.0), "cuda": (3.0, 25.0)}
 
 
 def spaces_of(plan: Plan, found: Mapping[str, ProbeResult]) -> dict[str, Space]:
-    """The settings of each phase, by what the probe of each environment found, the own first.
-
-    Raises:
-        UsageError: a backend, a mode or an option that no environment has.
-    """
+    """The settings of each phase, by what the probe of each environment found, the own first."""
     target = next(iter(found.values())).target
     if plan.only is not None:
         return {phase: exact_space(phase, plan.only[phase]) for phase in target["phases"]}

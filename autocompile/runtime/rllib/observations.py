@@ -41,9 +41,6 @@ def made_up_batch(module: Any, count: int, connectors: Any = None) -> dict[str, 
 
     Observations of the module, or of the environment for the ``env_to_module`` pipeline if there
     is one, are drawn for ``count`` environments with numpy's global generator.
-
-    Raises:
-        TargetError: the space is not supported, or the connectors fail.
     """
     if connectors is not None:
         return _connected(connectors, module, count)
@@ -83,9 +80,6 @@ def connectors_of(config: Any, env: Any = None) -> Any:
     """The ``env_to_module`` pipeline of an AlgorithmConfig; None if it adds no connectors.
 
     The vector environment is generated from the config's spaces unless it is given.
-
-    Raises:
-        TargetError: the connectors cannot be built for the environment.
     """
     if config._env_to_module_connector is None:
         return None

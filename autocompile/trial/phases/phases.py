@@ -182,7 +182,6 @@ def training_step(
 
 
 def _make_learner_update(target: Target, side: Side) -> None:
-    """An update by RLlib's Learner."""
     assert target.make_learner
     updates = target.make_learner(side.model)
     side.optimizers = updates.optimizers
