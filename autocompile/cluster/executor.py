@@ -28,11 +28,7 @@ _MOST_LOSSES = 2  # of stations by one job
 
 
 class ClusterExecutor:
-    """Runs jobs on stations whose machines are alike; the probe goes to each of them.
-
-    Raises:
-        UsageError: no station starts, or they run different versions.
-    """
+    """Runs jobs on stations whose machines are alike; the probe goes to each of them."""
 
     def __init__(
         self, links: Sequence[Link], receive: Receive, clock: Callable[[], float] = time.monotonic

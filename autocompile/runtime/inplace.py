@@ -202,9 +202,6 @@ def apply_to_phase(
 
     Returns:
         The compiled function; None if the module runs as it is.
-
-    Raises:
-        UsageError: the module has no such phase.
     """
     if phase != FORWARD and not hasattr(type(module), f"_{phase}"):
         raise UsageError(

@@ -41,11 +41,7 @@ def spaces_of(plan: Plan, found: Mapping[str, ProbeResult]) -> dict[str, Space]:
 
 
 def demand_known(wanted: SearchSpace, offers: Sequence[ProbeResult]) -> None:
-    """Check that each backend, mode and option is known to some environment.
-
-    Raises:
-        UsageError: none has it.
-    """
+    """Check that each backend, mode and option is known to some environment."""
     backends = list(dict.fromkeys(name for o in offers for name in (*o.all_backends, "eager")))
     for name in wanted.backends or ():
         if name not in backends and name not in BACKENDS:
@@ -115,11 +111,7 @@ def _best_optimizer(seconds: Mapping[str, float]) -> str:
 
 
 def sizes_of(phase: str, plan: Plan, target: Mapping[str, Any]) -> list[int | None]:
-    """The batch sizes of a phase: asked for, or the defaults and the target's own.
-
-    Raises:
-        UsageError: others than the one that the target has are asked for.
-    """
+    """The batch sizes of a phase: asked for, or the defaults and the target's own."""
     if not phase_of(phase).has_batch_size:
         return [None]
     asked = plan.space.batch_sizes

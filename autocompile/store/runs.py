@@ -79,11 +79,7 @@ def new_folder(spec: str) -> RunFolder:
 
 
 def latest_of(spec: str) -> RunFolder:
-    """The last run of a target, whatever its folder's name.
-
-    Raises:
-        RunError: there is none.
-    """
+    """The last run of a target, whatever its folder's name."""
     similar, name = [], rf"{re.escape(short_name(spec))}-\d+"
     for path in reversed(_by_time(under.glob("*/run.json"))):  # others go on with --ray
         target = _target_of(path)

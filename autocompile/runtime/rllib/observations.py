@@ -105,11 +105,7 @@ def module_spec(config: Any, **how: Any) -> Any:
 
 
 def take_spaces(config: Any) -> None:
-    """Set missing spaces of an AlgorithmConfig from its environment.
-
-    Raises:
-        TargetError: it names no environment either.
-    """
+    """Set missing spaces of an AlgorithmConfig from its environment."""
     if config.observation_space is not None and config.action_space is not None:
         return
     if config.env is None:

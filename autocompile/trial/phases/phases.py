@@ -49,9 +49,6 @@ def make_side(
     """One side of a phase, which compiles at the first call.
 
     It takes over ``model``, by default a copy of the target's.
-
-    Raises:
-        TargetError: the target does not have this phase.
     """
     if phase not in phases_of(target):
         raise TargetError(
