@@ -95,7 +95,6 @@ def probed(**more: Any) -> Ending:
             "parameters": 10,
             "phases": [FORWARD],
             "algorithm": None,
-            "build": ["model = None"],
             "own_batch_size": {},
             "is_rl": False,
             "choices": {},

@@ -68,11 +68,7 @@ def _is_overruled(key: str, typed: set[str]) -> bool:
 
 
 def _table(folder: Path) -> tuple[Path, Mapping[str, Any]]:
-    """The nearest pyproject.toml upward that has the table, and the table; else an empty one.
-
-    Raises:
-        UsageError: a file on the way cannot be read.
-    """
+    """The nearest pyproject.toml upward that has the table, and the table; else an empty one."""
     from autocompile.cli.space import read_toml
 
     for path in (parent / "pyproject.toml" for parent in (folder, *folder.parents)):

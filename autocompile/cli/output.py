@@ -42,11 +42,7 @@ def print_or_draw(data: Any, as_json: bool, draw: Callable[[Any], None]) -> None
 
 
 def write(path: Path, text: str, mode: str = "w") -> None:
-    """Write a file that the user has named.
-
-    Raises:
-        UsageError: it cannot be written.
-    """
+    """Write a file that the user has named."""
     try:
         with path.open(mode, encoding="utf-8") as file:
             file.write(text)

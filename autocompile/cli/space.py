@@ -25,11 +25,7 @@ __all__ = ["asked", "read_toml"]
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """A file of TOML.
-
-    Raises:
-        UsageError: it cannot be read, or is not TOML.
-    """
+    """A file of TOML."""
     try:
         found: dict[str, Any] = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
@@ -45,9 +41,6 @@ def asked(file: Path | None, typed: Mapping[str, Sequence[str] | None]) -> Searc
     Args:
         file: in TOML: a list for each dimension; ``"none"`` stands for torch's own choice.
         typed: by parameter of the command: comma lists, as often as the option was typed.
-
-    Raises:
-        UsageError: a value that cannot be read, or a dimension that does not exist.
     """
     own: dict[str, Any] = {
         d.asked: _of_text(d, given) for d in SEARCHED if (given := typed.get(d.parameter))

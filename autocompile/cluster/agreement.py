@@ -23,11 +23,7 @@ _ALIKE = ("device_name", "driver", "power_limit_w", "cuda", "torch", "cpu", "cpu
 
 
 def demand_same_versions(stations: Mapping[str, Mapping[str, Any]]) -> None:
-    """Compare what stations have said of themselves, by their names, and this autocompile.
-
-    Raises:
-        UsageError: they differ, or lack torch.
-    """
+    """Compare what stations have said of themselves, by their names, and this autocompile."""
     for what in _VERSIONS:
         where: dict[str, list[str]] = {}
         if what == "autocompile":  # the driver's torch is not used

@@ -28,16 +28,7 @@ _MOST_LOSSES = 2  # of stations by one job
 
 
 class ClusterExecutor:
-    """Runs jobs on stations whose machines are alike; the probe goes to each of them.
-
-    Args:
-        links: to the stations, which have been told to open.
-        receive: waits for messages of any of the links.
-        clock: returns seconds.
-
-    Raises:
-        UsageError: no station starts, or they run different versions.
-    """
+    """Runs jobs on stations whose machines are alike; the probe goes to each of them."""
 
     def __init__(
         self, links: Sequence[Link], receive: Receive, clock: Callable[[], float] = time.monotonic
@@ -91,11 +82,6 @@ class ClusterExecutor:
             self._send(station, task)
 
     def wait(self, timeout_s: float) -> list[Event]:
-        """Wait until a job takes a step or ends.
-
-        Raises:
-            RunError: no station is left.
-        """
         self._raise_interrupt()
         until = self._clock() + timeout_s
         while not self._events and (self._waiting or any(s.running for s in self._stations.all)):
@@ -111,7 +97,6 @@ class ClusterExecutor:
         return events
 
     def cancel(self, number: int) -> None:
-        """Kill a job, wherever it is."""
         self._waiting = [t for t in self._waiting if t.job.number != number]
         at = [s for s in self._stations.all if number in s.running]
         for station in at:
@@ -222,11 +207,7 @@ class ClusterExecutor:
                 self._compare_others()
 
     def _lose(self, station: Station) -> None:
-        """Put back what a dead station was doing, and start another in its place.
-
-        Raises:
-            RunError: it was the last.
-        """
+        """Put back what a dead station was doing, and start another in its place."""
         if station not in self._stations.all:  # its end has been told twice
             return
         self._stations.give_up(station, "it does not answer")

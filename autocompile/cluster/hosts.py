@@ -71,7 +71,6 @@ class Hosts:
         return [order for host in homes for order in self._advance(host)]
 
     def ask(self, station: str) -> Orders:
-        """A station wants to measure."""
         if (host := self._home.get(station)) is None:
             self._early.add(station)
             return []

@@ -138,11 +138,9 @@ class TokenKeeper:
             self._order(self._hosts.leave, station)
 
     def allow(self, stations: Sequence[str], in_step: bool) -> None:
-        """As :meth:`Hosts.allow`."""
         self._order(self._hosts.allow, stations, in_step)
 
     def hear(self, station: str, kind: str) -> None:
-        """What a station says."""
         does = {Say.ASK: self._hosts.ask, Say.HUSHED: self._hosts.confirm}
         self._order(does.get(Say(kind), self._hosts.done), station)
 

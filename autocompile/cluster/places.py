@@ -38,9 +38,6 @@ def places_of(
     """Places for stations of each accelerator type, in the order asked; None: all that are there.
 
     A ``cpu`` station is on a node without GPUs, if there is one.
-
-    Raises:
-        UsageError: no living node has such an accelerator, or none has anything.
     """
     alive = sorted((n for n in nodes if n["Alive"]), key=lambda n: str(n["NodeID"]))
     found: dict[str, list[Place]] = {}

@@ -25,11 +25,7 @@ class Shipment:
 
 
 def shipment_of(spec: str) -> Shipment:
-    """The files of a target, as far as they are here; an installed module ships nothing.
-
-    Raises:
-        TargetError: together they are too large.
-    """
+    """The files of a target, as far as they are here; an installed module ships nothing."""
     here, found = Path.cwd(), sources_of(spec)
     if found is None:
         return Shipment({}, str(here), spec)

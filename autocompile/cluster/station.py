@@ -124,7 +124,6 @@ class Station:
         return self._has_token
 
     def measured(self) -> None:
-        """Give the token back."""
         if self._has_token:
             self._has_token = False
             self._say(Say.DONE)

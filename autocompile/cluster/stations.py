@@ -145,11 +145,7 @@ class Stations:
         return max(1, len({s.facts["boot"] for s in self.able}))
 
     def await_hellos(self) -> None:
-        """Wait until each has said hello or is given up.
-
-        Raises:
-            UsageError: none has, or they run different versions.
-        """
+        """Wait until each has said hello or is given up."""
         while any(not s.slots for s in self.all):
             for station, message in self.listen(GLANCE_S):
                 if message is None:
@@ -197,7 +193,6 @@ class Stations:
             self._there[link.name] = Station(link, self._clock())
 
     def close(self) -> None:
-        """End them all, and all that they run."""
         left = {s.name for s in self.all}
         for station in self.all:
             station.link.send(Do.CLOSE)

@@ -26,12 +26,7 @@ __all__ = ["Bench", "bench"]
 
 
 class Bench:
-    """Runs jobs one after another in a temporary folder.
-
-    Attributes:
-        folder: of the jobs.
-        log: what the last job has printed.
-    """
+    """Runs jobs one after another in a temporary folder."""
 
     def __init__(self, plan: Plan, folder: Path, timeout_s: float, executor: LocalExecutor) -> None:
         run = RunFolder(folder)
@@ -49,7 +44,6 @@ class Bench:
         return ending
 
     def log_end(self, lines: int = 12) -> list[str]:
-        """The last lines of the log."""
         return _end(self.log, lines)
 
     def probed(self) -> Mapping[str, ProbeResult]:

@@ -183,7 +183,6 @@ class _Run:
 
     @property
     def is_interrupted(self) -> bool:
-        """Whether Ctrl-C has reached it."""
         was_told = self.result is not None and self.result.interrupted
         return self._is_stopped or was_told or isinstance(self.error, KeyboardInterrupt)
 

@@ -34,11 +34,7 @@ def check(
     timeout_s: float,
     tolerance: float | None,
 ) -> dict[str, Any]:
-    """Run a target in eager mode and under plain torch.compile(); a row for each phase.
-
-    Raises:
-        TargetError: it cannot be loaded, built or run in eager mode.
-    """
+    """Run a target in eager mode and under plain torch.compile(); a row for each phase."""
     space = SearchSpace(batch_sizes=(batch_size,))
     spec = target_spec(target)
     plan = Plan(spec, phases=phases, space=space, device=device, tolerance=tolerance)
@@ -69,11 +65,7 @@ def machine_here(device: str | None) -> Mapping[str, Any]:
 
 
 def doctor(backend: str | None, device: str | None) -> dict[str, Any]:
-    """Compile a small model with each backend and mode; a row for each backend.
-
-    Args:
-        backend: only this one; the default backends if None.
-    """
+    """Compile a small model with each backend and mode; a row for each backend."""
     names = None if backend is None else (backend,)
     plan = Plan(_SAMPLE, space=SearchSpace(backends=names), device=device)
     with bench(plan, 120.0) as jobs:

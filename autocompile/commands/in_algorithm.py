@@ -28,9 +28,6 @@ def compare_in_algorithm(
         target: names an AlgorithmConfig with an environment.
         budget_s: of the whole comparison, building and compiling included.
         timeout_s: added to the budget, before a step that hangs is ended.
-
-    Raises:
-        TargetError: the algorithm cannot be run, or does not use the settings.
     """
     plan = Plan(target_spec(target))
     with bench(plan, budget_s + timeout_s) as jobs:

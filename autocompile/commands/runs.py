@@ -136,11 +136,7 @@ def compare(
 
 
 def by_machine(reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """Reports by the names of their devices, or by their own where two devices have one name.
-
-    Raises:
-        UsageError: they are of different targets or models.
-    """
+    """Reports by the names of their devices, or by their own where two devices have one name."""
     demand_same_target(reports)
     devices = [str(report["environment"].get("device_name")) for report in reports.values()]
     names = devices if len(set(devices)) == len(devices) else list(reports)

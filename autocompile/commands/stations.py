@@ -30,11 +30,7 @@ _EMPTY: Mapping[str, Any] = {
 
 
 def stations_of(address: str, device: str | None = None) -> dict[str, Any]:
-    """The stations of each accelerator type: ``stations``, and ``notes`` about those left out.
-
-    Raises:
-        UsageError: there is no cluster, or nothing in it that could be a station.
-    """
+    """The stations of each accelerator type: ``stations``, and ``notes`` about those left out."""
     found: dict[str, Any] = {}
     with connected(address) as cluster:
         places = places_of(cluster.nodes(), None)

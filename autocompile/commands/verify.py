@@ -114,11 +114,9 @@ class Verified:
 
     @property
     def is_good(self) -> bool:
-        """Whether nothing fails."""
         return not any(one.faults(self.required) for one in self.checks)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
         return {
             "checks": [asdict(one) for one in self.checks],
             "unmet": [text for one in self.checks for text in one.unmet(self.required)],

@@ -111,9 +111,6 @@ def candidates(records: Iterable[Record]) -> list[Candidate]:
     """The settings of one phase that worked; of several with the same code, the plainest.
 
     A setting that failed once in a race is not a candidate, unless the cause was outside it.
-
-    Args:
-        records: search and race records of the phase.
     """
     every = [r for r in records if r.role != EXPORTED]
     raced: dict[int | None, list[Record]] = defaultdict(list)
@@ -185,9 +182,6 @@ def left_out(raced: Sequence[Record]) -> set[int]:
     seconds or minutes, eager mode and compiled code by different factors. It is detected by a
     reference workload next to each measurement, never by the ratio, which would select the result.
     Counting slow sets makes errors of up to 15 % (studies/truth, replay.py).
-
-    Args:
-        raced: records of one setting in one race.
     """
     seconds = {
         r.race: s

@@ -67,7 +67,6 @@ def compare(first: Candidate, second: Candidate) -> Interval:
 
 
 def _in_set(first: Candidate, second: Candidate, number: int) -> float:
-    """The log ratio in one set."""
     has_refreshes = first.record.refresh_s or second.record.refresh_s
     ours, theirs = first.blocks.get(number), second.blocks.get(number)
     if has_refreshes or not ours or not theirs or ours[0] != theirs[0]:

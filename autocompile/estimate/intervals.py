@@ -51,7 +51,6 @@ class Interval:
         return Interval(self.value * factor, self.low * factor, self.high * factor)
 
     def to_dict(self) -> dict[str, float]:
-        """The form in ``report.json``."""
         return {"value": self.value, "low": self.low, "high": self.high}
 
 

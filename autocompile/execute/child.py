@@ -177,7 +177,6 @@ class Child:
         return [] if self.worker is None or over else [self.worker]
 
     def left_s(self) -> float:
-        """Until its next deadline."""
         if self.kill_at is not None:
             return self.kill_at - time.monotonic()
         if self.result is not None:

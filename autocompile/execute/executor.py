@@ -28,7 +28,6 @@ class Job:
     toolchain: Path | None = None  # folder that a probe makes, and compiler caches start with
 
     def allowed_s(self, step: Step) -> float:
-        """The time limit of a step."""
         if step is Step.COMPILE and self.compile_timeout_s is not None:
             return self.compile_timeout_s
         return self.timeout_s

@@ -133,11 +133,7 @@ class ForkServer:
             self._unregister()  # a socket at its end is always readable: a busy-wait
 
     def fork(self, arguments: Mapping[str, Any], descriptors: Sequence[int]) -> int:
-        """Fork a trial; the server must be ready. Returns the pid of its supervisor.
-
-        Raises:
-            ForkServerError: it is dead or not safe to fork.
-        """
+        """Fork a trial; the server must be ready. Returns the pid of its supervisor."""
         try:
             here = os.getcwd()
         except OSError:  # the directory was removed

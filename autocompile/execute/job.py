@@ -75,9 +75,6 @@ class JobFactory:
         It is empty but for the probe of the machine's vector instructions, so that compile time is
         that of a first compile. With ``alone`` no other trial runs beside it. ``goes_on_from``
         names a trial that was cut off, whose cache it takes over.
-
-        Raises:
-            RunError: the disk is full or nearly so, or the folder cannot be written.
         """
         path, cache = self.folder.trial(request.number), self.cache_of(request.number)
         make_folder(path)
@@ -183,11 +180,7 @@ def is_held(folder: RunFolder) -> bool:
 
 @contextlib.contextmanager
 def locked(folder: RunFolder) -> Iterator[None]:
-    """Hold the run for this process.
-
-    Raises:
-        RunError: another tuner holds it, or the folder cannot be written.
-    """
+    """Hold the run for this process."""
     try:
         file = open(folder.path / "lock", "wb", opener=not_for_all)  # noqa: SIM115  (closed below)
     except OSError as error:

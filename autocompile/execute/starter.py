@@ -88,9 +88,6 @@ class ProcessStarter:
 
         Returns:
             False if the fork server has died since; try again.
-
-        Raises:
-            OSError: no process can be started.
         """
         if not self._forks or child.job.fresh or self._fork_server is None:
             child.process = self._interpreter(child)

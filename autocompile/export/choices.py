@@ -55,9 +55,6 @@ def choices(report: Report) -> dict[str, Choice]:
     """The choice of each phase: the report's best, which is at the target's own batch size.
 
     The report is about another batch size only where that one was not measured.
-
-    Raises:
-        ExportError: no phase has a result.
     """
     found = {name: _choice(report, name, phase) for name, phase in report["phases"].items()}
     if all(choice.verdict == "failed" for choice in found.values()):

@@ -111,11 +111,7 @@ def _way(config: CompileConfig) -> str:
 
 
 def refusal(report: Report, faster: Iterable[Choice]) -> str:
-    """An assertion of the torch version if the settings need another interpreter, else empty.
-
-    Raises:
-        ExportError: the phases need different interpreters.
-    """
+    """An assertion of the torch version if the settings need another interpreter, else empty."""
     configs = {c.phase: c.config for c in faster if c.config}
     if len(names := {config.environment for config in configs.values()}) > 1:
         raise ExportError(

@@ -98,11 +98,9 @@ class Request:
 
     @property
     def kind(self) -> Kind:
-        """As the file names it."""
         return next(kind for kind, made in _CLASSES.items() if made is type(self))
 
     def to_dict(self) -> dict[str, Any]:
-        """As ``request.json`` holds it."""
         data = _plain(self)
         return {"schema": SCHEMA, "kind": self.kind.value, **data.pop("header"), **data}
 
@@ -136,7 +134,6 @@ class RaceRequest(Request):
 
     @property
     def kind(self) -> Kind:
-        """``exported`` where a side is made by exported code."""
         return Kind.EXPORTED if any(side.exported for side in self.sides) else Kind.RACE
 
 
@@ -186,11 +183,7 @@ _CLASSES: Mapping[Kind, type[Request]] = {
 
 
 def read_request(folder: Path) -> Request:
-    """What the folder of a trial asks for.
-
-    Raises:
-        RunError: it asks for nothing, or for what this version does not know.
-    """
+    """What the folder of a trial asks for."""
     path = folder / "request.json"
     try:
         data = json.loads(path.read_text("utf-8"))
@@ -238,7 +231,6 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
 
 
 def _plain(value: Any) -> Any:
-    """As JSON."""
     if isinstance(value, (CompileConfig, Tuned, TunedSet)):
         return value.to_dict()
     if is_dataclass(value):

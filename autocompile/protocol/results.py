@@ -48,7 +48,6 @@ class TaskResult:
         return TargetError(said["what"], *said["details"], hint=said["hint"])
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON; what is None is left out."""
         found = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: value for name, value in found.items() if value is not None}
 
@@ -96,7 +95,6 @@ class RaceResult(TaskResult):
     reference_s: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
         return {**super().to_dict(), "sides": [side.to_dict() for side in self.sides]}
 
     @classmethod

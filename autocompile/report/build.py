@@ -26,7 +26,7 @@ _REFUSED = (
 )
 _ROUNDED = re.compile(r"^\['.* is off by .*\(call ")  # of what --tolerance is about
 _TARGET_KEYS = (
-    *("kind", "description", "parameters", "algorithm", "build", "own_batch_size"),
+    *("kind", "description", "parameters", "algorithm", "own_batch_size"),
     *("calls_per_update", "samples_per_update", "optimizer", "choices"),
 )
 

@@ -35,19 +35,12 @@ def write_table(folder: Path, runs: Mapping[str, Path]) -> None:
     Args:
         folder: is made if it does not exist.
         runs: of one target; folders, by the name of the machine or accelerator.
-
-    Raises:
-        RunError: a run has no report, or the folder cannot be written.
     """
     write(folder, table({name: _read(path / "report.json") for name, path in runs.items()}))
 
 
 def write(folder: Path, found: Mapping[str, Any]) -> None:
-    """Write what :func:`table` gave, in all three forms.
-
-    Raises:
-        RunError: the folder cannot be written.
-    """
+    """Write what :func:`table` gave, in all three forms."""
     document = shown(found)
     make_folder(folder)
     write_json(folder / "table.json", found)

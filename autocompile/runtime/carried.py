@@ -42,10 +42,6 @@ def carry(
     Classes and functions of a notebook or script are stored by value, those of imported modules by
     name. The model is not changed; one on a GPU is loaded on the CPU. In ``folder`` each model gets
     a folder, named by its content. Returns the file.
-
-    Raises:
-        TargetError: something cannot be pickled, or a function of inputs takes no batch size.
-        RunError: the folder cannot be written.
     """
     if callable(inputs):
         _demand_batch_size(inputs)

@@ -42,9 +42,6 @@ def compile_function(
 
     ``model`` is the module that the function calls, needed for regions and frozen weights; ``kind``
     the device type for ``autocast`` without a model or parameters.
-
-    Raises:
-        UsageError: the setting needs a model, or a model with repeated blocks.
     """
     compiled = function if config.is_eager else _compiled(function, config, model)
     if config.autocast == "none":

@@ -38,10 +38,6 @@ class Frozen:
     All weights that it reads are frozen, wherever they are, and again after they changed. Input
     shapes beyond Dynamo's recompile limit are computed in eager mode.
 
-    Args:
-        function: what to compile.
-        kwargs: arguments of ``torch.compile``.
-
     Raises:
         RuntimeError: of a call: gradients are enabled, the graph breaks, or the model writes to its
             own buffers.

@@ -172,9 +172,6 @@ def apply_config(
 
     Returns:
         What to call from now on: the model, or the compiled function.
-
-    Raises:
-        UsageError: the module has no such phase, or an optimizer no such implementation.
     """
     for optimizer in optimizers:
         apply_to_optimizer(optimizer, step or config.of_optimizer_in(phase))
@@ -195,7 +192,6 @@ def apply_config(
 
 
 def _device_of(optimizer: torch.optim.Optimizer) -> str:
-    """The type of device of its parameters."""
     return str(optimizer.param_groups[0]["params"][0].device.type)
 
 
@@ -206,9 +202,6 @@ def apply_to_phase(
 
     Returns:
         The compiled function; None if the module runs as it is.
-
-    Raises:
-        UsageError: the module has no such phase.
     """
     if phase != FORWARD and not hasattr(type(module), f"_{phase}"):
         raise UsageError(
@@ -239,9 +232,6 @@ def apply_to_optimizer(
     """Make an optimizer's ``step`` use a setting; returns what it calls, None for its own.
 
     Loading a state dict restores the implementation of that state; apply again after it.
-
-    Raises:
-        UsageError: the optimizer has no such implementation.
     """
     set_implementation(optimizer, config.optimizer)
     if config.optimizer in ("fused", "capturable"):  # they need step counts beside the parameters
@@ -289,7 +279,6 @@ def _is_untouched(config: CompileConfig) -> bool:
 
 
 def _has_blocks(value: Any) -> bool:
-    """Whether it is a setting that compiles the blocks of a module."""
     return isinstance(value, Compiled) and value.config.scope == "regional"
 
 

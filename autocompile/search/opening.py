@@ -46,9 +46,6 @@ def demand_sense(options: Mapping[str, Any]) -> None:
 
     Args:
         options: by parameter of :func:`autocompile.tune`: names, and numbers above 0 or None.
-
-    Raises:
-        UsageError: no such name, or no such number.
     """
     for name, value in options.items():
         if name in _ONE_OF:
@@ -117,9 +114,6 @@ def probe_all(
 
     The plan gets the phases that were found: default phases depend on a timing, and the other
     interpreters and a resumed run must use the same.
-
-    Raises:
-        UsageError, TargetError: an interpreter or the target cannot be used.
     """
     for _, python in plan.pythons:
         demand_torch(python, job_factory.timeout_s)
@@ -184,11 +178,7 @@ def _target_error(place: str, ending: Ending, said: ProbeResult, log: str) -> Ta
 
 
 def described(folder: RunFolder, plan: Plan, every: Found) -> dict[str, Any]:
-    """The content of ``run.json``; of a resumed run, the existing one.
-
-    Raises:
-        RunError: the machine, torch, python or a file of the target has changed.
-    """
+    """The content of ``run.json``; of a resumed run, the existing one."""
     from autocompile import __version__
 
     if folder.run_json.exists():

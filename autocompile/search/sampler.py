@@ -144,13 +144,7 @@ class ListedSampler(BaseSampler):
 
 
 class Scores(NamedTuple):
-    """Of the settings that may be tried now.
-
-    Attributes:
-        positions: in the list of settings.
-        gains: expected log gains.
-        ranks: the setting with the largest comes next.
-    """
+    """Of the settings that may be tried now."""
 
     positions: Any
     gains: Any
@@ -164,11 +158,6 @@ class PortfolioSampler(ListedSampler):
     to which all others are compared. Then whatever promises most per second, where the plainest
     setting of each family (:attr:`CompileConfig.families`) has a bonus until it is tried: what a
     prior expects decides when a family has its turn, and never that it has none.
-
-    Args:
-        settings: all that may be tried, of all phases and batch sizes.
-        priors: by phase, from recorded tables; may lack phases.
-        own_sizes: the user's own batch size by phase, which has priority.
     """
 
     def __init__(
@@ -197,11 +186,6 @@ class PortfolioSampler(ListedSampler):
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """The parameters of the next setting.
-
-        Raises:
-            RuntimeError: none is left that may be tried.
-        """
         scores = self.scores(study)
         if not len(scores.positions):
             raise RuntimeError("every setting has been tried")
@@ -362,11 +346,6 @@ class FiniteSampler(ListedSampler):
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """The parameters of the next setting: eager mode first, since speed-ups need it.
-
-        Raises:
-            RuntimeError: none is left.
-        """
         left = self.left(study)
         if not left:
             raise RuntimeError("every setting has been tried")

@@ -116,7 +116,6 @@ class CompileConfig(Values):
 
     @property
     def is_eager(self) -> bool:
-        """Whether the model runs uncompiled."""
         return self.backend == "eager"
 
     @functools.cached_property
@@ -186,11 +185,7 @@ class CompileConfig(Values):
             raise UsageError(error.what, *error.details, hint=hint) from None
 
     def compile_kwargs(self) -> dict[str, Any]:
-        """Keyword arguments for ``torch.compile``: the backend, and what is not torch's default.
-
-        Raises:
-            UsageError: the setting is eager, for which there is nothing to call.
-        """
+        """Keyword arguments for ``torch.compile``: the backend, and what is not torch's default."""
         if self.is_eager:
             raise UsageError("the eager setting is not compiled and has no arguments")
         kwargs = {"backend": self.backend, **{d.name: v for d, v in self.changed("argument")}}
@@ -220,7 +215,6 @@ class CompileConfig(Values):
 
     @property
     def has_cuda_graphs(self) -> bool:
-        """Whether CUDA graphs are asked for."""
         inductor = self.backend == "inductor" and _GRAPHS in self.turned_on
         return inductor or self.backend == "cudagraphs"
 

@@ -92,7 +92,6 @@ class Dimension:
     name: str = ""
 
     def field(self) -> Any:
-        """As a field of a dataclass."""
         return dataclasses.field(default=self.default, metadata={"dimension": self})
 
     @property
@@ -106,7 +105,6 @@ class Dimension:
 
     @property
     def flag(self) -> str:
-        """As it is typed: ``--batch-size``."""
         return f"--{self.parameter.replace('_', '-')}"
 
     @property

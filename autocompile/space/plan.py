@@ -26,11 +26,7 @@ OBJECTIVES = ("throughput", "latency")
 
 
 def budget_of(effort: str) -> float | None:
-    """The budget of an effort, in seconds.
-
-    Raises:
-        UsageError: there is no such effort.
-    """
+    """The budget of an effort, in seconds."""
     if effort not in EFFORTS:
         raise UsageError(f"effort {effort!r} is none of {', '.join(EFFORTS)}")
     return EFFORTS[effort]
@@ -109,9 +105,6 @@ class Plan:
 
         Args:
             asked: fields of a plan, without those that nobody has asked for now.
-
-        Raises:
-            UsageError: something was asked for that the run was not made with.
         """
         wanted = Plan(**asked)
         for name in asked:

@@ -26,11 +26,7 @@ _COMPILE_S = {"cpu": (4.0, 6.0), "cuda": (3.0, 25.0)}
 
 
 def spaces_of(plan: Plan, found: Mapping[str, ProbeResult]) -> dict[str, Space]:
-    """The settings of each phase, by what the probe of each environment found, the own first.
-
-    Raises:
-        UsageError: a backend, a mode or an option that no environment has.
-    """
+    """The settings of each phase, by what the probe of each environment found, the own first."""
     target = next(iter(found.values())).target
     if plan.only is not None:
         return {phase: exact_space(phase, plan.only[phase]) for phase in target["phases"]}
@@ -45,11 +41,7 @@ def spaces_of(plan: Plan, found: Mapping[str, ProbeResult]) -> dict[str, Space]:
 
 
 def demand_known(wanted: SearchSpace, offers: Sequence[ProbeResult]) -> None:
-    """Check that each backend, mode and option is known to some environment.
-
-    Raises:
-        UsageError: none has it.
-    """
+    """Check that each backend, mode and option is known to some environment."""
     backends = list(dict.fromkeys(name for o in offers for name in (*o.all_backends, "eager")))
     for name in wanted.backends or ():
         if name not in backends and name not in BACKENDS:
@@ -119,11 +111,7 @@ def _best_optimizer(seconds: Mapping[str, float]) -> str:
 
 
 def sizes_of(phase: str, plan: Plan, target: Mapping[str, Any]) -> list[int | None]:
-    """The batch sizes of a phase: asked for, or the defaults and the target's own.
-
-    Raises:
-        UsageError: others than the one that the target has are asked for.
-    """
+    """The batch sizes of a phase: asked for, or the defaults and the target's own."""
     if not phase_of(phase).has_batch_size:
         return [None]
     asked = plan.space.batch_sizes

@@ -26,11 +26,7 @@ _DAMAGE = (KeyError, TypeError, ValueError, AttributeError)
 
 
 def demand_schema(what: object, data: Any, newest: int) -> None:
-    """Check that this version can read a file, whose name in errors is ``what``.
-
-    Raises:
-        RunError: it has a schema above ``newest``, or none.
-    """
+    """Check that this version can read a file, whose name in errors is ``what``."""
     found = data.get("schema") if isinstance(data, dict) else None
     if type(found) is not int or found < 1:
         raise RunError(f"{what} was not written by autocompile: its schema is {found!r}")
@@ -54,9 +50,6 @@ def read(
         paths: trial number to ``result.json``, which may not exist yet.
         parse: makes a record from a result without unknown keys.
         known: known keys of a result.
-
-    Raises:
-        RunError: a result has a newer schema.
     """
     results = _load(paths)
     usual = _usual(results)

@@ -126,7 +126,6 @@ class Record:
 
     @property
     def ok(self) -> bool:
-        """Whether it has a valid measurement."""
         return self.outcome is Outcome.OK and self.measurement is not None
 
     @property
@@ -185,11 +184,7 @@ class RunFolder:
         self._made: list[Path] = []
 
     def create(self) -> None:
-        """Create the folder, writable only by its owner.
-
-        Raises:
-            RunError: it cannot be created.
-        """
+        """Create the folder, writable only by its owner."""
         self._made += [p for p in (self.path, *self.path.parents) if not p.exists()]
         make_folder(self.trials)
 
@@ -240,21 +235,13 @@ class RunFolder:
         return sorted(int(p.name) for p in self.trials.iterdir() if p.name.isdigit())
 
     def read(self) -> tuple[list[Record], list[str]]:
-        """Finished trials by their numbers, and sentences about what is ignored or left out.
-
-        Raises:
-            RunError: a result has a newer schema.
-        """
+        """Finished trials by their numbers, and sentences about what is ignored or left out."""
         paths = {n: self.trial(n) / "result.json" for n in self.numbers()}
         names = {f.name for f in fields(Record)} | {"schema"}
         return read(paths, Record.from_dict, names)
 
     def read_run(self) -> dict[str, Any]:
-        """The content of ``run.json``.
-
-        Raises:
-            RunError: there is no run, or its file is invalid or has a newer schema.
-        """
+        """The content of ``run.json``."""
         try:
             data: dict[str, Any] = json.loads(self.run_json.read_text("utf-8"))
         except FileNotFoundError:

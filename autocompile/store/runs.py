@@ -79,11 +79,7 @@ def new_folder(spec: str) -> RunFolder:
 
 
 def latest_of(spec: str) -> RunFolder:
-    """The last run of a target, whatever its folder's name.
-
-    Raises:
-        RunError: there is none.
-    """
+    """The last run of a target, whatever its folder's name."""
     similar, name = [], rf"{re.escape(short_name(spec))}-\d+"
     for path in reversed(_by_time(under.glob("*/run.json"))):  # others go on with --ray
         target = _target_of(path)
@@ -102,11 +98,7 @@ def latest_of(spec: str) -> RunFolder:
 
 
 def latest_on_cluster(spec: str) -> Path:
-    """The folder of the last runs of a target on a cluster, which holds one for each type.
-
-    Raises:
-        RunError: there is none.
-    """
+    """The folder of the last runs of a target on a cluster, which holds one for each type."""
     if (path := _of_target(spec, "*/*/run.json")) is not None:
         return path.parent
     elsewhere = _of_target(spec, "*/run.json")
@@ -198,11 +190,7 @@ def shown(path: str) -> str:
 
 
 def find(run: str | Path) -> RunFolder:
-    """A run by its folder, its folder's name under ``runs``, or ``last``.
-
-    Raises:
-        RunError: no such run; lists the existing ones.
-    """
+    """A run by its folder, its folder's name under ``runs``, or ``last``."""
     runs = every()
     if str(run) == "last":
         if not runs:

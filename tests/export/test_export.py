@@ -125,7 +125,6 @@ def test_scripts_are_formatted_as_a_formatter_would(
     to: str, change: Report, report_for: Callable[[str], Report]
 ) -> None:
     report = report_for(to)
-    report["target"]["build"] = ["import runpy", 'model = runpy.run_path("m.py")["model"]']
     for phase in report["phases"].values():
         if phase["verdict"] == "faster":
             phase["best"]["config"].update(change)
@@ -240,7 +239,6 @@ OPTIMIZER = {
     "class": "Adam",
     "arguments": {"lr": 3e-4, "amsgrad": True},
     "lr": 3e-4,
-    "build": "optimizer = make(model)",
 }
 FUSED = {"backend": "eager", "optimizer": "fused"}
 

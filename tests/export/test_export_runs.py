@@ -137,10 +137,8 @@ def plain(folder: Path, phases: Report, source: str = MODEL) -> Report:
     """The report of a file with ``get_model``, which is written too."""
     (folder / "model.py").write_text(source)
     report: Report = copy.deepcopy(SAMPLE)
-    source = "vars(importlib.import_module('model'))['get_model']()"
-    build = ["import importlib", "import sys", "sys.path.insert(0, '.')", f"model = {source}"]
-    adam = {"class": "Adam", "arguments": {"lr": 0.01}, "lr": 0.01, "build": ""}
-    report["target"] = {"spec": "model.py", "kind": "functions", "build": build, "choices": {}}
+    adam = {"class": "Adam", "arguments": {"lr": 0.01}, "lr": 0.01}
+    report["target"] = {"spec": "model.py", "kind": "functions", "choices": {}}
     report["target"]["optimizer"] = adam
     report["phases"] = phases
     return report
@@ -156,9 +154,7 @@ def rl(folder: Path, phases: Report) -> Report:
     """The report of a file with a PPOConfig over four numbers, which is written too."""
     (folder / "ppo.py").write_text(RL_CONFIG)
     report: Report = copy.deepcopy(SAMPLE)
-    expression = "runpy.run_path('ppo.py')['config'].get_rl_module_spec().build()"
     report["target"].update(spec="ppo.py:config", own_batch_size={})
-    report["target"]["build"] = ["import runpy", f"model = {expression}"]
     report["phases"] = phases
     return report
 

@@ -2,10 +2,8 @@ from __future__ import annotations
 
 import base64
 import copy
-import dataclasses
 import hashlib
 import html
-import itertools
 import json
 import re
 import sys
@@ -16,20 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import failed, measured
 from made_records import LITE, MAX, Run
 from recorded_runs import REPORTS, RUNS, inside, names, page_of
 from typer.testing import CliRunner
 
 from autocompile import load
 from autocompile.cli.commands import app
-from autocompile.execute.executor import Ending
 from autocompile.export import to_paste
 from autocompile.report import text as show
 from autocompile.report.page.canvas import drawing
 from autocompile.report.page.figures import finalists, of_phase, pairs
 from autocompile.report.page.html import to_html, to_notebook
-from autocompile.report.page.timeline import processes, timeline
 from autocompile.settings.config import EAGER, CompileConfig
 
 SAMPLE = json.loads((Path(__file__).parents[1] / "data" / "report.json").read_text("utf-8"))
@@ -236,7 +231,6 @@ def test_plots_are_drawn_in_colours_of_the_page(
     pytest.importorskip("matplotlib")
     text, _ = page_of(name, tmp_path)
     assert titles <= set(TITLE.findall(text))
-    assert "Timeline" not in text  # which runs of this age do not say
     for svg in re.findall(r"<svg.*?</svg>", text, re.S):
         assert not re.findall(r"#[0-9a-f]{6}\b(?![\w-])", svg.replace('href="#', ""))
         assert "var(--ink)" in svg and "aria-label=" in svg
@@ -276,50 +270,6 @@ def test_finalists_are_those_that_were_raced_or_else_all_of_the_search() -> None
     run.race(second, 1.2, 1.2, 1.2)
     assert [c.record.number for c in finalists(best, run.records)] == [first, second]
     assert finalists({"batch_size": 16}, run.records) == []
-
-
-def timed(run: Run, ending: Ending, begin: float, *seconds: float, **more: Any) -> None:
-    """A trial of a run that took so many seconds to import, compile and measure."""
-    ends = list(itertools.accumulate(seconds, initial=begin))
-    spans = tuple(zip(("import", "compile", "measure"), ends, ends[1:], strict=False))
-    run.add(MAX, dataclasses.replace(ending, spans=spans), **more)
-
-
-def test_processes_stand_in_rows_and_a_break_between_two_sessions_is_left_out() -> None:
-    run = Run()
-    timed(run, measured(1.2), 100.0, 1.0, 4.0, 1.0)
-    timed(run, measured(1.3), 102.0, 1.0, 1.0)
-    timed(run, measured(1.3), 104.0, 1.0)  # in the row that has just become free
-    for number in (1, 2):  # two sides of one process
-        shared = {"role": "confirm", "race": 1, "repeats": number}
-        timed(run, measured(1.2, raced_in=77), 3706.0, 2.0, **shared)
-    found, breaks = processes(run.records)
-    assert [[r.number for r in p.records] for p in found] == [[1], [2], [3], [4, 5]]
-    assert [(p.role, p.row) for p in found] == [
-        ("search", 0),
-        ("search", 1),
-        ("search", 1),
-        ("confirm", 0),
-    ]
-    assert breaks == [6.0]
-    assert found[0].spans == (("import", 0, 1), ("compile", 1, 5), ("measure", 5, 6))
-    assert found[-1].ends == (6.0, 8.0)
-
-
-def test_the_timeline_says_who_compiled_and_who_was_timed() -> None:
-    pytest.importorskip("matplotlib")
-    run = Run()
-    timed(run, measured(1.2), 100.0, 1.0, 4.0, 1.0)
-    timed(run, failed("crashed"), 200.0, 1.0, 1.0)
-    with drawing():
-        (plot,) = timeline(run.records)
-    assert "compile 5.0 s" in plot.note and "the run went on after a break" in plot.note
-    assert [name for _, _, name in plot.legend] == [
-        *("start and end", "compile", "measure"),
-        *("waits", "no result"),
-    ]
-    assert "trial 2, inductor max-autotune: crashed, 2.0 s" in plot.svg
-    assert "seconds since the first trial began" in plot.svg
 
 
 def test_open_shows_the_page_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -211,14 +211,14 @@ def test_any_number_of_threads_will_do(compiler: Compile, threads: int) -> None:
 
 
 @without_variants
-@pytest.mark.filterwarnings("ignore")  # openvino_onnx says what it leaves to torch
 @pytest.mark.parametrize("dtype", [torch.int64, torch.float64, torch.bool, torch.bfloat16])
 def test_numbers_of_any_kind_are_taken(compiler: Compile, dtype: torch.dtype) -> None:
     def both(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.where(y > 0, y, -y), x.to(torch.float32).sum()
 
     x, y = torch.ones(4, 3).to(dtype), torch.linspace(-1, 1, 12).reshape(4, 3)
-    torch.testing.assert_close(compiler(both)(x, y), both(x, y))
+    with or_refused("OpenVINO (does not compute in|computes .* in 32 bits|has no )"):
+        torch.testing.assert_close(compiler(both)(x, y), both(x, y))
 
 
 def test_a_graph_that_breaks_is_right(compiler: Compile) -> None:
@@ -234,18 +234,18 @@ def test_a_graph_that_breaks_is_right(compiler: Compile) -> None:
 
 
 @without_variants
-@pytest.mark.filterwarnings("ignore")  # onnxrt says that it leaves dropout to torch
 def test_random_numbers_follow_the_seed(compiler: Compile) -> None:
     def noisy(x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.dropout(x.exp(), 0.5, training=True).sum(-1)
 
     compiled = compiler(noisy)
     results = []
-    for _ in range(2):
-        torch.manual_seed(3)
-        results.append(compiled(images(4)))
-    torch.testing.assert_close(results[0], results[1])
-    assert results[0].count_nonzero() > 0
+    with or_refused("dropout.* draws random numbers"):
+        for _ in range(2):
+            torch.manual_seed(3)
+            results.append(compiled(images(4)))
+        torch.testing.assert_close(results[0], results[1])
+        assert results[0].count_nonzero() > 0
 
 
 class Counting(torch.nn.Linear):
@@ -261,7 +261,7 @@ class Counting(torch.nn.Linear):
 def test_a_buffer_that_the_model_writes_is_written(compiler: Compile) -> None:
     model = Counting()
     twin, compiled = copy.deepcopy(model), compiler(model)
-    with or_refused("writes in place|writes to its own buffers"):
+    with or_refused("writes to its (inputs|own buffers)"):
         for _ in range(3):
             agree(twin, compiled, torch.ones(2, 3))
         torch.testing.assert_close(model.seen, twin.seen)

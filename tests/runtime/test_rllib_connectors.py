@@ -54,7 +54,7 @@ def ppo(space: Any, *connectors: Any) -> Any:
 
 def loaded(config: Any) -> Target:
     seed_everything(0)
-    return from_object(config, "config")
+    return from_object(config)
 
 
 @pytest.mark.parametrize(
@@ -80,15 +80,6 @@ def test_a_module_is_built_and_fed_for_what_the_connectors_make(
         columns = inputs.get("default_policy", inputs)
         assert columns["obs"].shape == (16, *seen) and columns["obs"].dtype is torch.float32
         make_side(target, phase, inputs).run()
-
-
-def test_what_is_exported_builds_the_module_for_the_connectors() -> None:
-    config = ppo(NESTED, FlattenObservations)
-    space: dict[str, Any] = {"config": config}
-    exec("\n".join(loaded(config).build), space)
-    assert space["model"].observation_space.shape == (6,)
-    plain = loaded(PPOConfig().environment(observation_space=BOX, action_space=spaces.Discrete(2)))
-    assert plain.build == ["model = config.get_rl_module_spec().build()"]
 
 
 def test_connectors_that_need_the_real_environment_are_named_with_the_way_out() -> None:

@@ -69,7 +69,7 @@ def small(name: str, **model_config: Any) -> Any:
 
 def loaded(config: Any) -> Target:
     seed_everything(0)
-    return from_object(config, "config")
+    return from_object(config)
 
 
 def verified(target: Target, phase: str, draws: Any, config: CompileConfig) -> tuple[Verifier, Any]:

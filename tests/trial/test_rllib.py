@@ -90,7 +90,7 @@ def test_phases_are_measured_with_the_threads_of_the_actors_that_run_them(
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     config = of_spaces(PPOConfig).env_runners(num_env_runners=runners, num_cpus_per_env_runner=cpus)
     target, usual = (
-        from_object(config.learners(num_learners=learners), "c"),
+        from_object(config.learners(num_learners=learners)),
         torch.get_num_threads(),
     )
     more = CompileConfig("aot_eager", threads=usual + 1)
@@ -102,7 +102,7 @@ def test_phases_are_measured_with_the_threads_of_the_actors_that_run_them(
     said = target.choices.get("env runners", "")
     assert said.startswith(f"{int(cpus)} thread" if runners else "")
     monkeypatch.setenv("OMP_NUM_THREADS", "3")  # which Ray's workers inherit
-    assert from_object(config, "c").threads == {}
+    assert from_object(config).threads == {}
 
 
 @pytest.mark.usefixtures("_ray")
@@ -122,7 +122,7 @@ def test_ray_gives_an_actor_as_many_threads_as_is_assumed() -> None:
     [("config", "AlgorithmConfig"), ("ppo", "AlgorithmConfig"), ("spec", "RLModuleSpec"),
      ("get_model", "RLModule"), (None, "RLModule")],
 )  # fmt: skip
-def test_each_form_has_the_phases_of_an_rl_module_and_lines_that_build_it(
+def test_each_form_has_the_phases_of_an_rl_module(
     module: Any, name: str | None, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rllib, "_LONGEST_UPDATE_S", 60.0)
@@ -132,10 +132,6 @@ def test_each_form_has_the_phases_of_an_rl_module_and_lines_that_build_it(
     assert phases_of(target) == (*RL_PHASES, "optimizer_step", "train_step", *of_config)
     training = "learner_update" if of_config else "optimizer_step"
     assert target.default_phases() == ("forward_exploration", training)
-    space: dict[str, Any] = {}
-    exec("\n".join(target.build), space)
-    ours, theirs = target.model.state_dict(), space["model"].state_dict()
-    assert {n: v.shape for n, v in ours.items()} == {n: v.shape for n, v in theirs.items()}
 
 
 @pytest.mark.parametrize("name", ["config", "get_model", "with_lstm"])
@@ -244,7 +240,7 @@ def test_whether_updates_are_short_is_timed_while_nothing_compiles(
 def test_a_config_without_a_minibatch_trains_on_its_whole_batch() -> None:
     config = of_spaces(PPOConfig)
     config.training(minibatch_size=None, train_batch_size_per_learner=640)
-    assert from_object(config, "config").own_batch_size["train_step"] == 640
+    assert from_object(config).own_batch_size["train_step"] == 640
 
 
 @pytest.mark.parametrize(
@@ -263,7 +259,7 @@ def test_calls_between_updates_are_those_of_a_config_with_as_many_environments(
     config = of_spaces(kind).env_runners(
         num_env_runners=runners, num_envs_per_env_runner=envs, rollout_fragment_length=fragment
     )
-    target = from_object(config, "config")
+    target = from_object(config)
     names = ("calls_per_update", "samples_per_update")
     facts = {name: getattr(target, name) for name in names}
     run = {"plan": {}, "target": facts}
@@ -291,7 +287,7 @@ def test_the_spaces_come_from_the_environment_where_the_config_names_none(module
 
 def test_images_get_a_convolution_and_a_batch_of_their_shape() -> None:
     images = spaces.Box(-1.0, 1.0, (84, 84, 4), np.float32)
-    target = from_object(of_spaces(PPOConfig, images), "config")
+    target = from_object(of_spaces(PPOConfig, images))
     obs = target.make_inputs(2)["obs"]
     assert obs.shape == (2, 84, 84, 4) and obs.dtype is torch.float32
     assert any(isinstance(m, torch.nn.Conv2d) for m in target.model.modules())
@@ -393,7 +389,7 @@ def test_something_else_of_rllib_is_no_target(module: Any) -> None:
 
     several = MultiRLModuleSpec(rl_module_specs={"a": module.spec})
     with pytest.raises(TargetError, match="MultiRLModuleSpec cannot be tuned"):
-        from_object(several, "several")
+        from_object(several)
 
 
 def test_the_module_moves_to_a_device_with_its_inference_half(module: Any) -> None:

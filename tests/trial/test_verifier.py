@@ -50,7 +50,7 @@ def batch(*shape: int, dtype: torch.dtype = torch.float32) -> Callable[[], tuple
 
 def a_target(make: Callable[[], nn.Module], inputs: Callable[[], Any], **changes: Any) -> Target:
     seed_everything(0)
-    made = Target("functions", make(), [], lambda _: inputs(), adam, sum_of_floats)
+    made = Target("functions", make(), lambda _: inputs(), adam, sum_of_floats)
     return dataclasses.replace(made, **changes)
 
 

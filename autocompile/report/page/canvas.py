@@ -58,14 +58,12 @@ class Plot:
 
     Attributes:
         legend: variable of the colour, symbol and name of each series.
-        is_wide: it fills a page, and is moved under the finger on a phone.
     """
 
     title: str
     note: str
     svg: str
     legend: tuple[tuple[str, str, str], ...] = ()
-    is_wide: bool = False
 
 
 @contextlib.contextmanager
@@ -85,13 +83,12 @@ def drawing() -> Iterator[None]:
 class Canvas:
     """One figure with one pair of axes; sizes in points."""
 
-    def __init__(
-        self, name: str, height: float, left: float = 46, width: float = _WIDTH_PT
-    ) -> None:
+    def __init__(self, name: str, height: float, left: float = 46) -> None:
         from matplotlib.figure import Figure
 
         self._name = name
         self._titles: dict[str, str] = {}
+        width = _WIDTH_PT
         self._figure = Figure(figsize=(width / 72, height / 72))
         bottom, right, top = 38, 12, 8
         sides = ((width - left - right) / width, (height - bottom - top) / height)

@@ -30,7 +30,6 @@ from autocompile.report.page.markup import (
     inline,
     trials_table,
 )
-from autocompile.report.page.timeline import timeline
 from autocompile.store.record import Record
 
 __all__ = ["as_page", "to_html", "to_notebook"]
@@ -62,8 +61,6 @@ def to_html(
     plots = plots or {}
     for section, (name, phase) in zip(shown.sections, report["phases"].items(), strict=True):
         parts += _section(section, name, phase, plots.get(name, ()), folder)
-    if time := as_figures(plots.get("", ())):
-        parts += [f'<section id="time"><h2>Where the time went</h2>{time}</section>']
     parts += [*trials_table(report), *_end(shown)]
     about = (show.target_name(report["target"]), show.machine(report["environment"]))
     return _page(shown, about, parts)
@@ -134,12 +131,11 @@ def _file(name: str) -> str:
 def _plots(
     report: Mapping[str, Any], records: Sequence[Record], page: str = "", full: bool = True
 ) -> dict[str, list[Plot]] | None:
-    """The plots of each phase, and under no name those of the run; None without matplotlib."""
+    """The plots of each phase; None without matplotlib."""
     phases = report["phases"].items()
     try:
         with drawing():
-            found = {n: list(of_phase(n, phase, records, page, full)) for n, phase in phases}
-            return {**found, "": list(timeline(records))} if full else found
+            return {n: list(of_phase(n, phase, records, page, full)) for n, phase in phases}
     except ImportError:
         return None
 

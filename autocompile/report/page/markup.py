@@ -73,10 +73,9 @@ def as_figure(plot: Plot) -> str:
         for variable, symbol, name in plot.legend
     )
     key = f'<p class="legend">{legend}</p>' if legend else ""
-    kind = ' class="wide"' if plot.is_wide else ""
     caption = f"<h3>{escaped(plot.title)}</h3><p>{escaped(plot.note)}</p>{key}"
     figcaption = f"<figcaption>{caption}</figcaption>"
-    return f'<figure{kind}>{figcaption}<div class="scroll">{plot.svg}</div></figure>'
+    return f'<figure>{figcaption}<div class="scroll">{plot.svg}</div></figure>'
 
 
 def as_figures(plots: Iterable[Plot]) -> str:

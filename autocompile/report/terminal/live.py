@@ -45,11 +45,7 @@ _DOING = {
 
 
 def progress(kind: str, file: TextIO) -> Progress:
-    """What ``--progress`` asks for: ``auto`` is live on a terminal and plain elsewhere.
-
-    Raises:
-        UsageError: another kind.
-    """
+    """What ``--progress`` asks for: ``auto`` is live on a terminal and plain elsewhere."""
     if kind == "none":
         return Progress()
     if kind not in ("auto", "plain"):

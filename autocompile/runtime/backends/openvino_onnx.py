@@ -2,8 +2,8 @@
 
 OpenVINO's own backend ``openvino`` (2026.4) computes in bfloat16 on CPUs that support it and
 returns memory that its next call overwrites. This one exports each graph to ONNX, like ``onnxrt``.
-CPUs only. OpenVINO computes 64-bit integers in 32 bits there; graphs that might need more are left
-to torch or refused. Options: see :mod:`autocompile.runtime.backends.onnx.graph`.
+CPUs only. OpenVINO computes 64-bit integers in 32 bits there; graphs that might need more are
+refused. Options: see :mod:`autocompile.runtime.backends.onnx.graph`.
 """
 
 from __future__ import annotations

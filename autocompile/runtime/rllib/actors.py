@@ -50,7 +50,6 @@ class _Tuned(_Actor):  # type: ignore[misc]
         return usable_on(self._device, self.tuned_set)
 
     def use(self, key: str, choice: Choice, compiled: Compiled | None) -> None:
-        """Record an applied setting."""
         warm_start.load(self.tuned, self._device)
         self.active[key] = choice, compiled, {}
 
@@ -101,11 +100,7 @@ class _Tuned(_Actor):  # type: ignore[misc]
 
 
 def usable_on(device: torch.device, settings: TunedSet) -> Tuned:
-    """The settings that fit a device.
-
-    Raises:
-        UsageError: they are not for an RLModule, or need another interpreter.
-    """
+    """The settings that fit a device."""
     return _demand_usable(settings.fitting(describe(device)))
 
 

@@ -41,9 +41,6 @@ def made_up_batch(module: Any, count: int, connectors: Any = None) -> dict[str, 
 
     Observations of the module, or of the environment for the ``env_to_module`` pipeline if there
     is one, are drawn for ``count`` environments with numpy's global generator.
-
-    Raises:
-        TargetError: the space is not supported, or the connectors fail.
     """
     if connectors is not None:
         return _connected(connectors, module, count)
@@ -83,9 +80,6 @@ def connectors_of(config: Any, env: Any = None) -> Any:
     """The ``env_to_module`` pipeline of an AlgorithmConfig; None if it adds no connectors.
 
     The vector environment is generated from the config's spaces unless it is given.
-
-    Raises:
-        TargetError: the connectors cannot be built for the environment.
     """
     if config._env_to_module_connector is None:
         return None
@@ -111,11 +105,7 @@ def module_spec(config: Any, **how: Any) -> Any:
 
 
 def take_spaces(config: Any) -> None:
-    """Set missing spaces of an AlgorithmConfig from its environment.
-
-    Raises:
-        TargetError: it names no environment either.
-    """
+    """Set missing spaces of an AlgorithmConfig from its environment."""
     if config.observation_space is not None and config.action_space is not None:
         return
     if config.env is None:

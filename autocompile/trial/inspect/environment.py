@@ -24,11 +24,7 @@ _WITHOUT_EFFECT = {"cpu": ("coordinate_descent_tuning",)}
 
 
 def pick_device(name: str | None) -> torch.device:
-    """The device to tune on; CUDA by default if available.
-
-    Raises:
-        UsageError: the requested device is not available, or nothing can be timed on it.
-    """
+    """The device to tune on; CUDA by default if available."""
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -71,7 +71,6 @@ class ReferenceWork:
         self._once()
 
     def sample(self) -> None:
-        """Time the workload once."""
         if not self._is_idle:
             self._seconds.append(self._once())
 

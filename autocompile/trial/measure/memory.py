@@ -204,7 +204,6 @@ def _cuda_peak(
 
 
 def _pool_segments(device: torch.device) -> Iterator[dict[str, Any]]:
-    """The allocator's segments in private pools."""
     index = torch.cuda.current_device() if device.index is None else device.index
     for segment in torch.cuda.memory_snapshot():  # type: ignore[no-untyped-call]
         is_private = tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0)

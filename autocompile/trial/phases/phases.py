@@ -49,9 +49,6 @@ def make_side(
     """One side of a phase, which compiles at the first call.
 
     It takes over ``model``, by default a copy of the target's.
-
-    Raises:
-        TargetError: the target does not have this phase.
     """
     if phase not in phases_of(target):
         raise TargetError(
@@ -182,7 +179,6 @@ def training_step(
 
 
 def _make_learner_update(target: Target, side: Side) -> None:
-    """An update by RLlib's Learner."""
     assert target.make_learner
     updates = target.make_learner(side.model)
     side.optimizers = updates.optimizers

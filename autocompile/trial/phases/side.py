@@ -56,7 +56,6 @@ class Side:
 
     @property
     def is_eager(self) -> bool:
-        """Whether nothing is compiled."""
         return self.config.is_eager
 
     @contextlib.contextmanager
@@ -66,12 +65,10 @@ class Side:
             yield
 
     def run(self) -> Any:
-        """Call once in its context."""
         with self.context():
             return self.call()
 
     def keep(self) -> None:
-        """Save the state that calls change."""
         numbers = [
             {key: value for key, value in each.items() if type(value) in (int, float)}
             for each in self._dictionaries()
@@ -126,7 +123,6 @@ def state_of(model: torch.nn.Module) -> list[torch.Tensor]:
 
 
 def _has_one(x: torch.Tensor) -> bool:
-    """Whether it has a storage."""
     return x.layout is torch.strided and not x.is_nested and x.numel() > 0
 
 

@@ -41,11 +41,6 @@ class Updates:
     Args:
         config: an AlgorithmConfig with its spaces; not changed.
         module: a full RLModule; changed by each update.
-
-    Attributes:
-        learner: RLlib's Learner of ``module``.
-        optimizers: the learner's optimizers.
-        parameters: the trained parameters by name.
     """
 
     def __init__(self, config: Any, module: Any) -> None:

@@ -74,19 +74,15 @@ def build(spec: str, module: ModuleType) -> Target:
         Exception: whatever the user's functions raise.
     """
     place, name = split_spec(spec)
-    source, imports = _source(place)
     if name is None:
-        target = _from_module(module, place, source)
+        target = _from_module(module, place)
     elif hasattr(module, name):
-        target = _from_object(getattr(module, name), module, f"{source}[{name!r}]", spec)
+        target = _from_object(getattr(module, name), module, spec)
     else:
         raise TargetError(f"{place} does not define {name}", f"it defines: {_names(module)}")
     _demand_eager(target.model, place)
     _fill_lazy(target)
-    target.build = [*imports, *target.build]
     target.rebuild = lambda: build(spec, module).model
-    if hasattr(module, "get_optimizer"):
-        target.optimizer_source = f"optimizer = {source}['get_optimizer'](model)"
     with contextlib.suppress(OSError, TypeError):
         target.sha256 = hashlib.sha256(Path(str(module.__file__)).read_bytes()).hexdigest()
     return target
@@ -120,21 +116,6 @@ def _fill_lazy(target: Target) -> None:
         part.training = training
 
 
-def _source(place: str) -> tuple[str, list[str]]:
-    """An expression for a dictionary of the target's names, and the lines required before it.
-
-    A file is imported as a module, since Dynamo imports the module of a function that it inlines.
-    """
-    if not place.endswith(".py"):
-        return f"vars(importlib.import_module({place!r}))", ["import importlib"]
-    path = Path(place)
-    if "." in path.stem or path.stem in sys.stdlib_module_names:
-        return f"runpy.run_path({place!r})", ["import runpy"]
-    folder = f"sys.path.insert(0, {str(path.parent)!r})"  # it may import files next to it
-    source = f"vars(importlib.import_module({path.stem!r}))"
-    return source, ["import importlib", "import sys", folder]
-
-
 def _own(module: ModuleType) -> dict[str, Any]:
     """The public names that a module defines itself."""
     return {
@@ -149,13 +130,11 @@ def _names(module: ModuleType) -> str:
     return ", ".join(own[:12]) or "nothing of its own"
 
 
-def _from_module(module: ModuleType, place: str, source: str) -> Target:
+def _from_module(module: ModuleType, place: str) -> Target:
     if hasattr(module, "get_model"):
-        return _from_object(module.get_model, module, f"{source}['get_model']", place)
+        return _from_object(module.get_model, module, place)
     if hasattr(module, "Model") and hasattr(module, "get_init_inputs"):
-        model = module.Model(*module.get_init_inputs())
-        lines = [f"target = {source}", "model = target['Model'](*target['get_init_inputs']())"]
-        return _plain("KernelBench", model, lines, module, place)
+        return _plain("KernelBench", module.Model(*module.get_init_inputs()), module, place)
     own = _own(module).items()
     guesses = [name for name, value in vars(module).items() if isinstance(value, nn.Module)]
     guesses += [n for n, v in own if _is_model_class(v) and not _why_not_callable(v)]
@@ -167,7 +146,7 @@ def _from_module(module: ModuleType, place: str, source: str) -> Target:
     )
 
 
-def _from_object(value: Any, module: ModuleType, expression: str, spec: str) -> Target:
+def _from_object(value: Any, module: ModuleType, spec: str) -> Target:
     """A target from an AlgorithmConfig, RLModuleSpec or module, or a function that returns one."""
     if inspect.isfunction(value) or _is_model_class(value):
         if needed := _why_not_callable(value):
@@ -175,14 +154,14 @@ def _from_object(value: Any, module: ModuleType, expression: str, spec: str) -> 
                 f"{spec}: {value.__name__} cannot be called without arguments: {needed}",
                 "a target is an nn.Module, or a function or class that needs no arguments",
             )
-        value, expression = value(), f"{expression}()"
+        value = value()
     if any(cls.__module__.startswith("ray.rllib") for cls in type(value).__mro__):
         from autocompile.trial.target import rllib
 
-        return _with_user_functions(rllib.from_object(value, expression), module)
+        return _with_user_functions(rllib.from_object(value), module)
     if isinstance(value, nn.Module):
         kind = "functions" if hasattr(module, "get_model") else "nn.Module"
-        return _plain(kind, value, [f"model = {expression}"], module, spec)
+        return _plain(kind, value, module, spec)
     raise TargetError(
         f"{spec} is a {type(value).__name__}",
         "a target is an nn.Module, AlgorithmConfig or RLModuleSpec, or a function that returns one",
@@ -204,7 +183,7 @@ def _why_not_callable(function: Any, *args: Any) -> str:
     return ""
 
 
-def _plain(kind: str, model: nn.Module, lines: list[str], module: ModuleType, spec: str) -> Target:
+def _plain(kind: str, model: nn.Module, module: ModuleType, spec: str) -> Target:
     example = getattr(model, "example_input_array", None)  # of Lightning
     if example is None and not hasattr(module, "get_inputs"):
         raise TargetError(
@@ -213,7 +192,7 @@ def _plain(kind: str, model: nn.Module, lines: list[str], module: ModuleType, sp
             *_guessed_inputs(model),
             hint="autocompile init model.py   (writes a file to start from)",
         )
-    target = Target(kind, model, lines, lambda _: copy.deepcopy(example))
+    target = Target(kind, model, lambda _: copy.deepcopy(example))
     if example is not None:
         target.fixed_batch, target.choices["inputs"] = True, "example_input_array of the model"
     return _with_user_functions(target, module)

@@ -33,36 +33,23 @@ __all__ = ["from_object"]
 _LONGEST_UPDATE_S = 0.15  # a trial makes about a hundred
 
 
-def from_object(value: Any, expression: str) -> Target:
-    """A target from an AlgorithmConfig, an RLModuleSpec or an RLModule.
-
-    Args:
-        value: one of the three.
-        expression: a Python expression for ``value``, for exports.
-
-    Raises:
-        TargetError: it is something else, or has no observation space.
-    """
+def from_object(value: Any) -> Target:
+    """A target from an AlgorithmConfig, an RLModuleSpec or an RLModule."""
     if isinstance(value, torch.nn.Module):
-        return _target("RLModule", value, expression)
+        return _target("RLModule", value)
     if isinstance(value, RLModuleSpec):
-        target = _target("RLModuleSpec", value.build(), f"{expression}.build()")
+        target = _target("RLModuleSpec", value.build())
         target.inference_model = replace(value, inference_only=True).build()
         return target
     if isinstance(value, AlgorithmConfig):
-        return _from_config(value, expression)
+        return _from_config(value)
     raise TargetError(f"RLlib's {type(value).__name__} cannot be tuned")
 
 
-def _from_config(config: Any, expression: str) -> Target:
-    is_plain = None not in (config.observation_space, config.action_space)
-    is_plain = is_plain and config._env_to_module_connector is None
+def _from_config(config: Any) -> Target:
     observations.take_spaces(config)
     module = observations.module_spec(config).build()
-    build = f"{expression}.get_rl_module_spec()" if is_plain else f"module_spec({expression})"
-    target = _target("AlgorithmConfig", module, f"{build}.build()", config)
-    if not is_plain:
-        target.build.insert(0, "from autocompile.runtime.rllib.observations import module_spec")
+    target = _target("AlgorithmConfig", module, config)
     # Env runners build the module without the learner's parts (PPO's value head and encoder). With
     # them, eager exploration would do work that compiling removes, which inflates speed-ups.
     target.inference_model = observations.module_spec(config, inference_only=True).build()
@@ -141,7 +128,7 @@ def _take_threads(config: Any, target: Target) -> None:
             target.choices[f"{name}s"] = told
 
 
-def _target(kind: str, module: Any, expression: str, config: Any = None) -> Target:
+def _target(kind: str, module: Any, config: Any = None) -> Target:
     """A target from a built RLModule, with random observations from its observation space.
 
     If a configuration has connectors, they get observations of the environment.
@@ -156,7 +143,7 @@ def _target(kind: str, module: Any, expression: str, config: Any = None) -> Targ
             module, make_inputs(batch_size), make_inputs(batch_size)
         )
 
-    target = Target(kind, module, [f"model = {expression}"], make_inputs, is_rl=True)
+    target = Target(kind, module, make_inputs, is_rl=True)
     target.phase_inputs = dict.fromkeys((FORWARD_TRAIN, TRAIN_STEP), make_training_inputs)
     if isinstance(module, TargetNetworkAPI) and not module.inference_only:
         target.training_model = training_model = copy.deepcopy(module)

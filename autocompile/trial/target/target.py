@@ -29,11 +29,7 @@ def adam(model: torch.nn.Module) -> torch.optim.Optimizer:
 
 
 def sum_of_floats(output: Any, inputs: Any) -> torch.Tensor:
-    """The default loss: the sum of all floating outputs, as in PyTorch's dynamo benchmarks.
-
-    Raises:
-        TargetError: no output can be differentiated.
-    """
+    """The default loss: the sum of all floating outputs, as in PyTorch's dynamo benchmarks."""
     tensors = (x for x in result_tensors(output) if x.is_floating_point() and x.requires_grad)
     floats = [x.sum().float() for x in tensors]
     if not floats:
@@ -48,7 +44,6 @@ class Target:
     Attributes:
         kind: ``functions``, ``KernelBench``, ``nn.Module``, ``AlgorithmConfig``, ...
         model: the module, on the CPU or wherever the user puts it.
-        build: lines of Python that define ``model``, for exports.
         make_inputs: builds the inputs of one batch; the argument is None for a fixed batch.
         make_optimizer: builds the optimizer of a module's parameters.
         loss: reduces an output to one number.
@@ -67,14 +62,12 @@ class Target:
         algorithm: ``module:Class`` of an AlgorithmConfig.
         choices: the source of each choice, in words.
         sha256: of the target's file.
-        optimizer_source: a line of Python that builds the optimizer, for exports; may be empty.
         rebuild: builds ``model`` anew, or gives it again if nothing builds it.
         device: where :meth:`to` has moved it.
     """
 
     kind: str
     model: torch.nn.Module
-    build: list[str]
     make_inputs: _Inputs
     make_optimizer: Callable[[torch.nn.Module], Any] = adam
     loss: Callable[[Any, Any], torch.Tensor] = sum_of_floats
@@ -93,7 +86,6 @@ class Target:
     algorithm: str | None = None
     choices: dict[str, str] = field(default_factory=dict)
     sha256: str | None = None
-    optimizer_source: str = ""
     rebuild: Callable[[], torch.nn.Module] | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 

@@ -197,7 +197,6 @@ def _describe(target: Target, phases: list[str]) -> dict[str, Any]:
         "modules": sum(1 for _ in target.model.modules()),
         "phases": phases,
         "algorithm": target.algorithm,
-        "build": target.build,
         "own_batch_size": target.own_batch_size,
         "calls_per_update": target.calls_per_update,
         "samples_per_update": target.samples_per_update,
@@ -205,25 +204,23 @@ def _describe(target: Target, phases: list[str]) -> dict[str, Any]:
         "has_convolutions": any(p.dim() == 4 for p in target.model.parameters()),
         "regions": {phase: regions_of(target.model_of(phase)).describe() for phase in phases},
         "optimizers": [o for o in OPTIMIZERS if every and all(o in found for found in every)],
-        "optimizer": own and described(own, model, target.optimizer_source),
+        "optimizer": own and described(own, model),
         "is_rl": target.is_rl,
         "choices": target.choices,
         "sha256": target.sha256,
     }
 
 
-def described(
-    optimizer: torch.optim.Optimizer, model: torch.nn.Module, source: str
-) -> dict[str, Any]:
+def described(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> dict[str, Any]:
     """How the optimizer of a model is made, for exports.
 
     Returns:
-        ``build``, which is ``source``; ``lr``; where it is a class of ``torch.optim`` over all
-        parameters alike its name, as ``class``, and the ``arguments`` that are not its defaults.
+        ``lr``; where it is a class of ``torch.optim`` over all parameters alike its name, as
+        ``class``, and the ``arguments`` that are not its defaults.
     """
     group, kind = optimizer.param_groups[0], type(optimizer)
     lr = _of_python(group.get("lr"))
-    found = {"build": source, "lr": float(lr) if isinstance(lr, torch.Tensor) else lr}
+    found = {"lr": float(lr) if isinstance(lr, torch.Tensor) else lr}
     names = inspect.signature(kind).parameters
     given = {n: _of_python(group[n]) for n in names if n in group and n != "params"}
     is_all = [id(p) for p in group["params"]] == [id(p) for p in model.parameters()]

@@ -113,9 +113,6 @@ def _demand_close(verifier: Verifier, own: View, notes: list[str]) -> None:
 
     The user's check judges the outputs if there is one, otherwise the tolerance; without a
     tolerance any finite change is allowed. A note says how large the change is.
-
-    Raises:
-        Failed: ``wrong_output``: the change exceeds the tolerance or is not finite.
     """
     changed = verifier.expected
     # Without gradients and updates: noise among them differs at every precision.

@@ -146,7 +146,6 @@ class _Pair(NamedTuple):
 
     @property
     def size(self) -> float:
-        """RMS of the first."""
         return math.sqrt(self.own / max(1.0, self.elements))
 
     @property
@@ -328,10 +327,6 @@ class _Rounding:
     What moves by ``m`` may be off by ``3 m``, within limits. A gradient, and all as one, may be
     longer by 2 % or by three times what moves its length, and shorter by as much, or as the exact
     one may be: eager's has noise of the length ``m`` in it.
-
-    Args:
-        moved: as :func:`compare` gets it.
-        pairs: the gradients of both sides.
     """
 
     def __init__(self, moved: Movement, pairs: Mapping[str, _Pair]) -> None:

@@ -1,4 +1,4 @@
-"""Compiles a Dynamo graph to ONNX models; operators that a runtime cannot run stay in torch.
+"""Compiles a Dynamo graph to ONNX models, or refuses it where a runtime cannot run it like torch.
 
 Options (``torch.compile(..., options={...})``):
 
@@ -20,7 +20,6 @@ import torch
 from torch._dynamo.convert_frame import compile_lock
 
 from autocompile.runtime.backends.onnx.model import Args, Graph, Unsupported
-from autocompile.runtime.backends.onnx.parts import in_parts, is_call
 from autocompile.runtime.backends.onnx.session import Session
 from autocompile.runtime.graphs import attributes_lifted
 
@@ -39,13 +38,13 @@ def compile_graph(
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Compiled:
-    """Compile a graph for a runtime; warns about operators that stay in torch.
+    """Compile a graph for a runtime.
 
     The graph is Dynamo's, with parameters as inputs, and integers for symbolic shapes.
 
     Raises:
         ValueError: a mode, or an unknown option (see the module).
-        RuntimeError: gradients are required, or no part of the graph can be exported.
+        RuntimeError: gradients are required, or the runtime cannot run an operator of the graph.
     """
     baked = _wants_baked(kind.backend, mode, options or {})
     graph, held = attributes_lifted(graph, inputs)
@@ -74,7 +73,7 @@ def _compiled(graph: Graph, inputs: Args, kind: type[Session], baked: bool) -> C
             f"the {kind.backend} backend computes no gradients: "
             "call the model under torch.no_grad()"
         )
-    if not any(is_call(node) for node in graph.graph.nodes):
+    if not any(node.op.startswith("call") for node in graph.graph.nodes):
         return graph.forward
     # With dynamic shapes, Dynamo captures one graph for all shapes.
     given = graph.graph.find_nodes(op="placeholder")
@@ -88,13 +87,11 @@ def _compiled(graph: Graph, inputs: Args, kind: type[Session], baked: bool) -> C
 
 
 def _for_these(graph: Graph, args: Args, kind: type[Session], baked: bool) -> Compiled:
-    """Compile the graph for arguments of these shapes."""
     try:
         # The bound method: of an object Dynamo would copy the attributes, and keep old weights.
         return kind(graph, args, baked).__call__
     except Unsupported as error:
-        why = error
-    return in_parts(graph, args, kind, baked, why)
+        raise RuntimeError(f"{kind.runtime} cannot run this graph: {error}") from None
 
 
 class _ByShape:

@@ -21,9 +21,7 @@ __all__ = [
     "Unsupported",
     "export",
     "first_line",
-    "no_random_numbers_spent",
     "with_constants",
-    "writes_in_place",
 ]
 
 Graph = torch.fx.GraphModule
@@ -126,33 +124,14 @@ def export(graph: Graph, args: Args) -> Exported:
     )
 
 
-def no_random_numbers_spent(args: Args) -> contextlib.AbstractContextManager[None]:
-    """Restore the random generators of the CPU and of these tensors' devices afterwards."""
-    devices = [x.device for x in args if isinstance(x, torch.Tensor) and x.is_cuda]
-    return torch.random.fork_rng(devices=list(dict.fromkeys(devices)))
-
-
-def writes_in_place(graph: Graph, args: Args) -> bool:
-    """Whether an operator of the graph changes one of its inputs; True if unknown."""
-    tensors = tuple(a.detach() for a in args if isinstance(a, torch.Tensor))
-    try:
-        with _exporting():
-            program = torch.export.export(_Flat(graph, args, set()), tensors, strict=False)
-    except Exception:
-        return True
-    return any(
-        getattr(getattr(node.target, "_schema", None), "is_mutable", False)
-        for node in program.graph.nodes
-    )
-
-
 def _returned(
     graph: Graph, args: Args
 ) -> tuple[tuple[tuple[str, Any], ...], Any, list[torch.Tensor]]:
     """Leaves, structure and example outputs of the graph, from a run on copies."""
     copies = [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in args]
     places = {id(copy): i for i, copy in enumerate(copies) if isinstance(copy, torch.Tensor)}
-    with torch.no_grad(), no_random_numbers_spent(copies):
+    devices = list({x.device for x in copies if isinstance(x, torch.Tensor) and x.is_cuda})
+    with torch.no_grad(), torch.random.fork_rng(devices=devices):
         values, spec = pytree.tree_flatten(graph(*copies))
     leaves: list[tuple[str, Any]] = []
     examples: list[torch.Tensor] = []

@@ -75,7 +75,6 @@ class Session(abc.ABC):
         """Run once with the bound tensors, after torch's queued work on the device."""
 
     def _build(self, args: Args) -> None:
-        """Build the session with the current weights."""
         # Read the stamps before the weights: a change in between shows at the next call.
         weights = {name: args[i] for name, i in self._baked}
         stamps = [stamp(w) for w in weights.values()]
