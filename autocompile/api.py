@@ -169,16 +169,17 @@ def tune(
     folder, plan = resolved(asked, run_dir, resume)
     total_s = budget_of(plan.effort) if budget_s is None else budget_s
     is_local = executor is None  # where others share the machine with it
-    executor = executor or LocalExecutor(isolation=isolation, jobs=jobs)
-    memory = memory_limit_bytes or most_memory_bytes() or None
-    factory = JobFactory(folder, plan.header, timeout_s, memory, memory, dict(plan.pythons))
     with contextlib.ExitStack() as stack:
         stack.enter_context(opened(folder))
         stack.enter_context(contextlib.closing(progress))
         if is_local:
             doing = f"run {folder.path.absolute()}"
             began += stack.enter_context(held(doing, progress.warning, wait))
+        # By what is free now: while it waited, the other command had some of it.
+        executor = executor or LocalExecutor(isolation=isolation, jobs=jobs)
         stack.enter_context(contextlib.closing(executor))
+        memory = memory_limit_bytes or most_memory_bytes() or None
+        factory = JobFactory(folder, plan.header, timeout_s, memory, memory, dict(plan.pythons))
         busy = busy_cores() if is_local else 0.0
         budget = Budget(total_s, trials, began, clock)
         plan, found = probe_all(plan, factory, executor, progress)

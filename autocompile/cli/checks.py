@@ -104,7 +104,8 @@ def verify(
         raise UsageError(f"--junit: there is no folder {junit.parent}")
     shown = "none" if quiet else progress
     if in_algorithm:
-        given = {"--require": required, "--junit": junit, "--github": github, "--device": device}
+        given: dict[str, Any] = {"--require": required, "--junit": junit, "--github": github}
+        given |= {"--device": device, "--python": python, "--wait": wait}
         if option := next((name for name, value in given.items() if value), None):
             raise UsageError(
                 f"{option} is about the settings alone, and --in-algorithm about a whole training",

@@ -189,7 +189,10 @@ def locked(folder: RunFolder) -> Iterator[None]:
             hint="--run-dir with a folder that you can write to",
         ) from error
     with file:
-        if not take(file):
+        is_free = True  # as far as a disk without locks can tell
+        with contextlib.suppress(OSError):
+            is_free = take(file)
+        if not is_free:
             raise RunError(
                 f"another autocompile is at work in {folder.path}",
                 hint="wait for it, or give --run-dir another folder",

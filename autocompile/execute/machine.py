@@ -89,7 +89,8 @@ def _own_file(path: str, flags: int) -> int:
 
 def _holder(file: BinaryIO) -> str:
     """What the holder of a lock has written there; nothing at the moment of its start."""
-    return os.pread(file.fileno(), 1000, 0).decode("utf-8", "replace") or "it has just begun"
+    words = os.pread(file.fileno(), 1000, 0).decode("utf-8", "replace")
+    return "".join(c if c.isprintable() else " " for c in words) or "it has just begun"
 
 
 def _of_another_user(path: Path) -> str:

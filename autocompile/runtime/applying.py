@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar, cast
 
@@ -81,15 +82,59 @@ def set_process(values: Mapping[str, Any]) -> None:
         PROCESS[name][1](value)
 
 
+class _Scopes:
+    """Who wants which values of the process at this moment.
+
+    The last one has what it wants; what the process had is put back when none is left, in whatever
+    order they end: those of a backward pass end in the order of their beginning. torch has a number
+    of threads for each thread.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._wanted: dict[tuple[str, int], list[tuple[object, Any]]] = {}
+        self._usual: dict[tuple[str, int], Any] = {}
+
+    def begin(self, values: Mapping[str, Any]) -> Callable[[], None]:
+        """Returns what ends it, once."""
+        token = object()
+        places = {(n, threading.get_ident() if n == "threads" else 0): v for n, v in values.items()}
+        with self._lock:
+            for place, value in places.items():
+                wanted = self._wanted.setdefault(place, [])
+                if not wanted:
+                    self._usual[place] = PROCESS[place[0]][0]()
+                wanted.append((token, value))
+                _change(place[0], value)
+        return functools.partial(self._end, token, tuple(places))
+
+    def _end(self, token: object, places: Iterable[tuple[str, int]]) -> None:
+        with self._lock:
+            for place in places:
+                wanted = self._wanted.get(place, [])
+                left = [each for each in wanted if each[0] is not token]
+                if len(left) < len(wanted):
+                    self._wanted[place] = left
+                    _change(place[0], left[-1][1] if left else self._usual[place])
+
+
+_SCOPES = _Scopes()
+
+
+def _change(name: str, value: Any) -> None:
+    read, write = PROCESS[name]
+    if read() != value:
+        write(value)
+
+
 @contextlib.contextmanager
 def process_of(values: Mapping[str, Any]) -> Iterator[None]:
     """Set these for the process inside the context, and restore what it had."""
-    before = {name: x for name, x in process_state(values).items() if x != values[name]}
+    end = _SCOPES.begin(values)
     try:
-        set_process({name: values[name] for name in before})
         yield
     finally:
-        set_process(before)
+        end()
 
 
 def within(function: Called, values: Mapping[str, Any]) -> Called:
@@ -103,14 +148,39 @@ def within(function: Called, values: Mapping[str, Any]) -> Called:
     return cast(Called, called) if values else function
 
 
-def backward_within(result: Any, values: Mapping[str, Any]) -> None:
-    """Set these for the process also while gradients pass through a result's tensors."""
+def backward_within(result: Any, values: Mapping[str, Any], given: Any) -> None:
+    """Set these for the process also while gradients pass from a result's tensors to those given.
+
+    If none of those has gradients, until the end of the backward pass.
+    """
+    inputs = [x for x in _tensors(given) if x.grad_fn is not None]
+    open_ones: list[Callable[[], None]] = []
+    arrived: list[torch.Tensor] = []
+
+    def end() -> None:
+        arrived.clear()
+        while open_ones:
+            open_ones.pop()()
 
     def begin(_: torch.Tensor) -> None:
-        inside = contextlib.ExitStack()
-        inside.enter_context(process_of(values))
-        cast(Any, torch.autograd.Variable)._execution_engine.queue_callback(inside.close)
+        if not open_ones:
+            open_ones.append(_SCOPES.begin(values))
+            cast(Any, torch.autograd.Variable)._execution_engine.queue_callback(end)
 
-    for x in pytree.tree_leaves(result):
-        if isinstance(x, torch.Tensor) and x.grad_fn is not None:  # not a parameter, which stays
+    def leave(gradient: torch.Tensor) -> None:
+        arrived.append(gradient)
+        if len(arrived) >= len(inputs):
+            end()
+
+    for x in _tensors(result):
+        if x.grad_fn is not None:  # not a parameter, which stays
             x.register_hook(begin)  # type: ignore[no-untyped-call]
+    for x in inputs:
+        x.register_hook(leave)  # type: ignore[no-untyped-call]
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    """Also those in attributes of an object that no pytree knows, as of a dataclass."""
+    leaves = pytree.tree_leaves(value)
+    inside = [vars(x) for x in leaves if not isinstance(x, torch.Tensor) and hasattr(x, "__dict__")]
+    return [x for x in (*leaves, *pytree.tree_leaves(inside)) if isinstance(x, torch.Tensor)]

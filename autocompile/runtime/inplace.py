@@ -83,7 +83,7 @@ class Compiled:
             return self._counted(*args, **kwargs)
         with process_of(self._process):
             result = self._counted(*args, **kwargs)
-        backward_within(result, self._process)
+        backward_within(result, self._process, (args, kwargs))
         return result
 
     def _counted(self, *args: Any, **kwargs: Any) -> Any:

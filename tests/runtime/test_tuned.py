@@ -8,7 +8,9 @@ import json
 import pickle
 import warnings
 from pathlib import Path
-from typing import Any
+from threading import Event, Thread
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -345,6 +347,65 @@ def test_threads_and_precision_hold_while_that_runs_which_they_are_of(phases: st
     for _ in range(2):
         found = model.train_once(optimizer)
         assert found == {**seen, "between": usual, "after": usual}
+
+
+class Noting(torch.autograd.Function):
+    """Notes the precision in which gradients pass."""
+
+    seen: ClassVar[list[str]] = []
+
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
+        Noting.seen.append(torch.get_float32_matmul_precision())
+        return gradient
+
+
+class Wrapped(torch.nn.Linear):
+    """Returns an object that no pytree knows."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return SimpleNamespace(y=Noting.apply(super().forward(x)))
+
+
+def test_what_the_process_has_is_put_back_whatever_ends_first() -> None:
+    usual, Noting.seen = torch.get_float32_matmul_precision(), []
+    first, second, third = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4), Wrapped(4, 4)
+    for model, precision in ((first, "high"), (second, "medium"), (third, "high")):
+        config = CompileConfig("eager", precision=precision)
+        autocompile.apply(model, settings(forward={4: config}))
+    before = Noting.apply(torch.ones(2, 4, requires_grad=True))
+    between = Noting.apply(first(before))
+    third(second(between)).y.sum().backward()
+    assert torch.get_float32_matmul_precision() == usual
+    assert Noting.seen == ["high", usual, usual], "third, between second and first, before first"
+    (first(torch.ones(2, 4)).sum() + second(torch.ones(2, 4)).sum()).backward()
+    assert torch.get_float32_matmul_precision() == usual
+
+
+def test_two_threads_that_call_at_once_leave_the_process_as_it_was() -> None:
+    usual, inside, go_on = torch.get_float32_matmul_precision(), Event(), Event()
+
+    def hold(*_: Any) -> None:
+        inside.set()
+        assert go_on.wait(20)
+
+    models = [torch.nn.Linear(4, 4) for _ in range(2)]
+    models[0].register_forward_hook(hold)
+    for model, precision in zip(models, ("high", "medium"), strict=True):
+        config = CompileConfig("eager", precision=precision)
+        autocompile.apply(model, settings(forward={4: config}))
+    thread = Thread(target=models[0], args=(torch.ones(2, 4),))
+    thread.start()
+    assert inside.wait(20)
+    models[1](torch.ones(2, 4))
+    assert torch.get_float32_matmul_precision() == "high", "of the one that goes on"
+    go_on.set()
+    thread.join()
+    assert torch.get_float32_matmul_precision() == usual
 
 
 @pytest.mark.usefixtures("_newer_switches")

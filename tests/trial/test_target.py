@@ -19,7 +19,7 @@ from autocompile.settings.config import CompileConfig
 from autocompile.trial.phases.phases import make_side, phases_of
 from autocompile.trial.target.load import build, import_target, split_spec
 from autocompile.trial.target.target import Target, call_model, seed_everything, sum_of_floats
-from autocompile.trial.tasks.probing import described
+from autocompile.trial.tasks.probing import described, shapes_in
 from autocompile.trial.verify.calls import Calls
 
 PLAIN, KERNELBENCH = str(TARGETS / "plain.py"), str(TARGETS / "kernelbench.py")
@@ -663,6 +663,13 @@ def test_a_number_for_which_each_call_is_compiled_anew_is_named(work: Path, try_
     result = try_it(odd(work), "forward")
     assert result["outcome"] == "not_compiled"
     assert "self.calls ==" in result["message"] and "model.py" in result["message"]
+
+
+def test_inputs_of_any_kind_have_shapes_and_end() -> None:
+    loop = SimpleNamespace(x=torch.zeros(2, 3), np=sys, parts=[torch.zeros(1)])
+    loop.self = loop
+    found = shapes_in((loop, {"a": torch.zeros(4)}))
+    assert found == {"[0].x": (2, 3), "[0].parts[0]": (1,), "[1]['a']": (4,)}
 
 
 @pytest.mark.parametrize(

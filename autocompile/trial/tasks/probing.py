@@ -7,6 +7,7 @@ import inspect
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -34,11 +35,12 @@ from autocompile.trial.target.load import home_of
 from autocompile.trial.target.target import Target, seed_everything
 from autocompile.trial.tasks.steps import inputs_of, is_prepared, load
 from autocompile.trial.verify.compare import compare
-from autocompile.trial.verify.outputs import copy_view, has_tensor, without
+from autocompile.trial.verify.outputs import View, copy_view, has_tensor, without
 from autocompile.trial.verify.verifier import Verifier
 
 __all__ = ["described", "probe", "shapes_in", "trace"]
 
+_DEPTH = 6  # of objects in inputs
 _MOST_APART = 0.05  # from eager's own results: more is no noise
 _DYNAMO_ALONE = CompileConfig("eager_noexcept")  # runs the graphs of Dynamo as they are
 
@@ -64,10 +66,12 @@ def probe(request: ProbeRequest, channel: Channel, result: ProbeResult) -> None:
                 words = f"not tuned, since it fails in eager mode: {failures.first_words(error)}"
                 result.target["choices"][phase] = words
                 result.target["phases"] = [p for p in result.target["phases"] if p != phase]
+        peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
         if FORWARD in phases:
-            _demand_that_a_copy_does(target, request)
+            with contextlib.suppress(torch.OutOfMemoryError):
+                _demand_that_a_copy_does(target, request)
     else:
-        device = environment.pick_device(request.header.device)
+        peak, device = 0, environment.pick_device(request.header.device)
     result.environment = machine.describe(device)
     result.backends = environment.backends(device, request.backends)
     result.all_backends = sorted(torch._dynamo.list_backends(None))
@@ -79,7 +83,7 @@ def probe(request: ProbeRequest, channel: Channel, result: ProbeResult) -> None:
         channel.send(EventName.MODULES, names=environment.library_modules())
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        need = memory.CONTEXT_BYTES + 2 * torch.cuda.max_memory_allocated(device)
+        need = memory.CONTEXT_BYTES + 2 * (peak or torch.cuda.max_memory_allocated(device))
         channel.send(EventName.ROOM, trials=int(free // need))
 
 
@@ -116,11 +120,14 @@ def _try_in_eager(target: Target, phase: str, request: ProbeRequest, result: Pro
         result.target["fixed_batch_size"] = int(shape[0])
 
 
-def shapes_in(value: Any, path: str = "") -> dict[str, tuple[int, ...]]:
+def shapes_in(
+    value: Any, path: str = "", met: frozenset[int] = frozenset()
+) -> dict[str, tuple[int, ...]]:
     """Shapes of all tensors in inputs, by path, also in attributes of objects."""
     if isinstance(value, torch.Tensor):
         return {path: tuple(value.shape)}
-    if isinstance(value, (torch.nn.Module, type)):
+    is_code = isinstance(value, (torch.nn.Module, type, ModuleType, FunctionType, MethodType))
+    if is_code or id(value) in met or len(met) > _DEPTH:
         return {}
     if isinstance(value, (list, tuple)):
         parts = [(f"{path}[{i}]", x) for i, x in enumerate(value)]
@@ -128,7 +135,8 @@ def shapes_in(value: Any, path: str = "") -> dict[str, tuple[int, ...]]:
         parts = [(f"{path}[{k!r}]", x) for k, x in value.items()]
     else:
         parts = [(f"{path}.{n}".lstrip("."), x) for n, x in getattr(value, "__dict__", {}).items()]
-    return {p: shape for where, x in parts for p, shape in shapes_in(x, where).items()}
+    met |= {id(value)}
+    return {p: shape for where, x in parts for p, shape in shapes_in(x, where, met).items()}
 
 
 def _demand_that_a_copy_does(target: Target, request: ProbeRequest) -> None:
@@ -137,20 +145,27 @@ def _demand_that_a_copy_does(target: Target, request: ProbeRequest) -> None:
     Raises:
         TargetError: it does not, or it returns nothing that could be compared.
     """
-    views, seed = [], request.header.seed
-    for model in (target.fresh_model(FORWARD, True), target.model):
-        # Other ones than before, of which a copy's hooks may have left results in the model.
-        inputs = inputs_of(target, FORWARD, request.batch_size, seed, draw=1)
+    views: list[View] = []
+    for model in (
+        target.fresh_model(FORWARD, True),
+        target.fresh_model(FORWARD, True),
+        target.model,
+    ):
+        # Other inputs than before, of which a copy's hooks may have left results in the model.
+        inputs = inputs_of(target, FORWARD, request.batch_size, request.header.seed, draw=1)
         side = make_side(target, FORWARD, inputs, model=model)
-        seed_everything(seed)
+        seed_everything(request.header.seed)
         views.append(copy_view(without(side.view(side.run()), "inputs")))
-    if not has_tensor(views[1]) and not target.check:
+    if target.check:
+        return
+    if not has_tensor(views[2]):
         raise TargetError(
             "forward returns no tensor, so nothing can be compared",
-            f"it returns {type(views[1]['outputs']).__name__}",
+            f"it returns {type(views[2]['outputs']).__name__}",
             hint="let forward return what is to be right, also what hooks catch; or define check()",
         )
-    if problem := compare(views[1], views[0], tolerance=_MOST_APART):
+    problem = compare(views[2], views[0], tolerance=_MOST_APART)
+    if problem and not compare(views[1], views[0], tolerance=_MOST_APART):
         raise TargetError(
             "a copy of the model does not compute what the model does",
             problem,
