@@ -11,7 +11,6 @@ from typing import Any
 
 from autocompile.export.choices import Choice, Report, device_of, is_rl
 from autocompile.export.text import literal, quoted
-from autocompile.settings.backends import BACKENDS
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.dimensions import GUARD_FILTERS, OPTIMIZERS
 from autocompile.settings.phases import phase_of
@@ -97,8 +96,11 @@ def imports(report: Report, config: CompileConfig) -> list[str]:
     """Imports for the lines of a setting, besides torch."""
     if uses_apply(report, config):
         return ["import autocompile"]
-    package = BACKENDS[config.backend].registered_by if config.backend in BACKENDS else ""
-    lines = [f"import {package}  # noqa: F401  (registers the backend)"] if package else []
+    known = config.entry
+    lines = ["import os"] if known.variables else []
+    lines += [f"os.environ.setdefault({quoted(n)}, {quoted(v)})" for n, v in known.variables]
+    if package := known.registered_by:
+        lines += [f"import {package}  # noqa: F401  (registers the backend)"]
     if config.scope == "regional":
         lines += ["from autocompile.runtime.regions import regions_of"]
     return lines

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +27,8 @@ def register_backend_of(name: str) -> None:
     """
     known = BACKENDS.get(name)
     if known and (package := known.registered_by):
+        for variable, value in known.variables:
+            os.environ.setdefault(variable, value)
         try:
             importlib.import_module(package)
         except Exception as error:  # on a version mismatch ipex raises AttributeError

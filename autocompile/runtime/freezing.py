@@ -95,7 +95,7 @@ class _Artifact:
         # Copy the options: torch.compile removes entries from the dictionary.
         own: Any = {k: dict(v) if k == "options" else v for k, v in kwargs.items()}
         modules: list[ModuleType] = []
-        backend = functools.partial(_freeze, modules, own.get("dynamic"))
+        backend = functools.partial(_freeze, modules, own["backend"], own.get("dynamic"))
         own.update(backend=backend, fullgraph=True)
         self.call: Callable[..., Any] = torch.compile(with_own_code(function, "frozen"), **own)
         # Unload at once: the garbage collector may find what torch.compile made much later.
@@ -104,6 +104,7 @@ class _Artifact:
 
 def _freeze(
     modules: list[ModuleType],
+    backend: str,
     dynamic: bool | None,
     graph: torch.fx.GraphModule,
     inputs: Sequence[Any],
@@ -111,7 +112,7 @@ def _freeze(
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """A backend that calls Inductor with the weights as constants.
+    """A backend that calls Inductor, or one that Inductor compiles for, with constant weights.
 
     Adds the modules that Inductor has generated and loaded to ``modules``. What it returns raises
     :class:`_Stale` when a weight has changed.
@@ -122,13 +123,16 @@ def _freeze(
     others = [i for i in range(len(args)) if i not in weights]
     # Read the stamps before the weights: a change in between shows at the next call.
     stamps = [(i, *stamp(args[i])) for i in weights]
-    # As torch.compile does for backend="inductor", including its checks of mode and options.
+    # As torch.compile does, including its checks of mode and options.
     wrapper: Any = torch._TorchCompileInductorWrapper
-    inductor = wrapper(mode, {**(options or {}), "freezing": True}, dynamic)
+    if backend != "inductor":
+        wrapper = functools.partial(torch._TorchCompileWrapper, backend)
+    compiler = wrapper(mode, options, dynamic)
     written = _code_cache().modules
     # Dynamo compiles in one thread at a time; others may unload, and ids be used again.
     before = {id(module): module for module in list(written)}
-    made = inductor(_arguments_held(graph, args, weights), [args[i] for i in others])
+    with importlib.import_module("torch._inductor.config").patch(freezing=True):
+        made = compiler(_arguments_held(graph, args, weights), [args[i] for i in others])
     own = [module for module in written if id(module) not in before]
     modules += own
     is_tried = False

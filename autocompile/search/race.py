@@ -214,8 +214,8 @@ class Race:
     def _groups(self, runners: Sequence[Candidate]) -> list[list[Candidate]]:
         """Who shares a process with whom.
 
-        By themselves are those that set something for the whole process, run under another
-        interpreter, have failed beside others, or need too much memory together.
+        By themselves are those that set something for the whole process, or whose backend does, run
+        under another interpreter, have failed beside others, or need too much memory together.
         """
         # An accelerator's trials count its memory, and those of a CPU the host's.
         limit = self.study.memory_bytes or self.study.job_factory.memory_limit_bytes
@@ -226,6 +226,7 @@ class Race:
             for c in runners
             if is_large
             or c.record.config.process
+            or c.record.config.entry.changes_process
             or c.record.config.numbers != EAGER
             or c.record.config.environment != "default"
             or c.record.number in self._alone

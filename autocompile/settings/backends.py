@@ -38,12 +38,16 @@ class Backend:
         by_default: it is looked at where nobody names backends.
         trains: it computes gradients, or leaves them to torch.
         has_modes: it takes Inductor's modes.
+        by_inductor: Inductor compiles its graphs, freezes weights and draws random numbers.
         lays_out: weights as it likes, whatever torch's memory format is.
         variants: of its options.
         ours: it comes with autocompile.
         registered_by: the package that has to be imported before torch knows it.
+        variables: of the environment, which that package reads when it starts.
         package: another one that it does not work without.
         needs: all that it needs, in words, where the name of a package does not say it.
+        avx512: it does nothing on a CPU without AVX-512.
+        changes_process: what it sets when it compiles holds for whatever is compiled later.
         device: the only type of device that it is for.
         elsewhere: what is said on another one.
         todo: what to do where it does not work.
@@ -52,12 +56,16 @@ class Backend:
     by_default: bool = True
     trains: bool = True
     has_modes: bool = False
+    by_inductor: bool = False
     lays_out: bool = False
     variants: tuple[Variant, ...] = ()
     ours: bool = False
     registered_by: str = ""
+    variables: tuple[tuple[str, str], ...] = ()
     package: str = ""
     needs: str = ""
+    avx512: bool = False
+    changes_process: bool = False
     device: str | None = None
     elsewhere: str = ""
     todo: str = ""
@@ -84,6 +92,7 @@ _GET_OPENVINO = "pip install 'torch-autocompile[openvino]'"
 BACKENDS: Mapping[str, Backend] = {
     "inductor": Backend(
         has_modes=True,
+        by_inductor=True,
         variants=_INDUCTOR,
         todo="install a C++ compiler (g++ or clang++), on a GPU also triton",
     ),
@@ -100,6 +109,17 @@ BACKENDS: Mapping[str, Backend] = {
         todo="make an environment of its own: pip install 'torch-autocompile[ipex]'",
     ),
     "openvino": Backend(trains=False, lays_out=True, package="openvino", todo=_GET_OPENVINO),
+    "zentorch": Backend(
+        by_inductor=True,
+        registered_by="zentorch",
+        # It knows weights by their address, and so computes with those that were there before.
+        variables=(("ZENDNNL_MATMUL_WEIGHT_CACHE", "0"),),
+        needs="zentorch of torch's own minor version",
+        avx512=True,
+        changes_process=True,
+        device="cpu",
+        todo="with torch 2.13: pip install 'torch-autocompile[zentorch]'",
+    ),
     "tensorrt": Backend(
         by_default=False,
         trains=False,

@@ -115,6 +115,11 @@ class CompileConfig(Values):
         ]
 
     @property
+    def entry(self) -> Backend:
+        """What the table of backends says of its own."""
+        return BACKENDS.get(self.backend, Backend())
+
+    @property
     def is_eager(self) -> bool:
         return self.backend == "eager"
 
@@ -206,7 +211,7 @@ class CompileConfig(Values):
     @property
     def trains(self) -> bool:
         """Whether gradients can be computed through what it compiles."""
-        return not self.freezing and BACKENDS.get(self.backend, Backend()).trains
+        return not self.freezing and self.entry.trains
 
     @property
     def process(self) -> dict[str, Any]:

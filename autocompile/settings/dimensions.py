@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
-from autocompile.settings.backends import BACKENDS, Backend, OptionValue
+from autocompile.settings.backends import OptionValue
 from autocompile.settings.dimension import Dimension, Place
 from autocompile.settings.phases import OPTIMIZER_STEP, phase_of
 
@@ -68,8 +68,7 @@ def _takes_scope(config: CompileConfig, place: Place) -> str:
 
 
 def _takes_memory_format(config: CompileConfig, place: Place) -> str:
-    lays_out = BACKENDS.get(config.backend, Backend()).lays_out
-    return f"{config.backend} lays weights out as it likes" if lays_out else ""
+    return f"{config.backend} lays weights out as it likes" if config.entry.lays_out else ""
 
 
 def _optimizers(place: Place) -> tuple[str, ...]:
@@ -166,7 +165,7 @@ class Values:
         (False, True),
         kinds=(bool,),
         missing=_no_freezing,
-        why_not=lambda c, _: "" if c.backend == "inductor" else "only Inductor freezes weights",
+        why_not=lambda c, _: "" if c.entry.by_inductor else "only Inductor freezes weights",
         needs_compiler=True,
         traces_alike=True,
         bakes=True,
@@ -251,8 +250,7 @@ SEARCHED = (*DIMENSIONS[:2], _BATCH_SIZE, *(d for d in DIMENSIONS[2:] if d.help)
 
 def why_not(config: CompileConfig, place: Place) -> str:
     """Why a setting is not tried in a place; empty if it is."""
-    backend = BACKENDS.get(config.backend)
-    if backend and not backend.trains and phase_of(place.phase).trains:
+    if not config.entry.trains and phase_of(place.phase).trains:
         return f"{config.backend} computes no gradients"
     reasons = (d.missing(place) or d.why_not(config, place) for d, _ in config.changed())
     return next(filter(None, reasons), "")

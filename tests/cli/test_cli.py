@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -159,10 +160,18 @@ def test_doctor_tries_a_backend_and_explains_what_does_not_work(work: Path, type
     assert row["works"]
     outcomes = {name: mode["outcome"] for name, mode in row["modes"].items()}
     assert outcomes == {"default": "ok", "weights=baked": "ok"}
-    done = typed("doctor", "ipex")
+
+
+@pytest.mark.parametrize(
+    ("backend", "words"),
+    [("ipex", "needs torch 2.8.*"), ("zentorch", "needs zentorch of torch's own minor version")],
+)
+def test_doctor_says_what_to_install(backend: str, words: str, work: Path, typed: Typed) -> None:
+    if find_spec(backend):
+        pytest.skip(f"{backend} is installed")
+    done = typed("doctor", backend)
     assert done.returncode == 0, done.stderr
-    assert "needs torch 2.8.*" in done.stdout
-    assert "torch-autocompile[ipex]" in done.stdout
+    assert words in done.stdout and f"torch-autocompile[{backend}]" in done.stdout
 
 
 def test_ctrl_c_reports_and_resume_goes_on(work: Path, typed: Typed) -> None:

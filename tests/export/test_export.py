@@ -500,6 +500,15 @@ def test_python_imports_what_is_of_another_interpreter_after_refusing_the_wrong_
         export(plain, "python")
 
 
+def test_what_a_package_reads_when_it_starts_is_set_before_it_is_imported(plain: Report) -> None:
+    change_config(plain, "forward", backend="zentorch", mode="default")
+    text = export(plain, "python")
+    set_it = (
+        'import os\nos.environ.setdefault("ZENDNNL_MATMUL_WEIGHT_CACHE", "0")\nimport zentorch '
+    )
+    assert set_it in text and 'backend="zentorch"' in text
+
+
 def test_phases_of_different_interpreters_have_no_script(plain: Report) -> None:
     plain["environments"] = {"ipex": ELSEWHERE}
     plain["phases"]["train_step"] = copy.deepcopy(plain["phases"]["forward"])

@@ -14,7 +14,9 @@ import torch
 import torch._dynamo
 from torch import nn
 from torch._dynamo.convert_frame import compile_lock
+from torch._inductor import config as inductor
 from torch._inductor.codecache import PyCodeCache
+from torch._inductor.compile_fx import compile_fx
 
 from autocompile.runtime.freezing import Frozen
 
@@ -73,6 +75,21 @@ def test_whatever_the_model_reads_is_watched() -> None:
     for change in CHANGES:
         change(model)
         torch.testing.assert_close(frozen(x), model(x))
+
+
+def test_a_backend_that_inductor_compiles_for_freezes_as_inductor_does() -> None:
+    seen = []
+
+    def with_own_pass(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        seen.append((inductor.freezing, len(inputs), len(list(graph.parameters()))))
+        return compile_fx(graph, inputs)
+
+    model, x = nn.Linear(8, 8), torch.randn(4, 8)
+    frozen = freeze(model, backend=with_own_pass)
+    for _ in range(2):
+        torch.testing.assert_close(frozen(x), model(x))
+        model.weight.mul_(-2.0)
+    assert seen == [(True, 1, 2)] * 2 and not inductor.freezing
 
 
 def test_the_step_of_a_fused_optimizer_is_a_change() -> None:

@@ -180,6 +180,22 @@ def test_who_sets_something_for_the_process_runs_by_itself_in_turns(target: Path
     assert all(r["takes_turns"] for r in races)
 
 
+def test_a_backend_that_changes_the_process_for_what_follows_runs_by_itself(target: Path) -> None:
+    def by_backend(request: Mapping[str, Any]) -> Ending:
+        faster = {"eager": 1.0, "inductor": 1.5, "zentorch": 1.6}
+        return measured(faster[request["config"]["backend"]])
+
+    backends = {"inductor": "", "zentorch": ""}
+    executor = Recorder(by_backend, probed(backends=backends, all_backends=[*backends]), slots=2)
+    space = dataclasses.replace(SPACE, modes=("default",), freezing=(False, True))
+    result = race(target, executor, space=space)
+    assert result.config["forward"].backend == "zentorch"
+    races = executor.of(Kind.RACE)
+    groups = [[side["config"]["backend"] for side in r["sides"]] for r in races]
+    assert ["zentorch"] in groups and ["inductor"] in groups
+    assert all(group == ["zentorch"] for group in groups if "zentorch" in group)
+
+
 @pytest.mark.parametrize(("of_gpu", "are_apart"), [(None, True), (3e9, True), (80e9, False)])
 def test_more_memory_than_a_trial_may_have_is_not_shared(
     target: Path, of_gpu: float | None, are_apart: bool

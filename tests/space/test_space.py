@@ -54,6 +54,14 @@ def test_a_backend_that_bakes_weights_has_two_variants() -> None:
     assert ours == {(), (("weights", "baked"),)}
 
 
+def test_weights_are_frozen_by_every_backend_that_inductor_compiles_for() -> None:
+    place = Place("forward", "cpu", threads=2)
+    can = {b for b in BACKENDS if not why_not(CompileConfig(b, freezing=True), place)}
+    assert can == {"inductor", "zentorch"}
+    reasons = {why_not(CompileConfig(b, freezing=True), place) for b in BACKENDS if b not in can}
+    assert reasons == {"only Inductor freezes weights"}
+
+
 def test_updates_of_a_learner_freeze_nothing_and_are_tried_with_its_optimizers() -> None:
     found = space(Place("learner_update", "cpu", threads=2, optimizers=("fused",)))
     assert {c.optimizer for c in configs(found)} == {"default", "fused"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -237,6 +238,27 @@ def test_a_backend_that_is_not_here_has_a_reason() -> None:
     assert "torch 2.8" in found["ipex"] and torch.__version__ in found["ipex"]
     assert found["tensorrt"] == "torch_tensorrt is not installed"
     assert found["aot_eager"] == "" and "eager" not in found
+
+
+def test_zentorch_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_supported", lambda: True)
+    needs = f"needs zentorch of torch's own minor version; this is torch {torch.__version__}"
+    assert environment.backends(CPU, ["zentorch"]) == {"zentorch": needs}
+    monkeypatch.setattr(torch.cpu, "_is_avx512_supported", lambda: False)
+    assert "no AVX-512" in environment.backends(CPU, ["zentorch"])["zentorch"]
+    elsewhere = environment.backends(torch.device("cuda"), ["zentorch"])
+    assert elsewhere == {"zentorch": "it runs on cpu only"}
+
+
+def test_a_package_that_registers_a_backend_is_imported_in_no_other_trial(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The fork server imports what the probe has imported."""
+    for name in ("zentorch", "zentorch.utils", "zentorch_of_another_kind"):
+        monkeypatch.setitem(sys.modules, name, sys.modules["numpy"])
+    found = environment.library_modules()
+    assert [name for name in found if "zentorch" in name] == ["zentorch_of_another_kind"]
 
 
 @pytest.mark.parametrize("name", ["warp", "cuda:99", "cuda", "meta"])

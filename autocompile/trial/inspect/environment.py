@@ -60,6 +60,8 @@ def _why_not(name: str, device: torch.device, registered: list[str]) -> str:
     version, known = torch.__version__, BACKENDS.get(name, Backend())
     if known.device not in (None, device.type):
         return known.elsewhere or f"it runs on {known.device} only"
+    if known.avx512 and not torch.cpu._is_avx512_supported():
+        return "this CPU has no AVX-512, without which it compiles as inductor does"
     wanted = f"needs {known.needs}; this is torch {version}" if known.needs else ""
     for package in filter(None, (known.registered_by, known.package)):
         if importlib.util.find_spec(package) is None:
@@ -98,17 +100,18 @@ def backends(device: torch.device, names: Sequence[str] | None = None) -> dict[s
 def library_modules() -> list[str]:
     """Imported modules of the standard library and installed packages, in import order.
 
-    Excludes the user's files, since importing those would run the user's code.
+    Excludes the user's files, since importing those would run the user's code, and packages that
+    register a backend: only its own trials import them.
     """
     installed = {
         str(Path(path).resolve())
         for name, path in sysconfig.get_paths().items()
         if name in ("stdlib", "platstdlib", "purelib", "platlib")
     }
-    names = []
+    names, left_out = [], {"autocompile", *(b.registered_by for b in BACKENDS.values())}
     for name, module in list(sys.modules.items()):
         origin = getattr(getattr(module, "__spec__", None), "origin", None)
-        if name == "__main__" or not origin or name.split(".")[0] == "autocompile":
+        if name == "__main__" or not origin or name.split(".")[0] in left_out:
             continue
         folders = {str(parent) for parent in Path(origin).parents}
         if origin in ("built-in", "frozen") or folders & installed:

@@ -150,7 +150,7 @@ def same_code_key(config: CompileConfig, device: torch.device) -> str:
     Inductor's modules hold the source of every kernel and the calls of libraries between them.
     Empty where nothing is known: another backend, or code from a cache.
     """
-    if config.backend != "inductor":
+    if not config.entry.by_inductor:
         return ""
     from torch._inductor.codecache import PyCodeCache
 

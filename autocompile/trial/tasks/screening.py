@@ -11,7 +11,6 @@ import torch
 
 from autocompile.protocol.requests import TrialRequest
 from autocompile.protocol.results import TrialResult
-from autocompile.settings.backends import BACKENDS, Backend
 from autocompile.settings.config import DEFAULT_INDUCTOR
 from autocompile.settings.phases import phase_of
 from autocompile.store.measurement import Measurement
@@ -162,7 +161,7 @@ class _Trial(Comparison):
                 # Dynamo recompiles alike whatever the backend's options: one shows all of it.
                 longest_s = _SCHEDULE_S * (3 if config == DEFAULT_INDUCTOR else 1)
                 try_schedule(self.verifier, compiled, result, longest_s)
-        is_held = config.bakes_weights or BACKENDS.get(config.backend, Backend()).lays_out
+        is_held = config.bakes_weights or config.entry.lays_out
         if is_held and on_cpu and result.peak_memory_bytes is not None:
             # What a runtime keeps between two calls, no tensor of the side shows. At the very end:
             # nothing that was compiled is there any more afterwards.

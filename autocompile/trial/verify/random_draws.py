@@ -84,7 +84,7 @@ def draws_itself(side: Side) -> bool:
     """Whether its random numbers may differ from eager's for the same seed."""
     import torch._inductor.config
 
-    return side.config.backend == "inductor" and not torch._inductor.config.fallback_random
+    return side.config.entry.by_inductor and not torch._inductor.config.fallback_random
 
 
 def depends_on_seed(side: Side, call: Callable[[Side, int], Any], noise: float) -> bool:
