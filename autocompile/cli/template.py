@@ -7,7 +7,6 @@ import typer
 
 from autocompile.cli.output import write
 from autocompile.errors import UsageError
-from autocompile.store import runs
 
 __all__ = ["TEMPLATE", "init"]
 
@@ -55,4 +54,6 @@ def init(
     if path.exists():
         raise UsageError(f"{path} exists already", hint=f"autocompile check {path}")
     write(path, TEMPLATE)
+    from autocompile.store import runs
+
     typer.echo(f"wrote {path}\nNext    {runs.tuning(str(path), {})}")
