@@ -15,7 +15,7 @@ from autocompile.estimate.candidates import Limits
 from autocompile.execute.executor import Executor
 from autocompile.execute.job import JobFactory, is_held
 from autocompile.execute.local import Isolation, LocalExecutor
-from autocompile.execute.machine import busy_cores, held
+from autocompile.execute.machine import busy_cores, busy_gpu, held
 from autocompile.execute.memory import most_memory_bytes
 from autocompile.progress import Progress
 from autocompile.report.terminal.live import progress as progress_of
@@ -45,7 +45,7 @@ from autocompile.store.record import RunFolder
 
 __all__ = ["load", "tune"]
 
-_BUSY = 0.2  # cores that other programs use: below this there is nothing to tell
+_BUSY = 0.2  # cores or shares of a GPU that others use: below this there is nothing to tell
 _WORTH_MORE = 0.25  # share of the budget left after races above which the search continues
 
 
@@ -180,7 +180,7 @@ def tune(
         stack.enter_context(contextlib.closing(executor))
         memory = memory_limit_bytes or most_memory_bytes() or None
         factory = JobFactory(folder, plan.header, timeout_s, memory, memory, dict(plan.pythons))
-        busy = busy_cores() if is_local else 0.0
+        busy, on_gpu = (busy_cores(), busy_gpu()) if is_local else (0.0, 0.0)
         budget = Budget(total_s, trials, began, clock)
         plan, found = probe_all(plan, factory, executor, progress)
         if memory and not memory_limit_bytes:  # the probe may have lowered the number of slots
@@ -188,7 +188,10 @@ def tune(
         run = described(folder, plan, found)
         environment = run["environment"]
         if (busy := max(busy, environment.get("busy_cores", 0.0))) >= _BUSY:
-            run["environment"] = {**environment, "busy_cores": busy}
+            environment = {**environment, "busy_cores": busy}
+        if on_gpu >= _BUSY and environment.get("device", "").startswith("cuda"):
+            environment = {**environment, "busy_gpu": on_gpu}
+        run["environment"] = environment
         kept = storage and without_password(storage)
         run["options"] = {**options, "storage": kept, **(command or {})}
         target_found = {"spec": plan.target, **run["target"]}

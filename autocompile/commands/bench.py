@@ -75,10 +75,12 @@ def _read(log: Path) -> str:
 
 
 @contextlib.contextmanager
-def bench(plan: Plan, timeout_s: float, isolation: Isolation = "auto") -> Iterator[Bench]:
+def bench(
+    plan: Plan, timeout_s: float, isolation: Isolation = "auto", wait: bool = True
+) -> Iterator[Bench]:
     """A bench whose folder and processes are gone afterwards; waits until the machine is free."""
     with (
-        held(f"trying {plan.target}", lambda text: print(text, file=sys.stderr), wait=True),
+        held(f"trying {plan.target}", lambda text: print(text, file=sys.stderr), wait=wait),
         tempfile.TemporaryDirectory(prefix="autocompile-") as scratch,
         contextlib.closing(LocalExecutor(isolation=isolation)) as executor,
     ):

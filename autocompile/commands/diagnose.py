@@ -55,12 +55,13 @@ def check(
     }
 
 
-def machine_here(device: str | None) -> Mapping[str, Any]:
+def machine_here(device: str | None, wait: bool = True) -> Mapping[str, Any]:
     """Torch and this machine, as a report has them under ``environment``.
 
-    ``device``: None for a GPU, where there is one.
+    ``device``: None for a GPU, where there is one. ``wait``: until the machine is free.
     """
-    with bench(Plan(_SAMPLE, space=SearchSpace(backends=("eager",)), device=device), 120.0) as jobs:
+    plan = Plan(_SAMPLE, space=SearchSpace(backends=("eager",)), device=device)
+    with bench(plan, 120.0, wait=wait) as jobs:
         return jobs.probed()["default"].environment
 
 

@@ -147,7 +147,7 @@ def verify(
         device: None: the one that they were measured on.
         pythons: where the interpreters are that settings are of, as ``NAME=PATH``, if elsewhere.
     """
-    entry = entry_here(settings, device)  # which may wait for the machine
+    entry = entry_here(settings, device, wait)
     with tempfile.TemporaryDirectory(prefix="autocompile-verify-") as folder, log_shown():
         result = api.tune(
             target or entry.target,
@@ -165,10 +165,10 @@ def verify(
     return Verified(checks, required, here, entry.differences(here), result.interrupted)
 
 
-def entry_here(settings: TunedSet, device: str | None = None) -> Tuned:
+def entry_here(settings: TunedSet, device: str | None = None, wait: bool = True) -> Tuned:
     """The settings that fit this machine, which is looked at only where there are several."""
     (entry, *others) = settings.entries
-    return settings.fitting(machine_here(device)) if others else entry
+    return settings.fitting(machine_here(device, wait)) if others else entry
 
 
 def check(settings: Tuned, result: Result) -> list[Check]:

@@ -9,6 +9,7 @@ search: ``--ray``.) The lock is a file in the temporary folder, one for each use
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import os
 import tempfile
@@ -20,7 +21,7 @@ from typing import BinaryIO
 from autocompile.errors import RunError
 from autocompile.store.files import not_for_all
 
-__all__ = ["busy_cores", "held", "take"]
+__all__ = ["busy_cores", "busy_gpu", "held", "take"]
 
 _GLANCE_S = 0.5
 _NAME = "autocompile-{}.lock"
@@ -126,3 +127,19 @@ def _jiffies(cores: set[str]) -> list[tuple[int, int]]:
         return []
     counts = [[int(n) for n in line[1:9]] for line in lines if line and line[0] in cores]
     return [(count[3] + count[4], sum(count)) for count in counts]  # waiting for a disk is idle
+
+
+def busy_gpu() -> float:
+    """The share of the last moment in which a GPU of this host computed, the most; 0 if unknown."""
+    shares = [0.0]
+    with contextlib.suppress(OSError, AttributeError):
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        count, gpu = ctypes.c_uint(), ctypes.c_void_p()
+        percent = (ctypes.c_uint * 2)()  # of the GPU and of its memory
+        if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
+            return 0.0
+        for index in range(count.value):
+            refused = nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(gpu))
+            if not (refused or nvml.nvmlDeviceGetUtilizationRates(gpu, ctypes.byref(percent))):
+                shares.append(percent[0] / 100)
+    return max(shares)

@@ -210,7 +210,8 @@ def machine(environment: Mapping[str, Any]) -> str:
     own = [] if get("autocompile") else ["autocompile"]
     busy = get("busy_cores")
     others = f"other programs use {busy:.1f} of {many(get('cores', '?'), 'core')}" if busy else ""
-    parts = [*own, *versions, device, cuda, driver(environment), others]
+    gpu = f"other programs use {get('busy_gpu'):.0%} of a GPU" if get("busy_gpu") else ""
+    parts = [*own, *versions, device, cuda, driver(environment), others, gpu]
     return plain(" · ".join(filter(None, parts)))
 
 

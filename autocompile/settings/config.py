@@ -30,7 +30,7 @@ _OF_MODES: Mapping[str, tuple[tuple[str, OptionValue], ...]] = {
 _COARSE = ("triton.cudagraphs", "max_autotune", "cpp_wrapper", "weights")
 # Inductor puts texts into a compiler's command line, and loads from places that options name. Files
 # of settings come from others, so a text is a word, and no option names a place.
-_WORD = re.compile(r"\w[\w.,-]*", re.ASCII)
+_WORD = re.compile(r"\w[\w.,-]*|-O[0-3]", re.ASCII)
 _PLACE = re.compile("remote|(cxx|dir|home|root|path|library|libs)$")
 _PLAIN_FAMILIES = {"scope=model", "freezing=False"}
 
@@ -94,7 +94,7 @@ class CompileConfig(Values):
             )
         for d, value in self.changed():
             if type(value) not in d.kinds:
-                raise UsageError(f"{d.name}: {value!r} is not of type {d.kinds[0].__name__}")
+                raise UsageError(f"{d.name} {value!r} is not a value of this setting")
             if str in d.kinds and d.choices and value not in d.choices:
                 raise UsageError(f"{d.name} {value!r} is none of {', '.join(d.choices)}")
         if self.threads is not None and self.threads < 1:
