@@ -218,7 +218,7 @@ class PortfolioSampler(ListedSampler):
         with self._lock:
             seen = self.seen(study)
             waits = self._has_twin & (seen.state[self._twin] != FAILED)
-            left = np.flatnonzero((seen.state == LEFT) & self._is_own & ~waits & ~self._is_eager)
+            left = np.flatnonzero(self._may_work(seen) & self._is_own & ~waits & ~self._is_eager)
             best, _ = self._leaders(seen)
             mean, deviation = (each[left] for each in self._effects.beside([]))
             over = best[self._cell[left]]
@@ -241,6 +241,11 @@ class PortfolioSampler(ListedSampler):
             gains = (self._effects.mean[at] - best[self._cell[at]]) * self._weight[at]
             return float((gains / self._doubts_of(seen)[at]).max(initial=0.0))
 
+    def _may_work(self, seen: Seen) -> Any:
+        """What is left, but for phases and batch sizes in which eager mode itself fails."""
+        without = np.unique(self._cell[self._is_first & (seen.state == FAILED)])
+        return (seen.state == LEFT) & ~np.isin(self._cell, without)
+
     def _leaders(self, seen: Seen) -> tuple[Any, Any]:
         """By phase and batch size, the best log speed-up that is sure, and its position or -1."""
         self._effects.learn(seen.values, seen.spreads)
@@ -257,7 +262,7 @@ class PortfolioSampler(ListedSampler):
         is_answered = self._has_twin & (seen.state[self._twin] == WORKED)
         seconds = np.where(is_answered, _ANSWERED_S, self._slowness(seen) * self._cost_s)
         fits = self._is_first | self._is_baseline | (seconds <= self.limit_s)
-        left = np.flatnonzero((seen.state == LEFT) & ~waits & fits)
+        left = np.flatnonzero(self._may_work(seen) & ~waits & fits)
         best, leader = self._leaders(seen)
         running = np.flatnonzero(seen.state == RUNNING)
         np.maximum.at(best, self._cell[running], self._effects.mean[running])

@@ -255,7 +255,7 @@ def paragraph(tuner: Tuner) -> str:
     """The error that a tuner ended with."""
     assert tuner.end() == 2, tuner.said
     assert "Traceback" not in tuner.said
-    assert tuner.printed == ""
+    assert json.loads(tuner.printed)["error"]["what"] in tuner.said
     _, error, text = tuner.said.partition("error: ")
     assert error, tuner.said
     assert len(text.splitlines()) <= 5, text

@@ -685,3 +685,12 @@ def test_what_fails_every_setting_is_said_once_before_any_is_tried(
 ) -> None:
     result = try_it(odd(work, model=model), kind="probe", phases=["forward"])
     assert result["outcome"] != "ok" and words in result["message"], result
+
+
+def test_a_copy_that_no_optimizer_takes_is_built_anew(work: Path, try_it: Try) -> None:
+    """As of a model with a part of torch.jit."""
+    write(work, SCRIPTED)
+    target = load("model.py")
+    assert all(p.is_leaf for p in target.fresh_model("optimizer_step").parameters())
+    result = try_it("model.py", "optimizer_step", config=CompileConfig("eager").to_dict())
+    assert result["outcome"] == "ok", result["message"]

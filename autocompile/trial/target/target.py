@@ -108,7 +108,10 @@ class Target:
         shares_parameters &= not phases.phase_of(phase).trains
         memo: dict[int, Any] = {id(p): p for p in model.parameters() if shares_parameters}
         try:
-            return copy.deepcopy(model, memo)
+            made = copy.deepcopy(model, memo)
+            if all(p.is_leaf for p in made.parameters()):
+                return made
+            raise ValueError("parameters of the copy are none that an optimizer takes")  # torch.jit
         except (MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:
