@@ -170,6 +170,9 @@ def _verdict(
     space: Mapping[str, Any],
 ) -> tuple[str, str]:
     """``faster``, ``keep_eager`` or ``failed``, and the reason."""
+    eagers = [r for r in records if r.config.is_plain_eager]
+    if eagers and all(r.outcome not in (Outcome.OK, Outcome.INTERRUPTED) for r in eagers):
+        return "failed", f"eager mode itself fails: {eagers[0].message}"
     if not decision and space.get("untried") and not any(_is_tried(r) for r in records):
         return "failed", "the run ended before any setting other than eager was tried"
     if decision is None and every:
@@ -245,9 +248,6 @@ def _why_nothing(
     if any(not c.record.config.is_plain_eager for c in every):
         return "every setting that works exceeds the limits"
     others = [r for r in records if not r.config.is_plain_eager]
-    eagers = [r for r in records if r.config.is_plain_eager]
-    if eagers and all(r.outcome not in (Outcome.OK, Outcome.INTERRUPTED) for r in eagers):
-        return f"eager mode fails itself: {eagers[0].message}"
     failed = [r for r in others if not r.ok and r.outcome is not Outcome.INTERRUPTED]
     if not failed:
         unusable = "; ".join(f"{k}: {v}" for k, v in space.get("unusable", {}).items())

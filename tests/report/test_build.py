@@ -12,6 +12,7 @@ from made_records import LITE, MAX, Run
 from autocompile.report.build import build_report
 from autocompile.result import Result
 from autocompile.settings.config import CompileConfig
+from autocompile.store.record import Outcome
 
 PLAN = {"target": "net.py", "effort": "quick", "objective": "throughput", "seed": 0}
 CPU = {"device": "cpu"}
@@ -121,3 +122,12 @@ def test_where_eager_is_kept_the_row_of_its_size_is_of_what_was_raced() -> None:
     phase = report(run)["phases"]["forward"]
     assert phase["verdict"] == "keep_eager"
     assert phase["by_batch_size"][0]["number"] == lite
+
+
+def test_where_eager_mode_itself_fails_the_reason_is_its_own_error() -> None:
+    run = Run()
+    eager = replace(run.records[0], outcome=Outcome.RUNTIME_ERROR, message="IndexError: index 16")
+    run.records = [replace(eager, measurement=None)]
+    found = report(run)["phases"]["forward"]
+    assert found["verdict"] == "failed"
+    assert found["reason"] == "eager mode itself fails: IndexError: index 16"

@@ -286,6 +286,15 @@ def test_the_search_ends_when_nothing_is_left_that_may_gain() -> None:
     assert sampler.has_next(study), "full effort goes on to the end of the list"
 
 
+def test_where_eager_mode_fails_nothing_else_is_tried() -> None:
+    every = settings()
+    sampler = PortfolioSampler(every)
+    study = told(sampler, (Setting(EAGER, 1), None, {}))
+    assert {s.batch_size for s in gains_of(sampler, study)} == {4}
+    study = told(sampler, (Setting(EAGER, 1), None, {}), (Setting(EAGER, 4), None, {}))
+    assert not sampler.has_next(study) and sampler.is_done(study) and not sampler.rest(study)
+
+
 def test_a_setting_that_another_may_answer_waits_for_it_and_then_costs_nothing() -> None:
     plain, full = CompileConfig(), CompileConfig(fullgraph=True)
     every = [Setting(c, 4) for c in (EAGER, full, plain)]
