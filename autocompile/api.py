@@ -178,7 +178,8 @@ def tune(
         # By what is free now: while it waited, the other command had some of it.
         executor = executor or LocalExecutor(isolation=isolation, jobs=jobs)
         stack.enter_context(contextlib.closing(executor))
-        memory = memory_limit_bytes or most_memory_bytes() or None
+        # Stations know their own memory.
+        memory = memory_limit_bytes or (most_memory_bytes() if is_local else 0) or None
         factory = JobFactory(folder, plan.header, timeout_s, memory, memory, dict(plan.pythons))
         busy, on_gpu = (busy_cores(), busy_gpu()) if is_local else (0.0, 0.0)
         budget = Budget(total_s, trials, began, clock)
