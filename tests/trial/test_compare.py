@@ -401,3 +401,15 @@ def test_no_gradient_is_none_also_where_eagers_direction_is_noise() -> None:
     for wrong in (torch.zeros(1000), other * 5):
         actual = {"gradients": {"w": wrong}}
         assert "is off by" in str(compare(expected, actual, reference=lambda: golden))
+
+
+def test_a_sum_that_cancels_moves_by_more_of_itself() -> None:
+    """As the gradient of a bias of two classes, whose terms change between batches."""
+    other = values(4000)
+    eager = gradients(bias=torch.tensor([1e-3, -1e-3]), weight=other)
+    got = gradients(bias=torch.tensor([1.08e-3, -1.08e-3]), weight=other)
+    by = moving(bias=2e-3, weight=1e-3)().by
+    for size, is_right in ((1e-3, False), (1e-2, True)):  # when rounding was tried
+        sizes = {"['gradients']['bias']": size, ALL: float(other.square().mean().sqrt())}
+        moved = Movement(by, sizes=sizes, longer=by)
+        assert (compare(eager, got, moved=lambda moved=moved: moved) is None) is is_right

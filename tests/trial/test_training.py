@@ -197,6 +197,14 @@ def test_operations_are_rounded_otherwise_by_as_much_as_rounding() -> None:
     assert torch.equal(chosen[2], x[:1].expand(4))
 
 
+def test_of_few_results_about_sixteen_are_rounded_otherwise() -> None:
+    for count, least, most in ((1, 1, 1), (16, 16, 16), (200, 4, 40), (8800, 300, 500)):
+        x, one = torch.rand(count, device=DEVICE).add_(0.5), torch.tensor(1.5, device=DEVICE)
+        with RoundOtherwise(0):
+            rounded = x * one
+        assert least <= int((rounded != x * one).sum()) <= most
+
+
 def test_how_cublas_adds_up_is_as_it_was() -> None:
     matmul = torch.backends.cuda.matmul
     before = matmul.allow_bf16_reduced_precision_reduction

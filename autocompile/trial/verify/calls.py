@@ -32,6 +32,7 @@ _EXACT = """ abs amax amin bernoulli cat ceil clamp clamp_max clamp_min clone co
     sign slice_backward slice_scatter sort stack take threshold threshold_backward topk tril triu
     trunc unsafe_view where """
 _MAKES = ("new_", "rand", "zeros", "ones", "normal", "uniform", "exponential", "max_pool")
+_LEAST = 16  # numbers that move
 _SENTINEL = 1e8  # such large numbers stand for infinity, as in masks
 
 
@@ -131,8 +132,9 @@ class RoundOtherwise(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Inside the context, what is computed is rounded otherwise at random: Monte Carlo arithmetic.
 
     Of the results of an operation that rounds, one number in 22 moves by an epsilon, which has the
-    variance of rounding (a twelfth of an ulp squared, in the mean over all mantissas). Numbers that
-    are exact where they matter (0, 1, -1 and infinities) stay. cuBLAS adds up parts of a short
+    variance of rounding (a twelfth of an ulp squared, in the mean over all mantissas); of few, about
+    16 or all, since none might move by chance. Numbers that are exact where they matter (0, 1, -1
+    and infinities) stay. cuBLAS adds up parts of a short
     product in float32, which compiled code may do or not. Source: D. S. Parker, Monte Carlo
     Arithmetic, 1997. What is not covered: how sums round inside, and attention kernels in TF32.
 
@@ -186,7 +188,9 @@ class RoundOtherwise(TorchDispatchMode):  # type: ignore[no-untyped-call]
         draws = torch.rand(
             x.shape, device=x.device, dtype=torch.float32, generator=self._generators[x.device]
         )
-        by = draws.sub_(0.5).mul_(44 / 21).trunc_().mul_(epsilon).to(x.dtype).mul_(x)
+        share = min(1.0, max(1 / 22, _LEAST / max(1, x.numel())))
+        by = (draws < share).to(x.dtype).mul_(epsilon).mul_(x)
+        by = by.where(draws < share / 2, -by)
         size = x.abs()
         return x + by.masked_fill_((size == 1) | (size > _SENTINEL), 0.0)
 

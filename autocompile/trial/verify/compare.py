@@ -324,7 +324,7 @@ def compare(
 class _Rounding:
     """What rounding explains of a difference.
 
-    What moves by ``m`` may be off by ``3 m``, within limits. A gradient, and all as one, may be
+    What moves by ``m`` may be off by ``3 m``, or ``10 m`` if it is a few numbers. A gradient, and all as one, may be
     longer by 2 % or by three times what moves its length, and shorter by as much, or as the exact
     one may be: eager's has noise of the length ``m`` in it.
     """
@@ -345,20 +345,29 @@ class _Rounding:
             most = math.inf if self._moved.by.get(ALL, 0.0) <= _FP64_USELESS else _FP64_USELESS
             least = floor / _NOISE * self._moved.epsilon  # of the deviation
             error = _error(want, got, least)
-            multiple = _MULTIPLE if want.numel() > _FEW else _MULTIPLE_OF_FEW
-            return error <= min(multiple * by, most) or (size < least and error <= 1.0)
+            return error <= min(_multiple(want.numel()) * by, most) or (size < least and error <= 1.0)
         if not (self.has_length(ALL) and self.has_length(path)):
             return False
         if by > MOST_ROUNDING and self._is_small(path):
             return math.isfinite(pair.apart)
         limit = MOST_ROUNDING if by <= MOST_ROUNDING else math.inf
-        return pair.error(floor) <= min(_MULTIPLE * by, limit)
+        return pair.error(floor) <= min(_multiple(pair.elements) * by, limit)
 
     def _by(self, path: str, size: float) -> float:
         """What moves by itself; a number that was moved when it was small moves less now."""
-        by, then = self._moved.by.get(path, 0.0), self._moved.sizes.get(path, math.inf)
-        by *= min(1.0, then / (size or 1.0))
+        by = self._moved.by.get(path, 0.0) * self._shrunk(path, size)
         return by if math.isfinite(by) else 0.0
+
+    def _shrunk(self, path: str, size: float) -> float:
+        """How much smaller a number is now than when it was moved, beside all gradients.
+
+        What rounding moves stays: a sum that happens to cancel moves by more of itself.
+        """
+        sizes = self._moved.sizes
+        if not size or path not in sizes:
+            return 1.0
+        pair = self._pairs.get(ALL) if path in self._pairs else None
+        return sizes[path] / size * (pair.size / sizes[ALL] if pair and sizes.get(ALL) else 1.0)
 
     def _is_small(self, path: str) -> bool:
         return path != ALL and self._pairs[path].own < _SMALL**2 * self._pairs[ALL].own
@@ -373,12 +382,17 @@ class _Rounding:
             if self._is_small(path):
                 return pair.ratio <= _MOST_NOISE
             return 1 / _LENGTHS <= pair.ratio <= _LENGTHS
-        allowed = max(_LONGER, _MULTIPLE * self._moved.longer.get(path, 0.0))
+        longer = self._moved.longer.get(path, 0.0) * self._shrunk(path, pair.size)
+        allowed = max(_LONGER, _multiple(pair.elements) * longer)
         least = most = 1.0
         if exact and exact.ratio:  # from the length in float64 to that of eager
             least, most = min(1.0, 1 / exact.ratio), max(1.0, 1 / exact.ratio)
         least = min(least - allowed, 1 / math.sqrt(1 + by * by))
         return least <= pair.ratio <= most + allowed
+
+
+def _multiple(elements: float) -> float:
+    return _MULTIPLE if elements > _FEW else _MULTIPLE_OF_FEW
 
 
 def _blank(x: Any) -> Any:

@@ -67,8 +67,10 @@ class StepCheck:
 
         ``reference`` is as new before the first, and steps along.
         """
-        self.given.append(gradients_of(side))
-        return self._problem(reference, side, self.given[-1], lambda: self.exact(self.given))
+        given = gradients_of(side)
+        on_cpu = {name: None if g is None else g.cpu() for name, g in given.items()}
+        self.given.append(on_cpu)  # seldom asked for
+        return self._problem(reference, side, given, lambda: self.exact(self.given))
 
     def later(self, reference: Side, side: Side) -> str | None:
         """The same of a later step, before which the reference had the state of the side."""

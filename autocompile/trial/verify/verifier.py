@@ -22,7 +22,7 @@ import torch
 from autocompile.errors import TargetError
 from autocompile.runtime.compiling import uses_cuda_graphs
 from autocompile.settings.config import EAGER, CompileConfig
-from autocompile.settings.phases import phase_of
+from autocompile.settings.phases import TRAIN_STEP, phase_of
 from autocompile.store.record import Outcome
 from autocompile.trial.phases.side import Side, copies, perturb
 from autocompile.trial.process.failures import Failed, first_words
@@ -192,6 +192,8 @@ class Verifier(Calls):
         del first
         if not self._is_random:  # else a side that draws like eager is compared later
             self.expected = without(self.expected, "gradients")
+        if self._phase == TRAIN_STEP:
+            self.eager.model.zero_grad(set_to_none=True)  # each of its steps makes its own
         fresh = self.another_side(self._numbers)
         self._demand(self.steps.first(fresh, compiled), "call 1")
         self.seeded_call(compiled, 1)
