@@ -324,9 +324,9 @@ def compare(
 class _Rounding:
     """What rounding explains of a difference.
 
-    What moves by ``m`` may be off by ``3 m``, or ``10 m`` if it is a few numbers. A gradient, and all as one, may be
-    longer by 2 % or by three times what moves its length, and shorter by as much, or as the exact
-    one may be: eager's has noise of the length ``m`` in it.
+    What moves by ``m`` may be off by ``3 m``, or ``10 m`` if it is a few numbers, within limits. A
+    gradient, and all as one, may be longer by 2 % or by as many times what moves its length, and
+    shorter by as much, or as the exact one may be: eager's has noise of the length ``m`` in it.
     """
 
     def __init__(self, moved: Movement, pairs: Mapping[str, _Pair]) -> None:
@@ -345,7 +345,8 @@ class _Rounding:
             most = math.inf if self._moved.by.get(ALL, 0.0) <= _FP64_USELESS else _FP64_USELESS
             least = floor / _NOISE * self._moved.epsilon  # of the deviation
             error = _error(want, got, least)
-            return error <= min(_multiple(want.numel()) * by, most) or (size < least and error <= 1.0)
+            most = min(_multiple(want.numel()) * by, most)
+            return error <= most or (size < least and error <= 1.0)
         if not (self.has_length(ALL) and self.has_length(path)):
             return False
         if by > MOST_ROUNDING and self._is_small(path):
