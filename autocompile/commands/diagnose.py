@@ -1,4 +1,4 @@
-"""check and doctor: what works here, tried for real in processes of its own."""
+"""check, doctor and ``tune --dry-run``: what works here, tried in processes of its own."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autocompile.commands.bench import Bench, bench
+from autocompile.execute.local import default_jobs
 from autocompile.protocol.requests import TimingLimits, TrialRequest
 from autocompile.protocol.results import ProbeResult
 from autocompile.search.records import to_record
@@ -13,11 +14,12 @@ from autocompile.settings.backends import BACKENDS
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
 from autocompile.settings.phases import phase_of
 from autocompile.settings.setting import Setting
-from autocompile.space.plan import Plan, target_spec
-from autocompile.space.space import SearchSpace
+from autocompile.space.plan import Plan, asked_for, budget_of, environments, target_spec
+from autocompile.space.space import SearchSpace, Space
+from autocompile.space.spaces import predicted, spaces_of
 from autocompile.store import runs
 
-__all__ = ["check", "doctor", "machine_here"]
+__all__ = ["check", "doctor", "machine_here", "preview"]
 
 _SAMPLE = "autocompile.trial.target.sample:get_model"
 _LIMITS = TimingLimits(half_width=0.05)
@@ -65,11 +67,11 @@ def machine_here(device: str | None, wait: bool = True) -> Mapping[str, Any]:
         return jobs.probed()["default"].environment
 
 
-def doctor(backend: str | None, device: str | None) -> dict[str, Any]:
+def doctor(backend: str | None, device: str | None, wait: bool = True) -> dict[str, Any]:
     """Compile a small model with each backend and mode; a row for each backend."""
     names = None if backend is None else (backend,)
     plan = Plan(_SAMPLE, space=SearchSpace(backends=names), device=device)
-    with bench(plan, 120.0) as jobs:
+    with bench(plan, 120.0, wait=wait) as jobs:
         found = jobs.probed()["default"]
         rows = {
             name: _examined(name, reason, found, jobs) for name, reason in found.backends.items()
@@ -144,5 +146,69 @@ def _tried(jobs: Bench, setting: Setting) -> dict[str, Any]:
         "skip_reasons": record.detail.get("skip_reasons", []),
         "where": record.detail.get("where"),
         "notes": list(record.notes),
-        "log_tail": "" if record.ok else jobs.log[-4000:],
+        "log_tail": "" if record.ok else jobs.log.read_text("utf-8", "replace")[-4000:],
+    }
+
+
+# Before a tune -----------------------------------------------------------------------------------
+
+
+def preview(
+    target: str,
+    phases: tuple[str, ...] | None,
+    space: SearchSpace,
+    effort: str | None,
+    device: str | None,
+    jobs: int | None,
+    timeout_s: float,
+    pythons: tuple[str, ...] = (),
+    trials: int | None = None,
+    budget_s: float | None = None,
+) -> dict[str, Any]:
+    """The settings of each phase, what was merged or dropped and why, and the predicted time.
+
+    Arguments and errors are those of :func:`autocompile.api.tune`.
+    """
+    asked = asked_for(
+        phases=phases, space=space, effort=effort, device=device, pythons=environments(pythons)
+    )
+    plan = Plan(target_spec(target), **asked)
+    with bench(plan, timeout_s) as trying:
+        every = trying.probed()
+    found, spaces = every["default"], spaces_of(plan, every)
+    total_s = budget_of(plan.effort) if budget_s is None else budget_s
+    kind = found.environment["device"].split(":")[0]
+    expected = {n: predicted(one, kind, jobs or default_jobs()) for n, one in spaces.items()}
+    needed_s = sum(seconds for seconds, _ in expected.values())
+    share = 1.0 if total_s is None else min(1.0, total_s / needed_s)
+    rows = {}
+    for name, one in spaces.items():
+        whole_s, processes = expected[name]
+        most = processes if trials is None else min(processes, trials)
+        part = min(share, most / processes)
+        ends = {"processes": most, "ends_early": part < 1}
+        rows[name] = {**_row(one), "predicted_s": round(whole_s * part, 1), **ends}
+    return {
+        "target": {"spec": plan.target, **found.target},
+        "environment": found.environment,
+        "phases": rows,
+    }
+
+
+def _row(space: Space) -> dict[str, Any]:
+    listed = set(space.settings)
+    return {
+        "raw": space.raw,
+        "settings": [
+            {
+                "config": s.config.to_dict(),
+                "batch_size": s.batch_size,
+                "label": s.config.label(),
+                "may_equal": [t.config.label() for t in [s.plainer_twin] if t in listed and t],
+            }
+            for s in space.settings
+        ],
+        "unusable": {s.config.backend: reason for s, reason in space.unusable.items()},
+        "merged": dict(space.merged),
+        "dropped": dict(space.dropped),
     }

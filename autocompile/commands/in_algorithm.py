@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autocompile.commands.bench import bench
+from autocompile.commands.bench import bench, end_of
 from autocompile.errors import TargetError
 from autocompile.estimate.intervals import Interval, median_interval, over_sets, speedup
 from autocompile.protocol.requests import AlgorithmRequest
@@ -32,11 +32,12 @@ def compare_in_algorithm(
     plan = Plan(target_spec(target))
     with bench(plan, budget_s + timeout_s) as jobs:
         ending = jobs.run(AlgorithmRequest, fresh=True, tuned=settings, budget_s=budget_s)
+        log = end_of(jobs.log)
     said = AlgorithmResult.read(ending.payload)
     if ending.outcome is not Outcome.OK:
         what = f"the algorithm of {plan.target} failed in {ending.step.value}: {ending.message}"
         where = [said.where] if said.where else []
-        raise said.error or TargetError(what, *where, *jobs.log_end(6))
+        raise said.error or TargetError(what, *where, *log[-6:])
     names = ("rounds", "runners", "warmup_s", "warmup_iterations", "active")
     found = {name: getattr(said, name) for name in names}
     made = figures(said.rounds, said.runners)

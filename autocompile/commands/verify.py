@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.tuned import Choice, Tuned, is_faster
 from autocompile.settings.tuned_set import TunedSet
 
-__all__ = ["REQUIREMENTS", "Check", "Verified", "check", "github", "junit", "verify"]
+__all__ = ["REQUIREMENTS", "Check", "Verified", "check", "github", "verify"]
 
 REQUIREMENTS = {
     **dict.fromkeys(("speedup", "max-graphs", "max-recompiles"), "a number"),
@@ -32,31 +31,23 @@ REQUIREMENTS = {
 class Check:
     """What became of one choice.
 
-    Attributes:
-        batch_size: None where the phase has none.
-        setting: its label.
-        verdict: ``fastest``; ``eager`` or ``default`` where that is faster by now; ``failed`` where
-            it no longer works or computes something else; ``open`` where too little was measured.
-        message: why, in words; empty if it is fastest.
-        was: the speed-up over eager mode then: ``value``, ``low``, ``high``.
-        speedup: the same here and now; None if it failed.
-        graphs, recompiles, compile_s: of its trial.
+    Its verdict is ``fastest``; ``eager`` or ``default`` where that is faster by now; ``failed``
+    where it no longer works or computes something else; ``open`` where too little was measured.
     """
 
     phase: str
     batch_size: int | None
     setting: str
     verdict: str
-    message: str = ""
-    was: Mapping[str, float] | None = None
-    speedup: Mapping[str, float] | None = None
+    message: str = ""  # why, in words; empty if it is fastest
+    was: Mapping[str, float] | None = None  # the speed-up over eager mode: value, low, high
+    speedup: Mapping[str, float] | None = None  # the same here and now; None if it failed
     graphs: int | None = None
     recompiles: int | None = None
     compile_s: float | None = None
 
     @property
     def is_open(self) -> bool:
-        """Whether too little was measured to say something."""
         return self.verdict == "open"
 
     @property
@@ -89,28 +80,19 @@ class Check:
     def faults(self, required: Mapping[str, float]) -> list[str]:
         """Why ``verify`` fails for it, a sentence each; empty where it passes."""
         is_good = self.verdict in ("fastest", "open")
-        own = [] if is_good else [f"{self.verdict}: {self.message}"]
-        return own + self.unmet(required)
+        return [f"{self.verdict}: {self.message}"] * (not is_good) + self.unmet(required)
 
 
 @dataclass(frozen=True)
 class Verified:
-    """What became of all choices.
-
-    Attributes:
-        required: of each check, as for :meth:`Check.unmet`.
-        environment: torch and the machine here.
-        differences: where they are not those of the settings.
-        interrupted: Ctrl-C ended it early.
-        error: why nothing could be verified; empty if something was.
-    """
+    """What became of all choices."""
 
     checks: list[Check]
-    required: Mapping[str, float]
-    environment: Mapping[str, Any]
-    differences: list[str]
+    required: Mapping[str, float]  # of each, as for Check.unmet
+    environment: Mapping[str, Any]  # torch and the machine here
+    differences: list[str]  # where they are not those of the settings
     interrupted: bool
-    error: str = ""
+    error: str = ""  # why nothing could be verified; empty if something was
 
     @property
     def is_good(self) -> bool:
@@ -199,20 +181,17 @@ def _check(phase: str, choice: Choice, found: Mapping[str, Any]) -> Check:
     trial = by_config.get(config)
     if trial is None:
         return replace(base, message="there was no time to try it")
-    base = replace(base, **{n: trial.get(n) for n in ("graphs", "recompiles", "compile_s")})
     is_eager = config == EAGER
-    base = replace(
-        base, speedup={"value": 1.0, "low": 1.0, "high": 1.0} if is_eager else trial["speedup"]
-    )
+    now = {"value": 1.0, "low": 1.0, "high": 1.0} if is_eager else trial["speedup"]
+    counts = {n: trial.get(n) for n in ("graphs", "recompiles", "compile_s")}
+    base = replace(base, speedup=now, **counts)
     row = _row(found, size)
     if row is None:
         return replace(base, message="it was not confirmed")
     winner = next(t for t in own if t["number"] == row["number"])
     best = CompileConfig.from_dict(winner["config"]) if is_faster(row) else EAGER
     if best == config or winner["duplicate_of"] == trial["number"]:
-        return replace(
-            base, verdict="fastest", speedup=base.speedup if is_eager else row["speedup"]
-        )
+        return replace(base, verdict="fastest", speedup=now if is_eager else row["speedup"])
     message = f"{best.label()} is as fast or faster here"
     return replace(base, verdict="eager" if best == EAGER else "default", message=message)
 
@@ -226,32 +205,6 @@ def _row(found: Mapping[str, Any], size: int | None) -> Mapping[str, Any] | None
 
 
 # For CI ------------------------------------------------------------------------------------------
-
-
-def junit(found: Verified) -> str:
-    """JUnit XML: a case for each choice, failed as ``verify`` is, skipped where it is open.
-
-    An error stands alone: where nothing was verified there are no others.
-    """
-    suite = ElementTree.Element("testsuite", name="autocompile verify")
-    if found.error:
-        case = ElementTree.SubElement(suite, "testcase", classname="verify", name="settings")
-        ElementTree.SubElement(case, "error", message=plain(found.error))
-    for one in found.checks:
-        size = "" if one.batch_size is None else f"batch size {one.batch_size}: "
-        name = plain(f"{size}{one.setting}")
-        case = ElementTree.SubElement(suite, "testcase", classname=plain(one.phase), name=name)
-        faults = one.faults(found.required)
-        for fault in faults:
-            ElementTree.SubElement(case, "failure", message=plain(fault))
-        if one.is_open and not faults:
-            ElementTree.SubElement(case, "skipped", message=plain(one.message))
-    suite.set("tests", str(len(suite)))
-    for count, of in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
-        suite.set(count, str(sum(case.find(of) is not None for case in suite)))
-    ElementTree.indent(suite)
-    text = ElementTree.tostring(suite, encoding="unicode")
-    return f'<?xml version="1.0" encoding="UTF-8"?>\n{text}\n'
 
 
 def github(found: Verified) -> list[str]:

@@ -80,7 +80,7 @@ def test_the_nearest_table_upward_is_read(
         ('efort = "quick"', ["no option --efort", "try: effort ="]),
         ("resume = true", ["no option --resume that takes a value"]),
         ('effort = "heroic"', ["effort: ", "heroic"]),
-        ('budget = "soon"', ["budget: --budget 'soon' is not a duration (try 90s or 10m)"]),
+        ('budget = "soon"', ["budget: 'soon' is not a duration (try 5ms, 90s or 10m)"]),
         ("trials = 0", ["trials: ", "1"]),
         ("effort = ['quick']", ["effort is a list, and --effort takes one value"]),
         ("fullgraph = ['maybe']", ["fullgraph: --fullgraph 'maybe' is none of true, false"]),
