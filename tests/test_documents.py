@@ -138,7 +138,6 @@ def test_the_workflow_of_ci_is_valid_and_uses_options_that_exist() -> None:
     typed = [shlex.split(step["run"]) for step in job["steps"] if "run" in step]
     ((_, command, *rest),) = [words for words in typed if words[0] == "autocompile"]
     options = [word for word in rest if word.startswith("--")]
-    assert "--github" in options
     assert all(re.search(rf"^ *{option}\b", help_of(command), re.M) for option in options)
     required = rest[rest.index("--require") + 1]
     assert numbers("--require", [required], REQUIREMENTS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -120,7 +119,6 @@ Settings = Annotated[
 ]
 Moved = Annotated[str | None, options.option("TARGET", "where the target is now, if it has moved")]
 Require = Annotated[list[str] | None, options.option("LIST", f"fail unless met: {_GATES}")]
-GitHub = Annotated[bool, options.flag("--github", "annotate the run of GitHub Actions it is in")]
 _WHOLE = "train RLlib's own algorithm with and without them"
 InAlgorithm = Annotated[bool, options.flag("--in-algorithm", _WHOLE)]
 _TIME = "end the whole command after this time; 2m if left out"
@@ -132,7 +130,6 @@ def verify(
     settings: Settings = "last",
     target: Moved = None,
     require: Require = None,
-    github: GitHub = False,
     in_algorithm: InAlgorithm = False,
     budget: Annotated[float, options.option("TIME", _TIME)] = 120.0,
     device: Annotated[str | None, options.option("NAME", _DEVICE)] = None,
@@ -154,8 +151,8 @@ def verify(
     required = options.numbers("--require", require, REQUIREMENTS)
     shown = "none" if quiet else progress
     if in_algorithm:
-        given: dict[str, Any] = {"--require": required, "--github": github}
-        given |= {"--device": device, "--python": python, "--wait": wait}
+        given: dict[str, Any] = {"--require": required, "--device": device}
+        given |= {"--python": python, "--wait": wait}
         if option := next((name for name, value in given.items() if value), None):
             raise UsageError(
                 f"{option} is about the settings alone, and --in-algorithm about a whole training",
@@ -165,41 +162,23 @@ def verify(
             say(f"trains with and without the settings, in turns, for about {budget:.0f} s")
         _verify_in_algorithm(settings, target, budget, timeout, as_json)
         return
-    try:
-        found = verified(
-            TunedSet.read(settings if settings.endswith(".json") else api.load(settings)),
-            target,
-            required,
-            budget_s=budget,
-            timeout_s=timeout,
-            wait=wait,
-            device=device,
-            pythons=tuple(python or ()),
-            progress=progress_of(shown, sys.stderr),
-        )
-    except Exception as error:
-        if github:
-            _tell_github(None, str(error) or type(error).__name__)
-        raise
+    found = verified(
+        TunedSet.read(settings if settings.endswith(".json") else api.load(settings)),
+        target,
+        required,
+        budget_s=budget,
+        timeout_s=timeout,
+        wait=wait,
+        device=device,
+        pythons=tuple(python or ()),
+        progress=progress_of(shown, sys.stderr),
+    )
     data = found.to_dict()
-    if github:
-        _tell_github(found)
     print_or_draw(data, as_json, lambda console: render_verified(data, console))
     if found.interrupted:
         raise typer.Exit(ExitCode.INTERRUPTED)
     if not found.is_good:
         raise typer.Exit(ExitCode.GATE)
-
-
-def _tell_github(found: Any, error: str = "") -> None:
-    """Annotate the run of GitHub Actions, and add to the summary of the job."""
-    from autocompile.commands import verify as verifying
-    from autocompile.report.markdown import verified_to_markdown
-
-    found = found or verifying.Verified([], {}, {}, [], False, error)
-    say("\n".join(verifying.github(found)))  # the runner reads stderr too
-    if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
-        write(Path(summary), verified_to_markdown(found.to_dict(), found.error), "a")
 
 
 def _verify_in_algorithm(

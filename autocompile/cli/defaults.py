@@ -38,10 +38,17 @@ class WithDefaults(Command):
             if param.param_type_name == "option" and not param.is_flag
         }
         typed = {arg.partition("=")[0] for arg in args}
-        read = {key: _value(ctx, options, path, key, value) for key, value in table.items()}
+        read = {key: _value(options, path, key, value) for key, value in table.items()}
         used = {key: value for key, value in read.items() if not _is_overruled(key, typed)}
         ctx.default_map = {options[key].name: value for key, value in used.items()}
-        rest = super().parse_args(ctx, args)
+        try:
+            rest = super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            name = error.param.name if error.param else None
+            key = next((key for key in used if options[key].name == name), None)
+            if key is None:
+                raise
+            raise UsageError(f"{path}: [tool.autocompile] {key}: {error.message}") from None
         if used and not ctx.params.get("quiet") and ctx.params.get("progress") != "none":
             said = " ".join(f"--{key} {_shown(key, value)}" for key, value in used.items())
             say(f"from {path}: {said}")
@@ -81,13 +88,13 @@ def _table(folder: Path) -> tuple[Path, Mapping[str, Any]]:
     return folder / "pyproject.toml", {}
 
 
-def _value(ctx: Any, options: Mapping[str, Any], path: Path, key: str, value: Any) -> Any:
+def _value(options: Mapping[str, Any], path: Path, key: str, value: Any) -> Any:
     """A value as the command line would have it.
 
     Raises:
         UsageError: no such option, or a value that it cannot have; names the file and the key.
     """
-    from autocompile.cli.space import asked
+    from autocompile.cli.space import as_typed
 
     where = f"{path}: [tool.autocompile] {key}"
     if key not in options:
@@ -102,16 +109,7 @@ def _value(ctx: Any, options: Mapping[str, Any], path: Path, key: str, value: An
         raise UsageError(f"{where} is a list, and --{key} takes one value")
     if any(isinstance(part, (dict, list)) for part in listed):
         raise UsageError(f"{where} is not a text, a number or a list of them")
-    parts = [str(part).lower() if isinstance(part, bool) else str(part) for part in listed]
+    parts = [as_typed(part) for part in listed]
     if key in ("space", "run-dir"):  # beside the file that names them
         parts = [str(path.parent / part) for part in parts]
-    given = parts if param.multiple else parts[0]
-    try:
-        param.process_value(ctx, given)
-        if key in _DIMENSIONS:  # which the option itself takes as text
-            asked(None, {param.name: parts})
-    except UsageError as error:
-        raise UsageError(f"{where}: {error.what}", *error.details, hint=error.hint) from None
-    except typer.BadParameter as error:
-        raise UsageError(f"{where}: {error.message}") from None
-    return given
+    return parts if param.multiple else parts[0]

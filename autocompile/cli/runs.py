@@ -17,20 +17,11 @@ __all__ = ["export", "list_runs", "show"]
 Format = Literal["python", "json", "rllib", "accelerate", "transformers", "lightning"]
 
 
-def _known(beginning: str) -> list[str]:
-    """The runs that a shell may complete to."""
-    from autocompile.store import runs
-
-    names = map(runs.name_of, runs.every())
-    return [n for n in ("last", *sorted(names)) if n.startswith(beginning)]
-
-
 Runs = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[RUN]...",
         help="a folder, its short name, or last; several: of other machines",
-        autocompletion=_known,
     ),
 ]
 

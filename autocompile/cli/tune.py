@@ -72,26 +72,27 @@ def tune(
     from autocompile.search.jobs import without_interrupts
     from autocompile.store import runs
 
-    request: dict[str, Any] = {
+    _demand_sense(ray, accelerators, dry_run, wait)
+    plan: dict[str, Any] = {
         "phases": options.words(phase) or None,
         "space": asked(space, dimensions),
         "effort": effort,
-        "trials": trials,
-        "budget_s": budget,
-        "timeout_s": timeout,
         "device": device,
-        "jobs": jobs,
-        "pythons": tuple(python or ()),
     }
-    _demand_sense(ray, accelerators, dry_run, wait)
     if dry_run:
         from autocompile.commands.diagnose import preview
         from autocompile.report.terminal.checks import render_preview
 
-        found = preview(target, **request)
+        found = preview(target, timeout, tuple(python or ()), **plan)
         print_or_draw(found, as_json, lambda console: render_preview(found, console))
         return
-    request |= {
+    request: dict[str, Any] = {
+        **plan,
+        "trials": trials,
+        "budget_s": budget,
+        "timeout_s": timeout,
+        "jobs": jobs,
+        "pythons": tuple(python or ()),
         "sampler": sampler,
         "memory_limit_bytes": memory_limit,
         "objective": objective,

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from autocompile.commands.bench import Bench, bench
-from autocompile.execute.local import default_jobs
 from autocompile.protocol.requests import TimingLimits, TrialRequest
 from autocompile.protocol.results import ProbeResult
 from autocompile.search.records import to_record
@@ -14,9 +13,9 @@ from autocompile.settings.backends import BACKENDS
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
 from autocompile.settings.phases import phase_of
 from autocompile.settings.setting import Setting
-from autocompile.space.plan import Plan, asked_for, budget_of, environments, target_spec
+from autocompile.space.plan import Plan, asked_for, environments, target_spec
 from autocompile.space.space import SearchSpace, Space
-from autocompile.space.spaces import predicted, spaces_of
+from autocompile.space.spaces import spaces_of
 from autocompile.store import runs
 
 __all__ = ["check", "doctor", "machine_here", "preview"]
@@ -150,48 +149,21 @@ def _tried(jobs: Bench, setting: Setting) -> dict[str, Any]:
     }
 
 
-# Before a tune -----------------------------------------------------------------------------------
-
-
 def preview(
-    target: str,
-    phases: tuple[str, ...] | None,
-    space: SearchSpace,
-    effort: str | None,
-    device: str | None,
-    jobs: int | None,
-    timeout_s: float,
-    pythons: tuple[str, ...] = (),
-    trials: int | None = None,
-    budget_s: float | None = None,
+    target: str, timeout_s: float, pythons: tuple[str, ...] = (), **asked: Any
 ) -> dict[str, Any]:
-    """The settings of each phase, what was merged or dropped and why, and the predicted time.
+    """What a tune would try: the settings of each phase, what was merged or dropped and why.
 
-    Arguments and errors are those of :func:`autocompile.api.tune`.
+    ``asked`` are fields of a :class:`Plan`.
     """
-    asked = asked_for(
-        phases=phases, space=space, effort=effort, device=device, pythons=environments(pythons)
-    )
-    plan = Plan(target_spec(target), **asked)
+    plan = Plan(target_spec(target), **asked_for(**asked, pythons=environments(pythons)))
     with bench(plan, timeout_s) as trying:
         every = trying.probed()
-    found, spaces = every["default"], spaces_of(plan, every)
-    total_s = budget_of(plan.effort) if budget_s is None else budget_s
-    kind = found.environment["device"].split(":")[0]
-    expected = {n: predicted(one, kind, jobs or default_jobs()) for n, one in spaces.items()}
-    needed_s = sum(seconds for seconds, _ in expected.values())
-    share = 1.0 if total_s is None else min(1.0, total_s / needed_s)
-    rows = {}
-    for name, one in spaces.items():
-        whole_s, processes = expected[name]
-        most = processes if trials is None else min(processes, trials)
-        part = min(share, most / processes)
-        ends = {"processes": most, "ends_early": part < 1}
-        rows[name] = {**_row(one), "predicted_s": round(whole_s * part, 1), **ends}
+    found = every["default"]
     return {
         "target": {"spec": plan.target, **found.target},
         "environment": found.environment,
-        "phases": rows,
+        "phases": {name: _row(space) for name, space in spaces_of(plan, every).items()},
     }
 
 
@@ -208,7 +180,7 @@ def _row(space: Space) -> dict[str, Any]:
             }
             for s in space.settings
         ],
-        "unusable": {s.config.backend: reason for s, reason in space.unusable.items()},
+        "unusable": {s.config.backend: why for s, why in space.unusable.items()},
         "merged": dict(space.merged),
         "dropped": dict(space.dropped),
     }

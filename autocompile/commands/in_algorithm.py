@@ -24,10 +24,8 @@ def compare_in_algorithm(
 ) -> dict[str, Any]:
     """Run the target's algorithm with and without settings, in turns, in a process of its own.
 
-    Args:
-        target: names an AlgorithmConfig with an environment.
-        budget_s: of the whole comparison, building and compiling included.
-        timeout_s: added to the budget, before a step that hangs is ended.
+    ``budget_s`` is of the whole comparison, building and compiling included; ``timeout_s`` later a
+    step that hangs is ended.
     """
     plan = Plan(target_spec(target))
     with bench(plan, budget_s + timeout_s) as jobs:
@@ -48,10 +46,6 @@ def figures(rounds: Sequence[Mapping[str, Any]], runners: int = 1) -> dict[str, 
     """Estimates with 95 % intervals from the rounds of one process, paired by round.
 
     That of a gain counts too how far fresh processes usually are apart; those of a side do not.
-
-    Args:
-        rounds: of :func:`autocompile.trial.tasks.in_algorithm.compare`.
-        runners: how many sampled side by side.
 
     Returns:
         ``steps_per_s``: env steps by seconds of ``train()``; ``sampled_per_s``: by seconds of

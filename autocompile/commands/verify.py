@@ -12,13 +12,12 @@ from autocompile import api
 from autocompile.commands.bench import log_shown
 from autocompile.commands.diagnose import machine_here
 from autocompile.progress import Progress
-from autocompile.report.text import plain
 from autocompile.result import Result
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.tuned import Choice, Tuned, is_faster
 from autocompile.settings.tuned_set import TunedSet
 
-__all__ = ["REQUIREMENTS", "Check", "Verified", "check", "github", "verify"]
+__all__ = ["REQUIREMENTS", "Check", "Verified", "check", "verify"]
 
 REQUIREMENTS = {
     **dict.fromkeys(("speedup", "max-graphs", "max-recompiles"), "a number"),
@@ -92,7 +91,6 @@ class Verified:
     environment: Mapping[str, Any]  # torch and the machine here
     differences: list[str]  # where they are not those of the settings
     interrupted: bool
-    error: str = ""  # why nothing could be verified; empty if something was
 
     @property
     def is_good(self) -> bool:
@@ -202,27 +200,3 @@ def _row(found: Mapping[str, Any], size: int | None) -> Mapping[str, Any] | None
         return next((row for row in found["by_batch_size"] if row["batch_size"] == size), None)
     best = found["best"]
     return None if best is None else {**best, "faster": found["verdict"] == "faster"}
-
-
-# For CI ------------------------------------------------------------------------------------------
-
-
-def github(found: Verified) -> list[str]:
-    """GitHub's workflow commands: an error for each reason to fail, a warning where it is open."""
-    lines = [_annotation("error", "autocompile verify", found.error)] if found.error else []
-    for one in found.checks:
-        faults, title = one.faults(found.required), f"{one.where}: {one.setting}"
-        lines += [_annotation("error", title, fault) for fault in faults]
-        if one.is_open and not faults:
-            lines.append(_annotation("warning", title, f"open: {one.message}"))
-    return lines
-
-
-def _annotation(level: str, title: str, message: str) -> str:
-    title = plain(title)
-    return f"::{level} title={_escaped(title, ':,')}::{_escaped(plain(message))}"
-
-
-def _escaped(text: str, more: str = "") -> str:
-    """Percent-encoded as the runner decodes it; in a property a colon and a comma end the value."""
-    return "".join(f"%{ord(c):02X}" if c in f"%\r\n{more}" else c for c in text)

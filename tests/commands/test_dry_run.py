@@ -1,4 +1,4 @@
-"""``tune --dry-run``: what would be tried, what is left out and why, and about how long."""
+"""``tune --dry-run``: what would be tried, and what is left out and why."""
 
 from __future__ import annotations
 
@@ -15,14 +15,11 @@ from autocompile.report.terminal.checks import render_preview
 from autocompile.space.space import SearchSpace
 
 pytestmark = pytest.mark.usefixtures("_warm")
-AOT = SearchSpace(backends=("aot_eager",), batch_sizes=(4,))
 
 
-def previewed(
-    target: object, space: SearchSpace, *phases: str, **more: Any
-) -> tuple[dict[str, Any], list[str]]:
+def previewed(target: object, space: SearchSpace, *phases: str) -> tuple[dict[str, Any], list[str]]:
     """The row of a forward, and the lines that a terminal of 80 columns shows."""
-    found = preview(str(target), phases or ("forward",), space, "quick", "cpu", 2, 200.0, **more)
+    found = preview(str(target), 200.0, phases=phases or ("forward",), space=space, device="cpu")
     text = io.StringIO()
     render_preview(found, Console(file=text, width=80))
     return found["phases"]["forward"], text.getvalue().splitlines()
@@ -34,15 +31,9 @@ def test_the_list_says_what_is_tried_and_why_the_rest_is_not(work: Path) -> None
     labels = {setting["label"] for setting in row["settings"]}
     assert {"eager", "eager · channels_last", "plain torch.compile()"} <= labels
     assert row["unusable"] == {"cudagraphs": "no CUDA device: torch would run it as eager"}
-    assert row["predicted_s"] > 0
+    assert lines[-1].endswith(" settings to try")
     assert not Path("runs").exists()
     (ours,) = [x for x in lines if x.split("  batch")[0].strip() == "inductor · channels_last"]
     assert ours.endswith("batch 1, 4      + 1 likely the same")
     assert any(line.startswith("  eager · fused optimizer") for line in lines)
     assert "  cudagraphs cannot be used: no CUDA device: torch would run it as eager" in lines
-
-
-def test_a_budget_and_a_number_of_trials_end_the_search(work: Path) -> None:
-    row, lines = previewed(TARGETS / "dimensions.py", AOT, trials=1, budget_s=600.0)
-    assert (row["processes"], row["ends_early"]) == (1, True)
-    assert "settings to try until the budget is spent, about" in lines[-1]

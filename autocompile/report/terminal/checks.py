@@ -1,4 +1,4 @@
-"""What ``check``, ``doctor``, ``verify``, ``tune --dry-run``, ``list`` and ``compare`` show."""
+"""What ``check``, ``doctor``, ``verify``, ``tune --dry-run`` and ``list`` show."""
 
 from __future__ import annotations
 
@@ -170,9 +170,7 @@ def render_preview(found: Found, console: Console) -> None:
         aside += [f"left out: {why}" for why in row["dropped"]]
         for line in aside:
             page.line(f"  {text.plain(line)}", "dim")
-        until = " until the budget is spent" if row["ends_early"] else ""
-        about = f"about {text.clock(row['predicted_s'])}, then the best is confirmed"
-        page.line(f"  {len(row['settings'])} settings to try{until}, {about}")
+        page.line(f"  {len(row['settings'])} settings to try")
 
 
 def _settings(settings: list[Found]) -> Iterator[str]:
