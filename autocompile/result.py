@@ -13,7 +13,7 @@ from rich.console import Console
 from autocompile.errors import AutocompileError, NothingWorked
 from autocompile.estimate.candidates import Limits
 from autocompile.estimate.intervals import Interval
-from autocompile.export import FORMATS, export, to_paste, unconfirmed
+from autocompile.export import FORMATS, export, to_paste
 from autocompile.export.python import code_of, having_form
 from autocompile.protocol.requests import ExportedCode
 from autocompile.report.build import build_report
@@ -104,17 +104,12 @@ class Result:
         """The result as code or JSON for a training stack.
 
         Args:
-            to: ``python``, ``json``, ``rllib``, ``accelerate``, ``transformers`` or
-                ``lightning``.
+            to: ``python``, ``json``, ``rllib``, ``accelerate``, ``transformers``, ``lightning``.
 
         Raises:
             UsageError: unknown format. ExportError: the format cannot express the result.
         """
         return export(self._report, to)
-
-    def unconfirmed(self) -> list[str]:
-        """A sentence for each phase whose setting fresh processes have not confirmed."""
-        return unconfirmed(self._report)
 
     def to_dict(self) -> dict[str, Any]:
         """The content of ``report.json``."""

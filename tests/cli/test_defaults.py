@@ -100,7 +100,7 @@ def test_a_mistake_names_the_file_and_the_key(
 
 
 def test_a_mistake_in_a_dimension_is_told_after_the_file_that_it_is_from(
-    work: Path, tuned: Tuned, capsys: pytest.CaptureFixture[str]
+    work: Path, tuned: Tuned
 ) -> None:
     project(work, "batch-size = [0]")
     with pytest.raises(UsageError, match="batch size 0 is below 1"):
