@@ -21,6 +21,7 @@ from autocompile.report.markdown import to_markdown
 from autocompile.report.page.html import to_html, to_notebook
 from autocompile.report.terminal.answer import render
 from autocompile.settings.config import CompileConfig
+from autocompile.settings.phases import phase_of
 from autocompile.settings.tuned import Tuned
 from autocompile.store import runs
 from autocompile.store.files import write_json, write_text
@@ -82,10 +83,15 @@ class Result:
         }
 
     def compile(self, model: Model, phase: str | None = None, optimizer: Any = None) -> Model:
-        """Apply the best settings of a phase in place: :func:`autocompile.apply` of this result."""
+        """Apply ``config`` of a phase in place, as :func:`autocompile.apply` does.
+
+        A phase may be left out if the run has one forward phase.
+        """
         from autocompile.runtime.apply import apply
 
-        applied: Any = apply(model, self, phase, optimizer=optimizer)  # type: ignore[type-var]
+        asked = [n for n in self.best if n == phase or (phase is None and phase_of(n).is_forward)]
+        size = self.best[asked[0]].batch_size if asked else None
+        applied: Any = apply(model, self, phase, batch_size=size, optimizer=optimizer)  # type: ignore[type-var]
         return applied  # type: ignore[no-any-return]
 
     def apply_to(self, algorithm_config: Any) -> Any:

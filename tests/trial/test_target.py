@@ -63,7 +63,7 @@ def error_of(spec: str) -> TargetError:
         ("package.module", "package.module", ""),
         ("C:\\here\\model.py", "C:\\here\\model.py", ""),
         ("C:\\here\\model.py:net", "C:\\here\\model.py", "net"),
-        ("model.py:3", "model.py:3", None),
+        ("model.py:3", "model.py:3", ""),
     ],
 )
 def test_a_target_is_a_place_and_perhaps_a_name(spec: str, place: str, name: str) -> None:
