@@ -140,8 +140,8 @@ def export(
     to = to or ("json" if is_json else None)
     if with_cache and (len(named) > 1 or not is_json or to != "json"):
         raise UsageError(
-            "--with-cache keeps code that was compiled for one run beside a .json file"
-            if is_json
+            "--with-cache keeps code that was compiled on this machine, and so takes one run"
+            if len(named) > 1
             else "--with-cache keeps compiled code beside a .json file, and -o names none",
             hint=f"autocompile export {named[0]} -o tuned.json --with-cache",
         )

@@ -57,11 +57,7 @@ class Check:
     def unmet(self, required: Mapping[str, float]) -> list[str]:
         """What does not come up to what is required, a sentence each.
 
-        Of eager mode nothing but the speed-up is asked, and no speed-up where it is open.
-
-        Args:
-            required: by the names of :data:`REQUIREMENTS`; seconds of a compile, and of a speed-up
-                the lower end of its interval.
+        Of a speed-up the lower end of its interval counts, and none is asked where it is open.
         """
         seen = {
             "speedup": None if self.is_open else self.speedup["low"] if self.speedup else 0.0,
@@ -119,13 +115,8 @@ def verify(
 ) -> Verified:
     """Measure settings again, beside eager mode and plain ``torch.compile()``.
 
-    Of several machines' settings, those that fit this one.
-
-    Args:
-        target: where it is now; None: where it was.
-        required: as for :meth:`Check.unmet`.
-        device: None: the one that they were measured on.
-        pythons: where the interpreters are that settings are of, as ``NAME=PATH``, if elsewhere.
+    Of several machines' settings, those that fit this one. Without a target or a device, those that
+    they were measured with; ``pythons`` says where interpreters are by now, as ``NAME=PATH``.
     """
     entry = entry_here(settings, device, wait)
     with tempfile.TemporaryDirectory(prefix="autocompile-verify-") as folder, log_shown():
