@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -95,14 +94,13 @@ def tune(
         loss: of a live model: from an output and the inputs to a scalar; None: the sum of outputs.
         phases: what to time; None: the target's default phases.
         space: narrows the dimensions.
-        effort: ``quick`` (90 s), ``normal`` (5 min) or ``full`` (every setting); None: of a resumed
-            run as it was, else ``normal``.
+        effort: ``quick`` (90 s), ``normal`` (5 min, the default) or ``full`` (every setting).
         trials: maximum number of search trials that start a process.
         budget_s: seconds of the whole run, including the report; None: set by ``effort``.
         sampler: ``portfolio``, or Optuna's ``tpe`` or ``random``.
         timeout_s: limit for each step of a trial.
         memory_limit_bytes: limit for one trial; None: its share of 80 % of the free memory.
-        objective: ``throughput`` or ``latency``; None: as it was, else ``throughput``.
+        objective: ``throughput`` (the default) or ``latency``.
         limits: what a setting must meet to be chosen.
         device: None: ``cuda`` if available.
         jobs: trials that compile in parallel; None: one per core, at most 16.
@@ -111,17 +109,14 @@ def tune(
         executor: runs the trials; None: processes on this machine.
         storage: an Optuna storage URL; None: ``study.db`` in the run's folder.
         run_dir: the run's folder; None: a new one under ``./runs``.
-        resume: continue ``run_dir``, or the last run of this target.
+        resume: continue ``run_dir``, or the last run of this target, with what it was begun with.
         wait: until no other autocompile is at work on this machine, in place of an error.
-        seed: for weights, inputs and orders; None: as it was, else 0.
+        seed: for weights, inputs and orders; None: 0.
         tolerance: relative tolerance of outputs, between 0 and 1; None: by dtype.
         calls_per_update: calls of a forward phase between two changes of the weights, which
             decides whether constant weights pay; None: from the target.
-        pythons: interpreters of other environments to try too, as ``PATH`` or ``NAME=PATH``; they
-            need torch, numpy and the target's imports.
-        only: tries only these settings (of ``phases``, if given), eager mode and plain
-            ``torch.compile()``, under the interpreters that they are of; ``pythons`` says where
-            those are by now.
+        pythons: interpreters of other environments to try too, as ``PATH`` or ``NAME=PATH``.
+        only: tries only these settings, eager mode and plain ``torch.compile()``.
         progress: ``auto`` (on stderr: live on a terminal, a line per trial elsewhere), ``plain``,
             ``none``, or an object of yours that is told of each event.
         clock: returns seconds, for the budget.
@@ -151,7 +146,8 @@ def tune(
         demand_usable(storage)  # before the probe takes its time
     if isinstance(progress, str):
         progress = progress_of(progress, sys.stderr)
-    only = _narrowed(only, phases, space)
+    if only and (phases or space):
+        raise UsageError("only says what is tried", hint="leave phases and space out")
     asked = asked_for(
         target=_spec(target, inputs, optimizer, loss),
         phases=tuple(only.phases) if only else phases,
@@ -231,23 +227,6 @@ def tune(
     if only is None:
         demand_some(result, run)
     return result
-
-
-def _narrowed(
-    only: Tuned | None, phases: tuple[str, ...] | None, space: SearchSpace | None
-) -> Tuned | None:
-    """The settings of the phases that are asked for.
-
-    Raises:
-        UsageError: there are none of such a phase, or a space is asked for as well.
-    """
-    if only is None or (phases is None and space is None):
-        return only
-    if space is not None:
-        raise UsageError("only and space both say what is tried", hint="leave one of them out")
-    if lost := [name for name in phases or () if name not in only.phases]:
-        raise UsageError(f"no settings for {lost[0]} (choose from: {', '.join(only.phases)})")
-    return dataclasses.replace(only, phases={name: only.phases[name] for name in phases or ()})
 
 
 def _spec(target: Any, inputs: Any, optimizer: Any, loss: Any) -> str:

@@ -9,7 +9,6 @@ import asyncio
 import functools
 import io
 import json
-import threading
 import time
 from collections.abc import Callable
 from concurrent import futures
@@ -40,31 +39,18 @@ server = MCPServer("autocompile", version=__version__)
 Requirement = Literal["speedup", "max-graphs", "max-recompiles", "max-compile-time"]
 
 
-_measuring = threading.Lock()
-
-
-def _tool(name: str, measures: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a tool: it answers with text, or else with JSON, and a mistake is told in words.
-
-    Args:
-        name: of the tool.
-        measures: whether it needs the machine to itself: a second call is refused meanwhile.
-    """
+def _tool(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a tool, which answers with text or else with JSON, and tells a mistake in words."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> str:
-            if measures and not _measuring.acquire(blocking=False):
-                raise ToolError("another call is measuring here; call again when it has ended")
             try:
                 found = function(*args, **kwargs)
             except AutocompileError as error:
                 raise ToolError(error.text()) from error
             except KeyboardInterrupt:  # see _cancellable
                 raise ToolError("the call was cancelled") from None
-            finally:
-                if measures:
-                    _measuring.release()
             return found if isinstance(found, str) else json.dumps(found, indent=1)
 
         server.add_tool(run, name=name, structured_output=False)
@@ -81,10 +67,11 @@ def _cancellable(call: Callable[..., Any], *args: Any) -> None:
         raise KeyboardInterrupt from None
 
 
-class _Messages(io.TextIOBase):
+class _Messages(io.StringIO):
     """Each line that is written is a progress notification, with the seconds since the start."""
 
     def __init__(self, context: Context) -> None:
+        super().__init__()
         self._context, self._began = context, time.monotonic()
 
     def write(self, line: str) -> int:
@@ -97,13 +84,13 @@ class _Progress(PlainProgress):
     """The lines of ``--progress plain`` as notifications."""
 
     def __init__(self, context: Context) -> None:
-        super().__init__(_Messages(context))  # type: ignore[arg-type]
+        super().__init__(_Messages(context))
 
     def tick(self) -> None:
         _cancellable(from_thread.check_cancelled)
 
 
-@_tool("tune", measures=True)
+@_tool("tune")
 def tune(
     target: str,
     context: Context,
@@ -145,10 +132,10 @@ def list_runs(run_dir: str | None = None) -> Any:
     return listing.listed(Path(run_dir) if run_dir else runs.under)
 
 
-@_tool("doctor", measures=True)
+@_tool("doctor")
 def doctor(backend: str | None = None, device: str | None = None) -> Any:
     """Which backends and modes of torch.compile work on this machine, and what the others need."""
-    return diagnose.doctor(backend, device)
+    return diagnose.doctor(backend, device, wait=False)
 
 
 @_tool("export")
@@ -161,7 +148,7 @@ def export(run: str = "last", to: str = "python") -> str:
     return api.load(run).export(to)
 
 
-@_tool("verify", measures=True)
+@_tool("verify")
 def verify(
     context: Context,
     settings: str = "last",

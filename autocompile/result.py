@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Console
 
-from autocompile.errors import AutocompileError, NothingWorked, UsageError
+from autocompile.errors import AutocompileError, NothingWorked
 from autocompile.estimate.candidates import Limits
 from autocompile.estimate.intervals import Interval
-from autocompile.export import FORMATS, export, to_paste, unconfirmed
+from autocompile.export import FORMATS, export, to_paste
 from autocompile.export.python import code_of, having_form
 from autocompile.protocol.requests import ExportedCode
 from autocompile.report.build import build_report
@@ -46,7 +46,6 @@ class Result:
         trials: all trials of the run.
         environment: versions and machine.
         interrupted: the run was stopped early.
-        run_dir: the run's folder.
         notice: about parts of the run that this version cannot read; empty if none.
     """
 
@@ -84,51 +83,16 @@ class Result:
         }
 
     def compile(self, model: Model, phase: str | None = None, optimizer: Any = None) -> Model:
-        """Apply the best settings of a phase to a model in place, in this process.
+        """Apply ``config`` of a phase in place, as :func:`autocompile.apply` does.
 
-        Uses ``config``: the best at the target's own batch size, or over all tried ones. As
-        :func:`autocompile.apply` does with a file of settings.
-
-        Args:
-            model: an ``nn.Module`` or RLModule; for a ``train_step`` that is compiled as a whole,
-                the function that does the step.
-            phase: may be left out if the run has one forward phase.
-            optimizer: for the phases that step one.
-
-        Returns:
-            The model; for a step that is compiled as a whole, the function to call instead.
-
-        Raises:
-            UsageError: the phase was not tuned, the best setting needs another interpreter, or it
-                does not fit what is given.
+        A phase may be left out if the run has one forward phase.
         """
-        from autocompile.runtime.apply import demand_fit
-        from autocompile.runtime.inplace import apply_config
+        from autocompile.runtime.apply import apply
 
-        name = phase or self._forward_phase()
-        if name not in self.config:
-            known = ", ".join(self.config) or "none"
-            raise UsageError(f"phase {name!r} has no result in this run (choose from: {known})")
-        config = self.config[name]
-        if config.environment != "default":
-            python = self.to_dict()["environments"].get(config.environment, {}).get("python_path")
-            raise UsageError(
-                f"the best setting of {name} needs the environment {config.environment}",
-                hint=f"run your program with {python}",
-            )
-        demand_fit(model, name, config, optimizer)
-        optimizers = [] if optimizer is None else [optimizer]
-        applied: Any = apply_config(model, name, config, optimizers)  # type: ignore[type-var]
+        asked = [n for n in self.best if n == phase or (phase is None and phase_of(n).is_forward)]
+        size = self.best[asked[0]].batch_size if asked else None
+        applied: Any = apply(model, self, phase, batch_size=size, optimizer=optimizer)  # type: ignore[type-var]
         return applied  # type: ignore[no-any-return]
-
-    def _forward_phase(self) -> str:
-        forward = [name for name in self.config if phase_of(name).is_forward]
-        if len(forward) != 1:
-            raise UsageError(
-                f"this run has {len(forward)} forward phases with a result; name one",
-                f"phases: {', '.join(self.verdict)}",
-            )
-        return forward[0]
 
     def apply_to(self, algorithm_config: Any) -> Any:
         """A copy of an RLlib ``AlgorithmConfig`` whose runners and learners use the settings.
@@ -146,17 +110,12 @@ class Result:
         """The result as code or JSON for a training stack.
 
         Args:
-            to: ``python``, ``script``, ``json``, ``rllib``, ``accelerate``, ``transformers`` or
-                ``lightning``.
+            to: ``python``, ``json``, ``rllib``, ``accelerate``, ``transformers``, ``lightning``.
 
         Raises:
             UsageError: unknown format. ExportError: the format cannot express the result.
         """
         return export(self._report, to)
-
-    def unconfirmed(self) -> list[str]:
-        """A sentence for each phase whose setting fresh processes have not confirmed."""
-        return unconfirmed(self._report)
 
     def to_dict(self) -> dict[str, Any]:
         """The content of ``report.json``."""

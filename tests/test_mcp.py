@@ -136,7 +136,7 @@ def test_a_cancelled_call_ends_the_run_as_ctrl_c_does(scripted: Path) -> None:
             return beside, await state("interrupted")
 
     beside, last = asyncio.run(cancel())
-    assert beside.is_error and "another call is measuring" in text(beside)
+    assert beside.is_error and "another autocompile is at work" in text(beside)
     assert last == "interrupted"
 
 

@@ -1,31 +1,75 @@
-"""``autocompile check``, ``doctor`` and ``verify``: what works here, and whether it still does."""
+"""``autocompile init``, ``check``, ``doctor`` and ``verify``: a file to start from, what works."""
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from autocompile.cli import arguments, options
+from autocompile.cli import options
 from autocompile.cli.output import print_or_draw, say, write
 from autocompile.errors import ExitCode, UsageError
 
-__all__ = ["check", "doctor", "verify"]
+__all__ = ["TEMPLATE", "check", "doctor", "init", "verify"]
+
+TEMPLATE = '''"""A model for autocompile: plain functions, nothing to import from autocompile."""
+
+import torch
 
 
-@arguments.with_options(batch_size=("N", "of the inputs", 1))
+def get_model():
+    return torch.nn.Sequential(
+        torch.nn.Linear(64, 256),
+        torch.nn.ReLU(),
+        torch.nn.Linear(256, 8),
+    )
+
+
+def get_inputs(batch_size):
+    # A tuple or list is called as model(*x), a dict as model(**x), anything else as model(x).
+    return (torch.randn(batch_size, 64),)
+
+
+# Optional; without it: torch.optim.Adam(model.parameters())
+# def get_optimizer(model):
+#     return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+# Optional; without it: the sum of every floating output
+# def get_loss(output, inputs):
+#     return output.square().mean()
+
+
+# Optional; without it outputs must agree within a tolerance that fits their dtype (--tolerance).
+# Called with eager's and compiled's outputs of the same call: raise or return False to refuse.
+# def check(expected, actual):
+#     torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-3)
+'''
+
+File = Annotated[Path, typer.Argument(metavar="FILE", help="the file to write")]
+
+
+def init(path: File = Path("model.py")) -> None:
+    """Write a file to start from, with get_model() and get_inputs()."""
+    if path.exists():
+        raise UsageError(f"{path} exists already", hint=f"autocompile check {path}")
+    write(path, TEMPLATE)
+    from autocompile.store import runs
+
+    typer.echo(f"wrote {path}\nNext    {runs.tuning(str(path), {})}")
+
+
 def check(
-    target: arguments.Target,
-    phase: list[str] | None = None,
-    batch_size: int = 4,
-    device: str | None = None,
-    timeout: float = 300.0,
-    tolerance: float | None = None,
-    as_json: bool = False,
-    verbose: bool = False,
+    target: options.Target,
+    phase: options.Phase = None,
+    batch_size: Annotated[int, options.option("N", "of the inputs", min=1)] = 4,
+    device: options.Device = None,
+    timeout: options.Timeout = 300.0,
+    tolerance: options.Tolerance = None,
+    as_json: options.Json = False,
+    verbose: options.Verbose = False,
 ) -> None:
     """Run TARGET eagerly and under plain torch.compile(), and compare."""
     from autocompile.commands import diagnose
@@ -38,13 +82,15 @@ def check(
         raise typer.Exit(ExitCode.GATE)
 
 
-@arguments.with_options(ray=("ADDRESS", "list the stations of a Ray cluster instead"))
+_STATIONS = "list the stations of a Ray cluster instead"
+
+
 def doctor(
     backend: Annotated[str | None, typer.Argument(metavar="BACKEND", help="only this one")] = None,
-    device: str | None = None,
-    ray: str | None = None,
-    as_json: bool = False,
-    verbose: bool = False,
+    device: options.Device = None,
+    ray: Annotated[str | None, options.option("ADDRESS", _STATIONS)] = None,
+    as_json: options.Json = False,
+    verbose: options.Verbose = False,
 ) -> None:
     """Say which backends and modes work here, and what the others need."""
     from autocompile.commands import diagnose
@@ -67,45 +113,46 @@ def doctor(
     print_or_draw(found, as_json, lambda console: checks.render_doctor(found, console, verbose))
 
 
-@arguments.with_options(
-    target=("TARGET", "where the target is now, if it has moved"),
-    budget=("TIME", "end the whole command after this time; 2m if left out", "2m"),
-    device=("NAME", "cpu, cuda or cuda:1; the settings' own if left out"),
-    python=("NAME=PATH", "where an interpreter of the settings is now; repeatable"),
-)
+_GATES = "speedup=1.05, max-graphs=1, max-recompiles=0, max-compile-time=60s"
+Settings = Annotated[
+    str, typer.Argument(metavar="FILE|RUN", help="settings, as tuned.json, or a run")
+]
+Moved = Annotated[str | None, options.option("TARGET", "where the target is now, if it has moved")]
+Require = Annotated[list[str] | None, options.option("LIST", f"fail unless met: {_GATES}")]
+_WHOLE = "train RLlib's own algorithm with and without them"
+InAlgorithm = Annotated[bool, options.flag("--in-algorithm", _WHOLE)]
+_TIME = "end the whole command after this time; 2m if left out"
+_DEVICE = "cpu, cuda or cuda:1; the settings' own if left out"
+_PYTHON = "where an interpreter of the settings is now; repeatable"
+
+
 def verify(
-    settings: Annotated[
-        str, typer.Argument(metavar="FILE|RUN", help="settings, as tuned.json, or a run")
-    ] = "last",
-    target: str | None = None,
-    require: list[str] | None = None,
-    junit: Path | None = None,
-    github: bool = False,
-    in_algorithm: bool = False,
-    budget: float = 120.0,
-    device: str | None = None,
-    python: list[str] | None = None,
-    timeout: float = 300.0,
-    wait: bool = False,
-    as_json: bool = False,
-    progress: arguments.ProgressKind = "auto",
-    quiet: bool = False,
+    settings: Settings = "last",
+    target: Moved = None,
+    require: Require = None,
+    in_algorithm: InAlgorithm = False,
+    budget: Annotated[float, options.option("TIME", _TIME)] = 120.0,
+    device: Annotated[str | None, options.option("NAME", _DEVICE)] = None,
+    python: Annotated[list[str] | None, options.option("NAME=PATH", _PYTHON)] = None,
+    timeout: options.Timeout = 300.0,
+    wait: options.Wait = False,
+    as_json: options.Json = False,
+    progress: options.Progress = "auto",
+    quiet: options.Quiet = False,
 ) -> None:
     """Try settings again, beside eager mode and plain torch.compile()."""
     from autocompile import api
-    from autocompile.commands.verify import REQUIREMENTS, Verified
+    from autocompile.commands.verify import REQUIREMENTS
     from autocompile.commands.verify import verify as verified
     from autocompile.report.terminal.checks import render_verified
     from autocompile.report.terminal.live import progress as progress_of
     from autocompile.settings.tuned_set import TunedSet
 
     required = options.numbers("--require", require, REQUIREMENTS)
-    if junit and not junit.parent.is_dir():
-        raise UsageError(f"--junit: there is no folder {junit.parent}")
     shown = "none" if quiet else progress
     if in_algorithm:
-        given: dict[str, Any] = {"--require": required, "--junit": junit, "--github": github}
-        given |= {"--device": device, "--python": python, "--wait": wait}
+        given: dict[str, Any] = {"--require": required, "--device": device}
+        given |= {"--python": python, "--wait": wait}
         if option := next((name for name, value in given.items() if value), None):
             raise UsageError(
                 f"{option} is about the settings alone, and --in-algorithm about a whole training",
@@ -115,41 +162,23 @@ def verify(
             say(f"trains with and without the settings, in turns, for about {budget:.0f} s")
         _verify_in_algorithm(settings, target, budget, timeout, as_json)
         return
-    try:
-        found = verified(
-            TunedSet.read(settings if settings.endswith(".json") else api.load(settings)),
-            target,
-            required,
-            budget_s=budget,
-            timeout_s=timeout,
-            wait=wait,
-            device=device,
-            pythons=tuple(python or ()),
-            progress=progress_of(shown, sys.stderr),
-        )
-    except Exception as error:
-        _tell_ci(Verified([], {}, {}, [], False, str(error) or type(error).__name__), junit, github)
-        raise
+    found = verified(
+        TunedSet.read(settings if settings.endswith(".json") else api.load(settings)),
+        target,
+        required,
+        budget_s=budget,
+        timeout_s=timeout,
+        wait=wait,
+        device=device,
+        pythons=tuple(python or ()),
+        progress=progress_of(shown, sys.stderr),
+    )
     data = found.to_dict()
-    _tell_ci(found, junit, github)
     print_or_draw(data, as_json, lambda console: render_verified(data, console))
     if found.interrupted:
         raise typer.Exit(ExitCode.INTERRUPTED)
     if not found.is_good:
         raise typer.Exit(ExitCode.GATE)
-
-
-def _tell_ci(found: Any, junit: Path | None, github: bool) -> None:
-    """Write what CI systems show: JUnit XML, annotations, and the summary of the job."""
-    from autocompile.commands import verify as verifying
-    from autocompile.report.markdown import verified_to_markdown
-
-    if junit:
-        write(junit, verifying.junit(found))
-    if github:
-        say("\n".join(verifying.github(found)))  # the runner reads stderr too
-        if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
-            write(Path(summary), verified_to_markdown(found.to_dict(), found.error), "a")
 
 
 def _verify_in_algorithm(

@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from autocompile.cli.help import Command
+from autocompile.cli.options import Command
 from autocompile.cli.output import say
 from autocompile.errors import UsageError
 from autocompile.settings.dimensions import SEARCHED
@@ -37,14 +37,21 @@ class WithDefaults(Command):
             for param in params
             if param.param_type_name == "option" and not param.is_flag
         }
-        read = {key: _value(ctx, options, path, key, value) for key, value in table.items()}
         typed = {arg.partition("=")[0] for arg in args}
-        used = {key: value for key, value in table.items() if not _is_overruled(key, typed)}
-        ctx.default_map = {options[key].name: read[key] for key in used}
-        rest = super().parse_args(ctx, args)
+        read = {key: _value(options, path, key, value) for key, value in table.items()}
+        used = {key: value for key, value in read.items() if not _is_overruled(key, typed)}
+        ctx.default_map = {options[key].name: value for key, value in used.items()}
+        try:
+            rest = super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            name = error.param.name if error.param else None
+            key = next((key for key in used if options[key].name == name), None)
+            if key is None:
+                raise
+            raise UsageError(f"{path}: [tool.autocompile] {key}: {error.message}") from None
         if used and not ctx.params.get("quiet") and ctx.params.get("progress") != "none":
-            told = [f"--{key} {_shown(key, value)}" for key, value in used.items()]
-            say(f"from {path}: {' '.join(told)}")
+            said = " ".join(f"--{key} {_shown(key, value)}" for key, value in used.items())
+            say(f"from {path}: {said}")
         return rest
 
 
@@ -54,7 +61,7 @@ def _shown(key: str, value: Any) -> str:
         from autocompile.search.database import without_password
 
         return without_password(value)
-    return ",".join(map(str, value if isinstance(value, list) else [value]))
+    return ",".join(value) if isinstance(value, list) else str(value)
 
 
 def _is_overruled(key: str, typed: set[str]) -> bool:
@@ -75,22 +82,19 @@ def _table(folder: Path) -> tuple[Path, Mapping[str, Any]]:
         # One that is not about this tool is passed over, whatever is wrong with it.
         if not path.is_file() or b"tool.autocompile" not in path.read_bytes():
             continue
-        tools = read_toml(path).get("tool")
-        table = tools.get("autocompile") if isinstance(tools, dict) else None
-        if table is not None:
-            if not isinstance(table, dict):
-                raise UsageError(f"{path}: tool.autocompile is not a table of options")
+        table = read_toml(path).get("tool", {}).get("autocompile")
+        if isinstance(table, dict):
             return path, table
     return folder / "pyproject.toml", {}
 
 
-def _value(ctx: Any, options: Mapping[str, Any], path: Path, key: str, value: Any) -> Any:
+def _value(options: Mapping[str, Any], path: Path, key: str, value: Any) -> Any:
     """A value as the command line would have it.
 
     Raises:
         UsageError: no such option, or a value that it cannot have; names the file and the key.
     """
-    from autocompile.cli.space import asked
+    from autocompile.cli.space import as_typed
 
     where = f"{path}: [tool.autocompile] {key}"
     if key not in options:
@@ -103,19 +107,9 @@ def _value(ctx: Any, options: Mapping[str, Any], path: Path, key: str, value: An
     param, listed = options[key], value if isinstance(value, list) else [value]
     if isinstance(value, list) and not param.multiple:
         raise UsageError(f"{where} is a list, and --{key} takes one value")
-    for part in listed:
-        if isinstance(part, (dict, list)):
-            raise UsageError(f"{where} is not a text, a number or a list of them")
-    parts = [str(part).lower() if isinstance(part, bool) else str(part) for part in listed]
+    if any(isinstance(part, (dict, list)) for part in listed):
+        raise UsageError(f"{where} is not a text, a number or a list of them")
+    parts = [as_typed(part) for part in listed]
     if key in ("space", "run-dir"):  # beside the file that names them
         parts = [str(path.parent / part) for part in parts]
-    given = parts if param.multiple else parts[0]
-    try:
-        param.process_value(ctx, given)
-        if key in _DIMENSIONS:  # which the option itself takes as text
-            asked(None, {param.name: parts})
-    except UsageError as error:
-        raise UsageError(f"{where}: {error.what}", *error.details, hint=error.hint) from None
-    except typer.BadParameter as error:
-        raise UsageError(f"{where}: {error.message}") from None
-    return given
+    return parts if param.multiple else parts[0]

@@ -1,19 +1,28 @@
-"""Read the values of options: lists, amounts with units. Every mistake is a UsageError."""
+"""The options of the commands: what ``--help`` says, and how values are read.
+
+A command gets seconds, bytes and numbers, never their text. Every mistake is a UsageError.
+"""
 
 from __future__ import annotations
 
 import difflib
+import functools
+import inspect
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import TypeVar
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import typer
+from typer.core import TyperCommand, TyperGroup
 
 from autocompile.errors import UsageError
+from autocompile.settings.dimensions import SEARCHED
 
-__all__ = ["choices", "fraction", "integers", "number", "numbers", "seconds", "size", "words"]
+# How values are read ----------------------------------------------------------------------------
 
 Value = TypeVar("Value")
-
 _AMOUNT = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]*)\s*")
 _NONE = {"": 1.0}
 _TIME = {"": 1.0, "s": 1.0, "ms": 1e-3, "m": 60.0, "min": 60.0, "h": 3600.0}
@@ -56,8 +65,13 @@ def numbers(option: str, given: Iterable[str] | None, known: Mapping[str, str]) 
         name, _, text = part.partition("=")
         _demand_known(option, name, known, "=1")
         units = _TIME if known[name] == "a duration" else _NONE
-        expected = f"{known[name]} (try {name}={'60s' if units is _TIME else '1'})"
-        found[name] = _amount(f"{option} {name}", text, units, expected, has_zero=True)
+        value = _amount(text, units, has_zero=True)
+        if value is None:
+            example = "60s" if units is _TIME else "1"
+            raise UsageError(
+                f"{option} {name} {text!r} is not {known[name]} (try {name}={example})"
+            )
+        found[name] = value
     return found
 
 
@@ -69,45 +83,170 @@ def _demand_known(option: str, part: str, known: Iterable[str], behind: str = ""
         raise UsageError(f"{option} {part!r} is none of {', '.join(names)}", hint=hint)
 
 
-def _amount(
-    option: str, text: str, units: Mapping[str, float], expected: str, has_zero: bool = False
-) -> float:
+def _amount(text: str, units: Mapping[str, float], has_zero: bool = False) -> float | None:
     match = _AMOUNT.fullmatch(text)
     unit = units.get(match[2].lower()) if match else None
     value = float(match[1]) * unit if match and unit else math.nan
-    if not (value > 0 or (has_zero and value == 0)) or value == math.inf:
-        raise UsageError(f"{option} {text!r} is not {expected}")
+    return value if (value > 0 or (has_zero and value == 0)) and value < math.inf else None
+
+
+def _one(text: Any, units: Mapping[str, float], expected: str, below: float = math.inf) -> float:
+    """The value of an option that has one, from what was typed or is its default."""
+    value = _amount(str(text), units)
+    if value is None or value >= below:
+        raise typer.BadParameter(f"{text!r} is not {expected}")
     return value
 
 
-# Of one value: each gives a function from what was typed, or a default, to the value. -----------
+# What help says ---------------------------------------------------------------------------------
+
+_READERS: Mapping[str | None, Callable[[Any], Any]] = {
+    "TIME": lambda text: _one(text, _TIME, "a duration (try 5ms, 90s or 10m)"),
+    "SIZE": lambda text: int(_one(text, _SIZE, "a size (try 2GiB)")),
+    "FACTOR": lambda text: _one(text, _NONE, "a number above 0 (try 1.05)"),
+    "FRACTION": lambda text: _one(text, _NONE, "a number between 0 and 1 like 0.001", 1.0),
+}
+"""How a value is read follows from what it is called; Typer reads the rest."""
 
 
-def seconds(option: str, example: str) -> Callable[[str], float]:
-    """A time: ``10m`` is 600 seconds, a bare number is seconds."""
-    return lambda text: _amount(option, str(text), _TIME, f"a duration (try {example})")
+def option(word: str, help: str, panel: str = "", **more: Any) -> Any:
+    """An option with a value, in a part of a long ``--help``."""
+    return typer.Option(
+        metavar=word,
+        parser=_READERS.get(word),
+        show_default=word != "TIME",
+        help=help,
+        rich_help_panel=panel,
+        **more,
+    )
 
 
-def size(option: str) -> Callable[[str], int]:
-    """A size: ``2GiB`` is 2**31 bytes, a bare number is bytes."""
-    return lambda text: int(_amount(option, str(text), _SIZE, "a size (try 2GiB)"))
+def flag(names: str, help: str, panel: str = "") -> Any:
+    """An option without a value."""
+    return typer.Option(*names.split(), help=help, rich_help_panel=panel)
 
 
-def number(option: str) -> Callable[[str], float]:
-    """A number above 0."""
-    return lambda text: _amount(option, str(text), _NONE, "a number above 0 (try 1.05)")
+Target = Annotated[
+    str, typer.Argument(metavar="TARGET", help="model.py, PATH:NAME or package.module:NAME")
+]
+_Text = str | None
+_List = list[str] | None
+_Amount = float | None
+_Count = int | None
+
+_common = functools.partial(option, panel="Common")
+Phase = Annotated[_List, _common("LIST", "what to time; two phases of the target if left out")]
+_LEVELS = "quick: 90 s, normal (if left out): 5 min, full: every setting"
+Effort = Annotated[Literal["quick", "normal", "full"] | None, _common("LEVEL", _LEVELS)]
+Budget = Annotated[_Amount, _common("TIME", "end the whole run after this time, as 10m")]
+Device = Annotated[_Text, _common("NAME", "cpu, cuda or cuda:1; a GPU where there is one")]
+Resume = Annotated[bool, flag("--resume", "go on with the last run of the target", "Common")]
+_DRY = "list what would be tried, and what not and why"
+DryRun = Annotated[bool, flag("--dry-run", _DRY, "Common")]
+
+_search = functools.partial(option, panel="Search")
+Space = Annotated[Path | None, _search("FILE", "read such lists from TOML; options go before it")]
+_PATHS = "try this interpreter too, as PATH or NAME=PATH; repeatable"
+Python = Annotated[_List, _search("PATH", _PATHS)]
+_CALLS = "how often weights are used before they change"
+CallsPerUpdate = Annotated[_Count, _search("N", _CALLS, min=1)]
+Trials = Annotated[_Count, _search("N", "start at most this many trials", min=1)]
+_SAMPLERS = "portfolio, or Optuna's tpe or random"
+Sampler = Annotated[Literal["portfolio", "tpe", "random"], _search("NAME", _SAMPLERS)]
+Storage = Annotated[_Text, _search("URL", "keep Optuna's study in this database")]
+
+_limit = functools.partial(option, panel="Limits and CI")
+_OBJECTIVES = "throughput (if left out) or latency"
+Objective = Annotated[Literal["throughput", "latency"] | None, _limit("NAME", _OBJECTIVES)]
+MaxLatency = Annotated[_Amount, _limit("TIME", "choose only settings whose call is shorter")]
+MaxMemory = Annotated[_Count, _limit("SIZE", "choose only settings that need less, as 2GiB")]
+MaxCompileTime = Annotated[_Amount, _limit("TIME", "choose only settings that compile faster")]
+_GATE = "exit with 1 unless every phase is surely this much faster"
+RequireSpeedup = Annotated[_Amount, _limit("FACTOR", _GATE)]
+
+_measuring = functools.partial(option, panel="Measuring")
+_RELATIVE = "how far outputs may differ, as 0.01; by dtype if left out"
+Tolerance = Annotated[_Amount, _measuring("FRACTION", _RELATIVE)]
+Seed = Annotated[_Count, _measuring("N", "of weights, inputs and orders; 0 if left out")]
+Jobs = Annotated[_Count, _measuring("N", "compile side by side; one a core if left out", min=1)]
+_STEP = "end a trial that stays longer in one step; 300s if left out"
+Timeout = Annotated[float, _measuring("TIME", _STEP)]
+_SHARE = "end a trial that needs more; its share of 80 % of what is free if left out"
+MemoryLimit = Annotated[_Count, _measuring("SIZE", _SHARE)]
+_OTHER = "wait until no other autocompile is at work on this machine"
+Wait = Annotated[bool, flag("--wait", _OTHER, "Measuring")]
+_STARTS = "how trials start: auto, fork or spawn"
+Isolation = Annotated[Literal["auto", "fork", "spawn"], _measuring("KIND", _STARTS)]
+
+_others = functools.partial(option, panel="Other machines")
+Ray = Annotated[
+    _Text, _others("ADDRESS", "use the stations of a Ray cluster, as auto or HOST:PORT")
+]
+_TYPES = "a run for each of these types, as H100,T4,cpu; all that the cluster has if left out"
+Accelerators = Annotated[_List, _others("LIST", _TYPES)]
+
+_output = functools.partial(option, panel="Output")
+RunDir = Annotated[Path | None, _output("FOLDER", "keep the run here; in ./runs if left out")]
+Json = Annotated[bool, flag("--json", "print one JSON document and nothing else", "Output")]
+_SHOWN = "what stderr shows: auto, plain or none"
+Progress = Annotated[Literal["auto", "plain", "none"], _output("KIND", _SHOWN)]
+Quiet = Annotated[bool, flag("--quiet -q", "show no progress", "Output")]
+Verbose = Annotated[bool, flag("--verbose -v", "say more", "Output")]
 
 
-def fraction(option: str) -> Callable[[str], float]:
-    """A number above 0 and below 1."""
+def with_dimensions(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace ``**dimensions`` of a command by an option for each, before ``--space``."""
+    found: list[inspect.Parameter] = []
+    for p in inspect.signature(command, eval_str=True).parameters.values():
+        if p.name == "space":
+            for d in SEARCHED:
+                hint = Annotated[_List, _search("LIST", d.help)]
+                found.append(p.replace(name=d.parameter, annotation=hint, default=None))
+        if p.kind is not p.VAR_KEYWORD:
+            found.append(p)
+    changed: Any = command
+    changed.__signature__ = inspect.Signature(found)
+    changed.__annotations__ = {p.name: p.annotation for p in found}
+    return command
 
-    def read(text: str) -> float:
+
+_LONG = 20  # options that fit one list
+
+
+class Command(TyperCommand):
+    """Its help is plain text of 80 columns, where many options stand in their panels."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        params = self.get_params(ctx)
+        rows: dict[str, list[tuple[str, str]]] = {}
+        for param in params:
+            panel = "Arguments" if param.param_type_name == "argument" else "Options"
+            if panel == "Options" and len(params) > _LONG:
+                panel = getattr(param, "rich_help_panel", None) or "Output"
+            if record := param.get_help_record(ctx):
+                # Typer shows the type of an argument beside its name.
+                name = str(param.metavar) if panel == "Arguments" else record[0]
+                rows.setdefault(panel, []).append((name, record[1]))
+        for panel, own in rows.items():
+            with formatter.section(panel):
+                formatter.write_dl(own)
+
+
+class Stopped(Exception):
+    """Ctrl-C, carried past Typer, which has an exit code of its own for it."""
+
+
+_Mistake: Any = typer.BadParameter.__base__  # what Typer raises for what it cannot parse
+
+
+class Group(TyperGroup):
+    """The program, whose mistakes are all told in the same form."""
+
+    def invoke(self, ctx: Any) -> Any:
         try:
-            number = float(text)
-        except ValueError:
-            number = -1.0
-        if not 0 < number < 1:
-            raise UsageError(f"{option} {text!r} is not a number between 0 and 1 like 0.001")
-        return number
-
-    return read
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise Stopped from None
+        except _Mistake as error:
+            command = error.ctx.command_path if error.ctx else "autocompile"
+            raise UsageError(error.format_message(), hint=f"{command} --help") from None

@@ -41,11 +41,10 @@ def print_or_draw(data: Any, as_json: bool, draw: Callable[[Any], None]) -> None
     draw(OfAPipe(highlight=False, soft_wrap=not sys.stdout.isatty()))
 
 
-def write(path: Path, text: str, mode: str = "w") -> None:
+def write(path: Path, text: str) -> None:
     """Write a file that the user has named."""
     try:
-        with path.open(mode, encoding="utf-8") as file:
-            file.write(text)
+        path.write_text(text, "utf-8")
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
 

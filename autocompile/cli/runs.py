@@ -1,35 +1,28 @@
-"""Commands about runs that there are: ``show``, ``list``, ``compare`` and ``export``."""
+"""Commands about runs that there are: ``show``, ``list`` and ``export``."""
 
 from __future__ import annotations
 
-import functools
 import shlex
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import typer
 
-from autocompile.cli import arguments
+from autocompile.cli import options
 from autocompile.cli.output import print_or_draw, say, show_result, write
 from autocompile.errors import UsageError
 
-__all__ = ["compare", "export", "list_runs", "show"]
+__all__ = ["export", "list_runs", "show"]
 
-_STACKS = ", ".join(get_args(arguments.Format))
-
-
-def _known(beginning: str) -> list[str]:
-    """The runs that a shell may complete to."""
-    from autocompile.store import runs
-
-    names = map(runs.name_of, runs.every())
-    return [n for n in ("last", *sorted(names)) if n.startswith(beginning)]
+Format = Literal["python", "json", "rllib", "accelerate", "transformers", "lightning"]
 
 
-_run = functools.partial(typer.Argument, autocompletion=_known)
 Runs = Annotated[
     list[str] | None,
-    _run(metavar="[RUN]...", help="a folder, its short name, or last; several: of other machines"),
+    typer.Argument(
+        metavar="[RUN]...",
+        help="a folder, its short name, or last; several: of other machines",
+    ),
 ]
 
 
@@ -50,41 +43,39 @@ def _report(run: str) -> Any:
     return read_report(Path(run)) if run.endswith(".json") else _loaded(run).to_dict()
 
 
-@arguments.with_options()
+_SCHEMA = "print the JSON schema of report.json, of no run"
+
+
 def show(
     run: Runs = None,
-    as_json: bool = False,
-    verbose: bool = False,
-    schema: bool = False,
-    html: bool = False,
-    browse: bool = False,
+    as_json: options.Json = False,
+    verbose: options.Verbose = False,
+    schema: Annotated[bool, options.flag("--schema", _SCHEMA)] = False,
+    html: Annotated[bool, options.flag("--html", "write report.html anew, print its path")] = False,
+    browse: Annotated[bool, options.flag("--open", "the same, and open it in a browser")] = False,
 ) -> None:
-    """Show the report of a run, or one table over runs of several machines."""
+    """Show the report of a run, or one table over several runs."""
     if schema:
         import importlib.resources
 
         found = importlib.resources.files("autocompile.report") / "schema.json"
         typer.echo(found.read_text("utf-8"), nl=False)
         return
-    named, written = run or ["last"], html or browse
-    if len(named) > 1 or (written and named[0].endswith(".json")):  # the page is of records
-        path = _show_table(named, as_json, verbose, written)
+    named, path = run or ["last"], None
+    if len(named) > 1 or (
+        (html or browse) and named[0].endswith(".json")
+    ):  # the page is of records
+        path = _show_table(named, as_json, verbose, html or browse)
+    elif html or browse:
+        path = Path(_loaded(named[0]).write_html())
     else:
-        path = _show_run(named[0], as_json, verbose, written)
+        show_result(_report(named[0]), named[0], as_json, verbose)
     if path is not None:
         typer.echo(path)
     if path is not None and browse:
         import webbrowser
 
         webbrowser.open(path.resolve().as_uri())
-
-
-def _show_run(run: str, as_json: bool, verbose: bool, written: bool) -> Path | None:
-    """Print a report, or write its page and return the path."""
-    if written:
-        return Path(_loaded(run).write_html())
-    show_result(_report(run), run, as_json, verbose)
-    return None
 
 
 def _show_table(named: list[str], as_json: bool, verbose: bool, written: bool) -> Path | None:
@@ -105,8 +96,13 @@ def _show_table(named: list[str], as_json: bool, verbose: bool, written: bool) -
     return None
 
 
-@arguments.with_options(run_dir=("FOLDER", "the folder of the runs, if not ./runs"))
-def list_runs(run_dir: Path | None = None, as_json: bool = False) -> None:
+_FOLDER = "the folder of the runs, if not ./runs"
+
+
+def list_runs(
+    run_dir: Annotated[Path | None, options.option("FOLDER", _FOLDER)] = None,
+    as_json: options.Json = False,
+) -> None:
     """List the runs under ./runs with their results, the newest last."""
     from autocompile.commands.runs import listed
     from autocompile.report.terminal.checks import render_runs
@@ -116,33 +112,20 @@ def list_runs(run_dir: Path | None = None, as_json: bool = False) -> None:
     print_or_draw(rows, as_json, lambda console: render_runs(rows, console))
 
 
-@arguments.with_options()
-def compare(
-    a: Annotated[str, _run(metavar="A", help="a run, or its report.json")],
-    b: Annotated[str, _run(metavar="B", help="a run, or its report.json")],
-    as_json: bool = False,
-) -> None:
-    """Compare two runs of a target, also of two machines."""
-    from autocompile.commands import runs
-    from autocompile.report.terminal.checks import render_comparison
-
-    found = runs.compare(_report(a), _report(b), (a, b))
-    print_or_draw(found, as_json, lambda console: render_comparison(found, console))
+Output = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", metavar="FILE", help="write this file, as tuned.json"),
+]
+_STACK = f"who reads it: {', '.join(get_args(Format))}; python if left out"
+_CACHE = "compile once more and keep the code beside FILE"
 
 
-@arguments.with_options(
-    to=("STACK", f"who reads it: {_STACKS}; python if left out"),
-    with_cache=("--with-cache", "compile once more and keep the code beside FILE"),
-)
 def export(
     run: Runs = None,
-    to: arguments.Format | None = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="write this file, as tuned.json"),
-    ] = None,
-    with_cache: bool = False,
-    timeout: float = 300.0,
+    to: Annotated[Format | None, options.option("STACK", _STACK)] = None,
+    output: Output = None,
+    with_cache: Annotated[bool, options.flag("--with-cache", _CACHE)] = False,
+    timeout: options.Timeout = 300.0,
 ) -> None:
     """Print the best settings for a training stack, or write a file.
 
@@ -154,53 +137,42 @@ def export(
 
     named = run or ["last"]
     is_json = output is not None and output.suffix == ".json"
-    if with_cache and (not is_json or to not in (None, "json")):
+    to = to or ("json" if is_json else None)
+    if with_cache and (len(named) > 1 or not is_json or to != "json"):
         raise UsageError(
-            "--with-cache keeps compiled code beside a .json file, and -o names none",
+            "--with-cache keeps code that was compiled on this machine, and so takes one run"
+            if len(named) > 1
+            else "--with-cache keeps compiled code beside a .json file, and -o names none",
             hint=f"autocompile export {named[0]} -o tuned.json --with-cache",
         )
-    if len(named) > 1:
-        if with_cache:
-            raise UsageError(
-                "--with-cache keeps code that was compiled on this machine, and so takes one run",
-                hint=f"autocompile export {named[0]} -o tuned.json --with-cache",
-            )
-        _export_several(named, to or ("json" if is_json else None), output)
-        return
-    report = _report(named[0])
-    say("\n".join(f"warning: {sentence}" for sentence in exporting.unconfirmed(report)))
-    if output is None:
-        typer.echo(exporting.export(report, to or "python"), nl=False)
-    elif with_cache:
+    reports = {name: _report(name) for name in named}
+    for name, report in reports.items():
+        of = f"{name}: " if len(named) > 1 else ""
+        say("\n".join(f"warning: {of}{sentence}" for sentence in exporting.unconfirmed(report)))
+    if with_cache and output:
         from autocompile.commands.cache import export_with_cache
         from autocompile.settings.tuned import Tuned
 
-        for line in export_with_cache(Tuned.from_report(report), output, timeout):
+        for line in export_with_cache(Tuned.from_report(reports[named[0]]), output, timeout):
             typer.echo(line)
+        return
+    text = _together(reports, to) if len(named) > 1 else exporting.export(report, to or "python")
+    if output is None:
+        typer.echo(text, nl=False)
     else:
-        write(output, exporting.export(report, to or ("json" if is_json else "python")))
-        typer.echo(f"wrote {output}")
+        write(output, text)
+        typer.echo(f"wrote {output}" + (f", for {len(named)} machines" if len(named) > 1 else ""))
 
 
-def _export_several(named: list[str], to: str | None, output: Path | None) -> None:
-    """The settings of runs of several machines, as one file or on stdout."""
+def _together(reports: dict[str, Any], to: str | None) -> str:
+    """The settings of runs of several machines in one text."""
     from autocompile.commands.runs import demand_same_target
-    from autocompile.export import unconfirmed
-    from autocompile.report.text import many
     from autocompile.settings.tuned_set import TunedSet
 
     if to != "json":
         raise UsageError(
             "code is for one machine, and settings of several are JSON",
-            hint=f"autocompile export {shlex.join(named)} -o tuned.json",
+            hint=f"autocompile export {shlex.join(reports)} -o tuned.json",
         )
-    reports = {name: _report(name) for name in named}
     demand_same_target(reports)
-    text = TunedSet.from_reports(reports).to_json()
-    for name, report in reports.items():
-        say("\n".join(f"warning: {name}: {sentence}" for sentence in unconfirmed(report)))
-    if output is None:
-        typer.echo(text, nl=False)
-    else:
-        write(output, text)
-        typer.echo(f"wrote {output}, for {many(len(reports), 'machine')}")
+    return TunedSet.from_reports(reports).to_json()

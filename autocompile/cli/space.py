@@ -6,7 +6,7 @@ import contextlib
 import difflib
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["asked", "read_toml"]
+__all__ = ["as_typed", "asked", "read_toml"]
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -45,14 +45,7 @@ def asked(file: Path | None, typed: Mapping[str, Sequence[str] | None]) -> Searc
     own: dict[str, Any] = {
         d.asked: _of_text(d, given) for d in SEARCHED if (given := typed.get(d.parameter))
     }
-    if file is None:
-        return SearchSpace(**own)
-    found = _of_file(file)
-    try:
-        return SearchSpace(**{**found, **own})
-    except UsageError as error:
-        SearchSpace(**own)  # it may be the flags' fault alone
-        raise UsageError(f"with {file}: {error.what}", *error.details, hint=error.hint) from None
+    return SearchSpace(**{**(_of_file(file) if file else {}), **own})
 
 
 def _of_text(d: Dimension, typed: Sequence[str]) -> tuple[Any, ...]:
@@ -83,6 +76,7 @@ def _pairs(text: str) -> tuple[tuple[str, Any], ...]:
 
 
 def _of_file(path: Path) -> dict[str, tuple[Any, ...]]:
+    """Values of dimensions, read as if they were typed."""
     dimensions = {d.asked: d for d in SEARCHED}
     found: dict[str, tuple[Any, ...]] = {}
     for name, values in read_toml(path).items():
@@ -93,31 +87,25 @@ def _of_file(path: Path) -> dict[str, tuple[Any, ...]]:
                 f"there are: {', '.join(sorted(dimensions))}",
                 hint=f"{close[0]} = [...]" if close else None,
             )
-        listed, kinds = values if isinstance(values, list) else [values], dimensions[name].kinds
-        if tuple in kinds:
-            found[name] = tuple(_options(path, each) for each in listed)
-        else:
-            has_none = type(None) in kinds
-            found[name] = tuple(None if v == "none" and has_none else v for v in listed)
+        listed = values if isinstance(values, list) else [values]
+        try:
+            found[name] = _of_text(dimensions[name], list(map(as_typed, listed)))
+            SearchSpace(**{name: found[name]})
+        except UsageError as error:
+            raise UsageError(f"{path}: {error.what}", *error.details, hint=error.hint) from None
     return found
 
 
-def _options(path: Path, table: Any) -> tuple[tuple[str, Any], ...]:
-    """One table of options as pairs; ``cpp.simdlen = 256`` is a table in a table to TOML."""
-    if not isinstance(table, dict):
-        raise UsageError(
-            f"options in {path}: {table!r} is not a table of names and values",
-            hint="options = [{}, { cpp_wrapper = true }]   ({} for none)",
-        )
-    pairs: list[tuple[str, Any]] = []
+def as_typed(value: Any) -> str:
+    """A value of TOML in the words of the command line; a table is pairs of an ``--option``."""
+    if isinstance(value, dict):
+        return ",".join(_pairs_of(value)) or "none"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _pairs_of(table: Mapping[str, Any]) -> Iterator[str]:
     for name, value in table.items():
-        if isinstance(value, dict):
-            pairs += [(f"{name}.{inner}", v) for inner, v in _options(path, value)]
-        elif isinstance(value, (bool, int, float, str)):
-            pairs.append((name, value))
+        if isinstance(value, dict):  # cpp.simdlen = 256 is a table in a table to TOML
+            yield from (f"{name}.{inner}" for inner in _pairs_of(value))
         else:
-            raise UsageError(
-                f"options in {path}: {name} = {value!r} is not allowed",
-                "a value is true, false, a number or a text",
-            )
-    return tuple(pairs)
+            yield f"{name}={as_typed(value)}"

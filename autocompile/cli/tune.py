@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from autocompile.cli import arguments, options
+from autocompile.cli import options
 from autocompile.cli.output import print_or_draw, say, show_result
 from autocompile.errors import AutocompileError, ExitCode, UsageError
 
@@ -20,40 +19,41 @@ if TYPE_CHECKING:
 __all__ = ["tune"]
 
 
-@arguments.with_options()
+@options.with_dimensions
 def tune(
-    target: arguments.Target,
-    phase: list[str] | None = None,
-    effort: arguments.Effort | None = None,
-    budget: float | None = None,
-    device: str | None = None,
-    resume: bool = False,
-    dry_run: bool = False,
-    space: Path | None = None,
-    python: list[str] | None = None,
-    calls_per_update: int | None = None,
-    trials: int | None = None,
-    sampler: arguments.Sampler = "portfolio",
-    storage: str | None = None,
-    objective: arguments.Objective | None = None,
-    max_latency: float | None = None,
-    max_memory: int | None = None,
-    max_compile_time: float | None = None,
-    require_speedup: float | None = None,
-    tolerance: float | None = None,
-    seed: int | None = None,
-    jobs: int | None = None,
-    timeout: float = 300.0,
-    memory_limit: int | None = None,
-    wait: bool = False,
-    isolation: arguments.Isolation = "auto",
-    ray: str | None = None,
-    accelerators: list[str] | None = None,
-    run_dir: Path | None = None,
-    as_json: bool = False,
-    progress: arguments.ProgressKind = "auto",
-    quiet: bool = False,
-    verbose: bool = False,
+    target: options.Target,
+    *,
+    phase: options.Phase = None,
+    effort: options.Effort = None,
+    budget: options.Budget = None,
+    device: options.Device = None,
+    resume: options.Resume = False,
+    dry_run: options.DryRun = False,
+    space: options.Space = None,
+    python: options.Python = None,
+    calls_per_update: options.CallsPerUpdate = None,
+    trials: options.Trials = None,
+    sampler: options.Sampler = "portfolio",
+    storage: options.Storage = None,
+    objective: options.Objective = None,
+    max_latency: options.MaxLatency = None,
+    max_memory: options.MaxMemory = None,
+    max_compile_time: options.MaxCompileTime = None,
+    require_speedup: options.RequireSpeedup = None,
+    tolerance: options.Tolerance = None,
+    seed: options.Seed = None,
+    jobs: options.Jobs = None,
+    timeout: options.Timeout = 300.0,
+    memory_limit: options.MemoryLimit = None,
+    wait: options.Wait = False,
+    isolation: options.Isolation = "auto",
+    ray: options.Ray = None,
+    accelerators: options.Accelerators = None,
+    run_dir: options.RunDir = None,
+    as_json: options.Json = False,
+    progress: options.Progress = "auto",
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
     **dimensions: Any,
 ) -> None:
     """Find the fastest settings of torch.compile for TARGET.
@@ -72,26 +72,27 @@ def tune(
     from autocompile.search.jobs import without_interrupts
     from autocompile.store import runs
 
-    request: dict[str, Any] = {
+    _demand_sense(ray, accelerators, dry_run, wait)
+    plan: dict[str, Any] = {
         "phases": options.words(phase) or None,
         "space": asked(space, dimensions),
         "effort": effort,
+        "device": device,
+    }
+    if dry_run:
+        from autocompile.commands.diagnose import preview
+        from autocompile.report.terminal.checks import render_preview
+
+        found = preview(target, timeout, tuple(python or ()), **plan)
+        print_or_draw(found, as_json, lambda console: render_preview(found, console))
+        return
+    request: dict[str, Any] = {
+        **plan,
         "trials": trials,
         "budget_s": budget,
         "timeout_s": timeout,
-        "device": device,
         "jobs": jobs,
         "pythons": tuple(python or ()),
-    }
-    _demand_sense(ray, accelerators, dry_run, wait)
-    if dry_run:
-        from autocompile.commands.preview import preview
-        from autocompile.report.terminal.checks import render_preview
-
-        found = preview(target, **request)
-        print_or_draw(found, as_json, lambda console: render_preview(found, console))
-        return
-    request |= {
         "sampler": sampler,
         "memory_limit_bytes": memory_limit,
         "objective": objective,

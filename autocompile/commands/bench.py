@@ -22,7 +22,7 @@ from autocompile.search.opening import probe_all
 from autocompile.space.plan import Plan
 from autocompile.store.record import RunFolder
 
-__all__ = ["Bench", "bench"]
+__all__ = ["Bench", "bench", "end_of", "log_shown"]
 
 
 class Bench:
@@ -31,7 +31,7 @@ class Bench:
     def __init__(self, plan: Plan, folder: Path, timeout_s: float, executor: LocalExecutor) -> None:
         run = RunFolder(folder)
         run.create()
-        self.folder, self.log = folder, ""
+        self.folder, self.log = folder, folder
         self._plan, self._executor = plan, executor
         self._jobs = JobFactory(run, plan.header, timeout_s, None, pythons=dict(plan.pythons))
 
@@ -39,12 +39,8 @@ class Bench:
         """Run what a request asks for; ``fresh`` in an interpreter of its own."""
         number = self._jobs.next_number()
         job = self._jobs.job(kind(header=self._jobs.header, number=number, **asked), fresh=fresh)
-        ending = run_job(self._executor, job, Progress())
-        self.log = _read(job.folder / "log.txt")
-        return ending
-
-    def log_end(self, lines: int = 12) -> list[str]:
-        return _end(self.log, lines)
+        self.log = job.folder / "log.txt"
+        return run_job(self._executor, job, Progress())
 
     def probed(self) -> Mapping[str, ProbeResult]:
         """What the probe of each environment found, the tuner's own first."""
@@ -61,17 +57,12 @@ def log_shown() -> Iterator[None]:
         *details, last = error.details or ("",)
         if not last.startswith("log: "):
             raise
-        log = _read(Path(last.removeprefix("log: ")))
-        raise TargetError(error.what, *details, *_end(log)) from None
+        raise TargetError(error.what, *details, *end_of(Path(last.removeprefix("log: ")))) from None
 
 
-def _end(log: str, lines: int = 12) -> list[str]:
-    """Its last lines: by default enough for the end of a traceback."""
-    return log.strip().splitlines()[-lines:]
-
-
-def _read(log: Path) -> str:
-    return log.read_text("utf-8", "replace")
+def end_of(log: Path) -> list[str]:
+    """The last lines of a log, enough for the end of a traceback."""
+    return log.read_text("utf-8", "replace").strip().splitlines()[-12:]
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ import hashlib
 import shutil
 from pathlib import Path
 
-from autocompile.commands.bench import bench
+from autocompile.commands.bench import bench, end_of
 from autocompile.errors import ExportError, UsageError
 from autocompile.protocol.requests import SaveRequest
 from autocompile.protocol.results import SaveResult
@@ -38,7 +38,7 @@ def export_with_cache(settings: Tuned, path: Path, timeout_s: float) -> list[str
             raise ExportError(
                 f"the settings of {settings.target} cannot be compiled for a cache: "
                 f"{ending.outcome.value}: {ending.message}",
-                *jobs.log_end(),
+                *end_of(jobs.log),
                 hint="the same command without --with-cache",
             )
         said = SaveResult.read(ending.payload)

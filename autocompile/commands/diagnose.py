@@ -1,4 +1,4 @@
-"""check and doctor: what works here, tried for real in processes of its own."""
+"""check, doctor and ``tune --dry-run``: what works here, tried in processes of its own."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from autocompile.settings.backends import BACKENDS
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
 from autocompile.settings.phases import phase_of
 from autocompile.settings.setting import Setting
-from autocompile.space.plan import Plan, target_spec
-from autocompile.space.space import SearchSpace
+from autocompile.space.plan import Plan, asked_for, environments, target_spec
+from autocompile.space.space import SearchSpace, Space
+from autocompile.space.spaces import spaces_of
 from autocompile.store import runs
 
-__all__ = ["check", "doctor", "machine_here"]
+__all__ = ["check", "doctor", "machine_here", "preview"]
 
 _SAMPLE = "autocompile.trial.target.sample:get_model"
 _LIMITS = TimingLimits(half_width=0.05)
@@ -65,11 +66,11 @@ def machine_here(device: str | None, wait: bool = True) -> Mapping[str, Any]:
         return jobs.probed()["default"].environment
 
 
-def doctor(backend: str | None, device: str | None) -> dict[str, Any]:
+def doctor(backend: str | None, device: str | None, wait: bool = True) -> dict[str, Any]:
     """Compile a small model with each backend and mode; a row for each backend."""
     names = None if backend is None else (backend,)
     plan = Plan(_SAMPLE, space=SearchSpace(backends=names), device=device)
-    with bench(plan, 120.0) as jobs:
+    with bench(plan, 120.0, wait=wait) as jobs:
         found = jobs.probed()["default"]
         rows = {
             name: _examined(name, reason, found, jobs) for name, reason in found.backends.items()
@@ -144,5 +145,42 @@ def _tried(jobs: Bench, setting: Setting) -> dict[str, Any]:
         "skip_reasons": record.detail.get("skip_reasons", []),
         "where": record.detail.get("where"),
         "notes": list(record.notes),
-        "log_tail": "" if record.ok else jobs.log[-4000:],
+        "log_tail": "" if record.ok else jobs.log.read_text("utf-8", "replace")[-4000:],
+    }
+
+
+def preview(
+    target: str, timeout_s: float, pythons: tuple[str, ...] = (), **asked: Any
+) -> dict[str, Any]:
+    """What a tune would try: the settings of each phase, what was merged or dropped and why.
+
+    ``asked`` are fields of a :class:`Plan`.
+    """
+    plan = Plan(target_spec(target), **asked_for(**asked, pythons=environments(pythons)))
+    with bench(plan, timeout_s) as trying:
+        every = trying.probed()
+    found = every["default"]
+    return {
+        "target": {"spec": plan.target, **found.target},
+        "environment": found.environment,
+        "phases": {name: _row(space) for name, space in spaces_of(plan, every).items()},
+    }
+
+
+def _row(space: Space) -> dict[str, Any]:
+    listed = set(space.settings)
+    return {
+        "raw": space.raw,
+        "settings": [
+            {
+                "config": s.config.to_dict(),
+                "batch_size": s.batch_size,
+                "label": s.config.label(),
+                "may_equal": [t.config.label() for t in [s.plainer_twin] if t in listed and t],
+            }
+            for s in space.settings
+        ],
+        "unusable": {s.config.backend: why for s, why in space.unusable.items()},
+        "merged": dict(space.merged),
+        "dropped": dict(space.dropped),
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autocompile.commands.bench import bench
+from autocompile.commands.bench import bench, end_of
 from autocompile.errors import TargetError
 from autocompile.estimate.intervals import Interval, median_interval, over_sets, speedup
 from autocompile.protocol.requests import AlgorithmRequest
@@ -24,19 +24,18 @@ def compare_in_algorithm(
 ) -> dict[str, Any]:
     """Run the target's algorithm with and without settings, in turns, in a process of its own.
 
-    Args:
-        target: names an AlgorithmConfig with an environment.
-        budget_s: of the whole comparison, building and compiling included.
-        timeout_s: added to the budget, before a step that hangs is ended.
+    ``budget_s`` is of the whole comparison, building and compiling included; ``timeout_s`` later a
+    step that hangs is ended.
     """
     plan = Plan(target_spec(target))
     with bench(plan, budget_s + timeout_s) as jobs:
         ending = jobs.run(AlgorithmRequest, fresh=True, tuned=settings, budget_s=budget_s)
+        log = end_of(jobs.log)
     said = AlgorithmResult.read(ending.payload)
     if ending.outcome is not Outcome.OK:
         what = f"the algorithm of {plan.target} failed in {ending.step.value}: {ending.message}"
         where = [said.where] if said.where else []
-        raise said.error or TargetError(what, *where, *jobs.log_end(6))
+        raise said.error or TargetError(what, *where, *log[-6:])
     names = ("rounds", "runners", "warmup_s", "warmup_iterations", "active")
     found = {name: getattr(said, name) for name in names}
     made = figures(said.rounds, said.runners)
@@ -47,10 +46,6 @@ def figures(rounds: Sequence[Mapping[str, Any]], runners: int = 1) -> dict[str, 
     """Estimates with 95 % intervals from the rounds of one process, paired by round.
 
     That of a gain counts too how far fresh processes usually are apart; those of a side do not.
-
-    Args:
-        rounds: of :func:`autocompile.trial.tasks.in_algorithm.compare`.
-        runners: how many sampled side by side.
 
     Returns:
         ``steps_per_s``: env steps by seconds of ``train()``; ``sampled_per_s``: by seconds of

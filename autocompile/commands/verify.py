@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -13,13 +12,12 @@ from autocompile import api
 from autocompile.commands.bench import log_shown
 from autocompile.commands.diagnose import machine_here
 from autocompile.progress import Progress
-from autocompile.report.text import plain
 from autocompile.result import Result
 from autocompile.settings.config import EAGER, CompileConfig
 from autocompile.settings.tuned import Choice, Tuned, is_faster
 from autocompile.settings.tuned_set import TunedSet
 
-__all__ = ["REQUIREMENTS", "Check", "Verified", "check", "github", "junit", "verify"]
+__all__ = ["REQUIREMENTS", "Check", "Verified", "check", "verify"]
 
 REQUIREMENTS = {
     **dict.fromkeys(("speedup", "max-graphs", "max-recompiles"), "a number"),
@@ -32,31 +30,23 @@ REQUIREMENTS = {
 class Check:
     """What became of one choice.
 
-    Attributes:
-        batch_size: None where the phase has none.
-        setting: its label.
-        verdict: ``fastest``; ``eager`` or ``default`` where that is faster by now; ``failed`` where
-            it no longer works or computes something else; ``open`` where too little was measured.
-        message: why, in words; empty if it is fastest.
-        was: the speed-up over eager mode then: ``value``, ``low``, ``high``.
-        speedup: the same here and now; None if it failed.
-        graphs, recompiles, compile_s: of its trial.
+    Its verdict is ``fastest``; ``eager`` or ``default`` where that is faster by now; ``failed``
+    where it no longer works or computes something else; ``open`` where too little was measured.
     """
 
     phase: str
     batch_size: int | None
     setting: str
     verdict: str
-    message: str = ""
-    was: Mapping[str, float] | None = None
-    speedup: Mapping[str, float] | None = None
+    message: str = ""  # why, in words; empty if it is fastest
+    was: Mapping[str, float] | None = None  # the speed-up over eager mode: value, low, high
+    speedup: Mapping[str, float] | None = None  # the same here and now; None if it failed
     graphs: int | None = None
     recompiles: int | None = None
     compile_s: float | None = None
 
     @property
     def is_open(self) -> bool:
-        """Whether too little was measured to say something."""
         return self.verdict == "open"
 
     @property
@@ -67,11 +57,7 @@ class Check:
     def unmet(self, required: Mapping[str, float]) -> list[str]:
         """What does not come up to what is required, a sentence each.
 
-        Of eager mode nothing but the speed-up is asked, and no speed-up where it is open.
-
-        Args:
-            required: by the names of :data:`REQUIREMENTS`; seconds of a compile, and of a speed-up
-                the lower end of its interval.
+        Of a speed-up the lower end of its interval counts, and none is asked where it is open.
         """
         seen = {
             "speedup": None if self.is_open else self.speedup["low"] if self.speedup else 0.0,
@@ -89,28 +75,18 @@ class Check:
     def faults(self, required: Mapping[str, float]) -> list[str]:
         """Why ``verify`` fails for it, a sentence each; empty where it passes."""
         is_good = self.verdict in ("fastest", "open")
-        own = [] if is_good else [f"{self.verdict}: {self.message}"]
-        return own + self.unmet(required)
+        return [f"{self.verdict}: {self.message}"] * (not is_good) + self.unmet(required)
 
 
 @dataclass(frozen=True)
 class Verified:
-    """What became of all choices.
-
-    Attributes:
-        required: of each check, as for :meth:`Check.unmet`.
-        environment: torch and the machine here.
-        differences: where they are not those of the settings.
-        interrupted: Ctrl-C ended it early.
-        error: why nothing could be verified; empty if something was.
-    """
+    """What became of all choices."""
 
     checks: list[Check]
-    required: Mapping[str, float]
-    environment: Mapping[str, Any]
-    differences: list[str]
+    required: Mapping[str, float]  # of each, as for Check.unmet
+    environment: Mapping[str, Any]  # torch and the machine here
+    differences: list[str]  # where they are not those of the settings
     interrupted: bool
-    error: str = ""
 
     @property
     def is_good(self) -> bool:
@@ -139,13 +115,8 @@ def verify(
 ) -> Verified:
     """Measure settings again, beside eager mode and plain ``torch.compile()``.
 
-    Of several machines' settings, those that fit this one.
-
-    Args:
-        target: where it is now; None: where it was.
-        required: as for :meth:`Check.unmet`.
-        device: None: the one that they were measured on.
-        pythons: where the interpreters are that settings are of, as ``NAME=PATH``, if elsewhere.
+    Of several machines' settings, those that fit this one. Without a target or a device, those that
+    they were measured with; ``pythons`` says where interpreters are by now, as ``NAME=PATH``.
     """
     entry = entry_here(settings, device, wait)
     with tempfile.TemporaryDirectory(prefix="autocompile-verify-") as folder, log_shown():
@@ -199,20 +170,17 @@ def _check(phase: str, choice: Choice, found: Mapping[str, Any]) -> Check:
     trial = by_config.get(config)
     if trial is None:
         return replace(base, message="there was no time to try it")
-    base = replace(base, **{n: trial.get(n) for n in ("graphs", "recompiles", "compile_s")})
     is_eager = config == EAGER
-    base = replace(
-        base, speedup={"value": 1.0, "low": 1.0, "high": 1.0} if is_eager else trial["speedup"]
-    )
+    now = {"value": 1.0, "low": 1.0, "high": 1.0} if is_eager else trial["speedup"]
+    counts = {n: trial.get(n) for n in ("graphs", "recompiles", "compile_s")}
+    base = replace(base, speedup=now, **counts)
     row = _row(found, size)
     if row is None:
         return replace(base, message="it was not confirmed")
     winner = next(t for t in own if t["number"] == row["number"])
     best = CompileConfig.from_dict(winner["config"]) if is_faster(row) else EAGER
     if best == config or winner["duplicate_of"] == trial["number"]:
-        return replace(
-            base, verdict="fastest", speedup=base.speedup if is_eager else row["speedup"]
-        )
+        return replace(base, verdict="fastest", speedup=now if is_eager else row["speedup"])
     message = f"{best.label()} is as fast or faster here"
     return replace(base, verdict="eager" if best == EAGER else "default", message=message)
 
@@ -223,53 +191,3 @@ def _row(found: Mapping[str, Any], size: int | None) -> Mapping[str, Any] | None
         return next((row for row in found["by_batch_size"] if row["batch_size"] == size), None)
     best = found["best"]
     return None if best is None else {**best, "faster": found["verdict"] == "faster"}
-
-
-# For CI ------------------------------------------------------------------------------------------
-
-
-def junit(found: Verified) -> str:
-    """JUnit XML: a case for each choice, failed as ``verify`` is, skipped where it is open.
-
-    An error stands alone: where nothing was verified there are no others.
-    """
-    suite = ElementTree.Element("testsuite", name="autocompile verify")
-    if found.error:
-        case = ElementTree.SubElement(suite, "testcase", classname="verify", name="settings")
-        ElementTree.SubElement(case, "error", message=plain(found.error))
-    for one in found.checks:
-        size = "" if one.batch_size is None else f"batch size {one.batch_size}: "
-        name = plain(f"{size}{one.setting}")
-        case = ElementTree.SubElement(suite, "testcase", classname=plain(one.phase), name=name)
-        faults = one.faults(found.required)
-        for fault in faults:
-            ElementTree.SubElement(case, "failure", message=plain(fault))
-        if one.is_open and not faults:
-            ElementTree.SubElement(case, "skipped", message=plain(one.message))
-    suite.set("tests", str(len(suite)))
-    for count, of in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
-        suite.set(count, str(sum(case.find(of) is not None for case in suite)))
-    ElementTree.indent(suite)
-    text = ElementTree.tostring(suite, encoding="unicode")
-    return f'<?xml version="1.0" encoding="UTF-8"?>\n{text}\n'
-
-
-def github(found: Verified) -> list[str]:
-    """GitHub's workflow commands: an error for each reason to fail, a warning where it is open."""
-    lines = [_annotation("error", "autocompile verify", found.error)] if found.error else []
-    for one in found.checks:
-        faults, title = one.faults(found.required), f"{one.where}: {one.setting}"
-        lines += [_annotation("error", title, fault) for fault in faults]
-        if one.is_open and not faults:
-            lines.append(_annotation("warning", title, f"open: {one.message}"))
-    return lines
-
-
-def _annotation(level: str, title: str, message: str) -> str:
-    title = plain(title)
-    return f"::{level} title={_escaped(title, ':,')}::{_escaped(plain(message))}"
-
-
-def _escaped(text: str, more: str = "") -> str:
-    """Percent-encoded as the runner decodes it; in a property a colon and a comma end the value."""
-    return "".join(f"%{ord(c):02X}" if c in f"%\r\n{more}" else c for c in text)

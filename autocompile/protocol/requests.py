@@ -26,7 +26,6 @@ __all__ = [
     "SaveRequest",
     "Side",
     "TimingLimits",
-    "TraceRequest",
     "TrialRequest",
     "parse_request",
     "read_request",
@@ -43,7 +42,6 @@ class Kind(str, Enum):
     RACE = "race"
     EXPORTED = "exported"
     PROBE = "probe"
-    TRACE = "trace"
     SAVE = "save"
     IN_ALGORITHM = "in_algorithm"
 
@@ -148,14 +146,6 @@ class ProbeRequest(Request):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TraceRequest(Request):
-    """Have Dynamo alone trace each phase."""
-
-    phases: tuple[str, ...]
-    batch_size: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class SaveRequest(Request):
     """Compile settings as a user's process does, and keep what torch made in a file."""
 
@@ -176,7 +166,6 @@ _CLASSES: Mapping[Kind, type[Request]] = {
     Kind.RACE: RaceRequest,
     Kind.EXPORTED: RaceRequest,
     Kind.PROBE: ProbeRequest,
-    Kind.TRACE: TraceRequest,
     Kind.SAVE: SaveRequest,
     Kind.IN_ALGORITHM: AlgorithmRequest,
 }

@@ -21,7 +21,6 @@ __all__ = [
     "SaveResult",
     "SideResult",
     "TaskResult",
-    "TraceResult",
     "TrialResult",
 ]
 
@@ -127,13 +126,6 @@ class ProbeResult(TaskResult):
     options: list[str] = field(default_factory=list)  # names of Inductor's options
     toolchain_s: float | None = None  # of the first compile; None where the fork server pays it
     during: str | None = None  # the user's function that was being called
-
-
-@dataclass
-class TraceResult(TaskResult):
-    """What Dynamo makes of each phase."""
-
-    traced: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 @dataclass

@@ -13,9 +13,8 @@ from typing import Any
 from autocompile.report import text as show
 from autocompile.report.contents import document
 from autocompile.report.document import Document, Line, Section, Table, Text, spans
-from autocompile.report.facts import checks
 
-__all__ = ["as_markdown", "to_markdown", "verified_to_markdown"]
+__all__ = ["as_markdown", "to_markdown"]
 
 # An underscore between letters or digits is no emphasis, so names stay readable in the source.
 _SPECIAL = re.compile(r"([\\`*\[\]<>|~&#$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
@@ -41,16 +40,6 @@ def as_markdown(shown: Document) -> str:
         lines += [f"## For {_inline(name)}", "", f"{fence}{language}"]
         lines += [*map(show.printable, text.splitlines()), fence, ""]
     return "\n".join(lines).rstrip() + "\n"
-
-
-def verified_to_markdown(found: Mapping[str, Any], error: str = "") -> str:
-    """What ``verify`` found, or why it found nothing, as the summary of a job in CI."""
-    if error:
-        return f"### autocompile verify\n\n{_escape(show.plain(error))}\n"
-    gates = [f"- gate: {_escape(show.plain(line))}" for line in found["unmet"]]
-    machine = _escape(show.machine(found["environment"]))
-    lines = ["### autocompile verify", "", machine, "", *_table(checks(found)), *gates]
-    return "\n".join(lines) + "\n"
 
 
 def _inline(text: Text) -> str:

@@ -16,7 +16,7 @@ from autocompile.estimate.candidates import Limits
 from autocompile.protocol.requests import Header
 from autocompile.settings.tuned import Tuned
 from autocompile.space.space import SearchSpace
-from autocompile.store.runs import is_same_target
+from autocompile.store.runs import is_same_target, split_spec
 
 __all__ = ["EFFORTS", "Plan", "asked_for", "budget_of", "environments", "limits_of", "target_spec"]
 
@@ -220,11 +220,9 @@ def target_spec(target: str | Path | Callable[..., Any]) -> str:
 
 
 def _checked(spec: str) -> str:
-    place, colon, name = spec.rpartition(":")
-    if not colon or not name.isidentifier():
-        place = spec
+    place, name = split_spec(spec)
     looks_like_path = place.endswith(".py") or "/" in place or "\\" in place
-    if looks_like_path or not colon:
+    if looks_like_path or not name:
         path = Path(place)
         if not path.exists():
             folder = path.parent if path.parent.is_dir() else Path(".")

@@ -17,12 +17,9 @@ from autocompile.space.enumeration import build_space, exact_space, joined
 from autocompile.space.plan import Plan
 from autocompile.space.space import DEFAULT_BATCH_SIZES, SearchSpace, Space
 
-__all__ = ["calls_between_updates", "demand_known", "first_sizes", "predicted", "spaces_of"]
+__all__ = ["calls_between_updates", "demand_known", "first_sizes", "spaces_of"]
 
-# Seconds of a trial besides its compile, and of compiles: what the recorded studies took.
-_TRIAL_S = {"cpu": 3.0, "cuda": 4.0}
 _SAME_STEP = 1.02  # times the fastest step: as fast
-_COMPILE_S = {"cpu": (4.0, 6.0), "cuda": (3.0, 25.0)}
 
 
 def spaces_of(plan: Plan, found: Mapping[str, ProbeResult]) -> dict[str, Space]:
@@ -146,14 +143,3 @@ def calls_between_updates(phase: str, run: Mapping[str, Any], batch_size: int | 
     if asked is None and samples and batch_size:
         return math.ceil(samples / batch_size)
     return asked or run["target"].get("calls_per_update", {}).get(phase)
-
-
-def predicted(space: Space, device: str, jobs: int) -> tuple[float, int]:
-    """About how many seconds a search of the space takes, and how many trials.
-
-    Settings that may be answered by a plainer twin are counted as answered.
-    """
-    kind, listed = device if device in _TRIAL_S else "cuda", set(space.settings)
-    tried = [s.config for s in space.settings if s.plainer_twin not in listed]
-    compiling = sum(_COMPILE_S[kind]["max-autotune" in c.mode] for c in tried if not c.is_eager)
-    return _TRIAL_S[kind] * len(tried) + compiling / jobs, len(tried)

@@ -25,6 +25,7 @@ __all__ = [
     "resuming",
     "short_name",
     "shown",
+    "split_spec",
     "tuning",
     "under",
 ]
@@ -35,7 +36,7 @@ under = Path("runs")
 
 def short_name(spec: str) -> str:
     """The common name of a target's runs, such as ``ppo`` for ``examples/ppo.py:config``."""
-    place, _ = _parts(spec)
+    place, _ = split_spec(spec)
     stem = Path(place).stem if place.endswith(".py") else place.rsplit(".", 1)[-1]
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", stem) or "run"
 
@@ -46,12 +47,12 @@ def is_same_target(one: str, other: str) -> bool:
 
 
 def _resolved(spec: str) -> tuple[str, str]:
-    place, name = _parts(spec)
+    place, name = split_spec(spec)
     return (str(Path(place).resolve()) if place.endswith(".py") else place, name)
 
 
-def _parts(spec: str) -> tuple[str, str]:
-    """Split ``PATH:NAME``; the name may be empty."""
+def split_spec(spec: str) -> tuple[str, str]:
+    """Split ``PATH``, ``PATH:NAME`` or ``package.module:NAME``; the name may be empty."""
     place, colon, name = spec.rpartition(":")
     return (place, name) if colon and name.isidentifier() else (spec, "")
 

@@ -8,6 +8,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from autocompile.store.runs import split_spec
+
 __all__ = ["Sources", "sources_of"]
 
 
@@ -45,12 +47,11 @@ def sources_of(spec: str) -> Sources | None:
 
 def _file_of(spec: str, here: Path) -> tuple[Path | None, str]:
     """The file of a target and ``:NAME``; None for a module that is not in this folder."""
-    place, colon, name = spec.rpartition(":")
-    if not colon or not name.isidentifier():
-        place, colon, name = spec, "", ""
+    place, _ = split_spec(spec)
+    name = spec.removeprefix(place)  # with its colon
     if place.endswith(".py") or Path(place).is_file():
-        return Path(os.path.abspath(place)), colon + name
-    return _module(place, [here]), colon + name
+        return Path(os.path.abspath(place)), name
+    return _module(place, [here]), name
 
 
 def _module(name: str, folders: list[Path]) -> Path | None:

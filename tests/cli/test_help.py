@@ -8,10 +8,10 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from autocompile.cli.arguments import PANELS
 from autocompile.cli.commands import app
 from autocompile.settings.dimensions import SEARCHED
 
+PANELS = ["Common", "Search", "Limits and CI", "Measuring", "Other machines", "Output"]
 COMMANDS = list(get_command(app).commands)  # type: ignore[attr-defined]
 
 
@@ -37,7 +37,7 @@ def test_summaries_of_commands_are_a_line_each() -> None:
 def test_options_of_tune_stand_in_panels() -> None:
     text = shown("tune")
     heads = [head for head in re.findall(r"^([A-Z][\w ]+):$", text, re.M) if head in PANELS]
-    assert heads == list(PANELS)
+    assert heads == PANELS
     search = text.split("\nSearch:")[1].split("\nLimits and CI:")[0]
     assert all(f"  {d.flag} LIST" in search for d in SEARCHED)
     assert "Options:" not in text

@@ -23,7 +23,6 @@ from autocompile.protocol.requests import (
     SaveRequest,
     Side,
     TimingLimits,
-    TraceRequest,
     TrialRequest,
     parse_request,
     read_request,
@@ -35,7 +34,6 @@ from autocompile.protocol.results import (
     SaveResult,
     SideResult,
     TaskResult,
-    TraceResult,
     TrialResult,
 )
 from autocompile.search.records import to_record
@@ -67,7 +65,6 @@ REQUESTS: dict[Kind, Request] = {
     Kind.RACE: RaceRequest(header=HEADER, number=5, sides=(RACED,), batch_size=4, **RACE),
     Kind.EXPORTED: RaceRequest(header=HEADER, number=6, sides=(EXPORTED,), **RACE),
     Kind.PROBE: ProbeRequest(header=HEADER, phases=("forward",), batch_size=4, toolchain="cache"),
-    Kind.TRACE: TraceRequest(header=HEADER, number=7, phases=("forward",), batch_size=4),
     Kind.SAVE: SaveRequest(header=HEADER, number=8, settings=TUNED, file="tuned.cache"),
     Kind.IN_ALGORITHM: AlgorithmRequest(
         header=HEADER, number=0, tuned=TunedSet((TUNED, TUNED)), budget_s=60.0
@@ -195,7 +192,6 @@ RESULTS = [
     TrialResult("ok", notes=["a note"], measurement=MEASURED, code="abc", detail={"breaks": []}),
     RaceResult("ok", sides=[SideResult("ok", number=3, step="exit", measurement=MEASURED)]),
     ProbeResult("runtime_error", "it raised", where="net.py:3   f()", during="get_inputs(4)"),
-    TraceResult("ok", traced={"forward": {"graphs": 1}}),
     SaveResult("ok", left_out=["why"], saved={"graphs": 1, "libraries": 2}),
     AlgorithmResult("ok", rounds=[{"tuned": {"train_s": 1.0}}], runners=2),
 ]

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from fakes import FakeExecutor, measured
 
 import autocompile
 from autocompile.errors import UsageError
@@ -492,3 +493,17 @@ def test_a_state_that_was_loaded_takes_the_implementation_back_until_it_is_appli
         step(model, optimizer)
         optimizer.load_state_dict(state)
         assert not optimizer.param_groups[0]["fused"]
+
+
+@pytest.mark.filterwarnings("ignore:the settings were measured elsewhere")
+def test_a_result_compiles_a_model_by_its_best_setting(target: Path) -> None:
+    speeds = {"eager": 1.0, "aot_eager": 1.5}
+    executor = FakeExecutor(lambda request: measured(speeds[request["config"]["backend"]]))
+    space = autocompile.SearchSpace(backends=("aot_eager",), batch_sizes=(4, 16))
+    result = autocompile.tune(target, executor=executor, space=space, trials=6, progress="none")
+    assert result.verdict == {"forward": "faster"}
+    model = net()
+    assert result.compile(model) is model
+    assert model._compiled_call_impl.config == result.config["forward"]
+    with pytest.raises(UsageError, match="no settings for train_step"):
+        result.compile(model, "train_step")

@@ -21,7 +21,8 @@ from autocompile.cli import commands as cli
 from autocompile.errors import ExportError, NothingWorked, RunError, TargetError, UsageError
 from autocompile.execute.executor import Ending, Job
 from autocompile.execute.job import JobFactory, locked
-from autocompile.protocol.requests import Header, ProbeRequest, TraceRequest, read_request
+from autocompile.protocol.requests import Header, ProbeRequest, SaveRequest, read_request
+from autocompile.settings.tuned import Tuned
 from autocompile.space.plan import Plan
 from autocompile.space.space import SearchSpace
 from autocompile.store.files import write_json
@@ -316,8 +317,9 @@ def test_only_what_runs_alone_gets_all_of_the_memory(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.create()
     shop = JobFactory(folder, Header("net.py"), 10.0, 1000, 16000)
+    settings = Tuned({}, {}, "net.py")
     first, second = (
-        TraceRequest(header=shop.header, number=number, phases=("forward",), batch_size=4)
+        SaveRequest(header=shop.header, number=number, settings=settings, file="code")
         for number in (0, 1)
     )
     assert shop.job(first).memory_limit_bytes == 1000

@@ -196,7 +196,7 @@ def test_the_other_parts_keep_at_least_their_tolerance() -> None:
 def test_the_optional_functions_of_the_template_work_as_they_stand(
     try_it: Try, tmp_path: Path
 ) -> None:
-    from autocompile.cli.template import TEMPLATE
+    from autocompile.cli.checks import TEMPLATE
 
     lines = [line.removeprefix("# ") for line in TEMPLATE.splitlines()]
     optional = "\n".join(line for line in lines if not line.startswith(("Optional", "Called")))

@@ -16,8 +16,9 @@ from in_process import Try
 
 from autocompile.errors import TargetError
 from autocompile.settings.config import CompileConfig
+from autocompile.store.runs import split_spec
 from autocompile.trial.phases.phases import make_side, phases_of
-from autocompile.trial.target.load import build, import_target, split_spec
+from autocompile.trial.target.load import build, import_target
 from autocompile.trial.target.target import Target, call_model, seed_everything, sum_of_floats
 from autocompile.trial.tasks.probing import described, shapes_in
 from autocompile.trial.verify.calls import Calls
@@ -55,17 +56,17 @@ def error_of(spec: str) -> TargetError:
 @pytest.mark.parametrize(
     ("spec", "place", "name"),
     [
-        ("model.py", "model.py", None),
+        ("model.py", "model.py", ""),
         ("model.py:net", "model.py", "net"),
         ("/a/b c/model.py:_net2", "/a/b c/model.py", "_net2"),
         ("package.module:net", "package.module", "net"),
-        ("package.module", "package.module", None),
-        ("C:\\here\\model.py", "C:\\here\\model.py", None),
+        ("package.module", "package.module", ""),
+        ("C:\\here\\model.py", "C:\\here\\model.py", ""),
         ("C:\\here\\model.py:net", "C:\\here\\model.py", "net"),
-        ("model.py:3", "model.py:3", None),
+        ("model.py:3", "model.py:3", ""),
     ],
 )
-def test_a_target_is_a_place_and_perhaps_a_name(spec: str, place: str, name: str | None) -> None:
+def test_a_target_is_a_place_and_perhaps_a_name(spec: str, place: str, name: str) -> None:
     assert split_spec(spec) == (place, name)
 
 

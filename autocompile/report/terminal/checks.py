@@ -1,4 +1,4 @@
-"""What ``check``, ``doctor``, ``verify``, ``tune --dry-run``, ``list`` and ``compare`` show."""
+"""What ``check``, ``doctor``, ``verify``, ``tune --dry-run`` and ``list`` show."""
 
 from __future__ import annotations
 
@@ -168,26 +168,9 @@ def render_preview(found: Found, console: Console) -> None:
         aside = [f"{name} cannot be used: {why}" for name, why in row["unusable"].items()]
         aside += [f"{name} is the same as {why}" for name, why in row["merged"].items()]
         aside += [f"left out: {why}" for why in row["dropped"]]
-        for line in (*aside, _of_dynamo(row["dynamo"])):
+        for line in aside:
             page.line(f"  {text.plain(line)}", "dim")
-        until = " until the budget is spent" if row["ends_early"] else ""
-        about = f"about {text.clock(row['predicted_s'])}, then the best is confirmed"
-        page.line(f"  {len(row['settings'])} settings to try{until}, {about}")
-
-
-def _of_dynamo(traced: Found) -> str:
-    """What a trace of the phase says of graphs, and so of ``fullgraph``."""
-    if error := traced.get("error"):
-        return f"a trace by Dynamo alone failed: {error}"
-    graphs, count = traced.get("graphs"), traced.get("graph_breaks")
-    if not count:
-        if graphs == 1 and not traced.get("skipped_frames"):
-            return "Dynamo makes one graph of it: fullgraph will do"
-        return f"Dynamo makes {graphs} graphs of it and skips some code: fullgraph will fail"
-    places = [f"{b['place']} ({b['reason']})" for b in traced["breaks"] if b.get("place")][:1]
-    often = "once" if count == 1 else f"{count} times"
-    where = f", {'at' if count == 1 else 'first at'} {places[0]}" if places else ""
-    return f"Dynamo breaks the graph {often}{where}: fullgraph will fail"
+        page.line(f"  {len(row['settings'])} settings to try")
 
 
 def _settings(settings: list[Found]) -> Iterator[str]:
@@ -245,44 +228,3 @@ def _answer(phase: Found) -> str:
         return _ANSWERS.get(phase["verdict"], text.plain(phase["verdict"]))
     size = phase["batch_size"]
     return text.estimate(phase["speedup"]) + ("" if size is None else f" at batch size {size}")
-
-
-def render_comparison(found: Found, console: Console) -> None:
-    """The two runs, what differs around them, and a table for each phase."""
-    page = Page(console)
-    runs = [(key.upper(), found[key]) for key in "ab"]
-    names = [(key, text.plain(r["name"]), text.machine(r["environment"])) for key, r in runs]
-    for line in _columns(names):
-        page.line(line)
-    for row in found["differences"]:
-        page.line(f"differs: {row['what']} {text.plain(row['a'])} → {text.plain(row['b'])}")
-    rows = [row for phase in found["phases"].values() for row in phase]
-    titles = ("  batch size", "A", "B", "B against A")
-    head, *lines = _columns([titles, *(line for row in rows for line in _changes(row))])
-    for phase, own in found["phases"].items():
-        page.line()
-        page.line(text.plain(phase), "bold")
-        page.line(head, "dim")
-        for _ in own:
-            page.line(lines.pop(0))
-            page.line(lines.pop(0), "dim")
-    for key in "ab":
-        if alone := found["only_in"][key]:
-            page.line(f"only in {key.upper()}: {', '.join(map(text.plain, alone))}")
-    page.line()
-    page.line("Speed-ups are over the eager mode of the same run, with 95 % intervals;")
-    page.line("where the intervals overlap there is no clear change.")
-
-
-def _changes(row: Found) -> tuple[Sequence[str], Sequence[str]]:
-    """Speed-ups and their change; below them what gets done in a second, and the settings."""
-    sides = (row["a"], row["b"])
-    size = text.NONE if row["batch_size"] is None else str(row["batch_size"])
-    if row["change"] is None:
-        change = "in one only"
-    else:
-        change = "no clear change" if row["overlap"] else text.estimate(row["change"])
-    settings = dict.fromkeys(text.plain(side["setting"]) for side in sides if side)
-    rates = (f"{text.quantity(s['throughput'])}/s" if s else "" for s in sides)
-    speedups = (text.estimate(side["speedup"]) if side else text.NONE for side in sides)
-    return (f"{size:>12}", *speedups, change), ("", *rates, " → ".join(settings))

@@ -16,7 +16,7 @@ from autocompile.trial.process import failures
 from autocompile.trial.process.channel import Channel
 from autocompile.trial.target.load import home_of
 from autocompile.trial.tasks.in_algorithm import compare_target
-from autocompile.trial.tasks.probing import probe, trace
+from autocompile.trial.tasks.probing import probe
 from autocompile.trial.tasks.race import race
 from autocompile.trial.tasks.saving import save
 from autocompile.trial.tasks.screening import screen_setting
@@ -26,7 +26,6 @@ __all__ = ["run"]
 _Task = Callable[[Any, Channel, Any], None]
 _TASKS: dict[type[requests.Request], tuple[_Task, type[results.TaskResult]]] = {
     requests.ProbeRequest: (probe, results.ProbeResult),
-    requests.TraceRequest: (trace, results.TraceResult),
     requests.TrialRequest: (screen_setting, results.TrialResult),
     requests.RaceRequest: (race, results.RaceResult),
     requests.SaveRequest: (save, results.SaveResult),

@@ -12,7 +12,6 @@ import importlib
 import importlib.util
 import inspect
 import os
-import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -24,19 +23,13 @@ from torch.nn.parameter import is_lazy
 
 from autocompile.errors import TargetError
 from autocompile.settings import phases
+from autocompile.store.runs import split_spec
 from autocompile.trial.target.target import Target, call_model
 
-__all__ = ["build", "home_of", "import_target", "split_spec"]
+__all__ = ["build", "home_of", "import_target"]
 
 _FEW = 2  # samples of a batch that is only looked at
 _BESIDE = ("get_inputs", "get_loss", "get_optimizer")  # functions that give no model
-
-
-def split_spec(spec: str) -> tuple[str, str | None]:
-    """Split ``PATH``, ``PATH:NAME`` or ``package.module:NAME`` into place and name."""
-    if match := re.fullmatch(r"(.+):([A-Za-z_]\w*)", spec):
-        return match[1], match[2]
-    return spec, None
 
 
 def home_of(spec: str) -> Path:
@@ -74,7 +67,7 @@ def build(spec: str, module: ModuleType) -> Target:
         Exception: whatever the user's functions raise.
     """
     place, name = split_spec(spec)
-    if name is None:
+    if not name:
         target = _from_module(module, place)
     elif hasattr(module, name):
         target = _from_object(getattr(module, name), module, spec)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
@@ -16,33 +15,30 @@ from torch.utils import _pytree as pytree
 
 from autocompile.errors import AutocompileError, TargetError
 from autocompile.protocol.events import EventName
-from autocompile.protocol.requests import ProbeRequest, TraceRequest
-from autocompile.protocol.results import ProbeResult, TraceResult
+from autocompile.protocol.requests import ProbeRequest
+from autocompile.protocol.results import ProbeResult
 from autocompile.runtime import machine
 from autocompile.runtime.optimizers import implementations
 from autocompile.runtime.regions import regions_of
-from autocompile.settings.config import CompileConfig
 from autocompile.settings.dimensions import OPTIMIZERS
 from autocompile.settings.phases import FORWARD, LEARNER_UPDATE, OPTIMIZER_STEP, PHASES
 from autocompile.store.record import Step
-from autocompile.trial.inspect import environment, explain, telemetry
+from autocompile.trial.inspect import environment, telemetry
 from autocompile.trial.measure import memory
 from autocompile.trial.measure.optimizers import seconds_by_implementation
 from autocompile.trial.phases.phases import make_side, phases_of
 from autocompile.trial.process import failures
 from autocompile.trial.process.channel import Channel
-from autocompile.trial.target.load import home_of
 from autocompile.trial.target.target import Target, seed_everything
 from autocompile.trial.tasks.steps import inputs_of, is_prepared, load
 from autocompile.trial.verify.compare import compare
 from autocompile.trial.verify.outputs import View, copy_view, has_tensor, without
 from autocompile.trial.verify.verifier import Verifier
 
-__all__ = ["described", "probe", "shapes_in", "trace"]
+__all__ = ["described", "probe", "shapes_in"]
 
 _DEPTH = 6  # of objects in inputs
 _MOST_APART = 0.05  # from eager's own results: more is no noise
-_DYNAMO_ALONE = CompileConfig("eager_noexcept")  # runs the graphs of Dynamo as they are
 
 
 def probe(request: ProbeRequest, channel: Channel, result: ProbeResult) -> None:
@@ -256,29 +252,3 @@ def _is_plain(value: Any) -> bool:
     """Whether it can be written down: a number, a word, or some of them."""
     parts = value if isinstance(value, (list, tuple)) else (value,)
     return all(part is None or isinstance(part, (bool, int, float, str)) for part in parts)
-
-
-def trace(request: TraceRequest, channel: Channel, result: TraceResult) -> None:
-    """For each phase ``graphs``, ``graph_breaks``, ``skipped_frames``, ``breaks``, or ``error``."""
-    home, seed = home_of(request.header.target), request.header.seed
-    target = load(request, channel)
-    channel.step(Step.COMPILE)
-    found = result.traced  # what is known is sent, whatever becomes of the next phase
-    for phase in request.phases:
-        inputs = inputs_of(target, phase, request.batch_size, seed)
-        telemetry.reset_dynamo(_DYNAMO_ALONE.backend)
-        witness = explain.Witness(home)
-        began = time.monotonic()
-        try:
-            make_side(target, phase, inputs, _DYNAMO_ALONE).run()
-        except Exception as error:  # what Dynamo cannot take is an answer too
-            found[phase] = {"error": failures.first_words(error)}
-            continue
-        facts = telemetry.dynamo_facts()
-        found[phase] = {
-            "graphs": facts.graphs,
-            "graph_breaks": facts.graph_breaks,
-            "skipped_frames": facts.skipped_frames,
-            "breaks": witness.facts()["breaks"],
-            "trace_s": time.monotonic() - began,
-        }
