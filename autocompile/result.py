@@ -18,8 +18,8 @@ from autocompile.export.python import code_of, having_form
 from autocompile.protocol.requests import ExportedCode
 from autocompile.report.build import build_report
 from autocompile.report.markdown import to_markdown
-from autocompile.report.page.html import to_html, to_notebook
-from autocompile.report.terminal.answer import render
+from autocompile.report.page import to_html, to_notebook
+from autocompile.report.terminal import render
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.phases import phase_of
 from autocompile.settings.tuned import Tuned
@@ -182,7 +182,7 @@ class Result:
             RunError: it cannot be written.
         """
         folder = RunFolder(self.run_dir).path
-        page = to_html(self._report, self.trials, to_paste(self._report), folder)
+        page = to_html(self._report, self.trials, to_paste(self._report))
         write_text(folder / "report.html", page)
         return folder / "report.html"
 

@@ -90,8 +90,8 @@ def _show_run(run: str, as_json: bool, verbose: bool, written: bool) -> Path | N
 def _show_table(named: list[str], as_json: bool, verbose: bool, written: bool) -> Path | None:
     """Print one table over runs, or write it and return its page's path."""
     from autocompile.commands.runs import by_machine
-    from autocompile.report import table, tabulated
-    from autocompile.report.terminal.checks import render_table
+    from autocompile.report import table
+    from autocompile.report.checks import render_table
     from autocompile.store import runs
 
     reports = {name: _report(name) for name in named}
@@ -100,7 +100,7 @@ def _show_table(named: list[str], as_json: bool, verbose: bool, written: bool) -
         folder = runs.under / "table"
         table.write(folder, found)
         return folder / "table.html"
-    shown = tabulated.shown(found)
+    shown = table.shown(found)
     print_or_draw(found, as_json, lambda console: render_table(shown, console, verbose))
     return None
 
@@ -109,7 +109,7 @@ def _show_table(named: list[str], as_json: bool, verbose: bool, written: bool) -
 def list_runs(run_dir: Path | None = None, as_json: bool = False) -> None:
     """List the runs under ./runs with their results, the newest last."""
     from autocompile.commands.runs import listed
-    from autocompile.report.terminal.checks import render_runs
+    from autocompile.report.checks import render_runs
     from autocompile.store import runs
 
     rows = listed(run_dir or runs.under)
@@ -124,7 +124,7 @@ def compare(
 ) -> None:
     """Compare two runs of a target, also of two machines."""
     from autocompile.commands import runs
-    from autocompile.report.terminal.checks import render_comparison
+    from autocompile.report.checks import render_comparison
 
     found = runs.compare(_report(a), _report(b), (a, b))
     print_or_draw(found, as_json, lambda console: render_comparison(found, console))

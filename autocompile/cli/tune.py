@@ -68,7 +68,7 @@ def tune(
     from autocompile import api
     from autocompile.cli.space import asked
     from autocompile.estimate.candidates import Limits
-    from autocompile.report.terminal.live import progress as progress_of
+    from autocompile.report.live import progress as progress_of
     from autocompile.search.jobs import without_interrupts
     from autocompile.store import runs
 
@@ -86,7 +86,7 @@ def tune(
     _demand_sense(ray, accelerators, dry_run, wait)
     if dry_run:
         from autocompile.commands.preview import preview
-        from autocompile.report.terminal.checks import render_preview
+        from autocompile.report.checks import render_preview
 
         found = preview(target, **request)
         print_or_draw(found, as_json, lambda console: render_preview(found, console))

@@ -11,9 +11,8 @@ from itertools import groupby
 from typing import Any
 
 from autocompile.report import text as show
-from autocompile.report.contents import document
+from autocompile.report.contents import checks, document
 from autocompile.report.document import Document, Line, Section, Table, Text, spans
-from autocompile.report.facts import checks
 
 __all__ = ["as_markdown", "to_markdown", "verified_to_markdown"]
 

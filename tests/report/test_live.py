@@ -13,7 +13,7 @@ from rich.console import Console
 
 from autocompile.errors import UsageError
 from autocompile.progress import Progress
-from autocompile.report.terminal.live import LiveProgress, PlainProgress, progress
+from autocompile.report.live import LiveProgress, PlainProgress, progress
 from autocompile.search.jobs import Budget
 from autocompile.search.records import to_record
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig

@@ -16,8 +16,7 @@ from rich.text import Text
 
 from autocompile.report import document as parts
 from autocompile.report import text as show
-from autocompile.report.contents import document
-from autocompile.report.facts import trial_tables
+from autocompile.report.contents import document, trial_tables
 
 __all__ = ["Page", "render", "render_trials"]
 
@@ -58,7 +57,7 @@ def render(
         use: one line of code to paste.
         next_line: what to type next.
         run: the run's name for commands.
-        verbose: also what lost, what failed, what was left out, and the machine.
+        verbose: also what failed, what was left out, and the machine.
     """
     page, shown = Page(console), document(report, verbose, code, run)
     if shown.status:
