@@ -19,7 +19,7 @@ from autocompile.cli.commands import app
 
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 _TYPED = re.compile(r"(?:\$ |- run: |\S*bin/)?autocompile (\w.*)")
-_WITHOUT_TORCH = ("show", "list", "compare", "export")
+_WITHOUT_TORCH = ("show", "list", "export")
 REPORTS = ("h100/report.json", "old/report.json", "before.json", "after.json")
 """Files that the pages name as reports."""
 
@@ -80,5 +80,5 @@ def test_commands_about_runs_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             done = CliRunner().invoke(app, words)
             assert done.exit_code == 0, f"{words}: {done.output}"
             ran.add(words[0])
-    assert ran == {"show", "compare", "export"}
+    assert ran == {"show", "export"}
     assert len(opened) == 1

@@ -16,7 +16,7 @@ from autocompile.cli.checks import check, doctor, verify
 from autocompile.cli.defaults import WithDefaults
 from autocompile.cli.help import Command, Group, Stopped
 from autocompile.cli.output import say
-from autocompile.cli.runs import compare, export, list_runs, show
+from autocompile.cli.runs import export, list_runs, show
 from autocompile.cli.template import init
 from autocompile.cli.tune import tune
 from autocompile.errors import AutocompileError, ExitCode
@@ -53,7 +53,7 @@ def _root(
 app.command(cls=WithDefaults)(tune)
 app.command(cls=Command)(show)
 app.command("list", cls=Command)(list_runs)
-for _command in (compare, export, verify, check, doctor, init):
+for _command in (export, verify, check, doctor, init):
     app.command(cls=Command)(_command)
 
 

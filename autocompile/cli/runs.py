@@ -1,4 +1,4 @@
-"""Commands about runs that there are: ``show``, ``list``, ``compare`` and ``export``."""
+"""Commands about runs that there are: ``show``, ``list`` and ``export``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autocompile.cli import arguments
 from autocompile.cli.output import print_or_draw, say, show_result, write
 from autocompile.errors import UsageError
 
-__all__ = ["compare", "export", "list_runs", "show"]
+__all__ = ["export", "list_runs", "show"]
 
 _STACKS = ", ".join(get_args(arguments.Format))
 
@@ -114,20 +114,6 @@ def list_runs(run_dir: Path | None = None, as_json: bool = False) -> None:
 
     rows = listed(run_dir or runs.under)
     print_or_draw(rows, as_json, lambda console: render_runs(rows, console))
-
-
-@arguments.with_options()
-def compare(
-    a: Annotated[str, _run(metavar="A", help="a run, or its report.json")],
-    b: Annotated[str, _run(metavar="B", help="a run, or its report.json")],
-    as_json: bool = False,
-) -> None:
-    """Compare two runs of a target, also of two machines."""
-    from autocompile.commands import runs
-    from autocompile.report.checks import render_comparison
-
-    found = runs.compare(_report(a), _report(b), (a, b))
-    print_or_draw(found, as_json, lambda console: render_comparison(found, console))
 
 
 @arguments.with_options(

@@ -1,4 +1,4 @@
-"""What ``check``, ``doctor``, ``verify``, ``tune --dry-run``, ``list`` and ``compare`` show."""
+"""What ``check``, ``doctor``, ``verify``, ``tune --dry-run``, ``list`` and tables show."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.console import Console
 
 from autocompile.report import text
 from autocompile.report.contents import checks
-from autocompile.report.document import Document, Span, Table, Text
+from autocompile.report.document import Document, Span, Table
 from autocompile.report.terminal import Page
 
 Found = Mapping[str, Any]
@@ -107,6 +107,9 @@ def render_table(shown: Document, console: Console, verbose: bool = False) -> No
         page.line()
         page.line(section.title, "bold")
         page.blocks(section.blocks)
+    if shown.whole:
+        page.line()
+        page.blocks(shown.whole)
 
 
 def render_doctor(found: Found, console: Console, verbose: bool = False) -> None:
@@ -212,36 +215,3 @@ def _answer(phase: Found) -> str:
         return _ANSWERS.get(phase["verdict"], text.plain(phase["verdict"]))
     size = phase["batch_size"]
     return text.estimate(phase["speedup"]) + ("" if size is None else f" at batch size {size}")
-
-
-def render_comparison(found: Found, console: Console) -> None:
-    """The two runs, what differs around them, and a table for each phase."""
-    page = Page(console)
-    runs = ((key.upper(), found[key]) for key in "ab")
-    about = ((key, text.plain(r["name"]), text.machine(r["environment"])) for key, r in runs)
-    page.table(Table("", ("", "", ""), tuple(about)), "")
-    for row in found["differences"]:
-        page.line(f"differs: {row['what']} {text.plain(row['a'])} → {text.plain(row['b'])}")
-    titles = ("batch size", "A", "B", "B against A")
-    for phase, own in found["phases"].items():
-        page.line()
-        page.line(text.plain(phase), "bold")
-        page.table(Table("", titles, tuple(line for row in own for line in _changes(row)), (0,)))
-    for key in "ab":
-        if alone := found["only_in"][key]:
-            page.line(f"only in {key.upper()}: {', '.join(map(text.plain, alone))}")
-    page.line()
-    page.line("Speed-ups are over the eager mode of the same run, with 95 % intervals;")
-    page.line("where the intervals overlap there is no clear change.")
-
-
-def _changes(row: Found) -> Iterator[tuple[Text, ...]]:
-    """Speed-ups and their change; below them what gets done in a second, and the settings."""
-    sides, change = (row["a"], row["b"]), "in one only"
-    if row["change"] is not None:
-        change = "no clear change" if row["overlap"] else text.estimate(row["change"])
-    speedups = (text.estimate(side["speedup"]) if side else text.NONE for side in sides)
-    yield text.or_dash(row["batch_size"]), *speedups, change
-    settings = dict.fromkeys(text.plain(side["setting"]) for side in sides if side)
-    rates = (f"{text.quantity(s['throughput'])}/s" if s else "" for s in sides)
-    yield tuple(Span(cell, "dim") for cell in ("", *rates, " → ".join(settings)))

@@ -328,7 +328,7 @@ def _whole(report: Row, full: bool, run: str) -> Iterator[Line]:
         to_do = ("   → ", _code("autocompile doctor"))
         yield Line("Not on this machine", ((*found, *to_do),), "dim")
     if phases and not full:
-        rest = "what failed, what was left out, every trial   → "
+        rest = "failures, what was left out, every trial   → "
         yield Line("More", ((rest, _code(f"autocompile show {run} -v")),), "dim")
 
 

@@ -31,7 +31,6 @@ __all__ = ["LiveProgress", "PlainProgress", "progress"]
 Json = Mapping[str, Any]
 
 _LINES = 16
-_SHOWN = 2  # running trials, each by itself
 _ORDER = list(Step)
 _DOING = {
     Step.IMPORT: "starting",
@@ -209,7 +208,7 @@ class LiveProgress(Progress):
         self._closed = True
         self._live.stop()
 
-    def _draw(self, lines: Sequence[Text], *below: Table | Text) -> None:
+    def _draw(self, lines: Sequence[Text], below: Sequence[Table] = ()) -> None:
         if self._closed:
             return
         self._live.start()
@@ -254,27 +253,26 @@ class LiveProgress(Progress):
     def _now(self) -> Text:
         if self._race and not self._running:
             return _labelled(" now   ", self._race)
-        told = {}
-        for number, r in self._running.items():
-            lasts = round(self._clock() - r.since) if r.step is not Step.VERIFY else 0
-            doing = _DOING[r.step] + (f" {lasts} s" if lasts else "")
-            doing += f" on {show.plain(r.at)}" if r.at else ""
-            told[number] = f"#{number} {r.cell} · {show.label(r.config)} · {doing}"
-        shown = list(told.values())
-        if len(told) > _SHOWN:  # the one that has come farthest, and how many are beside it
-            farthest = max(told, key=lambda n: _ORDER.index(self._running[n].step))
-            shown = [told[farthest], f"and {len(told) - 1} beside it"]
-        return _labelled(" now   ", "      ".join(shown) or show.NONE)
+        if not self._running:
+            return _labelled(" now   ", show.NONE)
+        # The one that has come farthest, and how many are beside it.
+        number, r = max(self._running.items(), key=lambda item: _ORDER.index(item[1].step))
+        lasts = round(self._clock() - r.since) if r.step is not Step.VERIFY else 0
+        doing = _DOING[r.step] + (f" {lasts} s" if lasts else "")
+        doing += f" on {show.plain(r.at)}" if r.at else ""
+        told = f"#{number} {r.cell} · {show.label(r.config)} · {doing}"
+        beside = f"      and {len(self._running) - 1} beside it" if len(self._running) > 1 else ""
+        return _labelled(" now   ", told + beside)
 
 
 def _labelled(label: str, text: str) -> Text:
     return Text.assemble((label, "dim"), text)
 
 
-def _leaderboard(worked: Sequence[Record], height: int) -> Table | Text:
+def _leaderboard(worked: Sequence[Record], height: int) -> list[Table]:
     """The best so far of each phase and batch size in ``height`` lines, then who follows them."""
     if not worked or height < 2:
-        return Text(end="")
+        return []
     speedups = {r.number: r.measurement.speedup for r in worked if r.measurement}
     ranked = sorted(worked, key=lambda r: -speedups[r.number].value)
     first: dict[tuple[str, int | None], Record] = {}
@@ -296,4 +294,4 @@ def _leaderboard(worked: Sequence[Record], height: int) -> Table | Text:
         is_first = r in first.values() and not is_eager
         setting = Text(show.label(r.config))
         table.add_row(*row, setting, style="bold green" if is_first else "")
-    return table
+    return [table]

@@ -5,6 +5,7 @@ A plot is left out where there is nothing to see.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -168,7 +169,7 @@ def _batch_sizes(phase: Mapping[str, Any]) -> Iterator[Plot]:
     best = {size: gain["value"] for size, gain in gains.items()}
     for color, points in (("c1", default), ("best", best)):
         order = [(x(size), y(points[size])) for size in sorted(points)]
-        for one, other in zip(order, order[1:], strict=False):
+        for one, other in itertools.pairwise(order):
             plot.lines.append((*one, *other, color, 1.5))
         for size, value in points.items():
             tip = f"batch size {size}: {show.speedup(value)}"

@@ -10,13 +10,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from autocompile.errors import RunError
+from autocompile.errors import RunError, UsageError
+from autocompile.estimate.intervals import Interval, ratio
 from autocompile.report import text as show
 from autocompile.report.contents import METHOD, RACED, RULE
-from autocompile.report.document import Document, Section, Span, Table, Text
+from autocompile.report.document import Document, Line, Section, Span, Table, Text
 from autocompile.report.markdown import as_markdown
 from autocompile.report.page import as_page
 from autocompile.settings.config import EAGER
+from autocompile.settings.phases import phase_of
 from autocompile.settings.tuned import is_faster
 from autocompile.store.files import make_folder, write_json, write_text
 from autocompile.store.reading import demand_schema
@@ -29,7 +31,8 @@ _EAGER = EAGER.to_dict()
 _EVEN = {"value": 1.0, "low": 1.0, "high": 1.0}
 _LEGEND = (
     " Every speed-up is over eager mode on the same machine, whose throughput stands in its row; an"
-    " interval stands where the setting was raced."
+    " interval stands where the setting was raced. Against the first run no change is claimed where"
+    " the intervals overlap."
 )
 
 Report = Mapping[str, Any]
@@ -82,10 +85,17 @@ def table(reports: Mapping[str, Report]) -> dict[str, Any]:
         processes it was raced, and where that is 0 it is of the search.
     """
     first = next(iter(reports.values()))
-    phases: dict[str, dict[str, Report]] = {}
+    phases: dict[str, dict[str, list[Report]]] = {}
     for name, report in reports.items():
-        for phase, own in report["phases"].items():
-            phases.setdefault(phase, {})[name] = own
+        try:
+            for phase, own in report["phases"].items():
+                phases.setdefault(phase, {})[name] = list(_answers(own))
+        except (KeyError, TypeError) as error:
+            raise UsageError(
+                f"{name} is damaged, or was written by another version: {error} is missing or "
+                "wrong",
+                hint="autocompile show --schema   (prints what a report holds)",
+            ) from None
     return {
         "schema": SCHEMA,
         "target": first["target"],
@@ -98,11 +108,8 @@ def table(reports: Mapping[str, Report]) -> dict[str, Any]:
             for name, report in reports.items()
         },
         "phases": {
-            phase: {
-                "role": next(iter(found.values())).get("role", ""),
-                "answers": {name: list(_answers(own)) for name, own in found.items()},
-            }
-            for phase, found in phases.items()
+            phase: {"role": phase_of(phase).role, "answers": answers}
+            for phase, answers in phases.items()
         },
     }
 
@@ -150,6 +157,7 @@ def shown(found: Report) -> Document:
         status=f"Not at an end: {', '.join(stopped)}." if stopped else "",
         answer=Table("", ("", "machine", "speed-up", "setting"), answer, right=(2,)),
         sections=tuple(_section(name, phase) for name, phase in phases.items()),
+        whole=tuple(_differences(machines)),
         method=METHOD + RACED + RULE + _LEGEND,
         circumstances=Table("Machines", ("", "", "run"), about),
     )
@@ -182,13 +190,33 @@ def _gain(one: Report) -> str:
 def _section(name: str, phase: Report) -> Section:
     """As RLlib's appendix: eager mode and the best beside it, by batch size and machine."""
     every = [(one, name) for name, answers in phase["answers"].items() for one in answers]
-    rows = []
+    first, rows = next(iter(phase["answers"].values())), []
+    base = {one["batch_size"]: one for one in first}
     for one, machine in sorted(every, key=lambda item: item[0]["batch_size"] or 0):
         unit = show.plain(one["unit"])
         rates = (f"{show.quantity(one[k])} {unit}" for k in ("eager_throughput", "throughput"))
         size, gain = show.or_dash(one["batch_size"]), _gain(one)
-        rows.append((size, show.plain(machine), *rates, gain, _setting(one["config"])))
-    titles = ("batch size", "machine", "eager", "best", "speed-up", "setting")
-    best = (Table("By batch size", titles, tuple(rows), right=(0, 2, 3, 4)),) if rows else ()
+        change = _change(one, base.get(one["batch_size"]))
+        rows.append((size, show.plain(machine), *rates, gain, change, _setting(one["config"])))
+    titles = ("batch size", "machine", "eager", "best", "speed-up", "against first", "setting")
+    best = (Table("By batch size", titles, tuple(rows), right=range(2, 6)),) if rows else ()
     about = (show.plain(phase["role"]),) if phase["role"] else ()
     return Section(show.plain(name), about, best, ())
+
+
+def _change(one: Report, base: Report | None) -> str:
+    """The speed-up over that of the first run, where their intervals do not overlap."""
+    if base is None or one is base:
+        return ""
+    now, then = Interval(**one["speedup"]), Interval(**base["speedup"])
+    is_same = now.low <= then.high and then.low <= now.high
+    return "no clear change" if is_same else show.estimate(ratio(now, then))
+
+
+def _differences(machines: Report) -> Iterator[Line]:
+    """What is not the same on all machines."""
+    environments = [one["environment"] for one in machines.values()]
+    for what in dict.fromkeys(key for environment in environments for key in environment):
+        values = [show.plain(environment.get(what, show.NONE)) for environment in environments]
+        if len(set(values)) > 1 and not what.startswith("busy_"):  # of the moment
+            yield Line("Differs", (f"{show.plain(what)}: {' → '.join(values)}",))

@@ -81,7 +81,7 @@ def one_paragraph(done: subprocess.CompletedProcess[str]) -> str:
         ("verify x.json --require speedup", ["try speedup=1"]),
         ("verify x.json --require speedup=fast", ["try speedup=1"]),
         ("verify x.json", ["cannot read x.json", "autocompile export last -o x.json"]),
-        ("compare nothing last", ["there is no run nothing"]),
+        ("show nothing last", ["there is no run nothing"]),
         ("list --run-dir nowhere", ["there is no folder nowhere"]),
         ("export --with-cache", ["-o names none", "-o tuned.json --with-cache"]),
         ("export --to tensorflow", ["tensorflow"]),

@@ -133,44 +133,22 @@ def test_where_there_are_no_runs_it_says_so(work: Path) -> None:
     assert "autocompile tune model.py" in said("list")
 
 
-# compare ------------------------------------------------------------------------------------------
+# two runs -----------------------------------------------------------------------------------------
 
 
-def test_two_runs_are_compared_by_phase_and_batch_size(target: Path) -> None:
+def test_what_changed_from_the_first_run_is_told_by_phase_and_batch_size(target: Path) -> None:
     scripted(target, "slow", 1.2)
     scripted(target, "fast", 1.8, objective="latency")
-    found = rows("compare", "slow", "fast")
-    assert {"what": "objective", "a": "throughput", "b": "latency"} in found["differences"]
-    first, second = found["phases"]["forward"]
-    assert (first["batch_size"], second["batch_size"]) == (4, 16)
-    assert first["same_setting"] and not first["overlap"]
-    assert first["change"]["value"] == pytest.approx(1.5, rel=0.02)
-    assert first["change"]["low"] < 1.5 < first["change"]["high"]
-    assert first["b"]["throughput"] == pytest.approx(1.5 * first["a"]["throughput"], rel=0.02)
-    text = said("compare", "slow", "fast")
-    assert "objective throughput → latency" in text
-    assert "1.50× [" in text
-
-
-def test_intervals_that_overlap_are_no_change(target: Path) -> None:
-    run = scripted(target, "one", 1.5)
-    found = rows("compare", "one", f"{run}/report.json")
-    assert found["differences"] == []
-    assert all(row["overlap"] for row in found["phases"]["forward"])
-    assert "no clear change\n" in said("compare", "one", "one")
-
-
-def test_a_phase_that_keeps_eager_mode_is_compared_too(work: Path) -> None:
-    unpack("cpu")
-    unpack("interrupted")
-    found = rows("compare", "cpu", "interrupted")
-    assert found["only_in"] == {"a": [], "b": []}
-    (forward,) = found["phases"]["forward"]
-    assert forward["batch_size"] == 16 and forward["overlap"]
-    assert (forward["a"]["setting"], forward["b"]["setting"]) == ("eager", "eager")
-    (step,) = found["phases"]["optimizer_step"]
-    assert step["a"]["setting"] == "eager · fused optimizer"
-    assert step["a"]["throughput"] == pytest.approx(5559.5, abs=0.1)
+    lines = said("show", "slow", "fast").splitlines()
+    start = next(i for i, line in enumerate(lines) if "against first" in line)
+    assert [line.split()[:2] for line in lines[start + 1 : start + 5]] == [
+        ["4", "slow"], ["4", "fast"], ["16", "slow"], ["16", "fast"],
+    ]  # fmt: skip
+    change = re.search(r"1\.80× \[.*?\] +1\.(49|50|51)× \[(1\.4\d), (1\.5\d)\]", lines[start + 2])
+    assert change and float(change[2]) < 1.5 < float(change[3])
+    assert said("show", "slow", "slow").count("no clear change") == 0  # it is one run
+    Path("copy.json").write_text(json.dumps(report_of(Path("runs/slow"))))
+    assert said("show", "slow", "copy.json").count("no clear change") == 2
 
 
 def test_reports_of_two_machines_are_compared(target: Path) -> None:
@@ -179,38 +157,34 @@ def test_reports_of_two_machines_are_compared(target: Path) -> None:
     report["environment"] |= {"torch": "2.99.0", "device_name": "another"}
     phase = report["phases"]["forward"]
     phase["by_batch_size"] = [r for r in phase["by_batch_size"] if r["batch_size"] == 16]
-    report["phases"]["another"] = phase
+    report["phases"]["train_step"] = phase
     Path("there.json").write_text(json.dumps(report))
-    found = rows("compare", "here", "there.json")
-    assert {"torch", "device_name", "target"} <= {row["what"] for row in found["differences"]}
-    assert found["only_in"] == {"a": [], "b": ["another"]}
-    assert [row["b"] is None for row in found["phases"]["forward"]] == [True, False]
-    text = said("compare", "here", "there.json")
-    assert all(words in text for words in ("→ 2.99.0", "in one only", "only in B: another"))
+    found = json.loads(said("show", "here", "there.json", "--json"))["phases"]
+    assert [len(answers) for answers in found["forward"]["answers"].values()] == [2, 1]
+    assert list(found["train_step"]["answers"]) == ["another"]
+    text = said("show", "here", "there.json")
+    assert "→ 2.99.0" in text and "device_name" in text and "busy_" not in text
 
 
 def test_the_unlike_are_refused(target: Path) -> None:
     report = report_of(scripted(target, "one", 1.5))
-    phase, of_it = report["phases"]["forward"], {**report["target"], "parameters": 10}
+    of_it = {**report["target"], "parameters": 10}
 
     def refused(text: Any) -> str:
         Path("other.json").write_text(text if isinstance(text, str) else json.dumps(text))
-        return said("compare", "one", "other.json")
+        return said("show", "one", "other.json")
 
     def changed(**changes: Any) -> str:
         return refused({**report, **changes})
 
     assert "speeds of different targets say nothing" in changed(target={**of_it, "spec": "o.py"})
     assert "it is another model" in changed(target={**of_it, "parameters": 20})
-    assert "have no phase in common" in changed(phases={"train_step": phase})
-    failed = {"forward": {**phase, "verdict": "failed", "best": None}}
-    assert "other.json has no result in any phase" in changed(phases=failed)
     assert "other.json is damaged" in changed(phases={"forward": {"verdict": "faster"}})
     assert "has schema 99" in changed(schema=99)
     assert "is not a report: it has no target" in refused({"schema": report["schema"]})
     assert "autocompile verify other.json" in refused('{"autocompile_settings": 1}')
     assert "other.json is not JSON" in refused("{")
-    assert "cannot read no.json" in said("compare", "one", "no.json")
+    assert "cannot read no.json" in said("show", "one", "no.json")
 
 
 @pytest.mark.parametrize(
@@ -237,7 +211,7 @@ def test_a_setting_of_a_newer_version_is_shown_and_not_exported(
             one["config"].update(newer)
     (work / "new.json").write_text(json.dumps(report))
     ((name, value),) = list(newer.items())[-1:]
-    for command in ("show new.json", "show new.json -v", "compare old.json new.json"):
+    for command in ("show new.json", "show new.json -v"):
         done = typed(*command.split())
         assert done.returncode == 0, done.stderr
         assert name == "backend" or f"{name}={value}" in " ".join(done.stdout.split())

@@ -82,7 +82,7 @@ def test_what_failed_or_was_left_out_is_told_with_verbose_only(
     for word in ("Note    4 trials", skipped, "SIGSEGV", "Figures"):
         assert word not in short and word in full
     assert "  Note    one round was throttled\n" in short
-    rest = "what failed, what was left out, every trial"
+    rest = "failures, what was left out, every trial"
     assert f"More: {rest}   → autocompile show ppo_breakout-0003 -v\n" in short
     assert "More:" not in full
 

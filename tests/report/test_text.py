@@ -33,7 +33,13 @@ def test_a_duration_has_the_unit_that_fits_it(value: float | None, shown: str) -
 
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [(None, "–"), (512, "512 B"), (20_000_000, "20.0 MB"), (999_960, "1.0 MB"), (1.3e9, "1.3 GB")],
+    [
+        (None, "–"),
+        (512, "512 B"),
+        (20_000_000, "20.0 MB"),
+        (1_000_000, "1.0 MB"),
+        (1.3e9, "1.3 GB"),
+    ],
 )
 def test_bytes_are_in_decimal_units(value: float | None, shown: str) -> None:
     assert text.size(value) == shown
