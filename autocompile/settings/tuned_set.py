@@ -92,7 +92,7 @@ class TunedSet:
                     raise UsageError(
                         f"{other} and {name} are of the same machine, and a file holds one entry "
                         f"for each: {entry.fingerprint['device_name']}",
-                        hint=f"autocompile compare {other} {name}   (shows which is faster)",
+                        hint=f"autocompile show {other} {name}   (shows which is faster)",
                     )
             entries[name] = entry
         return cls(tuple(entries.values()))
