@@ -57,13 +57,8 @@ def build_report(
 ) -> dict[str, Any]:
     """The report without its exports.
 
-    Args:
-        run: what ``run.json`` holds.
-        records: of all phases.
-        run_dir: as it is shown to the user.
-        limits: of settings that may be best.
-        interrupted: the run was stopped before its end.
-        wall_s: how long the run took.
+    ``run``: what ``run.json`` holds. ``run_dir``: as it is shown to the user. ``limits``: of
+    settings that may be best.
     """
     plan, running = run["plan"], run.get("running", False)
     phases = {}

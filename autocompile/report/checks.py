@@ -146,10 +146,9 @@ def render_stations(found: Found, console: Console) -> None:
             seen = (row["name"], row["device"] or "", text.driver(row), f"torch {row['torch']}")
             line = (*seen, f"Python {row['python']}", text.many(row["jobs"], "job"))
             page.line("  " + " · ".join(filter(None, map(text.plain, line))))
-            if row["installed"]:
-                page.line(f"    backends installed: {', '.join(map(text.plain, row['installed']))}")
-            else:
-                page.line(f"    {text.plain(row['problem'])}", "red")
+            has = f"backends installed: {', '.join(row['installed'])}"
+            told, style = (has, "") if row["installed"] else (row["problem"], "red")
+            page.line(f"    {text.plain(told)}", style)
         for line in (line for note in own["notes"] for line in note.splitlines()):
             page.line(f"  {text.plain(line)}", "red")
 

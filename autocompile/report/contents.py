@@ -38,13 +38,9 @@ Row = Mapping[str, Any]
 def document(
     report: Row, full: bool = True, code: Mapping[str, str] | None = None, run: str = ""
 ) -> Document:
-    """What ``report.json`` holds as a document.
+    """What ``report.json`` holds as a document; ``full``: also what failed and what was left out.
 
-    Args:
-        report: the content of ``report.json``.
-        full: also what failed and what was left out.
-        code: the setting of each phase as code; without it, its name stands there.
-        run: the run's name for commands.
+    ``code``: the setting of each phase as code; without it, its name stands there.
     """
     phases, code = report["phases"], code or {}
     raced = any((p.get("best") or {}).get("confirmed_processes") for p in phases.values())

@@ -1,4 +1,4 @@
-"""``report.html``: one file that needs nothing from elsewhere; and what a notebook shows.
+"""``report.html``: one file that needs nothing from elsewhere.
 
 ``page.html.j2`` escapes every text. The page's policy allows its own script only, so that a name
 that got through would still not run.
@@ -14,6 +14,7 @@ from importlib import resources
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined, Template
+from markupsafe import Markup
 
 from autocompile.report import text as show
 from autocompile.report.contents import document
@@ -21,7 +22,7 @@ from autocompile.report.document import Document, Line, spans
 from autocompile.report.plots import WIDTH, of_phase
 from autocompile.store.record import Record
 
-__all__ = ["as_page", "to_html", "to_notebook"]
+__all__ = ["as_page", "to_html"]
 
 
 def to_html(
@@ -29,16 +30,12 @@ def to_html(
     records: Sequence[Record] = (),
     code: Mapping[str, str] | None = None,
 ) -> str:
-    """What ``report.json`` holds as ``report.html`` holds it.
+    """What ``report.json`` holds as ``report.html`` holds it; ``code``: what to paste, by phase.
 
-    Args:
-        report: the content of ``report.json``.
-        records: of all phases; without them the plot of finalists is left out.
-        code: what to paste, by phase.
+    Without the records of all phases the plot of finalists is left out.
     """
     phases = report["phases"].items()
     return _template().render(
-        is_fragment=False,
         shown=document(report),
         about=(show.target_name(report["target"]), show.machine(report["environment"])),
         codes=[(code or {}).get(name, "") for name, _ in phases],
@@ -49,26 +46,17 @@ def to_html(
 def as_page(shown: Document) -> str:
     """A document as a page of its tables."""
     none: list[tuple[()]] = [()] * len(shown.sections)
-    return _template().render(is_fragment=False, shown=shown, about=(), codes=(), plots=none)
-
-
-def to_notebook(
-    report: Mapping[str, Any], records: Sequence[Record] = (), code: Mapping[str, str] | None = None
-) -> str:
-    """An HTML fragment without scripts: the answer, the finalists, the speed-up over batch size.
-
-    ``code``: of each phase in one line; without it, the name of the setting stands there.
-    """
-    phases = report["phases"].items()
-    plots = [of_phase(name, phase, records, full=False) for name, phase in phases]
-    shown = document(report, full=False, code=code)
-    return _template().render(is_fragment=True, shown=shown, plots=plots)
+    return _template().render(shown=shown, about=(), codes=(), plots=none)
 
 
 @functools.cache
 def _template() -> Template:
     environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        autoescape=True,
+        finalize=_printable,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.filters |= {"sha256": _sha256, "spans": spans, "lines": _lines}
     environment.tests["line"] = lambda block: isinstance(block, Line)
@@ -81,5 +69,10 @@ def _sha256(script: str) -> str:
     return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
-def _lines(code: str) -> str:
-    return "\n".join(map(show.printable, code.rstrip("\n").splitlines()))
+def _printable(value: object) -> object:
+    """Text of a run without control characters; what is escaped already stays."""
+    return show.printable(value) if type(value) is str else value
+
+
+def _lines(code: str) -> Markup:
+    return Markup("\n").join(map(show.printable, code.rstrip("\n").splitlines()))

@@ -93,12 +93,10 @@ def _ticks(values: Sequence[float], most: int = 6) -> list[float]:
     return [i * step for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
-def of_phase(
-    name: str, phase: Mapping[str, Any], records: Sequence[Record], full: bool = True
-) -> list[Plot]:
-    """The plots of a phase, or if not ``full``, its finalists and its batch sizes only."""
-    found = [*_finalists(phase, [r for r in records if r.phase == name]), *_batch_sizes(phase)]
-    return [*found, *_compile_time(phase)] if full else found
+def of_phase(name: str, phase: Mapping[str, Any], records: Sequence[Record]) -> list[Plot]:
+    """The plots of a phase."""
+    mine = [r for r in records if r.phase == name]
+    return [*_finalists(phase, mine), *_batch_sizes(phase), *_compile_time(phase)]
 
 
 def finalists(best: Mapping[str, Any], records: Sequence[Record]) -> list[Candidate]:
@@ -213,6 +211,7 @@ def _compile_time(phase: Mapping[str, Any]) -> Iterator[Plot]:
         centre = (x(t["compile_s"]), y(gain["value"]))
         color = _COLORS[min(place, len(_COLORS) - 1)]
         plot.dots.append((*centre, radius, color, True, f"trial {t['number']}, {said}"))
-    names = backends if len(backends) <= len(_COLORS) else [*backends[: len(_COLORS) - 1], "others"]
-    plot.legend = [(c, show.plain(n)) for c, n in zip(_COLORS, names, strict=False)]
+    plot.legend = [(color, show.plain(b)) for color, b in zip(_COLORS, backends, strict=False)]
+    if len(backends) > len(_COLORS):
+        plot.legend[-1] = (_COLORS[-1], "others")
     yield plot

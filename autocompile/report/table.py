@@ -41,9 +41,7 @@ Report = Mapping[str, Any]
 def write_table(folder: Path, runs: Mapping[str, Path]) -> None:
     """Write ``table.json``, ``table.md`` and ``table.html`` of finished runs into a folder.
 
-    Args:
-        folder: is made if it does not exist.
-        runs: of one target; folders, by the name of the machine or accelerator.
+    ``runs``: of one target; folders, by the name of the machine or accelerator.
     """
     write(folder, table({name: _read(path / "report.json") for name, path in runs.items()}))
 
@@ -74,15 +72,11 @@ def _read(path: Path) -> Report:
 
 
 def table(reports: Mapping[str, Report]) -> dict[str, Any]:
-    """The content of ``table.json``.
+    """The content of ``table.json``; ``reports``: of one target, by the name of their machine.
 
-    Args:
-        reports: of one target, as ``report.json`` holds them, by the name of their machine.
-
-    Returns:
-        ``machines``: where each was measured. By phase ``answers``: what each machine's report says
-        at each batch size. ``speedup`` is over eager mode there; ``processes`` is in how many fresh
-        processes it was raced, and where that is 0 it is of the search.
+    ``machines``: where each was measured. By phase ``answers``: what each machine's report says at
+    each batch size. ``speedup`` is over eager mode there; ``processes`` is in how many fresh
+    processes it was raced, and where that is 0 it is of the search.
     """
     first = next(iter(reports.values()))
     phases: dict[str, dict[str, list[Report]]] = {}
