@@ -13,10 +13,7 @@ from autocompile.settings.phases import phase_of
 from autocompile.settings.tuned import is_faster
 from autocompile.store import runs
 
-__all__ = [
-    *("METHOD", "RACED", "RULE"),
-    *("checks", "document", "exported_warning", "figures", "remarks", "same_as", "trial_tables"),
-]
+__all__ = ["METHOD", "RACED", "RULE", "checks", "document", "figures", "same_as", "trial_tables"]
 
 METHOD = (
     "Blocks of eager and compiled calls alternate in one process, so that drift of the machine"
