@@ -17,7 +17,7 @@ from autocompile.execute.local import Isolation, LocalExecutor
 from autocompile.execute.machine import busy_cores, busy_gpu, held
 from autocompile.execute.memory import most_memory_bytes
 from autocompile.progress import Progress
-from autocompile.report.terminal.live import progress as progress_of
+from autocompile.report.live import progress as progress_of
 from autocompile.result import Result, demand_some, exported_code, make_result, write_result
 from autocompile.search.database import demand_usable, without_password
 from autocompile.search.effects import prior_of

@@ -27,7 +27,7 @@ from autocompile.commands import diagnose
 from autocompile.commands import runs as listing
 from autocompile.commands import verify as verifying
 from autocompile.errors import AutocompileError
-from autocompile.report.terminal.live import PlainProgress
+from autocompile.report.live import PlainProgress
 from autocompile.settings.tuned_set import TunedSet
 from autocompile.store import runs
 

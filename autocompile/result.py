@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import io
 import json
 from collections.abc import Mapping
@@ -18,8 +19,8 @@ from autocompile.export.python import code_of, having_form
 from autocompile.protocol.requests import ExportedCode
 from autocompile.report.build import build_report
 from autocompile.report.markdown import to_markdown
-from autocompile.report.page.html import to_html, to_notebook
-from autocompile.report.terminal.answer import render
+from autocompile.report.page import to_html
+from autocompile.report.terminal import render
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.phases import phase_of
 from autocompile.settings.tuned import Tuned
@@ -130,9 +131,8 @@ class Result:
         return text.getvalue()
 
     def _repr_html_(self) -> str:
-        """The answer and its plots, which a notebook shows in place of ``repr``."""
-        code = to_paste(self._report, in_a_line=True)
-        return to_notebook(self._report, self.trials, code)
+        """The report as text, which a notebook shows in place of ``repr``."""
+        return f"<pre>{html.escape(str(self))}</pre>"
 
     def write_html(self) -> Path:
         """Write ``report.html`` into the run's folder, and return its path.
@@ -141,7 +141,7 @@ class Result:
             RunError: it cannot be written.
         """
         folder = RunFolder(self.run_dir).path
-        page = to_html(self._report, self.trials, to_paste(self._report), folder)
+        page = to_html(self._report, self.trials, to_paste(self._report))
         write_text(folder / "report.html", page)
         return folder / "report.html"
 

@@ -28,8 +28,8 @@ from autocompile.cli.output import show_result
 from autocompile.errors import AutocompileError
 from autocompile.export import FORMATS, export, to_paste
 from autocompile.report.markdown import to_markdown
-from autocompile.report.page.html import to_html
-from autocompile.report.terminal.answer import render, render_trials
+from autocompile.report.page import to_html
+from autocompile.report.terminal import render, render_trials
 
 HERE = Path(__file__).parent
 RUNS = HERE / "data" / "runs"

@@ -1,7 +1,6 @@
 """The recorded answer as it looks on a terminal and in a pipe, for docs/screens.md.
 
 python tests/screens.py            # writes docs/screens/answer-*.svg anew
-python tests/screens.py --page     # also screenshots of report.html; needs Chromium
 """
 
 from __future__ import annotations
@@ -10,14 +9,10 @@ import io
 import json
 import os
 import re
-import shutil
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 from unittest import mock
 
-from recorded_runs import page_of, shown
+from recorded_runs import shown
 from rich.console import Console
 from rich.terminal_theme import DEFAULT_TERMINAL_THEME, SVG_EXPORT_THEME, TerminalTheme
 from rich.text import Text
@@ -26,9 +21,6 @@ ROOT = Path(__file__).parent.parent
 SCREENS = ROOT / "docs" / "screens"
 RUN = ROOT / "studies" / "first_runs" / "cpu" / "ppo_breakout.json"
 WIDTHS = (80, 100, 120)
-PAGE = "gpu_transformer"
-PAGES = {400: (1200, "--force-dark-mode"), 1200: (1340, "")}
-"""Widths of screenshots, with the height and a flag of Chromium."""
 
 # Rich's own format loads a font from a server and has the colours of one theme.
 _FORMAT = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {terminal_height:.0f}">
@@ -85,32 +77,11 @@ def piped() -> str:
     return shown(json.loads(RUN.read_text("utf-8")), "last")
 
 
-def screenshot(width: int, height: int, flag: str) -> None:
-    """``report.html`` of a recorded run in a window of so many pixels."""
-    from PIL import Image  # which matplotlib needs too
-
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    if chromium is None:
-        sys.exit("needs Chromium (Debian: apt-get install chromium)")
-    out = SCREENS / f"page-{width}.png"
-    with tempfile.TemporaryDirectory() as scratch:
-        page = Path(scratch, "page.html")
-        page.write_text(page_of(PAGE, Path(scratch))[0], "utf-8")
-        flags = f"--headless --no-sandbox --disable-gpu --hide-scrollbars {flag}"
-        own = [f"--window-size={width},{height}", f"--user-data-dir={scratch}/profile"]
-        command = [chromium, *flags.split(), *own, f"--screenshot={out}", page.as_uri()]
-        subprocess.run(command, check=True, capture_output=True, timeout=120)
-    Image.open(out).convert("RGB").quantize(160).save(out, optimize=True)
-
-
 def main() -> None:
     """Write the pictures."""
     SCREENS.mkdir(exist_ok=True)
     for width in WIDTHS:
         (SCREENS / f"answer-{width}.svg").write_text(answer(width), "utf-8")
-    if "--page" in sys.argv:
-        for width, (height, flag) in PAGES.items():
-            screenshot(width, height, flag)
 
 
 if __name__ == "__main__":

@@ -46,11 +46,6 @@ def test_a_pipe_gets_no_colour_and_a_terminal_does() -> None:
     assert "\033[" not in screens.piped()
 
 
-def test_screenshots_are_small() -> None:
-    for width in screens.PAGES:
-        assert (screens.SCREENS / f"page-{width}.png").stat().st_size < 150_000
-
-
 def test_the_plot_of_the_first_runs_is_drawn_from_their_reports() -> None:
     drawn = runpy.run_path(str(FIRST_RUNS / "plot.py"))
     assert drawn["figure"]() == (FIRST_RUNS / "speedups.svg").read_text("utf-8")

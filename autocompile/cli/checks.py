@@ -73,7 +73,7 @@ def check(
 ) -> None:
     """Run TARGET eagerly and under plain torch.compile(), and compare."""
     from autocompile.commands import diagnose
-    from autocompile.report.terminal import checks
+    from autocompile.report import checks
 
     phases = options.words(phase) or None
     found = diagnose.check(target, phases, batch_size, device, timeout, tolerance)
@@ -94,7 +94,7 @@ def doctor(
 ) -> None:
     """Say which backends and modes work here, and what the others need."""
     from autocompile.commands import diagnose
-    from autocompile.report.terminal import checks
+    from autocompile.report import checks
 
     if ray is not None:
         from autocompile.commands.stations import stations_of
@@ -144,8 +144,8 @@ def verify(
     from autocompile import api
     from autocompile.commands.verify import REQUIREMENTS
     from autocompile.commands.verify import verify as verified
-    from autocompile.report.terminal.checks import render_verified
-    from autocompile.report.terminal.live import progress as progress_of
+    from autocompile.report.checks import render_verified
+    from autocompile.report.live import progress as progress_of
     from autocompile.settings.tuned_set import TunedSet
 
     required = options.numbers("--require", require, REQUIREMENTS)
@@ -188,7 +188,7 @@ def _verify_in_algorithm(
     from autocompile import api
     from autocompile.commands.in_algorithm import compare_in_algorithm
     from autocompile.commands.verify import entry_here
-    from autocompile.report.terminal.checks import render_in_algorithm
+    from autocompile.report.checks import render_in_algorithm
     from autocompile.settings.tuned_set import TunedSet
     from autocompile.store import runs
     from autocompile.store.files import write_json

@@ -52,7 +52,7 @@ def write(path: Path, text: str) -> None:
 def show_result(report: Any, run: str, as_json: bool, verbose: bool) -> None:
     """Print a report; the next command names ``run``."""
     from autocompile.export import to_paste, use_line
-    from autocompile.report.terminal.answer import render, render_trials
+    from autocompile.report.terminal import render, render_trials
 
     run = shlex.quote(run)
 

@@ -81,8 +81,8 @@ def show(
 def _show_table(named: list[str], as_json: bool, verbose: bool, written: bool) -> Path | None:
     """Print one table over runs, or write it and return its page's path."""
     from autocompile.commands.runs import by_machine
-    from autocompile.report import table, tabulated
-    from autocompile.report.terminal.checks import render_table
+    from autocompile.report import table
+    from autocompile.report.checks import render_table
     from autocompile.store import runs
 
     reports = {name: _report(name) for name in named}
@@ -91,7 +91,7 @@ def _show_table(named: list[str], as_json: bool, verbose: bool, written: bool) -
         folder = runs.under / "table"
         table.write(folder, found)
         return folder / "table.html"
-    shown = tabulated.shown(found)
+    shown = table.shown(found)
     print_or_draw(found, as_json, lambda console: render_table(shown, console, verbose))
     return None
 
@@ -105,7 +105,7 @@ def list_runs(
 ) -> None:
     """List the runs under ./runs with their results, the newest last."""
     from autocompile.commands.runs import listed
-    from autocompile.report.terminal.checks import render_runs
+    from autocompile.report.checks import render_runs
     from autocompile.store import runs
 
     rows = listed(run_dir or runs.under)

@@ -68,7 +68,7 @@ def tune(
     from autocompile import api
     from autocompile.cli.space import asked
     from autocompile.estimate.candidates import Limits
-    from autocompile.report.terminal.live import progress as progress_of
+    from autocompile.report.live import progress as progress_of
     from autocompile.search.jobs import without_interrupts
     from autocompile.store import runs
 
@@ -81,7 +81,7 @@ def tune(
     }
     if dry_run:
         from autocompile.commands.diagnose import preview
-        from autocompile.report.terminal.checks import render_preview
+        from autocompile.report.checks import render_preview
 
         found = preview(target, timeout, tuple(python or ()), **plan)
         print_or_draw(found, as_json, lambda console: render_preview(found, console))

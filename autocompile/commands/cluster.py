@@ -22,8 +22,8 @@ from autocompile.cluster.shipping import shipment_of
 from autocompile.errors import UsageError
 from autocompile.execute.local import Isolation
 from autocompile.progress import Progress
+from autocompile.report.live import PlainProgress, progress
 from autocompile.report.table import write_table
-from autocompile.report.terminal.live import PlainProgress, progress
 from autocompile.result import Result
 from autocompile.space.plan import target_spec
 from autocompile.store import runs

@@ -1,4 +1,4 @@
-"""Runs on disk: a row for each, and reports that stand side by side."""
+"""``autocompile list`` and ``show``: what runs left on disk, and which make one table."""
 
 from __future__ import annotations
 

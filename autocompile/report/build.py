@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from autocompile.estimate.candidates import Candidate, Limits, candidates
-from autocompile.estimate.decision import SETS, ZONE, Decision, decide_all
+from autocompile.estimate.candidates import (
+    Candidate,
+    Limits,
+    candidates,
+    whole_call_s,
+    with_refreshes,
+)
+from autocompile.estimate.decision import SETS, ZONE, Decision, compare, decide_all
+from autocompile.estimate.intervals import median, over_sets, ratio
 from autocompile.report import text as show
-from autocompile.report.advice import advice
-from autocompile.report.explain import why, why_not
-from autocompile.report.rows import best_row, failures, size_row, trial_row
+from autocompile.report.explain import obstacles, why
 from autocompile.settings.config import DEFAULT_INDUCTOR
 from autocompile.settings.phases import phase_of
 from autocompile.store import runs
 from autocompile.store.record import EXPORTED, SCHEMA, Outcome, Record
 
-__all__ = ["build_report", "state_of"]
+__all__ = ["advice", "build_report", "state_of"]
 
 _REFUSED = (
     "plain torch.compile() was refused as wrong; if the difference is only rounding, a higher "
@@ -29,6 +35,15 @@ _TARGET_KEYS = (
     *("kind", "description", "parameters", "algorithm", "own_batch_size"),
     *("calls_per_update", "samples_per_update", "optimizer", "choices"),
 )
+_OF_A_RECORD = (
+    *("number", "batch_size", "message", "role", "repeats", "duplicate_of", "compile_s"),
+    *("peak_memory_bytes", "graph_breaks", "graphs", "recompiles", "began", "wall_s"),
+)
+_FAULT_S = 0.5e-6  # a page of 4 KiB costs at least that: the kernel clears it
+_MATTERS = 0.05  # of a call
+# glibc accepts no higher threshold for blocks of their own, and setting one alone fixes the other.
+_KEEP = "MALLOC_TRIM_THRESHOLD_=1073741824 MALLOC_MMAP_THRESHOLD_=33554432"
+_RECURRENT = "RNN, GRU, or LSTM"  # torch's words
 
 
 def build_report(
@@ -42,13 +57,8 @@ def build_report(
 ) -> dict[str, Any]:
     """The report without its exports.
 
-    Args:
-        run: what ``run.json`` holds.
-        records: of all phases.
-        run_dir: as it is shown to the user.
-        limits: of settings that may be best.
-        interrupted: the run was stopped before its end.
-        wall_s: how long the run took, in seconds.
+    ``run``: what ``run.json`` holds. ``run_dir``: as it is shown to the user. ``limits``: of
+    settings that may be best.
     """
     plan, running = run["plan"], run.get("running", False)
     phases = {}
@@ -126,18 +136,18 @@ def _phase(
     if any(r.outcome is Outcome.WRONG_OUTPUT and _ROUNDED.search(r.message) for r in plain):
         missing = missing or _REFUSED
     sure = _confidence(decision, missing, rest, run, run_dir) if best and decision else None
-    notes = _notes(every, allowed, space, [r for r in stopped if r in searched])
+    notes = [*_notes(every, allowed, space, [r for r in stopped if r.role == "search"])]
+    notes += obstacles(records, device)
     return {
         "verdict": verdict,
         "role": phase_of(name).role,
         "reason": reason,
         "confidence": sure,
         "explanation": why(best, verdict, every, device),
-        "why_not": why_not(best, allowed, records, ties, device),
-        "best": best_row(best, here, records, exported) if best else None,
+        "best": _best_row(best, here, records, exported) if best else None,
         "ties": ties,
-        "by_batch_size": [size_row(s, d) for s, d in decisions.items() if d.rivals or d.is_faster],
-        "failures": failures(records, run_dir),
+        "by_batch_size": [_size_row(s, d) for s, d in decisions.items() if d.rivals or d.is_faster],
+        "failures": _failures(records, run_dir),
         "unusable": space.get("unusable", {}),
         "dropped": dict(space.get("dropped", {})),
         "notes": [n for n in notes if not best or n not in best.record.notes],
@@ -145,7 +155,7 @@ def _phase(
         "settings": settings,
         "compiled_tried": sum(not c.is_eager for c in tried),
         "compiled_settings": space.get("compiled"),
-        "trials": [trial_row(r, run_dir) for r in records],
+        "trials": [_trial_row(r, run_dir) for r in records],
     }
 
 
@@ -288,3 +298,197 @@ def _notes(
     # What every trial says is said once.
     if said := [set(c.record.notes) for c in every if not c.record.config.is_plain_eager]:
         yield from sorted(set.intersection(*said))
+
+
+def advice(records: Sequence[Record]) -> Iterator[str]:
+    """Sentences on memory that calls take anew, and on layers that Dynamo may take."""
+    known = []  # page faults of an eager call, which is the same code in each process, and its time
+    for r in records:
+        match r.detail.get("page_faults"):
+            case [int(first), *_] if r.duplicate_of is None and r.measurement:
+                known.append((first, r.measurement.eager_call_s))
+    if hit := [faults for faults, call_s in known if faults * _FAULT_S > _MATTERS * call_s]:
+        what = (
+            f"in {len(hit)} of {len(known)} processes each eager call gets new memory from the "
+            f"kernel ({median(hit):.0f} page faults)"
+        )
+        if len(hit) == len(known):  # the blocks may be too large to be kept at all
+            told = "an allocator that keeps large blocks, such as jemalloc, may save that time"
+            yield f"{what}: {told}"
+        else:  # by chance: what lies at the end of the heap
+            told = "this varies by chance and changes the time of a call more than settings do"
+            yield f"{what}; {told}. To prevent it, set {_KEEP} (glibc), when tuning and later"
+    for r in records:
+        reasons = (*r.detail.get("break_reasons", ()), *r.detail.get("skip_reasons", ()))
+        if any(_RECURRENT in text for text in (r.message, *reasons)):
+            yield (
+                f"Dynamo leaves nn.RNN, nn.GRU and nn.LSTM to eager mode (trial {r.number}). "
+                "torch._dynamo.config.allow_rnn = True lets it compile them, which torch calls "
+                "experimental: set it in the target's file and in your program, and tune again"
+            )
+            return
+
+
+# --- rows ---------------------------------------------------------------------------------------
+
+
+def _failures(records: Sequence[Record], run_dir: str) -> list[dict[str, Any]]:
+    """Failures grouped by cause; those answered by another trial count with it.
+
+    ``answered``: none of the group was tried, since other trials told the outcome.
+    """
+    groups: dict[tuple[str, str, str], list[Record]] = {}
+    for r in records:
+        if r.outcome not in (Outcome.OK, Outcome.INTERRUPTED):
+            # Of what was not tried the reasons differ by figures only: the first stands for them.
+            untried = r.message.startswith("not tried: ")
+            cause = re.sub(r"\d[\d.]*", "", r.message) if untried else r.message
+            groups.setdefault((r.config.backend, r.outcome.value, cause), []).append(r)
+    rows = [
+        {
+            "count": len(group),
+            "backend": backend,
+            "outcome": outcome,
+            "step": group[0].step.value,
+            "message": group[0].message,
+            "numbers": [r.number for r in group],
+            "answered": all(map(_is_answered, group)),
+            "log": _log(group[0], run_dir),
+        }
+        for (backend, outcome, _), group in groups.items()
+    ]
+    return sorted(rows, key=lambda row: (-row["count"], row["backend"]))
+
+
+def _is_answered(record: Record) -> bool:
+    """Whether it was never tried; an older version told that by its message alone."""
+    said = record.wall_s == 0 and record.message.startswith("not tried: ")
+    return bool(record.detail.get("answered")) or said
+
+
+def _log(record: Record, run_dir: str) -> str | None:
+    if record.wall_s == 0 or record.duplicate_of is not None:
+        return None
+    number = record.detail.get("raced_in", record.number)  # several share a race's process
+    return f"{run_dir}/trials/{number:04d}/log.txt"
+
+
+def _trial_row(record: Record, run_dir: str) -> dict[str, Any]:
+    """One row of ``trials``."""
+    row: dict[str, Any] = {
+        **{name: getattr(record, name) for name in _OF_A_RECORD},
+        "config": record.config.to_dict(),
+        "outcome": record.outcome.value,
+        "step": record.step.value,
+        "answered": _is_answered(record),
+        **dict.fromkeys(("speedup", "throughput", "call_s", "eager_call_s")),
+        "notes": list(record.notes),
+        "flags": [],
+        "log": _log(record, run_dir),
+    }
+    if record.ok and (m := record.measurement):
+        rate = m.speedup.scaled((record.batch_size or 1) / m.eager_call_s)
+        row["speedup"] = m.speedup.to_dict()
+        row["throughput"] = {**rate.to_dict(), "unit": phase_of(record.phase).unit}
+        row["call_s"], row["eager_call_s"] = m.compiled_call_s, m.eager_call_s
+        row["flags"] = list(m.flags)
+    return row
+
+
+def _size_row(size: int | None, decision: Decision) -> dict[str, Any]:
+    """The RLlib benchmark's table: the best setting of a batch size beside eager."""
+    raced = [c for c in decision.rivals if c.sets]
+    top = decision.best if decision.is_faster else (raced or decision.rivals)[0]
+    return {
+        "batch_size": size,
+        "eager_throughput": top.eager_throughput,
+        "best_throughput": top.throughput.value,
+        "speedup": top.reported.to_dict(),
+        "number": top.record.number,
+        "confirmed_processes": top.sets,
+        "faster": decision.is_faster,
+        "decided": not decision.open and (top.sets > 1 or not decision.is_faster),
+    }
+
+
+def _best_row(
+    best: Candidate,
+    found: Sequence[Candidate],
+    records: Sequence[Record],
+    exported: Sequence[Record],
+) -> dict[str, Any]:
+    """The best setting of a phase.
+
+    ``found``: all that worked at its batch size. ``records``: of the phase; ``exported``: those of
+    exported code.
+    """
+    record, unit = best.record, phase_of(best.record.phase).unit
+    plain = next((c for c in found if c.record.config == DEFAULT_INDUCTOR), best)
+    is_eager, is_default = record.config.is_eager, plain == best or record.config.is_baseline
+    saved = best.eager_call_s - best.call_s
+    pays = saved > 0 and not is_eager
+    return {
+        "number": record.number,
+        "config": record.config.to_dict(),
+        "batch_size": record.batch_size,
+        "throughput": {**best.throughput.to_dict(), "unit": unit},
+        "eager_throughput": {"value": best.eager_throughput, "unit": unit},
+        "eager_call_s": _spread_of_eager(records, record.batch_size),
+        "speedup": best.reported.to_dict(),
+        "speedup_against_default": None if is_default else compare(best, plain).to_dict(),
+        "compile_s": 0.0 if is_eager else record.compile_s,
+        "warm_compile_s": 0.0 if is_eager else best.warm_compile_s,
+        "peak_memory_bytes": record.peak_memory_bytes,
+        "eager_peak_memory_bytes": record.eager_peak_memory_bytes,
+        "break_even_calls": round((record.compile_s or 0.0) / saved) if pays else None,
+        "refresh_s": record.refresh_s,
+        "calls_per_update": record.calls_per_update,
+        "calls_to_repay_refresh": _calls_to_repay(best),
+        "confirmed_processes": best.sets,
+        "exported": _exported(best, exported),
+        "same_code": list(best.same_code),
+        "slow_sets": best.slow_sets,
+        "call_s": best.call_s,
+        "weights_live": record.detail.get("weights_live"),
+        "notes": list(record.notes),
+    }
+
+
+def _exported(best: Candidate, exported: Sequence[Record]) -> dict[str, Any] | None:
+    """How the exported code of the best setting ran in a fresh interpreter; None: it was not run.
+
+    ``speedup`` is of one process. ``agrees``: within its uncertainty it is as fast as confirmed, by
+    the speed-up or by the seconds of a call. ``eager_faster``: only by the seconds of a call, since
+    eager mode was faster in that process.
+    """
+    record = next((r for r in reversed(exported) if r.repeats == best.record.number), None)
+    if record is None:
+        return None
+    row: dict[str, Any] = {"outcome": record.outcome.value, "message": record.message}
+    if not record.ok or record.measurement is None:
+        return {**row, "agrees": False, "eager_faster": False, "speedup": None}
+    m = record.measurement
+    found = over_sets([math.log(with_refreshes(m.speedup.value, best.record, m.eager_call_s))])
+    is_as_fast = ratio(found, best.speedup).high >= 1
+    now = whole_call_s(m, best.record)
+    then = [s for _, s in best.processes] or [now]
+    pace = ratio(over_sets([-math.log(now)]), over_sets([-math.log(s) for s in then]))
+    agrees = is_as_fast or (pace.high >= 1 and found.high >= 1)
+    row |= {"agrees": agrees, "eager_faster": agrees and not is_as_fast}
+    return {**row, "speedup": found.to_dict()}
+
+
+def _spread_of_eager(records: Sequence[Record], size: int | None) -> list[float]:
+    """Least and largest seconds of an eager call over all processes: how steady this machine is."""
+    own = [r for r in records if r.batch_size == size and r.config.environment == "default"]
+    times = [r.measurement.eager_call_s for r in own if r.measurement and r.duplicate_of is None]
+    return [min(times), max(times)] if times else []
+
+
+def _calls_to_repay(best: Candidate) -> int | None:
+    """How many calls with the same weights it takes until constants have paid."""
+    measured = best.record.measurement
+    if not best.record.refresh_s or measured is None:
+        return None
+    saved = measured.eager_call_s - measured.compiled_call_s
+    return math.ceil(best.record.refresh_s / saved) if saved > 0 else None

@@ -1,4 +1,4 @@
-"""The parts that a report is made of; the terminal and Markdown are renderings of them.
+"""The parts that a report is made of; the terminal, Markdown and HTML are renderings of them.
 
 Text in them is printable and every figure is formatted: a renderer arranges and escapes.
 """
@@ -6,7 +6,7 @@ Text in them is printable and every figure is formatted: a renderer arranges and
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 __all__ = ["Document", "Line", "Section", "Span", "Table", "Text", "spans"]
 
@@ -70,10 +70,8 @@ class Document:
     """A whole report, the answer first.
 
     Attributes:
-        title: names the target.
         status: of a run that is not complete; else empty.
         answer: a row for each phase: name, gain, confidence, and code or a reason.
-        sections: a phase each.
         whole: what concerns all phases.
         method: how it was measured, in sentences.
         exports: code for other stacks, by format.
@@ -83,7 +81,7 @@ class Document:
     status: str
     answer: Table
     sections: tuple[Section, ...]
-    whole: tuple[Line, ...]
     method: str
     circumstances: Table
-    exports: Mapping[str, str]
+    whole: tuple[Line, ...] = ()
+    exports: Mapping[str, str] = field(default_factory=dict)

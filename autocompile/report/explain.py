@@ -1,4 +1,4 @@
-"""Why the winner wins and the others do not, in sentences over the records.
+"""Why the winner wins, in sentences over the records.
 
 A sentence is made only of what a trial recorded; where nothing is known, nothing is said.
 """
@@ -6,22 +6,20 @@ A sentence is made only of what a trial recorded; where nothing is known, nothin
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from autocompile.estimate.candidates import Candidate
-from autocompile.estimate.decision import compare
 from autocompile.report import text as show
 from autocompile.report.text import many
 from autocompile.settings.phases import phase_of
-from autocompile.store.record import Outcome, Record
+from autocompile.store.record import Record
 
-__all__ = ["why", "why_not"]
+__all__ = ["obstacles", "why"]
 
 _LIBRARY = re.compile(
     r"conv|mm$|^addm|matmul|linear|scaled_dot_product|attention|lstm|gru|_rnn|mkldnn|onednn|cudnn"
 )
-_UNFUSED = ("cudagraphs", "aot_eager")
 _FEW = 3  # operators that leave nothing to fuse
 _MUCH = 0.5  # of the time of a call: what is worth a sentence
 _LONG, _SHORT = 90, 48
@@ -41,7 +39,7 @@ def why(best: Candidate | None, verdict: str, every: Sequence[Candidate], device
         return []
     if verdict == "faster":
         record = best.record
-        facts = [_graphs(record), _became(record), *_gave_up(record, device)]
+        facts = [_graphs(record), _became(record), _gave_up(record, device)]
         if _replays(record, device):
             one = record.graphs == 1
             facts.append("a CUDA graph replays them" if one else "CUDA graphs replay them")
@@ -51,104 +49,26 @@ def why(best: Candidate | None, verdict: str, every: Sequence[Candidate], device
     if not rivals:
         return []
     near = max(rivals, key=lambda c: (c.sets > 0, c.speedup.value)).record
-    label, became, broken = show.label(near.config), _became(near), _broken(near)
     total = _count(best.record, "eager", "total")
     is_little = total is not None and total <= _FEW
+    of_near = filter(None, (_became(near), _gave_up(near, device), _broken(near)))
     told = (
         _time(best.record, True),
         f"eager runs {many(total or 0, 'operator')} per call: nothing to fuse" if is_little else "",
-        f"{label}: {became}" if became else "",
-        *_gave_up(near, device),
-        f"{label}: {broken}" if broken else "",
+        *(f"{show.label(near.config)}: {fact}" for fact in of_near),
     )
     return [sentence for sentence in told if sentence]
 
 
-def why_not(
-    best: Candidate | None,
-    every: Iterable[Candidate],
-    records: Iterable[Record],
-    ties: Iterable[int],
-    device: str,
-) -> list[dict[str, Any]]:
-    """Settings that lose, grouped by the reason: ``settings``, ``numbers`` and ``reason``.
-
-    Those that tie are told elsewhere, and so are failures, except where the graph broke.
-    """
-    groups: dict[str, list[tuple[Record, float | None]]] = {}
-    left_out = {*ties, best.record.number if best else None}
-    for c in every:
-        if best is None or c.record.number in left_out or c.record.config.is_baseline:
-            continue
-        if c.record.batch_size == best.record.batch_size and (reason := _lost(c, best, device)):
-            behind = c.speedup.value / best.speedup.value
-            groups.setdefault(reason, []).append((c.record, behind))
-    for r in records:
-        is_own = r.duplicate_of is None and r.role == "search"
-        if is_own and r.outcome is Outcome.GRAPH_BREAK and (broken := _broken(r)):
-            groups.setdefault(broken, []).append((r, None))
-    whose = "eager's" if best and best.record.config.is_baseline else "the best's"
-    rows = []
-    order = sorted(groups.items(), key=lambda item: max(b or 0.0 for _, b in item[1]), reverse=True)
-    for reason, members in order:
-        speeds = sorted({f"{b:.2f}" for _, b in members if b is not None})
-        if speeds and not reason.startswith("as fast"):
-            reason += f" ({' to '.join(dict.fromkeys((speeds[0], speeds[-1])))}× {whose} speed)"
-        settings = list(dict.fromkeys(show.label(r.config) for r, _ in members))
-        numbers = [r.number for r, _ in members]
-        rows.append({"settings": settings, "numbers": numbers, "reason": reason})
-    return rows
-
-
-def _lost(c: Candidate, best: Candidate, device: str) -> str:
-    """Why a setting that works is not the best; empty where nothing is known."""
-    if c.slows_eager:
-        return "eager runs slower beside it than alone, so its speed-up is unknown"
-    told = [
-        *_refreshed(c.record, best),
-        *_gave_up(c.record, device),
-        *_worse_code(c.record, best.record),
-    ]
-    if _replays(best.record, device) and not c.record.config.has_cuda_graphs:
-        told.append("no CUDA graphs")
-    if compare(best, c).low <= 1 and not best.record.config.is_baseline:
-        mine, its = best.record.compile_s, c.record.compile_s
-        longer = its - mine if mine is not None and its is not None else 0.0
-        rest = [f"compiles {show.seconds(longer)} longer"] if longer >= 0.1 else []
-        return ", ".join(["as fast within the noise", *rest])
-    return "; ".join(told)
-
-
-def _refreshed(record: Record, best: Candidate) -> Iterator[str]:
-    """That new weights cost a setting too much: without that it would be the faster one."""
-    if not record.refresh_s or not record.calls_per_update or not record.measurement:
-        return
-    # By ratios: seconds of two processes are not comparable, nor ratios to two eager modes.
-    is_elsewhere = record.config.environment != best.record.config.environment
-    if not is_elsewhere and record.measurement.speedup.low > best.speedup.value:
-        calls = show.thousands(record.calls_per_update)
-        yield f"new weights, every {calls} calls, cost more than it saves"
-
-
-def _worse_code(record: Record, best: Record) -> Iterator[str]:
-    """More breaks, compiles or calls than the best has."""
-    if (record.graph_breaks or 0) > (best.graph_breaks or 0):
-        yield _broken(record) or many(record.graph_breaks or 0, "graph break")
-    if (record.recompiles or 0) > (best.recompiles or 0):
-        # A reason begins with which frame it is and which of its versions.
-        reasons = [
-            re.sub(r"^\d+/\d+: ", "", r) for r in _listed(record, "recompile_reasons", str)[:1]
-        ]
-        told = "".join(f" ({show.shorten(show.plain(r), _LONG)})" for r in reasons if r)
-        yield f"compiled again {many(record.recompiles or 0, 'time')}{told}"
-    mine, its, eager = _launches(record), _launches(best), _count(record, "eager", "total")
-    if record.config.backend in _UNFUSED:
-        if eager:
-            yield f"fuses nothing: the {many(eager, 'operator')} of eager"
-    elif mine and _count(record, "compiled", "kernels_total") == 0:
-        yield f"fuses nothing: {many(mine, 'call')} of libraries and operators"
-    elif mine and its and mine > its:
-        yield f"{many(mine, 'call')} instead of {its}"
+def obstacles(records: Sequence[Record], device: str) -> Iterator[str]:
+    """Where graphs break and why CUDA graphs are given up, each with the trials that saw it."""
+    seen: dict[str, list[int]] = {}
+    for record in records:
+        if record.duplicate_of is None and record.role == "search":
+            for fact in filter(None, (_broken(record), _gave_up(record, device))):
+                seen.setdefault(fact, []).append(record.number)
+    for fact, (first, *others) in seen.items():
+        yield f"trial {first}{f' and {len(others)} more' if others else ''}: {fact}"
 
 
 def _graphs(record: Record) -> str:
@@ -163,11 +83,13 @@ def _graphs(record: Record) -> str:
 
 def _became(record: Record) -> str:
     """``16 operators of eager become 8 calls: 4 fused kernels and 4 library calls``."""
-    part, launches = _part(record, "compiled"), _launches(record)
-    eager = _count(record, "eager", "total")
-    if launches is None or not eager or (not launches and part.get("replayed")):
+    part, eager = _part(record, "compiled"), _count(record, "eager", "total")
+    counts = [part.get(f"{kind}_total") for kind in ("kernels", "library", "operators")]
+    known = [count for count in counts if isinstance(count, int)]
+    launches = sum(known)
+    if not eager or known != counts or (not launches and part.get("replayed")):
         return ""  # what a graph replays is not seen one by one
-    kernels, library, plain = (part[f"{k}_total"] for k in ("kernels", "library", "operators"))
+    kernels, library, plain = known
     if not kernels:
         return f"nothing is fused: {many(launches, 'call')} of libraries and operators as in eager"
     parts = [many(kernels, "fused kernel")]
@@ -219,17 +141,17 @@ def _replays(record: Record, device: str) -> bool:
     )
 
 
-def _gave_up(record: Record, device: str) -> Iterator[str]:
+def _gave_up(record: Record, device: str) -> str:
     """That CUDA graphs were asked for and are not there, and torch's reason."""
-    if device.startswith("cpu") or not record.config.has_cuda_graphs:
-        return  # on a CPU no setting has them
-    if record.detail.get("cudagraph_skips"):
-        told = ""
-        for reason in _listed(record, "cudagraph_skip_reasons")[:1]:
-            for pattern, words in _SKIPS:
-                reason = pattern.sub(words, show.plain(reason))
-            told = f": {show.shorten(reason, _LONG)}"
-        yield f"torch gave up CUDA graphs{told}"
+    is_cpu = device.startswith("cpu")  # where no setting has them
+    if is_cpu or not record.config.has_cuda_graphs or not record.detail.get("cudagraph_skips"):
+        return ""
+    told = ""
+    for reason in _listed(record, "cudagraph_skip_reasons")[:1]:
+        for pattern, words in _SKIPS:
+            reason = pattern.sub(words, show.plain(reason))
+        told = f": {show.shorten(reason, _LONG)}"
+    return f"torch gave up CUDA graphs{told}"
 
 
 def _broken(record: Record) -> str:
@@ -244,12 +166,6 @@ def _broken(record: Record) -> str:
         return ""
     more = f" and {len(places) - 2} more" if len(places) > 2 else ""
     return f"the graph breaks at {', '.join(places[:2])}{more}"
-
-
-def _launches(record: Record) -> int | None:
-    """Kernels, library calls and operators that one compiled call launches."""
-    counts = [_count(record, "compiled", f"{k}_total") for k in ("kernels", "library", "operators")]
-    return None if None in counts else sum(c for c in counts if c is not None)
 
 
 def _count(record: Record, part: str, name: str) -> int | None:

@@ -6,25 +6,34 @@ It is made of the reports alone: what a run has decided is shown, nothing is dec
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from autocompile.errors import RunError, UsageError
-from autocompile.estimate.intervals import between_runs, over_sets
+from autocompile.estimate.intervals import Interval, ratio
+from autocompile.report import text as show
+from autocompile.report.contents import METHOD, RACED, RULE
+from autocompile.report.document import Document, Line, Section, Span, Table, Text
 from autocompile.report.markdown import as_markdown
-from autocompile.report.page.html import as_page
-from autocompile.report.tabulated import shown
-from autocompile.settings.config import EAGER, CompileConfig
+from autocompile.report.page import as_page
+from autocompile.settings.config import EAGER
+from autocompile.settings.phases import phase_of
 from autocompile.settings.tuned import is_faster
 from autocompile.store.files import make_folder, write_json, write_text
 from autocompile.store.reading import demand_schema
 from autocompile.store.record import SCHEMA as REPORT_SCHEMA
 
-__all__ = ["SCHEMA", "table", "write", "write_table"]
+__all__ = ["SCHEMA", "shown", "table", "write", "write_table"]
 
 SCHEMA = 1
+_EAGER = EAGER.to_dict()
+_EVEN = {"value": 1.0, "low": 1.0, "high": 1.0}
+_LEGEND = (
+    " Every speed-up is over eager mode on the same machine, whose throughput stands in its row; an"
+    " interval stands where the setting was raced. Against the first run no change is claimed where"
+    " the intervals overlap."
+)
 
 Report = Mapping[str, Any]
 
@@ -32,14 +41,12 @@ Report = Mapping[str, Any]
 def write_table(folder: Path, runs: Mapping[str, Path]) -> None:
     """Write ``table.json``, ``table.md`` and ``table.html`` of finished runs into a folder.
 
-    Args:
-        folder: is made if it does not exist.
-        runs: of one target; folders, by the name of the machine or accelerator.
+    ``runs``: of one target; folders, by the name of the machine or accelerator.
     """
     write(folder, table({name: _read(path / "report.json") for name, path in runs.items()}))
 
 
-def write(folder: Path, found: Mapping[str, Any]) -> None:
+def write(folder: Path, found: Report) -> None:
     """Write what :func:`table` gave, in all three forms."""
     document = shown(found)
     make_folder(folder)
@@ -61,24 +68,28 @@ def _read(path: Path) -> Report:
     return dict(report)
 
 
+# --- table.json ---------------------------------------------------------------------------------
+
+
 def table(reports: Mapping[str, Report]) -> dict[str, Any]:
-    """The content of ``table.json``.
+    """The content of ``table.json``; ``reports``: of one target, by the name of their machine.
 
-    Args:
-        reports: of one target, as ``report.json`` holds them, by the name of their machine.
-
-    Returns:
-        ``machines``: where each was measured. By phase ``answers``: what each machine's report says
-        at each batch size; and ``rows``: for each setting and batch size that any has tried, its
-        result on each machine, None where it was not tried. In a result ``speedup`` is over eager
-        mode there; ``processes`` is in how many fresh processes it was raced, and where that is 0
-        it is of the search.
+    ``machines``: where each was measured. By phase ``answers``: what each machine's report says at
+    each batch size. ``speedup`` is over eager mode there; ``processes`` is in how many fresh
+    processes it was raced, and where that is 0 it is of the search.
     """
     first = next(iter(reports.values()))
-    phases: dict[str, dict[str, Report]] = {}
+    phases: dict[str, dict[str, list[Report]]] = {}
     for name, report in reports.items():
-        for phase, own in report["phases"].items():
-            phases.setdefault(phase, {})[name] = own
+        try:
+            for phase, own in report["phases"].items():
+                phases.setdefault(phase, {})[name] = list(_answers(own))
+        except (KeyError, TypeError) as error:
+            raise UsageError(
+                f"{name} is damaged, or was written by another version: {error} is missing or "
+                "wrong",
+                hint="autocompile show --schema   (prints what a report holds)",
+            ) from None
     return {
         "schema": SCHEMA,
         "target": first["target"],
@@ -90,43 +101,11 @@ def table(reports: Mapping[str, Report]) -> dict[str, Any]:
             }
             for name, report in reports.items()
         },
-        "phases": {phase: _phase(found) for phase, found in phases.items()},
+        "phases": {
+            phase: {"role": phase_of(phase).role, "answers": answers}
+            for phase, answers in phases.items()
+        },
     }
-
-
-def _phase(found: Mapping[str, Report]) -> dict[str, Any]:
-    answers = {name: list(_answers(phase)) for name, phase in found.items()}
-    results = {name: _results(phase, answers[name]) for name, phase in found.items()}
-    settings = {at: config for of in results.values() for at, (config, _) in of.items()}
-    rows = [
-        {
-            "batch_size": at[0],
-            "config": config,
-            "machines": {name: of[at][1] if at in of else None for name, of in results.items()},
-        }
-        for at, config in settings.items()
-    ]
-    role = next(iter(found.values())).get("role", "")
-    return {"role": role, "answers": answers, "rows": sorted(rows, key=_order)}
-
-
-def _at(size: int | None, config: Mapping[str, Any]) -> tuple[int | None, str]:
-    return size, json.dumps(config, sort_keys=True)
-
-
-def _whole(config: Report) -> dict[str, Any]:
-    """A config with what this version knows, so that reports of other versions share rows."""
-    try:
-        return CompileConfig.from_dict(config).to_dict()
-    except UsageError:  # of a newer version
-        return dict(config)
-
-
-def _order(row: Mapping[str, Any]) -> tuple[float, bool, float]:
-    """By batch size; eager mode first, then the fastest on any machine."""
-    every = [found["speedup"] for found in row["machines"].values() if found]
-    best = max((gain["value"] for gain in every if gain), default=0.0)
-    return row["batch_size"] or 0, row["config"] != EAGER.to_dict(), -best
 
 
 def _answers(phase: Report) -> Iterator[dict[str, Any]]:
@@ -142,72 +121,96 @@ def _answers(phase: Report) -> Iterator[dict[str, Any]]:
         yield {
             "batch_size": row["batch_size"],
             "leads": row["batch_size"] == best["batch_size"],
-            "config": _whole(configs[row["number"]]) if chosen else EAGER.to_dict(),
+            "config": configs[row["number"]] if chosen else _EAGER,
             "eager_throughput": row["eager_throughput"],
             "throughput": row["best_throughput"] if chosen else row["eager_throughput"],
             "unit": best["throughput"]["unit"],
-            "speedup": row["speedup"] if chosen else {"value": 1.0, "low": 1.0, "high": 1.0},
+            "speedup": row["speedup"] if chosen else _EVEN,
             "processes": row.get("confirmed_processes") or 0,
         }
 
 
-def _results(
-    phase: Report, answers: Sequence[Mapping[str, Any]]
-) -> dict[tuple[int | None, str], tuple[dict[str, Any], dict[str, Any]]]:
-    """Of one machine, by batch size and config: the config, and what became of it."""
-    codes = {trial["number"]: _code(trial) for trial in phase["trials"]}
-    rows = {codes[row["number"]]: row for row in phase["by_batch_size"] if row["number"] in codes}
-    chosen = {_at(one["batch_size"], one["config"]) for one in answers}
-    eager = {one["batch_size"]: one["eager_throughput"] for one in answers}
-    found = {}
-    for trial in phase["trials"]:
-        untried = trial.get("answered") and trial["outcome"] == "unsupported"
-        if trial["role"] != "search" or trial["outcome"] == "interrupted" or untried:
-            continue
-        gain, processes = _speedup(trial, rows, phase["trials"])
-        config = _whole(trial["config"])
-        at = _at(trial["batch_size"], config)
-        rate = trial["throughput"]
-        if (
-            rate and config == EAGER.to_dict() and at[0] in eager
-        ):  # as the answers have it, of every process
-            rate = {**rate, **dict.fromkeys(("value", "low", "high"), eager[at[0]])}
-        found[at] = (
-            config,
-            {
-                "outcome": trial["outcome"],
-                "message": trial["message"],
-                "number": trial["number"],
-                "throughput": rate,
-                "speedup": gain,
-                "processes": processes,
-                "chosen": at in chosen,
-            },
+# --- its document -------------------------------------------------------------------------------
+
+
+def shown(found: Report) -> Document:
+    """What ``table.json`` holds as a document."""
+    machines, phases = found["machines"], found["phases"]
+    stopped = [show.plain(name) for name, one in machines.items() if one["interrupted"]]
+    about = tuple(
+        (
+            show.plain(name),
+            show.machine(one["environment"]),
+            Span(show.plain(one["run_dir"]), "code"),
         )
-    return found
+        for name, one in machines.items()
+    )
+    answer = tuple(row for name, phase in phases.items() for row in _lead(name, phase))
+    return Document(
+        title=("autocompile: ", Span(show.plain(found["target"].get("spec", "?")), "code")),
+        status=f"Not at an end: {', '.join(stopped)}." if stopped else "",
+        answer=Table("", ("", "machine", "speed-up", "setting"), answer, right=(2,)),
+        sections=tuple(_section(name, phase) for name, phase in phases.items()),
+        whole=tuple(_differences(machines)),
+        method=METHOD + RACED + RULE + _LEGEND,
+        circumstances=Table("Machines", ("", "", "run"), about),
+    )
 
 
-def _speedup(
-    trial: Report, rows: Mapping[int, Report], trials: Sequence[Report]
-) -> tuple[Mapping[str, float] | None, int]:
-    """The speed-up of a setting, and in how many processes its code was raced.
-
-    ``rows``: of the report by batch size, by the trial that measured their code.
-    """
-    if trial["outcome"] != "ok":
-        return None, 0
-    code = _code(trial)
-    if (row := rows.get(code)) and row.get("confirmed_processes"):
-        return row["speedup"], row["confirmed_processes"]
-    same = {t["number"] for t in trials if _code(t) == code}
-    raced = [t for t in trials if t.get("repeats") in same and t["outcome"] == "ok"]
-    if values := [t["speedup"]["value"] for t in raced if t["speedup"]]:
-        found = over_sets([math.log(value) for value in values])
-        return between_runs(found).to_dict(), len(values)
-    return trial["speedup"], 0
+def _setting(config: Report) -> Text:
+    return Span(show.label(config), "code") if config != _EAGER else "eager"
 
 
-def _code(trial: Report) -> int:
-    """The trial that measured the code of this one."""
-    same = trial.get("duplicate_of") if trial["outcome"] == "ok" else None
-    return int(trial["number"] if same is None else same)
+def _lead(name: str, phase: Report) -> Iterator[tuple[Text, ...]]:
+    """A row for each machine, as RLlib's summary has one for each kind of hardware."""
+    title: Text = Span(show.plain(name), "strong")
+    for machine, answers in phase["answers"].items():
+        lead = next((one for one in answers if one["leads"]), None)
+        cells: tuple[Text, Text] = (Span("no result", "error"), show.NONE)
+        if lead is not None:
+            gain = "keep eager" if lead["config"] == _EAGER else Span(_gain(lead), "good")
+            cells = gain, _setting(lead["config"])
+        yield title, show.plain(machine), *cells
+        title = ""
+
+
+def _gain(one: Report) -> str:
+    """With its interval where the setting was raced."""
+    gain = one["speedup"]
+    is_raced = one["processes"] and gain["low"] < gain["high"]
+    return show.estimate(gain) if is_raced else show.speedup(gain)
+
+
+def _section(name: str, phase: Report) -> Section:
+    """As RLlib's appendix: eager mode and the best beside it, by batch size and machine."""
+    every = [(one, name) for name, answers in phase["answers"].items() for one in answers]
+    first, rows = next(iter(phase["answers"].values())), []
+    base = {one["batch_size"]: one for one in first}
+    for one, machine in sorted(every, key=lambda item: item[0]["batch_size"] or 0):
+        unit = show.plain(one["unit"])
+        rates = (f"{show.quantity(one[k])} {unit}" for k in ("eager_throughput", "throughput"))
+        size, gain = show.or_dash(one["batch_size"]), _gain(one)
+        change = _change(one, base.get(one["batch_size"]))
+        rows.append((size, show.plain(machine), *rates, gain, change, _setting(one["config"])))
+    titles = ("batch size", "machine", "eager", "best", "speed-up", "against first", "setting")
+    best = (Table("By batch size", titles, tuple(rows), right=range(2, 6)),) if rows else ()
+    about = (show.plain(phase["role"]),) if phase["role"] else ()
+    return Section(show.plain(name), about, best, ())
+
+
+def _change(one: Report, base: Report | None) -> str:
+    """The speed-up over that of the first run, where their intervals do not overlap."""
+    if base is None or one is base:
+        return ""
+    now, then = Interval(**one["speedup"]), Interval(**base["speedup"])
+    is_same = now.low <= then.high and then.low <= now.high
+    return "no clear change" if is_same else show.estimate(ratio(now, then))
+
+
+def _differences(machines: Report) -> Iterator[Line]:
+    """What is not the same on all machines."""
+    environments = [one["environment"] for one in machines.values()]
+    for what in dict.fromkeys(key for environment in environments for key in environment):
+        values = [show.plain(environment.get(what, show.NONE)) for environment in environments]
+        if len(set(values)) > 1 and not what.startswith("busy_"):  # of the moment
+            yield Line("Differs", (f"{show.plain(what)}: {' → '.join(values)}",))

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.cells import cell_len, set_cell_size
+from rich.filesize import decimal
 
 from autocompile.errors import UsageError
 from autocompile.estimate.intervals import Interval
@@ -23,8 +24,8 @@ Estimate = Mapping[str, Any] | Interval | None
 NONE = "–"
 """Stands where there is no figure."""
 
-# Control sequences of ECMA-48: CSI (also as one 8-bit character), OSC up to its terminator, and
-# the two-character rest. What does not match loses its escape character below.
+# Control sequences of ECMA-48: CSI, OSC, and the two-character rest; what does not match loses its
+# escape character below.
 _ESCAPES = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
     r"|(?:\x1b\]|\x9d)[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)"
@@ -119,15 +120,7 @@ def seconds(value: float | None, gap: str = " ") -> str:
 
 def size(value: float | None) -> str:
     """Bytes in decimal units: ``512 B``, ``20.0 MB``, ``1.3 GB``."""
-    if value is None or not math.isfinite(value):
-        return NONE
-    if value < 999.5:
-        return f"{value:.0f} B"
-    for unit in ("kB", "MB", "GB"):
-        value /= 1000
-        if value < 999.95:
-            return f"{value:.1f} {unit}"
-    return f"{value / 1000:.1f} TB"
+    return NONE if value is None else decimal(round(value), separator=" ").replace("bytes", "B")
 
 
 def read_interval(data: Estimate) -> Interval | None:
@@ -188,15 +181,15 @@ def label(config: Mapping[str, Any] | CompileConfig) -> str:
 
 def target_name(target: Mapping[str, Any]) -> str:
     """``ppo.py:config (AlgorithmConfig) → DefaultPPOTorchRLModule, 2.2 M parameters``."""
-    name = plain(target.get("spec", "?"))
+    name = str(target.get("spec", "?"))
     if target.get("kind"):
-        name += f" ({plain(target['kind'])})"
-    told = [plain(target["description"])] if target.get("description") else []
+        name += f" ({target['kind']})"
+    told = [str(target["description"])] if target.get("description") else []
     if (count := target.get("parameters")) is not None:
         units = ((1e9, " G"), (1e6, " M"), (1e3, " k"))
         short = (f"{count / scale:.1f}{unit}" for scale, unit in units if count >= scale)
         told.append(f"{next(short, count)} parameters")
-    return f"{name} → {', '.join(told)}" if told else name
+    return plain(f"{name} → {', '.join(told)}" if told else name)
 
 
 def machine(environment: Mapping[str, Any]) -> str:
@@ -205,13 +198,16 @@ def machine(environment: Mapping[str, Any]) -> str:
     device = str(get("device_name") or get("device") or "")
     if get("cores") and str(get("device", "cpu")) == "cpu":
         device += f", {many(environment['cores'], 'core')}"
-    versions = [f"{name} {get(name)}" for name in ("autocompile", "torch") if get(name)]
-    cuda = f"CUDA {get('cuda')}" if get("cuda") else ""
-    own = [] if get("autocompile") else ["autocompile"]
-    busy = get("busy_cores")
-    others = f"other programs use {busy:.1f} of {many(get('cores', '?'), 'core')}" if busy else ""
-    gpu = f"other programs use {get('busy_gpu'):.0%} of a GPU" if get("busy_gpu") else ""
-    parts = [*own, *versions, device, cuda, driver(environment), others, gpu]
+    busy, busy_gpu = get("busy_cores"), get("busy_gpu")
+    parts = (
+        f"autocompile {get('autocompile') or ''}".strip(),
+        f"torch {get('torch')}" if get("torch") else "",
+        device,
+        f"CUDA {get('cuda')}" if get("cuda") else "",
+        driver(environment),
+        f"other programs use {busy:.1f} of {many(get('cores', '?'), 'core')}" if busy else "",
+        f"other programs use {busy_gpu:.0%} of a GPU" if busy_gpu else "",
+    )
     return plain(" · ".join(filter(None, parts)))
 
 

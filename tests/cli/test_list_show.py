@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -97,12 +98,11 @@ def test_runs_are_listed_with_what_came_of_them(work: Path) -> None:
     assert rllib["phases"]["learner_update"]["batch_size"] == 64
     text = said("list")
     assert "3.00× [2.88, 3.12]" in text
-    assert "\n  forward               keep eager\n" in text
     assert "at batch size 64" in text
-    assert any(
-        s.startswith("interrupted   2001-09-09") and s.endswith("mlp.py   interrupted")
-        for s in text.splitlines()
+    head = re.compile(
+        r"interrupted +2001-09-09 \d\d:\d\d +mlp\.py +interrupted +forward +keep eager"
     )
+    assert any(head.fullmatch(line) for line in text.splitlines())
     assert said("list", "--run-dir", "runs") == text
 
 
@@ -133,16 +133,37 @@ def test_where_there_are_no_runs_it_says_so(work: Path) -> None:
     assert "autocompile tune model.py" in said("list")
 
 
-# several runs ----------------------------------------------------------------------------------
+# two runs -----------------------------------------------------------------------------------------
 
 
-def test_two_runs_of_a_target_stand_in_one_table(target: Path) -> None:
+def test_what_changed_from_the_first_run_is_told_by_phase_and_batch_size(target: Path) -> None:
     scripted(target, "slow", 1.2)
-    scripted(target, "fast", 1.8)
-    found = rows("show", "slow", "fast")
-    assert set(found["machines"]) == {"slow", "fast"}
-    text = said("show", "slow", "fast")
-    assert "1.20×" in text and "1.80×" in text
+    scripted(target, "fast", 1.8, objective="latency")
+    lines = said("show", "slow", "fast").splitlines()
+    start = next(i for i, line in enumerate(lines) if "against first" in line)
+    assert [line.split()[:2] for line in lines[start + 1 : start + 5]] == [
+        ["4", "slow"], ["4", "fast"], ["16", "slow"], ["16", "fast"],
+    ]  # fmt: skip
+    change = re.search(r"1\.80× \[.*?\] +1\.(49|50|51)× \[(1\.4\d), (1\.5\d)\]", lines[start + 2])
+    assert change and float(change[2]) < 1.5 < float(change[3])
+    assert said("show", "slow", "slow").count("no clear change") == 0  # it is one run
+    Path("copy.json").write_text(json.dumps(report_of(Path("runs/slow"))))
+    assert said("show", "slow", "copy.json").count("no clear change") == 2
+
+
+def test_reports_of_two_machines_are_compared(target: Path) -> None:
+    report = report_of(scripted(target, "here", 1.5))
+    report["target"]["spec"] = f"elsewhere/{target.name}"
+    report["environment"] |= {"torch": "2.99.0", "device_name": "another"}
+    phase = report["phases"]["forward"]
+    phase["by_batch_size"] = [r for r in phase["by_batch_size"] if r["batch_size"] == 16]
+    report["phases"]["train_step"] = phase
+    Path("there.json").write_text(json.dumps(report))
+    found = json.loads(said("show", "here", "there.json", "--json"))["phases"]
+    assert [len(answers) for answers in found["forward"]["answers"].values()] == [2, 1]
+    assert list(found["train_step"]["answers"]) == ["another"]
+    text = said("show", "here", "there.json")
+    assert "→ 2.99.0" in text and "device_name" in text and "busy_" not in text
 
 
 def test_the_unlike_are_refused(target: Path) -> None:
@@ -158,6 +179,7 @@ def test_the_unlike_are_refused(target: Path) -> None:
 
     assert "speeds of different targets say nothing" in changed(target={**of_it, "spec": "o.py"})
     assert "it is another model" in changed(target={**of_it, "parameters": 20})
+    assert "other.json is damaged" in changed(phases={"forward": {"verdict": "faster"}})
     assert "has schema 99" in changed(schema=99)
     assert "is not a report: it has no target" in refused({"schema": report["schema"]})
     assert "autocompile verify other.json" in refused('{"autocompile_settings": 1}')

@@ -11,7 +11,7 @@ from conftest import TARGETS
 from rich.console import Console
 
 from autocompile.commands.diagnose import preview
-from autocompile.report.terminal.checks import render_preview
+from autocompile.report.checks import render_preview
 from autocompile.space.space import SearchSpace
 
 pytestmark = pytest.mark.usefixtures("_warm")

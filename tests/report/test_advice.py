@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from autocompile.report.advice import advice
+from autocompile.report.build import advice
 from autocompile.settings.config import DEFAULT_INDUCTOR
 from autocompile.store.measurement import Measurement
 from autocompile.store.record import Outcome, Record, Step

@@ -15,16 +15,7 @@ from recorded_runs import page_of
 pytestmark = pytest.mark.browser
 
 PROBE = """
-const rows = [...document.querySelectorAll("table.sortable tbody tr")];
-const seen = () => [...document.querySelectorAll("table.sortable tbody tr")]
-  .filter((row) => !row.hidden).map((row) => Number(row.cells[0].textContent));
-const head = document.querySelectorAll("table.sortable th button");
-const found = { figures: document.querySelectorAll("figure svg").length, first: seen() };
-head[5].click(); head[5].click(); found.fastest = seen();
-head[0].click(); head[0].click(); found.last = seen();
-const filter = document.getElementById("filter");
-filter.value = "OK max-autotune"; filter.dispatchEvent(new Event("input"));
-found.kept = seen(); found.count = Number(document.querySelector("output").value);
+const found = { figures: document.querySelectorAll("figure svg").length };
 found.overflow = document.documentElement.scrollWidth - innerWidth;
 document.querySelector("button.copy").click();
 document.title = JSON.stringify(found);
@@ -53,24 +44,13 @@ def with_probe(text: str) -> str:
 
 
 @pytest.mark.parametrize("width", [400, 1200])
-def test_a_browser_shows_sorts_and_filters_without_an_error_or_a_request(
-    width: int, tmp_path: Path
-) -> None:
-    text, report = page_of("outcomes", tmp_path)
+def test_a_browser_shows_the_page_without_an_error_or_a_request(width: int, tmp_path: Path) -> None:
+    text, _ = page_of("outcomes", tmp_path)
     shown, console = browse(with_probe(text), tmp_path / "page.html", width)
     assert console == []
     (title,) = re.findall(r"<title>(\{.*?\})</title>", shown)
     found = json.loads(html.unescape(title))
-    trials = {t["number"]: t for p in report["phases"].values() for t in p["trials"]}
     assert found["figures"] == text.count("<svg")
-    assert found["first"] == sorted(trials)
-    assert found["last"] == sorted(trials, reverse=True)
-    gains = [t["speedup"]["value"] for n in found["fastest"] if (t := trials[n])["speedup"]]
-    assert gains == sorted(gains, reverse=True)
-    assert all(trials[n]["speedup"] for n in found["fastest"][: len(gains)])
-    assert 0 < len(found["kept"]) < len(trials)
-    assert found["count"] == len(found["kept"])
-    assert all(trials[n]["config"]["mode"] == "max-autotune" for n in found["kept"])
     assert found["overflow"] <= 0
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from autocompile.errors import UsageError
 from autocompile.progress import Progress
-from autocompile.report.terminal.live import LiveProgress, PlainProgress, progress
+from autocompile.report.live import LiveProgress, PlainProgress, progress
 from autocompile.search.jobs import Budget
 from autocompile.search.records import to_record
 from autocompile.settings.config import DEFAULT_INDUCTOR, EAGER, CompileConfig
@@ -238,7 +238,7 @@ def test_the_best_of_each_phase_and_batch_size_stands_first_and_then_who_follows
     numbers = [line.split()[0] for line in lines[start:]]
     assert numbers == ["0", "3", "2"]  # eager where nothing is faster, and not beside another
     assert lines[start].split() == "0 forward 1 50.0 ± 0.2 % 1.00× – eager".split()
-    assert lines[start + 1].startswith("   3  forward      4     300 ± 0.2 %   1.50× ±0.00")
+    assert lines[start + 1].split()[:8] == "3 forward 4 300 ± 0.2 % 1.50×".split()
     assert lines[start + 2].endswith("plain torch.compile()")
 
 

@@ -45,7 +45,6 @@ def test_text_of_a_trial_cannot_leave_its_cell(report: dict[str, Any]) -> None:
     phase["failures"][0]["message"] = HOSTILE
     phase["trials"][-2]["message"] = HOSTILE
     phase["notes"], phase["reason"], phase["explanation"] = [HOSTILE], HOSTILE, [HOSTILE]
-    phase["why_not"] = [{"settings": [HOSTILE], "numbers": [], "reason": HOSTILE}]
     report["phases"]["optimizer_step"]["reason"] = HOSTILE
     phase["unusable"] = {HOSTILE: HOSTILE}
     phase["confidence"] = {"decided": False, "open": HOSTILE, "command": HOSTILE}

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from autocompile.errors import UsageError
-from autocompile.report.terminal.answer import render, render_trials
+from autocompile.report.terminal import render, render_trials
 from autocompile.settings.config import DEFAULT_INDUCTOR
 
 Report = dict[str, Any]
@@ -71,19 +71,18 @@ def test_no_value_of_a_report_steers_the_terminal_not_even_in_place_of_a_number(
     assert shown > 300
 
 
-def test_what_lost_failed_or_was_left_out_is_told_with_verbose_only(
+def test_what_failed_or_was_left_out_is_told_with_verbose_only(
     report: Report, phase: Report
 ) -> None:
-    phase["why_not"] = [{"settings": ["lite"], "numbers": [], "reason": "fuses nothing"}]
     # What only a flag would bring comes last.
     phase["dropped"] = {"--guards only by name": 40, "no convolutions": 3, "no modes": 12}
     phase["notes"], phase["best"]["notes"] = ["4 trials were stopped"], ["one round was throttled"]
     short, full = printed(report), printed(report, verbose=True)
     skipped = "Skipped no modes (12) · no convolutions (3) · --guards only by name (40)"
-    for word in ("Others  lite: fuses", "Note    4 trials", skipped, "SIGSEGV", "Figures"):
+    for word in ("Note    4 trials", skipped, "SIGSEGV", "Figures"):
         assert word not in short and word in full
     assert "  Note    one round was throttled\n" in short
-    rest = "6 failures, why others lose, what was left out, every trial"
+    rest = "failures, what was left out, every trial"
     assert f"More: {rest}   → autocompile show ppo_breakout-0003 -v\n" in short
     assert "More:" not in full
 

@@ -5,7 +5,8 @@ import math
 import pytest
 
 from autocompile.estimate.intervals import Interval
-from autocompile.report import facts, text
+from autocompile.report import text
+from autocompile.report.contents import remarks
 from autocompile.settings.config import CompileConfig
 
 
@@ -32,7 +33,13 @@ def test_a_duration_has_the_unit_that_fits_it(value: float | None, shown: str) -
 
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [(None, "–"), (512, "512 B"), (20_000_000, "20.0 MB"), (999_960, "1.0 MB"), (1.3e9, "1.3 GB")],
+    [
+        (None, "–"),
+        (512, "512 B"),
+        (20_000_000, "20.0 MB"),
+        (1_000_000, "1.0 MB"),
+        (1.3e9, "1.3 GB"),
+    ],
 )
 def test_bytes_are_in_decimal_units(value: float | None, shown: str) -> None:
     assert text.size(value) == shown
@@ -112,12 +119,12 @@ def test_remarks_tell_repeats_breaks_and_doubts() -> None:
         {"number": 9, "repeats": 5, "outcome": "ok", "speedup": {"value": 1.5}},
         {"number": 10, "repeats": 5, "outcome": "crashed", "speedup": None},
     ]
-    assert facts.trial_remarks(trial, repeats) == [
+    assert list(remarks(trial, repeats)) == [
         "repeated in 3 processes: 1.40 to 1.50×, 1 failed",
         "1 graph break",
         "eager slowed",
     ]
-    assert facts.trial_remarks({"number": 6, "duplicate_of": 5}, []) == ["same code as trial 5"]
+    assert list(remarks({"number": 6, "duplicate_of": 5}, [])) == ["same code as trial 5"]
 
 
 def test_a_setting_has_the_label_of_its_config_also_one_of_a_newer_version() -> None:

@@ -1,18 +1,16 @@
-"""What ``check``, ``doctor``, ``verify``, ``tune --dry-run`` and ``list`` show."""
+"""What ``check``, ``doctor``, ``verify``, ``tune --dry-run``, ``list`` and tables show."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rich.cells import cell_len
 from rich.console import Console
 
 from autocompile.report import text
+from autocompile.report.contents import checks
 from autocompile.report.document import Document, Span, Table
-from autocompile.report.facts import checks
-from autocompile.report.terminal.answer import Page
+from autocompile.report.terminal import Page
 
 Found = Mapping[str, Any]
 
@@ -28,7 +26,7 @@ def _begin(found: Found, console: Console) -> Page:
 
 
 def render_check(found: Found, console: Console, verbose: bool = False) -> None:
-    """One line for each phase: eager runs, compiled is right, and how fast it is."""
+    """For each phase: eager runs, compiled is right, and how fast it is."""
     page = _begin(found, console)
     for name, why in (found["target"].get("choices") or {}).items() if verbose else ():
         page.line(f"        {text.plain(name)}: {text.plain(why)}")
@@ -36,24 +34,23 @@ def render_check(found: Found, console: Console, verbose: bool = False) -> None:
         page.line()
         page.line(phase, "bold")
         page.line("  eager      runs")
-        if row["outcome"] == "ok":
-            label = "  compiled   "
-            for line in _works_compiled(row):
-                page.line(f"{label}{text.plain(line)}")
-                label = " " * len(label)
-            continue
-        seen = f"{row['outcome']} in {row['step']}: {text.plain(row['message'])}"
-        page.line(f"  compiled   {seen}", "red")
-        if row["where"]:
-            page.line(f"             {text.plain(row['where'])}")
-        for line in (row["log_tail"] or "").splitlines() if verbose else ():
-            page.line(f"  | {text.plain(line)}")
+        label, style = "  compiled   ", "" if row["outcome"] == "ok" else "red"
+        for line in _works_compiled(row):
+            page.line(f"{label}{text.plain(line)}", style)
+            label, style = " " * len(label), ""
+        if row["outcome"] != "ok" and verbose:
+            for line in (row["log_tail"] or "").splitlines():
+                page.line(f"  | {text.plain(line)}")
     if all(row["outcome"] == "ok" for row in found["phases"].values()):
         page.line()
         page.line(f"Next    {text.plain(found['next'])}")
 
 
 def _works_compiled(row: Found) -> Iterator[str]:
+    if row["outcome"] != "ok":
+        yield f"{row['outcome']} in {row['step']}: {row['message']}"
+        yield from [row["where"]] if row["where"] else []
+        return
     counts = (row["graphs"], "graph"), (row["graph_breaks"], "graph break")
     yield f"same results as eager · {', '.join(text.many(*count) for count in counts)}"
     speed = f"{text.estimate(row['speedup'])} of eager's speed"
@@ -98,7 +95,7 @@ def render_in_algorithm(found: Found, console: Console) -> None:
 
 
 def render_table(shown: Document, console: Console, verbose: bool = False) -> None:
-    """One table over machines: the answers, by batch size, and in full every setting."""
+    """One table over machines: the answers, by batch size, and in full the machines."""
     page = Page(console)
     if shown.status:
         page.line(shown.status, "bold red")
@@ -109,15 +106,16 @@ def render_table(shown: Document, console: Console, verbose: bool = False) -> No
     for section in shown.sections:
         page.line()
         page.line(section.title, "bold")
-        page.blocks((*section.blocks, *(section.trials if verbose else ())))
+        page.blocks(section.blocks)
+    if shown.whole:
+        page.line()
+        page.blocks(shown.whole)
 
 
 def render_doctor(found: Found, console: Console, verbose: bool = False) -> None:
     """A table of backends: whether each works here; if not, why, and what to do."""
-    page = Page(console)
+    page, rows = Page(console), []
     page.line(text.machine(found["environment"]))
-    titles = ("backend", "modes", "works here", "why / what to do")
-    rows = []
     for name, row in found["backends"].items():
         modes: list[Span | str] = []
         works = Span("yes", "good") if row["works"] else Span("no", "error")
@@ -133,6 +131,7 @@ def render_doctor(found: Found, console: Console, verbose: bool = False) -> None
             why.append(f"{text.seconds(row['compile_s'])} for a first compile")
         why += [f"→ {row['todo']}"] if row["todo"] else []
         rows.append((text.plain(name), tuple(modes) or text.NONE, works, " ".join(why)))
+    titles = ("backend", "modes", "works here", "why / what to do")
     page.table(Table("", titles, tuple(rows)), "")
     if verbose:
         page.line(f"torch also knows: {', '.join(map(text.plain, found['known']))}")
@@ -144,17 +143,14 @@ def render_stations(found: Found, console: Console) -> None:
     for kind, own in found["types"].items():
         page.line(text.plain(kind), "bold")
         for row in own["stations"]:
-            seen = (text.plain(row["name"]), text.plain(row["device"] or ""), text.driver(row))
-            versions = (f"torch {row['torch']}", f"Python {row['python']}")
-            line = (*seen, *versions, text.many(row["jobs"], "job"))
-            page.line("  " + " · ".join(filter(None, line)))
-            if row["installed"]:
-                page.line(f"    backends installed: {', '.join(map(text.plain, row['installed']))}")
-            else:
-                page.line(f"    {text.plain(row['problem'])}", "red")
-        for note in own["notes"]:
-            for line in note.splitlines():
-                page.line(f"  {text.plain(line)}", "red")
+            seen = (row["name"], row["device"] or "", text.driver(row), f"torch {row['torch']}")
+            line = (*seen, f"Python {row['python']}", text.many(row["jobs"], "job"))
+            page.line("  " + " · ".join(filter(None, map(text.plain, line))))
+            has = f"backends installed: {', '.join(row['installed'])}"
+            told, style = (has, "") if row["installed"] else (row["problem"], "red")
+            page.line(f"    {text.plain(told)}", style)
+        for line in (line for note in own["notes"] for line in note.splitlines()):
+            page.line(f"  {text.plain(line)}", "red")
 
 
 def render_preview(found: Found, console: Console) -> None:
@@ -163,9 +159,15 @@ def render_preview(found: Found, console: Console) -> None:
     for phase, row in found["phases"].items():
         page.line()
         page.line(phase, "bold")
-        for line in _settings(row["settings"]):
-            page.line(line)
-        aside = [f"{name} cannot be used: {why}" for name, why in row["unusable"].items()]
+        sizes: dict[str, list[str]] = {}
+        for setting in row["settings"]:
+            if not setting["may_equal"]:
+                sizes.setdefault(setting["label"], []).append(text.or_dash(setting["batch_size"]))
+        rows = tuple((text.plain(label), ", ".join(each)) for label, each in sizes.items())
+        page.table(Table("", ("setting", "batch sizes"), rows))
+        likely = sum(bool(setting["may_equal"]) for setting in row["settings"])
+        aside = [f"{likely} more that may be the same as one of these"] if likely else []
+        aside += [f"{name} cannot be used: {why}" for name, why in row["unusable"].items()]
         aside += [f"{name} is the same as {why}" for name, why in row["merged"].items()]
         aside += [f"left out: {why}" for why in row["dropped"]]
         for line in aside:
@@ -173,54 +175,22 @@ def render_preview(found: Found, console: Console) -> None:
         page.line(f"  {len(row['settings'])} settings to try")
 
 
-def _settings(settings: list[Found]) -> Iterator[str]:
-    """A line for each setting, with the number of settings that are likely the same."""
-    sizes: dict[str, list[str]] = {}
-    answered: Counter[str] = Counter()
-    twins = {s["label"]: s["may_equal"][0] for s in settings if s["may_equal"]}
-    for setting in settings:
-        if setting["label"] not in twins:
-            size = setting["batch_size"]
-            sizes.setdefault(setting["label"], []).append("" if size is None else str(size))
-    for label in twins:
-        while label in twins:
-            label = twins[label]
-        answered[label] += 1
-    width = max(map(len, sizes), default=0)
-    for label, each in sizes.items():
-        batches = f"batch {', '.join(each)}" if any(each) else ""
-        more = f"+ {answered[label]} likely the same" if answered[label] else ""
-        yield f"  {label:<{width}}  {batches:<16}{more}"
-
-
-def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows of as many cells each as lines, every column as wide as its widest cell."""
-    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "   ".join(c + " " * (w - cell_len(c)) for c, w in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
-
-
 def render_runs(rows: Sequence[Found], console: Console) -> None:
-    """A line for each run, and below it one for each of its phases."""
-    page = Page(console)
+    """One table of runs, with a row for each phase."""
+    page, cells = Page(console), []
     if not rows:
         page.line("no runs yet")
         page.line("Next    autocompile tune model.py")
-    heads = _columns([(r["name"], *_when(r), text.plain(r["target"] or "")) for r in rows])
-    phases = _columns([(text.plain(n), _answer(p)) for r in rows for n, p in r["phases"].items()])
-    for row, head in zip(rows, heads, strict=True):
-        why = f": {text.plain(row['message'])}" if row["message"] else ""
-        state = "" if row["state"] == "done" else f"   {row['state']}{why}"
-        page.line(head + state, "bold")
-        for _ in row["phases"]:
-            page.line(f"  {phases.pop(0)}")
-
-
-def _when(row: Found) -> tuple[str, str]:
-    date, _, clock = row["when"].partition("T")
-    return date, clock[:5]
+        return
+    for row in rows:
+        when = row["when"].replace("T", " ")[:16]
+        head = (Span(row["name"], "strong"), when, text.plain(row["target"] or ""), row["state"])
+        phases = [(text.plain(name), _answer(own)) for name, own in row["phases"].items()]
+        for phase in phases or [("", text.plain(row["message"]))]:
+            cells.append((*head, *phase))
+            head = (Span(""), "", "", "")
+    titles = ("run", "when", "target", "state", "phase", "speed-up")
+    page.table(Table("", titles, tuple(cells)), "")
 
 
 def _answer(phase: Found) -> str:

@@ -15,12 +15,13 @@ from typing import Any, TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.table import Table
 from rich.text import Text
 
 from autocompile.errors import UsageError
 from autocompile.progress import Countdown, Progress
 from autocompile.report import text as show
-from autocompile.report.facts import same_as
+from autocompile.report.contents import same_as
 from autocompile.settings.config import CompileConfig
 from autocompile.settings.setting import Setting
 from autocompile.store.record import Outcome, Record, Step
@@ -30,7 +31,6 @@ __all__ = ["LiveProgress", "PlainProgress", "progress"]
 Json = Mapping[str, Any]
 
 _LINES = 16
-_SHOWN = 2  # running trials, each by itself
 _ORDER = list(Step)
 _DOING = {
     Step.IMPORT: "starting",
@@ -198,7 +198,8 @@ class LiveProgress(Progress):
         steps = [running.step for running in self._running.values()]
         if Step.MEASURE not in (*steps, *self._race_steps.values()):
             height = min(_LINES, max(self._console.height - 1, 1))
-            self._draw(self._board(height)[:height])
+            lines = self._board()[:height]
+            self._draw(lines, _leaderboard(self._worked, height - len(lines)))
 
     def close(self) -> None:
         spent = show.clock(self._budget.spent_s) if self._budget else "0:00"
@@ -207,7 +208,7 @@ class LiveProgress(Progress):
         self._closed = True
         self._live.stop()
 
-    def _draw(self, lines: Sequence[Text]) -> None:
+    def _draw(self, lines: Sequence[Text], below: Sequence[Table] = ()) -> None:
         if self._closed:
             return
         self._live.start()
@@ -215,13 +216,13 @@ class LiveProgress(Progress):
             self._console.print(Text(f"warning: {self._warnings.pop(0)}", "red"), soft_wrap=True)
         for line in lines:
             line.no_wrap, line.overflow = True, "ellipsis"
-        self._live.update(Group(*lines), refresh=True)
+        self._live.update(Group(*lines, *below), refresh=True)
 
     def _kinds(self) -> str:
         kinds = sorted(self._counts.items(), key=lambda k: (k[0] != Outcome.OK.value, -k[1]))
         return " · ".join(f"{count} {kind}" for kind, count in kinds)
 
-    def _board(self, height: int) -> list[Text]:
+    def _board(self) -> list[Text]:
         if not self._head:
             return [Text("looking at the machine, torch and the target ...", "dim")]
         *lines, run = self._head
@@ -233,8 +234,7 @@ class LiveProgress(Progress):
         lines.append(run)
         if self._budget:
             lines += [Text(), self._bar(self._budget)]
-        lines.append(self._now())
-        return lines + _leaderboard(self._worked, height - len(lines))
+        return [*lines, self._now()]
 
     def _bar(self, budget: Countdown) -> Text:
         """The share of the budget that is spent; without one, of the settings that are tried."""
@@ -253,24 +253,23 @@ class LiveProgress(Progress):
     def _now(self) -> Text:
         if self._race and not self._running:
             return _labelled(" now   ", self._race)
-        told = {}
-        for number, r in self._running.items():
-            lasts = round(self._clock() - r.since) if r.step is not Step.VERIFY else 0
-            doing = _DOING[r.step] + (f" {lasts} s" if lasts else "")
-            doing += f" on {show.plain(r.at)}" if r.at else ""
-            told[number] = f"#{number} {r.cell} · {show.label(r.config)} · {doing}"
-        shown = list(told.values())
-        if len(told) > _SHOWN:  # the one that has come farthest, and how many are beside it
-            farthest = max(told, key=lambda n: _ORDER.index(self._running[n].step))
-            shown = [told[farthest], f"and {len(told) - 1} beside it"]
-        return _labelled(" now   ", "      ".join(shown) or show.NONE)
+        if not self._running:
+            return _labelled(" now   ", show.NONE)
+        # The one that has come farthest, and how many are beside it.
+        number, r = max(self._running.items(), key=lambda item: _ORDER.index(item[1].step))
+        lasts = round(self._clock() - r.since) if r.step is not Step.VERIFY else 0
+        doing = _DOING[r.step] + (f" {lasts} s" if lasts else "")
+        doing += f" on {show.plain(r.at)}" if r.at else ""
+        told = f"#{number} {r.cell} · {show.label(r.config)} · {doing}"
+        beside = f"      and {len(self._running) - 1} beside it" if len(self._running) > 1 else ""
+        return _labelled(" now   ", told + beside)
 
 
 def _labelled(label: str, text: str) -> Text:
     return Text.assemble((label, "dim"), text)
 
 
-def _leaderboard(worked: Sequence[Record], height: int) -> list[Text]:
+def _leaderboard(worked: Sequence[Record], height: int) -> list[Table]:
     """The best so far of each phase and batch size in ``height`` lines, then who follows them."""
     if not worked or height < 2:
         return []
@@ -281,16 +280,18 @@ def _leaderboard(worked: Sequence[Record], height: int) -> list[Text]:
         first.setdefault((r.phase, r.batch_size), r)
     order = [first[cell] for cell in sorted(first, key=str)]
     order += [r for r in ranked if r not in order and not r.config.is_plain_eager]
-    width = max(len(r.phase) for r in order)
-    titles = f"{'#':>4}  {'phase':<{width}}  {'batch':>5}  {'per second':>14}   "
-    lines = [Text(f"{titles}against eager    compile   setting", "dim")]
+    table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False, header_style="dim")
+    for title in ("#", "phase", "batch", "per second", "against eager", "compile", "setting"):
+        side = "left" if title in ("phase", "setting") else "right"
+        table.add_column(title, justify=side, no_wrap=True)  # type: ignore[arg-type]
     for r in order[: height - 1]:
         assert r.measurement is not None
         speedup, is_eager = speedups[r.number], r.config.is_plain_eager
-        rate = show.measured(speedup.scaled((r.batch_size or 1) / r.measurement.eager_call_s))
-        line = f"{r.number:>4}  {r.phase:<{width}}  {show.or_dash(r.batch_size):>5}  {rate:>14}   "
-        line += f"{show.speedup(1.0) if is_eager else show.ratio(speedup):<13}  "
-        line += f"{show.seconds(r.compile_s):>9}   {show.label(r.config)}"
+        rate = speedup.scaled((r.batch_size or 1) / r.measurement.eager_call_s)
+        gain = show.speedup(1.0) if is_eager else show.ratio(speedup)
+        batch, compiles = show.or_dash(r.batch_size), show.seconds(r.compile_s)
+        row = (str(r.number), r.phase, batch, show.measured(rate), gain, compiles)
         is_first = r in first.values() and not is_eager
-        lines.append(Text(line, "bold green" if is_first else ""))
-    return lines
+        setting = Text(show.label(r.config))
+        table.add_row(*row, setting, style="bold green" if is_first else "")
+    return [table]

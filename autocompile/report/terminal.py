@@ -16,8 +16,7 @@ from rich.text import Text
 
 from autocompile.report import document as parts
 from autocompile.report import text as show
-from autocompile.report.contents import document
-from autocompile.report.facts import trial_tables
+from autocompile.report.contents import document, trial_tables
 
 __all__ = ["Page", "render", "render_trials"]
 
@@ -49,16 +48,10 @@ def render(
     run: str = "",
     verbose: bool = False,
 ) -> None:
-    """Print the final report.
+    """Print what ``report.json`` holds; not a terminal means no colour and no broken lines.
 
-    Args:
-        report: the dictionary that ``report.json`` holds.
-        console: where to; not a terminal means no colour and no broken lines.
-        code: the setting of each phase as code.
-        use: one line of code to paste.
-        next_line: what to type next.
-        run: the run's name for commands.
-        verbose: also what lost, what failed, what was left out, and the machine.
+    ``code``: the setting of each phase as code. ``use``: one line of code to paste. ``verbose``:
+    also what failed, what was left out, and the machine.
     """
     page, shown = Page(console), document(report, verbose, code, run)
     if shown.status:

@@ -1,0 +1,78 @@
+"""``report.html``: one file that needs nothing from elsewhere.
+
+``page.html.j2`` escapes every text. The page's policy allows its own script only, so that a name
+that got through would still not run.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined, Template
+from markupsafe import Markup
+
+from autocompile.report import text as show
+from autocompile.report.contents import document
+from autocompile.report.document import Document, Line, spans
+from autocompile.report.plots import WIDTH, of_phase
+from autocompile.store.record import Record
+
+__all__ = ["as_page", "to_html"]
+
+
+def to_html(
+    report: Mapping[str, Any],
+    records: Sequence[Record] = (),
+    code: Mapping[str, str] | None = None,
+) -> str:
+    """What ``report.json`` holds as ``report.html`` holds it; ``code``: what to paste, by phase.
+
+    Without the records of all phases the plot of finalists is left out.
+    """
+    phases = report["phases"].items()
+    return _template().render(
+        shown=document(report),
+        about=(show.target_name(report["target"]), show.machine(report["environment"])),
+        codes=[(code or {}).get(name, "") for name, _ in phases],
+        plots=[of_phase(name, phase, records) for name, phase in phases],
+    )
+
+
+def as_page(shown: Document) -> str:
+    """A document as a page of its tables."""
+    none: list[tuple[()]] = [()] * len(shown.sections)
+    return _template().render(shown=shown, about=(), codes=(), plots=none)
+
+
+@functools.cache
+def _template() -> Template:
+    environment = Environment(
+        autoescape=True,
+        finalize=_printable,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"sha256": _sha256, "spans": spans, "lines": _lines}
+    environment.tests["line"] = lambda block: isinstance(block, Line)
+    environment.globals |= {"width": WIDTH}
+    source = resources.files(__package__).joinpath("page.html.j2").read_text("utf-8")
+    return environment.from_string(source)
+
+
+def _sha256(script: str) -> str:
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+def _printable(value: object) -> object:
+    """Text of a run without control characters; what is escaped already stays."""
+    return show.printable(value) if type(value) is str else value
+
+
+def _lines(code: str) -> Markup:
+    return Markup("\n").join(map(show.printable, code.rstrip("\n").splitlines()))

@@ -1,1 +1,0 @@
-"""What a person sees on a terminal or in a pipe."""
