@@ -20,10 +20,10 @@ from autocompile.execute.memory import most_memory_bytes
 from autocompile.progress import Progress
 from autocompile.report.terminal.live import progress as progress_of
 from autocompile.result import Result, demand_some, exported_code, make_result, write_result
-from autocompile.search.database import demand_usable, without_password
 from autocompile.search.effects import prior_of
 from autocompile.search.jobs import Budget, without_interrupts
 from autocompile.search.opening import demand_sense, described, opened, probe_all, resolved
+from autocompile.search.optuna_study import demand_usable, without_password
 from autocompile.search.race import Race
 from autocompile.search.sampler import ListedSampler, make_sampler
 from autocompile.search.study import Study
@@ -60,7 +60,7 @@ def tune(
     effort: str | None = None,
     trials: int | None = None,
     budget_s: float | None = None,
-    sampler: str = "portfolio",
+    sampler: str | BaseSampler = "portfolio",
     timeout_s: float = 300.0,
     memory_limit_bytes: int | None = None,
     objective: str | None = None,
@@ -99,7 +99,7 @@ def tune(
             run as it was, else ``normal``.
         trials: maximum number of search trials that start a process.
         budget_s: seconds of the whole run, including the report; None: set by ``effort``.
-        sampler: ``portfolio``, or Optuna's ``tpe`` or ``random``.
+        sampler: ``portfolio``, Optuna's ``tpe`` or ``random``, or any sampler of Optuna's kind.
         timeout_s: limit for each step of a trial.
         memory_limit_bytes: limit for one trial; None: its share of 80 % of the free memory.
         objective: ``throughput`` or ``latency``; None: as it was, else ``throughput``.
@@ -140,7 +140,7 @@ def tune(
     options = {
         "budget_s": budget_s,
         "trials": trials,
-        "sampler": sampler,
+        **({"sampler": sampler} if isinstance(sampler, str) else {}),
         "timeout_s": timeout_s,
         "memory_limit_bytes": memory_limit_bytes,
         "jobs": jobs,
@@ -315,7 +315,7 @@ def _finished(
 
 
 def _sampler(
-    name: str,
+    name: str | BaseSampler,
     spaces: Mapping[str, Space],
     own_sizes: Mapping[str, int | None],
     run: Mapping[str, Any],
