@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from optuna.samplers import BaseSampler
+
 from autocompile.errors import UsageError
 from autocompile.estimate.candidates import Limits
 from autocompile.execute.executor import Executor
@@ -36,8 +38,13 @@ from autocompile.space.plan import (
     target_spec,
     unknown_keys,
 )
-from autocompile.space.space import SearchSpace, Space
-from autocompile.space.spaces import calls_between_updates, first_sizes, spaces_of
+from autocompile.space.space import (
+    SearchSpace,
+    Space,
+    calls_between_updates,
+    first_sizes,
+    spaces_of,
+)
 from autocompile.store import runs
 from autocompile.store.files import write_json
 from autocompile.store.reading import notice

@@ -9,8 +9,7 @@ from autocompile.execute.local import default_jobs
 from autocompile.protocol.requests import TraceRequest
 from autocompile.protocol.results import ProbeResult, TraceResult
 from autocompile.space.plan import Plan, asked_for, budget_of, environments, target_spec
-from autocompile.space.space import DEFAULT_BATCH_SIZES, SearchSpace, Space
-from autocompile.space.spaces import predicted, spaces_of
+from autocompile.space.space import DEFAULT_BATCH_SIZES, SearchSpace, Space, predicted, spaces_of
 
 __all__ = ["preview"]
 

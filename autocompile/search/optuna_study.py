@@ -251,9 +251,9 @@ def _unusable(url: str, error: Exception) -> RunError:
 def without_password(url: str) -> str:
     """The URL as messages name it; no more than its kind if its password may be anywhere."""
     found = _read(url)
-    if found is None or (found.query and found.get_backend_name() != "sqlite"):
+    if found is None or (found.query and found.drivername != "sqlite"):
         return "".join(re.findall(r"^[\w+]+://", url)) + "***"
-    return found.render_as_string()
+    return found.render_as_string() if found.password else url
 
 
 def _read(url: str) -> sql.URL | None:

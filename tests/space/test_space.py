@@ -11,13 +11,10 @@ from autocompile.errors import UsageError
 from autocompile.protocol.results import ProbeResult
 from autocompile.settings.backends import BACKENDS
 from autocompile.settings.config import EAGER, CompileConfig
-from autocompile.settings.dimension import Place
-from autocompile.settings.dimensions import DIMENSIONS, why_not
+from autocompile.settings.dimensions import DIMENSIONS, Place, why_not
 from autocompile.settings.setting import Setting, choices
-from autocompile.space.enumeration import build_space
 from autocompile.space.plan import Plan
-from autocompile.space.space import SearchSpace, Space
-from autocompile.space.spaces import demand_known, sizes_of
+from autocompile.space.space import SearchSpace, Space, build_space, demand_known, sizes_of
 
 OFFERED = ProbeResult(
     backends={"inductor": "", "onnxrt": "", "cudagraphs": "no CUDA device"},
