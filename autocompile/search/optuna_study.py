@@ -80,11 +80,6 @@ class OptunaStudy:
         return self.sampler.rest(self._memory)
 
     @property
-    def promise(self) -> float:
-        """The largest expected log speed-up over the best of what runs."""
-        return self.sampler.promise(self._memory, self._open)
-
-    @property
     def left(self) -> int:
         return int((self.sampler.seen(self._memory).state == LEFT).sum())
 

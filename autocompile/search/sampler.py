@@ -12,7 +12,7 @@ import random
 import re
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -52,34 +52,23 @@ Company = Literal["none", "eager", "all"]
 
 
 class Rest(NamedTuple):
-    """A setting that was not tried, and how much faster than the best it may be, as fractions.
-
-    Attributes:
-        likely: what the model of the search expects.
-        most: what it exceeds with a chance of one in ten.
-    """
+    """A setting that was not tried, and how much faster than the best it may be, as fractions."""
 
     setting: Setting
-    likely: float
-    most: float
+    likely: float  # what the model of the search expects
+    most: float  # what it exceeds with a chance of one in ten
 
 
 @dataclass
 class Seen:
-    """What the trials of a study say of listed settings, as vectors over the list.
+    """What the trials of a study say of listed settings, as vectors over the list."""
 
-    Attributes:
-        state: of the setting's last trial; as if it had none if that was interrupted.
-        values: log speed-ups, NaN where there is none; ``spreads``: widths of 95 % intervals.
-        seconds: that its process took; 0 if it had none.
-        failures: positions of the settings of each group of similar failures in processes, of all
-            trials. They say nothing of speed, but of how likely settings like them are to fail.
-    """
-
-    state: Any
-    values: Any
-    spreads: Any
-    seconds: Any
+    state: Any  # of the setting's last trial; as if it had none if that was interrupted
+    values: Any  # log speed-ups, NaN where there is none
+    spreads: Any  # widths of their 95 % intervals
+    seconds: Any  # that its process took; 0 if it had none
+    # Positions of the settings of each group of similar failures in processes. They say nothing of
+    # speed, but of how likely settings like them are to fail.
     failures: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
 
 
@@ -147,10 +136,6 @@ class ListedSampler(BaseSampler):
         """The untried settings that may be worth their seconds, as far as the sampler knows."""
         return []
 
-    def promise(self, study: optuna.Study, running: Iterable[Setting]) -> float:
-        """The largest expected log speed-up of running settings over the best."""
-        return 0.0
-
     def left(self, study: optuna.Study) -> list[Setting]:
         return [self.settings[i] for i in np.flatnonzero(self.seen(study).state == LEFT)]
 
@@ -189,21 +174,14 @@ class Scores(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What is known and expected of each setting.
-
-    Attributes:
-        mean: of the log speed-up, with its ``deviation``.
-        best: of its phase and batch size, the best log speed-up that is sure.
-        leader: the position of the setting that has it, or -1.
-        doubt: what divides its expected gain, for failures that resemble it.
-    """
+    """What is known and expected of each setting."""
 
     seen: Seen
-    mean: Any
-    deviation: Any
-    best: Any
-    leader: Any
-    doubt: Any
+    mean: Any  # of the log speed-up
+    deviation: Any  # of the same
+    best: Any  # of its phase and batch size, the best log speed-up that is sure
+    leader: Any  # the position of the setting that has it, or -1
+    doubt: Any  # what divides its expected gain, for failures that resemble it
 
 
 class PortfolioSampler(ListedSampler):
@@ -293,12 +271,6 @@ class PortfolioSampler(ListedSampler):
             for i in np.argsort(-gains)
             if gains[i] >= _WORTH
         ]
-
-    def promise(self, study: optuna.Study, running: Iterable[Setting]) -> float:
-        known = self._known(study)
-        at = np.array([self._position[s] for s in running], dtype=int)
-        gains = (known.mean[at] - known.best[at]) * self._weight[at] / known.doubt[at]
-        return float(gains.max(initial=0.0))
 
     def _known(self, study: optuna.Study) -> Known:
         """What is known by now, computed once after each change of a trial."""

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from autocompile.estimate.decision import SETS
 from autocompile.execute.executor import Ending, Executor, Job
 from autocompile.execute.job import JobFactory, adaptive_timeout_s
 from autocompile.progress import Progress
@@ -34,7 +33,6 @@ _EAGER = TimingLimits(front_s=0.5)  # of eager mode against itself, which is no 
 _SURE = 0.85  # share of the time left that a trial may be expected to take
 _MANY = 1_000
 _SHORT_S = 120.0  # a budget that does not wait for the baseline
-_MUCH = 0.1  # expected log gain of what runs, for which races wait
 _NAMED = 3  # untried settings that a report may name
 _DEAR = 0.2  # share of the budget: a compile that takes more leaves too little for others
 _USEFUL = 8  # settings, among which the best is nearly always found
@@ -131,15 +129,8 @@ class Study:
         return dict(found)
 
     def _is_over(self) -> bool:
-        """Whether the races need the time; called while jobs run. The baseline always ends.
-
-        Where much is expected of what runs, they keep time for one set only: its result is worth
-        more than the others.
-        """
-        least_s = 0.0 if self._is_baseline_running else self._races_s
-        if least_s and self.budget.is_over(least_s) and self._optuna.promise >= _MUCH:
-            least_s /= SETS[0]
-        return self.budget.is_over(least_s)
+        """Whether the races need the time; called while jobs run. The baseline always ends."""
+        return self.budget.is_over(0.0 if self._is_baseline_running else self._races_s)
 
     @property
     def _is_baseline_running(self) -> bool:

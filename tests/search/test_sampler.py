@@ -205,24 +205,6 @@ def test_what_was_not_tried_and_may_be_faster_is_named() -> None:
     assert not sampler.rest(study)
 
 
-def test_races_wait_for_a_running_setting_that_promises_much_and_not_for_one_that_will_fail() -> (
-    None
-):
-    modes = ("default", A, B)
-    every = [Setting(c, 4) for c in (EAGER, *(CompileConfig(mode=m) for m in modes))]
-    prior = Prior({"inductor triton.cudagraphs=True": 0.3, "inductor max_autotune=True": -0.8})
-    sampler = PortfolioSampler(every, {"forward": prior})
-    study = told(sampler, (every[0], 1.0, {}), (every[1], 1.1, {}))
-    assert sampler.promise(study, [every[2]]) > 0.15
-    assert sampler.promise(study, [every[3]]) == sampler.promise(study, []) == 0.0
-    full = Setting(CompileConfig(mode=A, fullgraph=True), 4)
-    sampler = PortfolioSampler([*every, full], {"forward": prior})
-    before = sampler.promise(told(sampler, (every[0], 1.0, {}), (every[1], 1.1, {})), [full])
-    error = {"seconds": 5.0, "outcome": "compile_error", "message": "no graphs"}
-    study = told(sampler, (every[0], 1.0, {}), (every[1], 1.1, {}), (every[2], None, error))
-    assert sampler.promise(study, [full]) < before / 2
-
-
 def test_failures_of_one_kind_speak_against_what_shares_their_features() -> None:
     #              frozen  inductor
     has = np.array([[1, 1], [1, 0], [0, 1], [0, 1], [1, 1], [0, 0]], bool)
