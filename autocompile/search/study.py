@@ -40,27 +40,19 @@ _USEFUL = 8  # settings, among which the best is nearly always found
 
 @dataclass
 class Study:
-    """Tries settings until none is worth trying or the budget is spent.
-
-    Attributes:
-        budget: of the whole run; without a limit of time every setting is tried.
-        storage: URL of the user's Optuna storage; None: a file in the run's folder.
-        calls_per_update: calls between two changes of the weights in a phase at a batch size;
-            None: not known, or they never change.
-        records: of the search and the races, those of earlier sessions included.
-        memory_bytes: of the accelerator; None on a CPU, where each trial has a limit.
-    """
+    """Tries settings until none is worth trying or the budget is spent."""
 
     sampler: ListedSampler
     job_factory: JobFactory
     executor: Executor
     progress: Progress
-    budget: Budget
-    storage: str | None
+    budget: Budget  # of the whole run; without a limit of time every setting is tried
+    storage: str | None  # URL of the user's Optuna storage; None: a file in the run's folder
     study_name: str
+    # Calls between two changes of the weights in a phase at a batch size; None: not known or never.
     calls_per_update: Callable[[str, int | None], int | None]
-    records: list[Record]
-    memory_bytes: int | None = None
+    records: list[Record]  # of the search and the races, those of earlier sessions included
+    memory_bytes: int | None = None  # of the accelerator; None on a CPU: each trial has a limit
 
     def __post_init__(self) -> None:
         self._known: dict[Setting, Record] = {}  # each setting that has a result
@@ -91,9 +83,7 @@ class Study:
     def search(self, races_s: Callable[[], float]) -> None:
         """Try settings side by side until none is worth trying or the races need the time.
 
-        Raises:
-            KeyboardInterrupt: after Ctrl-C; what was running has been ended and recorded.
-            RunError: the run's folder cannot be used.
+        After Ctrl-C, what was running has been ended and recorded.
         """
         with Jobs(self.executor, self.progress, self._is_over) as jobs:
             while True:
