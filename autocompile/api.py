@@ -36,7 +36,6 @@ from autocompile.space.plan import (
     environments,
     limits_of,
     target_spec,
-    unknown_keys,
 )
 from autocompile.space.space import (
     SearchSpace,
@@ -282,8 +281,6 @@ def load(run: str | Path = "last") -> Result:
     data = folder.read_run()
     data["running"] = is_held(folder)
     records, facts = folder.read()
-    if asked := unknown_keys(data["plan"]):
-        facts.append(f"this version does not know these options: {', '.join(asked)}")
     told = notice(facts, data["environment"])
     return make_result(folder, data, records, limits_of(data["plan"]), told)
 

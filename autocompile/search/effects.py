@@ -22,7 +22,7 @@ from autocompile.settings.config import CompileConfig
 from autocompile.settings.phases import phase_of
 from autocompile.settings.setting import Setting
 
-__all__ = ["Effects", "Prior", "codes", "costs_of", "expected_gain", "feature_table", "prior_of"]
+__all__ = ["Effects", "Prior", "costs_of", "expected_gain", "prior_of"]
 
 # Prior standard deviations of effects on the log speed-up.
 _FIELDS = {"optimizer": 0.3, "threads": 0.05, "dynamic": 0.05, "scope": 0.1}
@@ -38,19 +38,12 @@ _NOISE, _WIDTH = 0.03, 3.92  # of one process; width of a 95 % interval in stand
 
 @dataclass(frozen=True)
 class Prior:
-    """Prior from recorded tables for a kind of phase and device.
+    """Prior from recorded tables for a kind of phase and device."""
 
-    Attributes:
-        effects: mean log speed-up by field.
-        seconds: by field, seconds that it adds to a search trial.
-        base_s: seconds of a trial that compiles nothing.
-        modules: of the models of the tables, in the geometric mean; None: not known.
-    """
-
-    effects: Mapping[str, float] = field(default_factory=dict)
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    base_s: float = 2.0
-    modules: int | None = None
+    effects: Mapping[str, float] = field(default_factory=dict)  # mean log speed-up by field
+    seconds: Mapping[str, float] = field(default_factory=dict)  # that a field adds to a trial
+    base_s: float = 2.0  # of a trial that compiles nothing
+    modules: int | None = None  # of the tables' models, in the geometric mean; None: not known
 
     def of_size(self, modules: int | None) -> Prior:
         """The prior of a model with so many modules, whose compiles take with their root."""
@@ -98,22 +91,29 @@ def prior_of(device: str, phase: str, has_convolutions: bool) -> Prior:
 
 
 class Effects:
-    """The model of all settings of a study, with a prior for each phase."""
+    """The model of all settings of a study, with a prior for each phase.
+
+    Attributes:
+        has: which setting (row) has which feature (column).
+        phase, cell: a number for the phase of each setting, and for phase and batch size.
+    """
 
     def __init__(self, settings: Sequence[Setting], priors: Mapping[str, Prior]) -> None:
         # BLAS runs in one thread: busy-waiting threads would slow the trials.
         self._blas = ThreadpoolController()
         self._prior = np.array([priors[s.phase].mean(s.config) for s in settings])
-        self._phase = codes([s.phase for s in settings])
-        self._cell = codes([s.cell for s in settings])
-        self._config = codes([s.config for s in settings])
-        names, has = feature_table(settings)
+        self.phase = _codes([s.phase for s in settings])
+        self.cell = _codes([s.cell for s in settings])
+        self._config = _codes([s.config for s in settings])
+        names = sorted(set().union(*(s.config.features for s in settings)))
+        has = [[name in s.config.features for name in names] for s in settings]
+        self.has = np.array(has, dtype=bool).reshape(len(settings), len(names))
         kinds = [name.split("=")[0] for name in names]
         deviations = [_FIELDS.get(kind, _OPTION if " " in kind else _FIELD) for kind in kinds]
-        self._has = has * np.array(deviations)
+        self._deviations = self.has * np.array(deviations)
         # The speed-up of plain eager is known to be 1.
-        self._unknown = has.any(axis=1).astype(float)
-        own = np.square(self._has).sum(axis=1) * (1 + _HERE**2)
+        self._unknown = self.has.any(axis=1).astype(float)
+        own = np.square(self._deviations).sum(axis=1) * (1 + _HERE**2)
         self._variance = self._unknown * (own + _WHOLE**2 + _WHOLE_HERE**2)
 
     def posterior(self, values: Any, spreads: Any) -> tuple[Any, Any]:
@@ -136,24 +136,17 @@ class Effects:
     def _covariance(self, known: Any) -> Any:
         """Prior covariances of the log speed-ups of some settings (rows) with those of all."""
         alike, here, same = (
-            each[known, None] == each for each in (self._phase, self._cell, self._config)
+            each[known, None] == each for each in (self.phase, self.cell, self._config)
         )
-        fields = (self._has[known] @ self._has.T) * (1 + _HERE**2 * here)
+        fields = (self._deviations[known] @ self._deviations.T) * (1 + _HERE**2 * here)
         whole = same * (_WHOLE**2 + _WHOLE_HERE**2 * here)
         return self._unknown[known, None] * self._unknown * alike * (fields + whole)
 
 
-def codes(values: Sequence[Any]) -> Any:
+def _codes(values: Sequence[Any]) -> Any:
     """The position of each value among the different ones."""
     known: dict[Any, int] = {}
     return np.array([known.setdefault(v, len(known)) for v in values])
-
-
-def feature_table(settings: Sequence[Setting]) -> tuple[list[str], Any]:
-    """The names of all features, and which setting (row) has which (column)."""
-    names = sorted(set().union(*(s.config.features for s in settings)))
-    has = [[name in s.config.features for name in names] for s in settings]
-    return names, np.array(has, dtype=bool).reshape(len(settings), len(names))
 
 
 def expected_gain(mean: Any, deviation: Any, best: Any) -> Any:

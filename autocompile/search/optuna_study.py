@@ -11,8 +11,6 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-import threading
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -35,33 +33,17 @@ _TROUBLE = (optuna.exceptions.OptunaError, SQLAlchemyError, OSError, ImportError
 # Of PostgreSQL's client: seconds to connect, and ms after which a server that is gone is given up.
 _PATIENCE = {"connect_timeout": 5, "tcp_user_timeout": 10_000}
 _LOCK_PATIENCE_S = 1.0  # Optuna tries five times
-_FILTERS = threading.Lock()  # filters of warnings are of all threads: runs of a cluster set them
-_METRIC = "speed-up over eager"
-_NOTE = """\
-The search of the run `{run}`. The answer, with the races that confirm it, is in its `report.html`.
-
-- The value is the speed-up over eager mode in one process; 1 is as fast. All phases and batch sizes
-  are one study, and eager mode is a trial of each.
-- *Pruned* means that a setting has no valid result. `outcome` and `message` say why.
-- *Fail* means that it was stopped before its end.
-- The log of a trial is in `{run}/trials/`, in the folder of its `number`.
-"""
 
 
 @dataclass
 class OptunaStudy:
-    """Asks Optuna for settings and reports results to it and to the database.
-
-    Attributes:
-        storage: URL of the user's database; None: ``study.db`` in the run's folder.
-        warn: called with a message when the database cannot be written.
-    """
+    """Asks Optuna for settings and reports results to it and to the database."""
 
     sampler: ListedSampler
     name: str
     folder: RunFolder
-    storage: str | None
-    warn: Callable[[str], None]
+    storage: str | None  # URL of the user's database; None: ``study.db`` in the run's folder
+    warn: Callable[[str], None]  # called when the database cannot be written
 
     def __post_init__(self) -> None:
         self._open: dict[Setting, optuna.Trial] = {}
@@ -71,12 +53,10 @@ class OptunaStudy:
 
     @property
     def is_done(self) -> bool:
-        """Whether the sampler has nothing left that is worth trying."""
         return self.sampler.is_done(self._memory)
 
     @property
     def rest(self) -> list[Rest]:
-        """What was not tried and may be worth its seconds, by the sampler's own word."""
         return self.sampler.rest(self._memory)
 
     @property
@@ -105,11 +85,7 @@ class OptunaStudy:
             self._without_disk(error)
 
     def restore(self, records: Sequence[Record]) -> None:
-        """Open the database and add the records to both studies.
-
-        Raises:
-            RunError: the user's storage cannot be used.
-        """
+        """Open the database and add the records to both studies."""
         rows = [self._row(record) for record in records]
         self._memory.add_trials(rows)
         try:
@@ -136,30 +112,19 @@ class OptunaStudy:
             query = {"timeout": str(_LOCK_PATIENCE_S)}
             own = sql.URL.create("sqlite", database=str(path.resolve()), query=query)
             url = own.render_as_string()
-        storage = _storage_at(url)
-        study = self._study(storage)
-        found = storage.get_study_id_from_name(self.name)
-        if "dashboard:note_ver" not in storage.get_study_system_attrs(found):
-            # As optuna_dashboard.save_note does; from then on it is the user's.
-            note = _NOTE.format(run=self.folder.path)
-            storage.set_study_system_attr(found, "dashboard:note_str:0", note)
-            storage.set_study_system_attr(found, "dashboard:note_ver", 1)
+        study = self._study(_storage_at(url))
         told = {row.user_attrs.get("number") for row in study.get_trials(deepcopy=False)}
         study.add_trials(row for row in rows if row.user_attrs["number"] not in told)
         return study
 
     def _study(self, storage: optuna.storages.BaseStorage) -> optuna.Study:
-        with _FILTERS, warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            study = optuna.create_study(
-                study_name=self.name,
-                storage=storage,
-                sampler=self.sampler,
-                direction="maximize",
-                load_if_exists=True,
-            )
-            study.set_metric_names([_METRIC])
-            return study
+        return optuna.create_study(
+            study_name=self.name,
+            storage=storage,
+            sampler=self.sampler,
+            direction="maximize",
+            load_if_exists=True,
+        )
 
     def _row(self, record: Record) -> FrozenTrial:
         """The trial's row; a failure counts as pruned, since samplers propose failed ones again."""

@@ -266,7 +266,6 @@ class Race:
         return Side(own, c.record.config, cache, factory.has_cache(own), exported)
 
     def _records(self, job: int, group: Sequence[Candidate], ending: Ending) -> list[Record]:
-        """One for each side that sent a result."""
         self.study.job_factory.drop_cache(job)
         return side_records([c.record for c in group], ending, self._at_work(job))
 

@@ -22,7 +22,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
-from autocompile.search.effects import Effects, Prior, codes, expected_gain, feature_table
+from autocompile.search.effects import Effects, Prior, expected_gain
 from autocompile.settings.config import DEFAULT_INDUCTOR
 from autocompile.settings.setting import Setting, choices
 
@@ -203,8 +203,7 @@ class PortfolioSampler(ListedSampler):
         priors = {s.phase: (priors or {}).get(s.phase, Prior()) for s in settings}
         self._effects = Effects(self.settings, priors)
         self._cost_s = np.array([priors[s.phase].cost_s(s.config) for s in settings])
-        self._phase = codes([s.phase for s in settings])
-        self._cell = codes([s.cell for s in settings])
+        self._has, self._cell = self._effects.has, self._effects.cell
         self._weight = np.where(self._is_own, 1.0, _OTHERS)
         self._is_first = np.array([s.config.is_plain_eager for s in settings])  # speed-ups need it
         self._is_eager = np.array([s.config.is_eager for s in settings])
@@ -213,7 +212,6 @@ class PortfolioSampler(ListedSampler):
         twins = [self._position.get(t) if (t := s.plainer_twin) else None for s in settings]
         self._has_twin = np.array([twin is not None for twin in twins])
         self._twin = np.array([twin or 0 for twin in twins])
-        _, self._has = feature_table(settings)
         self._last: tuple[Any, Known] | None = None
 
     def sample_relative(
@@ -222,10 +220,19 @@ class PortfolioSampler(ListedSampler):
         scores = self.scores(study)
         if not len(scores.positions):
             raise RuntimeError("every setting has been tried")
-        return self._params[int(scores.positions[np.argmax(scores.ranks)])]
+        return self._params[self._best(scores)]
+
+    def _best(self, scores: Scores) -> int:
+        return int(scores.positions[np.argmax(scores.ranks)])
 
     def has_next(self, study: optuna.Study) -> bool:
-        return len(self.scores(study).positions) > 0
+        """Whether a setting may begin now; the baseline may have to wait for what runs."""
+        scores, is_running = self.scores(study), self._known(study).seen.state == RUNNING
+        if not len(scores.positions):
+            return False
+        compiles = is_running & ~self._is_eager
+        beside = {"none": is_running, "eager": compiles, "all": compiles & False}[self.company]
+        return not (self._is_baseline[self._best(scores)] and beside.any())
 
     def is_done(self, study: optuna.Study) -> bool:
         """Whether no setting is left that is expected to gain enough."""
@@ -285,7 +292,8 @@ class PortfolioSampler(ListedSampler):
             best[self._cell[by_speed]] = np.maximum(0.0, surely[by_speed])
             leader[self._cell[by_speed]] = by_speed
             mean, deviation = self._effects.posterior(seen.values, seen.spreads)
-            doubt = doubts(seen.failures.values(), self._has, self._phase, seen.state == WORKED)
+            groups, worked = seen.failures.values(), seen.state == WORKED
+            doubt = doubts(groups, self._has, self._effects.phase, worked)
             found = Known(seen, mean, deviation, best[self._cell], leader[self._cell], doubt)
             self._last = changed, found
         return self._last[1]
@@ -310,11 +318,13 @@ class PortfolioSampler(ListedSampler):
         """Which settings another one comes before: a twin that may answer it, or the baseline.
 
         Nothing else is compiled beside or before plain ``torch.compile()`` of each phase, which
-        tells what a compile of this model takes, but in a short budget.
+        tells what a compile of this model takes, but where all may run beside it.
         """
         waits = self._has_twin & (state[self._twin] < FAILED)
         if self.company != "all" and (self._is_baseline & (state < FAILED)).any():
             waits |= ~self._is_eager & ~self._is_baseline
+        if self.company == "none" and (self._is_baseline & (state == RUNNING)).any():
+            waits[:] = True
         return waits
 
     def _is_part(self, positions: Any, leaders: Any) -> Any:

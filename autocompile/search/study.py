@@ -21,7 +21,7 @@ from autocompile.protocol.results import TrialResult
 from autocompile.search.jobs import Budget, Jobs, put_first_log_aside
 from autocompile.search.optuna_study import OptunaStudy
 from autocompile.search.records import answer, known_codes, of_twin, to_record
-from autocompile.search.sampler import Company, ListedSampler, PortfolioSampler
+from autocompile.search.sampler import Company, ListedSampler
 from autocompile.settings.config import DEFAULT_INDUCTOR
 from autocompile.settings.setting import Cell, Setting
 from autocompile.store.record import Outcome, Record
@@ -63,7 +63,6 @@ class Study:
         self._first_tries: dict[int, Ending] = {}  # of trials that are or will be tried again
         self._to_retry: deque[int] = deque()
         self._races_s = 0.0
-        self._next_alone: Setting | None = None  # it waits until what runs lets it begin
         self._timed_s: list[float] = []  # of each trial that compiled
         self._held_bytes: list[int] = []  # of the accelerator, by each trial
         self._cut_off: dict[Setting, int] = {}  # trials whose compiler cache is kept
@@ -144,10 +143,7 @@ class Study:
                 number = self._to_retry.popleft()
                 jobs.start(self._job(number, self._running[number], is_retry=True))
             return
-        while jobs.has_room and self._may_begin and (setting := self._next()):
-            if setting in self.sampler.baselines and jobs.size and not self._may_join():
-                self._next_alone = setting
-                return
+        while jobs.has_room and (setting := self._next()):
             number = self.job_factory.next_number()
             calls = self.calls_per_update(*setting.cell)
             if (record := answer(number, setting, self._known, calls)) is not None:
@@ -159,33 +155,19 @@ class Study:
             self.progress.started(number, setting, "search")
             jobs.start(job)
 
-    @property
-    def _may_begin(self) -> bool:
-        return self.sampler.company != "none" or not self._is_baseline_running
-
-    def _may_join(self) -> bool:
-        """Whether plain ``torch.compile()`` may begin beside what runs."""
-        if len(self._running) >= self._fitting:
-            return False
-        is_only_eager = all(s.config.is_eager for s in self._running.values())
-        return {"none": False, "eager": is_only_eager, "all": True}[self.sampler.company]
-
     def _company(self) -> Company:
         """What may run beside plain ``torch.compile()``.
 
         On an accelerator eager trials leave the cores alone. A short budget with enough of them
         does not wait for it, or there may be no time for anything else.
         """
-        if self.memory_bytes is None or not isinstance(self.sampler, PortfolioSampler):
-            return "none"  # Optuna's samplers do not know what has to wait
+        if self.memory_bytes is None:
+            return "none"
         is_short = (self.budget.total_s or math.inf) <= _SHORT_S
         return "all" if is_short and self.executor.slots > 2 else "eager"
 
     def _next(self) -> Setting | None:
         """The setting to start now; None where none is worth it, fits the time or the memory."""
-        if (alone := self._next_alone) is not None:
-            self._next_alone = None
-            return alone
         limit_s = self._limit_s()
         if limit_s <= 0 or self.is_done:
             return None

@@ -69,8 +69,6 @@ class Dimension:
     missing: Callable[[Place], str] = lambda place: ""
     # Why a setting that has another value than the default is not tried; or empty.
     why_not: Callable[[CompileConfig, Place], str] = lambda config, place: ""
-    # Whether a value, in a place, is the default by another name.
-    is_plain: Callable[[Any, Place], bool] = lambda value, place: False
     needs_compiler: bool = False  # it means nothing in eager mode
     in_source: bool = False  # all that it does is in the code that Inductor writes
     traces_alike: bool = False  # Dynamo sees the same program at each value
@@ -287,7 +285,6 @@ DIMENSIONS = (
         values=_some_threads,
         kinds=(int, type(None)),
         missing=lambda place: "" if place.device == "cpu" else "threads are about CPUs",
-        is_plain=lambda value, place: bool(value == place.threads),
         traces_alike=True,
         effect="per kind",
         label=lambda count: f"{count} thread{'s' * (count != 1)}",

@@ -7,7 +7,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -81,17 +81,15 @@ class Plan:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Plan:
         """Read what :meth:`to_dict` wrote; a RunError if this version does not know all of it."""
-        if unknown := unknown_keys(data):
-            raise RunError(
-                f"the run asks for something that this version does not know: {', '.join(unknown)}",
-                hint="go on with it in the newer autocompile that it was made with",
-            )
-        kept = {f.name: data[f.name] for f in fields(cls) if f.name in data}
-        asked = {k: v for k, v in data["space"].items() if k in SearchSpace.__dataclass_fields__}
-        kept["space"], kept["limits"] = SearchSpace(**asked), limits_of(data)
+        kept: dict[str, Any] = {**data, "limits": limits_of(data)}
         kept["pythons"] = tuple((name, path) for name, path in data.get("pythons", ()))
         kept["phases"] = None if data["phases"] is None else tuple(data["phases"])
-        return cls(**kept)
+        asked = {name: values for name, values in data["space"].items() if values is not None}
+        try:
+            return cls(**{**kept, "space": SearchSpace(**asked)})
+        except TypeError as error:
+            hint = "go on with it in the autocompile that it was made with"
+            raise RunError(f"the run asks for something else: {error}", hint=hint) from None
 
     def demand_same(self, asked: Mapping[str, Any]) -> None:
         """Check that a run with this plan may go on, by the fields that are asked for now."""
@@ -118,17 +116,6 @@ def asked_for(**given: Any) -> dict[str, Any]:
 def limits_of(data: Mapping[str, Any]) -> Limits:
     """The limits of a plan as ``run.json`` holds it, as far as this version knows them."""
     return Limits(**{n: data["limits"].get(n) for n in Limits.__dataclass_fields__})
-
-
-def unknown_keys(data: Mapping[str, Any]) -> list[str]:
-    """What a plan of ``run.json`` asks for that this version does not know."""
-    parts: dict[str, Any] = {"": Plan, "space.": SearchSpace, "limits.": Limits}
-    return [
-        f"{prefix}{name}"
-        for prefix, known in parts.items()
-        for name, value in (data[prefix[:-1]] if prefix else data).items()
-        if name not in known.__dataclass_fields__ and value is not None
-    ]
 
 
 def _named(space: SearchSpace) -> str:

@@ -5,7 +5,6 @@ No mode is written down here. Settings that cannot differ on a device are one.
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import itertools
 import math
@@ -121,21 +120,15 @@ def _checked(d: Dimension, values: Any) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class Space:
-    """The settings of one phase.
+    """The settings of one phase."""
 
-    Attributes:
-        settings: all that differ; baselines first.
-        unusable: settings that are not run, with the reason.
-        merged: what was left out, and what it equals here.
-        dropped: why values and combinations were left out, and how many that are.
-        raw: how many combinations there were before merging and dropping.
-    """
-
-    settings: tuple[Setting, ...]
-    unusable: Mapping[Setting, str]
+    settings: tuple[Setting, ...]  # all that differ; baselines first
+    unusable: Mapping[Setting, str]  # those that are not run, with the reason
+    # What was left out, and what it equals here.
     merged: Mapping[str, str] = field(default_factory=dict)
+    # Why values and combinations were left out, and how many that are.
     dropped: Mapping[str, int] = field(default_factory=dict)
-    raw: int = 0
+    raw: int = 0  # how many combinations there were before merging and dropping
 
     def summary(self) -> str:
         every = (*self.settings, *self.unusable)
@@ -162,41 +155,45 @@ class Space:
 
 def spaces_of(plan: Plan, found: Mapping[str, ProbeResult]) -> dict[str, Space]:
     """The settings of each phase, by what the probe of each environment found, the own first."""
-    target = next(iter(found.values())).target
-    if plan.only is not None:
-        return {phase: exact_space(phase, plan.only[phase]) for phase in target["phases"]}
-    demand_known(plan.space, list(found.values()))
-
-    def space_of(phase: str, name: str) -> Space:
-        here = found[name]
-        wanted, place = _known_to(here, plan.space), _place(phase, here)
-        return build_space(wanted, here, place, sizes_of(phase, plan, here.target), name)
-
-    return {phase: joined([space_of(phase, name) for name in found]) for phase in target["phases"]}
+    phases = next(iter(found.values())).target["phases"]
+    if plan.only is None:
+        demand_known(plan.space, list(found.values()))
+    spaces = {}
+    for phase in phases:
+        if plan.only is not None:  # each beside eager mode and plain torch.compile()
+            every = dict.fromkeys(
+                Setting(config, size, phase)
+                for size, data in plan.only[phase]
+                for config in (EAGER, DEFAULT_INDUCTOR, CompileConfig.from_dict(data))
+            )
+            spaces[phase] = Space(tuple(every), {}, raw=len(every))
+            continue
+        parts = []
+        for name, here in found.items():
+            sizes = sizes_of(phase, plan, here.target)
+            parts.append(build_space(plan.space, here, _place(phase, here), sizes, name))
+        spaces[phase] = joined(parts)
+    return spaces
 
 
 def demand_known(wanted: SearchSpace, offers: Sequence[ProbeResult]) -> None:
     """Check that each backend, mode and option is known to some environment."""
-    backends = list(dict.fromkeys(name for o in offers for name in (*o.all_backends, "eager")))
-    for name in wanted.backends or ():
-        if name not in backends and name not in BACKENDS:
-            close = difflib.get_close_matches(name, backends, 1)
-            known = (n for n in backends if n != "eager" and "TESTING" not in n)
-            raise UsageError(
-                f"backend {name!r} is unknown to torch and is not registered by the target",
-                f"known here: {', '.join(known)}",
-                hint=f"--backend {close[0]}" if close else "autocompile doctor",
-            )
-    modes = list(dict.fromkeys(mode for o in offers for mode in o.modes))
-    for mode in wanted.modes or ():
-        if mode not in modes:
-            raise UsageError(
-                f"mode {mode!r} is unknown to this torch", f"it knows: {', '.join(modes)}"
-            )
-    options = list(dict.fromkeys(name for o in offers for name in o.options))
+    backends = dict.fromkeys(name for o in offers for name in (*o.all_backends, "eager"))
+    modes = dict.fromkeys(mode for o in offers for mode in o.modes)
+    options = dict.fromkeys(name for o in offers for name in o.options)
     tried = wanted.backends or [name for o in offers for name in o.backends]
     others = {name for backend in tried for name in own_options(backend)}
-    for name in (name for each in wanted.options or () for name, _ in each):
+    for name in (n for n in wanted.backends or () if n not in {*backends, *BACKENDS}):
+        close = difflib.get_close_matches(name, backends, 1)
+        known = (n for n in backends if n != "eager" and "TESTING" not in n)
+        raise UsageError(
+            f"backend {name!r} is unknown to torch and is not registered by the target",
+            f"known here: {', '.join(known)}",
+            hint=f"--backend {close[0]}" if close else "autocompile doctor",
+        )
+    for name in (n for n in wanted.modes or () if n not in modes):
+        raise UsageError(f"mode {name!r} is unknown to this torch", f"it knows: {', '.join(modes)}")
+    for name in (n for each in wanted.options or () for n, _ in each):
         if why := DENIED.get(name):
             raise UsageError(f"the option {name} is not taken", why)
         if name not in options and name not in others:
@@ -205,21 +202,6 @@ def demand_known(wanted: SearchSpace, offers: Sequence[ProbeResult]) -> None:
                 f"Inductor's option {name!r} is unknown to this torch",
                 hint=f"--option {close[0]}=..." if close else None,
             )
-
-
-def _known_to(offered: ProbeResult, wanted: SearchSpace) -> SearchSpace:
-    """What is asked for, without what only another environment has."""
-    backends = {"eager", *offered.all_backends, *offered.backends, *BACKENDS}
-    options = {*offered.options, *(name for backend in BACKENDS for name in own_options(backend))}
-    changes: dict[str, Any] = {}
-    if wanted.backends is not None:
-        changes["backends"] = [b for b in wanted.backends if b in backends] or ["eager"]
-    if wanted.modes is not None:
-        changes["modes"] = [m for m in wanted.modes if m in offered.modes] or ["default"]
-    if wanted.options is not None:
-        there = [each for each in wanted.options if {name for name, _ in each} <= options]
-        changes["options"] = there or [()]
-    return dataclasses.replace(wanted, **changes)
 
 
 def _place(phase: str, found: ProbeResult) -> Place:
@@ -301,8 +283,9 @@ def build_space(
     batch_sizes: Sequence[int | None],
     environment: str = "default",
 ) -> Space:
-    """The settings of a phase under one interpreter, which offers all that is wanted."""
-    backends = wanted.backends or tuple(offered.backends)
+    """The settings of a phase under one interpreter."""
+    there = {*offered.all_backends, *offered.backends, *BACKENDS}  # another one may have more
+    backends = [b for b in wanted.backends or offered.backends if b in there]
     dropped: Counter[str] = Counter()
     values = {d.name: _values(d, wanted, place, dropped) for d in _LISTED}
     around = [
@@ -355,17 +338,6 @@ def _why_not_paired(config: CompileConfig, wanted: SearchSpace, place: Place) ->
     return f"the {best} optimizer was the fastest one alone"
 
 
-def exact_space(phase: str, chosen: Sequence[tuple[int | None, Mapping[str, Any]]]) -> Space:
-    """These settings, each beside eager mode and plain ``torch.compile()`` at its batch size."""
-    settings = [
-        Setting(config, size, phase)
-        for size, data in chosen
-        for config in (EAGER, DEFAULT_INDUCTOR, CompileConfig.from_dict(data))
-    ]
-    every = tuple(dict.fromkeys(settings))
-    return Space(every, {}, raw=len(every))
-
-
 def joined(spaces: Sequence[Space]) -> Space:
     """The spaces of one phase under several interpreters as one."""
     return Space(
@@ -381,16 +353,10 @@ def _merged(
     wanted: SearchSpace, offered: ProbeResult, place: Place, has_inductor: bool
 ) -> dict[str, str]:
     """What is asked for or offered by two names, and what it equals."""
-    modes = {
+    return {
         f"mode {name}": f"{equal} (no other effect on {place.device})"
         for name, equal in offered.modes.items()
         if has_inductor and name != equal and name in (wanted.modes or offered.modes)
-    }
-    return modes | {
-        f"{d.name} {value}": f"{d.name} as torch takes them by itself"
-        for d in _LISTED
-        for value in getattr(wanted, d.asked) or ()
-        if d.is_plain(value, place)
     }
 
 
@@ -398,9 +364,9 @@ def _values(
     dimension: Dimension, wanted: SearchSpace, place: Place, dropped: Counter[str]
 ) -> tuple[Any, ...]:
     """What is asked for, each value once, or what is tried by itself."""
-    every = dimension.tried(place)
     if (asked := getattr(wanted, dimension.asked)) is not None:
-        return tuple(dict.fromkeys(every[0] if dimension.is_plain(v, place) else v for v in asked))
+        return tuple(dict.fromkeys(asked))
+    every = dimension.tried(place)
     reason = dimension.missing(place)
     if not reason and dimension.by_name:
         reason = f"{dimension.flag} only by name, since it changes numbers or drops checks"
@@ -419,7 +385,8 @@ def _configs(
 ) -> Iterator[CompileConfig]:
     """Every config of a backend; some are equal to others in their canonical form."""
     every_option = _options(backend, wanted, offered, place, dropped)
-    modes = list(dict.fromkeys(offered.modes[name] for name in wanted.modes or offered.modes))
+    named = [name for name in wanted.modes or offered.modes if name in offered.modes]
+    modes = list(dict.fromkeys(offered.modes[name] for name in named)) or ["default"]
     if not BACKENDS.get(backend, Backend()).has_modes:
         if wanted.modes and backend != "eager":
             dropped.update(f"{backend} has no modes" for mode in modes if mode != "default")

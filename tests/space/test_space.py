@@ -149,14 +149,6 @@ def test_fullgraph_is_answered_by_the_same_setting_without_it() -> None:
     assert Setting(full, 4).plainer_twin == Setting(CompileConfig(), 4)
 
 
-def test_as_many_threads_as_torch_takes_by_itself_are_no_setting_of_their_own() -> None:
-    found = space(threads=(1, 4, None))
-    assert {c.threads for c in configs(found)} == {1, None}
-    assert found.merged["threads 4"] == "threads as torch takes them by itself"
-    eager = [c for c in configs(space(threads=(4,))) if c.is_eager]
-    assert {c.threads for c in eager} == {None}
-
-
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
