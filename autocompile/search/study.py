@@ -56,15 +56,10 @@ class Study:
 
     def __post_init__(self) -> None:
         self._known: dict[Setting, Record] = {}  # each setting that has a result
-        self._ok: dict[Cell, list[Record]] = defaultdict(list)  # those that worked
-        self._cached: dict[Cell, list[Record]] = defaultdict(list)  # rivals with a compiler cache
-        self._compiles_s: dict[tuple[str, str, str], list[float]] = defaultdict(list)
         self._running: dict[int, Setting] = {}
         self._first_tries: dict[int, Ending] = {}  # of trials that are or will be tried again
         self._to_retry: deque[int] = deque()
         self._races_s = 0.0
-        self._timed_s: list[float] = []  # of each trial that compiled
-        self._held_bytes: list[int] = []  # of the accelerator, by each trial
         self._cut_off: dict[Setting, int] = {}  # trials whose compiler cache is kept
         self._warned = False
         for record in self.records:
@@ -132,7 +127,8 @@ class Study:
         """
         if self.budget.total_s is None:
             return math.inf
-        timed = self._timed_s
+        ran = [r.step_s for r in self._worked() if r.wall_s > 0]
+        timed = [steps.get("verify", 0.0) + steps.get("measure", 0.0) for steps in ran]
         held_s = fmean(timed) * len(self._running) / self.executor.lanes if timed else 0.0
         return _SURE * self.budget.for_search_s(self._races_s) - held_s
 
@@ -177,15 +173,18 @@ class Study:
     @property
     def _fitting(self) -> int:
         """How many trials the accelerator's memory holds side by side, by the largest so far."""
-        held = max(self._held_bytes, default=0)
+        told = [r.detail.get("held_bytes") for r in self._worked()]
+        held = max((each for each in told if isinstance(each, int)), default=0)
         return max(1, int(self.memory_bytes / held)) if self.memory_bytes and held else _MANY
+
+    def _worked(self, cell: Cell | None = None) -> list[Record]:
+        return [r for s, r in self._known.items() if r.ok and cell in (None, s.cell)]
 
     # From a setting to its trial and its record ---------------------------------------------------
 
     def _job(self, number: int, setting: Setting, is_retry: bool = False) -> Job:
-        config = setting.config
-        measured = [r.measurement for r in self._ok[setting.cell] if r.measurement]
-        speeds = [each.speedup.value for each in measured]
+        config, worked = setting.config, self._worked(setting.cell)
+        speeds = [r.measurement.speedup.value for r in worked if r.measurement]
         # Plain torch.compile() runs as a user's program does.
         is_alone = setting in self.sampler.baselines and self.sampler.company != "all"
         request = TrialRequest(
@@ -196,10 +195,16 @@ class Study:
             batch_size=setting.batch_size,
             limits=_EAGER if config.is_plain_eager else TimingLimits(beat=max(speeds, default=0.0)),
             calls_per_update=self.calls_per_update(*setting.cell),
-            known_codes=known_codes(setting, self._ok[setting.cell]),
+            known_codes=known_codes(setting, worked),
             compile_threads=self.executor.compile_threads(is_alone),
         )
-        seen = self._compiles_s[setting.phase, config.backend, config.mode]
+        seen = [
+            r.step_s.get("compile", 0.0)
+            for r in self._worked()
+            if (r.phase, r.config.backend, r.config.mode)
+            == (setting.phase, config.backend, config.mode)
+            and r.duplicate_of is None
+        ]
         timeout_s = None if is_retry else adaptive_timeout_s(self.job_factory.timeout_s, seen)
         return self.job_factory.job(
             request,
@@ -263,19 +268,6 @@ class Study:
                 self._cut_off[setting] = record.number
             return
         self._known[setting] = record
-        if not record.ok:
-            return
-        config, steps = record.config, record.step_s
-        self._ok[setting.cell].append(record)
-        if record.duplicate_of is None:
-            kind = setting.phase, config.backend, config.mode
-            self._compiles_s[kind].append(steps.get("compile", 0.0))
-        if record.wall_s > 0:
-            self._timed_s.append(sum(steps.get(s, 0.0) for s in ("verify", "measure")))
-        if (held := record.detail.get("held_bytes")) and isinstance(held, int):
-            self._held_bytes.append(held)
-        if not config.is_eager and config != DEFAULT_INDUCTOR:
-            self._cached[setting.cell].append(record)
 
     def _drop_caches(self, record: Record) -> None:
         """Keep the compiler caches of those that may be raced, which run on them."""
@@ -283,13 +275,16 @@ class Study:
             return  # a resumed run goes on with it
         if not record.ok or record.config.is_eager:
             self.job_factory.drop_cache(record.number)
-        cell = record.phase, record.batch_size
-        cached = [r for r in self._cached[cell] if self.job_factory.has_cache(r.number)]
-        if len(cached) > _CACHES_KEPT:
-            slowest = min(cached, key=lambda r: r.measurement.speedup.high if r.measurement else 0)
+        rivals = [
+            r
+            for r in self._worked(Setting.of(record).cell)
+            if not r.config.is_eager
+            and r.config != DEFAULT_INDUCTOR
+            and self.job_factory.has_cache(r.number)
+        ]
+        if len(rivals) > _CACHES_KEPT:
+            slowest = min(rivals, key=lambda r: r.measurement.speedup.high if r.measurement else 0)
             self.job_factory.drop_cache(slowest.number)
-            cached.remove(slowest)
-        self._cached[cell] = cached
 
     def _warn_of_dear_compiles(self, record: Record) -> None:
         """Say after the first compile how long a useful search of this model takes."""

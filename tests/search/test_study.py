@@ -94,6 +94,20 @@ def test_plain_compile_has_company_on_a_gpu(
     assert compiled[1][1] == beside_next
 
 
+def test_a_sampler_of_optunas_kind_chooses_in_place_of_ours(target: Path) -> None:
+    class Last(optuna.samplers.RandomSampler):
+        """Proposes the last choice of each parameter."""
+
+        def sample_independent(self, study: Any, trial: Any, name: str, distribution: Any) -> Any:
+            return distribution.choices[-1]
+
+    executor = FakeExecutor(script, probed())
+    result = tuned(target, executor, sampler=Last(seed=0), trials=2)
+    (_, second) = [r for r in result.trials if r.role == "search" and r.wall_s > 0]
+    assert second.config.mode == "max-autotune"
+    assert "sampler" not in json.loads(Path(result.run_dir, "run.json").read_text())["options"]
+
+
 def test_trials_and_time_are_budgets(target: Path) -> None:
     executor = FakeExecutor(script)
     phase = forward(tune(target, executor=executor, trials=4, run_dir="few"))
