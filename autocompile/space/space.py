@@ -292,32 +292,34 @@ def build_space(
         {"environment": environment, **dict(zip(values, each, strict=True))}
         for each in itertools.product(*values.values())
     ]
-    baselines = {CompileConfig("eager", environment=environment): None}
+    baselines = [CompileConfig("eager", environment=environment)]
     if "inductor" in backends:
-        baselines[CompileConfig(environment=environment)] = None
-    kept, unasked = dict(baselines), set(baselines)
+        baselines.append(CompileConfig(environment=environment))
     unusable: dict[Setting, str] = {}
-    raw = 0
+    listed: list[CompileConfig] = []
     for backend in dict.fromkeys(("eager", *backends)):
         if reason := offered.backends.get(backend, ""):
             config = CompileConfig(backend, environment=environment)
             unusable[Setting(config, batch_sizes[0], place.phase)] = reason
+        else:
+            listed += _configs(backend, wanted, offered, place, around, dropped)
+    kept = dict.fromkeys(baselines)
+    for config in listed:
+        if config in kept:
             continue
-        for config in _configs(backend, wanted, offered, place, around, dropped):
-            raw += 1
-            unasked.discard(config)
-            if config in kept:
-                continue
-            if reason := why_not(config, place) or _why_not_paired(config, wanted, place):
-                dropped[reason] += 1
-            else:
-                kept[config] = None
+        if reason := why_not(config, place) or _why_not_paired(config, wanted, place):
+            dropped[reason] += 1
+        else:
+            kept[config] = None
     settings = tuple(Setting(c, size, place.phase) for c in kept for size in batch_sizes)
-    raw = (raw + len(unasked)) * len(batch_sizes) + len(unusable)
-    merged = _merged(wanted, offered, place, "inductor" in backends)
-    if environment != "default":
-        merged = {f"{environment}: {what}": equal for what, equal in merged.items()}
-    return Space(settings, unusable, merged, dropped, raw)
+    raw = len(listed) + len(set(baselines) - set(listed))
+    prefix = "" if environment == "default" else f"{environment}: "
+    merged = {
+        f"{prefix}mode {name}": f"{equal} (no other effect on {place.device})"
+        for name, equal in offered.modes.items()
+        if "inductor" in backends and name != equal and name in (wanted.modes or offered.modes)
+    }
+    return Space(settings, unusable, merged, dropped, raw * len(batch_sizes) + len(unusable))
 
 
 def _why_not_paired(config: CompileConfig, wanted: SearchSpace, place: Place) -> str:
@@ -347,17 +349,6 @@ def joined(spaces: Sequence[Space]) -> Space:
         sum((Counter(space.dropped) for space in spaces), Counter[str]()),
         sum(space.raw for space in spaces),
     )
-
-
-def _merged(
-    wanted: SearchSpace, offered: ProbeResult, place: Place, has_inductor: bool
-) -> dict[str, str]:
-    """What is asked for or offered by two names, and what it equals."""
-    return {
-        f"mode {name}": f"{equal} (no other effect on {place.device})"
-        for name, equal in offered.modes.items()
-        if has_inductor and name != equal and name in (wanted.modes or offered.modes)
-    }
 
 
 def _values(
